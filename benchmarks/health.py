@@ -191,7 +191,7 @@ def _hung_mount(launchers: Launchers, repeats: int) -> Samples:
 
 
 def _asked(node: Node, recorded: bool, repeats: int) -> list[float]:
-    """Milliseconds from a question to the resident to its answer, after the first one."""
+    """Milliseconds from a question to the check server to its answer, after the first one."""
     where = ["--sysroot", str(node.tree)] if recorded else []
     argv = [sys.executable, "-I", "-m", "nvrx_slurm.health", "--serve", "--when", "preflight", *where]
     process = subprocess.Popen(argv, env=node.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -203,7 +203,7 @@ def _asked(node: Node, recorded: bool, repeats: int) -> list[float]:
             process.stdin.write(b"check\n")
             process.stdin.flush()
             if not select.select([process.stdout], [], [], BOUND_S)[0] or not process.stdout.readline():
-                raise Failure("the resident did not answer")
+                raise Failure("the check server did not answer")
             took_ms.append((time.monotonic() - started_s) * 1000)
         process.stdin.close()
     return took_ms[1:]

@@ -23,16 +23,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nvrx_slurm.agent.coordinator import Members
-from nvrx_slurm.agent.event_log import EventLog
-from nvrx_slurm.agent.shell import Shell
 from nvrx_slurm.control.client import ControlClient
 from nvrx_slurm.control.identity import identity
 from nvrx_slurm.control.server import ControlServer
-from nvrx_slurm.core.job import agent_events as ag
-from nvrx_slurm.core.job import coordinator_events as ev
-from nvrx_slurm.core.job.agent import Agent
-from nvrx_slurm.core.job.coordinator import Coordinator, CoordinatorSettings
+from nvrx_slurm.core.agent import events as ag
+from nvrx_slurm.core.agent.agent import Agent
+from nvrx_slurm.core.coordinator import events as ev
+from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSettings
+from nvrx_slurm.node.coordination.coordinator import Members
+from nvrx_slurm.node.event_log import EventLog
+from nvrx_slurm.node.shell import Shell
 from nvrx_slurm.types import Node, Peer, Plan, Register, Stopped
 
 _KEY, _TOKEN = "bench", "0" * 64

@@ -95,7 +95,7 @@ async def _load(port: int) -> None:
         streams[number].send(wire.message(wire.HELLO, {"version": wire.VERSION, "node": f"n{number}"}))
         file = f"{_OWNER}/cycle_0/node_{number}/rank_{number}.out"
         sources = [wire.Opened(0, 0, file, number, _STREAMS)]
-        streams[number].send(wire.message(wire.OPEN, {"all": True, "sources": sources}))
+        streams[number].send(wire.message(wire.OPEN, sources))
 
     for number in range(_STREAMS):
         connection = socket.create_connection(("127.0.0.1", port))

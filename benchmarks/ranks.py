@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from benchmarks.figures import Figure, Launchers, Samples
 from benchmarks.memory_store import MemoryStore
 from nvrx_slurm.inprocess.plugins.compose import Compose
-from nvrx_slurm.inprocess.plugins.rank_assignment import (
+from nvrx_slurm.inprocess.rank_assignment import (
     ActivateAllRanks,
     FillGaps,
     FilterCountGroupedByKey,
@@ -25,9 +25,9 @@ from nvrx_slurm.inprocess.plugins.rank_assignment import (
     ShiftRanks,
     Tree,
     assign,
+    leadership_of,
     with_defaults,
 )
-from nvrx_slurm.inprocess.plugins.rank_base import leadership_of
 from nvrx_slurm.inprocess.state import State
 
 _WORLD, _COUNTED_WORLD, _DEATHS = 65_536, 16_384, 1_024

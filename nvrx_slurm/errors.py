@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+# For features that need an extra package; each says how to get it.
+NEEDS_GRPC = "gRPC is missing: pip install 'nvrx_slurm[node-service]'"
+
 
 class ExitCode(IntEnum):
     """What ``nvrx-run`` and ``nvrx`` exit with (see docs/reference/exit-codes.md for what to do about each)."""

@@ -34,7 +34,7 @@ TESTS = Path(__file__).parent
 TIERS = ("fast", "process", "slurm", "matrix")
 TIER_OF = {
     **dict.fromkeys(("cli", "config", "control", "core", "sim", "system", "test_mutations.py", "test_tidy.py"), "fast"),
-    **dict.fromkeys(("agent", "attribution", "examples", "health", "inprocess", "logs", "monitor", "ptl"), "process"),
+    **dict.fromkeys(("node", "attribution", "examples", "health", "inprocess", "logs", "monitor", "ptl"), "process"),
     "slurm": "slurm",
     # Files that differ from their folder.
     **dict.fromkeys(("test_hang.py", "test_redact.py", "test_rules.py"), "fast"),
@@ -53,8 +53,6 @@ REPEATS = {
     "test_every_byte_is_merged_once_under_kills_terms_and_cuts": ("1",),
     "test_a_plugin_that_never_returns_costs_its_rank_only": ("health_check", "initialize", "terminate"),
     "test_their_client_asks_our_service": ("unix",),
-    "test_scancel_ends_workers_within_kill_wait_and_leaves_nothing": ("stubborn",),
-    "test_a_job_ends_with_its_code_on_all_nodes": ("OK", "FAILED", "NO_RESTART", "TOO_FEW_NODES"),
     "test_equal_failures_over_requeues_give_stop": ("third2", "third3", "third4"),
     "test_workers_get_the_alias_before_an_installed_nvrx": ("-m", "--no-python", "--ft-preload"),
     "test_under_the_default_policy_exceptions_stay_in_process_and_a_dead_process_restarts_all": ("ASYNC_EXC",),
@@ -65,12 +63,9 @@ REPEATS = {
         "stopped-setsid", "stopped-popen", "stopped-daemon", "stopped-first", "killed-popen", "killed-setsid",
     ),
 }  # fmt: skip
-_NO_FAST = {"agent", "examples", "inprocess", "logs", "monitor", "ptl"}
+_NO_FAST = {"node", "examples", "inprocess", "logs", "monitor", "ptl"}
 # Files on a real Slurm that take as long as all others together.
-SLURM_B = {
-    "test_nvrx_run_warning.py", "test_nvrx_run_survives.py", "test_nvrx_run_fronts.py",
-    "test_nvrx_run_codes.py",
-}  # fmt: skip
+SLURM_B = {"test_nvrx_run_ends.py", "test_nvrx_run_survives.py", "test_nvrx_run_fronts.py"}
 SLURM_C = {"test_every_version.py", "test_ordinary_user.py", "test_nvrx_submit.py"}  # the first two bring up their own
 
 

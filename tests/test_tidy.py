@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tokenize
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -30,23 +31,29 @@ LAYERS: dict[str, set[str]] = {
     "config": {"__init__", "types", "errors", "core"},
 }
 LAYERS["system"] = LAYERS["config"] | {"config"}
-LAYERS["slurm"] = LAYERS["control"] = LAYERS["system"] | {"system"}
+LAYERS["child"] = LAYERS["system"] | {"system"}
+LAYERS["slurm"] = LAYERS["control"] = LAYERS["child"] | {"child"}
 # A tool of the system (a scheduler's, a file's) may be used by the edge beside it, but control and slurm stay apart.
 LAYERS["health"] = LAYERS["control"] | {"control", "slurm"}
 LAYERS["monitor"] = LAYERS["logs"] = LAYERS["health"]
 LAYERS["attribution"] = LAYERS["logs"] | {"logs", "health"}
 LAYERS["fault_tolerance"] = LAYERS["monitor"] | {"monitor"}
 LAYERS["ptl_resiliency"] = LAYERS["huggingface"] = {"fault_tolerance", "monitor", "system"}
-LAYERS["agent"] = LAYERS["monitor"] | {"monitor", "health", "fault_tolerance", "attribution"}
-LAYERS["inprocess"] = LAYERS["agent"] | {"testing"}  # tools.inject_fault
-LAYERS["cli"] = LAYERS["agent"] | {"agent", "inprocess", "logs", "compat"}
+LAYERS["node"] = LAYERS["monitor"] | {"monitor", "health", "fault_tolerance", "logs", "attribution"}
+LAYERS["inprocess"] = LAYERS["node"] | {"testing"}  # tools.inject_fault
+LAYERS["cli"] = LAYERS["node"] | {"node", "inprocess", "logs", "compat"}
 LAYERS["__main__"] = {"cli"}
 LAYERS["sbatch_templates"] = LAYERS["warm"] = LAYERS["compat"] = set()
+
+# The rooms of node/, from below; `program` is above all, and the other modules of node/ itself are below.
+ROOMS = ("output", "preflight", "monitors", "workers", "coordination")
+MAX_FILES = 12  # of a folder of node/
 
 OWNERS: dict[str, tuple[str, ...]] = {
     "click": ("cli/",),
     "yaml": ("config/files.py",),
     "grpc": ("health/", "logs/"),
+    "cryptography": ("control/identity.py",),
     "httpx": ("attribution/web.py",),
     "google": ("control/", "health/", "logs/"),
     "pynvml": ("system/gpus.py",),
@@ -135,7 +142,7 @@ def imports(path: Path) -> Iterator[tuple[int, str, bool]]:
 
 
 def layer(module: str) -> str:
-    """The layer of "nvrx_slurm.core.job.agent.Agent": "core"; of "nvrx_slurm.__version__": "__init__"."""
+    """The layer of "nvrx_slurm.core.agent.agent.Agent": "core"; of "nvrx_slurm.__version__": "__init__"."""
     part = module.split(".")[1]
     return part if (PACKAGE / part).is_dir() or (PACKAGE / f"{part}.py").exists() else "__init__"
 
@@ -171,6 +178,11 @@ def test_functions_are_short_and_flat() -> None:
     assert wrong == []
 
 
+def test_rooms_are_small() -> None:
+    rooms = Counter(path.parent for path in python_files("nvrx_slurm/node") if path.name != "__init__.py")
+    assert len(rooms) == 1 + len(ROOMS) and max(rooms.values()) <= MAX_FILES
+
+
 ImportRule = Callable[[Path, str, bool], bool]  # of file, imported module, whether only for types: is it wrong?
 
 
@@ -189,8 +201,18 @@ def _is_of_another_owner(path: Path, module: str, _: bool) -> bool:
     return not str(path.relative_to(PACKAGE)).startswith(OWNERS.get(top, ("no owner",)))
 
 
+def _goes_up_in_node(path: Path, module: str, typing_only: bool) -> bool:
+    """Whether a room of node/ imports a later one, or a module beside the rooms imports a room."""
+    parts, mine = module.split("."), path.relative_to(PACKAGE / "node").parts[0]
+    if typing_only or mine == "program.py" or parts[:2] != ["nvrx_slurm", "node"] or parts[2] == mine:
+        return False
+    below = ROOMS[: ROOMS.index(mine)] if mine in ROOMS else ()
+    return parts[2] == "program" or (parts[2] in ROOMS and parts[2] not in below)
+
+
 IMPORT_RULES: dict[str, tuple[list[Path], ImportRule]] = {
     "imports go one way": (IN_PACKAGE, _goes_up),
+    "imports in node go one way": (python_files("nvrx_slurm/node"), _goes_up_in_node),
     "third-party imports have one owner": (IN_PACKAGE, _is_of_another_owner),
     "core is pure": (python_files("nvrx_slurm/core"), lambda path, module, _: module.split(".")[0] in IMPURE),
     "nothing is unpickled": (EVERYWHERE, lambda path, module, _: module.split(".")[0] in BANNED_MODULES),
@@ -246,11 +268,11 @@ def test_never(paths: list[Path], breaks: Callable[[ast.AST], bool]) -> None:
 
 
 WALL_CLOCK = {
-    "nvrx_slurm/agent/elections.py",
-    "nvrx_slurm/agent/event_log.py",
-    "nvrx_slurm/agent/cycle_info.py",
-    "nvrx_slurm/agent/monitors.py",  # a heartbeat's time, to compare with files
-    "nvrx_slurm/agent/result.py",
+    "nvrx_slurm/node/coordination/elections.py",
+    "nvrx_slurm/node/event_log.py",
+    "nvrx_slurm/node/output/cycle_info.py",
+    "nvrx_slurm/node/monitors/monitors.py",  # a heartbeat's time, to compare with files
+    "nvrx_slurm/node/output/result.py",
     "nvrx_slurm/attribution/__main__.py",
     "nvrx_slurm/cli/chain.py",
     "nvrx_slurm/cli/front.py",
@@ -301,9 +323,10 @@ def loaded(code: str) -> set[str]:
     "code",
     [
         "import nvrx_slurm.cli.run",
-        "import nvrx_slurm.agent.program, nvrx_slurm.control.client, nvrx_slurm.control.server",
+        "import nvrx_slurm.node.program, nvrx_slurm.control.client, nvrx_slurm.control.server",
         "import nvrx_slurm.monitor.main",
         "import nvrx_slurm.fault_tolerance",
+        "import nvrx_slurm.health.__main__, nvrx_slurm.health.hooks.run",
         "from nvrx_slurm.config.layers import resolve; resolve({}, {})",
     ],
 )
@@ -312,9 +335,17 @@ def test_no_launcher_loads_torch(code: str) -> None:
     assert not modules & {"torch", "numpy", "httpx", "yaml", "grpc", "cryptography"}  # a launcher that starts quickly
 
 
+def test_a_base_install_runs_without_the_extras() -> None:
+    """grpcio and httpx are of extras; what needs them says so when it is used."""
+    modules = loaded(
+        "import nvrx_slurm.cli.run, nvrx_slurm.cli.toolbox, nvrx_slurm.node.program, nvrx_slurm.logs.shipper"
+    )
+    assert not modules & {"grpc", "httpx"}
+
+
 def test_the_monitor_is_standard_library_only_and_small() -> None:
     modules = loaded("import nvrx_slurm.monitor.main")
     foreign = {m for m in modules if m.split(".")[0] not in sys.stdlib_module_names} - {"nvrx_slurm", "__main__"}
-    allowed = ("nvrx_slurm.monitor", "nvrx_slurm.core", "nvrx_slurm.system.descendants")
+    allowed = ("nvrx_slurm.monitor", "nvrx_slurm.core", "nvrx_slurm.child.descendants")
     site = loaded("")  # what the environment brings along
-    assert {m for m in foreign - site if not m.startswith(allowed)} == {"nvrx_slurm.system"}
+    assert {m for m in foreign - site if not m.startswith(allowed)} <= {"nvrx_slurm.system", "nvrx_slurm.child"}

@@ -21,8 +21,8 @@ import torch.distributed as dist
 from training import Trainer, backend, device, inject, options, say, share
 
 from nvrx_slurm import inprocess
-from nvrx_slurm.inprocess.plugins.health_check import CudaHealthCheck, FaultCounter
-from nvrx_slurm.inprocess.plugins.rank_assignment import Layer, LayerFlag, Tree
+from nvrx_slurm.inprocess.health_check import CudaHealthCheck, FaultCounter
+from nvrx_slurm.inprocess.rank_assignment import Layer, LayerFlag, Tree
 
 
 def parse_args() -> Namespace:
@@ -46,7 +46,7 @@ def wrapper(args: Namespace) -> inprocess.Wrapper:
     gpu = [CudaHealthCheck(timeout=seconds)] if torch.cuda.is_available() else []
     return inprocess.Wrapper(
         rank_assignment=tree,
-        initialize=inprocess.plugins.initialize.RetryController(max_iterations=10),
+        initialize=inprocess.initialize.RetryController(max_iterations=10),
         health_check=inprocess.Compose(*gpu, FaultCounter(max_rank_faults=3)),
         soft_timeout=seconds,
         hard_timeout=1.5 * seconds,

@@ -12,7 +12,7 @@ from training import Trainer, backend, inject, options, say
 from nvrx_slurm import inprocess
 
 
-@inprocess.Wrapper(initialize=inprocess.plugins.initialize.RetryController(max_iterations=10))
+@inprocess.Wrapper(initialize=inprocess.initialize.RetryController(max_iterations=10))
 def main(call: inprocess.CallWrapper) -> None:
     args = options(__doc__).parse_args()
     dist.init_process_group(backend())  # RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are those of this iteration

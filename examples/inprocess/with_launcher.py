@@ -20,13 +20,13 @@ from training import Trainer, backend, inject, options, say
 
 from nvrx_slurm import inprocess
 from nvrx_slurm.fault_tolerance import RankMonitorClient
-from nvrx_slurm.inprocess.plugins.rank_assignment import ActivateAllRanks, FilterCountGroupedByKey, ShiftRanks
+from nvrx_slurm.inprocess.rank_assignment import ActivateAllRanks, FilterCountGroupedByKey, ShiftRanks
 
 NPROC = int(os.environ["LOCAL_WORLD_SIZE"])  # ranks of each node; GROUP_RANK is the node's number
 
 
 @inprocess.Wrapper(
-    initialize=inprocess.plugins.initialize.RetryController(max_iterations=10),
+    initialize=inprocess.initialize.RetryController(max_iterations=10),
     rank_assignment=inprocess.Compose(
         ActivateAllRanks(),
         ShiftRanks(),

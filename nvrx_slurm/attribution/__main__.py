@@ -1,6 +1,6 @@
 """`python -m nvrx_slurm.attribution FD`: the process that the coordinator's agent starts, see `agent.attributor`.
 
-FD is one end of a socket to the agent, see `logs.child`. The process gets `AttributionSpec`, then `CycleNews`. It says
+FD is one end of a socket to the agent, see `child.program`. It gets `AttributionSpec`, then `CycleNews`. It says
 {"ready": where it listens} and {"cycle": number, "stop": whether another try is pointless, "text": for people, or ""}.
 """
 
@@ -20,10 +20,10 @@ from typing import Any
 from nvrx_slurm.attribution.client import Client
 from nvrx_slurm.attribution.records import Answer, AttributionSpec, CycleNews
 from nvrx_slurm.attribution.web import Trouble, Web
-from nvrx_slurm.logs.child import Program, run
+from nvrx_slurm.child.program import Program, run
 
 _log = logging.getLogger(__name__)
-_MARGIN_S = 0.5  # of the last words, to end
+_MARGIN_S = 0.5  # of the time that is left at the end, for the end itself
 _NICE = 9  # more than other programs
 _EXPORT_S, _EXPORT_TRIES = 10.0, 3
 _MAX_RESULT_CHARS = 64 << 10
@@ -66,7 +66,7 @@ class Attribution(Program):
         task.add_done_callback(self._tasks.discard)
 
     async def _finish(self, tasks: set[asyncio.Task[None]], within_s: float) -> None:
-        """Last words."""
+        """Tell what is still found in the time that is left."""
         if tasks:
             await asyncio.wait(tasks, timeout=within_s)
         self.end()

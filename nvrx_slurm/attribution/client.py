@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from nvrx_slurm.attribution.records import Answer, AttributionSpec, CycleNews, answer_in
+from nvrx_slurm.attribution.records import Answer, AttributionSpec, CycleNews
 from nvrx_slurm.attribution.web import Trouble, Web, json_object
 
 _REQUEST_S, _AT_ONCE = 10.0, 4
 _FIRST_POLL_S, _POLL_S = 0.25, 2.0  # doubles
-_PATIENCE_S = 600.0  # per cycle
+_ANSWER_WITHIN_S = 600.0  # per cycle
 _FAILURES = 3  # in a row; then the circuit is broken
 _PAUSE_S, _MAX_PAUSE_S = 30.0, 600.0
+_ACTIONS = ("STOP", "RESTART", "CONTINUE", "UNKNOWN", "TIMEOUT")
+_RUNNING = ("pending", "in_flight")
 _REFUSALS = 5  # of a log that has not come to the file system yet
 
 
@@ -31,7 +33,7 @@ class Client:
 
     async def answer(self, news: CycleNews) -> Answer:
         """What the service says; raises Trouble where it says nothing in time, or is left alone when the job ends."""
-        until_s = self._now() + _PATIENCE_S  # no cancellation: before Python 3.12 wait_for can lose one
+        until_s = self._now() + _ANSWER_WITHIN_S  # no cancellation: before Python 3.12 wait_for can lose one
         about = {"log_path": news.log, "cycle_id": news.cycle, "user": self._spec.user, "job_id": self._spec.job_id}
         about["analysis_intent"] = "terminal" if news.over else "progressive"
         async with self._order.setdefault(news.cycle, asyncio.Lock()):
@@ -43,7 +45,7 @@ class Client:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _POLL_S)
             reply = await self._ask(news, until_s, "GET", params={"log_path": news.log, "wait": "false"})
-            if (answer := answer_in(reply)) is not None:
+            if (answer := _answer_in(reply)) is not None:
                 return answer
         return Answer()
 
@@ -64,7 +66,7 @@ class Client:
                 if refusals >= _REFUSALS or not news.over:
                     raise
                 await asyncio.sleep(trouble.retry_after_s or min(_FIRST_POLL_S * 2**refusals, _POLL_S))
-        raise Trouble(f"no answer within {_PATIENCE_S:g} s")
+        raise Trouble(f"no answer within {_ANSWER_WITHIN_S:g} s")
 
     async def _request(self, method: str, **what: Any) -> dict[str, Any]:
         try:
@@ -85,3 +87,15 @@ class Client:
                       " again later, and the training goes on")  # fmt: skip
         self._broken_until_s = self._now() + self._pause_s
         self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
+
+
+def _answer_in(reply: Mapping[str, Any]) -> Answer | None:
+    """The answer in a reply to GET /logs; None while the service is still at it."""
+    status, said = str(reply.get("status", "completed")).lower(), reply.get("recommendation")
+    if status in _RUNNING:
+        return None
+    if status != "completed" or not isinstance(said, Mapping):
+        return Answer(reason="the analysis failed" if status == "failed" else "")
+    action = str(said.get("action", "")).strip().upper().replace(" ", "_")
+    action = action if action in _ACTIONS else "UNKNOWN"
+    return Answer(action, str(said.get("reason") or ""), str(said.get("source") or ""))

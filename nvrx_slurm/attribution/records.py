@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,6 @@ from nvrx_slurm.system.files import last_bytes
 
 PORT = 50050  # of the service that a job runs itself (seed 000)
 FOLDER = "attribution"  # of results, in the log tree
-ACTIONS = ("STOP", "RESTART", "CONTINUE", "UNKNOWN", "TIMEOUT")
-RUNNING = ("pending", "in_flight")
 _REASON_CHARS, _SOURCE_CHARS = 400, 60
 _MAX_KEY_BYTES = 8192
 
@@ -60,7 +57,7 @@ class CycleNews:
 class Answer:
     """The recommendation about one cycle, and all that was found out about it. Its text is not trusted."""
 
-    action: str = "UNKNOWN"  # one of ACTIONS
+    action: str = "UNKNOWN"  # STOP, RESTART, CONTINUE, UNKNOWN or TIMEOUT
     reason: str = ""
     source: str = ""
     result: dict[str, Any] = field(default_factory=dict)
@@ -85,15 +82,3 @@ def read_key(path: str) -> str:
     if not re.fullmatch("[!-~]+", key):
         raise ValueError("it must hold the key, and nothing else")
     return key
-
-
-def answer_in(reply: Mapping[str, Any]) -> Answer | None:
-    """The answer in a reply to GET /logs; None while the service is still at it."""
-    status, said = str(reply.get("status", "completed")).lower(), reply.get("recommendation")
-    if status in RUNNING:
-        return None
-    if status != "completed" or not isinstance(said, Mapping):
-        return Answer(reason="the analysis failed" if status == "failed" else "")
-    action = str(said.get("action", "")).strip().upper().replace(" ", "_")
-    action = action if action in ACTIONS else "UNKNOWN"
-    return Answer(action, str(said.get("reason") or ""), str(said.get("source") or ""))

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
+import socket
+import socketserver
+import struct
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 from nvrx_slurm.attribution.llm import LanguageModel
 from nvrx_slurm.attribution.records import FOLDER, Answer, AttributionSpec, CycleNews
-from nvrx_slurm.attribution.server import Refused, Server
+from nvrx_slurm.attribution.web import Trouble, json_object
 from nvrx_slurm.system import bounded
 from nvrx_slurm.system.files import write_atomic
 
@@ -26,6 +33,10 @@ _SUBMITTED = {"submitted": True, "mode": "single", "logs_dir": None, "sched_rest
 _NOTHING = {"action": "UNKNOWN", "reason": "", "source": ""}
 _FOUND = {"candidate_recommendation": _NOTHING, "wl_restart": 0, "wl_restart_count": None, "fr_dump_path": None,
           "fr_analysis": None}  # fmt: skip
+_MAX_BODY_BYTES = 64 << 10
+_POLL_S = 1e6  # how often it looks whether it was told to end; it is not
+_NO_REQUEST = 422, "invalid_parameter", f"a body must be a JSON object of at most {_MAX_BODY_BYTES} bytes"
+_TCP = Path("/proc/self/net/tcp")
 
 
 class Service:
@@ -41,7 +52,7 @@ class Service:
         port, path = self._spec.port, self._spec.socket
         for where, name in ((port, f"http://127.0.0.1:{port}"), (path, f"unix://{path}")):
             try:
-                Server(where, self._reply)
+                _Server(where, self)
                 yield name
             except OSError as error:
                 self._say(f"the attribution service cannot listen on {name}: {error.strerror}; it goes on without")
@@ -65,7 +76,7 @@ class Service:
         self._results[news.log] = news.cycle, answer
         return answer
 
-    def _reply(self, request: str, asked: dict[str, Any]) -> Any:
+    def reply(self, request: str, asked: dict[str, Any]) -> Any:
         """To an HTTP request, in a thread of its own. The service knows the logs of its job before any client does."""
         if request == "GET /healthz":
             return {"status": "ok", "backend": "lib", "issues": []}
@@ -75,14 +86,14 @@ class Service:
                 "jobs": [{"log_path": log, "cycle_id": cycle, "pending": not answer} for log, (cycle, answer) in known]
             }
         if request not in ("POST /logs", "GET /logs"):
-            raise Refused(404, "not_found", "there is nothing at this path")
+            raise _Refused(404, "not_found", "there is nothing at this path")
         path = os.path.realpath(str(asked.get("log_path")))
         if path not in self._results:
-            raise Refused(404, "not_found", f"{path} is not the log of a cycle of this job")
+            raise _Refused(404, "not_found", f"{path} is not the log of a cycle of this job")
         cycle, answer = self._results[path]
         theirs = asked.get("cycle_id", cycle), asked.get("job_id", self._spec.job_id)
         if theirs != (cycle, self._spec.job_id) or "file" in asked or "wl_restart" in asked:
-            raise Refused(400, "invalid_parameter", "another cycle or job, or file or wl_restart, which are not known")
+            raise _Refused(400, "invalid_parameter", "another cycle or job, or file or wl_restart, which are not known")
         if request == "POST /logs":
             return _SUBMITTED | {"normalized_path": path, "files_analyzed": int(answer is not None)}
         done = answer or Answer()
@@ -155,3 +166,73 @@ def _ends_alike(news: CycleNews, answer: Answer, tree: str) -> bool:
     times = [news.lasted_s, *(one["lasted_s"] for one in before)]
     alike = len(times) == _SAME and all(one["mark"] == mark for one in before)
     return bool(mark) and alike and max(times) <= 2 * min(times) + _SLACK_S
+
+
+# --- over HTTP ----------------------------------------------------------------------------------
+
+
+class _Refused(Exception):
+    """The reply is an error: (status, error_code, message)."""
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    """Serves JSON over HTTP to processes of the same user, until this process ends.
+
+    `where`: a port of 127.0.0.1, or a Unix socket's path in a private directory. A thread for each connection; the
+    limit of open files is their bound. Raises OSError where it cannot listen.
+    """
+
+    daemon_threads = allow_reuse_address = True
+
+    def __init__(self, where: int | str, service: Service) -> None:
+        self.service = service
+        if isinstance(where, str):
+            self.address_family = socket.AF_UNIX
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(where)  # of a process before this one
+        super().__init__(("127.0.0.1", where) if isinstance(where, int) else where, _Handler)  # type: ignore[arg-type]
+        threading.Thread(target=self.serve_forever, args=(_POLL_S,), daemon=True).start()
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Whether the other end belongs to this user. A private directory is open to its owner only."""
+        if self.address_family == socket.AF_UNIX:
+            return True
+        ends = [_as_in_proc(client_address), _as_in_proc(request.getsockname())]
+        try:
+            lines = [line.split() for line in _TCP.read_text().splitlines()[1:]]
+        except OSError:  # no descriptor is left
+            return False
+        return any(line[1:3] == ends and int(line[7]) == os.geteuid() for line in lines)
+
+
+def _as_in_proc(address: tuple[str, int]) -> str:
+    """127.0.0.1, 50050 -> 0100007F:C382 (proc(5), on machines of either byte order)."""
+    host = struct.unpack("=I", socket.inet_aton(address[0]))[0]
+    return f"{host:08X}:{address[1]:04X}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = 10.0  # for each part of a request
+    server: _Server
+
+    def do_GET(self) -> None:
+        url, length = urlsplit(self.path), self.headers.get("Content-Length", "0")
+        status, asked = 200, dict[str, Any](parse_qsl(url.query))
+        try:
+            if self.command == "POST":
+                asked = json_object(self.rfile.read(min(abs(int(length)), _MAX_BODY_BYTES)))
+            value = self.server.service.reply(f"{self.command} {url.path}", asked)
+        except (_Refused, Trouble, ValueError) as error:
+            status, code, message = error.args if isinstance(error, _Refused) else _NO_REQUEST
+            value = {"error_code": code, "message": message, "details": {}}
+        reply = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(reply)))
+        self.end_headers()
+        self.wfile.write(reply)
+
+    do_POST = do_GET
+
+    def log_message(self, form: str, *values: object) -> None:
+        """Requests are not logged."""

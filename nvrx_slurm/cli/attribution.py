@@ -4,32 +4,23 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Mapping
 
-from nvrx_slurm.agent.logs import LogSpec
-from nvrx_slurm.agent.run_dir import RunDir
 from nvrx_slurm.attribution.records import AttributionSpec, read_key
+from nvrx_slurm.cli.here import Here
 from nvrx_slurm.config.attribution import MANAGED
-from nvrx_slurm.config.layers import Config
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.slurm.env import SlurmContext
+from nvrx_slurm.node.output.logs import LogSpec
+from nvrx_slurm.node.run_dir import RunDir
 
 _KEY_FILE_ENV = "LLM_API_KEY_FILE"
 
 
-def attribution_spec(
-    config: Config,
-    slurm: SlurmContext | None,
-    env: Mapping[str, str],
-    directory: RunDir,
-    logs: LogSpec | None,
-    hosts: bool,
-) -> AttributionSpec | None:
+def attribution_spec(here: Here, run: RunDir, logs: LogSpec | None, hosts: bool) -> AttributionSpec | None:
     """What the coordinator's node needs; None without a service. `hosts`: this node begins as the coordinator.
 
     Raises UsageError for a key that cannot be used, or a package that is missing.
     """
-    ft = config.ft
+    ft, slurm, env = here.ft, here.slurm, here.env
     if not ft.attribution_service or logs is None:
         return None
     key_file = ft.attribution_llm_api_key_file or env.get(_KEY_FILE_ENV, "")
@@ -46,7 +37,7 @@ def attribution_spec(
         endpoint="" if ft.attribution_service == MANAGED else ft.attribution_service,
         prefix=os.path.join(os.path.realpath(folder), name),
         part=0 if logs.parts > 1 else -1,
-        tree=str(directory.path),
+        tree=str(run.path),
         startup_s=ft.attribution_startup_timeout,
         log_level=ft.attribution_log_level,
         user=env.get("SLURM_JOB_USER") or env.get("USER", ""),

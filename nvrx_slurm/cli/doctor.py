@@ -12,10 +12,11 @@ from typing import NamedTuple
 
 import click
 
+from nvrx_slurm.child.bounded_process import Ended, run
 from nvrx_slurm.errors import ExitCode, NvrxError, UsageError
+from nvrx_slurm.slurm.api.interface import Slurm
 from nvrx_slurm.slurm.control import seconds
 from nvrx_slurm.system import trust
-from nvrx_slurm.system.bounded_process import Ended, run
 
 OK, INFO, WARN, FAIL = "ok", "info", "warn", "fail"
 PROGRAMS = {"Prolog": "prolog", "Epilog": "epilog", "HealthCheckProgram": "healthcheck"}
@@ -23,6 +24,7 @@ _MARK = "nvrx_slurm hook: "  # in the second line of prolog/prolog, prolog/epilo
 _STOP_TIMEOUT_S = 15.0  # default of --workers-stop-timeout
 _HOOK_SH_S = 60.0  # for hook.sh to answer
 _LONGEST_FILE = 65536
+_TOOLS = {"cli": "its command line tools", "pyslurm": "pyslurm"}
 _TITLES = {
     "job": "Can a job run on this node?",
     "hooks": "Optional: hooks with which Slurm drains broken nodes",
@@ -51,14 +53,12 @@ def doctor(as_json: bool, hooks: str, slurm_api: str) -> None:
 
     Exit code: 0 nothing failed (there may be warnings), 1 a check failed. Hooks that are not installed do not fail.
     """
-    from nvrx_slurm.slurm import api
+    from nvrx_slurm.slurm.api import connect
 
-    api.choose(slurm_api)
     try:
-        api.connect()
+        parts = examine(*connect(slurm_api), hooks)
     except UsageError as error:
         raise click.UsageError(str(error)) from None
-    parts = examine(hooks)
     if as_json:
         click.echo(json.dumps([{"part": name, **line._asdict()} for name, lines in parts.items() for line in lines]))
     else:
@@ -77,20 +77,18 @@ def _text(name: str, lines: list[Line]) -> str:
     return "\n".join(rows)
 
 
-def examine(hooks: str = "") -> dict[str, list[Line]]:
-    """The lines of both parts. `hooks`: folder of the hooks, "" as slurm.conf says. scontrol is looked up in PATH."""
-    from nvrx_slurm.slurm import api
-
+def examine(backend: Slurm, why: str, hooks: str = "") -> dict[str, list[Line]]:
+    """The lines of both parts. `why`: why this backend; `hooks`: folder of the hooks, "" as slurm.conf says."""
     slurm, problem = dict[str, str](), ""  # slurm.conf by name; {} if Slurm does not answer
     try:
-        slurm = api.connect().config()
+        slurm = backend.config()
     except NvrxError as error:
         problem = str(error)
     directory = os.path.realpath(hooks) if hooks else _directory(slurm)
     advice = "docs/how-to/install-slurm-hooks.md; for a folder: --hooks DIR"
     missing = Line("hooks", INFO, "not installed; jobs do not need them", advice)
     return {
-        "job": [*_slurm(slurm, problem), _munge()],
+        "job": [*_slurm(slurm, problem, f"{_TOOLS[backend.name]}: {why}"), _munge()],
         "hooks": [*_slurm_conf(slurm, directory), *_files(directory)] if directory else [missing],
     }
 
@@ -102,15 +100,12 @@ def _judged(name: str, good: str, wrong: bool, status: str, text: str, advice: s
 # --- a job ------------------------------------------------------------------------------------------------------------
 
 
-def _slurm(slurm: dict[str, str], problem: str) -> Iterator[Line]:
+def _slurm(slurm: dict[str, str], problem: str, asked_by: str) -> Iterator[Line]:
     if not slurm:
         yield Line("slurm", FAIL, f"scontrol does not answer: {problem}", "run this on a node of the cluster")
         return
-    from nvrx_slurm.slurm import api
-
     yield Line("slurm", OK, f"Slurm {slurm.get('SLURM_VERSION', 'of unknown version')}")
-    tools = {"cli": "its command line tools", "pyslurm": "pyslurm"}[api.connect().name]
-    yield Line("slurm-api", OK, f"Slurm is asked by {tools}: {api.why()}")
+    yield Line("slurm-api", OK, f"Slurm is asked by {asked_by}")
     yield from _rights(slurm)
     kill_wait_s = seconds(slurm, "KillWait", 30)
     text = f"{kill_wait_s:g} s from SIGTERM to SIGKILL at scancel and the time limit"

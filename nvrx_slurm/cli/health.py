@@ -82,20 +82,20 @@ def list_checks(as_json: bool, config: str | None, sysroot: str, node: str) -> N
         return
     for check in rules.checks.values():
         how = [f"{check.budget_s:g} s", ",".join(check.contexts) or "nowhere"]
-        how += [f"lane {check.lane}"] if check.lane else []
+        how += [f"lane {check.group}"] if check.group else []
         how += ["root"] if check.needs_root else []
         click.echo(f"{check.name}  ({'; '.join(how)})")
         click.echo(f"    reads {check.reads}\n    {check.fails}")
 
 
 def _plain(check: Check, rules: policy.Rules) -> dict[str, Any]:
-    """For machines. `lane`: null = a process of its own."""
+    """For machines. `lane` (its group): null = a process of its own."""
     return {
         "name": check.name,
         "reads": check.reads,
         "fails": check.fails,
         "contexts": check.contexts,
-        "lane": check.lane or None,
+        "lane": check.group or None,
         "budget_s": check.budget_s,
         "needs_root": check.needs_root,
         "on_fail": check.on_fail,

@@ -7,14 +7,14 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
 import click
 
 from nvrx_slurm.cli.log_tree import find_run, title
-from nvrx_slurm.core.logs.names import cycle_file, index_file
+from nvrx_slurm.core.logs.names import index_file
 from nvrx_slurm.core.logs.printable import printable
 from nvrx_slurm.logs.reader import MergedReader, Piece, cycles
 
@@ -61,8 +61,6 @@ class _Time(click.ParamType):
 @click.option("--since", type=_Time(), default=None, help=f"Only lines from this time on; {_FORMS}.")
 @click.option("--until", type=_Time(), default=None, help="Only lines up to this time.")
 @click.option("--follow", "-f", is_flag=True, help="Go on with new lines and cycles until the job has ended.")
-@click.option("--to", "server", metavar="HOST:PORT", help="Send the lines to NVRx's gRPC log server instead.")
-@click.option("--to-prefix", metavar="PATH", help="With --to: files there, as /x/train.log gives /x/train_cycle0.log.")
 @click.option("--raw", is_flag=True, help="Leave control characters as they are: ranks may then act on the terminal.")
 def logs(
     place: Path,
@@ -72,8 +70,6 @@ def logs(
     since: int | None,
     until: int | None,
     follow: bool,
-    server: str | None,
-    to_prefix: str | None,
     raw: bool,
 ) -> None:
     """Show what the ranks of a job wrote, each line behind its rank.
@@ -83,40 +79,31 @@ def logs(
     """
     if cycle not in ("all", "last") and not cycle.isdecimal():
         raise click.UsageError(f"--cycle {cycle!r} must be a number, all or last")
-    if (server is None) != (to_prefix is None):
-        raise click.UsageError("--to and --to-prefix belong together; give both, for example --to-prefix /logs/t.log")
     click.echo(title(place), err=True)
     if place.is_dir():
         found = _of_run(place, cycle, follow)
     elif Path(index_file(str(place))).exists():
-        found = ((0, piece) for piece in MergedReader(place).read(True))
+        found = MergedReader(place).read(True)
     else:
         raise click.UsageError(f"{place} is neither the directory of a run nor a merged file with its .idx")
     lines = (
-        (number, piece.text)
-        for number, piece in found
+        piece.text
+        for piece in found
         if (ranks is None or piece.rank in ranks)
         and stream in (None, piece.stream)
         and (not piece.at or (since or 0) <= piece.at <= (until or piece.at))
     )
     try:
-        if server is not None and to_prefix is not None:
-            from nvrx_slurm.logs.nvrx_client import send  # gRPC
-
-            taken = send(server, ((cycle_file(to_prefix, number), text) for number, text in lines))
-            click.echo(f"{server} has taken {taken} bytes")
-        else:
-            _show(lines, raw)
+        for text in lines:
+            sys.stdout.buffer.write(text if raw else printable(text).encode())
+        sys.stdout.buffer.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter complains at its end
-    except ConnectionError as error:
-        raise click.ClickException(str(error)) from None
     except OSError as error:
         raise click.ClickException(f"{error.filename or place}: {error.strerror}") from None
 
 
-def _of_run(run: Path, cycle: str, follow: bool) -> Iterator[tuple[int, Piece]]:
-    """Numbers of cycles and their pieces."""
+def _of_run(run: Path, cycle: str, follow: bool) -> Iterator[Piece]:
     readers = cycles(run)
     if not readers and not follow:
         raise click.UsageError(f"{run} has no cycle; give the directory of a run, for example nvrx_logs/latest")
@@ -130,15 +117,8 @@ def _of_run(run: Path, cycle: str, follow: bool) -> Iterator[tuple[int, Piece]]:
         for number, mine in sorted(readers.items()):
             if number >= first and cycle in ("all", "last", str(number)):
                 final = ended or number < max(readers)
-                new = heapq.merge(*(one.read(final) for one in mine), key=lambda piece: piece.at)
-                yield from ((number, piece) for piece in new)
+                yield from heapq.merge(*(one.read(final) for one in mine), key=lambda piece: piece.at)
         if ended:
             return
         sys.stdout.flush()
         time.sleep(_LOOK_S)
-
-
-def _show(lines: Iterable[tuple[int, bytes]], raw: bool) -> None:
-    for _, text in lines:
-        sys.stdout.buffer.write(text if raw else printable(text).encode())
-    sys.stdout.buffer.flush()

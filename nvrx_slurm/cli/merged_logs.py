@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import os
 
-from nvrx_slurm.agent.logs import LogSpec
-from nvrx_slurm.agent.run_dir import RunDir
-from nvrx_slurm.cli.log_tree import working_directory
-from nvrx_slurm.config.layers import Config, Resolved
-from nvrx_slurm.config.values import NodeRange
+from nvrx_slurm.cli.here import Here, Layout, working_directory
 from nvrx_slurm.core.logs.cycle_info import CycleFiles
 from nvrx_slurm.core.logs.names import JobName, cycle_file, expand, index_file, tells_jobs_apart
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.slurm.env import SlurmContext
+from nvrx_slurm.node.output.logs import LogSpec
 
 _NODES_EACH = 1_000  # of one aggregator
 _BATCHES_PER_S = 2_000  # of all nodes together
 
 
-def job_name(slurm: SlurmContext | None, directory: RunDir) -> JobName:
+def _job_name(here: Here, shape: Layout) -> JobName:
     """What the placeholders in paths stand for."""
+    slurm = here.slurm
     if slurm is None:
-        return JobName(directory.job_id)
+        return JobName(shape.run_dir.job_id)
     array, _, task = slurm.job_name_id.partition("_")
     return JobName(str(slurm.job_id), array, task, slurm.restart_count)
 
 
-def log_spec(config: Config, slurm: SlurmContext | None, nodes: NodeRange, directory: RunDir) -> LogSpec | None:
+def log_spec(here: Here, shape: Layout) -> LogSpec | None:
     """None: no merged logs are wanted."""
-    ft, name = config.ft, job_name(slurm, directory)
+    ft, nodes, name = here.ft, shape.nodes, _job_name(here, shape)
     if ft.per_cycle_applog_prefix is None:
         return None
     return LogSpec(
@@ -42,14 +39,12 @@ def log_spec(config: Config, slurm: SlurmContext | None, nodes: NodeRange, direc
     )
 
 
-def cycle_files(
-    config: Config, slurm: SlurmContext | None, directory: RunDir, logs: LogSpec | None
-) -> CycleFiles | None:
+def cycle_files(here: Here, shape: Layout, logs: LogSpec | None) -> CycleFiles | None:
     """None: none are wanted. Of a merged log with several files the first one is named."""
-    folder, spec = config.ft.cycle_info_dir, config.ft.per_cycle_applog_prefix
+    folder, spec = here.ft.cycle_info_dir, here.ft.per_cycle_applog_prefix
     if folder is None:
         return None
-    name = job_name(slurm, directory)
+    name = _job_name(here, shape)
     prefix = "" if spec is None else expand(spec, name)
     part = 0 if logs is not None and logs.parts > 1 else -1
     return CycleFiles(os.path.join(working_directory(), folder), name.job, name.restart, prefix, part)
@@ -70,9 +65,9 @@ def check_writable(spec: LogSpec) -> None:
             raise UsageError(f"{flag} {path}: {error.strerror}; give a path where this user may write") from None
 
 
-def log_note(resolved: Resolved, spec: LogSpec) -> str:
+def log_note(here: Here, spec: LogSpec) -> str:
     """A file of an earlier job is about to be appended to."""
-    template = resolved.config.ft.per_cycle_applog_prefix
+    template = here.ft.per_cycle_applog_prefix
     if template is None or tells_jobs_apart(template):
         return ""
     first = cycle_file(spec.prefix, 0, 0 if spec.parts > 1 else -1)

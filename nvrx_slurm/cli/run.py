@@ -9,7 +9,6 @@ from nvrx_slurm import compat
 from nvrx_slurm.cli.options import nvrx_run_options
 from nvrx_slurm.config.layers import Resolved
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.slurm import api as slurm_api
 
 LOGIN_HELP = """this is a login node of a Slurm cluster, not a job. Do one of these:
   in a batch script (see sbatch_templates/):  nvrx-run ... train.py      then: sbatch script
@@ -26,35 +25,33 @@ def nvrx_run(resolved: Resolved, script: str, args: tuple[str, ...]) -> int:
     without Slurm it runs on this machine, or on several by --nnodes and --rdzv-endpoint. Everything after SCRIPT is
     SCRIPT's.
     """
-    from nvrx_slurm.cli.place import Place, find_place
+    from nvrx_slurm.cli.here import Site, find_here
 
-    config = resolved.config
-    slurm_api.choose(config.launch.slurm_api)
-    here = find_place(config, os.environ)
+    config, here = resolved.config, find_here(resolved, os.environ)
     if config.launch.dry_run:
         from nvrx_slurm.cli.dry_run import dry_run
 
-        print(dry_run(resolved, here, script, args))
+        print(dry_run(here, script, args))
         return 0
-    if here.place is Place.LOGIN:
+    if here.site is Site.LOGIN:
         raise UsageError(LOGIN_HELP)
-    if here.place is Place.BATCH:
+    if here.site is Site.BATCH:
         from nvrx_slurm.cli.front import run_step
 
-        return run_step(resolved, here, script, args, sys.argv[1:])
+        return run_step(here, script, args, sys.argv[1:])
     if config.launch.compat:
         os.environ["PYTHONPATH"] = compat.python_path(os.environ)  # workers inherit it
-    from nvrx_slurm.agent import early
+    from nvrx_slurm.node.preflight import head_start
 
-    with early.started(config) as ahead:  # before the other imports, which take as long as its start
-        from nvrx_slurm.agent.program import run
+    with head_start.started(config) as ahead:  # before the other imports, which take as long as its start
         from nvrx_slurm.cli.job import make_job, notes
         from nvrx_slurm.cli.merged_logs import check_writable
+        from nvrx_slurm.node.program import run
 
-        job = make_job(config, here, os.environ, script, args)
+        job = make_job(here, script, args)
         if job.logs is not None and job.coordinator is not None:
             check_writable(job.logs)
-        return run(job, ahead, notes(resolved, job, os.environ))
+        return run(job, ahead, notes(here, job))
 
 
 main = nvrx_run_options(nvrx_run)

@@ -14,9 +14,9 @@ from typing import Any
 
 import click
 
-from nvrx_slurm.agent.live import SOCKET
 from nvrx_slurm.cli.log_tree import find_run
 from nvrx_slurm.core.attribution.hang import compare, stack
+from nvrx_slurm.node.monitors.inspection import SOCKET
 from nvrx_slurm.system.files import agent_dirs
 from nvrx_slurm.types import Collective, RankEvidence
 

@@ -10,13 +10,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from nvrx_slurm.agent.console import Console
-from nvrx_slurm.agent.run_dir import RunDir
+from nvrx_slurm.child import processes
 from nvrx_slurm.errors import ExitCode
-from nvrx_slurm.slurm import control, srun
-from nvrx_slurm.slurm.api import connect
+from nvrx_slurm.node.output.console import Console
+from nvrx_slurm.node.run_dir import RunDir
+from nvrx_slurm.slurm import srun
 from nvrx_slurm.slurm.api.facts import NoAnswer, SlurmError
-from nvrx_slurm.system import processes
+from nvrx_slurm.slurm.control import Control
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 WARNING = (signal.SIGUSR1, signal.SIGUSR2)
@@ -35,14 +35,21 @@ class Step:
     """The running srun. It dies with this process, also by SIGKILL, and the step dies with it."""
 
     def __init__(
-        self, argv: Sequence[str], env: dict[str, str], log: Path, run_dir: RunDir, job_id: int, console: Console
+        self,
+        argv: Sequence[str],
+        env: dict[str, str],
+        log: Path,
+        run_dir: RunDir,
+        job_id: int,
+        control: Control,
+        console: Console,
     ) -> None:
         """`log`: the first coordinator's output, which the console follows already."""
         self._log, self._run_dir, self._result = log, run_dir, run_dir.result
         self._followed = {log}
-        self._job_id = job_id
+        self._job_id, self._control = job_id, control
         self._name = step_name()
-        self._console = console
+        self._console, self._say = console, console.say
         self._read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(write_fd)
         for signum in (*ENDING, *WARNING):
@@ -77,7 +84,7 @@ class Step:
                     return self._code(self._lost, ended_by)
                 started = True
                 how = signal.Signals(-self._lost).name
-                self._console.say(f"srun was killed by {how}, perhaps for lack of memory: the job goes on without it")
+                self._say(f"srun was killed by {how}, perhaps for lack of memory: the job goes on without it")
             if self._read_fd in ready:
                 ended_by = self._pass_signals_on() or ended_by
             elif self._result.exists() or (self._lost < 0 and not self._runs()):
@@ -85,7 +92,7 @@ class Step:
                 if self._lost < 0:
                     return self._code(self._lost, ended_by)
             elif not started and time.monotonic() >= self._started_s + start_timeout_s:
-                started = self._log_has_begun() or control.step_id(self._job_id, self._name) is not None
+                started = self._log_has_begun() or self._control.step_id(self._job_id, self._name) is not None
                 if not started:
                     return self._give_up(start_timeout_s)
 
@@ -95,7 +102,7 @@ class Step:
             return True
         self._ask_at = time.monotonic() + _ASK_S
         try:
-            return any(step.name == self._name for step in connect().steps(self._job_id))
+            return any(step.name == self._name for step in self._control.slurm.steps(self._job_id))
         except SlurmError as error:
             return isinstance(error, NoAnswer)
 
@@ -107,7 +114,7 @@ class Step:
             self._console.follow(found[0], "", 1, found[1])
 
     def _give_up(self, start_timeout_s: float) -> int:
-        self._console.say(
+        self._say(
             f"Slurm has not started the step within {start_timeout_s:g} s (join timeout): its nodes are lost or"
             " busy with another step of this job; add --srun-arg=--overlap to share them"
         )
@@ -119,10 +126,10 @@ class Step:
         """Returns the last ending signal among them, 0 if there was none."""
         ended_by = 0
         for signum in os.read(self._read_fd, 64):
-            self._console.say(f"passing {signal.Signals(signum).name} on to the step")
+            self._say(f"passing {signal.Signals(signum).name} on to the step")
             ended_by = signum if signum in ENDING else ended_by
             # srun would kill the step at once for an ending signal; Slurm delivers just the signal
-            if signum not in ENDING or not control.signal_step(self._job_id, self._name, signum):
+            if signum not in ENDING or not self._control.signal_step(self._job_id, self._name, signum):
                 self._signal(signum)
         return ended_by
 
@@ -131,12 +138,12 @@ class Step:
             select.select([], [], [], _LINGER_S)  # for the agents to leave
             self._signal(signal.SIGKILL)  # else Slurm takes the step for running
         elif not select.select([self._srun.pidfd], [], [], _LINGER_S)[0]:
-            self._console.say(f"the job has ended but srun has not within {_LINGER_S:g} s: it is killed")
+            self._say(f"the job has ended but srun has not within {_LINGER_S:g} s: it is killed")
             self._signal(signal.SIGKILL)
 
     def _signal(self, signum: int) -> None:
         if self._lost < 0:
-            control.signal_step(self._job_id, self._name, signum)
+            self._control.signal_step(self._job_id, self._name, signum)
             return
         if signum not in WARNING and self._held >= 0:
             os.close(self._held)  # the step shall end with srun
@@ -159,7 +166,7 @@ class Step:
         if srun_code < 0:
             return 128 - srun_code
         if srun_code > 128 and self._log_has_begun():
-            self._console.say("the coordinator was lost and left no result; see the agents' logs")
+            self._say("the coordinator was lost and left no result; see the agents' logs")
             return ExitCode.COORDINATOR_LOST
         return srun_code
 

@@ -19,7 +19,7 @@ from nvrx_slurm.config.layers import SETTINGS, Config, resolve
 from nvrx_slurm.config.settings import Setting, settings_of
 from nvrx_slurm.config.submit import SubmitConfig, resolve_submit
 from nvrx_slurm.errors import ExitCode, NvrxError, UsageError
-from nvrx_slurm.slurm.api import choose, connect
+from nvrx_slurm.slurm.api import connect
 from nvrx_slurm.slurm.api.facts import SlurmError
 from nvrx_slurm.slurm.api.interface import Slurm
 from nvrx_slurm.slurm.script import Surroundings, render
@@ -45,8 +45,7 @@ def _submit(ctx: click.Context, script: str | None, script_args: tuple[str, ...]
     log_dir = Path(config.launch.log_dir)
     _make(log_dir, "--log-dir")
     _make(_output_dir(wanted, log_dir), "--output")
-    choose(config.launch.slurm_api)
-    slurm = connect()
+    slurm, _ = connect(config.launch.slurm_api)
     name = f"chain_{time.strftime('%Y%m%d-%H%M%S')}_{secrets.token_hex(2)}"
     links = log_dir.absolute() / name if wanted.chain else None
     text = _text(config, wanted, given, words, slurm, str(links or ""))

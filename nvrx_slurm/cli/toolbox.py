@@ -31,7 +31,9 @@ class _Toolbox(click.Group):
             package = (error.name or "").partition(".")[0]
             if package in ("", "nvrx_slurm"):
                 raise
-            raise click.UsageError(f"this command needs the Python module {package}, which is not installed") from None
+            how = f": {error}" if "pip install" in str(error) else ""
+            text = f"this command needs the Python module {package}, which is not installed{how}"
+            raise click.UsageError(text) from None
 
 
 @click.group(cls=_Toolbox, context_settings={"help_option_names": ["-h", "--help"]})

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from nvrx_slurm.cli.log_tree import MAX_RESULT_BYTES, find_run, title
-from nvrx_slurm.core.duration import in_words
+from nvrx_slurm.core.coordinator.report import in_words
 from nvrx_slurm.core.logs.printable import printable
 
 _SAID = ("Say",)

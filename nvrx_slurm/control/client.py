@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 from nvrx_slurm import types as t
 from nvrx_slurm.control import addresses, auth, codec, handover
 from nvrx_slurm.control import control_pb2 as pb
-from nvrx_slurm.control.door import HANDSHAKE_TIMEOUT_S
+from nvrx_slurm.control.admission import HANDSHAKE_TIMEOUT_S
 from nvrx_slurm.control.identity import identity
 from nvrx_slurm.control.stream import BEAT, Stream
-from nvrx_slurm.core.job import agent_events as ev
+from nvrx_slurm.core.agent import events as ev
 from nvrx_slurm.errors import AuthError, ProtocolError
 
 _CONNECT_TIMEOUT_S = 3.0

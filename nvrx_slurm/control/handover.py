@@ -17,7 +17,7 @@ from nvrx_slurm.errors import AuthError, ProtocolError
 _REQUEST, _TOKEN = b"nvrx-token-request\0", b"nvrx-token\0"
 
 
-class Desk:
+class TokenServer:
     """The coordinator's end. MUNGE is asked for one request at a time."""
 
     def __init__(self, credentials: Credentials, job: str) -> None:

@@ -16,11 +16,11 @@ from typing import Any
 from nvrx_slurm import types as t
 from nvrx_slurm.control import auth, codec
 from nvrx_slurm.control import control_pb2 as pb
-from nvrx_slurm.control.entrance import Entrance, Peer
-from nvrx_slurm.control.handover import Desk
+from nvrx_slurm.control.admission import Listener, Peer
+from nvrx_slurm.control.handover import TokenServer
 from nvrx_slurm.control.identity import identity
 from nvrx_slurm.control.stream import BEAT, Stream
-from nvrx_slurm.core.job import coordinator_events as ev
+from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.errors import ExitCode, ProtocolError
 
 _LAST_WORDS_S = 2.0  # for a peer to take its last message
@@ -50,8 +50,8 @@ class ControlServer:
         self._post = post
         self._silence_s = sum(keepalive)
         self._job = job
-        self._desk = Desk(credentials, job) if credentials is not None else None
-        self._entrance = Entrance(self._begin, self._desk, say)
+        self._tokens = TokenServer(credentials, job) if credentials is not None else None
+        self._listener = Listener(self._begin, self._tokens, say)
         self.adopt(token)
         self._members: dict[str, Peer] = {}
         self._heard: dict[Peer, float] = {}  # when a member was heard last, oldest first
@@ -63,8 +63,8 @@ class ControlServer:
     def adopt(self, token: str) -> None:
         """From now on peers have to hold this token; "": none can."""
         self._identity = identity(token or auth.new_token(), self._job)
-        if self._desk is not None:
-            self._desk.token = token
+        if self._tokens is not None:
+            self._tokens.token = token
 
     def listen_to(self, post: Callable[[Any], None], where: Callable[[], t.Elsewhere]) -> None:
         """From now on `post` gets the events. `where()` answers agents that ask for the coordinator."""
@@ -78,11 +78,11 @@ class ControlServer:
     @property
     def port(self) -> int:
         """Where it listens."""
-        return self._entrance.port
+        return self._listener.port
 
     def fileno(self) -> int:
         """The descriptor of the listening socket."""
-        return self._entrance.fileno()
+        return self._listener.fileno()
 
     async def start(self, address: str, ports: list[int]) -> str:
         """Listen on the first free one of `ports` (0 = any) at the IP `address`; returns "address:port".
@@ -90,7 +90,7 @@ class ControlServer:
         Raises UsageError when none is free.
         """
         self._loop = asyncio.get_running_loop()
-        self._entrance.open(address, ports)
+        self._listener.open(address, ports)
         return f"{f'[{address}]' if ':' in address else address}:{self.port}"
 
     def send(self, node_id: str, message: t.CoordinatorMessage) -> bool:
@@ -118,7 +118,7 @@ class ControlServer:
 
     async def close(self, grace_s: float) -> None:
         """Stop serving; open streams get `grace_s` seconds to take what was pushed."""
-        self._entrance.close()
+        self._listener.close()
         for node_id in list(self._members):
             self.drop(node_id)
         await self.all_left(grace_s)
@@ -167,13 +167,13 @@ class ControlServer:
         if envelope.hello.version != auth.VERSION:
             why = f"the agent speaks protocol {envelope.hello.version}, this coordinator {auth.VERSION}"
             self._send_on(peer, t.Refused(ExitCode.COORDINATOR_LOST, f"{why}; install one version on all nodes"))
-            self._entrance.say_refusal(f"refused {peer.address}: {why}")
+            self._listener.say_refusal(f"refused {peer.address}: {why}")
 
     def _send_on(self, peer: Peer, message: t.CoordinatorMessage) -> None:
         """The last message to a peer that does not register."""
         assert peer.stream is not None
         self._push((peer,), message)
-        self._entrance.admitted(peer)
+        self._listener.admitted(peer)
         self._leaving.add(peer)
         peer.stream.finish(_LAST_WORDS_S)
 
@@ -188,7 +188,7 @@ class ControlServer:
         self._heard[peer] = self._loop.time()
         if older is not None:
             older.abort(ConnectionError("its agent connected again"))
-        self._entrance.admitted(peer)
+        self._listener.admitted(peer)
         if self._timer is None:
             self._drop_silent()
         self._post(ev.Joined(register))
@@ -207,7 +207,7 @@ class ControlServer:
         if not self._leaving:
             self._all_left.set()
         if not peer.node_id:
-            self._entrance.left(peer, why)
+            self._listener.left(peer, why)
         elif self._members.get(peer.node_id) is peer:
             del self._members[peer.node_id]
             broke = "its agent broke the protocol: " if isinstance(why, ProtocolError) else ""

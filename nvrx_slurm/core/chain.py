@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from nvrx_slurm.core.duration import in_words
+from nvrx_slurm.core.coordinator.report import in_words
 from nvrx_slurm.errors import ExitCode
 
 FINAL = frozenset({ExitCode.OK, ExitCode.USAGE, ExitCode.NO_RESTART})

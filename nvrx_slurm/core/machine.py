@@ -1,12 +1,15 @@
 """State machines as tables: one row per (state, event), and an event without a row is a defect.
 
-A row names the method that handles it and the states it may lead to. The diagrams in `docs/` are drawn from these
-rows (`scripts/lib/diagram.py`). A handler that leads to another state raises.
+A row names the method that handles it and the states to which it may lead. A handler puts commands into the outbox
+and returns the next state, or None to stay. The machine applies one transition at a time. What follows from one is
+posted as an inner event; the machine handles it after the handler has returned, in the same step.
+The diagrams in `docs/` are drawn from these rows (`scripts/lib/diagram.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar
@@ -14,8 +17,9 @@ from typing import Any, ClassVar
 from nvrx_slurm.errors import UnknownTransition
 
 Table = Mapping[tuple[Enum, type], "Row"]
-Follows = Mapping[Enum, tuple[Enum, ...]]  # state -> the states that one event can lead to
+Handler = Callable[[Any, float], Enum | None]
 Group = tuple[Enum | tuple[Enum, ...], type | tuple[type, ...], str, tuple[Enum, ...], str]
+MOST_TARGETS = 4  # of a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,73 +37,112 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
+class Entered:
+    """Inner event: the state has changed. It needs a row only where a state begins with something to do."""
+
+    was: Enum
+
+
+@dataclass(frozen=True, slots=True)
 class Say:
     """Command: print this sentence for people."""
 
     text: str
 
 
+class Outbox(list[Any]):
+    """The commands of the present step. `posted`: inner events, handled in this order after the present handler."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.posted: list[Any] = []
+
+
 class Machine:
-    """Base of the cores: `step(event, now)` looks up the row, runs it, and returns the commands it emitted.
+    """Base of the cores: `step(event, now)` looks up the row, runs it, and returns the commands of the step.
 
     `now` is monotonic seconds; a core never reads a clock itself.
     """
 
     table: ClassVar[Table]
     commands: ClassVar[tuple[type, ...]] = ()  # each of them needs a receiver before the first step
-    through: ClassVar[Mapping[Enum, Enum]] = {}  # for the diagram: states that a step reaches through another one
+    last: ClassVar[Enum | None] = None  # in this state nothing is handled any more
+    envelope: ClassVar[tuple[type, ...]] = ()  # of these events the table knows the type of their `message`
+    parts: ClassVar[tuple[type, ...]] = ()  # that have the methods of the rows, if the machine itself has not
 
     def __init__(self, state: Enum, now: float) -> None:
         self.state: Enum = state
         self.started = now  # monotonic seconds; the event log needs it to build the same machine again
-        self._out: list[Any] = []
+        self.out = Outbox()
+        self._handlers: dict[tuple[Enum, type], Handler] = {}
+        if not self.parts:
+            self.bind(self)
+
+    def bind(self, *parts: Any) -> None:
+        """The methods of the rows are those of these parts, each with its own table."""
+        for part in parts:
+            for key, row in part.table.items():
+                if row.do != "ignore":
+                    self._handlers[key] = getattr(part, row.do)
 
     def step(self, event: object, now: float) -> list[Any]:
         """Handle one event at monotonic time `now` (seconds). Raises UnknownTransition without a row."""
-        before, kind = self.state, self.kind(event)
-        row = self.table.get((before, kind))
+        waiting = deque([event])
+        while waiting:
+            posted = self._transit(waiting.popleft(), now)
+            if self.state is self.last:
+                break
+            waiting.extendleft(reversed(posted))
+        commands = list(self.out)
+        self.out.clear()
+        return commands
+
+    def _transit(self, event: Any, now: float) -> list[Any]:
+        """One row; returns the inner events that follow, in order."""
+        state, kind = self.state, type(event.message if type(event) in self.envelope else event)
+        row = self.table.get((state, kind))
+        if row is None and kind is Entered:
+            return []
         if row is None:
-            raise UnknownTransition(f"{type(self).__name__}: no row for {kind.__name__} in {before.name}")
-        getattr(self._handler(before, kind), row.do)(event, now)
-        if self.state is not before and self.state not in row.to:
-            told = f"{type(self).__name__}: {kind.__name__} in {before.name}"
-            raise UnknownTransition(f"{told} led to {self.state.name}, which its row does not allow")
-        out, self._out = self._out, []
-        return out
+            raise UnknownTransition(f"{type(self).__name__}: no row for {kind.__name__} in {state.name}")
+        to = self._handlers[state, kind](event, now) if row.do != "ignore" else None
+        posted, self.out.posted = self.out.posted, []
+        if to is None or to is state:
+            return posted
+        if to not in row.to:
+            told = f"{type(self).__name__}: {kind.__name__} in {state.name}"
+            raise UnknownTransition(f"{told} led to {to.name}, which its row does not allow")
+        self.state = to
+        return [Entered(state), *posted]
 
     def deadline(self) -> float | None:
         """Monotonic time (seconds) at which the machine wants a `Tick`, or None."""
         raise NotImplementedError
 
+    def validate(self) -> None:
+        """Raise AssertionError where the machine contradicts itself. Tests and the simulation ask after each step."""
+
     def emit(self, command: object) -> None:
-        """Queue one command for the shell."""
-        self._out.append(command)
-
-    def ignore(self, event: object, now: float) -> None:
-        """Handler of rows where nothing is to be done (the row says why)."""
-
-    def kind(self, event: object) -> type:
-        """The type by which the table knows an event."""
-        return type(event)
-
-    def _handler(self, state: Enum, kind: type) -> object:
-        return self
+        """One command for the shell."""
+        self.out.append(command)
 
 
-def rows(*groups: Group, follows: Follows | None = None) -> dict[tuple[Enum, type], Row]:
+def rows(*groups: Group) -> dict[tuple[Enum, type], Row]:
     """A table from groups of equal rows: states, events, method, states that it may lead to, and why.
 
-    With `follows` a row may lead only to those of its states that can follow its own. Raises TypeError for a state and
-    event with two rows.
+    "ignore" as the method: there is nothing to do. Raises TypeError for a state and event with two rows, and for a
+    row with too many targets.
     """
     table: dict[tuple[Enum, type], Row] = {}
     for states, events, do, to, why in groups:
         for state in states if isinstance(states, tuple) else (states,):
-            after = to if follows is None else tuple(target for target in to if target in follows[state])
             for event in events if isinstance(events, tuple) else (events,):
                 if (state, event) in table:
                     raise TypeError(f"two rows for {event.__name__} in {state.name}")
-                table[state, event] = Row(do, after, why)
+                targets = tuple(target for target in to if target is not state)
+                if len(targets) > MOST_TARGETS:
+                    raise TypeError(f"the row for {event.__name__} in {state.name} has {len(targets)} targets")
+                table[state, event] = Row(do, targets, why)
     return table
 
 

@@ -17,12 +17,15 @@ from typing import Any, get_type_hints
 
 from nvrx_slurm import __version__
 from nvrx_slurm import types as records
-from nvrx_slurm.core.job import agent_events, coordinator_events
-from nvrx_slurm.core.job.agent import Agent
-from nvrx_slurm.core.job.agent_events import AgentSettings
-from nvrx_slurm.core.job.coordinator import Coordinator, CoordinatorSettings
-from nvrx_slurm.core.job.coordinator_events import HangFound
-from nvrx_slurm.core.job.restarts import RestartLimits
+from nvrx_slurm.core.agent import events as agent_events
+from nvrx_slurm.core.agent.agent import Agent
+from nvrx_slurm.core.agent.events import AgentSettings
+from nvrx_slurm.core.coordinator import events as coordinator_events
+from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSettings
+from nvrx_slurm.core.coordinator.events import HangFound
+from nvrx_slurm.core.coordinator.restarts import RestartLimits
+from nvrx_slurm.core.election import election
+from nvrx_slurm.core.election.election import Election, ElectionSettings
 from nvrx_slurm.core.machine import Machine, Say, Tick
 from nvrx_slurm.errors import NvrxError, ProtocolError
 
@@ -33,7 +36,7 @@ _HEADER_START = '{"nvrx":'
 
 def _registry() -> dict[str, type]:
     """Every dataclass that may stand in a log, by name."""
-    homes = (records, agent_events, coordinator_events)
+    homes = (records, agent_events, coordinator_events, election)
     found = [cls for home in homes for cls in vars(home).values() if isinstance(cls, type) and is_dataclass(cls)]
     return {cls.__name__: cls for cls in (*found, Tick, Say, CoordinatorSettings, RestartLimits)}
 
@@ -60,11 +63,13 @@ def encode(value: Any) -> Any:
 
 
 def header_line(core: Machine) -> str:
-    """First line of a log, without the newline. `core` is a Coordinator or an Agent that has not stepped yet."""
+    """First line of a log, without the newline. `core` has not stepped yet."""
     header: dict[str, Any] = {"nvrx": __version__, "core": type(core).__name__.lower()}
     if isinstance(core, Agent):
         header["node"] = encode(core.node)
-    if isinstance(core, (Agent, Coordinator)):
+    if isinstance(core, Election):
+        header |= {"me": encode(core.me), "candidates": encode(core.candidates)}
+    if isinstance(core, (Agent, Coordinator, Election)):
         header["settings"] = encode(core.settings)
     header["now"] = core.started
     return _dump(header)
@@ -175,6 +180,9 @@ def _core(header: dict[str, Any]) -> Machine:
         return Coordinator(settings, now)
     if core == "agent" and isinstance(settings, AgentSettings) and isinstance(node, records.Node):
         return Agent(node, settings, now)
+    me, candidates = decode(header.get("me")), decode(header.get("candidates"))
+    if core == "election" and isinstance(settings, ElectionSettings) and isinstance(me, records.Peer):
+        return Election(me, candidates, settings, now)
     raise ProtocolError(f"a header of an unknown core {core!r:.80}")
 
 

@@ -1,6 +1,6 @@
 """`python -I -m nvrx_slurm.health --when prolog`: the checks for programs (Slurm's hooks, the agent): one JSON line.
 
-With `--serve` it stays and answers questions, see `resident`.
+With `--serve` it stays and answers questions, see `check_server`.
 
 The same as `nvrx health run --json`, without click: it starts in a fraction of the time. `-I` because root must not
 import modules of the current directory.
@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--node", default="")
     parser.add_argument("--deadline", type=float)
     parser.add_argument("--expect", action="append", default=[], metavar="NAME=VALUE")
-    parser.add_argument("--serve", action="store_true")  # see `resident`
+    parser.add_argument("--serve", action="store_true")  # see `check_server`
     parser.add_argument("--no-checks", action="store_true")  # with --serve: only GPU memory; no site file is read
     parser.add_argument("--watch", action="append", default=[])
     parser.add_argument("--interval", type=float, default=30.0)
@@ -78,12 +78,12 @@ def main(argv: list[str] | None = None) -> int:
         print(f"nvrx health: {error}", file=sys.stderr)
         return report.EXIT_USAGE
     if given.serve:
+        from nvrx_slurm.health.check_server import CheckServer
         from nvrx_slurm.health.checks import node_service
-        from nvrx_slurm.health.resident import Resident
 
         if plan.expected.get("node_service"):
             node_service.preload()  # gRPC's import takes long
-        Resident(plan, NodeView(given.sysroot, state_dir=given.state_dir), given.interval).serve()
+        CheckServer(plan, NodeView(given.sysroot, state_dir=given.state_dir), given.interval).serve()
         return report.EXIT_PASS
     found = examine_node(plan, given.sysroot, given.state_dir)
     print(found.as_json(), flush=True)

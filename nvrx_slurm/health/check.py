@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
-QUICK, NVML = "quick", "NVML"  # lanes: files of the kernel that answer at once; NVML, opened once for all its checks
+QUICK, NVML = "quick", "NVML"  # groups: files of the kernel that answer at once; NVML, opened once for all its checks
 
 Expected = Mapping[str, Any]  # by `Setting.name`: what this node should have, and thresholds
 CONTEXTS = ("prolog", "epilog", "periodic", "preflight", "manual")
@@ -64,7 +64,7 @@ class Check(NamedTuple):
     verdict and one sentence. `gather` need not handle errors:
 
     * `system.hardware.Absent("why")` -> NOT_APPLICABLE;
-    * OSError, ValueError and any other exception -> UNKNOWN, with its sentence;
+    * OSError, ValueError, `HardwareError` and any other exception -> UNKNOWN, with its sentence;
     * no result after `budget_s` -> UNKNOWN "timed out", with the last note (see `NodeView.doing`).
     """
 
@@ -81,7 +81,7 @@ class Check(NamedTuple):
     on_fail: str = "drain"
     on_unknown: str = "warn"
     learn: Callable[[Any], dict[str, Any]] | None = None  # facts of a good node -> settings, for `nvrx health init`
-    lane: str = ""  # checks of one lane share a child process; "": a process of its own, for those that may block
+    group: str = ""  # checks of one group share a child process; "": a process of its own, for those that may block
 
 
 def check(
@@ -96,7 +96,7 @@ def check(
 
 
 # For what the kernel's own files tell at once. Outside of the preflight: no reason to leave a node out of its job.
-system_check = partial(check, lane=QUICK, contexts=OUTSIDE_PREFLIGHT)
+system_check = partial(check, group=QUICK, contexts=OUTSIDE_PREFLIGHT)
 
 
 class NodeView:

@@ -23,8 +23,8 @@ DEADLINES_S = {"prolog": 6.0, "epilog": 20.0, "periodic": 50.0, "preflight": 5.0
 
 
 class Selection(NamedTuple):
-    """What to run: `checks` with the site's rules applied, and those to be watched by the resident. `notes`: sentences
-    worth saying once."""
+    """What to run: `checks` with the site's rules applied; `watched`: those that the check server repeats. `notes`:
+    sentences worth saying once."""
 
     node: str
     when: str

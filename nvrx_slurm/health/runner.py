@@ -1,9 +1,9 @@
 """Runs checks side by side in forked children, under one deadline. No check can delay the others or the caller.
 
 Call it in a process without threads (it forks): `nvrx health`, or `python -I -m nvrx_slurm.health` for programs.
-Checks of one lane share a child and run one after the other. Where one does not answer at once, those behind it move to
-a child of their own. A child writes each finding as one JSON line into a pipe. Its process group is killed as soon as
-all findings are there, or the time of one check is up; `system.bounded_process` tells what happens then.
+Checks of one group share a child and run one after the other. Where one does not answer at once, those behind it move
+to a child of their own. A child writes each finding as one JSON line into a pipe. Its process group is killed as soon
+as all findings are there, or the time of one check is up; `child.bounded_process` tells what happens then.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
+from nvrx_slurm.child import bounded_process, descendants
+from nvrx_slurm.child.bounded_process import BoundedProcess, wait
 from nvrx_slurm.errors import NvrxError
 from nvrx_slurm.health.check import NOTE_BYTES, NVML, Check, Expected, Finding, NodeView, Verdict, one_line
-from nvrx_slurm.system import bounded_process, descendants, gpus
-from nvrx_slurm.system.bounded_process import BoundedProcess, wait
+from nvrx_slurm.system import gpus
 from nvrx_slurm.system.files import write_all
 from nvrx_slurm.system.hardware import Absent
 
 MAX_RESULT_BYTES = 16384
-_PATIENCE_S = 0.25  # with a check that others wait behind
+_PROMPT_S = 0.25  # with a check that others wait behind
 _MAX_UNREAD_BYTES = 1 << 20  # of answers; one read takes 64 KiB
 _ALARM_S = 2  # a child ends itself that long after its budget, should this process be gone
 
@@ -59,9 +60,9 @@ class _Child:
         return min(self.end_s, self.started_s + self.checks[0].budget_s)
 
     @property
-    def look_s(self) -> float:
-        """When to look at it, if it does not answer before."""
-        return min(self.until_s, self.started_s + _PATIENCE_S) if len(self.checks) > 1 else self.until_s
+    def wake_s(self) -> float:
+        """When to inspect it, if it does not answer before."""
+        return min(self.until_s, self.started_s + _PROMPT_S) if len(self.checks) > 1 else self.until_s
 
     def doing(self) -> str:
         """ ", reading /some/file" or ""."""
@@ -95,7 +96,7 @@ def run(checks: Sequence[Check], node: NodeView, expected: Expected, deadline_s:
     try:
         under_way.begin()
         while not under_way.done:
-            under_way.go_on(wait(under_way.fds(), under_way.look_s()))
+            under_way.go_on(wait(under_way.fds(), under_way.wake_s()))
         return under_way.result()
     finally:
         under_way.close()
@@ -104,7 +105,7 @@ def run(checks: Sequence[Check], node: NodeView, expected: Expected, deadline_s:
 class Run:
     """Checks under way. Only `close` waits, so several runs can go on at once.
 
-    The caller calls `begin`, then `go_on` with those of `fds` that can be read, or at `look_s`, until it is `done`;
+    The caller calls `begin`, then `go_on` with those of `fds` that can be read, or at `wake_s`, until it is `done`;
     and `close` in any case.
     """
 
@@ -117,15 +118,15 @@ class Run:
         self._killed: list[BoundedProcess] = []
 
     def begin(self) -> None:
-        """Start all lanes."""
-        lanes: dict[str, list[Check]] = {}
+        """Start all groups."""
+        groups: dict[str, list[Check]] = {}
         for check in self._checks:
             if why := _absent(check, self._node, self._expected):
                 self._findings[check.name] = Finding(check.name, Verdict.NOT_APPLICABLE, why)
             else:
-                lanes.setdefault(check.lane or f" {check.name}", []).append(check)
-        for lane in lanes.values():
-            self._start(lane)
+                groups.setdefault(check.group or f" {check.name}", []).append(check)
+        for group in groups.values():
+            self._start(group)
 
     @property
     def done(self) -> bool:
@@ -142,15 +143,15 @@ class Run:
         pipes = [child.process.stdout.fd for child in self._children]
         return pipes + [fd for process in self._killed for fd in process.fds()]
 
-    def look_s(self) -> float:
+    def wake_s(self) -> float:
         """When `go_on` is to be called at the latest, by time.monotonic()."""
-        looks_s = [child.look_s for child in self._children] + [process.wake_s() for process in self._killed]
-        return min(looks_s, default=math.inf)
+        wakes_s = [child.wake_s for child in self._children] + [process.wake_s() for process in self._killed]
+        return min(wakes_s, default=math.inf)
 
     def go_on(self, ready: set[int]) -> None:
         """Take the findings that came, end what is overdue."""
         for child in list(self._children):
-            self._look(child, child.process.stdout.fd in ready)
+            self._inspect(child, child.process.stdout.fd in ready)
         for process in self._killed:
             process.go_on(ready)
         self._killed = [process for process in self._killed if not process.gone]
@@ -197,7 +198,7 @@ class Run:
         for check in checks:
             self._findings[check.name] = Finding(check.name, Verdict.UNKNOWN, text)
 
-    def _look(self, child: _Child, ready: bool) -> None:
+    def _inspect(self, child: _Child, ready: bool) -> None:
         """Take the findings that a child has sent; see whether it ended without, or the time of a check is up."""
         output = child.process.stdout
         if ready:
@@ -213,7 +214,7 @@ class Run:
             self._give_up(child, f"its process ended without an answer{child.doing()}")
         elif time.monotonic() >= child.until_s:
             self._give_up(child, f"timed out after {max(0.0, child.until_s - child.started_s):.1f} s{child.doing()}")
-        elif time.monotonic() >= child.look_s:
+        elif time.monotonic() >= child.wake_s:
             others, child.checks = child.checks[1:], child.checks[:1]
             self._start(others)
 
@@ -237,7 +238,7 @@ class Run:
 
 def _answer(checks: Sequence[Check], node: NodeView, expected: Expected, pipe: int, end_s: float) -> None:
     """In the forked process: do one check after the other, and send (verdict, sentence, learned settings) of each."""
-    if checks[0].lane == NVML:
+    if checks[0].group == NVML:
         gpus.keep_open()
     for check in checks:
         node.deadline_s = min(end_s, time.monotonic() + check.budget_s)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch.distributed as dist
 
 from nvrx_slurm.inprocess.checks import check_time
-from nvrx_slurm.inprocess.plugins.abort import Abort
-from nvrx_slurm.inprocess.plugins.completion import Completion
-from nvrx_slurm.inprocess.plugins.finalize import Finalize
+from nvrx_slurm.inprocess.plugins.abort import Abort, AbortTorchDistributed
+from nvrx_slurm.inprocess.plugins.compose import Compose
 from nvrx_slurm.inprocess.plugins.health_check import HealthCheck
-from nvrx_slurm.inprocess.plugins.initialize import Initialize
-from nvrx_slurm.inprocess.plugins.rank_assignment import RankAssignment
-from nvrx_slurm.inprocess.plugins.terminate import Terminate
+from nvrx_slurm.inprocess.plugins.rank_assignment import ActivateAllRanks, RankAssignment, ShiftRanks, with_defaults
+from nvrx_slurm.inprocess.plugins.steps import Completion, Finalize, Initialize, Terminate
+from nvrx_slurm.inprocess.store.stores import TCPStore
 
 _OPTIONAL: dict[str, type] = {
     "store_kwargs": Mapping,
@@ -48,18 +47,44 @@ _MAY_BE_ZERO = {"last_call_wait", "termination_grace_time"}
 _TIMES = {name for pair in _SHORTER for name in pair} | {"completion_timeout"} | _MAY_BE_ZERO
 
 
-class Arguments(SimpleNamespace):
-    """Those of `Wrapper`, and the health check at a restart.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Arguments:
+    """Those of `Wrapper`, checked; `rank_assignment` with its defaults.
 
     Raises TypeError for a value of a wrong type, ValueError for values that contradict each other.
     """
 
-    def __init__(self, **given: Any) -> None:
-        super().__init__(**given, restart_health_check=None)
+    store_factory: Callable[..., Any] = TCPStore
+    store_kwargs: Mapping[str, Any] | None = None
+    initialize: Initialize | None = None
+    abort: Abort | None = AbortTorchDistributed()  # noqa: RUF009 - it has no state
+    finalize: Finalize | None = None
+    health_check: HealthCheck | None = None
+    rank_assignment: RankAssignment = Compose(ActivateAllRanks(), ShiftRanks())  # type: ignore[assignment] # noqa: RUF009
+    monitor_thread_interval: timedelta = timedelta(seconds=1)
+    monitor_process_interval: timedelta = timedelta(seconds=1)
+    heartbeat_interval: timedelta = timedelta(seconds=1)
+    progress_watchdog_interval: timedelta = timedelta(seconds=1)
+    soft_timeout: timedelta = timedelta(seconds=60)
+    hard_timeout: timedelta = timedelta(seconds=90)
+    heartbeat_timeout: timedelta = timedelta(seconds=30)
+    barrier_timeout: timedelta = timedelta(seconds=120)
+    completion_timeout: timedelta = timedelta(seconds=120)
+    last_call_wait: timedelta = timedelta(seconds=1)
+    termination_grace_time: timedelta = timedelta(seconds=5)
+    monitor_process_logfile: str | None = None
+    monitor_process_pidfile: str | None = None
+    completion: Completion | None = None
+    terminate: Terminate | None = None
+    enabled: bool = True
+    restart_health_check: HealthCheck | None = field(init=False, default=None)  # that at a restart
+
+    def __post_init__(self) -> None:
         if not dist.is_available():
             raise ValueError("the in-process wrapper needs a torch built with torch.distributed")
         self._check_types()
         self._check_values()
+        object.__setattr__(self, "rank_assignment", with_defaults(self.rank_assignment))
 
     def _check_types(self) -> None:
         if not callable(self.store_factory):
@@ -98,27 +123,16 @@ class Arguments(SimpleNamespace):
     @property
     def first_store_s(self) -> float:
         """Bound in seconds on making the first store: the store may wait for its server and for its first answer."""
-        own = (self.store_kwargs or {}).get("timeout", _STORE_TIMEOUT)
-        own_s = (own if isinstance(own, timedelta) else _STORE_TIMEOUT).total_seconds()
-        return max(2 * own_s, self.seconds("barrier_timeout")) + self.seconds("heartbeat_timeout")
+        given = (self.store_kwargs or {}).get("timeout", _STORE_TIMEOUT)
+        own: timedelta = given if isinstance(given, timedelta) else _STORE_TIMEOUT
+        return (max(2 * own, self.barrier_timeout) + self.heartbeat_timeout).total_seconds()
 
     @property
     def restart_s(self) -> float:
         """Bound in seconds on a rank's way from the end of an iteration to the next barrier."""
-        return self.seconds("barrier_timeout") + self.seconds("last_call_wait")
+        return (self.barrier_timeout + self.last_call_wait).total_seconds()
 
     @property
     def overdue_s(self) -> float:
         """Seconds after an iteration's end when a missing rank is declared gone; its own monitor kills it first."""
-        names = ("barrier_timeout", "last_call_wait", "termination_grace_time", "heartbeat_timeout")
-        return sum(map(self.seconds, names))
-
-    def file_of(self, name: str, initial_rank: int) -> str | None:
-        """One of the two files, with `{rank}` filled in."""
-        value: str | None = getattr(self, name)
-        return value and value.replace("{rank}", str(initial_rank))
-
-    def seconds(self, name: str) -> float:
-        """One of the times."""
-        value: timedelta = getattr(self, name)
-        return value.total_seconds()
+        return self.restart_s + (self.termination_grace_time + self.heartbeat_timeout).total_seconds()

@@ -12,13 +12,13 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from nvrx_slurm.inprocess.guard.page import MANUAL, UNPROTECTED, Page
+from nvrx_slurm.inprocess.guard.stopping import Stopper
 from nvrx_slurm.inprocess.state import State
-from nvrx_slurm.inprocess.watch.page import MANUAL, UNPROTECTED, Page
-from nvrx_slurm.inprocess.watch.stopping import Stopper
 
 
 class CallWrapper:
-    """One call of a wrapped function. The wrapper passes it to parameters annotated with this class (see `takers`).
+    """One call of a wrapped function. The wrapper passes it to parameters annotated with this class.
 
     All methods belong to the function's own thread, while it runs.
     """
@@ -69,7 +69,7 @@ class CallWrapper:
             self._words[UNPROTECTED] = max(0, self._words[UNPROTECTED] - 1)  # `begin` may have cleared it
 
 
-def takers(fn: Callable[..., Any]) -> list[str]:
+def wrapper_parameters(fn: Callable[..., Any]) -> list[str]:
     """Names of the parameters that are annotated with CallWrapper, or a union or Optional with it, also as a string.
 
     A container of it does not count, nor `*args` and `**kwargs`. A parameter with the name `inprocess_call_wrapper`

@@ -1,3 +1,3 @@
-"""Public import path, as in NVRx, of `inprocess.plugins.completion`."""
+"""Public import path, as in NVRx, of these parts of `inprocess.plugins.steps`."""
 
-from nvrx_slurm.inprocess.plugins.completion import *  # noqa: F403
+from nvrx_slurm.inprocess.plugins.steps import Completion as Completion

@@ -7,8 +7,8 @@ import socket
 import sys
 from dataclasses import dataclass
 
-from nvrx_slurm.inprocess.meeting.store import is_loopback
 from nvrx_slurm.inprocess.state import State
+from nvrx_slurm.inprocess.store.stores import is_loopback
 from nvrx_slurm.system.ports import PortReservation
 
 _NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")

@@ -1,3 +1,4 @@
-"""Public import path, as in NVRx, of `inprocess.plugins.finalize`."""
+"""Public import path, as in NVRx, of these parts of `inprocess.plugins.steps`."""
 
-from nvrx_slurm.inprocess.plugins.finalize import *  # noqa: F403
+from nvrx_slurm.inprocess.plugins.steps import Finalize as Finalize
+from nvrx_slurm.inprocess.plugins.steps import ThreadedFinalize as ThreadedFinalize

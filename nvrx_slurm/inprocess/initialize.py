@@ -1,3 +1,4 @@
-"""Public import path, as in NVRx, of `inprocess.plugins.initialize`."""
+"""Public import path, as in NVRx, of these parts of `inprocess.plugins.steps`."""
 
-from nvrx_slurm.inprocess.plugins.initialize import *  # noqa: F403
+from nvrx_slurm.inprocess.plugins.steps import Initialize as Initialize
+from nvrx_slurm.inprocess.plugins.steps import RetryController as RetryController

@@ -1,3 +1,3 @@
-"""Public import path, as in NVRx, of `inprocess.watch.monitor_process`."""
+"""Public import path, as in NVRx, of `inprocess.guard.monitor_process`."""
 
-from nvrx_slurm.inprocess.watch.monitor_process import *  # noqa: F403
+from nvrx_slurm.inprocess.guard.monitor_process import *  # noqa: F403

@@ -1,3 +1,3 @@
-"""Public import path, as in NVRx, of `inprocess.plugins.terminate`."""
+"""Public import path, as in NVRx, of these parts of `inprocess.plugins.steps`."""
 
-from nvrx_slurm.inprocess.plugins.terminate import *  # noqa: F403
+from nvrx_slurm.inprocess.plugins.steps import Terminate as Terminate

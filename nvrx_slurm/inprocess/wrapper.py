@@ -9,31 +9,23 @@ import inspect
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
-from datetime import timedelta
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 
 from nvrx_slurm.inprocess.arguments import Arguments
-from nvrx_slurm.inprocess.call import takers, with_wrapper
+from nvrx_slurm.inprocess.call import with_wrapper, wrapper_parameters
 from nvrx_slurm.inprocess.exception import RestartAbort
-from nvrx_slurm.inprocess.helpers import Helpers
 from nvrx_slurm.inprocess.log import setup_logger
-from nvrx_slurm.inprocess.meeting.store import TCPStore
-from nvrx_slurm.inprocess.plugins.abort import Abort, AbortTorchDistributed
-from nvrx_slurm.inprocess.plugins.completion import Completion
 from nvrx_slurm.inprocess.plugins.compose import Compose
-from nvrx_slurm.inprocess.plugins.finalize import Finalize
 from nvrx_slurm.inprocess.plugins.health_check import (
     ChainedGPUHealthCheck,
     ChainedNicHealthCheck,
     ChainedNVLHealthCheck,
     HealthCheck,
 )
-from nvrx_slurm.inprocess.plugins.initialize import Initialize
-from nvrx_slurm.inprocess.plugins.rank_assignment import ActivateAllRanks, RankAssignment, ShiftRanks, with_defaults
-from nvrx_slurm.inprocess.plugins.terminate import Terminate
+from nvrx_slurm.inprocess.resources import Resources
 from nvrx_slurm.inprocess.runner import Runner
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -58,7 +50,7 @@ def _with_hints(init: F) -> F:
     return checked  # type: ignore[return-value]
 
 
-class Wrapper:
+class Wrapper(Arguments):
     """Calls the wrapped function again, in the same processes, after a fault on any rank, until it returns on all.
 
     All arguments are keyword-only, with NVRx's names and defaults (seed 002). `store_factory(**store_kwargs)` makes a
@@ -69,47 +61,20 @@ class Wrapper:
     Raises TypeError for a value of the wrong type and ValueError for timeouts that contradict each other.
     """
 
-    @_with_hints
-    def __init__(
-        self,
-        *,
-        store_factory: Callable[..., Any] = TCPStore,
-        store_kwargs: Mapping[str, Any] | None = None,
-        initialize: Initialize | None = None,
-        abort: Abort | None = AbortTorchDistributed(),  # noqa: B008 - it has no state
-        finalize: Finalize | None = None,
-        health_check: HealthCheck | None = None,
-        rank_assignment: RankAssignment = Compose(ActivateAllRanks(), ShiftRanks()),  # type: ignore[assignment] # noqa: B008
-        monitor_thread_interval: timedelta = timedelta(seconds=1),
-        monitor_process_interval: timedelta = timedelta(seconds=1),
-        heartbeat_interval: timedelta = timedelta(seconds=1),
-        progress_watchdog_interval: timedelta = timedelta(seconds=1),
-        soft_timeout: timedelta = timedelta(seconds=60),
-        hard_timeout: timedelta = timedelta(seconds=90),
-        heartbeat_timeout: timedelta = timedelta(seconds=30),
-        barrier_timeout: timedelta = timedelta(seconds=120),
-        completion_timeout: timedelta = timedelta(seconds=120),
-        last_call_wait: timedelta = timedelta(seconds=1),
-        termination_grace_time: timedelta = timedelta(seconds=5),
-        monitor_process_logfile: str | None = None,
-        monitor_process_pidfile: str | None = None,
-        completion: Completion | None = None,
-        terminate: Terminate | None = None,
-        enabled: bool = True,
-    ) -> None:
-        given = {name: value for name, value in locals().items() if name != "self"}
-        self._arguments = Arguments(**given)
-        self._arguments.rank_assignment = with_defaults(rank_assignment)
-        if enabled:
+    __init__ = _with_hints(Arguments.__init__)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.enabled:
             setup_logger()
-            self._arguments.restart_health_check = _with_hardware(health_check)
+            object.__setattr__(self, "restart_health_check", _with_hardware(self.health_check))
 
     def __call__(self, fn: F) -> F:
         """The wrapped function. Raises TypeError unless `fn` is a plain function that is not wrapped yet."""
         _check_function(fn)
-        if not self._arguments.enabled:
+        if not self.enabled:
             return fn
-        names, arguments = takers(fn), self._arguments
+        names = wrapper_parameters(fn)
 
         @functools.wraps(fn)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -119,7 +84,7 @@ class Wrapper:
             try:
                 _check_caller()
                 _say_what_the_launcher_does()
-                return _call(arguments, fn, names, args, kwargs)
+                return _call(self, fn, names, args, kwargs)
             finally:
                 _active.release()
 
@@ -130,15 +95,15 @@ class Wrapper:
 def _call(
     arguments: Arguments, fn: Callable[..., Any], names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    helpers = Helpers(arguments)
+    resources = Resources(arguments)
     gc.freeze()  # torch has a million objects: no collection at a restart shall go through them
     try:
-        runner = Runner(arguments, helpers)
+        runner = Runner(arguments, resources)
         args, kwargs = with_wrapper(fn, names, runner.call_wrapper, args, kwargs)
         return runner.run(lambda: fn(*args, **kwargs))
     finally:
         gc.unfreeze()
-        helpers.close()
+        resources.close()
 
 
 def _check_function(fn: Any) -> None:

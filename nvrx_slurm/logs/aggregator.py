@@ -1,7 +1,7 @@
 """The aggregator: takes lines from the shippers of all nodes and appends them to the merged file of their cycle.
 
 It keeps no line: what it has read it writes in the same turn of its loop, and then acknowledges. Where it cannot write
-(a full disk), it tells all shippers to hold, and tries again; the lines wait in the ranks' own files.
+(a full disk), it drops the shippers of the file, which come again, and tries again; lines wait in the ranks' own files.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nvrx_slurm.control.entrance import Entrance, Peer
+from nvrx_slurm.child import program
+from nvrx_slurm.control.admission import Listener, Peer
 from nvrx_slurm.control.identity import identity
 from nvrx_slurm.control.stream import Stream
 from nvrx_slurm.core.logs.names import cycle_file
 from nvrx_slurm.errors import NvrxError, ProtocolError
-from nvrx_slurm.logs import child, wire
+from nvrx_slurm.logs import wire
 from nvrx_slurm.logs.merged import Batch, MergedFile, Superseded
 from nvrx_slurm.system import bounded
 
@@ -61,18 +62,17 @@ class _Shipper:
         self.peer = peer
         self.sources: dict[int, _Source] = {}
         self.waits: list[wire.Opened] = []  # that are not answered yet
-        self.held = False
         self.written = 0  # chunks that wait to be acknowledged
 
 
-class Aggregator(child.Program):
+class Aggregator(program.Program):
     """The program's state. `listener`: where shippers come."""
 
     def __init__(self, listener: socket.socket, settings: Settings, connection: socket.socket) -> None:
         super().__init__(connection)
         self._settings = settings
         self._identity = identity(settings.token, wire.IDENTITY.format(settings.job))
-        self._entrance = Entrance(self._begin, None, self.say)
+        self._listener = Listener(self._begin, None, self.say)
         self._shippers: dict[Peer, _Shipper] = {}
         self._files: dict[str, MergedFile] = {}
         self._pending: dict[str, list[Batch]] = {}
@@ -82,7 +82,7 @@ class Aggregator(child.Program):
         self._broken: set[str] = set()  # files that could not be written since the last try
         self._finishing, self._began_s = False, self.loop.time()
         self._syncing = asyncio.ensure_future(self._keep_synced())
-        self._entrance.take(listener)
+        self._listener.take(listener)
 
     def on_packet(self, packet: dict[str, Any]) -> None:
         """{"finish": seconds}: end when all shippers have left, after at most that time."""
@@ -91,7 +91,7 @@ class Aggregator(child.Program):
         self._end_if_all_left()
 
     def _end_if_all_left(self) -> None:
-        if not self._finishing or self._shippers or self.result.done():
+        if not self._finishing or self._shippers or self._retry is not None or self.result.done():
             return
         late_s = self._began_s + _YOUNG_S - self.loop.time()
         if late_s <= 0 or (self._files and all(merged.index.complete for merged in self._files.values())):
@@ -122,7 +122,7 @@ class Aggregator(child.Program):
         if kind == wire.CHUNK and shipper is not None:
             self._on_chunk(shipper, wire.to_chunk(frame))
         elif kind == wire.OPEN and shipper is not None:
-            self._on_open(shipper, *wire.opened(frame))
+            self._on_open(shipper, wire.opened(frame))
         elif kind == wire.HELLO and shipper is None:
             self._on_hello(peer, wire.content(frame))
         else:
@@ -135,31 +135,27 @@ class Aggregator(child.Program):
         older = next((one for one in self._shippers if one.node_id == hello["node"]), None)
         self._shippers[peer] = _Shipper(peer)
         peer.node_id = hello["node"]
-        self._entrance.admitted(peer)
+        self._listener.admitted(peer)
         if older is not None:
             older.abort(ConnectionError("its shipper connected again"))
 
     def _on_end(self, peer: Peer, why: Exception) -> None:
         shipper = self._shippers.pop(peer, None)
         if shipper is None:
-            return self._entrance.left(peer, why)
+            return self._listener.left(peer, why)
         if isinstance(why, NvrxError):
             self.say(f"the log shipper of {peer.node_id} broke the protocol: {why}")
         self._end_if_all_left()
 
     # --- sources ----------------------------------------------------------------------------------------------
 
-    def _on_open(self, shipper: _Shipper, everything: bool, sources: list[wire.Opened]) -> None:
-        if shipper.held and not everything:
-            return  # it will open all of them
+    def _on_open(self, shipper: _Shipper, sources: list[wire.Opened]) -> None:
         for one in sources:
             if not one.file.startswith(f"{self._settings.owner}/") or ".." in Path(one.file).parts:
                 raise ProtocolError(f"it opens {one.file[:80]!r}, which is no file of this run")
             if not self._path(one):
                 raise ProtocolError("it opens a source that is not wanted")
-        if everything:
-            shipper.sources, shipper.held = {}, False
-        shipper.waits = sources if everything else [*shipper.waits, *sources]
+        shipper.waits += sources
         self._answer(shipper)
 
     def _path(self, source: wire.Opened) -> str:
@@ -182,7 +178,7 @@ class Aggregator(child.Program):
                 shipper.waits.append(one)
                 self._fail(path, error)
         shipper.sources.update(found)
-        if found and not shipper.held:  # by this very loop: then it opens all of them again
+        if found:
             self._send(shipper, wire.message(wire.HAVE, {number: source.to for number, source in found.items()}))
 
     def _file(self, path: str, source: wire.Opened) -> MergedFile:
@@ -209,8 +205,6 @@ class Aggregator(child.Program):
     # --- lines ------------------------------------------------------------------------------------------------
 
     def _on_chunk(self, shipper: _Shipper, chunk: wire.Chunk) -> None:
-        if shipper.held:
-            return
         source = shipper.sources.get(chunk.source)
         if source is None or chunk.begin != source.to or chunk.to < source.to:
             raise ProtocolError("it sent a chunk that does not follow the one before")
@@ -253,13 +247,13 @@ class Aggregator(child.Program):
         if path in self._files:
             self._files.pop(path).close()
         if isinstance(error, Superseded):
-            return self.end(child.GIVEN_UP)  # the aggregator of a later term has the files
+            return self.end(program.GIVEN_UP)  # the aggregator of a later term has the files
         why = getattr(error, "strerror", "") or str(error)
         self.say(f"{path}: {why}; lines wait in the files of the ranks")
-        for shipper in self._shippers.values():
-            if not shipper.held and any(source.path == path for source in shipper.sources.values()):
-                shipper.held, shipper.written, shipper.waits = True, 0, []
-                self._send(shipper, wire.message(wire.HOLD))
+        for peer, shipper in list(self._shippers.items()):
+            if any(source.path == path for source in shipper.sources.values()):
+                shipper.written = 0
+                peer.abort(ConnectionError("its lines cannot be written now"))
         if self._retry is None:
             self._retry = self.loop.call_later(self._retry_s, self._try_again)
             self._retry_s = min(2 * self._retry_s, _LAST_RETRY_S)
@@ -271,6 +265,7 @@ class Aggregator(child.Program):
             self._answer(shipper)
         if not self._broken:
             self._retry_s = _RETRY_S
+        self.loop.call_later(_LAST_RETRY_S, self._end_if_all_left)  # until then its shippers come again
 
     async def _keep_synced(self) -> None:
         """Have the disk take the files every 10 s. One that hangs does not end this program."""
@@ -290,7 +285,7 @@ class Aggregator(child.Program):
 def main(arguments: list[str]) -> int:
     """`arguments`: the descriptors of the socket to the agent, and of one that listens."""
     listener = socket.socket(fileno=int(arguments[1]))
-    return child.run(int(arguments[0]), lambda settings, to: Aggregator(listener, Settings(**settings), to))
+    return program.run(int(arguments[0]), lambda settings, to: Aggregator(listener, Settings(**settings), to))
 
 
 if __name__ == "__main__":

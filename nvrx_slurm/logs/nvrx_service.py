@@ -15,12 +15,17 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-import grpc
-
+from nvrx_slurm.child import program
 from nvrx_slurm.core.logs.names import index_file
-from nvrx_slurm.logs import child
+from nvrx_slurm.errors import NEEDS_GRPC
 from nvrx_slurm.logs import nvrx_logs_pb2 as pb
 from nvrx_slurm.system.files import write_all
+
+try:
+    import grpc
+except ModuleNotFoundError:  # starting it again would not help
+    print(f"--ft-log-server-grpc-port: {NEEDS_GRPC}", file=sys.stderr)
+    sys.exit(program.GIVEN_UP)
 
 NAME = "nvidia_resiliency_ext.fault_tolerance.LogAggregationService"
 _OPTIONS = (
@@ -102,7 +107,7 @@ def server(service: Service) -> grpc.aio.Server:
     return found
 
 
-class _Program(child.Program):
+class _Program(program.Program):
     """Serves until the agent says that it is enough."""
 
     def __init__(self, settings: dict[str, Any], connection: socket.socket) -> None:
@@ -119,7 +124,7 @@ class _Program(child.Program):
             found = self._server.add_insecure_port(f"[::]:{port}")
         except RuntimeError:
             self.say(f"--ft-log-server-grpc-port {port} is taken: foreign log clients are not served")
-            return self.end(child.GIVEN_UP)
+            return self.end(program.GIVEN_UP)
         await self._server.start()
         self.tell(port=found)
 
@@ -130,7 +135,7 @@ class _Program(child.Program):
 
 def main(arguments: list[str]) -> int:
     """`arguments`: the descriptor of the socket to the agent."""
-    return child.run(int(arguments[0]), _Program)
+    return program.run(int(arguments[0]), _Program)
 
 
 if __name__ == "__main__":

@@ -10,10 +10,11 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Protocol
+from typing import IO, Any, NamedTuple
 
-from nvrx_slurm.core.logs.lines import LONGEST_LINE, Lines, rank_prefix
+from nvrx_slurm.core.logs.lines import Lines, rank_prefix
 from nvrx_slurm.core.logs.names import index_file
+from nvrx_slurm.logs.rank_file import RankFile
 
 _RANK_FILE = re.compile(r"rank_(\d+)\.(out|err)")
 
@@ -27,15 +28,8 @@ class Piece(NamedTuple):
     text: bytes
 
 
-class Reader(Protocol):
-    """Reads one cycle. `final`: no program writes any more, so a last line without newline counts."""
-
-    def read(self, final: bool) -> Iterator[Piece]:
-        """What has come since the last time. Raises OSError."""
-
-
 class MergedReader:
-    """One merged file, by its index."""
+    """One merged file, by its index. `final`: no program writes any more, so a last line without newline counts."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -74,7 +68,7 @@ class TreeReader:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._files: dict[Path, tuple[int, Lines]] = {}  # with the offset
+        self._files: dict[Path, RankFile] = {}
 
     def read(self, final: bool) -> Iterator[Piece]:
         """What has come since the last time. Raises OSError."""
@@ -84,26 +78,19 @@ class TreeReader:
                 found[path] = int(match[1]), match[2]
         world = max((rank for rank, _ in found.values()), default=0) + 1
         for path, (rank, stream) in sorted(found.items(), key=lambda item: item[1]):
-            at, lines = self._files.get(path, (0, Lines()))
-            lines.prefix = rank_prefix(rank, world)
-            with path.open("rb") as file:
-                file.seek(at)
-                data = file.read(LONGEST_LINE)
-                while data:
-                    text, used = lines.take(data, final and len(data) < LONGEST_LINE)
-                    if text:
-                        yield Piece(0, rank, stream, text)
-                    if not used:
-                        break
-                    at += used
-                    self._files[path] = at, lines
-                    file.seek(at)
-                    data = file.read(LONGEST_LINE)
+            file = self._files.setdefault(path, RankFile(path, Lines()))
+            file.lines.prefix = rank_prefix(rank, world)
+            at_end = False
+            while not at_end:
+                text, at_end = file.read(final)
+                if text:
+                    yield Piece(0, rank, stream, text)
+            file.close()
 
 
-def cycles(run: Path) -> dict[int, list[Reader]]:
+def cycles(run: Path) -> dict[int, list[MergedReader | TreeReader]]:
     """The readers of each cycle below the directory of a run, by its number."""
-    found: dict[int, list[Reader]] = {}
+    found: dict[int, list[MergedReader | TreeReader]] = {}
     for link in sorted(run.glob("merged/cycle_*.log")):
         number = link.name.removeprefix("cycle_").split(".")[0]
         if number.isdecimal() and link.exists():

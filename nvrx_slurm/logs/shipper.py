@@ -16,11 +16,13 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from nvrx_slurm.child import program
 from nvrx_slurm.control.identity import identity
 from nvrx_slurm.control.stream import Stream
 from nvrx_slurm.core.logs.lines import Lines, rank_prefix
 from nvrx_slurm.errors import ProtocolError
-from nvrx_slurm.logs import child, wire
+from nvrx_slurm.logs import wire
+from nvrx_slurm.logs.rank_file import RankFile
 from nvrx_slurm.system.inotify import Inotify
 
 _WINDOW_BYTES = 512 << 10  # of text that is not acknowledged
@@ -43,18 +45,16 @@ class Settings(NamedTuple):
 
 @dataclass(slots=True)
 class _Source:
-    """One file. Its bytes up to `sent` were sent; -1: the aggregator has not said where it goes on."""
+    """One file, which was sent as far as it was read. `known`: the aggregator has said where it goes on."""
 
     opened: wire.Opened
-    path: str
-    lines: Lines
-    fd: int = -1
-    sent: int = -1
+    file: RankFile
+    known: bool = False
     ending: bool = False  # no program writes to it any more
     final_sent: bool = False
 
 
-class Shipper(child.Program):
+class Shipper(program.Program):
     """The program's state."""
 
     def __init__(self, settings: Settings, connection: socket.socket) -> None:
@@ -110,13 +110,12 @@ class Shipper(child.Program):
             if file not in known:
                 opened = wire.Opened(self._opened, cycle, file, rank, world)
                 path = os.path.join(self._settings.log_dir, file)
-                self._sources[self._opened] = _Source(
-                    opened, path, Lines(rank_prefix(rank, world) if rank >= 0 else b"")
-                )
+                lines = Lines(rank_prefix(rank, world) if rank >= 0 else b"")
+                self._sources[self._opened] = _Source(opened, RankFile(path, lines))
                 self._opened += 1
                 new.append(opened)
                 self._watch(os.path.dirname(path))
-        self._open(new, everything=False)
+        self._open(new)
 
     def _watch(self, directory: str) -> None:
         if self._changes is not None:
@@ -200,22 +199,18 @@ class Shipper(child.Program):
         if not ended.done():
             self._stream = stream
             stream.send(wire.message(wire.HELLO, {"version": wire.VERSION, "node": self._settings.node}))
-            self._open_all()
+            self._open([source.opened for source in self._sources.values()])
 
     def _forget(self) -> None:
         """What was not acknowledged has to be sent again."""
         self._flights.clear()
         self._in_flight = 0
         for source in self._sources.values():
-            source.sent, source.final_sent = -1, False
+            source.known = source.final_sent = False
 
-    def _open_all(self) -> None:
-        self._forget()
-        self._open([source.opened for source in self._sources.values()], everything=True)
-
-    def _open(self, sources: list[wire.Opened], everything: bool) -> None:
+    def _open(self, sources: list[wire.Opened]) -> None:
         if self._stream is not None:
-            self._stream.send(wire.message(wire.OPEN, {"all": everything, "sources": sources}))
+            self._stream.send(wire.message(wire.OPEN, sources))
 
     def _on_frame(self, frame: bytes) -> None:
         """Raises ProtocolError."""
@@ -225,10 +220,9 @@ class Shipper(child.Program):
         elif kind == wire.HAVE:
             for number, to in wire.content(frame).items():
                 if (source := self._sources.get(int(number))) is not None:
-                    source.sent, source.lines = int(to), Lines(source.lines.prefix)
+                    source.known, source.file.at = True, int(to)
+                    source.file.lines = Lines(source.file.lines.prefix)
                     self._dirty[int(number)] = None
-        elif kind == wire.HOLD:
-            self._open_all()
         else:
             raise ProtocolError(f"it sent a frame of kind {kind}")
         self._heard_s = self.loop.time()
@@ -244,8 +238,7 @@ class Shipper(child.Program):
             if final:
                 del self._sources[source.opened.source]
                 self._dirty.pop(source.opened.source, None)
-                if source.fd >= 0:
-                    os.close(source.fd)
+                source.file.close()
 
     # --- the files --------------------------------------------------------------------------------------------------
 
@@ -253,13 +246,13 @@ class Shipper(child.Program):
         """A file has grown. It is looked at later: a rank may write a thousand lines until then."""
         assert self._changes is not None
         self.loop.remove_reader(self._changes.fd)
-        self.loop.call_later(self._settings.batch_s, self._look)
+        self.loop.call_later(self._settings.batch_s, self._take_changes)
 
-    def _look(self) -> None:
+    def _take_changes(self) -> None:
         assert self._changes is not None
         names = self._changes.wait()
         for number, source in self._sources.items():
-            if "" in names or os.path.basename(source.path) in names:
+            if "" in names or os.path.basename(source.file.path) in names:
                 self._dirty[number] = None
         self.loop.add_reader(self._changes.fd, self._on_change)
         self._pump()
@@ -276,27 +269,21 @@ class Shipper(child.Program):
             number = next(iter(self._dirty))
             del self._dirty[number]
             source = self._sources[number]
-            if source.sent >= 0 and not source.final_sent and self._send_some(self._stream, source, at):
+            if source.known and not source.final_sent and self._send_some(self._stream, source, at):
                 self._dirty[number] = None
 
     def _send_some(self, stream: Stream, source: _Source, at: int) -> bool:
         """Send a chunk of this source; whether there may be more to send now."""
-        data = b""
+        file, begin, text, at_end = source.file, source.file.at, b"", True
         try:
-            if source.fd < 0:
-                source.fd = os.open(source.path, os.O_RDONLY | os.O_CLOEXEC)
-            data = os.pread(source.fd, wire.READ_BYTES, source.sent)
-        except FileNotFoundError:
-            pass  # the rank writes to /dev/null, or does not write yet
+            text, at_end = file.read(source.ending)
         except OSError as error:
-            self.say(f"{source.path} cannot be read: {error.strerror}")
-        at_end = len(data) < wire.READ_BYTES
+            self.say(f"{file.path} cannot be read: {error.strerror}")
         final = source.ending and at_end
-        text, used = source.lines.take(data, final)
-        if not used and not final:
+        if file.at == begin and not final:
             return False
-        begin, source.sent, source.final_sent = source.sent, source.sent + used, final
-        stream.send(wire.from_chunk(wire.Chunk(source.opened.source, begin, source.sent, at, final, text)))
+        source.final_sent = final
+        stream.send(wire.from_chunk(wire.Chunk(source.opened.source, begin, file.at, at, final, text)))
         size = len(text) + 64
         self._flights.append((source, size, final))
         self._in_flight += size
@@ -305,7 +292,7 @@ class Shipper(child.Program):
 
 def main(arguments: list[str]) -> int:
     """`arguments`: the descriptor of the socket to the agent."""
-    return child.run(int(arguments[0]), lambda settings, connection: Shipper(Settings(**settings), connection))
+    return program.run(int(arguments[0]), lambda settings, connection: Shipper(Settings(**settings), connection))
 
 
 if __name__ == "__main__":

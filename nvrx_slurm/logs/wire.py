@@ -1,8 +1,8 @@
 """Frames between a shipper and an aggregator, on `control.stream`. A bad one raises ProtocolError.
 
 Shipper: HELLO, OPEN (its sources), then CHUNKs. Aggregator: HAVE answers OPEN with the offset of each source, ACK
-counts the CHUNKs that are in the file. HOLD: it cannot write. It ignores all chunks until an OPEN of all sources comes
-(`all`), and answers that when it can write again.
+counts the CHUNKs that are in the file. An aggregator that cannot write a file ends the streams that bring lines for it,
+and answers no OPEN for it until it can.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 
 from nvrx_slurm.errors import ProtocolError
 
-VERSION = 1
-HELLO, OPEN, CHUNK, HAVE, ACK, HOLD = range(6)
+VERSION = 2
+HELLO, OPEN, CHUNK, HAVE, ACK = range(5)
 IDENTITY = "{} logs"  # names the job in certificates: those of agents do not fit here
-READ_BYTES = 1 << 16  # of a rank's file that a chunk stands for, at most
 MAX_SOURCES = 16_384  # of one shipper
 _CHUNK = struct.Struct("!BIQQQ?")
 _ACK = struct.Struct("!BI")
@@ -59,12 +58,12 @@ def content(frame: bytes) -> Any:
         raise ProtocolError("it sent a frame that is no message") from None
 
 
-def opened(frame: bytes) -> tuple[bool, list[Opened]]:
-    """(whether these are all sources, the sources) of an OPEN frame."""
+def opened(frame: bytes) -> list[Opened]:
+    """The sources of an OPEN frame."""
     found = content(frame)
     try:
-        numbers = [(int(one[0]), int(one[1]), str(one[2]), int(one[3]), int(one[4])) for one in found["sources"]]
-        return bool(found["all"]), [Opened(*one) for one in numbers[:MAX_SOURCES]]
+        numbers = [(int(one[0]), int(one[1]), str(one[2]), int(one[3]), int(one[4])) for one in found]
+        return [Opened(*one) for one in numbers[:MAX_SOURCES]]
     except (TypeError, KeyError, ValueError, IndexError):
         raise ProtocolError("it opens sources in another way") from None
 

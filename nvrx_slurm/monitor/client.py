@@ -89,7 +89,7 @@ class RankMonitorClient:
             rank_info = RankInfo.get_for_current_rank()
             reply, fds = transport.request(path, "init", rank=rank_info.global_rank, local_rank=rank_info.local_rank)
             self._page = _map(fds[0] if fds else None)
-            _answer_looks(fds[1:])
+            _answer_inspections(fds[1:])
             cfg, words = reply["cfg"], self._page.words
         self.rank_info, self.cfg = rank_info, namedtuple("cfg", cfg)(**cfg)
         try:
@@ -311,10 +311,10 @@ def _map(fd: int | None) -> Page:
         os.close(fd)
 
 
-def _answer_looks(fds: list[int]) -> None:
+def _answer_inspections(fds: list[int]) -> None:
     """The monitor may want to know what this process does. A process has one monitor, also with several clients."""
     if not _answers and fds:
-        from nvrx_slurm.monitor.answers import Answers
+        from nvrx_slurm.monitor.inspected import Answers
 
         _answers.append(Answers(fds[0]))
     else:

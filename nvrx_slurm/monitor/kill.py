@@ -10,14 +10,16 @@ import os
 import resource
 import signal
 
-from nvrx_slurm.monitor import stacks
-from nvrx_slurm.system import descendants
-from nvrx_slurm.system.descendants import is_dead
+from nvrx_slurm.child import descendants
+from nvrx_slurm.child.descendants import is_dead
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+# Signals on which a rank prints its stacks (`monitor.inspected`)
+END_SIGNAL = 16  # and ends. SIGSTKFLT: unused by kernel and libraries; its default action ends a process without a core
+INSPECT_SIGNAL = 52  # and goes on. Real-time; 32 and 33 are glibc's, 62 is the Java virtual machine's
 _PIDFD_SIGNAL_PROCESS_GROUP = 4  # Linux 6.9
 
 
@@ -101,9 +103,9 @@ def handles(pidfd: int, pid: int, signum: int) -> bool:
 def stacks_signal(pidfd: int, pid: int) -> int:
     """The signal on which the process prints its Python stacks and ends; 0: it has no handler for either.
 
-    That is stacks.END_SIGNAL after init_workload_monitoring(), else SIGABRT (the agent sets PYTHONFAULTHANDLER).
+    That is END_SIGNAL after init_workload_monitoring(), else SIGABRT (the agent sets PYTHONFAULTHANDLER).
     """
-    return next((signum for signum in (stacks.END_SIGNAL, signal.SIGABRT) if handles(pidfd, pid, signum)), 0)
+    return next((signum for signum in (END_SIGNAL, signal.SIGABRT) if handles(pidfd, pid, signum)), 0)
 
 
 def ask_for_stacks(pidfd: int, pid: int) -> None:

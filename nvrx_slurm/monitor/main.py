@@ -22,9 +22,11 @@ from time import monotonic, sleep
 from nvrx_slurm.monitor import kill, wire
 from nvrx_slurm.monitor.lease import Lease
 from nvrx_slurm.monitor.requests import Requests
-from nvrx_slurm.monitor.watched import Watched
+from nvrx_slurm.monitor.watched import Descriptors, Watched
 
-WATCH_FDS = 5  # pidfd, page, listening socket, both ends of the socket for looks at the rank
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 # Requests must never fill the channel to an agent that does not read, or the message `hang` would be lost. It takes
 # 200 KB by default, and per worker at most this many Continues and one each of the two others and `hang` (50 KB each).
@@ -39,40 +41,6 @@ _AGAIN_S = 0.1  # a process that forks while its rank is killed needs another ki
 _SOON_S = 0.005  # the same where the agent is dead: other nodes start its ranks at once
 _END_S = 10.0  # for killed processes to end; one that is blocked in the kernel is left to die
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-
-class _Loop:
-    """Waits for file descriptors and calls their handlers. A handler must not block and must accept a spurious call."""
-
-    def __init__(self) -> None:
-        self._poll = select.poll()
-        self._handlers: dict[int, Callable[[], None]] = {}
-
-    def add(self, fd: int, handler: Callable[[], None]) -> None:
-        self._handlers[fd] = handler
-        self._poll.register(fd, select.POLLIN)
-
-    def remove(self, fd: int) -> None:
-        if self._handlers.pop(fd, None) is not None:
-            self._poll.unregister(fd)
-
-    def wait(self, deadline_s: float | None) -> float:
-        """Run what is ready, or return at `deadline_s` (monotonic; None = wait without a limit).
-
-        Returns the time at which this wait was due to end. Any later time means that this process was stopped.
-        """
-        timeout_ms = None if deadline_s is None else max(0.0, (deadline_s - monotonic()) * 1000)
-        ready = self._poll.poll(timeout_ms)
-        woken_s = monotonic()
-        for fd, _ in ready:
-            handler = self._handlers.get(fd)
-            if handler is not None:
-                handler()
-        return woken_s if deadline_s is None else min(woken_s, deadline_s)
-
 
 class Monitor:
     """The program. `run()` returns the exit status after `quit` or the agent's death."""
@@ -81,22 +49,38 @@ class Monitor:
         self._control = control
         self._lease = lease
         self._directory, self._prefix = directory, prefix
-        self._loop = _Loop()
+        self._poll = select.poll()
+        self._poll.register(control, select.POLLIN)
         self._running = True
         self._watched: Watched | None = None
         self._requests: Requests | None = None
 
     def run(self) -> int:
-        self._loop.add(self._control.fileno(), self._on_control)
         due_s = monotonic()
         while self._running:
-            due_s = self._loop.wait(_earliest(self._mind_lease(), self._judge(due_s), self._go_on_looking()))
+            due_s = self._wait(_earliest(self._mind_lease(), self._judge(due_s), self._go_on_inspecting()))
         return 0
+
+    def _wait(self, deadline_s: float | None) -> float:
+        """Handle what arrives, or return at `deadline_s` (monotonic; None = wait without a limit).
+
+        Returns the time at which this wait was due to end. Any later time means that this process was stopped.
+        """
+        ready = self._poll.poll(None if deadline_s is None else max(0.0, (deadline_s - monotonic()) * 1000))
+        woken_s = monotonic()
+        for fd, _ in ready:  # one handler may make the next event spurious; none of them blocks
+            if fd == self._control.fileno():
+                self._on_control()
+            elif self._watched is not None and fd == self._watched.fds.pidfd:
+                self._on_worker_exit()
+            elif self._requests is not None:
+                self._requests.serve(fd)
+        return woken_s if deadline_s is None else min(woken_s, deadline_s)
 
     # --- the rank ---------------------------------------------------------------------------------
 
     def _mind_lease(self) -> float | None:
-        """Kill the rank once the lease of this node is over; returns the time of the next look, as `_judge`."""
+        """Kill the rank once the lease of this node is over; returns when to ask again, as `_judge`."""
         watched, lease = self._watched, self._lease
         if watched is None or lease is None:
             return None
@@ -105,7 +89,7 @@ class Monitor:
         return monotonic() + _AGAIN_S if watched.kill() else None
 
     def _judge(self, due_s: float) -> float | None:
-        """Judge the rank and act on it; returns the time of the next look (monotonic s; None = no limit runs)."""
+        """Judge the rank and act on it; returns when to judge again (monotonic s; None = no limit runs)."""
         watched = self._watched
         if watched is None or self._requests is None:
             return None
@@ -116,30 +100,21 @@ class Monitor:
                 self._tell(watched, _CONTINUE, judgement.late)
             if not judgement.hung:
                 return judgement.deadline_s
-            _send(
-                self._control,
-                "hang",
-                cycle=watched.cycle,
-                rank=watched.rank,
-                local_rank=watched.local_rank,
-                pid=watched.pid,
-                sentence=judgement.sentence,
-                deadline_s=judgement.deadline_s,
-                at_s=monotonic(),
-            )
+            facts = {"sentence": judgement.sentence, "deadline_s": judgement.deadline_s, "at_s": monotonic()}
+            _send(self._control, "hang", **watched.ids, **facts)
             watched.begin_end()
         return watched.climb()
 
-    def _go_on_looking(self) -> float | None:
+    def _go_on_inspecting(self) -> float | None:
         """Tell the agent what the rank does as soon as that is known; returns the time of the next step."""
         watched = self._watched
-        if watched is None or watched.look is None:
+        if watched is None or watched.inspection is None:
             return None
-        seen = watched.look.go_on()
+        seen = watched.inspection.result()
         if seen is None:
-            return watched.look.due_s
-        watched.look = None
-        answer = {"cycle": watched.cycle, "pid": watched.pid, **seen, **watched.signs()}
+            return watched.inspection.due_s
+        watched.inspection = None
+        answer = {**watched.ids, **seen, **watched.progress.signs()}
         try:
             _send(self._control, "looked", **answer)
         except wire.WireError:  # JSON writes some characters as six
@@ -148,10 +123,10 @@ class Monitor:
 
     def _on_worker_exit(self) -> None:
         watched = self._watched
-        if watched is None or not kill.is_dead(watched.pidfd):
+        if watched is None or not kill.is_dead(watched.fds.pidfd):
             return
         if watched.ladder is not None:
-            kill.kill_group(watched.pidfd, watched.pid)  # a hung rank's children end with it
+            kill.kill_group(watched.fds.pidfd, watched.pid)  # a hung rank's children end with it
         self._stop_serving()
 
     def _answer(self, message: dict[str, object], pid: int) -> tuple[bytes, list[int]]:
@@ -162,15 +137,14 @@ class Monitor:
             return self._pass_on(watched, message), []
         if kind == "limits":
             try:
-                watched.change_limits({name: value for name, value in message.items() if name not in ("v", "type")})
+                watched.progress.change_limits(
+                    {name: value for name, value in message.items() if name not in ("v", "type")}
+                )
             except ValueError as error:
                 raise wire.WireError(str(error)) from None
             return wire.encode("ok"), []
-        watched.initialize(pid)
-        reply = wire.encode(
-            "ok", cycle=watched.cycle, rank=watched.rank, local_rank=watched.local_rank, cfg=watched.cfg
-        )
-        return reply, [watched.page_fd, watched.rank_fd]
+        watched.progress.initialize(pid)
+        return wire.encode("ok", **watched.ids, cfg=watched.cfg), [watched.fds.page, watched.fds.inspected]
 
     def _pass_on(self, watched: Watched, message: dict[str, object]) -> bytes:
         """Send a workload control request to the agent, unless it would change nothing there; returns `ok`."""
@@ -191,15 +165,14 @@ class Monitor:
         return wire.encode("ok")
 
     def _tell(self, watched: Watched, action: str, description: str) -> bool:
-        told = {"cycle": watched.cycle, "pid": watched.pid, "action": action, "description": description}
-        return _send(self._control, "control", **told)
+        return _send(self._control, "control", **watched.ids, action=action, description=description)
 
     # --- the agent --------------------------------------------------------------------------------
 
     def _on_control(self) -> None:
         flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
         try:
-            line, fds, _, _ = socket.recv_fds(self._control, wire.MAX_LINE_BYTES, WATCH_FDS, flags)
+            line, fds, _, _ = socket.recv_fds(self._control, wire.MAX_LINE_BYTES, len(Descriptors._fields), flags)
         except BlockingIOError:
             return
         except ConnectionError:
@@ -207,18 +180,24 @@ class Monitor:
         if not line:
             self._on_agent_gone()
             return
-        message = wire.decode(line)
-        if message["type"] == "watch":
-            self._watch(message, *fds)
-        elif message["type"] == "unwatch":
+        message: dict[str, Any] = wire.decode(line)
+        kind, watched = message["type"], self._watched
+        if kind == "watch":
+            self._watch(message, Descriptors(*fds))
+        elif kind == "unwatch":
             self._forget()
-        elif message["type"] in ("look", "end", "exit"):
-            if self._watched is not None:
-                self._watched.told(message)
-        elif message["type"] == "quit":
+        elif kind == "quit":
             self._running = False
+        elif kind not in ("look", "end", "exit"):
+            raise wire.WireError(f"the agent sent an unknown {kind!r}")
+        elif watched is None:
+            return  # the worker has just ended
+        elif kind == "look":
+            watched.inspect(message["within_s"])
+        elif kind == "end":
+            watched.release()
         else:
-            raise wire.WireError(f"the agent sent an unknown {message['type']!r}")
+            watched.expect_exit()
 
     def _on_agent_gone(self) -> None:
         """Kill what is left of the rank, and end.
@@ -236,15 +215,13 @@ class Monitor:
         _remove_sockets(self._directory, self._prefix)
         self._running = False
 
-    def _watch(
-        self, message: dict[str, object], pidfd: int, page_fd: int, listener_fd: int, look_fd: int, rank_fd: int
-    ) -> None:
+    def _watch(self, message: dict[str, object], fds: Descriptors) -> None:
         self._forget()
-        listener = socket.socket(fileno=listener_fd)
+        listener = socket.socket(fileno=fds.listener)
         mark = f"{wire.SOCKET_ENV}={listener.getsockname()}".encode()
-        self._watched = Watched(message, mark, pidfd, page_fd, look_fd, rank_fd)
-        self._requests = Requests(listener, self._answer, self._loop.add, self._loop.remove)
-        self._loop.add(pidfd, self._on_worker_exit)
+        self._watched = Watched(message, mark, fds)
+        self._requests = Requests(listener, self._answer, self._poll)
+        self._poll.register(fds.pidfd, select.POLLIN)
 
     def _forget(self) -> None:
         self._stop_serving()
@@ -257,7 +234,7 @@ class Monitor:
         if self._requests is not None and self._watched is not None:
             self._requests.close()
             self._requests = None
-            self._loop.remove(self._watched.pidfd)
+            self._poll.unregister(self._watched.fds.pidfd)
 
 
 def _earliest(*times: float | None) -> float | None:

@@ -7,6 +7,7 @@ of the same user and root get an answer.
 from __future__ import annotations
 
 import os
+import select
 import socket
 import struct
 
@@ -22,30 +23,31 @@ if TYPE_CHECKING:  # typing itself is too heavy for this process
     from collections.abc import Callable
 
     Answer = Callable[[dict[str, object], int], tuple[bytes, list[int]]]
-    AddReader = Callable[[int, Callable[[], None]], None]
 
 
 class Requests:
     """Serves a listening socket. `answer(message, pid)` returns the reply line and the fds to send with it.
 
-    It may raise WireError; `pid` is the sender's, 0 if it is of another pid namespace. `add_reader(fd, callback)` and
-    `remove_reader(fd)` belong to the caller's event loop. Nothing here blocks.
+    It may raise WireError; `pid` is the sender's, 0 if it is of another pid namespace. The caller waits with `poll` and
+    calls serve(fd). Nothing here blocks.
     """
 
-    def __init__(
-        self, listener: socket.socket, answer: Answer, add_reader: AddReader, remove_reader: Callable[[int], None]
-    ) -> None:
-        self._listener = listener
-        self._answer = answer
-        self._add_reader = add_reader
-        self._remove_reader = remove_reader
+    def __init__(self, listener: socket.socket, answer: Answer, poll: select.poll) -> None:
+        self._listener, self._answer, self._poll = listener, answer, poll
         self._connections: dict[int, tuple[socket.socket, bytes]] = {}  # by fd, oldest first; received so far
         listener.setblocking(False)
-        add_reader(listener.fileno(), self._accept)
+        poll.register(listener, select.POLLIN)
+
+    def serve(self, fd: int) -> None:
+        """`fd` may be ready, and may be another's by now."""
+        if fd == self._listener.fileno():
+            self._accept()
+        elif fd in self._connections:
+            self._read(fd)
 
     def close(self) -> None:
         """Close all connections and this process's copy of the listener; the agent keeps its own."""
-        self._remove_reader(self._listener.fileno())
+        self._poll.unregister(self._listener)
         self._listener.close()
         for fd in list(self._connections):
             self._drop(fd)
@@ -61,16 +63,14 @@ class Requests:
             sock.setblocking(False)
             fd = sock.fileno()
             self._connections[fd] = sock, b""
-            self._add_reader(fd, lambda fd=fd: self._read(fd))  # type: ignore[misc]
+            self._poll.register(sock, select.POLLIN)
             self._read(fd)
 
     def _drop(self, fd: int) -> None:
-        self._remove_reader(fd)
+        self._poll.unregister(fd)
         self._connections.pop(fd)[0].close()
 
     def _read(self, fd: int) -> None:
-        if fd not in self._connections:
-            return  # dropped since poll(2)
         sock, received = self._connections[fd]
         try:
             data = sock.recv(wire.MAX_LINE_BYTES + 1)

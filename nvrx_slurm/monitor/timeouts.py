@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from nvrx_slurm.core.rank import learn
@@ -41,10 +40,12 @@ class Timeouts:
     def learn_heartbeats(self, first_ns: int, longest_ns: int, factor: float, skip_if_not_ready: bool) -> bool:
         """Collective: see RankMonitorClient.calculate_and_set_hb_timeouts."""
         first_s, longest_s = _largest_s([first_ns, longest_ns])
-        with _ready(skip_if_not_ready):
-            self._apply(learn.learn_heartbeats(first_s, longest_s, factor, self.heartbeats), self.sections)
-            return True
-        return False
+        try:
+            new = learn.learn_heartbeats(first_s, longest_s, factor, self.heartbeats)
+        except learn.NotReady as error:
+            return _skip(error, skip_if_not_ready)
+        self._apply(new, self.sections)
+        return True
 
     def learn_sections(
         self,
@@ -58,11 +59,12 @@ class Timeouts:
         in_sections_ns, outside_ns = longest
         *times_s, outside_s = _largest_s([*in_sections_ns.values(), outside_ns])
         longest_s = dict(zip(in_sections_ns, times_s, strict=True))
-        with _ready(skip_if_not_ready):
+        try:
             new = learn.learn_sections(longest_s, outside_s, factor, self.sections, selected, calc_out_of_section)
-            self._apply(self.heartbeats, new)
-            return True
-        return False
+        except learn.NotReady as error:
+            return _skip(error, skip_if_not_ready)
+        self._apply(self.heartbeats, new)
+        return True
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Use the limits of a former `learn.to_state`: at once while initialised, else from init on."""
@@ -88,11 +90,8 @@ def _largest_s(times_ns: list[int]) -> list[float]:
     return [time_ns / 1e9 for time_ns in collective.largest(times_ns)]
 
 
-@contextmanager
-def _ready(skip: bool) -> Iterator[None]:
-    """With `skip`, the block ends early where no timeouts can be calculated yet."""
-    try:
-        yield
-    except learn.NotReady as error:
-        if not skip:
-            raise RankMonitorClientError(str(error)) from None
+def _skip(error: learn.NotReady, may_skip: bool) -> bool:
+    """No timeouts can be calculated yet: False, or RankMonitorClientError."""
+    if may_skip:
+        return False
+    raise RankMonitorClientError(str(error)) from None

@@ -1,61 +1,36 @@
-"""One worker, as its rank monitor sees it: settings from the agent, state from the shared page, and the kill ladder."""
+"""One worker, as its rank monitor sees it: its progress from the shared page, and the ladder that ends it."""
 
 from __future__ import annotations
 
 import os
 import signal
 import socket
+from collections import namedtuple
 from time import monotonic, monotonic_ns
 
 from nvrx_slurm.core.rank import watch as core
 from nvrx_slurm.monitor import kill
-from nvrx_slurm.monitor.look import Look
+from nvrx_slurm.monitor.inspect import Inspection
 from nvrx_slurm.monitor.page import FINISHED, HEARTBEAT, INIT, LIMITS, LIMITS_AT, OUTSIDE, RANK_PID, SECTIONS, Page
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+# What comes with the agent's `watch`: the worker, the shared page, the rank's socket, both ends of that for inspections
+Descriptors = namedtuple("Descriptors", "pidfd page listener inspector inspected")
 
-class Watched:
-    """One worker of one cycle. Takes ownership of the file descriptors; `message` is the agent's `watch`.
 
-    `look_fd`, `rank_fd`: both ends of the socket for `monitor.look`.
+class Progress:
+    """What the shared page, on the descriptor `fd`, says of the rank. `limits`: those in force."""
 
-    `mark`: an entry of the rank's environment that only this life of the rank has. `doomed`: it is killed, and what it
-    left behind, until nothing is left.
-
-    `requests_passed`: number of Continue requests passed on to the agent; `strongest`: the strongest other request.
-    """
-
-    def __init__(
-        self, message: dict[str, Any], mark: bytes, pidfd: int, page_fd: int, look_fd: int, rank_fd: int
-    ) -> None:
-        self.cycle: int = message["cycle"]
-        self.rank: int = message["rank"]
-        self.local_rank: int = message["local_rank"]
-        self.pid: int = message["pid"]
-        self.cfg: dict[str, Any] = message["cfg"]
-        self.page_fd, self.rank_fd = page_fd, rank_fd
-        self._mark, self.doomed = mark, False
-        self.look: Look | None = None  # that is going on
-        self._channel = socket.socket(fileno=look_fd)
-        self._hold_s: float = message["hold_s"]  # what a look at all ranks may take, before a hung rank is ended
-        self._holds = False
-        self.pidfd = self._rank_pidfd = pidfd
-        self.page = Page(page_fd, check=False)
-        self.requests_passed = self.strongest = 0
-        self.ladder: list[tuple[str, float]] | None = None  # steps left; not None: the rank is hung
-        self._signum: int = message["signal"]
-        self._configured = self.limits = core.Limits(**message["limits"])
-        self._rank_pid = self.pid
-        self._step_until_s = 0.0
-        self._exits: tuple[float, str] | None = None  # see core.View
-        self.late_said = False
-        self._started_ns = int(message["started_s"] * 1e9)
-        self._resumed_s = 0.0
+    def __init__(self, fd: int, configured: core.Limits, started_s: float) -> None:
+        self._page = Page(fd, check=False)
+        self._words = self._page.words
+        self._configured = self.limits = configured
+        self._started_ns, self._resumed_s = int(started_s * 1e9), 0.0
         # Read once, for a restarted monitor; afterwards the rank cannot change this monitor's own facts.
-        init_ns = self.page.words[INIT]
+        init_ns = self._words[INIT]
         self._init_ns = init_ns if self._started_ns <= init_ns <= monotonic_ns() else 0
         self._heartbeat_ns = 0  # the last plausible one
         self._limits_ns = 0  # since when learned limits are in force
@@ -63,7 +38,7 @@ class Watched:
 
     def _recall_limits(self) -> None:
         """Apply the limits that the rank told an earlier monitor of this worker, if they are plausible."""
-        since_ns = self.page.words[LIMITS_AT]
+        since_ns = self._words[LIMITS_AT]
         if self._init_ns and self._init_ns <= since_ns <= monotonic_ns():
             values_ns = self._limit_words().tolist()
             try:
@@ -73,31 +48,34 @@ class Watched:
                 pass
 
     def _limit_words(self) -> memoryview:
-        return self.page.words[LIMITS : LIMITS + len(self._configured.values())]
+        return self._words[LIMITS : LIMITS + len(self._configured.values())]
 
     def change_limits(self, told: dict[str, Any]) -> None:
         """Apply limits that the rank has learned; every limit begins anew. Raises ValueError and changes nothing."""
         if not self._init_ns:
             raise ValueError("limits can be changed after init_workload_monitoring() only")
         limits = self._configured.changed(told)
-        self.page.words[LIMITS_AT] = 0  # if this monitor is killed from here on, the rank tells its successor again
+        self._words[LIMITS_AT] = 0  # if this monitor is killed from here on, the rank tells its successor again
         words = self._limit_words()
         for position, limit_s in enumerate(limits.values()):
             words[position] = round(limit_s * 1e9) if limit_s else 0
-        self._limits_ns = self.page.words[LIMITS_AT] = monotonic_ns()
+        self._limits_ns = self._words[LIMITS_AT] = monotonic_ns()
         self.limits = limits
 
     def initialize(self, pid: int) -> None:
         """Process `pid` called init_workload_monitoring(): earlier heartbeats, sections and limits no longer count."""
-        self.page.words[LIMITS_AT] = self._limits_ns = 0
+        self._words[LIMITS_AT] = self._limits_ns = 0
         self.limits = self._configured
-        self._init_ns = self.page.words[INIT] = monotonic_ns()
-        self.page.words[RANK_PID] = pid
+        self._init_ns = self._words[INIT] = monotonic_ns()
+        self._words[RANK_PID] = pid
         self._heartbeat_ns = 0
 
-    def judge(self, due_s: float) -> core.Judgement:
-        """Whether the rank is hung. `due_s` (monotonic): when this call was due; if it is late, both were stopped."""
-        words = self.page.words
+    def judge(self, due_s: float, exits: tuple[float, str] | None) -> core.Judgement:
+        """Whether the rank is hung. `due_s` (monotonic): when this call was due; if it is late, both were stopped.
+
+        `exits`: see core.View.
+        """
+        words = self._words
         heartbeat_ns, finished_ns, outside_ns = words[HEARTBEAT], words[FINISHED], words[OUTSIDE]
         opened_ns = words[SECTIONS : SECTIONS + len(self.limits.slots)].tolist()
         now_ns = monotonic_ns()  # after the words: a heartbeat of this moment is not in the future
@@ -115,45 +93,82 @@ class Watched:
             max(self._resumed_s, self._limits_ns / 1e9),
             tuple(since_ns / 1e9 if 0 < init_ns <= since_ns <= now_ns else None for since_ns in opened_ns),
             outside_ns / 1e9 if 0 < init_ns <= outside_ns <= now_ns else None,
-            (finished_ns / 1e9, "shutdown_workload_monitoring()") if finished else self._exits,
+            (finished_ns / 1e9, "shutdown_workload_monitoring()") if finished else exits,
         )
         return core.judge(self.limits, view, now_ns / 1e9)
 
-    def begin_end(self) -> None:
-        """The rank is hung: choose the ladder that ends it."""
-        self._find_rank()
-        prints_stacks = kill.stacks_signal(self._rank_pidfd, self._rank_pid) != 0
-        hold = [(core.HOLD, self._hold_s)] if self._hold_s else []
-        self.ladder = [*hold, *core.stop_ladder(self._signum, prints_stacks)]
-
-    def _find_rank(self) -> None:
-        """Where the worker is a wrapper, the stacks are in the process that called init."""
-        pid = self.page.words[RANK_PID]
-        pidfd = kill.open_member(pid, self.pid) if pid != self._rank_pid else None
-        if pidfd is not None:
-            self._rank_pid, self._rank_pidfd = pid, pidfd
-
-    def told(self, message: dict[str, Any]) -> None:
-        """`look`: find out what the rank does, within `within_s` seconds. `end`: that is over for all ranks, so that
-        a hung one can be ended. `exit`: most ranks of the node have ended well, this one should, too."""
-        if message["type"] == "look":
-            self._find_rank()
-            self.look = Look(self._rank_pid, self._rank_pidfd, self._channel, message["within_s"])
-            return
-        if message["type"] == "exit":
-            self._exits = monotonic(), "most other ranks of its node have ended"
-            return
-        self._hold_s = 0.0
-        if self._holds:
-            self._step_until_s = 0.0
-
     def signs(self) -> dict[str, object]:
         """Seconds since the last sign of life, and the names of the open sections."""
-        words, now_ns = self.page.words, monotonic_ns()
+        words, now_ns = self._words, monotonic_ns()
         opened = words[SECTIONS : SECTIONS + len(self.limits.slots)].tolist()
         last_ns = max(ns for ns in (self._started_ns, self._init_ns, words[HEARTBEAT], *opened) if ns <= now_ns)
         names = [name for (name, _), since in zip(self.limits.slots, opened, strict=True) if since]
         return {"silent_s": (now_ns - last_ns) / 1e9, "section": ", ".join(names)}
+
+    def rank_pid(self) -> int:
+        """The process that called init; 0: none did."""
+        return int(self._words[RANK_PID])
+
+    def close(self) -> None:
+        """Unmap the page."""
+        self._page.close()
+
+
+class Watched:
+    """One worker of one cycle. `message`: the agent's `watch`; it owns the descriptors but that of the listener.
+
+    `mark`: an entry of the rank's environment that only this life of the rank has. `ids`: the worker, for messages.
+    `doomed`: it is killed, and what it left behind, until nothing is left. `ladder`: the steps that are left and their
+    grace; not None: the rank is hung.
+    """
+
+    def __init__(self, message: dict[str, Any], mark: bytes, fds: Descriptors) -> None:
+        self.ids = {name: message[name] for name in ("cycle", "rank", "local_rank", "pid")}
+        self.cfg: dict[str, Any] = message["cfg"]
+        self.fds, self.pid, self.doomed = fds, int(message["pid"]), False
+        self.progress = Progress(fds.page, core.Limits(**message["limits"]), message["started_s"])
+        self.inspection: Inspection | None = None  # that is going on
+        self.ladder: list[tuple[str, float]] | None = None
+        self.requests_passed = self.strongest = 0  # Continue requests for the agent; the strongest other request
+        self.late_said = False  # that it ends late
+        self._mark, self._signum = mark, int(message["signal"])
+        self._channel = socket.socket(fileno=fds.inspector)
+        self._rank = self.pid, fds.pidfd  # behind a wrapper another process
+        self._hold_s: float = message["hold_s"]  # what an inspection of all ranks may take, before a hung one is ended
+        self._holds, self._step_until_s = False, 0.0
+        self._exits: tuple[float, str] | None = None  # see core.View
+
+    def judge(self, due_s: float) -> core.Judgement:
+        """Whether the rank is hung; see `Progress.judge`."""
+        return self.progress.judge(due_s, self._exits)
+
+    def begin_end(self) -> None:
+        """The rank is hung: choose the ladder that ends it."""
+        pid, pidfd = self._find_rank()
+        hold = [(core.HOLD, self._hold_s)] if self._hold_s else []
+        self.ladder = [*hold, *core.stop_ladder(self._signum, kill.stacks_signal(pidfd, pid) != 0)]
+
+    def _find_rank(self) -> tuple[int, int]:
+        """Where the worker is a wrapper, the stacks are in the process that called init."""
+        pid = self.progress.rank_pid()
+        pidfd = kill.open_member(pid, self.pid) if pid != self._rank[0] else None
+        if pidfd is not None:
+            self._rank = pid, pidfd
+        return self._rank
+
+    def inspect(self, within_s: float) -> None:
+        """Find out what the rank does, within `within_s` seconds."""
+        self.inspection = Inspection(*self._find_rank(), self._channel, within_s)
+
+    def release(self) -> None:
+        """All ranks have been inspected, so that a hung one can be ended."""
+        self._hold_s = 0.0
+        if self._holds:
+            self._step_until_s = 0.0
+
+    def expect_exit(self) -> None:
+        """Most ranks of the node have ended well; this one should, too."""
+        self._exits = monotonic(), "most other ranks of its node have ended"
 
     def climb(self) -> float | None:
         """Take the steps of the ladder that are due; returns the time of the next one (monotonic s), None: no more."""
@@ -161,12 +176,13 @@ class Watched:
             step, grace_s = self.ladder.pop(0)
             self._holds = step == core.HOLD
             if step == core.STACKS:
-                kill.ask_for_stacks(self._rank_pidfd, self._rank_pid)
+                pid, pidfd = self._rank
+                kill.ask_for_stacks(pidfd, pid)
             elif step == core.SIGNAL:
-                kill.send(self.pidfd, signal.SIGCONT)
-                kill.send(self.pidfd, self._signum)
+                kill.send(self.fds.pidfd, signal.SIGCONT)
+                kill.send(self.fds.pidfd, self._signum)
             elif step == core.KILL:
-                kill.kill_group(self.pidfd, self.pid)  # its agent lives, and kills the rest when the cycle ends
+                kill.kill_group(self.fds.pidfd, self.pid)  # its agent lives, and kills the rest when the cycle ends
             self._step_until_s = monotonic() + grace_s
         return self._step_until_s if self.ladder else None
 
@@ -176,12 +192,12 @@ class Watched:
         `agent`: the process id of an agent that has died or is about to.
         """
         parent = os.getppid()
-        self.doomed = kill.kill_rank(self.pidfd, self.pid, self._mark, (parent, agent or parent))
+        self.doomed = kill.kill_rank(self.fds.pidfd, self.pid, self._mark, (parent, agent or parent))
         return self.doomed
 
     def close(self) -> None:
-        """Close the page and all file descriptors."""
-        self.page.close()
+        """Close the page and all file descriptors but that of the listener."""
+        self.progress.close()
         self._channel.close()
-        for fd in {self.page_fd, self.rank_fd, self._rank_pidfd, self.pidfd}:
+        for fd in {self.fds.page, self.fds.inspected, self._rank[1], self.fds.pidfd}:
             os.close(fd)

@@ -8,7 +8,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm.fault_tolerance import RankMonitorClient, RankMonitorClientError, WorkloadAction
-from nvrx_slurm.ptl_resiliency.monitored import MonitoredFit
+from nvrx_slurm.ptl_resiliency.fault_tolerance_callback import MonitoredFit
 from nvrx_slurm.ptl_resiliency.simulated_fault import SimulatedFaultParams
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from enum import Enum
 
-from nvrx_slurm.slurm import control
-from nvrx_slurm.slurm.api import connect
 from nvrx_slurm.slurm.api.facts import NoAnswer, NotInstalled, NotKnown, SlurmError
+from nvrx_slurm.slurm.control import Control, is_gone
 from nvrx_slurm.system.probe import is_refused
 
 _SLURMD_PORT = 6818
@@ -25,21 +24,20 @@ class BatchHost(Enum):
     SILENT = "it does not answer, and Slurm has not given it up yet; or Slurm does not answer"
 
 
-def look(job_id: int) -> BatchHost:
+def check(control: Control, job_id: int) -> BatchHost:
     """Ask Slurm and the host itself. Blocks up to 32 s. Raises NotInstalled where Slurm cannot be asked."""
     try:
-        slurm = connect()
-        name = slurm.job(job_id).batch_host
+        name = control.slurm.job(job_id).batch_host
         if not name:
             return BatchHost.ALIVE
-        host = slurm.nodes([name])[name]
+        host = control.slurm.nodes([name])[name]
     except NotKnown:
         return BatchHost.ALIVE
     except NotInstalled:
         raise
     except SlurmError:
         return BatchHost.SILENT
-    if control.is_gone(host.states):
+    if is_gone(host.states):
         return BatchHost.GONE
     refused = is_refused(host.address or name, host.port or _SLURMD_PORT, _CONNECT_S)
     if refused is None:
@@ -47,13 +45,13 @@ def look(job_id: int) -> BatchHost:
     return BatchHost.GONE if refused else BatchHost.ALIVE
 
 
-def end_if_gone(job_id: int, code: int, with_scancel: bool, requeue: bool = False) -> str:
+def end_if_gone(control: Control, job_id: int, code: int, with_scancel: bool, requeue: bool = False) -> str:
     """End the job of a batch host that is gone with `code` (0 to 255). Returns what was done; "": the host is alive.
 
     `with_scancel`: scancel the job where Slurm refuses. `requeue`: the job is to start again. Blocks up to 62 s.
-    Raises NoAnswer when Slurm or the host does not answer, or Slurm refuses: try again. NotInstalled: as `look`.
+    Raises NoAnswer when Slurm or the host does not answer, or Slurm refuses: try again. NotInstalled: as `check`.
     """
-    found = look(job_id)
+    found = check(control, job_id)
     if found is BatchHost.SILENT:
         raise NoAnswer("neither Slurm nor the host tells whether it is alive")
     if found is BatchHost.ALIVE:
@@ -61,12 +59,12 @@ def end_if_gone(job_id: int, code: int, with_scancel: bool, requeue: bool = Fals
     gone = f"the batch host of job {job_id} is gone"
     try:
         if requeue:
-            connect().requeue(job_id)
+            control.slurm.requeue(job_id)
             return f"{gone}: the job is requeued"
-        connect().complete(job_id, code)
+        control.slurm.complete(job_id, code)
         return f"{gone}: the job was ended with code {code}"
     except SlurmError as error:
         if isinstance(error, NoAnswer) or not with_scancel:
             raise NoAnswer(str(error)) from None
-        connect().cancel(job_id)
+        control.slurm.cancel(job_id)
         return f"{gone}, and {'requeue' if requeue else 'slurm_complete_job'} failed ({error}); scancel ended the job"

@@ -8,7 +8,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from nvrx_slurm.system.descendants import children
+from nvrx_slurm.child.descendants import children
 
 _NO_KILL = re.compile(rb"-[A-Za-z]*k|--no-k|SLURM_NO_KILL=")  # -k among other letters, cut short; or another word
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 BOARD_NAME = "board"  # see agent.workers
 HEALTH_NAME = "health"  # directory of the health checks, see agent.preflight
 WARM_NAME = "warm"  # directory of the templates' program, see agent.warm
-IN_PROCESS_NAME = "inprocess.jsonl"  # in a cycle's directory: restarts in process, see inprocess.watch.board
+IN_PROCESS_NAME = "inprocess.jsonl"  # in a cycle's directory: restarts in process, see inprocess.guard.launcher
 MAX_SOCKET_PATH_BYTES = 107  # sockaddr_un.sun_path without its final zero, see unix(7)
 _PREFIX = "nvrx-agent-"  # long enough that no other program uses it by chance
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW

@@ -21,8 +21,7 @@ FABRIC_STATES = ("not supported", "not started", "in progress", "completed")
 def driver_version(say: Say = quiet) -> str:
     """Of the driver that NVML talks to: "570.86.15"."""
     say("asking NVML for the driver's version")
-    version = read(lambda nvml: nvml.nvmlSystemGetDriverVersion())
-    return version.decode(errors="replace") if isinstance(version, bytes) else str(version)
+    return str(read(lambda nvml: nvml.nvmlSystemGetDriverVersion()))
 
 
 def with_minors(minors: Iterable[int], say: Say = quiet) -> Env:
@@ -126,13 +125,18 @@ _FABRIC_HEALTH: dict[str, tuple[int, int, Callable[[int], bool]]] = {
 }
 
 
-@by_gpu("fabric state")
-def fabric(nvml: ModuleType, handle: Any) -> Fabric | None:
-    """State of a GPU that belongs to an NVSwitch fabric."""
+def _fabric_info(nvml: ModuleType, handle: Any) -> Any:
     from ctypes import byref  # loaded by then
 
     info = nvml.c_nvmlGpuFabricInfo_v2_t()
     nvml.nvmlDeviceGetGpuFabricInfoV(handle, byref(info))
+    return info
+
+
+@by_gpu("fabric state")
+def fabric(nvml: ModuleType, handle: Any) -> Fabric | None:
+    """State of a GPU that belongs to an NVSwitch fabric."""
+    info = _fabric_info(nvml, handle)
     if info.state == nvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED:
         return None
     state = FABRIC_STATES[info.state] if info.state < len(FABRIC_STATES) else f"state {info.state}"
@@ -142,11 +146,7 @@ def fabric(nvml: ModuleType, handle: Any) -> Fabric | None:
 @by_gpu("NVLink domain")
 def cluster_uuids(nvml: ModuleType, handle: Any) -> str | None:
     """ClusterUUID of the NVLink domain of a GPU, as hexadecimal digits; None where it is in none."""
-    from ctypes import byref
-
-    info = nvml.c_nvmlGpuFabricInfo_v2_t()
-    nvml.nvmlDeviceGetGpuFabricInfoV(handle, byref(info))
-    uuid = bytes(info.clusterUuid)
+    uuid = bytes(_fabric_info(nvml, handle).clusterUuid)
     return uuid.hex() if any(uuid) else None
 
 

@@ -9,7 +9,7 @@ _OWN_FILES = 256  # logs, monitors and the like
 
 def files_for(connections: int) -> str:
     """Make room for `connections` open streams (RLIMIT_NOFILE); returns a sentence if there is too little, else ""."""
-    needed = (connections + _OWN_FILES) * 4 // 3  # strangers may take a quarter (control/entrance.py)
+    needed = (connections + _OWN_FILES) * 4 // 3  # unauthenticated peers may take a quarter (control/admission.py)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return ""

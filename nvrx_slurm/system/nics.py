@@ -65,33 +65,24 @@ def names(root: Place) -> list[str]:
     return pci.listed(f"{root}/{_CLASS}")
 
 
-def ways(root: Place, topology: Mapping[str, pci.Way] | None = None) -> dict[str, pci.Way]:
-    """The way to each NIC on the PCI tree, () where there is none; `topology`: see `nearest`."""
-    if topology is None:
-        return {nic: pci.way(root, f"{root}/{_CLASS}/{nic}/device") for nic in names(root)}
-    return {nic: topology.get(_address(root, nic), ()) for nic in names(root)}
-
-
 def nearest(root: Place, pci_address: str, topology: Mapping[str, pci.Way] | None = None) -> set[str]:
     """NICs that share the longest way on the PCI tree with the device at `pci_address` (several if equally near).
 
     `topology`: the ways by address (see `pci.topology`) instead of sysfs'. Where the device is on a tree without any
     NIC (as on GB200): those of its NUMA node. Raises Absent without any.
     """
-    device = f"{root}/bus/pci/devices/{pci_address}"
-    if topology is None:
-        if not os.path.exists(device):
-            raise Absent(f"no PCI device {pci_address} below {root}")
-        start = pci.way(root, device)
-    else:
-        if pci_address not in topology:
-            raise Absent(f"the PCI topology has no device {pci_address}")
-        start = topology[pci_address]
-    others = ways(root, topology)
-    found = pci.nearest(start, others)
+
+    def way(address: str, device: str) -> pci.Way:
+        return pci.way(root, device) if topology is None else topology.get(address, ())
+
+    addresses = {nic: _address(root, nic) for nic in names(root)}
+    start = way(pci_address, f"{root}/bus/pci/devices/{pci_address}")
+    if not start:
+        raise Absent(f"no PCI device {pci_address} is {f'below {root}' if topology is None else 'in the PCI topology'}")
+    found = pci.nearest(start, {nic: way(at, f"{root}/{_CLASS}/{nic}/device") for nic, at in addresses.items()})
     node = pci.numa_node(root, pci_address)
     if not found and node is not None:
-        found = {nic for nic in others if pci.numa_node(root, _address(root, nic)) == node}
+        found = {nic for nic, at in addresses.items() if pci.numa_node(root, at) == node}
     if not found:
         raise Absent(f"no NIC is near the PCI device {pci_address}")
     return found
@@ -109,7 +100,7 @@ def _port(nic: str, port: str, directory: str) -> Port:
     if said is None:
         raise HardwareError(f"NIC {nic} port {port}: its state cannot be read")
     rate = _RATE.match(pci.text(f"{directory}/rate") or "")  # "400 Gb/sec (4X NDR)"
-    counters = {name: number(pci.text(f"{directory}/counters/{name}")) for name in ("link_downed", *ERRORS)}
+    counters = {name: pci.number(f"{directory}/counters/{name}") for name in ("link_downed", *ERRORS)}
     return Port(
         nic=nic,
         number=int(port),
@@ -133,8 +124,3 @@ def state(text: str, file: str) -> str:
     if found not in _STATES:
         raise HardwareError(f"{file} holds {text[:40]!r}, which is no state of a port")
     return found
-
-
-def number(counter: str | None) -> int | None:
-    """A counter of sysfs; None if there is none, or something else than digits."""
-    return int(counter) if counter is not None and counter.isdecimal() and len(counter) <= 20 else None

@@ -20,15 +20,11 @@ ONLINE = Path("/sys/devices/system/node/online")
 BY_NUMBER, BY_GPU = "NVRX_GPUS_PER_NUMA", "--numa-bind auto"
 
 
-def prefix(local_rank: int, gpus_per_numa: int, strict: bool) -> tuple[str, ...]:
-    """The words before the command of one worker. `strict`: memory only from that node, else the local one first."""
-    node = local_rank // gpus_per_numa
-    memory = f"--membind={node}" if strict else "--localalloc"
-    return ("numactl", f"--cpunodebind={node}", memory)
-
-
 def prefixes(nproc: int, gpus_per_numa: int, strict: bool, online: Path = ONLINE) -> tuple[tuple[str, ...], ...]:
-    """One prefix per local rank. Raises UsageError without numactl, or for a NUMA node that this machine lacks."""
+    """The words before the command of each local rank. `strict`: memory only from that node, else the local one first.
+
+    Raises UsageError without numactl, or for a NUMA node that this machine lacks.
+    """
     require_numactl(BY_NUMBER)
     last = (nproc - 1) // gpus_per_numa
     here = _numbers(online)
@@ -37,7 +33,10 @@ def prefixes(nproc: int, gpus_per_numa: int, strict: bool, online: Path = ONLINE
             f"NVRX_GPUS_PER_NUMA={gpus_per_numa} puts local rank {nproc - 1} on NUMA node {last},"
             f" but this machine has nodes {','.join(map(str, sorted(here)))}; give a larger number"
         )
-    return tuple(prefix(local_rank, gpus_per_numa, strict) for local_rank in range(nproc))
+    nodes = [local_rank // gpus_per_numa for local_rank in range(nproc)]
+    return tuple(
+        ("numactl", f"--cpunodebind={node}", f"--membind={node}" if strict else "--localalloc") for node in nodes
+    )
 
 
 class Binding(NamedTuple):
@@ -67,7 +66,7 @@ def by_gpu(
     """One binding per local rank: the NUMA node of the GPU with that CUDA number, on CPUs that this process may use.
 
     Never raises for hardware: a worker is not bound where its GPU or NUMA node is not known (the kernel says -1), or
-    none of the node's CPUs may be used. `strict` as for `prefix`, where memory of that node may be used.
+    none of the node's CPUs may be used. `strict` as for `prefixes`, where memory of that node may be used.
     """
     allowed = allowed or Allowed.now()
     try:

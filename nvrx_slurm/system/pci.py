@@ -18,6 +18,7 @@ _NVIDIA = "0x10de"
 _GPU_CLASSES = ("0x0300", "0x0302")  # VGA, 3D controller
 MAX_TOPOLOGY_BYTES = 1 << 20
 _ADDRESS_CHARS = len("0000:1b:00.0")
+_MAX_DIGITS = 20  # of a 64-bit count
 
 Way = tuple[str, ...]
 Place: TypeAlias = "str | Path"  # a directory or file; pathlib takes long to load, and prologs do without it
@@ -41,8 +42,7 @@ def way(root: Place, device: Place) -> Way:
 
 def numa_node(root: Place, address: str) -> int | None:
     """The NUMA node of the device at `address`; None where the firmware does not tell (the kernel says -1)."""
-    word = text(f"{root}/{_DEVICES}/{address}/numa_node")
-    return int(word) if word is not None and word.isdecimal() else None
+    return number(f"{root}/{_DEVICES}/{address}/numa_node")
 
 
 def nearest(start: Way, others: Mapping[str, Way]) -> set[str]:
@@ -86,6 +86,12 @@ def listed(directory: Place) -> list[str]:
         return sorted(os.listdir(directory))
     except OSError:
         return []
+
+
+def number(file: Place) -> int | None:
+    """The count in a file of sysfs; None if there is none, or something else than at most 20 digits."""
+    word = text(file) or ""
+    return int(word) if word.isdecimal() and len(word) <= _MAX_DIGITS else None
 
 
 def text(file: Place) -> str | None:

@@ -27,7 +27,7 @@ class Received:
 class SignalReader:
     """Blocks `signums` in this thread (and those it starts later) and makes them readable on `fd`.
 
-    Children inherit the blocked mask; `system.trampoline` clears it. Make it before threads and children exist.
+    Children inherit the blocked mask; `child.trampoline` clears it. Make it before threads and children exist.
     """
 
     def __init__(self, signums: Iterable[int]) -> None:

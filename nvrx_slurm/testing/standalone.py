@@ -22,9 +22,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nvrx_slurm.agent.monitors import RankMonitor
 from nvrx_slurm.config.ft import FaultToleranceConfig
 from nvrx_slurm.monitor import wire
+from nvrx_slurm.node.monitors.monitors import RankMonitor
 
 if TYPE_CHECKING:
     from nvrx_slurm.fault_tolerance import WorkloadControlRequest

@@ -13,7 +13,7 @@ The environment variable NVRX_TEMPLATE is JSON:
     hurry        workers wait for this template
 Messages to the agent, one JSON object each: {"unfit": MODULE, "why": TEXT}, {"ready": []},
 {"pids": [...]}, {"stale": FILE}. A message from the agent has one descriptor per standby: the socket on which
-`system.processes.Held` releases it.
+`child.processes.Held` releases it.
 """
 
 import array
@@ -351,7 +351,7 @@ def _stat():
 
 
 def _show(text):
-    """Make `text` (NAME=VALUE, separated by null bytes) what /proc/PID/environ shows; people look there for a rank.
+    """Make `text` (NAME=VALUE, separated by null bytes) what /proc/PID/environ shows: monitors find processes by it.
 
     See prctl(2), PR_SET_MM_MAP. It sets all places at once, so the others get what they have. A kernel may refuse it.
     """

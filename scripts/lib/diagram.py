@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import Enum
 
+from nvrx_slurm.core.agent.agent import Agent
+from nvrx_slurm.core.coordinator.coordinator import Coordinator
+from nvrx_slurm.core.election.election import Election
 from nvrx_slurm.core.inprocess.phases import Restarts
-from nvrx_slurm.core.job.agent import Agent
-from nvrx_slurm.core.job.coordinator import Coordinator
 from nvrx_slurm.core.machine import Machine
 
 _INTRODUCTION = """\
@@ -26,13 +27,10 @@ def mermaid(machine: type[Machine]) -> str:
     """A mermaid `stateDiagram-v2` of all transitions to another state."""
     first = next(iter(machine.table))[0]
     lines = ["stateDiagram-v2", f"    [*] --> {first.name}"]
-    through = machine.through
-    inner = {*through, *through.values()}
     arrows: dict[tuple[str, str], list[str]] = {}
     for (state, event), row in machine.table.items():
-        for target in dict.fromkeys(to if state in inner else through.get(to, to) for to in row.to):
-            if target is not state:
-                arrows.setdefault((state.name, target.name), []).append(event.__name__)
+        for target in row.to:
+            arrows.setdefault((state.name, target.name), []).append(event.__name__)
     lines += [f"    {state} --> {target}: {', '.join(events)}" for (state, target), events in arrows.items()]
     lines += [f"    {state.name} --> [*]" for state in _last(machine)]
     return "\n".join(lines)
@@ -62,7 +60,7 @@ def _states(machine: type[Machine]) -> str:
 def document() -> str:
     """docs/reference/state-machines.md."""
     parts = [_INTRODUCTION]
-    for machine in (Coordinator, Agent, Restarts):
+    for machine in (Coordinator, Agent, Election, Restarts):
         parts.append(f"## {machine.__name__}\n\n{_states(machine)}\n")
         parts.append(f"```mermaid\n{mermaid(machine)}\n```\n\n{table(machine)}\n")
     return "\n".join(parts)

@@ -69,7 +69,7 @@ FAILURES: dict[str, tuple[str, ...]] = {
     "store-gone": ("torch.distributed.DistStoreError: Timed out after 61 seconds waiting for clients. 7/8 clients joined.", "RuntimeError: connectFullMesh failed: timeout"),
     "connect-refused": ("ConnectionRefusedError: [Errno 111] Connection refused",),
     "nccl-after-error": ("RuntimeError: CUDA graph: previous error during capture",),
-    "inprocess": ("nvrx_slurm.inprocess.exception.RankDiscarded: rank 0 leaves", "RankDiscarded: rank 0 leaves", "nvrx_slurm.inprocess.meeting.view.StoreLost: no store", "nvrx_slurm.inprocess.exception.InternalError: one rank could give nothing"),
+    "inprocess": ("nvrx_slurm.inprocess.exception.RankDiscarded: rank 0 leaves", "RankDiscarded: rank 0 leaves", "nvrx_slurm.inprocess.store.view.StoreLost: no store", "nvrx_slurm.inprocess.exception.InternalError: one rank could give nothing"),
     "stopped": ("torch.distributed.elastic.multiprocessing.api.SignalException: Process 4711 got signal: 15",),
     "distributed-error": ("torch.distributed.DistBackendError: NCCL communicator was aborted on rank 3.",),
     "monitored-barrier": ("RuntimeError: [Rank 0]: Rank 5 failed to pass monitoredBarrier in 1000 ms",),

@@ -123,11 +123,13 @@ def test_the_same_failure_of_the_script_is_counted_whichever_rank_was_the_first(
     assert verdict.cause.finding is not None
     mark = verdict.cause.finding.fingerprint
     before = [RestartRecord(0, 1.0, 1.0, "", 0, "other"), RestartRecord(1, 3.0, 1.0, "", CULPRIT + 1, mark)]
-    assert repeats(verdict, before) == 2
-    assert repeats(verdict, before[::-1]) == 1  # another failure came between
+    assert repeats(mark, before) == 2
+    assert repeats(mark, before[::-1]) == 1  # another failure came between
     weeks = [RestartRecord(n, at_s, 1.0, "", CULPRIT, mark) for n, at_s in enumerate((600_000.0, 3_400_000.0))]
-    assert repeats(verdict, weeks) == 1  # it got much further in between
-    assert repeats(of_job(FAILURES["gpu-ecc"][0]), before) == 1
+    assert repeats(mark, weeks) == 1  # it got much further in between
+    fault = replace(verdict.cause, finding=replace(verdict.cause.finding, blame=Blame.NODE))
+    judged = [judge([cause], 4, before) for cause in (verdict.cause, fault)]
+    assert [found.times for found in judged if found is not None] == [2, 1]  # only the user's code counts
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from cli_harness import ONE_TASK, Run
 
 AS_NOBODY = """
-import difflib, os, sys, tempfile, nvrx_slurm.agent.program, nvrx_slurm.cli.job  # while the files can still be read
+import difflib, os, sys, tempfile, nvrx_slurm.node.program, nvrx_slurm.cli.job  # while the files can still be read
 from nvrx_slurm.cli.run import main
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 main(sys.argv[1:])

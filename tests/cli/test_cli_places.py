@@ -12,8 +12,8 @@ import pytest
 from cli_harness import BATCH, BATCH_SCRIPT, ONE_TASK, TASK, Run
 
 from nvrx_slurm.cli import rendezvous
+from nvrx_slurm.cli.here import Site, find_here, node_range
 from nvrx_slurm.cli.job import make_job, notes
-from nvrx_slurm.cli.place import Place, find_place, node_range
 from nvrx_slurm.config.layers import resolve
 from nvrx_slurm.config.values import NodeRange
 from nvrx_slurm.errors import UsageError
@@ -38,22 +38,22 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("env", "flags", "expected"),
     [
-        ({}, {}, Place.LOGIN),
-        ({}, {"standalone": True}, Place.ALONE),
-        ({}, {"nnodes": "1"}, Place.ALONE),
-        ({}, {"nnodes": "2", "dry_run": True}, Place.LOGIN),
-        ({}, {"nnodes": "2", "node_rank": "0", "rdzv_endpoint": "h:29400"}, Place.ALONE),
-        ({}, {"master_addr": "h", "nnodes": "2"}, Place.ALONE),
-        (BATCH, {}, Place.BATCH),  # an salloc shell on the login node
-        (BATCH_SCRIPT, {}, Place.BATCH),
-        (INTERACTIVE, {}, Place.BATCH),  # salloc with LaunchParameters=use_interactive_step
-        (TASK, {}, Place.TASK),
-        (TASK, {"standalone": True}, Place.ALONE),
+        ({}, {}, Site.LOGIN),
+        ({}, {"standalone": True}, Site.ALONE),
+        ({}, {"nnodes": "1"}, Site.ALONE),
+        ({}, {"nnodes": "2", "dry_run": True}, Site.LOGIN),
+        ({}, {"nnodes": "2", "node_rank": "0", "rdzv_endpoint": "h:29400"}, Site.ALONE),
+        ({}, {"master_addr": "h", "nnodes": "2"}, Site.ALONE),
+        (BATCH, {}, Site.BATCH),  # an salloc shell on the login node
+        (BATCH_SCRIPT, {}, Site.BATCH),
+        (INTERACTIVE, {}, Site.BATCH),  # salloc with LaunchParameters=use_interactive_step
+        (TASK, {}, Site.TASK),
+        (TASK, {"standalone": True}, Site.ALONE),
     ],
 )
-def test_places(cluster: dict[str, str], env: dict[str, str], flags: dict[str, object], expected: Place) -> None:
+def test_places(cluster: dict[str, str], env: dict[str, str], flags: dict[str, object], expected: Site) -> None:
     full = {**cluster, **env}
-    assert find_place(resolve(flags, full).config, full).place is expected
+    assert find_here(resolve(flags, full), full).site is expected
 
 
 @pytest.mark.parametrize(
@@ -64,21 +64,20 @@ def test_places(cluster: dict[str, str], env: dict[str, str], flags: dict[str, o
     ],
 )  # fmt: skip
 def test_nodes_beyond_min_are_spares(flags: dict[str, object], expected: tuple[int, int] | None) -> None:
-    config = resolve(flags, TASK).config
-    slurm = find_place(config, TASK).slurm
+    here = find_here(resolve(flags, TASK), TASK)
     if expected is None:
         with pytest.raises(UsageError, match="4 nodes but the allocation has 3"):
-            node_range(config, slurm)
+            node_range(here)
     else:
-        assert node_range(config, slurm) == expected
+        assert node_range(here) == expected
 
 
 # --- how nodes meet ---------------------------------------------------------------------------------------------------
 
 
 def test_an_endpoint_with_port_0_is_one_node_that_meets_no_other() -> None:
-    config = resolve({"rdzv_endpoint": "localhost:0", "rdzv_backend": "c10d"}, {}).config
-    assert rendezvous.meeting(config, None, NodeRange(1, 1), {}) is None
+    resolved = resolve({"rdzv_endpoint": "localhost:0", "rdzv_backend": "c10d"}, {})
+    assert rendezvous.meeting(find_here(resolved, {}), NodeRange(1, 1)) is None
 
 
 @pytest.mark.parametrize(
@@ -92,12 +91,12 @@ def test_where_the_token_of_an_endpoint_comes_from(
 ) -> None:
     """ "": MUNGE hands it over. A hash of --rdzv-id is no secret."""
     monkeypatch.setattr(Munge, "answers", lambda socket: munge)
-    config = resolve({"rdzv_endpoint": "h:29400"}, {}).config
-    slurm = find_place(config, TASK).slurm if in_slurm else None
-    found = rendezvous.meeting(config, slurm, NodeRange(3, 3), {"NVRX_TOKEN": given, "NVRX_MUNGE_SOCKET": "/s"})
+    env = {"NVRX_TOKEN": given, "NVRX_MUNGE_SOCKET": "/s"} | (TASK if in_slurm else {})
+    here = find_here(resolve({"rdzv_endpoint": "h:29400"}, {}), env)
+    found = rendezvous.meeting(here, NodeRange(3, 3))
     assert found is not None and found.munge_socket == ("/s" if in_slurm else None)
     assert found.token == token or (token == "hash" and len(found.token) == 64)
-    assert bool(rendezvous.token_note(config, found, {"NVRX_TOKEN": given})) == (token == "hash")
+    assert bool(rendezvous.token_note(here, found)) == (token == "hash")
 
 
 @pytest.mark.parametrize(
@@ -132,9 +131,8 @@ def test_the_socket_of_slurms_munged_is_in_slurm_conf(tmp_path: Path, text: str,
     ],
 )  # fmt: skip
 def test_notes(work: Path, clean: None, flags: dict[str, object], env: dict[str, str], said: str) -> None:
-    resolved = resolve(flags, env)
-    job = make_job(resolved.config, find_place(resolved.config, env), env, "train.py", ())
-    found = [note for note in notes(resolved, job, env) if "hangs are" not in note]
+    here = find_here(resolve(flags, env), env)
+    found = [note for note in notes(here, make_job(here, "train.py", ())) if "hangs are" not in note]
     assert [said in note for note in found] == [True] * bool(said)
 
 
@@ -190,7 +188,7 @@ def test_dry_run_in_a_batch_script(nvrx_run: Run, work: Path) -> None:
     assert (code, err) == (0, "")
     logs = work / "nvrx_logs/7/r0"
     expected = GOLDEN_BATCH.format(
-        place=Place.BATCH.value, python=sys.executable, logs=logs, words=f"{flags} train.py --lr 0.1 --dry-run",
+        place=Site.BATCH.value, python=sys.executable, logs=logs, words=f"{flags} train.py --lr 0.1 --dry-run",
         environment=ENVIRONMENT.format(world=16, local=8, groups=2, job="7", logs=logs),
     )  # fmt: skip
     assert re.sub(r"nvrx-run\.\d+", "nvrx-run.PID", out) == expected
@@ -203,7 +201,7 @@ def test_dry_run_elsewhere(nvrx_run: Run, work: Path, cluster: dict[str, str]) -
     assert code == 0 and "srun line" not in out
     logs = work / "nvrx_logs/abc/r0"
     assert out.endswith(ENVIRONMENT.format(world=2, local=2, groups=1, job="abc", logs=logs))
-    assert nvrx_run("--dry-run", "train.py", **TASK).out.startswith(f"place: {Place.TASK.value}\n")
+    assert nvrx_run("--dry-run", "train.py", **TASK).out.startswith(f"place: {Site.TASK.value}\n")
     pet = {"PET_NNODES": "2:3", "PET_NPROC_PER_NODE": "4", "PET_RDZV_ENDPOINT": "h:1"}
     assert "2 active nodes x 4 ranks, 1 spare nodes" in nvrx_run("--dry-run", "train.py", **pet).out
     assert "2 active nodes x 1 ranks" in nvrx_run("--dry-run", "--nproc_per_node=1", "train.py", **pet).out
@@ -219,7 +217,7 @@ def test_dry_run_elsewhere(nvrx_run: Run, work: Path, cluster: dict[str, str]) -
 def test_dry_run_on_a_login_node(nvrx_run: Run, cluster: dict[str, str], flags: str, nodes: int, plan: str) -> None:
     """As inside an allocation of that shape."""
     code, out, _ = nvrx_run("--dry-run", *flags.split(), "train.py", **cluster)
-    assert code == 0 and out.startswith(f"place: {Place.LOGIN.value}\n"), out
+    assert code == 0 and out.startswith(f"place: {Site.LOGIN.value}\n"), out
     assert f" --nodes={nodes} " in out and f"plan of cycle 0: {plan} spare" in out
 
 

@@ -11,9 +11,9 @@ import pytest
 from cli_harness import BATCH_SCRIPT, ONE_TASK, REPO, TASK, Run
 from standin import StandIn
 
-from nvrx_slurm.cli import domains
+from nvrx_slurm.cli.here import Here, OnNode, find_here, node_range, on_node, workers_per_node
 from nvrx_slurm.cli.job import make_job
-from nvrx_slurm.cli.place import OnNode, find_place, node_range, on_node, workers_per_node
+from nvrx_slurm.cli.rendezvous import node_domain
 from nvrx_slurm.cli.worker import numa_bindings
 from nvrx_slurm.config.layers import resolve
 from nvrx_slurm.errors import UsageError
@@ -28,6 +28,11 @@ ENDPOINT = {"rdzv_endpoint": "h:29400", "nnodes": "4"}
 GROUP = {"NVRX_REPLACEMENT_GROUP_ID": "rack 9"}
 SEGMENT = {"ft_segment": "2"}
 
+
+def of(env: dict[str, str], flags: dict[str, object] | None = None) -> Here:
+    return find_here(resolve(flags or {}, env), env)
+
+
 # --- domains ----------------------------------------------------------------------------------------------------------
 
 
@@ -37,8 +42,7 @@ def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def domain(flags: dict[str, object], env: dict[str, str]) -> str:
-    config = resolve(flags, env).config
-    return domains.node_domain(config, find_place(config, env).slurm, env)
+    return node_domain(of(env, flags))
 
 
 @pytest.mark.parametrize(
@@ -66,12 +70,12 @@ def test_where_the_domain_comes_from(
 
 ASKS = """
 import os
-from nvrx_slurm.cli import domains
+from nvrx_slurm.cli.here import find_here
+from nvrx_slurm.cli.rendezvous import node_domain
 from nvrx_slurm.config.layers import resolve
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.slurm.env import detect
 try:
-    print(domains.node_domain(resolve({"ft_segment": "2"}, {}).config, detect(os.environ), os.environ))
+    print(node_domain(find_here(resolve({"ft_segment": "2"}, {}), os.environ)))
 except UsageError as error:
     print("refused:", error)
 """
@@ -144,21 +148,19 @@ def test_dry_run_shows_the_active_nodes(
 
 
 def test_agents_are_counted_by_tasks() -> None:
-    config = resolve({"spares": "2"}, TWO_EACH).config
-    slurm = find_place(config, TWO_EACH).slurm
-    assert slurm is not None and slurm.agents == ("n1", "n1", "n2", "n2", "n3", "n3")
-    nodes = node_range(config, slurm)
+    here = of(TWO_EACH, {"spares": "2"})
+    assert here.slurm is not None and here.slurm.agents == ("n1", "n1", "n2", "n2", "n3", "n3")
+    nodes = node_range(here)
     assert (nodes.min, nodes.max) == (4, 6)
     cyclic = TWO_EACH | {"SLURM_DISTRIBUTION": "cyclic"}
-    around = find_place(config, cyclic).slurm
+    around = of(cyclic).slurm
     assert around is not None and around.agents == ("n1", "n2", "n3", "n1", "n2", "n3")
 
 
 def test_the_job_of_a_second_agent(clean: None, work: Path) -> None:
     env = TWO_EACH | {"SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_PROCID": "1"}
     env |= {"SLURMD_NODENAME": "localhost"}
-    config = resolve({"nproc_per_node": "4"}, env).config
-    job = make_job(config, find_place(config, env), env, "train.py", ())
+    job = make_job(of(env, {"nproc_per_node": "4"}), "train.py", ())
     assert job.electable is not None and job.meeting is not None
     assert (job.electable.electors, job.electable.min_nodes, job.electable.expected) == (2, 2, ("localhost",) * 2)
     assert [peer.key for peer in job.meeting.candidates] == ["0", "1"] and job.node.infra_rank == 1
@@ -172,9 +174,8 @@ def test_the_job_of_a_second_agent(clean: None, work: Path) -> None:
 )
 def test_local_ranks(no_gpus: None, visible: str | None, nproc: int, expected: tuple[int, int, int]) -> None:
     env = TWO_EACH if visible is None else TWO_EACH | {"CUDA_VISIBLE_DEVICES": visible}
-    slurm = find_place(resolve({}, env).config, env).slurm
-    assert on_node(slurm, nproc, env) == expected
-    assert on_node(None, nproc, env) == on_node(find_place(resolve({}, TASK).config, TASK).slurm, nproc, env)
+    assert on_node(of(env), nproc) == expected
+    assert on_node(of({}), nproc) == on_node(of(TASK), nproc) == (0, 0, nproc)
 
 
 @pytest.mark.parametrize(
@@ -191,21 +192,20 @@ def test_local_ranks(no_gpus: None, visible: str | None, nproc: int, expected: t
 )
 def test_tasks_per_node(base: dict[str, str], changes: dict[str, str], expected: int | None) -> None:
     env = {**base, **SEVERAL, **changes}
-    config = resolve({}, env).config
     if expected is None:
         with pytest.raises(UsageError, match="the same number of tasks on each node"):
-            find_place(config, env)
+            of(env)
         return
-    slurm = find_place(config, env | {"SLURM_GPUS_ON_NODE": "8"}).slurm
-    assert slurm is not None and slurm.launchers == expected
-    assert workers_per_node(config, slurm, env) == 8 // expected
+    here = of(env | {"SLURM_GPUS_ON_NODE": "8"})
+    assert here.slurm is not None and here.slurm.launchers == expected
+    assert workers_per_node(here) == 8 // expected
 
 
 def test_numa_nodes_are_those_of_all_workers_of_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """By number they count from the node's first worker, also where each task sees only GPUs of its own."""
     monkeypatch.setattr(numa, "prefixes", lambda nproc, per_numa, strict: tuple((str(i),) for i in range(nproc)))
-    config = resolve({}, {"NVRX_GPUS_PER_NUMA": "2"}).config
-    assert [where.prefix for where in numa_bindings(config, 2, {}, OnNode(2, 0, 2))] == [("2",), ("3",)]
+    here = of({"NVRX_GPUS_PER_NUMA": "2"})
+    assert [where.prefix for where in numa_bindings(here, 2, OnNode(2, 0, 2))] == [("2",), ("3",)]
 
 
 def test_the_step_has_the_tasks_of_the_job(nvrx_run: Run, work: Path) -> None:
@@ -217,5 +217,5 @@ def test_the_step_has_the_tasks_of_the_job(nvrx_run: Run, work: Path) -> None:
 
 def test_group_ranks_by_the_digits_of_node_names() -> None:
     env = {**TASK, "SLURMD_NODENAME": "rack2-n013", "NVRX_INFRA_RANK_FROM_NODENAME": "1", **BLOCK}
-    slurm = find_place(resolve({}, env).config, env).slurm
+    slurm = of(env).slurm
     assert slurm is not None and (slurm.order, slurm.infra_rank) == ((2013,), 1)

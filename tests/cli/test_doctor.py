@@ -21,7 +21,7 @@ from nvrx_slurm.cli.doctor import OK, Line, examine
 from nvrx_slurm.cli.toolbox import main
 from nvrx_slurm.health import policy
 from nvrx_slurm.health.policy import HookSettings
-from nvrx_slurm.slurm import api
+from nvrx_slurm.slurm.api import connect
 from nvrx_slurm.slurm.munge import Munge
 
 REPO = Path(__file__).resolve().parents[2]
@@ -59,7 +59,7 @@ class Installed:
 
     def lines(self) -> dict[str, Line]:
         """By name; without those that depend on the machine."""
-        return {line.name: line for part in examine().values() for line in part if line.name != "munge"}
+        return {line.name: line for part in examine(*connect()).values() for line in part if line.name != "munge"}
 
 
 @pytest.fixture
@@ -196,7 +196,6 @@ def test_a_pyslurm_that_does_not_load(installed: Installed, monkeypatch: pytest.
     line = {one["name"]: one for one in json.loads(CliRunner().invoke(main, ["doctor", "--json"]).stdout)}["slurm-api"]
     assert line["status"] == OK and "command line" in line["text"] and "libslurm.so.44 is missing" in line["text"]
     done = CliRunner().invoke(main, ["doctor", "--slurm-api=pyslurm"])
-    api.choose("auto")
     assert done.exit_code == 2, done.output
     assert "libslurm.so.44 is missing" in done.stderr and "Traceback" not in done.stderr
 
@@ -232,4 +231,4 @@ def test_a_small_environment_without_torch_and_grpc(tmp_path: Path) -> None:
     assert "expect:" in nvrx("health", "init").stdout
     assert nvrx("health", "run").returncode in (0, 1)
     serve = nvrx("health", "serve", "--config=x")
-    assert serve.returncode == 2 and "module grpc" in serve.stderr
+    assert serve.returncode == 2 and "nvrx_slurm[node-service]" in serve.stderr

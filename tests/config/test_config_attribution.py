@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 
-from nvrx_slurm.agent.logs import LogSpec
-from nvrx_slurm.agent.run_dir import RunDir
 from nvrx_slurm.attribution.records import AttributionSpec, read_key
 from nvrx_slurm.cli.attribution import attribution_spec
+from nvrx_slurm.cli.here import Here, Site
 from nvrx_slurm.config.attribution import ENDPOINT, URL
 from nvrx_slurm.config.ft import FaultToleranceConfig
-from nvrx_slurm.config.layers import Config
+from nvrx_slurm.config.layers import Config, Resolved
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.node.output.logs import LogSpec
+from nvrx_slurm.node.run_dir import RunDir
+from nvrx_slurm.slurm.control import Control
 
 
 @pytest.mark.parametrize(
@@ -89,7 +91,8 @@ def test_a_model_on_this_machine_may_be_asked_in_the_clear(url: str) -> None:
 def spec_of(config: Config, env: dict[str, str], tree: Path, hosts: bool) -> AttributionSpec | None:
     prefix = config.ft.per_cycle_applog_prefix
     logs = LogSpec(prefix) if prefix is not None else None
-    return attribution_spec(config, None, env, RunDir(tree, "7", "r0"), logs, hosts)
+    here = Here(Resolved(config, {}), env, Site.ALONE, None, Control())
+    return attribution_spec(here, RunDir(tree, "7", "r0"), logs, hosts)
 
 
 def config(**given: Any) -> Config:

@@ -16,11 +16,11 @@ import pytest
 from wire_harness import HELLO, JOB, NODE, PLAN, TOKEN, Client, Process, Raw, Server, good_agent, story
 
 from nvrx_slurm import types as t
-from nvrx_slurm.control import codec, door, stream
+from nvrx_slurm.control import admission, codec, stream
 from nvrx_slurm.control import control_pb2 as pb
 from nvrx_slurm.control.identity import identity
-from nvrx_slurm.core.job import agent_events as ag
-from nvrx_slurm.core.job import coordinator_events as ev
+from nvrx_slurm.core.agent import events as ag
+from nvrx_slurm.core.coordinator import events as ev
 
 REGISTER = codec.from_agent(t.Register(NODE, 1))
 
@@ -213,7 +213,7 @@ async def test_a_stranger_that_relays_cannot_inject(forge: Callable[[bytes], byt
 
 @story
 async def test_a_stream_without_a_proof_is_closed_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "HANDSHAKE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(admission, "HANDSHAKE_TIMEOUT_S", 0.3)
     async with Server() as server, good_agent(server), Raw(server.port, token=None) as idle, Raw(server.port) as mute:
         assert await asyncio.wait_for(idle.reader.read(), 5) == b"" and await mute.hear() is None
         assert "in time" in server.said[0]

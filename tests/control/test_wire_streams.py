@@ -14,8 +14,8 @@ from wire_harness import PLAN, SLOW, Client, Process, Raw, Server, story
 from nvrx_slurm import types as t
 from nvrx_slurm.control import addresses, auth
 from nvrx_slurm.control import client as client_module
-from nvrx_slurm.core.job import agent_events as ag
-from nvrx_slurm.core.job import coordinator_events as ev
+from nvrx_slurm.core.agent import events as ag
+from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.errors import ExitCode, NvrxError
 
 

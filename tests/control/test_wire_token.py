@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 from wire_harness import JOB, NODE, TOKEN, Client, Raw, Server, story
 
-from nvrx_slurm.control import auth, door, handover
+from nvrx_slurm.control import admission, auth, handover
 from nvrx_slurm.control import control_pb2 as pb
-from nvrx_slurm.core.job import agent_events as ag
-from nvrx_slurm.core.job import coordinator_events as ev
+from nvrx_slurm.core.agent import events as ag
+from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.errors import AuthError
 from nvrx_slurm.slurm.munge import Munge
 
@@ -105,9 +105,9 @@ def test_contract_of_credentials(credentials: Both) -> None:
             ours.open(wrong)
 
 
-def desk(credentials: auth.Credentials) -> handover.Desk:
+def token_server(credentials: auth.Credentials) -> handover.TokenServer:
     """Of a coordinator that knows the token."""
-    one = handover.Desk(credentials, JOB)
+    one = handover.TokenServer(credentials, JOB)
     one.token = TOKEN
     return one
 
@@ -138,9 +138,9 @@ def test_payload_of_another_job_or_kind_is_no_request(credentials: Both) -> None
     ours, theirs = credentials
     for payload in (b"", b"nvrx-token-request\0other", b"nvrx-token\0" + JOB.encode() + b"\0t"):
         with pytest.raises(AuthError, match="another job"):
-            desk(ours).answer(theirs.seal(payload))
+            token_server(ours).answer(theirs.seal(payload))
     with pytest.raises(AuthError, match="another job"):
-        handover.read_answer(theirs, "other", desk(ours).answer(handover.request(theirs, JOB)))
+        handover.read_answer(theirs, "other", token_server(ours).answer(handover.request(theirs, JOB)))
 
 
 async def _ask(port: int, credential: str) -> bool:
@@ -166,7 +166,7 @@ async def test_replayed_and_forged_requests_get_no_token(credentials: Both) -> N
 @story
 async def test_a_munged_that_hangs_delays_no_member_and_keeps_no_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its calls run in a thread, one at a time. Strangers whose time is over do not wait for it any more."""
-    monkeypatch.setattr(door, "HANDSHAKE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(admission, "HANDSHAKE_TIMEOUT_S", 0.5)
     at_once: list[int] = []
     opened: list[str] = []
     go = threading.Event()

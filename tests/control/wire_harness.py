@@ -19,8 +19,8 @@ from nvrx_slurm.control import control_pb2 as pb
 from nvrx_slurm.control.client import ControlClient
 from nvrx_slurm.control.identity import identity
 from nvrx_slurm.control.server import ControlServer
-from nvrx_slurm.core.job import agent_events as ag
-from nvrx_slurm.core.job import coordinator_events as ev
+from nvrx_slurm.core.agent import events as ag
+from nvrx_slurm.core.coordinator import events as ev
 
 REPO = Path(__file__).resolve().parents[2]
 WAIT_S = 20.0

@@ -16,8 +16,8 @@ from dataclasses import replace
 from typing import Any
 
 from nvrx_slurm import types as t
-from nvrx_slurm.core.job import agent_events as ag
-from nvrx_slurm.core.job.agent import Agent
+from nvrx_slurm.core.agent import events as ag
+from nvrx_slurm.core.agent.agent import Agent
 from nvrx_slurm.core.machine import Tick
 
 from .samples import a_fault, a_node, a_plan

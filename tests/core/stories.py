@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from nvrx_slurm import types as t
-from nvrx_slurm.core.job import coordinator_events as ev
-from nvrx_slurm.core.job.coordinator import Coordinator, CoordinatorSettings
-from nvrx_slurm.core.job.restarts import RestartLimits
+from nvrx_slurm.core.coordinator import events as ev
+from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSettings
+from nvrx_slurm.core.coordinator.restarts import RestartLimits
 from nvrx_slurm.core.machine import Say, Tick
 
 from .samples import a_fault, a_node, a_plan
@@ -115,6 +115,7 @@ class Story:
             self.now += float(rest)
             return []
         commands = self.core.step(self.event(word, rest.split()), self.now)
+        self.core.validate()
         self.said += [command.text for command in commands if isinstance(command, Say)]
         return list(self.effects(commands))
 
@@ -181,17 +182,19 @@ def _evidence(rank: int, doing: list[str]) -> tuple[t.RankEvidence, ...]:
 def _register(rank: int, life: int, rest: str, domain: str) -> t.Register:
     """`rest`: "", "preparing", or what the agent does with which plan ("running as 1 of 2 in 4 used 1")."""
     node, port = a_node(rank, life, domain=domain), 1000 + rank
+    if rest == "ended":
+        return t.Register(node, port, None, t.Doing.ENDED, end=t.Finish(1, "so it ends"))
     if rest in ("", "preparing"):
         return t.Register(node, port, None, t.Doing(rest or "idle"))
     rest, peers = rest.removesuffix(" peers"), rest.endswith(" peers")  # the plan of a job of three nodes, led by 0
     match = _AS.fullmatch(rest)
     assert match is not None, rest
     doing, group_rank, active, cycle, used, excluded, early, fault = match.groups()
-    plan = a_plan(int(cycle), -1 if group_rank == "-" else int(group_rank), 1, int(active), used and int(used))
+    plan = a_plan(int(cycle), -1 if group_rank == "-" else int(group_rank), 1, int(active), int(used) if used else None)
     if peers:
         plan = replace(plan, leader=peer(0), successors=(peer(1), peer(2)), electors=3)
     if excluded:
-        plan = replace(plan, history=replace(plan.history, excluded=(excluded,)))
+        plan = replace(plan, history=replace(plan.history, excluded=tuple(excluded.split(","))))
     return t.Register(node, port, plan, t.Doing(doing), (a_fault(rank),) if fault else (), bool(early))
 
 
@@ -261,21 +264,30 @@ ANYTHING = (
     *("joins 0", "joins 0'", "joins 1", "joins 1 running as 0 of 1 in 9 excluded 0@h0", "loses 0", "loses 1"),
     *("fails 0", "fails 1", "succeeds 0", "stops 0", "stops 0 9", "stops 1", "asks 0 continue", "asks 0 exclude"),
     *("asks 0 shutdown", "warns 0 10", "ends 0", "time 100", "time ?", "progress 0 5", "progress -1 5", "tick"),
-    *("dead 1", "raised 9", "knows 0", "advises 0 stop", "hung 0", "sees 0"),
+    *("joins 1 ended", "dead 1", "raised 9", "knows 0", "advises 0 stop", "hung 0", "sees 0"),
 )
 
 
-def come_to(state: str) -> Story:
+def come_to(state: str, settings: str = "") -> Story:
     """A coordinator in that state."""
     story = Story()
     for line in REACHED[state]:
         word, _, rest = line.partition(" ")
         if word in story.starts:
-            story.begin(word, rest)
+            story.begin(word, rest + settings)
         else:
             story.tell(word, rest)
     assert story.core.state.name == state
     return story
+
+
+def out_of_time(state: str) -> None:
+    """The allocation ends in that state: by what Slurm says, and by the clock."""
+    for left_s, then in (("1", ()), ("2.1", ("tick",))):
+        story = come_to(state, " time_limited=1 stop_before_end_s=2")
+        for word, rest in (("time", left_s), *((word, "") for word in then)):
+            story.tell(word, rest)
+        assert story.core.ending.end is not None
 
 
 def anything_in(state: str) -> None:

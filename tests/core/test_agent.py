@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nvrx_slurm.core.job import agent_events as ag
-from nvrx_slurm.core.job.agent import Agent, State
+from nvrx_slurm.core.agent import events as ag
+from nvrx_slurm.core.agent.agent import Agent, State
 from nvrx_slurm.types import Plan
 
 from .agent_stories import AgentStory

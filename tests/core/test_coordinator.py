@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nvrx_slurm.core.job import coordinator_events as ev
-from nvrx_slurm.core.job import report
+from nvrx_slurm.core.coordinator import events as ev
+from nvrx_slurm.core.coordinator import report
 from nvrx_slurm.types import FaultKind, History, JobReport, Plan, RestartRecord
 
 from .samples import a_fault
@@ -80,7 +80,7 @@ def test_the_report_tells_the_whole_history() -> None:
     assert (found.duration_s, found.down_s, found.cycles, found.restarts_used) == (35.5, 5.5, 3, 3)
     assert (found.lost_nodes, found.excluded_nodes, found.spares_used) == (("h1",), ("h2",), ("h2",))
     assert [fault.host for fault in found.last_faults] == ["h2"]
-    twice = report.ReportBuilder(0.0)
+    twice = report.Ledger(0.0)
     for at in (1.0, 2.0):
         twice.cycle_began(["h4"], at)
     assert twice.build(History(), 2, 3.0).spares_used == ("h4", "h4")
@@ -94,7 +94,7 @@ def test_the_report_lists_all_ranks_of_the_last_cycle_that_failed() -> None:
 
 
 def test_the_report_is_bounded() -> None:
-    builder = report.ReportBuilder(0.0)
+    builder = report.Ledger(0.0)
     for cycle in range(2):
         for rank in range(report.LISTED + 1):
             builder.add_fault(a_fault(rank), cycle, float(rank))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import diagram
 
-from nvrx_slurm.core.job.agent import Agent
+from nvrx_slurm.core.agent.agent import Agent
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "state-machines.md"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvrx_slurm.core.job.placement import place
+from nvrx_slurm.core.coordinator.gathering import place
 from nvrx_slurm.types import Node
 
 from .samples import a_node

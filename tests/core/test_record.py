@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nvrx_slurm.core import record
-from nvrx_slurm.core.job import agent_events as ag
-from nvrx_slurm.core.job import coordinator_events as ev
-from nvrx_slurm.core.job.agent import Agent
-from nvrx_slurm.core.job.agent_events import AgentSettings
-from nvrx_slurm.core.job.coordinator import Coordinator, CoordinatorSettings
+from nvrx_slurm.core.agent import events as ag
+from nvrx_slurm.core.agent.agent import Agent
+from nvrx_slurm.core.agent.events import AgentSettings
+from nvrx_slurm.core.coordinator import events as ev
+from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSettings
 from nvrx_slurm.core.record import Difference, decode, encode, header_line, replay, step_line
 from nvrx_slurm.errors import ExitCode, ProtocolError
 from nvrx_slurm.types import Register

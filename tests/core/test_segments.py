@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvrx_slurm.core.job.placement import complete_segments, place
+from nvrx_slurm.core.coordinator.gathering import place
+from nvrx_slurm.core.coordinator.roster import complete_segments
 from nvrx_slurm.types import Node
 
 from .samples import a_node

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from nvrx_slurm import types as t
-from nvrx_slurm.core.job import coordinator_events as ev
-from nvrx_slurm.core.job.coordinator import Coordinator, CoordinatorSettings
+from nvrx_slurm.core.coordinator import events as ev
+from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSettings
 from nvrx_slurm.core.machine import Tick
 
 _KINDS = (t.FaultKind.EXIT, *t.FaultKind)
@@ -57,7 +57,9 @@ class Walk:
             self.now = max(self.now, self.core.deadline() or self.now)
         else:
             self.now += self.rng.choice((0.0, 0.0, 0.1, 2.0))
-        return self.core.step(event, self.now)
+        commands = self.core.step(event, self.now)
+        self.core.validate()
+        return commands
 
     def _event(self) -> Any:
         rng, node = self.rng, self._node()
@@ -80,7 +82,7 @@ class Walk:
                 lambda: ev.ProgressRead(rng.choice((-1, self.core.job.cycle)), rng.choice((None, 5, 9))),
                 lambda: Tick(),
                 lambda: ev.ProvenDead(t.Peer(str(rng.randrange(3)), f"h{rng.randrange(3)}", "", 7000)),
-                lambda: ev.Raised(self.core.job.settings.term + 1),
+                lambda: ev.Raised(self.core.job.term + 1),
                 lambda: told(t.Ended()),
                 lambda: told(t.Hung(1, self._cycle(), t.RankFault(t.FaultKind.HANG, node.host, node.infra_rank, 0))),
                 lambda: told(t.Evidence(1, self._cycle(), self._evidence(node))),
@@ -112,7 +114,7 @@ class Walk:
         return (t.RankEvidence(self.rng.randrange(4), node.infra_rank, node.host, "S", frames=(frame,)),)
 
     def _plan(self, node: t.Node) -> t.Plan | None:
-        rng, here = self.rng, self.core.job.assignment.group_rank(node.node_id)
+        rng, here = self.rng, self.core.job.assignment.group_ranks.get(node.node_id)
         if rng.random() < 0.4:
             return None
         active = rng.choice((1, 2, 3))
@@ -121,7 +123,7 @@ class Walk:
         )
         excluded = tuple(rng.sample(["0@h0", "2@h2"], 1)) if rng.random() < 0.02 else ()
         history = t.History(rng.randrange(2), (), 0, rng.randrange(-1, 9), excluded)
-        return t.Plan(1, self._cycle(), history, 3, active, 2 * active, "a", 1, group_rank, 2 * group_rank)
+        return t.Plan(1, max(0, self._cycle()), history, 3, active, 2 * active, "a", 1, group_rank, 2 * group_rank)
 
 
 def _rare(rng: random.Random) -> bool:

@@ -12,12 +12,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
+
 from nvrx_slurm.core.logs.index import Index
 from nvrx_slurm.core.logs.names import cycle_file, index_file
+from nvrx_slurm.logs import nvrx_logs_pb2 as pb
+from nvrx_slurm.logs.nvrx_service import NAME
 
 REPO = Path(__file__).resolve().parents[2]
 WAIT_S = 30.0  # for anything that must happen
@@ -182,6 +186,16 @@ class Stage:
     def close(self) -> None:
         for program in self.programs:
             program.close()
+
+
+def foreign_client(address: str, lines: Iterable[tuple[str, bytes]]) -> int:
+    """Send (file of the server, text) as a client of NVRx does; returns what the server has taken."""
+    chunks = (pb.LogChunk(node_id="n", data=text, file_path=path) for path, text in lines)
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        send = channel.stream_unary(f"/{NAME}/StreamLogs", pb.LogChunk.SerializeToString, pb.StreamResponse.FromString)
+        answer = send(chunks, timeout=WAIT_S, wait_for_ready=True)
+    assert answer.status == "OK"
+    return int(answer.bytes_received)
 
 
 def by_source(merged: bytes, index: bytes) -> dict[str, bytes]:

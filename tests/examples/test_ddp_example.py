@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks_harness import Zygote
-from scripts_harness import Script
+from ranks_harness import Script, Zygote
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("ddp example")]  # they share a training

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ranks_harness import Zygote
-from scripts_harness import Script
+from ranks_harness import Script, Zygote
 from stage import await_end, free_port, running_with
 
 pytest.importorskip("torch")

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -28,10 +29,6 @@ def test_a_healthy_node_passes_all_and_opens_nvml_once(nvml: GpuNode) -> None:
     passed = {f.check for f in report.findings if f.verdict is P}
     assert len(OF_NVML) >= 12 and passed >= {*OF_NVML, "nic-ports", "nic-errors", "gpu-nics"}
     assert set(nvml.stand_in.met()) == {"nvmlInit"}  # by more than one process only if one was slow
-
-
-def gone(path: str) -> Callable[[GpuNode], object]:
-    return lambda gpus: gpus.node.remove(path)
 
 
 def put(path: str, text: str) -> Callable[[GpuNode], object]:
@@ -62,44 +59,22 @@ Row = tuple[str, list[str], dict[str, object], Verdict, str]
 BROKEN: list[Row] = [
     ("gpu-count", ["count 7"], {}, F, "7 GPUs instead of 8"),
     ("gpu-count", ["nvmlInit 9"], {}, F, "Driver Not Loaded"),
-    ("gpu-count", ["nvmlInit 12"], {}, N, "no NVML here"),
     ("gpu-count", ["nvmlInit 12"], {"gpus": 8}, F, "8 GPUs cannot be used"),
-    ("gpu-count", ["nvmlDeviceGetCount 999"], {}, F, "Unknown Error"),
-    ("gpu-count", ["nvmlDeviceGetCount 20"], {}, U, "Insufficient Memory"),
     ("gpu-recovery", ["action.3 1"], {}, F, "GPU 3 (GPU-3000) needs GPU_RESET"),
-    ("gpu-recovery", ["action 2"], {}, F, "NODE_REBOOT, GPU 1 (GPU-1000) needs NODE_REBOOT"),
-    ("gpu-recovery", ["action.0 77"], {}, F, "needs UNKNOWN(77)"),
     ("gpu-recovery", ["nvmlDeviceGetHandleByIndex.5 15"], {}, F, "GPU 5: GPU is lost"),
-    ("gpu-recovery", ["nvmlDeviceGetFieldValues.5 1"], {}, U, "GPU 5: Uninitialized"),
-    ("gpu-recovery", ["result230 3"], {}, N, "recovery action"),
     ("gpu-ecc", ["ecc.3.1 1"], {}, F, "GPU 3 (GPU-3000) has 1 uncorrected ECC errors"),
-    ("gpu-ecc", ["ecc.3.1 1"], {"gpu_ecc_uncorrected_max": 1}, P, "8 GPUs"),
     ("gpu-ecc", ["ecc.2.0 50000001"], {}, F, "GPU 2 (GPU-2000) has 50000001 corrected"),
-    ("gpu-ecc", ["nvmlDeviceGetTotalEccErrors.2 3"], {}, P, "7 GPUs"),  # ECC is off there
     ("gpu-row-remap", ["remap_pending.1 1", "remapped 2"], {}, F, "GPU 1 (GPU-1000) has a row"),
-    ("gpu-row-remap", ["remap_failed.1 1"], {}, F, "could not remap"),
-    ("gpu-row-remap", ["remapped.1 512"], {}, P, "(512 are)"),
     ("gpu-throttle", ["reasons.6 0x48"], {}, F, "GPU 6 (GPU-6000) is slowed down (hw-slowdown, hw-thermal)"),
     ("gpu-throttle", ["reasons.6 0x80", OLD_CLOCKS], {}, F, "power-brake)"),
-    ("gpu-throttle", ["reasons.6 0x25"], {}, P, "8 GPUs"),
     ("gpu-temperature", ["temperature.7 87"], {}, F, "GPU 7 (GPU-7000) is at 87 C"),
-    ("gpu-temperature", ["temperature.7 86"], {}, P, "at 86 C"),
-    ("gpu-temperature", ["temperature 99", "nvmlDeviceGetTemperatureThreshold 3"], {}, P, "99 C"),
     ("gpu-driver", ["driver 570.124.06"], {}, F, "module is 570.86.15, the library 570.124.06"),
-    ("gpu-count", ["nvmlInit 18"], {}, F, "cannot be used"),  # library and kernel module do not fit
     ("gpu-driver", [], {"gpu_driver": "580.1"}, F, "570.86.15 instead of 580.1"),
     ("gpu-persistence", ["persistence.2 0"], {}, F, "GPU 2 (GPU-2000) has persistence"),
     ("nvlink", ["link.3.17 0"], {}, F, "GPU 3 (GPU-3000) has NVLink 17 down"),
-    ("nvlink", ["link.3.17 -1"], {}, P, "(143)"),
     ("nvlink", ["link.3.17 -1"], {"nvlinks": 18}, F, "GPU 3 (GPU-3000) has 17 NVLinks"),
-    ("nvlink", ["links 0"], {}, N, "its NVLink"),
-    ("nvlink", ["nvmlDeviceGetNvLinkState.3.2 15"], {}, U, "GPU 3: GPU is lost"),
     ("nvlink-fabric", ["fabric_state.3 2"], {}, F, "GPU 3 (GPU-3000) is not registered"),
-    ("nvlink-fabric", ["fabric_state.3 9"], {}, F, "(state 9)"),
-    ("nvlink-fabric", ["fabric_status.3 999"], {}, F, "(NVML error 999)"),
     ("nvlink-fabric", ["fabric_health.3 0x210"], {}, F, "(route unhealthy, incorrect configuration)"),
-    ("nvlink-fabric", ["fabric_health 0x1AA"], {}, P, "8 GPUs"),  # each field is well
-    ("nvlink-fabric", ["nvmlDeviceGetGpuFabricInfoV 3"], {}, N, "fabric state"),
 ]
 
 
@@ -120,9 +95,6 @@ def test_one_broken_fact_is_found(
         ("gpu-count", ["missing.3 1"], put(INFO3, "Device Minor: \t 3\n"), {}, P, "7 GPUs"),  # as in a container
         ("gpu-count", ["count 1"], container(bound=True), {}, P, "1 GPUs"),  # one of 8, by the container toolkit
         ("gpu-count", ["count 1"], container(bound=False), {}, F, "1 GPUs instead of 8"),  # lost by the driver
-        ("gpu-count", ["count 0"], container(bound=True), {}, F, "0 GPUs instead of 1"),
-        ("gpu-count", [], gone(PCI3), {}, P, "8 GPUs"),  # as in a virtual machine that shows no bus
-        ("gpu-driver", [], put(VERSION, "\x00junk"), {}, P, "570.86.15"),
     ],
 )
 def test_files_of_the_driver_and_the_bus(
@@ -147,17 +119,12 @@ PROLOG = {"SLURM_SCRIPT_CONTEXT": "prolog_slurmd"}
     [
         ("gpu-count", ["count 2"], {"SLURM_GPUS_ON_NODE": "2"}, P, "2 GPUs"),  # the node's others do not count
         ("gpu-count", ["count 2"], {"SLURM_GPUS_ON_NODE": "3"}, F, "2 GPUs instead of 3"),
-        ("gpu-count", ["count 2"], {"SLURM_GPUS_ON_NODE": "2", **PROLOG}, F, "2 GPUs instead of 8"),
         # Slurm gave two instances of one GPU.
-        ("gpu-count", ["count 1"], {"SLURM_GPUS_ON_NODE": "2"}, F, "1 GPUs"),
         ("gpu-count", ["count 1"], {"CUDA_VISIBLE_DEVICES": "MIG-GPU-8/1/0, MIG-GPU-8/2/0"}, N, "MIG"),
-        ("gpu-count", ["count 1"], {"CUDA_VISIBLE_DEVICES": "MIG-1", **PROLOG}, F, "1 GPUs instead of 8"),
         # Numbers of CUDA_VISIBLE_DEVICES are among the GPUs that the cgroup leaves; Slurm's scripts look at all.
         ("gpu-recovery", ["action.5 1"], {"CUDA_VISIBLE_DEVICES": "0,1"}, P, "2 GPUs"),
-        ("gpu-recovery", ["action.5 1"], {"CUDA_VISIBLE_DEVICES": "5"}, F, "GPU 5"),
         ("gpu-recovery", ["action.5 1"], {"CUDA_VISIBLE_DEVICES": "0", **PROLOG}, F, "GPU 5"),
         ("gpu-recovery", ["action.5 1", "missing.0 1", "missing.1 1"], {"CUDA_VISIBLE_DEVICES": "3"}, F, "(GPU-5000)"),
-        ("gpu-recovery", ["missing.0 1", "missing.1 1"], {"CUDA_VISIBLE_DEVICES": "6"}, F, "GPU 6, but"),
     ],
 )
 def test_a_job_looks_at_its_own_gpus(
@@ -180,11 +147,10 @@ ALSO = {  # of older drivers
 NEEDED = set(FUNCTIONS) - {"nvmlShutdown"}
 
 
-@pytest.mark.parametrize("function", FUNCTIONS)
-def test_each_function_that_fails_is_a_sentence(nvml: GpuNode, function: str) -> None:
+def test_each_function_that_fails_is_a_sentence(nvml: GpuNode) -> None:
     """Not supported, lost, a number from the future: never a traceback, never a wrong pass."""
     assert len(FUNCTIONS) == 19
-    for code in (3, 15, 4242):
+    for function, code in product(FUNCTIONS, (3, 15, 4242)):
         nvml.say(f"{function} {code}", "reserved 0", *ALSO.get(function, ()))
         said = {name: nvml.found(name) for name in OF_NVML}
         for name, (verdict, text) in said.items():
@@ -192,14 +158,13 @@ def test_each_function_that_fails_is_a_sentence(nvml: GpuNode, function: str) ->
             assert verdict is not F or name in ("gpu-count", "gpu-recovery"), (name, text)
         grave = code > 13 and function in NEEDED
         assert any(verdict in (F, U) for verdict, _ in said.values()) is grave or code <= 13, (code, said)
-    assert function in nvml.stand_in.met()
+        assert function in nvml.stand_in.met()
 
 
 @pytest.mark.parametrize(
     ("fact", "check", "text"),
     [
         ("nvmlInit hang", "gpu-ecc", "opening NVML"),
-        ("nvmlDeviceGetCount hang", "gpu-count", "the number of GPUs"),
         ("nvmlDeviceGetTemperature.5 hang", "gpu-temperature", "temperature of GPU 5"),
     ],
 )
@@ -266,9 +231,7 @@ def test_links_are_learned_if_all_have_as_many() -> None:
 @pytest.mark.parametrize(
     ("counts", "wanted", "said"),
     [
-        (Counts(2, None, None), None, (P, "2 GPUs")),  # a process that cannot know how many there should be
         (Counts(4, 8, 2), None, (P, "4 GPUs")),  # a job without a cgroup sees more than it was given
-        (Counts(None, 8, 2, "lost"), None, (F, "2 GPUs cannot be used: lost")),
         (Counts(0, 0, None), 1, (F, "NVML shows 0 GPUs instead of 1")),
     ],
 )

@@ -31,13 +31,9 @@ def test_a_healthy_node_gets_its_job_and_slurmctld_is_not_asked(hooks: Hooks) ->
 # (hook, rules, environment, exit code, calls of scontrol) on a node with a broken Lustre.
 BROKEN = [
     ("prolog", {}, {}, 1, [SHOW, DRAIN]),
-    ("prolog", {"lustre": {"on_fail": "fail"}}, {}, 1, [SHOW, DRAIN]),
     ("prolog", WARN, {}, 0, []),
     ("epilog", {}, SUCCESS, 0, []),
-    ("epilog", {}, {"SLURM_JOB_EXIT_CODE": "0", "SLURM_JOB_DERIVED_EC": "0"}, 0, []),
     ("epilog", {}, FAILED, 0, [SHOW, f"{DRAIN} (after job 7, exit code 1:0)"]),
-    ("epilog", {}, {"SLURM_JOB_EXIT_CODE2": "0:9"}, 0, [SHOW, f"{DRAIN} (after job 7, exit code 0:9)"]),
-    ("epilog", {}, {"SLURM_JOB_EXIT_CODE": "256"}, 0, [SHOW, f"{DRAIN} (after job 7, exit code 0)"]),
     ("epilog", {}, {"SLURM_JOB_DERIVED_EC": "3"}, 0, [SHOW, f"{DRAIN} (after job 7, exit code 0)"]),
     ("epilog", {"lustre": {"on_fail": "fail"}}, FAILED, 0, []),
     ("healthcheck", {}, {}, 0, [SHOW, SHOW, DRAIN]),
@@ -108,10 +104,8 @@ def test_a_check_that_hangs_leaves_time_to_tell_slurm(hooks: Hooks) -> None:
 @pytest.mark.parametrize(
     ("allowed", "comment", "code"),
     [
-        ((), "nvrx:skip", 1), ((), "nvrx:skip=lustre", 1), (("mounts",), "nvrx:skip=lustre", 1),
-        (("lustre",), "run 5; nvrx:skip=lustre", 0), (("lustre",), "nvrx:skip", 0), (("all",), "nvrx:skip", 0),
-        (("all",), "nvrx:skip=all", 0), (("all",), "nvrx:skip=lustre,mounts", 0), (("all",), "nvrx:skip=mounts", 1),
-        (("all",), "nvrx:skipping", 1), (("all",), "xnvrx:skip", 1), (("all",), "$(touch /tmp/x) `id` ' \" \\ \x01", 1),
+        ((), "nvrx:skip", 1), (("mounts",), "nvrx:skip=lustre", 1), (("lustre",), "run 5; nvrx:skip=lustre", 0),
+        (("all",), "nvrx:skip=lustre,mounts", 0), (("all",), "nvrx:skip=mounts", 1), (("all",), "xnvrx:skip", 1),
     ],
 )  # fmt: skip
 def test_a_comment_skips_what_the_site_allows(hooks: Hooks, allowed: tuple[str, ...], comment: str, code: int) -> None:
@@ -165,7 +159,6 @@ def test_it_takes_back_what_hooks_drained(hooks: Hooks, by: str) -> None:
         ({}, "nvrx:lustre:x", True),
         ({"hooks": {"undrain": False}}, "nvrx:lustre:x", False),
         ({"checks": {"lustre": {"when": ["prolog"]}}}, "nvrx:lustre:x", True),  # run because it failed
-        ({"checks": {"lustre": {"when": []}}}, "nvrx:lustre:x", True),  # switched off
         ({"checks": {"lustre": {"when": []}}}, "nvrx:lustre,no-such-check:x", False),
         ({"checks": {"lustre": {"when": ["preflight"]}}}, "nvrx:lustre,gpu-leftovers:x", False),
     ],

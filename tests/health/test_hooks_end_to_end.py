@@ -36,12 +36,8 @@ def own(path: Path, uid: int = NOBODY) -> None:
 # --- verdicts ---------------------------------------------------------------------------------------------------------
 
 
-IN_EPILOG = f"{DRAIN} (after job 7, exit code 1:0)"
-
-
 @pytest.mark.parametrize(
-    ("hook", "code", "asked"),
-    [("prolog", 1, [SHOW, DRAIN]), ("epilog", 0, [SHOW, IN_EPILOG]), ("healthcheck", 0, [SHOW, SHOW, DRAIN])],
+    ("hook", "code", "asked"), [("prolog", 1, [SHOW, DRAIN]), ("healthcheck", 0, [SHOW, SHOW, DRAIN])]
 )
 def test_each_hook_drains_a_broken_node(hooks: Hooks, hook: str, code: int, asked: list[str]) -> None:
     assert hooks.sh(hook, **FAILED).code == 0
@@ -125,33 +121,14 @@ def _copied_venv(hooks: Hooks) -> Path:
     return library
 
 
-def _compiled(package: Path) -> None:
-    """A folder of a user, still empty, for compiled forms of root's modules."""
-    place = package / "__pycache__"
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir()
-    own(place)
-
-
 # Each is trusted as long as it is root's: (prepare, spoil, whether the rest of the package may run).
 SPOILT: dict[str, tuple[Callable[[Hooks], Path], Callable[[Path], object], bool]] = {
     "a module of a user": (_package, lambda p: own(p / "nvrx_slurm/health/hooks/run.py"), True),
     "the rule itself": (_package, lambda p: (p / "nvrx_slurm/system/trust.py").chmod(0o666), False),
     "a Python of a user": (_python, lambda p: own(p / "python"), False),
     "a link of a user": (_python, lambda p: own(p.parent / "bin/python"), False),
-    "a folder of a user behind a link": (_python, lambda p: own(p), False),
-    "a home of a user": (_copied_venv, lambda p: own(p.parents[1]), False),
-    "a folder of a user below home": (_copied_venv, lambda p: own(p.parents[1] / "bin"), False),
     "a standard library of a user": (_copied_venv, lambda p: own(p), False),
-    "a module of the standard library": (_copied_venv, lambda p: (p / "encodings/utf_8.py").chmod(0o666), False),
-    "a folder of the standard library": (_copied_venv, lambda p: _compiled(p / "encodings"), False),
-    "a library as an archive": (_copied_venv, lambda p: own(_touched(p.parent / "python311.zip")), False),
 }
-
-
-def _touched(path: Path) -> Path:
-    path.touch()
-    return path
 
 
 @pytest.mark.parametrize("what", SPOILT)
@@ -198,15 +175,14 @@ def test_a_module_that_exits_does_not_report_a_healthy_node(hooks: Hooks) -> Non
 
 def test_wrong_settings_do_not_drain_the_cluster(hooks: Hooks) -> None:
     file = hooks.root / "hooks/hooks.conf"
-    for text in ("", "PYTHON=\n", "PYTHON=/no/such/python\n", "PYTHON=python\n", "PYTHON=/usr/../bin/python3\n", "junk",
-                 "PYTHON=`exit 9`\n(\n\0\xff"):  # fmt: skip
+    for text in ("", "PYTHON=/no/such/python\n", "PYTHON=python\n", "PYTHON=`exit 9`\n(\n\0\xff"):
         file.write_bytes(text.encode("latin-1"))
         assert hooks.sh("prolog").code == 0, text
 
 
 def test_a_wrong_budget_is_handled_as_on_error_says(hooks: Hooks) -> None:
     hooks.break_lustre()
-    for budget in ("abc", "6 # s", "", "-5", "0", "0.00", "inf", "1e9", "99999", "99999.5", "6s", "1.2.3", "."):
+    for budget in ("abc", "", "-5", "0.00", "1e9", "99999.5", "1.2.3"):
         hooks.install(PROLOG_BUDGET=budget, ON_ERROR="fail")
         assert hooks.sh("prolog")[::2] == (1, ""), budget
     hooks.install(ON_ERROR="pass")
@@ -337,11 +313,3 @@ def test_a_system_log_that_hangs_delays_no_hook(hooks: Hooks, system_log: System
     system_log.fill()
     ran = hooks.sh("prolog")
     assert ran.code == 1 and ran.took_s < LONG_S / 2 and (DRAIN in hooks.asked()) == works
-
-
-def test_a_hook_that_does_not_work_tells_the_system_log(hooks: Hooks, system_log: SystemLog) -> None:
-    (hooks.root / "empty").mkdir()
-    hooks.install(PACKAGE=hooks.root / "empty")
-    system_log.socket.settimeout(SLACK_S)
-    assert hooks.sh("prolog").code == 0
-    assert " nvrx-prolog: " in system_log.socket.recv(65536).decode()  # hook.sh does not wait for logger(1)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +13,6 @@ from nvrx_slurm.health import cache
 from nvrx_slurm.health.check import NodeView
 from nvrx_slurm.health.checks import nic
 from nvrx_slurm.health.checks.nic import PortFacts, learn_ports
-from nvrx_slurm.health.runner import examine
 from nvrx_slurm.system import pci
 from nvrx_slurm.system.nics import Port
 
@@ -61,7 +58,7 @@ def test_a_port_must_be_as_fast_as_it_was_and_as_the_site_says(dgx: Node) -> Non
 
 def test_junk_in_a_state_is_unknown(dgx: Node) -> None:
     assert dgx.found("nic-ports")[0] is P
-    for junk in ("", "junk", "4:", "4: ACTIVELY", "4", "9: UNKNOWN", "\x00\x01", "-1"):
+    for junk in ("", "4: ACTIVELY", "\x00\x01"):
         port(dgx, "mlx5_1", "state", junk)
         for name in ("nic-ports", "gpu-nics"):
             verdict, text = dgx.found(name)
@@ -136,8 +133,7 @@ def _looks(monkeypatch: pytest.MonkeyPatch, before_each: Callable[[], None]) -> 
     return waits
 
 
-@pytest.mark.parametrize("name", ["nic-ports", "gpu-nics"])
-@pytest.mark.parametrize("state", ["2: INIT", "3: ARMED"])
+@pytest.mark.parametrize(("name", "state"), [("nic-ports", "2: INIT"), ("gpu-nics", "3: ARMED")])
 def test_a_subnet_manager_that_has_just_started_is_waited_for(
     dgx: Node, monkeypatch: pytest.MonkeyPatch, name: str, state: str
 ) -> None:
@@ -161,16 +157,6 @@ def test_a_port_whose_link_is_down_fails_at_once(
         port(dgx, name, "state", "2: INIT")
     port(dgx, "mlx5_3", file, text)
     assert dgx.found("nic-ports")[0] is F and not waits
-
-
-def test_the_wait_is_within_the_time_of_the_check(dgx: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert all(CHECKS[name].budget_s > nic._SETTLE_S for name in ("nic-ports", "gpu-nics"))
-    monkeypatch.setattr(nic, "_SETTLE_S", 1e6)
-    assert dgx.found("nic-ports")[0] is P
-    port(dgx, "mlx5_3", "state", "2: INIT")
-    view = NodeView(str(dgx.root), {})
-    view.deadline_s = time.monotonic() + 1.0
-    assert examine(CHECKS["nic-ports"], view, EXPECTED) == (F, "mlx5_3/1 is INIT, LinkUp")
 
 
 # --- counters -------------------------------------------------------------------------------------------------------
@@ -200,13 +186,6 @@ def test_many_errors_fail_and_a_counter_that_goes_back_does_not(dgx: Node) -> No
         assert dgx.found("nic-errors")[0] is verdict, count
     assert dgx.found("nic-errors") == (F, "mlx5_2/1 counted 1001 x symbol_error")
     assert dgx.found("nic-errors", nic_errors_max=5000)[0] is P
-
-
-def test_junk_in_counters_is_left_out(dgx: Node) -> None:
-    for junk in ("", "-1", "9" * 30, "0x7", "\x00"):
-        for file in os.listdir(dgx / f"{IB}/mlx5_0/ports/1/counters"):
-            port(dgx, "mlx5_0", f"counters/{file}", junk)
-        assert dgx.found("nic-errors")[0] is P
 
 
 # --- NICs of GPUs ---------------------------------------------------------------------------------------------------
@@ -276,9 +255,6 @@ BOMB = f'<!DOCTYPE a [<!ENTITY b "bbbbbbbbbb">{BOMB}]><system>&k;</system>'
 def test_a_bad_file_is_a_sentence(dgx: Node) -> None:
     for text, said in (
         ("", "is no XML"),
-        ("<system>", "is no XML"),
-        ("\x00\x01", "is no XML"),
-        ('<?xml version="1.0" encoding="klingon"?><a/>', "is no XML"),
         ("<system/>", "no pci element"),
         (f"<system>{' ' * pci.MAX_TOPOLOGY_BYTES}</system>", "longer than"),
         (BOMB, "topology"),

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from nvhcd_harness import BOUND_S
-from test_resident import _PROGRAM, Resident
+from test_check_server import _PROGRAM, CheckServer
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import policy, runner
@@ -26,8 +26,7 @@ from nvrx_slurm.health.checks.node_service import CHECKS, Reply
 pytestmark = pytest.mark.xdist_group("nvhcd client")  # most tests share one service
 
 SERVICE = Path(__file__).with_name("nvhcd_service.py")
-SHARED = ("well", "sick", "only success is false", "junk", "no fail_count", "empty", "echo", "raises",
-          "another service", "huge", "not UTF-8", "no message", "a b%20#c?d=\u00e9.sock")  # fmt: skip
+SHARED = ("well", "sick", "only success is false", "junk", "echo", "another service")
 
 
 def folder() -> Path:
@@ -98,11 +97,7 @@ def ask(path: object, within_s: float = BOUND_S) -> tuple[Verdict, str]:
         ("only success is false", Verdict.FAIL, "success is false"),
         ("junk", Verdict.FAIL, "'all is well'"),
         ("echo", Verdict.FAIL, "fail_count is 1 (--no-slurm)"),
-        ("raises", Verdict.UNKNOWN, "unknown: "),
         ("another service", Verdict.UNKNOWN, "unimplemented: "),
-        ("huge", Verdict.UNKNOWN, "resource exhausted: "),
-        ("not UTF-8", Verdict.UNKNOWN, "internal: "),
-        ("a b%20#c?d=\u00e9.sock", Verdict.PASS, ""),
     ],
 )
 def test_an_answer_becomes_a_verdict(services: Path, behaviour: str, verdict: Verdict, said: str) -> None:
@@ -114,9 +109,7 @@ def test_an_answer_becomes_a_verdict(services: Path, behaviour: str, verdict: Ve
     ("output", "verdict"),
     [
         ('{"fail_count": 0}', Verdict.PASS),
-        (' {"fail_count": 0.0, "failed_checks": null, "more": [1]}\n', Verdict.PASS),
         ('{"fail_count": -1}', Verdict.FAIL),
-        ('{"fail_count": NaN}', Verdict.FAIL),
         ('{"fail_count": ' + "9" * 1_000_000 + "}", Verdict.FAIL),
         ('{"fail_count": false}', Verdict.FAIL),
         (json.dumps({"fail_count": 9, "failed_checks": ["x" * 100_000] * 30}), Verdict.FAIL),
@@ -144,7 +137,7 @@ def test_no_service_is_unknown(place: Path, what: str) -> None:
     assert verdict is Verdict.UNKNOWN and said in text, text
 
 
-@pytest.mark.parametrize("how", ["never accepts", "accepts and is silent", "talks nonsense", "hangs up"])
+@pytest.mark.parametrize("how", ["never accepts", "accepts and is silent", "talks nonsense"])
 def test_a_peer_that_is_no_service_is_unknown_in_time(place: Path, how: str) -> None:
     path = place / "s"
     with socket.socket(socket.AF_UNIX) as listener:
@@ -158,8 +151,6 @@ def test_a_peer_that_is_no_service_is_unknown_in_time(place: Path, how: str) -> 
             peer = listener.accept()[0]
             if how == "talks nonsense":
                 peer.sendall(b"HTTP/1.1 200 OK\r\n\r\n{}" * 100)
-            elif how == "hangs up":
-                peer.close()
         asking.join(BOUND_S)
     assert found == [Verdict.UNKNOWN]
 
@@ -198,10 +189,12 @@ def test_without_grpc_only_this_check_is_unknown(place: Path) -> None:
     only = ("--only=node-service", "--only=cpu-count", f"--expect=node_service={place}/well")
     with socket.socket(socket.AF_UNIX) as service:
         service.bind(f"{place}/well")
-        resident = Resident(*only, program=f"import sys; sys.modules['grpc'] = None; {_PROGRAM}")
-        one, other = sorted(resident.ask().findings)
-    assert one.verdict is not Verdict.UNKNOWN is other.verdict and "grpc" in other.text
-    assert resident.end() == (0, "")
+        server = CheckServer(*only, program=f"import sys; sys.modules['grpc'] = None; {_PROGRAM}")
+        one, other = sorted(server.ask().findings)
+    assert (
+        one.verdict is not Verdict.UNKNOWN is other.verdict and "pip install 'nvrx_slurm[node-service]'" in other.text
+    )
+    assert server.end() == (0, "")
 
 
 # --- without an endpoint ----------------------------------------------------------------------------------------------

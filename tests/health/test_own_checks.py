@@ -37,7 +37,6 @@ def of_site(bare: Node, site: str) -> tuple[Verdict, str]:
     [
         ("echo all well; exit 0", Verdict.PASS, "all well"),
         ("echo; echo disk 3 is gone; echo more; exit 1", Verdict.FAIL, "disk 3 is gone"),
-        ("echo cannot tell >&2; exit 2", Verdict.UNKNOWN, "cannot tell"),
         ("exit 7", Verdict.UNKNOWN, "exit code 7, not 0, 1 or 2"),
         ("kill -9 $$", Verdict.UNKNOWN, "ended by signal 9"),
         ("printf '\\033[31m\\377\\001 red'; exit 1", Verdict.FAIL, "?[31m\ufffd? red"),

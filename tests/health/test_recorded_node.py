@@ -9,17 +9,14 @@ from pathlib import Path
 import pytest
 from recorded import CHECKS, EXPECTED, LUSTRE, F, N, Node, P, U
 
-from nvrx_slurm.health.check import CONTEXTS, Check, NodeView, Verdict
+from nvrx_slurm.health.check import CONTEXTS, NodeView, Verdict
 from nvrx_slurm.health.runner import examine
 
-OF_THIS_FILE = ("storage", "space", "memory", "cpu", "processes", "services", "kernel_log", "pcie")
 GPU3, NIC5 = "/sys/bus/pci/devices/0000:61:00.0", "/sys/class/infiniband/mlx5_5/device"
 MCS = "/sys/devices/system/edac/mc"
 CPU = "/sys/devices/system/cpu"
 CLOCK = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
 MOUNTS = "/proc/self/mountinfo"
-INTERRUPTS = "/proc/interrupts"
-MCE = "MCE:          0          0"
 KMSG = "/dev/kmsg"
 ONE_ROOT = "22 1 8:2 / / rw - ext4 /dev/sda1 rw\n"
 
@@ -55,76 +52,35 @@ def zombies(node: Node) -> None:
         process(pid, "orphan", "Z", node)
 
 
-def odd_mounts(node: Node) -> None:
-    """A target with separators of str.splitlines and str.split, one without a source, and no line at all."""
-    target = "/mnt/odd\f\u2028name"
-    for path in (target, "/mnt/sourceless"):
-        (node / path).mkdir(parents=True)
-    node.add(MOUNTS, f"90 22 0:50 / {target} rw - tmpfs t\u2028mpfs rw\n")
-    node.add(MOUNTS, "91 22 0:51 / /mnt/sourceless rw - tmpfs  rw\njunk\n")
-
-
 GONE: Change = {"/proc/1006": None}  # slurmd
 SHARES = {"disk_paths": ("/",)}
 FULL_TMP = {"/.statvfs": "/ 9 9 9 9 9 0\n/tmp 9 1000 9 9 9 0\n/var 9 9 9 9 9 0\n"}
-FULL_VAR = {"/.statvfs": "/ 9 9 9 9 9 0\n/tmp 9 9 9 9 9 0\n/var 4 9 9 9000 1 0\n"}
-FULL_ROOT = {"/.statvfs": "/ 131072 9000 0 600 0 4096\n"}
-SHM = "/dev/shm 4096 16384 16384 8 8 0\n"  # as in docker
 
 # check, what is broken, what is expected, verdict, part of the sentence
 BROKEN: list[tuple[str, Change, dict[str, object], Verdict, str]] = [
     ("lustre", {LUSTRE: "NOT HEALTHY\n"}, {}, F, "'NOT HEALTHY'"),
-    ("lustre", {LUSTRE: ""}, {}, U, "empty"),
     ("lustre", {LUSTRE: None}, {}, N, "no Lustre client"),
-    ("mounts", {"/lustre/fs0": None}, {}, F, "/lustre/fs0: No such file"),
     ("mounts", {MOUNTS: ("/home rw", "/hame rw")}, {"mounts": ("/home",)}, F, "not mounted: /home"),
     ("mounts", {MOUNTS: ("home rw,vers", "home ro,vers")}, {"writable_mounts": ("/home",)}, F, "read-only: /home"),
     ("mounts", {MOUNTS: ONE_ROOT}, {}, N, "no Lustre or NFS"),
-    ("mounts", {MOUNTS: "garbage\n"}, {}, U, "/proc/self/mountinfo"),
-    ("mounts", odd_mounts, {}, P, "3 mounts"),
-    ("mounts", odd_mounts, {"mounts": ("/mnt/odd\f\u2028name", "/mnt/sourceless")}, P, "5 mounts"),
     ("disk-space", {"/.statvfs": "/ 4 9 9 9000 1 0\n"}, {}, F, "/ has 0.0% of its inodes"),
-    ("disk-space", FULL_VAR, {}, P, "1 file systems"),  # by way of /var/tmp
-    ("disk-space", FULL_ROOT, {}, F, "/ has 0.0% free"),
-    ("disk-space", FULL_ROOT | {MOUNTS: ONE_ROOT}, {}, N, "cannot write"),  # /tmp is on it, too
     ("disk-space", {"/.statvfs": "/ 131072 9000 0 600 0 1\n"}, SHARES, P, "1 file systems"),  # read-only: squashfs
-    ("disk-space", {"/.statvfs": "/var 4096 ² 0 0 0 0\n"}, {}, U, "/.statvfs holds"),
     ("scratch-space", FULL_TMP, {}, F, "/tmp has 0.9% free"),
-    ("scratch-space", FULL_VAR, {}, F, "/var has 0.0% of its inodes"),
-    ("scratch-space", FULL_ROOT | {MOUNTS: ONE_ROOT}, {}, F, "/ has 0.0% free"),
     ("shm-space", {"/.statvfs": ("/dev/shm 4096 264191287 264000000", "/dev/shm 4096 9 0")}, {}, F, "0.0 GB free"),
-    ("shm-space", {"/.statvfs": SHM}, {}, P, "0.1 of 0.1 GB"),
     ("shm-space", {}, {"shm_size_gb": 2000.0}, F, "1082.1 GB instead of 2000 GB"),
     ("memory-size", {"/proc/meminfo": ("2113530296", "1981434653")}, {"memory_gb": 2142}, F, "2029 GB"),
-    ("memory-size", {}, {"memory_free_gb": 2100}, F, "2058 GB of memory available"),
-    ("memory-size", {"/proc/meminfo": "\n"}, {}, U, "no MemTotal"),
-    ("memory-size", {"/proc/meminfo": ("2113530296", "²")}, {}, U, "/proc/meminfo holds"),
     ("memory-errors", {f"{MCS}/mc2/ue_count": "3\n"}, {}, F, "3 on mc2"),
-    ("memory-errors", {f"{MCS}/mc2/ue_count": "many"}, {}, U, "mc2/ue_count holds 'many'"),
-    ("memory-errors", {INTERRUPTS: (MCE, f"MCE: {'7' * 32}")}, {}, U, "/proc/interrupts holds '777"),
-    ("memory-errors", {INTERRUPTS: (MCE, "MCE: 0 ²")}, {}, P, "no uncorrected error"),
     ("cpu-count", {f"{CPU}/online": "0-63,65-223"}, {"cpus": 224}, F, "223 CPUs are online instead of 224"),
-    ("cpu-count", {f"{CPU}/online": "0-63,65-223"}, {}, P, "223 of 224 CPUs"),
-    ("cpu-count", {f"{CPU}/online": "0-x"}, {}, U, f"{CPU}/online holds '0-x'"),
     ("clock-source", {CLOCK: "hpet\n"}, {}, F, "hpet though there is tsc"),
-    ("clock-source", {CLOCK: "hpet\n"}, {"clock_source": "hpet"}, P, "hpet"),
-    ("clock-source", {}, {"clock_source": "hpet"}, F, "tsc instead of hpet"),
-    ("clock-source", {"/sys/devices/system/clocksource": None}, {}, N, "clock source"),
     ("stuck-processes", lambda n: process(4711, "python) R (x", "D", n), {"stuck_s": 0.01}, F, "python) R (x (4711)"),
     ("stuck-processes", zombies, {"zombies_max": 2}, F, "3 zombies: orphan"),
-    ("stuck-processes", {"/proc/9/stat": "9 (x"}, {}, U, "/proc/PID/stat holds '9 (x'"),
     ("services", {**GONE, "/proc/2/comm": "kthreadd\n"}, {"services": ("slurmd.service", "munge")}, F, "slurmd is not"),
     ("services", GONE, {"services": ("slurmd", "munge")}, U, "slurmd cannot be seen"),  # in a container
     ("time-sync", {"/proc/1002": None}, {}, F, "none of chronyd"),
-    ("kernel-log", xid("NVRM: Xid (PCI:0000:52:00): 79, pid=1, GPU"), {}, F, "XID 79 on 0000:52:00"),
     ("kernel-log", xid("NVRM: Xid (PCI:0000:52:00): 48, DBE"), {"xid_ignore": (48,)}, P, "1 x XID 48"),
     ("kernel-log", xid("NVRM: Xid (PCI:0000:52:00): 94, Contained"), {"xid_fail": (94,)}, F, "needs a GPU reset"),
-    ("kernel-log", xid("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 32"), {}, F, "SXID 20034"),
-    ("kernel-log", {KMSG: "\xff\xfe;;;\n,,,;\n6,x,0;Xid (PCI:0000:52:00): 79\n"}, {}, P, "no XID or SXID"),
-    ("pcie-links", {f"{GPU3}/current_link_width": "8\n"}, {}, F, "GPU 0000:61:00.0 has 8 lanes instead of 16"),
     ("pcie-links", {f"{NIC5}/current_link_speed": "16.0 GT/s PCIe\n"}, {}, F, "runs at 16 instead of 32 GT/s"),
     ("pcie-links", {f"{GPU3}/current_link_speed": "2.5 GT/s"}, {"pcie_gpu_speed": True}, F, "at 2.5 instead"),
-    ("pcie-links", {f"{GPU3}/current_link_width": "255\n"}, {}, U, "GPU 0000:61:00.0"),
     ("pcie-links", {f"{GPU3}/../max_link_width": "8\n", f"{GPU3}/current_link_width": "8\n"}, {}, P, "16 links"),
     ("storage-paths", {}, {"storage_paths": ("/home/alice", "/nowhere")}, F, "/nowhere: No such file"),
     ("storage-paths", {"/raid/blob": "x"}, {"storage_paths": ("/raid/blob", "/raid")}, P, "/raid/blob, /raid"),
@@ -179,20 +135,14 @@ def test_mounts_on_demand_are_not_learned(dgx: Node) -> None:
     assert learned["writable_mounts"] == ("/lustre/fs0", "/home", "/automatic")
 
 
-def test_an_unreadable_file_is_unknown(dgx: Node) -> None:
-    dgx.remove(LUSTRE)
-    (dgx / LUSTRE).mkdir()
-    assert dgx.found("lustre") == (U, f"{LUSTRE}: Is a directory")
+def test_no_check_raises_on_a_node_without_anything(tmp_path: Path) -> None:
+    for name, check in CHECKS.items():
+        verdict, text = examine(check, NodeView(str(tmp_path), {}), EXPECTED)
+        assert isinstance(verdict, Verdict) and text and "Error" not in text, name
+        assert verdict is not P or name == "stuck-processes", name
 
 
-@pytest.mark.parametrize("check", CHECKS.values(), ids=lambda check: check.name)
-def test_no_check_raises_on_a_node_without_anything(tmp_path: Path, check: Check) -> None:
-    verdict, text = examine(check, NodeView(str(tmp_path), {}), EXPECTED)
-    assert isinstance(verdict, Verdict) and text and "Error" not in text
-    assert verdict is not P or check.name == "stuck-processes"
-
-
-@pytest.mark.parametrize("junk", [b"", b"\0" * 3000, b"\xff\xfe\xfd", b"-1", b"9" * 400, b"NaN"])
+@pytest.mark.parametrize("junk", [b"", b"\xff\xfe\xfd", b"9" * 400])
 def test_junk_in_every_file_is_never_an_exception(dgx: Node, junk: bytes) -> None:
     for directory, _, names in os.walk(dgx.root):
         for file in (Path(directory, name) for name in names):

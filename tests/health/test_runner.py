@@ -17,7 +17,7 @@ from recorded import BOUND_S, LUSTRE, HungMount, Node, ended
 
 from nvrx_slurm.health import runner
 from nvrx_slurm.health.check import Check, Expected, NodeView, Verdict
-from nvrx_slurm.system.hardware import Absent, HardwareError
+from nvrx_slurm.system.hardware import Absent
 
 
 def check(gather: Callable[[NodeView, Expected], Any], name: str = "one", **more: Any) -> Check:
@@ -74,12 +74,9 @@ def raises(error: BaseException) -> Callable[[NodeView, Expected], None]:
         (raises(Absent("no such thing")), Verdict.NOT_APPLICABLE, "no such thing"),
         (raises(OSError(5, "Input/output error", "/x")), Verdict.UNKNOWN, "/x: Input/output error"),
         (raises(ValueError("/y holds junk")), Verdict.UNKNOWN, "/y holds junk"),
-        (raises(HardwareError("NVML did not answer")), Verdict.UNKNOWN, "NVML did not answer"),
         (raises(KeyError("z")), Verdict.UNKNOWN, "KeyError: 'z'"),
-        (raises(SystemExit(3)), Verdict.UNKNOWN, "its process ended without an answer"),
         (lambda node, expected: os.kill(os.getpid(), signal.SIGKILL), Verdict.UNKNOWN, "ended without an answer"),
         (lambda node, expected: "a\n\x1b[31m" + "b" * 9999, Verdict.PASS, "a ?[31m" + "b" * 390 + "..."),
-        (lambda node, expected: print("x" * 100_000) or "said", Verdict.PASS, "said"),
         (lambda node, expected: "junk verdict", Verdict.UNKNOWN, "is not a valid Verdict"),
     ],
 )
@@ -125,19 +122,13 @@ def test_what_a_check_started_ends_with_it() -> None:
     assert all(ended(int(pid)) for pid in finding.text.split()), "a grandchild survived"
 
 
-def lane(*gathers: Callable[[NodeView, Expected], Any], **more: Any) -> list[Check]:
+def group(*gathers: Callable[[NodeView, Expected], Any], **more: Any) -> list[Check]:
     """Checks that share a child: "0", "1", ..."""
-    return [check(gather, str(at), lane="one", **more) for at, gather in enumerate(gathers)]
+    return [check(gather, str(at), group="one", **more) for at, gather in enumerate(gathers)]
 
 
 def pid(node: NodeView, expected: Expected) -> int:
     return os.getpid()
-
-
-def test_checks_of_a_lane_share_a_process() -> None:
-    found = run(*lane(pid, pid, pid), check(pid, "alone")).findings
-    assert len({finding.text for finding in found[:3]}) == 1
-    assert len({finding.text for finding in found}) == 2
 
 
 @pytest.mark.parametrize(
@@ -147,33 +138,33 @@ def test_checks_of_a_lane_share_a_process() -> None:
         (lambda node, expected: os.kill(os.getpid(), signal.SIGKILL), "its process ended without an answer"),
     ],
 )
-def test_what_is_stuck_in_a_lane_hides_no_other(bad: Any, text: str) -> None:
+def test_what_is_stuck_in_a_group_hides_no_other(bad: Any, text: str) -> None:
     """Also where all others could not be done any more when its own time is up."""
-    found = run(*lane(pid, bad, pid, bad, pid, budget_s=1.0), deadline_s=BOUND_S).findings
+    found = run(*group(pid, bad, pid, bad, pid, budget_s=1.0), deadline_s=BOUND_S).findings
     assert [f.verdict for f in found] == [Verdict.PASS, Verdict.UNKNOWN, Verdict.PASS, Verdict.UNKNOWN, Verdict.PASS]
     assert [found[at].text for at in (1, 3)] == [text, text]
-    hung = run(*lane(pid, forever, pid, budget_s=BOUND_S), deadline_s=1.0).findings
+    hung = run(*group(pid, forever, pid, budget_s=BOUND_S), deadline_s=1.0).findings
     assert [f.verdict for f in hung] == [Verdict.PASS, Verdict.UNKNOWN, Verdict.PASS]
 
 
 def test_a_check_that_takes_its_time_has_it_and_those_behind_it_do_not_wait() -> None:
     def slow(node: NodeView, expected: Expected) -> str:
-        threading.Event().wait(3 * runner._PATIENCE_S)
+        threading.Event().wait(3 * runner._PROMPT_S)
         return "slow"
 
-    found = run(*lane(slow, pid, pid)).findings
+    found = run(*group(slow, pid, pid)).findings
     assert [f.verdict for f in found] == [Verdict.PASS] * 3
     assert found[0].text == "slow" and found[1].text == found[2].text
-    assert found[0].seconds >= 3 * runner._PATIENCE_S > found[1].seconds
+    assert found[0].seconds >= 3 * runner._PROMPT_S > found[1].seconds
 
 
 def test_what_a_check_did_is_not_told_of_the_next_one() -> None:
     silent = lambda node, expected: threading.Event().wait()  # noqa: E731
-    found = run(*lane(lambda node, expected: node.doing("reading /x"), silent, budget_s=0.5)).findings
+    found = run(*group(lambda node, expected: node.doing("reading /x"), silent, budget_s=0.5)).findings
     assert found[1].text == "timed out after 0.5 s"
 
 
-def test_a_lane_that_cannot_go_on_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_that_cannot_go_on_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     forks = iter([os.fork])
 
     def once() -> int:
@@ -182,14 +173,14 @@ def test_a_lane_that_cannot_go_on_is_a_finding(monkeypatch: pytest.MonkeyPatch) 
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(os, "fork", once)
-    found = run(*lane(pid, lambda node, expected: os._exit(0), pid, pid)).findings
+    found = run(*group(pid, lambda node, expected: os._exit(0), pid, pid)).findings
     assert [f.verdict for f in found] == [Verdict.PASS] + [Verdict.UNKNOWN] * 3
     assert found[3].text == "no process could be started for it: Resource temporarily unavailable"
 
 
 def test_what_could_not_begin_before_the_deadline_is_said() -> None:
     many = [forever] * 30
-    found = run(*lane(*many, budget_s=BOUND_S), deadline_s=1.0).findings
+    found = run(*group(*many, budget_s=BOUND_S), deadline_s=1.0).findings
     assert len(found) == 30 and {f.verdict for f in found} == {Verdict.UNKNOWN}
     assert found[0].text.startswith("timed out after ") and found[-1].text == "timed out before it could begin"
 
@@ -224,20 +215,6 @@ def test_checks_end_themselves_when_the_program_was_killed(dgx: Node, fifo: Path
     assert children, "it had ended before it was killed"
     assert all(ended(int(pid)) for pid in children)
     os.close(writer)
-
-
-def test_a_mount_that_hangs_is_named_and_hides_no_other(hung_home: Node) -> None:
-    site = hung_home.site(checks={"mounts": {"budget": 1, "on_unknown": "drain"}})
-    code, report = hung_home.program("--only", "mounts", "--config", site)
-    (finding,) = report.findings
-    assert (code, finding.verdict, finding.action) == (1, Verdict.UNKNOWN, "drain")
-    assert finding.text.startswith("timed out: /home did not answer")
-
-    hung_home.remove("/lustre/fs0")
-    code, report = hung_home.program("--only", "mounts", "--config", site)
-    assert code == 1
-    assert report.findings[0].verdict is Verdict.FAIL
-    assert report.findings[0].text == "/lustre/fs0: No such file or directory"
 
 
 def test_one_that_is_blocked_in_the_kernel_is_said_and_left(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from recorded import BOUND_S, Node
 
-from nvrx_slurm.agent.preflight import Preflight
-from nvrx_slurm.agent.preflight_settings import preflight_spec
 from nvrx_slurm.config.layers import Config
+from nvrx_slurm.node.preflight.preflight import Preflight
+from nvrx_slurm.node.preflight.preflight_settings import preflight_spec
 
 
 def prepared(node: Node, directory: Path, **flags: Any) -> tuple[str, list[str]]:
@@ -28,7 +28,7 @@ def prepared(node: Node, directory: Path, **flags: Any) -> tuple[str, list[str]]
 
     async def story() -> str:
         preflight = Preflight(spec, 0, directory, said.append, lambda event: None, refuse)
-        preflight.resident.spawn()
+        preflight.checks.spawn()
         try:
             return await asyncio.wait_for(preflight.prepare(0, used=False), BOUND_S)
         finally:
@@ -43,8 +43,7 @@ ASKS = {
 }
 
 
-@pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("check", ASKS)
+@pytest.mark.parametrize(("check", "strict"), [("mounts", False), ("mounts", True), ("storage-paths", True)])
 def test_a_path_that_hangs_costs_its_node_the_job_only_if_asked_for(
     hung_home: Node, tmp_path: Path, check: str, strict: bool
 ) -> None:

@@ -15,7 +15,6 @@ import pytest
 from hooks_harness import BOUND_S, NOBODY, REPO, Hooks, as_root, made, script
 
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.health.checks import site_checks
 from nvrx_slurm.system import trust
 
 pytestmark = pytest.mark.skipif(not as_root(), reason="only root distrusts what others can change")
@@ -82,7 +81,6 @@ def test_links_without_end_and_into_proc_are_refused(tmp_path: Path) -> None:
 SPOILT: dict[str, tuple[Callable[[Path], object], bool]] = {
     "nothing": (lambda package: None, True),
     "a module that all can write to": (lambda package: (package / "module.py").chmod(0o666), True),
-    "a module of a user": (lambda package: give(package / "module.py"), True),
     "a compiled module of a user": (lambda package: give(_compiled(package, "module.cpython-311.pyc")), True),
     "a folder for compiled modules of a user": (lambda package: give(_compiled(package, "").parent), False),
     "a package of a user": (lambda package: give(package), False),
@@ -165,18 +163,6 @@ def test_a_user_trusts_files_of_the_user_and_of_root(shared: Path, judged: Calla
     assert trust.require(str(roots), UsageError) == str(roots)
 
 
-def test_a_users_check_may_be_given_other_users_files(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Data that a check looks at is no program; root cannot tell, and refuses."""
-    data = script(shared / "data", "")
-    os.chown(data, OTHER, -1)
-    with pytest.raises(UsageError, match="can be changed by others than root"):
-        site_checks._require_usable(["/bin/cat", str(data)])
-    monkeypatch.setattr(trust, "as_root", lambda: False)
-    site_checks._require_usable(["/bin/cat", str(data)])
-    with pytest.raises(UsageError, match="neither ours nor root's"):
-        site_checks._require_usable([str(data)])
-
-
 # Becomes UID and makes a user namespace, whose map the test writes; prints the uid there, as_root() and the rule's
 # sentence for each path. All modules are loaded before, because a user may not see their folder.
 IN_NAMESPACE = """
@@ -219,7 +205,6 @@ def in_namespace(map_: str, *paths: Path, uid: int = NOBODY) -> tuple[str, list[
 
 USER = 61234
 MAPS = {
-    "the user": (f"{USER} {USER} 1\n", f"{USER} False"),  # pyxis without --container-remap-root, apptainer
     "root": (f"0 {USER} 1\n", "0 False"),  # enroot with its map to root
     "root of many": (f"0 {USER} 1\n1 100000 60000\n", "0 False"),  # rootless podman
 }

@@ -19,12 +19,10 @@ CHANGED = "GPU recovery action changed from"
     [
         ("NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off", 79, Remedy.REBOOT),
         ("NVRM: GPU at 0000:3b:00.0: Xid (PCI:0000:3b:00): 54", 54, Remedy.ISOLATE),
-        ("NVRM: Xid (PCI:0000:3b:00): 99999, news", 99999, Remedy.MONITOR),
         ("nvidia-nvswitch3: SXid (PCI:0000:3b:00): 20034, Fatal, Link 32 LTSSM Fault", 20034, Remedy.RESET),
         ("nvidia-nvswitch0: SXid (PCI:0000:3b:00): 12028, Non-fatal, Link 5 egress", 12028, Remedy.MONITOR),
         (f"NVRM: Xid (PCI:0000:3b:00): 154, {CHANGED} 0x0 (None) to 0x2 (Node Reboot Required)", 154, Remedy.REBOOT),
         (f"NVRM: Xid (PCI:0000:3b:00): 154, {CHANGED} 0x0 (None) to 0x1 (GPU Reset Required)", 154, Remedy.RESET),
-        (f"NVRM: Xid (PCI:0000:3b:00): 154, {CHANGED} 0x1 (GPU Reset Required) to 0x0 (None)", 154, Remedy.MONITOR),
     ],
 )
 def test_lines(line: str, code: int, due: Remedy) -> None:

@@ -13,7 +13,7 @@ from ranks_harness import Job, Zygote
 @pytest.fixture(scope="session")
 def zygote() -> Iterator[Zygote]:
     """Has imported torch."""
-    process = Zygote("scenarios_lost", "scenarios_meet", "scenarios_stop")
+    process = Zygote("scenarios_calls")
     yield process
     process.close()
 

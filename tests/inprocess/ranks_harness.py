@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import select
@@ -19,6 +20,15 @@ from stage import free_port
 
 HERE = Path(__file__).parent
 WAIT_S = 30.0  # for anything that must happen
+# First lines of a child process that needs single modules of nvrx_slurm.inprocess: the package itself imports torch,
+# which takes seconds, the plug-ins do not.
+WITHOUT_TORCH = """
+import sys, types
+import nvrx_slurm
+package = types.ModuleType("nvrx_slurm.inprocess")
+package.__path__ = [f"{path}/inprocess" for path in nvrx_slurm.__path__]
+sys.modules[package.__name__] = package
+"""
 
 
 def signal_all(pids: Iterable[int], signum: int) -> None:
@@ -133,7 +143,6 @@ class Job:
     def start_rank(self, scenario: str, rank: int, world_size: int, *, env: Any = None, **arguments: Any) -> None:
         place = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "MASTER_PORT": str(self.port)}
         request = {
-            "module": arguments.pop("module", "scenarios"),
             "scenario": scenario,
             "arguments": {**arguments, "tmp": str(self._tmp), "world_size": world_size},
             "env": {**place, "MASTER_ADDR": "127.0.0.1", **(env or {})},
@@ -215,3 +224,49 @@ class Job:
         self._zygote.kill_children()
         for lines in self._lines.values():
             os.close(lines.fd)
+
+
+class Script:
+    """A program in a process that has imported torch already; to a test it is like `subprocess.Popen`.
+
+    Its stdout is a pipe, its stderr a file.
+    """
+
+    def __init__(self, zygote: Zygote, argv: list[str], env: dict[str, str], err: Path) -> None:
+        self._zygote, self._err = zygote, err
+        request = {
+            "scenario": "script",
+            "arguments": {"argv": argv, "cwd": str(err.parent)},
+            "env": env,
+        }
+        read, write = os.pipe()
+        self.stdout = os.fdopen(read)
+        with err.open("ab") as file:
+            self.pid = zygote.start(request, write, file.fileno())
+        os.close(write)
+
+    @property
+    def returncode(self) -> int | None:
+        return self._zygote.codes.get(self.pid)
+
+    def send_signal(self, signum: int) -> None:
+        if self.returncode is None:
+            with contextlib.suppress(ProcessLookupError):  # its end is on its way to us
+                os.kill(self.pid, signum)
+
+    def communicate(self, timeout: float) -> tuple[str, str]:
+        """What is left of stdout, and all of stderr, when it has ended. Raises AssertionError if that takes longer."""
+        deadline_s = time.monotonic() + timeout
+        left = io.BytesIO()
+        while select.select([self.stdout], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
+            if not (data := os.read(self.stdout.fileno(), 1 << 16)):
+                break
+            left.write(data)
+        self._zygote.await_end(self.pid, max(0.0, deadline_s - time.monotonic()))
+        return left.getvalue().decode(), self._err.read_text()
+
+    def close(self) -> None:
+        """Nothing is left of it."""
+        self.send_signal(signal.SIGKILL)
+        self._zygote.await_end(self.pid, WAIT_S)
+        self.stdout.close()

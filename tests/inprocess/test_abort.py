@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import importlib.util
 import logging
 import multiprocessing
 import signal
@@ -16,9 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from plugin_harness import WITHOUT_TORCH
-from ranks_harness import Zygote
-from scripts_harness import Script
+from ranks_harness import WITHOUT_TORCH, Script, Zygote
 from stage import free_port
 
 from nvrx_slurm.inprocess.plugins import abort
@@ -304,13 +301,3 @@ def test_the_checkpoint_process_is_killed_and_another_can_be_started(monkeypatch
     for _ in range(2):
         assert abort.AbortPersistentCheckpointProcesses()(STATE) is STATE
         assert module._CHECKPOINT_PROCESS is None and process.exitcode == -9
-
-
-def test_torch_still_keeps_the_checkpoint_process_where_we_look() -> None:
-    spec = importlib.util.find_spec("torch")
-    assert spec and spec.submodule_search_locations
-    source = Path(spec.submodule_search_locations[0], *abort._DCP_PROCESS.split(".")[1:]).with_suffix(".py")
-    if not source.exists():
-        pytest.skip("torch before 2.7 saves in threads only")
-    text = source.read_text()
-    assert "global _CHECKPOINT_PROCESS" in text and "self._save_process = self.ctx.Process(" in text

@@ -4,165 +4,125 @@ from __future__ import annotations
 
 import datetime
 import json
+import logging
 import os
 import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import dgx
 import pytest
-from plugin_harness import WITHOUT_TORCH
+from ranks_harness import WITHOUT_TORCH
 
 from nvrx_slurm.inprocess import exception
 from nvrx_slurm.inprocess.plugins import health_check
 from nvrx_slurm.inprocess.plugins.compose import Compose
 from nvrx_slurm.inprocess.state import FrozenState, State
+from nvrx_slurm.system.hardware import Absent, HardwareError
 
 STATE = State(rank=0, world_size=2).freeze()
 
-# For each line of stdin: make the check in the first world, call it in each; prints the errors and the log lines.
-CHILD = (
-    WITHOUT_TORCH
-    + """
-import json, logging, os, sys
-from pathlib import Path
-from nvrx_slurm.inprocess.plugins import health_check
-from nvrx_slurm.inprocess.state import State
-from nvrx_slurm.system import gpus
 
-lines = []
-handler = logging.Handler()
-handler.emit = lambda record: lines.append(f"{record.levelname} {record.getMessage()}")
-logging.getLogger("nvrx_slurm.inprocess").addHandler(handler)
-logging.getLogger("nvrx_slurm.inprocess").setLevel(logging.DEBUG)
-file = Path(os.environ["NVML_STANDIN"])
-for request in sys.stdin:
-    name, arguments, worlds, visible, timeout_s = json.loads(request)
-    if timeout_s:
-        gpus.recovery_actions.__defaults__ = (None, timeout_s, gpus.quiet)
-    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-    if visible is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible
-    health_check._reported.clear()
-    lines.clear()
-    file.write_text(worlds[0])
-    check = getattr(health_check, name)(**arguments)
-    said = []
-    for world in worlds:
-        file.write_text(world)
-        try:
-            state = State(0, 1).freeze()
-            assert check(state) is state
-            said.append("")
-        except Exception as error:
-            said.append(f"{type(error).__name__}: {error}")
-    print(json.dumps([said, lines]), flush=True)
-"""
-)
+# --- GPUs: tests/health/test_gpu.py has all that NVML can say ---------------------------------------------------------
+
+Facts = dict[str, Any] | Exception
 
 
-@pytest.fixture(scope="module")
-def worlds(nvml_standin: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Make a check in the first of these worlds and call it in each: (error or "" for each, log lines)."""
-    env = {**os.environ, "LD_LIBRARY_PATH": str(nvml_standin), "NVML_STANDIN": str(tmp_path_factory.mktemp("w") / "w")}
-    children: list[subprocess.Popen[str]] = []
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[Facts]:
+    """What the driver tells when it is asked next: the last one again and again."""
+    facts: list[Facts] = []
 
-    def close() -> None:
-        with children.pop() as child:
-            child.kill()
+    def read(env: Any, index: int | None) -> dict[str, Any]:
+        one = facts.pop(0) if len(facts) > 1 else facts[0]
+        if isinstance(one, Exception):
+            raise one
+        return one
 
-    def run(name: str, *texts: str, visible: str | None = None, timeout_s: float = 0, **arguments: Any) -> Any:
-        if not children:
-            argv, pipe = [sys.executable, "-c", CHILD], subprocess.PIPE
-            children.append(subprocess.Popen(argv, stdin=pipe, stdout=pipe, text=True, env=env, bufsize=1))
-        print(json.dumps([name, arguments, texts, visible, timeout_s]), file=children[0].stdin)
-        said, lines = json.loads(children[0].stdout.readline())  # type: ignore[union-attr]
-        if timeout_s:
-            close()  # its driver hangs for ever
-        return [text.removeprefix("HealthCheckError: ") for text in said], lines
-
-    yield run
-    if children:
-        close()
+    for name in ("recovery_actions", "nvlinks"):
+        monkeypatch.setattr(health_check.gpus, name, read)
+    return facts
 
 
-# --- GPUs -----------------------------------------------------------------------------------------------------------
-
-GPU, NVL = "ChainedGPUHealthCheck", "ChainedNVLHealthCheck"
-UNUSED = "links 0\nlink.0.0 0\nlink.0.1 0"
-GPU_FAULTS = [
-    ("", ""),
-    ("action.1 1", "GPU check: GPU 1 (GPU-1000) needs recovery action GPU_RESET"),
-    ("action.0 2\naction.1 4", "NODE_REBOOT; GPU 1 (GPU-1000) needs recovery action DRAIN_AND_RESET"),
-    ("action.1 99", "UNKNOWN(99)"),
-    ("nvmlDeviceGetHandleByIndex.1 15", "GPU check: GPU 1: GPU is lost"),
-    ("result230 999", "GPU 0: Unknown Error"),
-    ("count 1", "GPU check: GPU 1 (GPU-1000) is gone"),
-    ("nvmlInit 9", "was there before, now no NVML"),
-    ("nvmlInit 999", "cannot be opened"),
-    ("nvmlDeviceGetCount 999", "NVML: Unknown Error"),
-    ("", ""),
+UP, HALF, DOWN = {0: True, 1: True}, {0: True, 1: False}, {0: False, 1: False}
+GPU_ROWS: list[tuple[Facts, str]] = [
+    ({"GPU 0": "NONE", "GPU 1": "NONE"}, ""),
+    ({"GPU 0": "NONE", "GPU 1": "GPU_RESET"}, "GPU check: GPU 1 needs recovery action GPU_RESET"),
+    ({"GPU 0": "NODE_REBOOT", "GPU 1": "DRAIN_AND_RESET"}, "NODE_REBOOT; GPU 1 needs recovery action DRAIN_AND_RESET"),
+    ({"GPU 0": "NONE"}, "GPU check: GPU 1 is gone"),
+    (Absent("no NVML"), "was there before, now no NVML"),
+    (HardwareError("cannot be opened"), "GPU check: cannot be opened"),
+    ({"GPU 0": "NONE", "GPU 1": "NONE"}, ""),
 ]
-LINK_FAULTS = [
-    ("", ""),
-    ("link.1.0 0", "NVLink check: GPU 1 (GPU-1000) has NVLink 0 down"),
-    ("link.0.0 0\nlink.0.1 0", "GPU 0 (GPU-0000) has NVLink 0, 1 down"),
-    ("link.1.1 -1", "GPU 1 (GPU-1000) has NVLink 1 down"),
-    ("nvmlDeviceGetNvLinkState 15", "GPU 0: GPU is lost"),
-    ("", ""),
+LINK_ROWS: list[tuple[Facts, str]] = [
+    ({"GPU 0": UP, "GPU 1": UP}, ""),
+    ({"GPU 0": UP, "GPU 1": HALF}, "NVLink check: GPU 1 has NVLink 1 down"),
+    ({"GPU 0": DOWN, "GPU 1": UP}, "GPU 0 has NVLink 0, 1 down"),
+    ({"GPU 0": UP, "GPU 1": {0: True}}, "GPU 1 has NVLink 1 down"),
 ]
-FROM_THE_START = [("link.0.1 0", "GPU 0 (GPU-0000) has NVLink 1 down")]  # beside one that is up
-NO_BRIDGE = [(UNUSED, ""), (UNUSED, "")]
+FROM_THE_START: list[tuple[Facts, str]] = [({"GPU 0": HALF}, "GPU 0 has NVLink 1 down")]  # beside one that is up
+NO_BRIDGE: list[tuple[Facts, str]] = [({"GPU 0": DOWN}, "")] * 2
 
 
 @pytest.mark.parametrize(
-    ("name", "rows"), [(GPU, GPU_FAULTS), (NVL, LINK_FAULTS), (NVL, FROM_THE_START), (NVL, NO_BRIDGE)]
-)
-def test_gpus_and_links_that_fail(worlds, name: str, rows: list[tuple[str, str]]) -> None:
-    said, lines = worlds(name, *(world for world, _ in rows))
-    assert [bool(text) for text in said] == [bool(token) for _, token in rows]
-    assert all(token in text for text, (_, token) in zip(said, rows, strict=True)) and lines == []
-
-
-@pytest.mark.parametrize(
-    ("name", "world", "why"),
+    ("kind", "rows"),
     [
-        (GPU, "nvmlInit 9", "no NVML"),
-        (GPU, "count 0", "sees 0 GPUs"),
-        (GPU, "nvmlDeviceGetFieldValues 2", "recovery action"),
-        (NVL, "links 0", "its NVLink"),
+        (health_check.ChainedGPUHealthCheck, GPU_ROWS),
+        (health_check.ChainedNVLHealthCheck, LINK_ROWS),
+        (health_check.ChainedNVLHealthCheck, FROM_THE_START),
+        (health_check.ChainedNVLHealthCheck, NO_BRIDGE),
     ],
 )
-def test_missing_hardware_is_not_applicable_and_said_once_at_debug(worlds, name: str, world: str, why: str) -> None:
-    said, (line,) = worlds(name, world, world, world)
-    assert said == ["", "", ""]
-    assert line.startswith("DEBUG ") and "not applicable" in line and why in line
+def test_gpus_and_links_that_fail(told: list[Facts], kind: Any, rows: list[tuple[Facts, str]]) -> None:
+    told += [rows[0][0], *(facts for facts, _ in rows)]
+    check = kind()
+    for _, token in rows:
+        why = unfit(check)
+        assert token in why and bool(why) is bool(token), (token, why)
 
 
-def test_one_index_means_cudas_number(worlds) -> None:
-    """action.3 is GPU 3's: shown by number, by UUID, alone; not to the others."""
-    for visible, index, sick in (
-        (None, 3, True),
-        (None, 2, False),
-        ("3,2", 0, True),
-        ("3,2", 1, False),
-        ("3", 3, True),
-        ("GPU-2,GPU-3", 1, True),
-        ("0,-1,3", None, False),
-        ("MIG-3000", 0, False),
-    ):
-        said, _ = worlds(GPU, "count 4", "count 4\naction.3 1", visible=visible, device_index=index)
-        assert ("GPU 3 (GPU-3000) needs" in said[1]) is sick and bool(said[1]) is sick, (visible, index)
+@pytest.mark.parametrize("first", [Absent("no GPU of this process tells it"), HardwareError("it hangs")])
+def test_a_first_reading_that_fails_is_said_once(told: list[Facts], caplog: Any, first: Exception) -> None:
+    """Hardware that is not there is no news; a failure is. Both are compared with the first reading that succeeds."""
+    health_check._not_applicable.cache_clear()
+    caplog.set_level(logging.DEBUG, "nvrx_slurm.inprocess")
+    told += [first, *[first] * isinstance(first, Absent), {"GPU 0": "NONE"}, {}]
+    check = health_check.ChainedGPUHealthCheck()
+    (line,) = caplog.records
+    assert str(first) in line.getMessage() and (line.levelno == logging.DEBUG) is isinstance(first, Absent)
+    while len(told) > 1:
+        assert unfit(check) == ""
+    assert "GPU 0 is gone" in unfit(check) and len(caplog.records) == 1
 
 
-def test_a_driver_that_does_not_answer_is_a_failure_within_its_bound(worlds) -> None:
-    said, lines = worlds(GPU, "", "nvmlInit hang", timeout_s=0.2)
-    assert said[0] == "" and "within 0.2 s" in said[1] and lines == []
+BY_INDEX = """
+import json, os, sys
+from nvrx_slurm.inprocess.plugins.health_check import ChainedGPUHealthCheck
+from nvrx_slurm.inprocess.state import State
+for visible, index in json.loads(sys.argv[1]):
+    os.environ["CUDA_VISIBLE_DEVICES"] = visible
+    try:
+        ChainedGPUHealthCheck(index)(State(0, 1).freeze())
+        print("fit")
+    except Exception as error:
+        print(error)
+"""
+
+
+def test_one_index_means_cudas_number(nvml_standin: Path, tmp_path: Path) -> None:
+    """GPU 3 is sick: shown by number, by UUID, alone; not to the others."""
+    (tmp_path / "world").write_text("count 4\naction.3 1")
+    cases = {("3,2", 0): True, ("3,2", 1): False, ("3", 3): True, ("GPU-2,GPU-3", 1): True, ("0,-1,3", None): False}
+    env = {**os.environ, "LD_LIBRARY_PATH": str(nvml_standin), "NVML_STANDIN": str(tmp_path / "world")}
+    argv = [sys.executable, "-c", WITHOUT_TORCH + BY_INDEX, json.dumps(list(cases))]
+    said = subprocess.check_output(argv, env=env, text=True, timeout=60).splitlines()
+    assert ["GPU 3 (GPU-3000) needs" in line for line in said] == list(cases.values())
+    assert said.count("fit") == 2
 
 
 @pytest.mark.parametrize("mode", ["unbound", "absent"])
@@ -256,14 +216,6 @@ def test_a_gpu_has_its_nearest_nics(node: Path, monkeypatch) -> None:
     assert unfit(check) == ""
     port(node, "mlx5_6", "1: DOWN")
     assert "mlx5_6/1 was ACTIVE" in unfit(check)
-
-
-def test_a_gpus_place_comes_from_nvml(node: Path, worlds) -> None:
-    world, root = f"bus.0 {0x1B}\nbus.1 {0x77}", str(node / "sys")
-    nic = "ChainedNicHealthCheck"
-    assert worlds(nic, world, "nvmlInit 15", device_index=0, sysfs_root=root) == (["", ""], [])
-    said, (line,) = worlds(nic, world, device_index=1, sysfs_root=root)
-    assert said == [""] and "0000:77:00.0" in line
 
 
 # --- CUDA, faults and own checks --------------------------------------------------------------------------------------

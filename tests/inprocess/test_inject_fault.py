@@ -96,7 +96,7 @@ def test_gpu_faults_without_a_gpu_are_refused(monkeypatch, fault: Fault) -> None
 # --- who is hit, with what, when --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("keep_alive", "num_faults"), [(1, 2), (6, 5), (0, 8), (8, 1), (20, 1), (2, 0), (3, (1, 4))])
+@pytest.mark.parametrize(("keep_alive", "num_faults"), [(6, 5), (20, 1), (3, (1, 4))])
 def test_the_same_seed_hits_the_same_ranks_everywhere(monkeypatch, keep_alive: int, num_faults) -> None:
     fewest, most = num_faults if isinstance(num_faults, tuple) else (num_faults, num_faults)
     able = max(0, 8 - keep_alive)

@@ -1,42 +1,279 @@
-"""One rank computes for all: what wakes those who wait for it, and what it leaves in the store."""
+"""One rank computes for all: assignments that need all ranks, as threads, over a store in memory and one of torch's."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
+from itertools import cycle
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from benchmarks.memory_store import MemoryStore
+from nvrx_slurm.core.inprocess.tree import DEAD, Topology, active_order, healthy
+from nvrx_slurm.inprocess import rank_assignment as ra
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
-from nvrx_slurm.inprocess.exception import RankDiscarded
-from nvrx_slurm.inprocess.meeting.barriers import Iteration
-from nvrx_slurm.inprocess.meeting.leader import Leadership, text_of
-from nvrx_slurm.inprocess.meeting.store import StoreView
-from nvrx_slurm.inprocess.plugins import rank_assignment as ra
+from nvrx_slurm.inprocess.exception import InternalError, RankDiscarded, RestartAbort, TimeoutError
 from nvrx_slurm.inprocess.plugins.compose import Compose
 from nvrx_slurm.inprocess.state import State
+from nvrx_slurm.inprocess.store.barriers import Iteration
+from nvrx_slurm.inprocess.store.leader import Leadership, text_of
+from nvrx_slurm.inprocess.store.view import StoreView
+
+BOUND_S = 30.0  # for a test that would hang
+SHORT = timedelta(seconds=1)  # long enough for a loaded machine to start the threads
+Views = Callable[[int], Any]  # iteration -> the store of its assignment
+
+
+def in_memory() -> Views:
+    return MemoryStore().iteration
+
+
+@pytest.fixture(params=["memory", "torch"])
+def views(request: pytest.FixtureRequest) -> Views:
+    """The tests of the wrapper have a TCPStore, as the wrapper hands it out."""
+    if request.param == "memory":
+        return in_memory()
+    shared = pytest.importorskip("torch.distributed").HashStore()  # without `stable`
+    return lambda _: shared
+
+
+class Ranks:
+    """A job: `states` and `plugins` by initial rank, of those who are left."""
+
+    def __init__(self, size: int, views: Views, make: Callable[[], ra.RankAssignment]) -> None:
+        self.views = views
+        self.states = {rank: State(rank=rank, world_size=size) for rank in range(size)}
+        self.plugins = {rank: ra.with_defaults(make()) for rank in range(size)}
+        self.iteration = 0
+
+    def assign(self, died: Iterable[int] = (), absent: Iterable[int] = ()) -> dict[int, BaseException]:
+        """The next iteration, after the initial ranks `died`; the `absent` die without a word. What ranks raised."""
+        self.before = {rank: replace(state) for rank, state in self.states.items()}
+        terminated = {self.states.pop(rank).rank for rank in died}
+        raised: dict[int, BaseException] = {}
+        found: dict[int, State] = {}
+
+        def one(rank: int) -> None:
+            ctx = ra.RankAssignmentCtx(self.states[rank], self.views(self.iteration), terminated)
+            try:
+                found[rank] = ra.assign(self.plugins[rank], ctx)
+            except BaseException as error:
+                raised[rank] = error
+
+        threads = [threading.Thread(target=one, args=(rank,)) for rank in self.states if rank not in absent]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(BOUND_S)
+            assert not thread.is_alive(), "a rank hangs"
+        found.update({rank: self.states[rank] for rank in absent})
+        self.states = {rank: found[rank] for rank in sorted(found)}
+        self.iteration += 1
+        for state in self.states.values():
+            state.advance()
+        return raised
+
+    def take_back(self) -> None:
+        """The last assignment never was; the next iteration begins with the states before it."""
+        self.states = {rank: replace(state, iteration=self.iteration) for rank, state in self.before.items()}
+
+    @property
+    def active(self) -> list[int]:
+        """Initial rank of each active rank."""
+        by_active = {s.active_rank: rank for rank, s in self.states.items() if s.active_rank is not None}
+        assert sorted(by_active) == list(range(len(by_active)))
+        return [by_active[active] for active in sorted(by_active)]
+
+
+def same_everywhere(raised: dict[int, BaseException], size: int) -> str:
+    """The sentence, once it is known that every rank raised it."""
+    assert len(raised) == size
+    (sentence,) = {str(error) for error in raised.values()}
+    return sentence
+
+
+# --- FilterCountGroupedByKey ------------------------------------------------------------------------------------------
+
+
+def grouped(key: Any, condition: Any = lambda count: count == 2, **more: Any) -> Callable[[], ra.RankAssignment]:
+    return lambda: Compose(ra.ShiftRanks(), ra.FilterCountGroupedByKey(key, condition, **more))
+
+
+def pair(state: State) -> int:
+    return state.rank // 2
+
+
+def host(state: State) -> str:
+    return f"host{state.initial_rank // 8}"  # type: ignore[operator]
+
+
+EIGHT: dict[str, Any] = {"condition": lambda count: count == 8}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        grouped(host, **EIGHT),  # 001
+        lambda: Compose(ra.ActivateAllRanks(), grouped(lambda state: state.rank // 8, **EIGHT)()),  # 002
+        lambda: Compose(ra.ShiftRanks(), ra.FilterGroupedByKey(key_or_fn=lambda rank, _: rank // 8, **EIGHT)),  # 004
+    ],
+)
+def test_the_filters_of_the_seeds_survive_deaths(make: Callable[[], ra.RankAssignment]) -> None:
+    """Hosts of eight, each lost as a whole with its first rank, twice."""
+    job = Ranks(32, in_memory(), make)
+    assert job.assign() == {} and job.active == list(range(32))
+    for dead, left in ((9, [*range(8), *range(16, 32)]), (0, list(range(16, 32)))):
+        raised = job.assign(died=[dead])
+        assert {type(error) for error in raised.values()} == {ra.RankDiscarded} and len(raised) == 7
+        assert job.active == left
+        assert {(state.world_size, state.active_world_size) for state in job.states.values()} == {(len(left),) * 2}
+
+
+def raise_on(bad: int) -> Callable[[State], str]:
+    def key(state: State) -> str:
+        if state.rank == bad:
+            raise ValueError("no such host")
+        return "all"
+
+    return key
+
+
+def test_an_abort_in_a_users_function_stays_one(views: Views) -> None:
+    def stop(count: int) -> bool:
+        raise RestartAbort("enough")
+
+    raised = Ranks(3, views, grouped("all", stop)).assign()
+    assert isinstance(raised.pop(0), RestartAbort)
+    assert "RestartAbort: enough" in same_everywhere(raised, 2)
+
+
+def test_a_condition_that_discards_everybody_is_said_to(views: Views) -> None:
+    job = Ranks(4, views, grouped(lambda state: f"host{state.rank // 2}"))
+    assert job.assign() == {}
+    raised = job.assign(died=[0, 2])
+    assert "'host0' with 1, 'host1' with 1" in same_everywhere(raised, 2)
+    assert {type(error) for error in raised.values()} == {ra.RankDiscarded}
+
+
+def test_a_rank_that_never_comes_costs_a_bounded_time() -> None:
+    raised = Ranks(4, in_memory(), grouped("all", bool, timeout=SHORT)).assign(absent=[2])
+    assert "only 3 of 4 ranks took part within 1 s" in same_everywhere(raised, 3)
+
+
+# --- Tree -------------------------------------------------------------------------------------------------------------
+
+BOTH = ra.LayerFlag.RESERVE | ra.LayerFlag.BACKFILL
+
+
+def test_without_the_leader_the_wait_ends() -> None:
+    job = Ranks(4, in_memory(), lambda: ra.Tree([ra.Layer()], timeout=SHORT))
+    assert job.assign() == {}
+    raised = job.assign(absent=[0])
+    assert "rank 0, which computes the rank assignment for all, gave none within 2 s" in same_everywhere(raised, 3)
+    assert {type(error) for error in raised.values()} == {TimeoutError}
+
+
+@pytest.mark.parametrize("lost", [[5], [0], [0, 5]])
+def test_an_assignment_is_taken_back(views: Views, lost: list[int]) -> None:
+    """Twice in a row, then as if it had been one: with the same leader, or a new one that reads what was before."""
+    layers = [ra.Layer(1, 4, "root", BOTH)]
+    job, plain = (Ranks(8, each, lambda: ra.Tree(layers)) for each in (views, in_memory()))
+    assert job.assign() == {} == plain.assign()
+    assert job.assign(died=[6]) == {} == plain.assign(died=[6])
+    assert job.assign(died=[1]) == {}
+    job.take_back()
+    assert job.assign(died=[1, 2]) == {}
+    job.take_back()
+    assert job.assign(died=[1, 2, *lost]) == {} == plain.assign(died=[1, 2, *lost])
+    assert job.active == plain.active
+    assert job.assign(died=[3]) == {} == plain.assign(died=[3])
+    assert job.active == plain.active and [s.rank for s in job.states.values()] == [
+        s.rank for s in plain.states.values()
+    ]
+
+
+@pytest.mark.parametrize("lost", [0, 3])
+def test_the_first_assignment_is_taken_back(views: Views, lost: int) -> None:
+    """When ranks of one branch are no neighbours their numbers change with it."""
+    layers = [ra.Layer(), ra.Layer(key_or_fn=lambda state: state.rank % 2)]
+    job = Ranks(6, views, lambda: ra.Tree(layers))
+    assert job.assign() == {} and job.active == [0, 2, 4, 1, 3, 5]
+    job.take_back()
+    assert job.assign(died=[lost]) == {}
+    assert job.active == {0: [1, 3, 5, 2, 4], 3: [0, 2, 4, 1, 5]}[lost]
+
+
+TURNS = cycle([1, 2, 1, 1])
+ERRORS: dict[str, tuple[Callable[[], ra.RankAssignment], type[Exception] | None]] = {
+    "rank 0: ValueError: no such host": (grouped(raise_on(0)), ValueError),
+    "rank 2: ValueError: no such host": (grouped(raise_on(2)), ValueError),
+    "rank 0, computing for all: ZeroDivisionError": (grouped("all", lambda count: 1 // 0), ZeroDivisionError),
+    "same on all ranks, but rank 0 has '0'": (lambda: ra.Tree([ra.Layer(key_or_fn=pair)]), None),
+    "world_size_filter(4) returned 5": (lambda: ra.Tree([ra.Layer()], lambda size: size + 1), None),
+    "ZeroDivisionError": (lambda: ra.Tree([ra.Layer()], lambda size: 1 // 0), None),
+    "rank 3: ValueError: no such host": (lambda: ra.Tree([ra.Layer(key_or_fn=raise_on(3))]), ValueError),
+    "give all ranks the same layers": (lambda: ra.Tree([ra.Layer()] * next(TURNS)), None),
+}
+
+
+@pytest.mark.parametrize("token", ERRORS)
+def test_an_error_of_one_rank_is_the_error_of_all(views: Views, token: str) -> None:
+    make, cause = ERRORS[token]
+    raised = Ranks(4, views, make).assign()
+    assert token in same_everywhere(raised, 4)
+    assert {type(error) for error in raised.values()} == {InternalError}
+    assert cause is None or any(isinstance(error.__cause__, cause) for error in raised.values())
+
+
+def test_ranks_dead_before_the_first_iteration_are_not_in_the_tree(views: Views) -> None:
+    layers = [ra.Layer(1, None, "root"), ra.Layer(2, key_or_fn=lambda state: state.initial_rank // 2)]
+    job = Ranks(4, views, lambda: ra.Tree(layers))
+    raised = job.assign(died=[0])
+    assert "layer 1 has fewer than min_ranks=2" in str(raised.pop(1)) and raised == {} and job.active == [2, 3]
+    assert [(state.rank, state.world_size) for state in job.states.values()] == [(0, 2), (1, 2)]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(2, 8),
+    st.integers(1, 3),
+    st.none() | st.integers(1, 3),
+    st.lists(st.sets(st.integers(0, 7), max_size=3), max_size=4),
+)
+def test_every_rank_reads_what_the_core_says(size: int, host: int, divisor: int | None, rounds: list[set[int]]) -> None:
+    layers = [
+        ra.Layer(1, None, "root", ra.LayerFlag.RESERVE),
+        ra.Layer(1, 2, lambda state: state.initial_rank // host, BOTH),
+    ]
+    keep = None if divisor is None else lambda active: active - active % divisor
+    topology = Topology([layer.level() for layer in layers], {r: ("root", str(r // host)) for r in range(size)})
+    job = Ranks(size, in_memory(), lambda: ra.Tree(layers, keep))
+    places, raised = topology.first_places(keep), job.assign()
+    for died in rounds:
+        alive = [leaf for leaf, place in enumerate(places) if place > DEAD]
+        if not any(place >= 0 for place in places) or set(alive) <= died:
+            break
+        assert raised == {} and job.active == active_order(places)
+        assert [job.states[leaf].rank for leaf in healthy(places)] == list(range(len(alive)))
+        died = died & set(alive)
+        places, raised = topology.next_places(places, died, keep), job.assign(died=died)
+
+
+# --- the leader by itself ---------------------------------------------------------------------------------------------
 
 dist = pytest.importorskip("torch.distributed")
-
-BOUND_S = 30.0
 FOREVER = timedelta(seconds=600)
 LOST = InterruptionRecord(2, Interruption.TERMINATED, "its process has ended")
 
 
 def leadership(view: Any, rank: int, size: int = 3) -> Leadership:
     return Leadership(view, "test", 1, 5, rank, size, frozenset(), FOREVER)
-
-
-def test_what_has_begun_is_not_disturbed() -> None:
-    """Ranks have their places, the iteration has begun: a fault then is no reason to write to `assign`."""
-    this = Iteration(StoreView(dist.HashStore()), 5)
-    this.publish_start("host", 1)
-    this.interrupt(LOST)
-    assert this.await_start(BOUND_S) == ("host", 1)
-    assert not any(this.keys.check([f"assign/1/5/{what}"]) for what in ("all", "decided"))
 
 
 class SilentStore(MemoryStore):

@@ -6,14 +6,12 @@ import subprocess
 import sys
 
 import pytest
-from plugin_harness import WITHOUT_TORCH
+from ranks_harness import WITHOUT_TORCH
 
 from nvrx_slurm.inprocess.plugins import nested_restarter as nested
 from nvrx_slurm.inprocess.plugins.abort import Abort, AbortTorchDistributed
-from nvrx_slurm.inprocess.plugins.completion import Completion
 from nvrx_slurm.inprocess.plugins.compose import Compose
-from nvrx_slurm.inprocess.plugins.initialize import Initialize, RetryController
-from nvrx_slurm.inprocess.plugins.terminate import Terminate
+from nvrx_slurm.inprocess.plugins.steps import Completion, Initialize, RetryController, Terminate
 from nvrx_slurm.inprocess.state import FrozenState, State
 
 

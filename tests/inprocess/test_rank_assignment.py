@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nvrx_slurm.inprocess import rank_assignment as ra
 from nvrx_slurm.inprocess.exception import InternalError, RestartAbort
-from nvrx_slurm.inprocess.plugins import rank_assignment as ra
 from nvrx_slurm.inprocess.plugins.compose import Compose
 from nvrx_slurm.inprocess.state import Mode, State
 

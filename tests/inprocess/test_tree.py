@@ -208,25 +208,6 @@ def hosts(*sizes: int) -> Keys:
     return [("root", f"host{host}") for host, size in enumerate(sizes) for _ in range(size)]
 
 
-RESERVE = Level(1, None, reserve=True)
-SPARES = Level(1, 2, reserve=True)
-# levels, keys, world size filter; active slots at first, then (slots that die, active slots) in turn
-EXAMPLES: dict[str, tuple[list[Level], Keys, int | None, list[int], list[tuple[set[int], list[int]]]]] = {
-    "the nearest spare": ([RESERVE, SPARES], hosts(3, 4), None, [0, 1, 3, 4], [({4, 0}, [2, 1, 3, 5])]),
-    "without RESERVE the search ends": ([Level(1, 3), SPARES], hosts(2, 3), None, [0, 1, 2], [({0}, [1, 2])]),
-}
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_examples_by_hand(name: str) -> None:
-    levels, keys, divisor, first, losses = EXAMPLES[name]
-    fast = Fast(levels, keys, multiple_of(divisor))
-    assert fast.active == first
-    for died, active in losses:
-        fast.lose(died)
-        assert fast.active == active
-
-
 ONE_HOST = [("root",)] * 8
 
 

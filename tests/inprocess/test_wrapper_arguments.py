@@ -14,9 +14,9 @@ import pytest
 
 from nvrx_slurm import inprocess
 from nvrx_slurm.inprocess import CallWrapper, Compose, Wrapper
-from nvrx_slurm.inprocess.call import takers, with_wrapper
+from nvrx_slurm.inprocess.call import with_wrapper, wrapper_parameters
+from nvrx_slurm.inprocess.guard.page import Page
 from nvrx_slurm.inprocess.plugins.rank_assignment import FilterCountGroupedByKey, ShiftRanks
-from nvrx_slurm.inprocess.watch.page import Page
 
 
 def s(seconds: float) -> timedelta:
@@ -40,7 +40,7 @@ def test_names_and_defaults_are_those_of_nvrx() -> None:
         "last_call_wait": 1,
         "termination_grace_time": 5,
     }
-    assert parameters["store_factory"].default is inprocess.meeting.store.TCPStore
+    assert parameters["store_factory"].default is inprocess.store.stores.TCPStore
     assert isinstance(parameters["abort"].default, inprocess.plugins.abort.AbortTorchDistributed)
 
 
@@ -48,28 +48,19 @@ def test_names_and_defaults_are_those_of_nvrx() -> None:
     ("error", "bad"),
     [
         (ValueError, {"soft_timeout": s(90)}),
-        (ValueError, {"hard_timeout": s(120)}),
-        (ValueError, {"monitor_process_interval": s(30), "soft_timeout": s(80)}),
         (ValueError, {"monitor_process_interval": s(29), "soft_timeout": s(29)}),
-        (ValueError, {"heartbeat_timeout": s(120)}),
         (ValueError, {"heartbeat_interval": s(30)}),
-        (ValueError, {"monitor_thread_interval": s(60)}),
-        (ValueError, {"progress_watchdog_interval": s(60)}),
         (ValueError, {"soft_timeout": s(0)}),
         (ValueError, {"last_call_wait": s(-1)}),
         (ValueError, {"monitor_process_logfile": "monitor.log"}),
-        (ValueError, {"monitor_process_pidfile": "run/{rank}.pid"}),
         (ValueError, {"rank_assignment": Compose(FilterCountGroupedByKey("a", bool), ShiftRanks())}),
         (TypeError, {"soft_timeout": 60}),
-        (TypeError, {"initialize": inprocess.plugins.initialize.RetryController}),
         (TypeError, {"abort": lambda state: state}),
-        (TypeError, {"rank_assignment": None}),
         (TypeError, {"rank_assignment": (ShiftRanks(),)}),
         (TypeError, {"store_factory": "TCPStore"}),
         (TypeError, {"store_kwargs": ["port"]}),
         (TypeError, {"enabled": 1}),
-        (TypeError, {"monitor_process_logfile": 3}),
-        (TypeError, {"health_check": inprocess.plugins.initialize.RetryController()}),
+        (TypeError, {"health_check": inprocess.initialize.RetryController()}),
         (TypeError, {"rank_filter": None}),
         (TypeError, {"rank_asignment": None}),
     ],
@@ -122,16 +113,12 @@ def test_the_main_thread_calls() -> None:
 # fmt: off
 def plain(x: int, call: CallWrapper) -> Any: ...
 def optional(call: Optional[CallWrapper] = None) -> Any: ...  # noqa: UP007, UP045, E302
-def union(call: Union[CallWrapper, None] = None) -> Any: ...  # noqa: UP007, E302
 def piped(call: CallWrapper | None = None) -> Any: ...  # noqa: E302
-def textual(call: inprocess.CallWrapper) -> Any: ...  # noqa: E302
-def unresolvable(call: Optional[inprocess.CallWrapper], other: NoSuchName) -> Any: ...  # type: ignore # noqa
 def unresolvable_union(call: inprocess.CallWrapper | None, other: NoSuchName) -> Any: ...  # type: ignore # noqa
 def unresolvable_text(call: "Union['CallWrapper', NoSuchName]") -> Any: ...  # type: ignore # noqa
 def annotated(call: Annotated[Optional[CallWrapper], "ours"]) -> Any: ...  # noqa: UP007, UP045, E302
 def megatron(inprocess_call_wrapper: Optional[Any] = None) -> Any: ...  # noqa: UP007, UP045, E302
 def contained(calls: list[CallWrapper], by_name: dict[str, CallWrapper], make: Callable[[], CallWrapper]) -> Any: ...
-def contained_unresolvable(like: "Call Wrapper", other: NoSuchName) -> Any: ...  # type: ignore # noqa
 def kind(call: type[CallWrapper], other: type[CallWrapper] | None = None) -> Any: ...
 def rest(*calls: CallWrapper, **more: CallWrapper) -> Any: ...
 def without(x: int, call=None) -> Any: ...  # type: ignore[no-untyped-def]
@@ -142,15 +129,15 @@ class Callable_:
 # fmt: on
 
 
-TAKE = [plain, optional, union, piped, textual, unresolvable, unresolvable_union, unresolvable_text, annotated]
+TAKE = [plain, optional, piped, unresolvable_union, unresolvable_text, annotated]
 TAKE += [Callable_(), Callable_().__call__, functools.partial(plain, 3)]
-TAKE_NONE = [contained, contained_unresolvable, kind, rest, without, print, asyncio.sleep]
+TAKE_NONE = [contained, kind, rest, without, print, asyncio.sleep]
 
 
 @pytest.mark.parametrize("fn", [*TAKE, *TAKE_NONE])
 def test_the_annotation_is_found_and_no_other_parameter_is_filled(fn: Any) -> None:
-    assert takers(fn) == ["call"] * (fn in TAKE)
-    assert takers(megatron) == ["inprocess_call_wrapper"]
+    assert wrapper_parameters(fn) == ["call"] * (fn in TAKE)
+    assert wrapper_parameters(megatron) == ["inprocess_call_wrapper"]
 
 
 def test_arguments_of_the_caller_stay_unless_they_are_none() -> None:

@@ -45,7 +45,7 @@ def test_a_rank_that_leaves_at_any_point_of_a_restart(zygote: Zygote, tmp_path: 
         nth = calls * point // POINTS
         (tmp_path / str(nth)).mkdir()
         with contextlib.closing(Job(zygote, tmp_path / str(nth))) as job:
-            job.start("leaves_at", 3, module="scenarios_lost", victim=victim, nth=nth)
+            job.start("leaves_at", 3, victim=victim, nth=nth)
             if point == 0:
                 calls = job.await_event(victim, "calls", iteration=1)["number"]
                 assert list(job.await_all().values()) == [0, 0, 0]
@@ -65,7 +65,7 @@ def test_a_rank_that_leaves_at_entry(job: Job, tmp_path: Path, victim: int, how:
     """The others begin without it. `late`: its monitor process is ready (it opens its log) after the rank's end."""
     path = tmp_path / f"monitor{victim}.log"
     os.mkfifo(path) if late else path.touch()
-    job.start("leaves_at_entry", 3, module="scenarios_lost", victim=victim, how=how)
+    job.start("leaves_at_entry", 3, victim=victim, how=how)
     job.await_event(victim, "fault")
     if late:
         assert job.await_end(victim) == {"exit": 5, "kill": -signal.SIGKILL}[how]
@@ -172,7 +172,7 @@ def test_the_barrier_server_dies(job: Job, tmp_path: Path) -> None:
 
 
 def test_a_barrier_server_that_fails_ends_all_ranks_and_says_why(job: Job, tmp_path: Path) -> None:
-    job.start("garbage", 3, module="scenarios_lost", times=TIMES)
+    job.start("garbage", 3, times=TIMES)
     assert job.await_event(1, "fault")["number"] == 1
     all_fail(job, range(3), "InternalError: the barrier server failed", "JSONDecodeError")
     assert "JSONDecodeError" in log(tmp_path, 0)
@@ -180,7 +180,7 @@ def test_a_barrier_server_that_fails_ends_all_ranks_and_says_why(job: Job, tmp_p
 
 def test_a_rank_0_that_leaves_and_lives_on_reaps_its_monitor_process(job: Job) -> None:
     """Which stays for the others as long as they need it."""
-    job.start("abort_and_stay", 3, module="scenarios_lost")
+    job.start("abort_and_stay", 3)
     job.await_events(range(3), "childless")
     assert set(job.await_all().values()) == {0}
     assert job.of(0, "raised") and job.of(1, "returned") and job.of(2, "returned")
@@ -222,7 +222,7 @@ def test_two_processes_with_one_rank(job: Job) -> None:
 
 
 def test_what_keeps_a_call_from_beginning_is_told(job: Job) -> None:
-    job.start("refused", 1, module="scenarios_meet")
+    job.start("refused", 1)
     assert job.await_all() == {0: 0}
     chains = [event["chain"][0] for event in job.of(0, "raised")]
     assert "FileNotFoundError" in chains[0] and r"ValueError: bad \udce4 name" in chains[1]

@@ -12,7 +12,7 @@ from test_wrapper_faults import HANGS, MEET, QUICK, log, train
 
 
 def start(job: Job, scenario: str, world_size: int, **arguments: Any) -> Job:
-    return job.start(scenario, world_size, module="scenarios_meet", **{"times": MEET, **arguments})
+    return job.start(scenario, world_size, **{"times": MEET, **arguments})
 
 
 def of_all(job: Job, rank: int, event: str, *names: str) -> list[tuple[Any, ...]]:

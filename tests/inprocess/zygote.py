@@ -36,8 +36,7 @@ def _rank(request: dict[str, Any], events: int, err: int) -> None:
             if name.startswith(_OF_A_JOB):
                 del os.environ[name]
         os.environ.update(request["env"])
-        importlib.import_module(request["module"])
-        importlib.import_module("scenarios").run(request["scenario"], events, request["arguments"])
+        importlib.import_module("scenarios_calls").run(request["scenario"], events, request["arguments"])
         code = 0
     except SystemExit as left:
         code = left.code if isinstance(left.code, int) else 1

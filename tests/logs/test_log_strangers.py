@@ -36,7 +36,7 @@ def merge(tmp_path: Path) -> Iterator[Stage]:
 
 
 def opened(file: str, cycle: int = 0) -> bytes:
-    return wire.message(wire.OPEN, {"all": True, "sources": [wire.Opened(0, cycle, file, 9, 12)]})
+    return wire.message(wire.OPEN, [wire.Opened(0, cycle, file, 9, 12)])
 
 
 def chunk(begin: int, to: int, source: int = 0) -> bytes:
@@ -67,7 +67,7 @@ async def ends(where: tuple[str, int], frames: list[bytes], token: str = TOKEN) 
         [HELLO, HELLO],
         [HELLO, b"\x01not json"],
         [HELLO, wire.message(wire.OPEN, [1])],
-        [HELLO, wire.message(wire.OPEN, {"all": True, "sources": [["x"]]})],
+        [HELLO, wire.message(wire.OPEN, [["x"]])],
         [HELLO, opened("../../../etc/passwd")],
         [HELLO, opened(f"{OWNER}/../../etc/passwd")],
         [HELLO, opened("4712/r0/cycle_0/node_0_n/rank_0.out")],

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from log_harness import Program, Stage, Wire, by_source, stage
 
+from nvrx_slurm.child.program import GIVEN_UP
 from nvrx_slurm.core.logs.names import cycle_file, index_file
-from nvrx_slurm.logs.child import GIVEN_UP
 
 
 @pytest.fixture

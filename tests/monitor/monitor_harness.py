@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from nvrx_slurm.agent.monitors import RankMonitor
 from nvrx_slurm.fault_tolerance import RankMonitorClient, WorkloadAction
 from nvrx_slurm.monitor.lease import Lease
+from nvrx_slurm.node.monitors.monitors import RankMonitor
 
 ROOT = str(Path(__file__).resolve().parents[2])
 WAIT_S = 20.0  # for anything that must happen; nothing here takes a tenth of it on an idle machine
@@ -159,7 +159,7 @@ class Rig:
 
     async def look(self) -> dict[str, Any]:
         """What the monitor sees of the rank."""
-        self.monitor.look(5.0)
+        self.monitor.inspect(5.0)
         return await asyncio.wait_for(self.looked.get(), WAIT_S)
 
     def worker(self, code: str, *, cycle: int = 0, signum: int = signal.SIGKILL, **limits: Any) -> Worker:

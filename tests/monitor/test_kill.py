@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from monitor_harness import HANG, ROOT, Rig, readable, status, story, until
 
-from nvrx_slurm.agent import monitor_start
-from nvrx_slurm.monitor import kill, stacks
+from nvrx_slurm.child import bootstrap
+from nvrx_slurm.monitor import kill
 
 HUNG = """
 client.init_workload_monitoring()
@@ -38,7 +38,7 @@ async def test_a_hung_rank_prints_its_stacks_and_dies_of_the_signal():
             await readable(worker.pidfd)
             dead_s = time.monotonic()
             message = await rig.hang()
-            assert await worker.ended() == -stacks.END_SIGNAL
+            assert await worker.ended() == -kill.END_SIGNAL
             assert message["sentence"].startswith("no heartbeat for ") and "(limit 0.3 s)" in message["sentence"]
             assert 0 < dead_s - message["deadline_s"] < 1  # scripts/bench measures the milliseconds
             said = worker.err.read_text()
@@ -72,7 +72,7 @@ ENDS = {
     "faulthandler before init": (EARLY, signal.SIGKILL, NO_INIT, -signal.SIGABRT, "in early"),
     "no handler": (NO_HANDLER + HANG, signal.SIGKILL, NO_INIT, -signal.SIGKILL, ""),
     "the user's signal comes alone": (OWN_HANDLER % signal.SIGUSR1, signal.SIGUSR1, NO_BEAT, 7, ""),
-    "the script's own handler is kept": (OWN_HANDLER % stacks.END_SIGNAL, signal.SIGKILL, NO_BEAT, 7, ""),
+    "the script's own handler is kept": (OWN_HANDLER % kill.END_SIGNAL, signal.SIGKILL, NO_BEAT, 7, ""),
     "behind a wrapper": (WRAPPER, signal.SIGKILL, NO_BEAT, None, "behind_the_wrapper"),
 }
 
@@ -91,12 +91,12 @@ async def test_how_a_hung_rank_ends(
         assert not list(worker.err.parent.glob("core*"))
 
 
-@pytest.mark.parametrize(("handled", "signum"), [(signal.SIGTERM, signal.SIGTERM), (stacks.END_SIGNAL, signal.SIGKILL)])
+@pytest.mark.parametrize(("handled", "signum"), [(signal.SIGTERM, signal.SIGTERM), (kill.END_SIGNAL, signal.SIGKILL)])
 @story
 async def test_a_rank_that_survives_the_first_step_is_killed_with_its_children(monkeypatch, handled, signum):
     shorter = "import nvrx_slurm.core.rank.watch as w; w.STACKS_GRACE_S = 0.2; w.stop_ladder.__defaults__ = (0.2,)"
-    program = monitor_start._PROGRAM.replace("from nvrx", f"{shorter}; from nvrx")
-    monkeypatch.setattr(monitor_start, "_PROGRAM", program)
+    program = bootstrap.PROGRAM.replace("from nvrx", f"{shorter}; from nvrx")
+    monkeypatch.setattr(bootstrap, "PROGRAM", program)
     async with Rig() as rig:
         worker = rig.worker(
             f"""

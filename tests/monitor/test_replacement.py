@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from monitor_harness import SOCKET, WAIT_S, Rig, kill_monitor, story
 
-from nvrx_slurm.agent import monitor_start, monitors, restarted
+from nvrx_slurm.child import bootstrap, processes
+from nvrx_slurm.child import supervised as restarted
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.system import processes
+from nvrx_slurm.node.monitors import monitor_start, monitors
 
 
 @story
@@ -40,13 +41,11 @@ async def test_init_waits_for_a_monitor_that_is_being_replaced():
         assert client.cfg.safety_factor == 5.0
 
 
-def test_a_monitor_that_cannot_run_is_retried_ever_more_slowly(monkeypatch, caplog):
-    async def run():
-        monkeypatch.setattr(monitor_start, "_PROGRAM", "import sys; sys.exit(3)")
-        async with Rig() as rig:
-            await rig.no_hang(1.0)
-
-    asyncio.run(run())
+@story
+async def test_a_monitor_that_cannot_run_is_retried_ever_more_slowly(monkeypatch, caplog):
+    monkeypatch.setattr(bootstrap, "PROGRAM", "import sys; sys.exit(3)")
+    async with Rig() as rig:
+        await rig.no_hang(1.0)
     sentences = [record.getMessage() for record in caplog.records]
     assert 2 <= len(sentences) <= 6  # at 0, 0, 0.1, 0.3, 0.7 s
     assert "ended with 3" in sentences[0]
@@ -133,19 +132,17 @@ async def test_bad_settings_raise_and_change_nothing(tmp_path):
         await rig.settled()
 
 
-def test_a_directory_that_cannot_be_made_anew_costs_the_monitor_only(caplog: pytest.LogCaptureFixture):
-    async def run():
-        async with Rig() as rig:
-            home = rig.dir.with_suffix(".away")
-            rig.dir.rename(home)
-            rig.dir.write_text("")  # a file in its place
-            rig.monitor.unwatch()
-            assert SOCKET not in rig.monitor.worker_env()
-            rig.monitor.watch(pid=os.getpid(), pidfd=0, cycle=1, rank=3, limits={})  # nothing to watch it with
-            rig.monitor.unwatch()
-            rig.dir.unlink()
-            home.rename(rig.dir)
-            assert SOCKET in rig.monitor.worker_env()
-
-    asyncio.run(run())
+@story
+async def test_a_directory_that_cannot_be_made_anew_costs_the_monitor_only(caplog: pytest.LogCaptureFixture):
+    async with Rig() as rig:
+        home = rig.dir.with_suffix(".away")
+        rig.dir.rename(home)
+        rig.dir.write_text("")  # a file in its place
+        rig.monitor.unwatch()
+        assert SOCKET not in rig.monitor.worker_env()
+        rig.monitor.watch(pid=os.getpid(), pidfd=0, cycle=1, rank=3, limits={})  # nothing to watch it with
+        rig.monitor.unwatch()
+        rig.dir.unlink()
+        home.rename(rig.dir)
+        assert SOCKET in rig.monitor.worker_env()
     assert "without its monitor" in caplog.text

@@ -7,8 +7,7 @@ import os
 
 import pytest
 from monitor_harness import ROOT, SOCKET, WAIT_S, until
-from ranks_harness import Zygote
-from scripts_harness import Script
+from ranks_harness import Script, Zygote
 
 from nvrx_slurm.fault_tolerance import (
     HeartbeatTimeouts,

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from ranks_harness import Zygote
-from scripts_harness import Script
+from ranks_harness import Script, Zygote
 
 ROOT = str(Path(__file__).resolve().parents[2])
 BOUND_S = 100

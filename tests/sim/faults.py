@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from nvrx_slurm.core.job.agent import State
-from nvrx_slurm.core.job.agent_events import RankAsked, Sick, Signalled, Warned
+from nvrx_slurm.core.agent.agent import State
+from nvrx_slurm.core.agent.events import RankAsked, Sick, Signalled, Warned
 from nvrx_slurm.types import Failed, FaultKind, WorkloadAction
 
 from .network import AGENT_KEEPALIVE_S, COORDINATOR_KEEPALIVE_S

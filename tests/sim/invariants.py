@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from nvrx_slurm.core.job import agent_events as ag
-from nvrx_slurm.core.job import coordinator_events as ev
-from nvrx_slurm.core.job.agent import State
-from nvrx_slurm.core.job.members import READY
+from nvrx_slurm.core.agent import events as ag
+from nvrx_slurm.core.agent.agent import State
+from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.errors import ExitCode
 from nvrx_slurm.types import Doing, Finish, Lead, Node, Plan, Refused, Register, Stop, Stopped
 
@@ -80,7 +79,7 @@ class _Reign:
             self._hear_stopped(event.node_id, message)
 
     def _hear_stopped(self, node_id: str, message: Stopped) -> None:
-        if message.cycle >= self.busy.get(node_id, READY):
+        if message.cycle >= self.busy.get(node_id, -1):
             self.busy.pop(node_id, None)
 
     def _hear_active(self, message: Register, plan: Plan) -> None:
@@ -187,7 +186,7 @@ class Invariants:
 
     def _check_won(self, coordinator: SimCoordinator) -> None:
         """One coordinator acts in a term."""
-        term = coordinator.core.job.settings.term
+        term = coordinator.core.job.term
         other = self._won.setdefault(term, coordinator)
         self.check(other is coordinator or not other.alive, f"two coordinators act in term {term}")
 
@@ -340,7 +339,7 @@ class Invariants:
             self.check(self._is_success(), "the job ends with 0, but not all ranks have succeeded")
         elif end.code == ExitCode.FAILED:
             self.check("restart" in end.reason, f"no word about restarts: {end.reason}")
-            used = core.job.budget.history.restarts_used
+            used = core.budget.history.restarts_used
             spent = used == core.settings.max_restarts or "for exit faults" in end.reason
             self.check(spent, "the job ends with restarts left")
         elif end.code == ExitCode.NO_RESTART:
@@ -352,10 +351,10 @@ class Invariants:
             limited = world.settings.time_limit_s > 0.0 and end.code == _BY_SIGNAL + 15
             self.check(limited and left_s <= 6.0, f"{left_s:.1f} s are left: {end}")
         elif end.code == ExitCode.TOO_FEW_NODES and "exclusion" in end.reason:
-            left = world.settings.nodes - len(core.job.budget.history.excluded)
+            left = world.settings.nodes - len(core.budget.history.excluded)
             self.check(left < core.settings.min_nodes, f"{left} nodes are enough: {end}")
         elif end.code == ExitCode.TOO_FEW_NODES and "no majority" in end.reason:
-            self.check(not core.job.quorum.elected, f"a coordinator with a quorum says {end.reason}")
+            self.check(not core.roster.quorum.elected, f"a coordinator with a quorum says {end.reason}")
         elif end.code == ExitCode.TOO_FEW_NODES:
             self.check("join timeout" in end.reason, f"no word about the join timeout: {end.reason}")
             able = Counter(a.core.node.domain for a in world.living_agents() if self._is_able(a, coordinator))
@@ -365,7 +364,7 @@ class Invariants:
         else:
             self.check(end.code - _BY_SIGNAL in self._signalled.values(), f"nobody asked for this end: {end}")
         harm = sum(n * (2 if kind in _TWO_RESTARTS else 1) for kind, n in world.fired.items() if kind not in _HARMLESS)
-        used = core.job.budget.history.restarts_used
+        used = core.budget.history.restarts_used
         self.check(used <= harm, f"{used} restarts for {harm} faults")
 
     def _is_success(self) -> bool:

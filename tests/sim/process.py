@@ -16,12 +16,10 @@ if TYPE_CHECKING:
 class Process:
     """A core with its timer and, if wanted, its event log."""
 
-    recorded = True
-
     def __init__(self, world: World, core: Machine, host: Host) -> None:
         self.world, self.core, self.host = world, core, host
         self.alive = True
-        self.log: list[str] = [record.header_line(core)] if world.settings.record and self.recorded else []
+        self.log: list[str] = [record.header_line(core)] if world.settings.record else []
         self._armed: float | None = None
         self._arm()
 
@@ -34,6 +32,7 @@ class Process:
             self.world.clock.at(self.host.frozen_until, self.step, event)
             return
         commands = self.core.step(event, now)
+        self.core.validate()
         if self.log:
             self.log.append(record.step_line(event, now, now, self.core, commands))
         self.world.stepped(self, event, commands)

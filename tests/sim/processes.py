@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from nvrx_slurm.core.job import agent_events as ag
-from nvrx_slurm.core.job import coordinator_events as ev
-from nvrx_slurm.core.job.agent import Agent
-from nvrx_slurm.core.job.agent_events import AgentSettings
-from nvrx_slurm.core.job.coordinator import Coordinator, CoordinatorSettings
-from nvrx_slurm.core.job.election import (
+from nvrx_slurm.core.agent import events as ag
+from nvrx_slurm.core.agent.agent import Agent
+from nvrx_slurm.core.agent.events import AgentSettings
+from nvrx_slurm.core.coordinator import events as ev
+from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSettings
+from nvrx_slurm.core.election.election import (
     Answer,
     Begin,
     Elected,
@@ -21,7 +21,7 @@ from nvrx_slurm.core.job.election import (
     StreamEnded,
     Visited,
 )
-from nvrx_slurm.core.job.quorum import peer_key, peer_of
+from nvrx_slurm.core.election.quorum import peer_key, peer_of
 from nvrx_slurm.core.machine import Say
 from nvrx_slurm.types import Elsewhere, FaultKind, Lead, Node, Peer, Plan, RankFault, Register, Stopped
 
@@ -52,8 +52,8 @@ class SimCoordinator(Process):
 
     def step(self, event: Any) -> None:
         """A coordinator that was stopped resigns before it decides anything."""
-        over = self.core.job.quorum.needed and self.leads and self.world.clock.now > self.valid_until
-        if over and self.host.frozen_until <= self.world.clock.now and self.core.job.end is None:
+        over = self.core.roster.quorum.needed and self.leads and self.world.clock.now > self.valid_until
+        if over and self.host.frozen_until <= self.world.clock.now and self.core.ending.end is None:
             self.agent.elect.step(Resigned())
         else:
             super().step(event)
@@ -73,7 +73,7 @@ class SimCoordinator(Process):
     @property
     def leads(self) -> bool:
         """Whether it has been elected."""
-        return self.alive and self.core.job.quorum.elected
+        return self.alive and self.core.roster.quorum.elected
 
     def lost(self, stream: Connection, why: str, silent: bool = False) -> None:
         """A stream broke."""
@@ -85,7 +85,7 @@ class SimCoordinator(Process):
     def renew(self) -> None:
         """Its own lease goes on while it hears from a quorum."""
         heard = [peer_key(s.agent.core.node) for s in self.streams.values() if s.healthy]
-        if self.leads and self.core.job.quorum.enough(heard):
+        if self.leads and self.core.roster.quorum.enough(heard):
             self.valid_until = self.world.clock.now + LEASE_S
 
     def _probe(self, peer: Peer, until: float) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from nvrx_slurm.core.job import coordinator_events as ev
-from nvrx_slurm.core.job.election import Answer, Election, ElectionSettings, LookAt, Raise, Retire, Seek, Stand
-from nvrx_slurm.core.job.quorum import peer_of
+from nvrx_slurm.core.coordinator import events as ev
+from nvrx_slurm.core.election.election import Answer, Election, ElectionSettings, LookAt, Raise, Retire, Seek, Stand
+from nvrx_slurm.core.election.quorum import peer_of
 from nvrx_slurm.core.machine import Say
 from nvrx_slurm.types import Peer
 
@@ -22,7 +22,6 @@ class SimElection(Process):
     """One node's part in elections; its commands are carried out by its agent."""
 
     core: Election
-    recorded = False
 
     def __init__(self, world: World, agent: SimAgent) -> None:
         self.agent = agent

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nvrx_slurm.core.job.agent_events import Exit
-from nvrx_slurm.core.job.coordinator_events import Done
+from nvrx_slurm.core.agent.events import Exit
+from nvrx_slurm.core.coordinator.events import Done
 from nvrx_slurm.core.machine import Machine, Say
 
 _TOGETHER_S = 1.0  # equal lines of agents within this time are one line

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import pytest
 
-from nvrx_slurm.core.job.agent_events import AgentSettings
-from nvrx_slurm.core.job.restarts import RestartLimits
+from nvrx_slurm.core.agent.events import AgentSettings
+from nvrx_slurm.core.coordinator.restarts import RestartLimits
 from nvrx_slurm.core.record import replay
 from nvrx_slurm.errors import ExitCode
 from nvrx_slurm.types import RestartPolicy
@@ -84,7 +84,7 @@ def test_under_min_healthy_the_job_survives_faults_without_a_restart() -> None:
     worlds = [World(s) for s in settings]
     codes = Counter(world.run().code for world in worlds)
     assert codes == {ExitCode.OK: 50}
-    histories = [coordinator.core.job.budget.history for world in worlds for coordinator in world.coordinators]
+    histories = [coordinator.core.budget.history for world in worlds for coordinator in world.coordinators]
     assert {history.restarts_used for history in histories} == {0}
     assert sum((world.fired for world in worlds), Counter()).total() > 100
 
@@ -164,7 +164,7 @@ def test_logs_of_simulated_jobs_replay_identically() -> None:
     for nodes, seed in (*((1 + seed % 8, seed) for seed in range(100)), (80, 11)):
         world = World(replace(random_settings(seed, nodes), record=True))
         world.run()
-        for process in (*world.agents, *world.coordinators):
+        for process in (*world.agents, *world.coordinators, *(agent.elect for agent in world.agents)):
             steps += len(process.log)
             assert replay(process.log) == [], f"seed {seed}, {process.log[0]}"
     assert steps > 3_000

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nvrx_slurm.core.job.agent_events import AgentSettings
-from nvrx_slurm.core.job.coordinator import CoordinatorSettings
-from nvrx_slurm.core.job.election import Stand
-from nvrx_slurm.core.job.quorum import peer_of
-from nvrx_slurm.core.job.restarts import RestartLimits
+from nvrx_slurm.core.agent.events import AgentSettings
+from nvrx_slurm.core.coordinator.coordinator import CoordinatorSettings
+from nvrx_slurm.core.coordinator.restarts import RestartLimits
+from nvrx_slurm.core.election.election import Stand
+from nvrx_slurm.core.election.quorum import peer_of
 from nvrx_slurm.types import FaultKind, KindCount, Peer, RestartPolicy
 
 from . import faults

@@ -32,7 +32,7 @@ STRANGER = """
 import sys
 from nvrx_slurm.slurm import api
 from nvrx_slurm.slurm.api.facts import SlurmError
-slurm, job = api.connect(), int(sys.argv[1])
+slurm, job = api.connect()[0], int(sys.argv[1])
 print(slurm.name)
 for ask in (
     lambda: slurm.drain("n1", "mine"), lambda: slurm.undrain("n1"), lambda: slurm.set_reason("n1", "mine"),
@@ -80,12 +80,11 @@ def slurm(
         monkeypatch.setenv("LD_LIBRARY_PATH", f"/opt/slurm-{slurm_version}/lib")
     for name, value in cluster.env().items():
         monkeypatch.setenv(name, value)
-    api.choose("auto")
-    found = api.connect()
+    found, _ = api.connect()
     assert found.name == request.param
     cluster.reset()
     yield found
-    api.choose("auto")
+    found.close()
 
 
 def until(done: Callable[[], object], what: str) -> None:

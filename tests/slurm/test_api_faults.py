@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.slurm import api, batch_host, control
+from nvrx_slurm.slurm import api, batch_host
 from nvrx_slurm.slurm.api import turn as turn_module
 from nvrx_slurm.slurm.api.by_pyslurm import PySlurm
 from nvrx_slurm.slurm.api.facts import NoAnswer, NotKnown
 from nvrx_slurm.slurm.api.tools import Tools
 from nvrx_slurm.slurm.api.turn import Turn
+from nvrx_slurm.slurm.control import Control
 
 # Stands in for pyslurm: each start is a line of `starts`; what `Nodes.load` does is in the file `does`.
 PYSLURM = """
@@ -47,7 +48,6 @@ def does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).resolve().parents[2]}")
     yield to_do
-    api.choose("auto")
     sys.modules.pop("pyslurm", None)
 
 
@@ -92,14 +92,14 @@ def test_the_process_ends_with_its_parent(does: Callable[[str], Path]) -> None:
 def test_a_pyslurm_that_was_asked_for_and_does_not_load(does: Callable[[str], Path], tmp_path: Path) -> None:
     """A command ends with 2; an agent goes on."""
     does("", "raise ImportError('libslurm.so.44 is missing')")
-    api.choose("pyslurm")
     with pytest.raises(api.NotUsable, match=r"libslurm\.so\.44") as raised:
-        api.connect()
+        api.connect("pyslurm")
     assert raised.value.exit_code == 2
+    control = Control("pyslurm")
     assert control.time_left_s(7, {}) is None
     assert control.node_address("localhost") == "localhost"
     with pytest.raises(api.NotUsable):
-        batch_host.look(7)
+        batch_host.check(control, 7)
 
 
 def test_calls_pause_longer_and_longer_until_slurm_answers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,29 +10,28 @@ import pytest
 from minicluster import MiniCluster
 
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.slurm import api, control, nodelist
+from nvrx_slurm.slurm import nodelist
 from nvrx_slurm.slurm.api.cli import CommandLine
 from nvrx_slurm.slurm.api.facts import NoAnswer
 from nvrx_slurm.slurm.api.tools import Tools
+from nvrx_slurm.slurm.control import Control, is_gone, seconds
 
 
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
+@pytest.fixture
+def control() -> Control:
     """Without the back-off after what earlier tests did."""
-    api.choose("cli")
-    yield
-    api.choose("auto")
+    return Control("cli")
 
 
-def test_time_left_from_the_environment_needs_no_tool() -> None:
+def test_time_left_from_the_environment_needs_no_tool(control: Control) -> None:
     left_s = control.time_left_s(1, {"SLURM_JOB_END_TIME": f"{time.time() + 100:.0f}"})
     assert left_s is not None and 90 < left_s < 102
     assert control.time_left_s(1, {"SLURM_JOB_END_TIME": "1700000100"}) == 0.0
 
 
-@pytest.mark.parametrize(("value", "seconds"), [("17 sec", 17.0), ("90", 90.0), ("", 30.0), ("x", 30.0)])
-def test_kill_wait(value: str, seconds: float) -> None:
-    assert control.seconds({"KillWait": value}, "KillWait", 30.0) == seconds
+@pytest.mark.parametrize(("value", "found"), [("17 sec", 17.0), ("90", 90.0), ("", 30.0), ("x", 30.0)])
+def test_kill_wait(value: str, found: float) -> None:
+    assert seconds({"KillWait": value}, "KillWait", 30.0) == found
 
 
 def _tool(folder: Path, name: str, text: str) -> None:
@@ -41,7 +39,7 @@ def _tool(folder: Path, name: str, text: str) -> None:
     (folder / name).chmod(0o755)
 
 
-def test_without_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_slurm(control: Control, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert control.time_left_s(1, {}) is None
     assert control.kill_wait_s() == 30.0
@@ -51,7 +49,9 @@ def test_without_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         control.node_address("no-such-node.invalid")
 
 
-def test_node_addr_where_the_name_does_not_resolve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_node_addr_where_the_name_does_not_resolve(
+    control: Control, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     _tool(tmp_path, "scontrol", "echo NodeName=$3 NodeAddr=127.0.0.1 State=IDLE")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert control.node_address("no-such-node.invalid") == "127.0.0.1"
@@ -77,7 +77,7 @@ def test_one_call_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
 
 @pytest.mark.slurm
-def test_against_a_real_cluster(minicluster: MiniCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_against_a_real_cluster(control: Control, minicluster: MiniCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in minicluster.env().items():
         monkeypatch.setenv(name, value)
     assert control.kill_wait_s() == 8.0
@@ -87,6 +87,6 @@ def test_against_a_real_cluster(minicluster: MiniCluster, monkeypatch: pytest.Mo
     left = control.time_left_s(job, {})
     assert left is not None and 500 < left <= 600
     minicluster.run("scontrol", "update", "NodeName=n4", "State=DOWN", "Reason=test")
-    assert control.is_gone(api.connect().nodes(["n4"])["n4"].states)
+    assert is_gone(control.slurm.nodes(["n4"])["n4"].states)
     for text in ("n[01-03,7]-ib[0-1]", "a[8-11],b,c[9-10]", "n[08-12]", "x[1-2]y[03-04]", "n1,n1"):
         assert nodelist.expand(text) == minicluster.run("scontrol", "show", "hostnames", text).split()

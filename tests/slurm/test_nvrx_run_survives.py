@@ -45,7 +45,9 @@ def test_a_batch_job_with_spares_finishes_and_leaves_its_log_tree(jobs: Jobs) ->
     assert os.readlink(job.directory / "nvrx_logs" / "latest") == f"{job.job_id}/r0"
     files = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
     ranks = {f"cycle_0/node_{r // 2}_n{r // 2 + 1}/rank_{r}.{e}" for r in range(4) for e in ("out", "err")}
-    agents = {f"agents/agent_{i}.log" for i in range(4)} | {f"events/agent_{i}.jsonl" for i in range(4)}
+    agents = {f"agents/agent_{i}.log" for i in range(4)} | {
+        f"events/{who}_{i}.jsonl" for who in ("agent", "election") for i in range(4)
+    }
     assert files == ranks | agents | {"events/coordinator.jsonl", "result.json", "srun_command", "console"}
     assert (run / "cycle_0/node_1_n2/rank_3.out").read_text() == "hello from 3 of 4\n"
     assert (run / "cycle_0/node_1_n2/rank_3.err").read_text() == "careful\n"

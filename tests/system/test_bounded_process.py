@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from nvrx_slurm.system import bounded_process, processes
-from nvrx_slurm.system.bounded_process import Ended
+from nvrx_slurm.child import bounded_process, processes
+from nvrx_slurm.child.bounded_process import Ended
 
 BOUND_S = 60.0
 ENV = {"PATH": "/usr/bin:/bin"}

@@ -20,7 +20,7 @@ def test_ranks_go_to_node_i_divided_by_gpus_per_numa(tmp_path: Path) -> None:
     made = numa.prefixes(8, 4, strict=True, online=online)
     assert made[:4] == (("numactl", "--cpunodebind=0", "--membind=0"),) * 4
     assert made[4:] == (("numactl", "--cpunodebind=1", "--membind=1"),) * 4
-    assert numa.prefix(5, 4, strict=False) == ("numactl", "--cpunodebind=1", "--localalloc")
+    assert numa.prefixes(6, 4, strict=False, online=online)[5] == ("numactl", "--cpunodebind=1", "--localalloc")
 
 
 def test_a_missing_numa_node_is_one_sentence(tmp_path: Path) -> None:

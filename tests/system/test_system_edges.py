@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.system import gpus, processes
+from nvrx_slurm.child import processes
+from nvrx_slurm.system import gpus
 from nvrx_slurm.system.ports import PortReservation
 
 WAIT_MS = 20_000
@@ -27,7 +28,7 @@ def readable(fd: int, timeout_ms: float = WAIT_MS) -> bool:
 # --- ports ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1", "::"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "::"])
 def test_reserved_port_can_be_listened_on_by_its_user_only(host: str) -> None:
     reserved = PortReservation()
     try:
@@ -101,7 +102,7 @@ def test_child_dies_with_its_parent(tmp_path: Path) -> None:
     os.mkfifo(fifo)
     code = f"""
 import os, sys
-from nvrx_slurm.system import processes
+from nvrx_slurm.child import processes
 for _ in range(5):
     processes.start(["sh", "-c", "exec 8>{fifo}; exec sleep 1000"], os.environ, -3, -3)
 print("started", flush=True)

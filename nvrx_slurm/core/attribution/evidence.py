@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from nvrx_slurm.core.attribution.signatures import ADVICE, PROGRESS, RETRIED, SIGNATURES, Signature
-from nvrx_slurm.core.job.failing_line import failing_line
+from nvrx_slurm.core.attribution.verdict import failing_line
 from nvrx_slurm.types import Blame, Confidence, FaultKind, Finding, RankFault, Remedy, Role
 
 TAIL_BYTES = 64 * 1024  # of each file that is looked at

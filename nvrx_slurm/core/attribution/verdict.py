@@ -1,4 +1,4 @@
-"""Which of the faults of a cycle caused the others, and what is to blame. Pure.
+"""Which of the faults of a cycle caused the others, where in the user's code it was, and what is to blame. Pure.
 
 What a fault is counts first, when it became known counts last: a rank that lost its peer often reports sooner than
 the peer's node (seed 000; Llama 3 paper, section 3.3.4; L4, FSE 2025).
@@ -6,6 +6,7 @@ the peer's node (seed 000; Llama 3 paper, section 3.3.4; L4, FSE 2025).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -16,6 +17,11 @@ _SIGABRT = 6  # how C++ ends on an uncaught exception, e.g. gloo or NCCL when a 
 _SLACK_S = 60.0
 _BAD_NODE = (FaultKind.NODE_LOST, FaultKind.UNHEALTHY, FaultKind.UNKILLABLE)
 _NO_FINDING = Finding("", Role.UNCLEAR, Blame.UNKNOWN, Confidence.GUESS, Remedy.RESTART)
+
+_FRAME = re.compile(r'^[ |]*File "([^"\n]+)", line (\d+)(?:,? in (\S+))?', re.MULTILINE)
+_LIBRARY = re.compile(r"^<|/(?:site|dist)-packages/|/lib(?:64)?/python\d|/nvrx_slurm/")
+_PYTHON = "Traceback (most recent call last)"
+_CURRENT = "Current thread "  # of faulthandler's dump, whose frames begin with the most recent call
 
 
 class Verdict(NamedTuple):
@@ -28,6 +34,8 @@ class Verdict(NamedTuple):
     remedy: Remedy
     ranks: int  # that show the same
     nodes: int
+    lacks_module: bool = False  # on a rank of each node Python does not find a module
+    times: int = 1  # in a row that the job has failed like this
 
     @property
     def sentence(self) -> str:
@@ -64,8 +72,8 @@ def _finding(fault: RankFault) -> Finding:
     return fault.finding or _NO_FINDING
 
 
-def judge(faults: Collection[RankFault], job_nodes: int) -> Verdict | None:
-    """The verdict on the faults of one cycle; None without any. `job_nodes`: active nodes of that cycle, >= 1."""
+def judge(faults: Collection[RankFault], job_nodes: int, restarts: Sequence[RestartRecord] = ()) -> Verdict | None:
+    """The verdict on the faults of one cycle; None without any. `job_nodes`: active nodes of that cycle."""
     cause = first_cause(faults)
     if cause is None:
         return None
@@ -80,7 +88,9 @@ def judge(faults: Collection[RankFault], job_nodes: int) -> Verdict | None:
     if remedy is Remedy.ELSEWHERE and nodes > 1:  # several nodes at once: rather their image, or the rule itself
         confidence, remedy = Confidence.LIKELY, Remedy.RESTART
     rule = f.rule or (cause.kind.value if cause.kind in _BAD_NODE else "")
-    return Verdict(cause, rule, blame, confidence, remedy, len(same), nodes)
+    lacks = cause.kind is FaultKind.EXIT and cause.message.startswith("ModuleNotFoundError:") and nodes == job_nodes
+    times = repeats(f.fingerprint, restarts) if blame is Blame.USER else 1
+    return Verdict(cause, rule, blame, confidence, remedy, len(same), nodes, lacks, times)
 
 
 def _is_of_one_node(rule: str) -> bool:
@@ -89,23 +99,75 @@ def _is_of_one_node(rule: str) -> bool:
     return any(signature.one_node for signature in SIGNATURES if signature.name == rule)
 
 
-def lacks_module(verdict: Verdict, nodes: int) -> bool:
-    """Whether a rank of each of the job's `nodes` ended because Python does not find a module."""
-    cause = verdict.cause
-    return cause.kind is FaultKind.EXIT and cause.message.startswith("ModuleNotFoundError:") and verdict.nodes == nodes
-
-
-def repeats(verdict: Verdict, restarts: Sequence[RestartRecord]) -> int:
+def repeats(fingerprint: str, restarts: Sequence[RestartRecord]) -> int:
     """How often in a row the job has failed like this with this one: the same failure of the user's code, on whichever
     rank, after about the same time. A cycle that lasted much longer has got further."""
-    f = _finding(verdict.cause)
-    if not f.fingerprint or verdict.blame is not Blame.USER:
+    if not fingerprint:
         return 1
     lasted_s: list[float] = []
     for number in range(len(restarts) - 1, -1, -1):
         old, before = restarts[number], restarts[number - 1] if number else None
-        if old.fingerprint != f.fingerprint:
+        if old.fingerprint != fingerprint:
             break
         lasted_s.append(old.at_s - (before.at_s + before.down_s if before is not None else 0.0))
     alike = not lasted_s or max(lasted_s) <= 2 * min(lasted_s) + _SLACK_S
     return 1 + len(lasted_s) if alike else 1
+
+
+# --- what is said of it -----------------------------------------------------------------------------------------------
+
+
+def headline(fault: RankFault) -> str:
+    """One line without the traceback: rank, node and fault."""
+    where = f"node {fault.infra_rank} ({fault.host})"
+    rank = f"rank {fault.rank} (local rank {fault.local_rank}, pid {fault.pid}) on {where}"
+    if fault.kind is FaultKind.NODE_LOST and not fault.host:  # no single node is to blame
+        return fault.message
+    if fault.kind is FaultKind.SIGNAL:
+        return f"{rank} was killed by {fault.message or f'signal {-fault.exit_code}'}"
+    what = {
+        FaultKind.NODE_LOST: f"{where} was lost",
+        FaultKind.EXCLUDED: f"{where} was excluded on request of its rank {fault.rank}",
+        FaultKind.UNHEALTHY: f"{where} is not healthy",
+        FaultKind.EXIT: f"{rank} exited with code {fault.exit_code}",
+        FaultKind.HANG: f"{rank} hung",
+        FaultKind.SPAWN: f"{rank} could not be started",
+        FaultKind.UNKILLABLE: f"{rank} does not end",
+    }[fault.kind]
+    return f"{what}: {fault.message}" if fault.message else what
+
+
+def evidence(fault: RankFault) -> str:
+    """Lines (each behind a newline) that say where a rank failed in the user's code, and in which file its log is."""
+    line, f = failing_line(fault.traceback), fault.finding
+    rule = f"\n  rule: {f.rule} ({f.blame.value}, {f.confidence.value})" if f is not None and f.rule else ""
+    return rule + (f"\n  at: {line}" if line else "") + (f"\n  log: {fault.log}" if fault.log else "")
+
+
+def report(fault: RankFault) -> str:
+    """The first-cause report, several lines: headline, log file, traceback."""
+    lines = [f"first cause: {headline(fault)}{evidence(fault)}"]
+    lines += ["  | " + line for line in fault.traceback.rstrip().splitlines()]
+    return "\n".join(lines)
+
+
+# --- where in the code ------------------------------------------------------------------------------------------------
+
+
+def failing_line(traceback: str) -> str:
+    """`FILE:LINE` of the innermost frame that is not a library's, else of the innermost frame; "" without any frame.
+
+    `traceback`: Python's, of which the last exception counts, or faulthandler's dump, of which the current thread does.
+    """
+    found = frames(traceback)
+    own = [place for place, library in found if not library]
+    return (own or [place for place, _ in found] or [""])[0].partition(" in ")[0]
+
+
+def frames(traceback: str) -> list[tuple[str, bool]]:
+    """("FILE:LINE in FUNCTION", whether that is a library's) of the same thread, innermost first."""
+    if _PYTHON in traceback:
+        found = _FRAME.findall(traceback[traceback.rfind(_PYTHON) :])[::-1]
+    else:
+        found = _FRAME.findall(traceback.partition(_CURRENT)[2].partition("\n\n")[0] or traceback)
+    return [(f"{file}:{line} in {function}", bool(_LIBRARY.search(file))) for file, line, function in found]

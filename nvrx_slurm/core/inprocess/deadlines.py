@@ -1,11 +1,9 @@
-"""When a rank of the in-process wrapper is interrupted or killed: `core.rank.watch` applied to its shared page."""
+"""When a rank of the in-process wrapper is interrupted or killed, by what its shared page says."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, auto
-
-from nvrx_slurm.core.rank import watch
 
 
 class Action(Enum):
@@ -31,27 +29,25 @@ class Observation:
     resumed_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
 class Deadlines:
     """The limits of one rank in seconds, each > 0: soft timeout, hard timeout, and the way to the next iteration."""
 
-    def __init__(self, soft_s: float, hard_s: float, restart_s: float) -> None:
-        limits = (soft_s, hard_s, restart_s)
-        self._soft, self._hard, self._restart = (watch.Limits(rank_section_timeouts={"": one}) for one in limits)
+    soft_s: float
+    hard_s: float
+    restart_s: float
 
     def judge(self, seen: Observation, now_s: float) -> tuple[Action, float, str]:
-        """What to do at `now_s`, when to look again (monotonic seconds), and the sentence that explains it."""
-        soft_s = seen.progress_s if seen.soft else None
+        """What to do at `now_s`, when to judge again (monotonic seconds), and the sentence that explains it."""
         running = (
-            (Action.KILL, self._hard, seen.progress_s, "no progress"),
-            (Action.KILL, self._restart, seen.restart_s, "not ready for the next iteration"),
-            (Action.INTERRUPT, self._soft, soft_s, "no progress"),
+            (Action.KILL, self.hard_s, seen.progress_s, "no progress"),
+            (Action.KILL, self.restart_s, seen.restart_s, "not ready for the next iteration"),
+            (Action.INTERRUPT, self.soft_s, seen.progress_s if seen.soft else None, "no progress"),
         )
-        looks = []
-        for action, limits, since_s, missing in running:
-            view = watch.View(0.0, initialized_s=0.0, resumed_s=seen.resumed_s, sections=(since_s,))
-            verdict = watch.judge(limits, view, now_s)
-            if verdict.hung and since_s is not None:
-                return action, now_s, f"{missing} for {now_s - max(since_s, seen.resumed_s):.1f} s"
-            if verdict.deadline_s is not None:
-                looks.append(verdict.deadline_s)
-        return Action.NONE, min(looks), "no limit is reached"
+        due_s = []
+        for action, limit_s, since_s, missing in running:
+            began_s = now_s if since_s is None else max(since_s, seen.resumed_s)  # it may begin to run just after this
+            if now_s - began_s >= limit_s:
+                return action, now_s, f"{missing} for {now_s - began_s:.1f} s"
+            due_s.append(began_s + limit_s)
+        return Action.NONE, min(due_s), "no limit is reached"

@@ -1,12 +1,12 @@
 """The restart sequence of one rank inside the in-process wrapper, as a table.
 
-The shell (`inprocess/runner.py`) executes the one command of each step and answers with the event that followed.
+The command of each step is the phase that begins. The shell (`inprocess/runner.py`) does what is to be done in it and
+answers with the event that followed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
 
@@ -23,10 +23,12 @@ class Phase(Enum):
     CHECKING_START = "calls `health_check` before the function"
     RUNNING = "calls the function, or waits as a reserve"
     RETURNED = "waits until the function has returned on all active ranks (completion barrier)"
+    TELLING = "the function has failed here: tells all others; `abort` is being called"
     STOPPING = "the function has ended here; `abort` is being called"
     FINALIZING = "calls `finalize`"
     CHECKING = "calls the health checks before another iteration"
     ARRIVED = "waits until all ranks are ready for another iteration, or gone (iteration barrier)"
+    UNASSIGNED = "waits as in ARRIVED, for ranks to be assigned again"
     COMPLETING = "calls `completion`"
     CONCLUDED = "waits until all ranks are about to return (termination barrier)"
     LEAVING = "leaves for good: tells the others, calls `terminate`"
@@ -81,57 +83,30 @@ class Failed:
     """This rank cannot go on: a BaseException, an unhealthy or discarded rank, a lost store."""
 
 
-# --- command ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Do:
-    """Command: the name of the shell's method."""
-
-    what: str
-
-
 _EXCEPT = "cannot go on"
-_COMMANDS: dict[object, str] = {  # by the state that is entered; with the event where that makes a difference
-    Phase.ENTERING: "enter",
-    Phase.ASSIGNING: "assign",
-    Phase.INITIALIZING: "initialize",
-    Phase.CHECKING_START: "check_at_start",
-    Phase.RUNNING: "run_or_wait",
-    Phase.RETURNED: "complete",
-    (Phase.STOPPING, Faulted): "tell_fault",
-    (Phase.STOPPING, Stopped): "await_abort",
-    Phase.FINALIZING: "finalize",
-    Phase.CHECKING: "check",
-    Phase.ARRIVED: "arrive",
-    (Phase.ARRIVED, Disturbed): "arrive_unassigned",
-    Phase.COMPLETING: "call_completion",
-    Phase.CONCLUDED: "conclude",
-    Phase.LEAVING: "leave",
-}
 
 
 class Restarts(Machine):
-    """One call of a wrapped function on one rank; each step emits at most one `Do`."""
+    """One call of a wrapped function on one rank; each step emits at most one phase."""
 
     table: ClassVar[Mapping[tuple[Enum, type], Row]] = {
         (Phase.OUTSIDE, Called): Row("go", (Phase.ENTERING,), "the initial barrier"),
         (Phase.ENTERING, Released): Row("go", (Phase.ASSIGNING,), "the first iteration"),
         (Phase.ENTERING, Failed): Row("go", (Phase.LEAVING,), "not all came, or there is no store"),
         (Phase.ASSIGNING, Assigned): Row("go", (Phase.INITIALIZING,), "active and reserve ranks alike"),
-        (Phase.ASSIGNING, Disturbed): Row("go", (Phase.ARRIVED,), "with the ranks it had before"),
+        (Phase.ASSIGNING, Disturbed): Row("go", (Phase.UNASSIGNED,), "with the ranks it had before"),
         (Phase.ASSIGNING, Stopped): Row("go", (Phase.STOPPING,), "a rank was lost before it began"),
         (Phase.ASSIGNING, Failed): Row("go", (Phase.LEAVING,), "discarded, or no rank is active"),
         (Phase.INITIALIZING, Done): Row("go", (Phase.CHECKING_START,), "may this be tried?"),
-        (Phase.INITIALIZING, Faulted): Row("go", (Phase.STOPPING,), "an Exception means another try"),
+        (Phase.INITIALIZING, Faulted): Row("go", (Phase.TELLING,), "an Exception means another try"),
         (Phase.INITIALIZING, Stopped): Row("go", (Phase.STOPPING,), "another rank failed meanwhile"),
         (Phase.INITIALIZING, Failed): Row("go", (Phase.LEAVING,), "RestartAbort: enough tries"),
         (Phase.CHECKING_START, Done): Row("go", (Phase.RUNNING,), "healthy"),
         (Phase.CHECKING_START, Stopped): Row("go", (Phase.STOPPING,), "another rank failed meanwhile"),
-        (Phase.CHECKING_START, Faulted): Row("go", (Phase.STOPPING,), "unhealthy now: another try, as in NVRx"),
+        (Phase.CHECKING_START, Faulted): Row("go", (Phase.TELLING,), "unhealthy now: another try, as in NVRx"),
         (Phase.CHECKING_START, Failed): Row("go", (Phase.LEAVING,), _EXCEPT),
         (Phase.RUNNING, Returned): Row("go", (Phase.RETURNED,), "perhaps not yet on the others"),
-        (Phase.RUNNING, Faulted): Row("go", (Phase.STOPPING,), "tells all others"),
+        (Phase.RUNNING, Faulted): Row("go", (Phase.TELLING,), "tells all others"),
         (Phase.RUNNING, Stopped): Row("go", (Phase.STOPPING,), "as told by another rank or a timeout"),
         (Phase.RUNNING, Failed): Row("go", (Phase.LEAVING,), "a BaseException of the function"),
         (Phase.RUNNING, Completed): Row("go", (Phase.COMPLETING,), "a reserve is not needed any more"),
@@ -139,6 +114,9 @@ class Restarts(Machine):
         (Phase.RETURNED, Completed): Row("go", (Phase.COMPLETING,), "all have returned"),
         (Phase.RETURNED, Interrupted): Row("go", (Phase.FINALIZING,), "one failed after all: once more"),
         (Phase.RETURNED, Failed): Row("go", (Phase.LEAVING,), _EXCEPT),
+        (Phase.TELLING, Interrupted): Row("go", (Phase.FINALIZING,), "nothing blocks any more"),
+        (Phase.TELLING, Completed): Row("go", (Phase.LEAVING,), "a fault after all had returned"),
+        (Phase.TELLING, Failed): Row("go", (Phase.LEAVING,), "the abort never ended, or no store"),
         (Phase.STOPPING, Interrupted): Row("go", (Phase.FINALIZING,), "nothing blocks any more"),
         (Phase.STOPPING, Completed): Row("go", (Phase.LEAVING,), "a fault after all had returned"),
         (Phase.STOPPING, Failed): Row("go", (Phase.LEAVING,), "the abort never ended, or no store"),
@@ -148,6 +126,8 @@ class Restarts(Machine):
         (Phase.CHECKING, Failed): Row("go", (Phase.LEAVING,), "unhealthy"),
         (Phase.ARRIVED, Released): Row("go", (Phase.ASSIGNING,), "the next iteration"),
         (Phase.ARRIVED, Failed): Row("go", (Phase.LEAVING,), "declared dead by others, or no store"),
+        (Phase.UNASSIGNED, Released): Row("go", (Phase.ASSIGNING,), "the next iteration"),
+        (Phase.UNASSIGNED, Failed): Row("go", (Phase.LEAVING,), "declared dead by others, or no store"),
         (Phase.COMPLETING, Done): Row("go", (Phase.CONCLUDED,), "all have a result"),
         (Phase.COMPLETING, Failed): Row("go", (Phase.LEAVING,), "the plug-in raised"),
         (Phase.CONCLUDED, Released): Row("go", (Phase.DONE,), "all return together"),
@@ -162,9 +142,9 @@ class Restarts(Machine):
         """None: every wait of the shell has its own bound and ends with an event."""
         return None
 
-    def go(self, event: object, now: float) -> None:
-        """To the only state of the row, with that state's command."""
-        self.state = self.table[self.state, type(event)].to[0]
-        what = _COMMANDS.get((self.state, type(event))) or _COMMANDS.get(self.state)
-        if what is not None:
-            self.emit(Do(what))
+    def go(self, event: object, now: float) -> Enum:
+        """To the only state of the row; the command is the phase that begins."""
+        to = self.table[self.state, type(event)].to[0]
+        if to not in (Phase.DONE, Phase.GONE):
+            self.emit(to)
+        return to

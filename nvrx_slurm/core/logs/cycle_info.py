@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from nvrx_slurm.core.job.assignment import Assignment
+from nvrx_slurm.core.coordinator.roster import Assignment
 from nvrx_slurm.types import Node
 
 

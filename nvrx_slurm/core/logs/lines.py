@@ -20,10 +20,10 @@ def rank_prefix(rank: int, world_size: int) -> bytes:
 
 
 class Lines:
-    """One source. `prefix` goes before each line."""
+    """One source. `prefix` goes before each line. `as_written`: lines are only split, and have no prefix."""
 
-    def __init__(self, prefix: bytes = b"") -> None:
-        self.prefix = prefix
+    def __init__(self, prefix: bytes = b"", as_written: bool = False) -> None:
+        self.prefix, self._as_written = prefix, as_written
         self._in_devices = False
 
     def take(self, data: bytes, final: bool = False) -> tuple[bytes, int]:
@@ -40,14 +40,16 @@ class Lines:
         if len(data) < LONGEST_LINE:
             return b"", 0
         states = data.rstrip(b"\r").rfind(b"\r") + 1
-        if states:
+        if states and not self._as_written:
             return b"", states
         cut = LONGEST_LINE
         while cut > LONGEST_LINE - 4 and cut < len(data) and data[cut] & 0xC0 == 0x80:  # not within a character
             cut -= 1
-        return self._dressed(data[:cut] + CUT + b"\n"), cut
+        return self._dressed(data[:cut] + (b"" if self._as_written else CUT) + b"\n"), cut
 
     def _dressed(self, data: bytes) -> bytes:
+        if self._as_written:
+            return data
         if b"\r" in data:
             data = b"\n".join(line.rstrip(b"\r").rpartition(b"\r")[2] for line in data.split(b"\n"))
         if b"\0" in data:

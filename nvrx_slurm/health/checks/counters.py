@@ -19,7 +19,7 @@ from nvrx_slurm.system.hardware import Absent
 _WAIT_S = 3600.0  # for the lock; the deadline of the check ends the wait before
 
 
-def look(node: NodeView, check: str, now: Mapping[str, int], window_s: float) -> dict[str, int]:
+def rises(node: NodeView, check: str, now: Mapping[str, int], window_s: float) -> dict[str, int]:
     """By how much each counter rose within the window (only those that did); this look is kept for the next one.
 
     Raises Absent where nothing can be kept, and OSError.
@@ -27,18 +27,18 @@ def look(node: NodeView, check: str, now: Mapping[str, int], window_s: float) ->
     with alone(node, check):
         kept = recall(node, check)
         last, at_s = kept.get("last", {}), cache.now_s()
-        rises = [rise for rise in kept.get("rises", []) if at_s - rise[0] <= window_s]
-        rises += [(at_s, name, count - last[name]) for name, count in now.items() if count > last.get(name, count)]
-        remember(node, check, {"last": {**last, **now}, "rises": rises})
+        recent = [rise for rise in kept.get("rises", []) if at_s - rise[0] <= window_s]
+        recent += [(at_s, name, count - last[name]) for name, count in now.items() if count > last.get(name, count)]
+        remember(node, check, {"last": {**last, **now}, "rises": recent})
     risen: dict[str, int] = {}
-    for _, name, by in rises:
+    for _, name, by in recent:
         risen[name] = risen.get(name, 0) + by
     return risen
 
 
 @contextmanager
 def alone(node: NodeView, name: str) -> Iterator[None]:
-    """Around `recall` and `remember`: no other process looks meanwhile. Raises as `look`."""
+    """Around `recall` and `remember`: no other process looks meanwhile. Raises as `rises`."""
     node.doing("waiting for another look to end")
     with files.file_lock(f"{_path(node, name)}.lock", _WAIT_S):
         yield
@@ -47,7 +47,7 @@ def alone(node: NodeView, name: str) -> Iterator[None]:
 def recall(node: NodeView, name: str) -> dict[str, Any]:
     """What `remember` kept under this name since the node was booted; {} if nothing, or nothing that can be believed.
 
-    Raises as `look`.
+    Raises as `rises`.
     """
     try:
         found = cache.read_private(_path(node, name))
@@ -58,7 +58,7 @@ def recall(node: NodeView, name: str) -> dict[str, Any]:
 
 
 def remember(node: NodeView, name: str, facts: Mapping[str, object]) -> None:
-    """Keep JSON under this name. Raises as `look`."""
+    """Keep JSON under this name. Raises as `rises`."""
     cache.write_private(_path(node, name), {"boot": cache.boot_id(node), **facts})
 
 

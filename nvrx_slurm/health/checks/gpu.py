@@ -17,7 +17,7 @@ T = TypeVar("T")
 Facts = Mapping[str, T]  # by GPU, as "GPU 3 (GPU-<uuid>)"
 
 # A driver without persistence mode takes seconds to open.
-nvml_check = partial(check, lane=NVML, budget_s=4.0)
+nvml_check = partial(check, group=NVML, budget_s=4.0)
 gauge = partial(nvml_check, contexts=OUTSIDE_PREFLIGHT)
 
 _KNOWN = "/proc/driver/nvidia/gpus"  # a container has the directories of its own GPUs only
@@ -38,15 +38,8 @@ def in_script(env: Mapping[str, str]) -> bool:
 
 
 def reading(read: Callable[..., Facts[T]]) -> Callable[[NodeView, Expected], Facts[T]]:
-    """A `gather` of the result of `read(env, say=)`; failures are ValueErrors, that is unknown."""
-
-    def gather(node: NodeView, expected: Expected) -> Facts[T]:
-        try:
-            return read(visible(node), say=node.doing)
-        except HardwareError as failure:
-            raise ValueError(str(failure)) from None
-
-    return gather
+    """A `gather` of the result of `read(env, say=)`."""
+    return lambda node, expected: read(visible(node), say=node.doing)
 
 
 def each(facts: Facts[T], problem: Callable[[T], str], well: str) -> tuple[Verdict, str]:
@@ -65,7 +58,7 @@ MEMORY = Check(
     contexts=(),
     budget_s=gpus.TIMEOUT_S,
     learn=dict,
-    lane=NVML,
+    group=NVML,
 )
 
 
@@ -103,7 +96,7 @@ def gather_count(node: NodeView, expected: Expected) -> Counts:
         return Counts(None, on_bus, given, str(why))
     except HardwareError as failure:
         if isinstance(failure, gpus.NvmlFailed) and failure.code in gpus.SAYS_NOTHING:
-            raise ValueError(str(failure)) from None
+            raise  # unknown
         return Counts(None, on_bus, given, str(failure))
 
 
@@ -257,10 +250,7 @@ def gather_driver(node: NodeView, expected: Expected) -> tuple[str, str]:
         loaded = _MODULE.search(node.text("/proc/driver/nvidia/version", 4096))
     except FileNotFoundError:
         loaded = None
-    try:
-        return gpu_facts.driver_version(say=node.doing), loaded[1] if loaded else ""
-    except HardwareError as failure:
-        raise ValueError(str(failure)) from None
+    return gpu_facts.driver_version(say=node.doing), loaded[1] if loaded else ""
 
 
 @gauge(

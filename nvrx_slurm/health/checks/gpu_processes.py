@@ -34,12 +34,9 @@ class Facts(NamedTuple):
     why: str = ""
 
 
-def _look(node: NodeView) -> Facts:
-    try:
-        env = chosen(node)
-        pids = gpu_facts.processes(env, say=node.doing)
-    except HardwareError as failure:
-        raise ValueError(str(failure)) from None
+def _read(node: NodeView) -> Facts:
+    env = chosen(node)
+    pids = gpu_facts.processes(env, say=node.doing)
     try:
         used_mb, why = gpus.memory_used_mb(env, say=node.doing), ""
     except Absent:  # GPUs that have no memory of their own
@@ -95,7 +92,7 @@ def gather(node: NodeView, expected: Expected) -> Facts:
     """A look every second for `gpu_settle_s`, until nothing is wrong: a killed process may still be ending."""
     until_s = min(time.monotonic() + expected["gpu_settle_s"], node.deadline_s - _MARGIN_S)
     while True:
-        facts = _look(node)
+        facts = _read(node)
         if gpu_processes.judge(facts, expected)[0] is not Verdict.FAIL or time.monotonic() + _APART_S > until_s:
             return facts
         node.doing("waiting for processes on GPUs to end")
@@ -114,7 +111,7 @@ _SETTINGS = (
     "gpu-processes",
     gather,
     "NVML: processes and memory in use; /proc/PID/comm and cgroup of those; SLURM_JOB_GPUS",
-    lane=NVML,
+    group=NVML,
     contexts=("prolog", "epilog", "manual"),
     settings=_SETTINGS,
     budget_s=5.0,

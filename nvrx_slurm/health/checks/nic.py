@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from nvrx_slurm.health.check import QUICK, Expected, NodeView, Setting, Verdict, check, judged, listed, system_check
 from nvrx_slurm.health.checks import counters
 from nvrx_slurm.system import nics, pci
-from nvrx_slurm.system.hardware import Absent, HardwareError
+from nvrx_slurm.system.hardware import Absent
 from nvrx_slurm.system.nics import ACTIVE, Port
 
 _PORTS, _ERRORS = "nic-ports", "nic-errors"
@@ -29,19 +29,16 @@ _PATHS = (
 def ports(node: NodeView, expected: Expected) -> dict[str, Port]:
     """All ports by "mlx5_0/1". Files that the site names replace the usual ones.
 
-    Raises Absent without any, ValueError for one that cannot be read.
+    Raises Absent without any, HardwareError or ValueError for one that cannot be read.
     """
-    try:
-        found = nics.ports(node.path("/sys"), say=node.doing)
-        for name, port in found.items():
-            if template := expected["link_state_path"]:
-                file = _named(template, port)
-                port = port._replace(state=nics.state(node.text(file, 4096).strip(), file))
-            if template := expected["link_downed_path"]:
-                port = port._replace(link_downed=node.number(_named(template, port)))
-            found[name] = port
-    except HardwareError as failure:
-        raise ValueError(str(failure)) from None
+    found = nics.ports(node.path("/sys"), say=node.doing)
+    for name, port in found.items():
+        if template := expected["link_state_path"]:
+            file = _named(template, port)
+            port = port._replace(state=nics.state(node.text(file, 4096).strip(), file))
+        if template := expected["link_downed_path"]:
+            port = port._replace(link_downed=node.number(_named(template, port)))
+        found[name] = port
     return found
 
 
@@ -115,7 +112,7 @@ def learn_ports(facts: PortFacts) -> dict[str, Any]:
     _PORTS,
     gather_ports,
     "/sys/class/infiniband/*/ports/*: state, phys_state, rate; how they were since boot",
-    lane=QUICK,
+    group=QUICK,
     settings=(_NIC_PORTS, Setting("nic_rate_gbps", "number", None, "Gb/s that each active port must have"), *_PATHS),
     learn=learn_ports,
     budget_s=_BUDGET_S,
@@ -145,7 +142,7 @@ def gather_errors(node: NodeView, expected: Expected) -> dict[str, int]:
         now |= {f"{name} {counter}": count for counter, count in port.errors.items()}
     if not now:
         raise Absent("no port keeps error counters")
-    return counters.look(node, _ERRORS, now, expected["nic_window_s"])
+    return counters.rises(node, _ERRORS, now, expected["nic_window_s"])
 
 
 @system_check(
@@ -209,7 +206,7 @@ def gather_near(node: NodeView, expected: Expected) -> NearFacts:
     "gpu-nics",
     gather_near,
     "/sys/bus/pci/devices (or pci_topo_file): the way to each GPU and NIC; states of the NICs' ports",
-    lane=QUICK,
+    group=QUICK,
     settings=(
         Setting("gpu_nics", "names", (), "the NIC next to each GPU, as 0000:1b:00.0=mlx5_0"),
         _NIC_PORTS,

@@ -12,6 +12,7 @@ import stat
 import time
 from typing import Any, NamedTuple
 
+from nvrx_slurm.errors import NEEDS_GRPC
 from nvrx_slurm.health.check import Expected, NodeView, Setting, Verdict, check, listed
 from nvrx_slurm.system import trust
 
@@ -64,7 +65,10 @@ def _call(path: str, timeout_s: float) -> Reply:
     """One call, over a channel of its own, to the socket at `path`. Raises ValueError if it fails, for any cause."""
     from urllib.parse import quote
 
-    import grpc
+    try:
+        import grpc
+    except ModuleNotFoundError:
+        raise ValueError(NEEDS_GRPC) from None
 
     from nvrx_slurm.health.service import nvhcd_pb2 as pb
 

@@ -49,7 +49,7 @@ def gather_errors(node: NodeView, expected: Expected) -> dict[str, int]:
         for gpu, links in found.items()
         for link, count in links.items()
     }
-    return counters.look(node, _ERRORS, now, expected["nvlink_window_s"])
+    return counters.rises(node, _ERRORS, now, expected["nvlink_window_s"])
 
 
 @gauge(

@@ -40,14 +40,15 @@ def gather(node: NodeView, expected: Expected) -> list[Link]:
 
 def _link(name: str, device: str) -> Link:
     port = os.path.dirname(os.path.realpath(device))  # a slower slot is no fault of the device
-    widths = [width for end in (device, port) if (width := _width(pci.text(f"{end}/max_link_width")))]
+    widths = [width for end in (device, port) if (width := _width(f"{end}/max_link_width"))]
     speeds = [speed for end in (device, port) if (speed := _speed(pci.text(f"{end}/max_link_speed")))]
-    width, speed = _width(pci.text(f"{device}/current_link_width")), _speed(pci.text(f"{device}/current_link_speed"))
+    width, speed = _width(f"{device}/current_link_width"), _speed(pci.text(f"{device}/current_link_speed"))
     return Link(name, width, min(widths, default=None), speed, min(speeds, default=None))
 
 
-def _width(word: str | None) -> int | None:
-    return int(word) if word and word.isdecimal() and 0 < int(word) <= _MAX_WIDTH else None
+def _width(file: str) -> int | None:
+    found = pci.number(file)
+    return found if found and found <= _MAX_WIDTH else None
 
 
 def _speed(text: str | None) -> float | None:
@@ -60,7 +61,7 @@ def _speed(text: str | None) -> float | None:
     "pcie-links",
     gather,
     f"{_DEVICES}/*/current_link_* and max_link_* of GPUs and RDMA NICs and of the ports above them",
-    lane=QUICK,
+    group=QUICK,
     settings=(_FULL_SPEED,),
 )
 def pcie_links(links: list[Link], expected: Expected) -> tuple[Verdict, str]:

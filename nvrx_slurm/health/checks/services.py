@@ -34,7 +34,7 @@ def gather_services(node: NodeView, expected: Expected) -> dict[str, bool | None
 
 def _states(node: NodeView, names: Iterable[str]) -> list[str]:
     """The words of systemd, [] where it does not run. Raises OSError if it does not answer."""
-    from nvrx_slurm.system import bounded_process
+    from nvrx_slurm.child import bounded_process
 
     node.doing("asking systemctl about the services")
     left_s = max(0.1, node.deadline_s - _MARGIN_S - time.monotonic())
@@ -64,7 +64,7 @@ def running(node: NodeView) -> set[str]:
     gather_services,
     "systemctl is-active; without systemd /proc/*/comm",
     settings=(_SERVICES,),
-    lane="",
+    group="",
     only_if=_SERVICES.name,
     budget_s=4.0,
     learn=lambda active: {"services": tuple(name for name, runs in active.items() if runs)},

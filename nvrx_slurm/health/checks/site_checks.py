@@ -12,10 +12,11 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from nvrx_slurm.child import bounded_process
+from nvrx_slurm.child.bounded_process import Ended
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health.check import OUTSIDE_PREFLIGHT, Check, Expected, NodeView, Verdict
-from nvrx_slurm.system import bounded_process, trust
-from nvrx_slurm.system.bounded_process import Ended
+from nvrx_slurm.system import trust
 
 if TYPE_CHECKING:
     from nvrx_slurm.config.site import SiteCheck
@@ -69,7 +70,7 @@ def run(argv: list[str], node: NodeView) -> Ended:
     This process is the child of one check: what loses its parent, in any session, comes to it and is killed at the end,
     also when the process that forked it was killed.
     """
-    from nvrx_slurm.system import processes  # after the fork: it loads subprocess and ctypes
+    from nvrx_slurm.child import processes  # after the fork: it loads subprocess and ctypes
 
     def stop(signum: int, frame: object) -> None:
         raise SystemExit(128 + signum)

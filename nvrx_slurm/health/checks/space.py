@@ -48,11 +48,11 @@ def gather_disks(node: NodeView, expected: Expected) -> dict[str, Room | Excepti
     devices = {target: mount.device for target, mount in mounts(node).items()}
     scratch = {_device(devices, path) for path in _USERS}
 
-    def look(path: str) -> Room:
+    def room_of(path: str) -> Room:
         ours = os.stat(node.path(path)).st_mode & _WORLD_WRITABLE == 0 and _device(devices, path) not in scratch
         return room(node, path)._replace(scratch=not ours)
 
-    return node.at_once(look, expected["disk_paths"])
+    return node.at_once(room_of, expected["disk_paths"])
 
 
 def _device(devices: dict[str, str], path: str) -> str:

@@ -124,7 +124,7 @@ _MOUNTS = (
     "mounts",
     gather_mounts,
     f"{_MOUNTINFO} and the root of every Lustre and NFS mount",
-    lane="",
+    group="",
     settings=_MOUNTS,
     budget_s=5.0,
     learn=learn_mounts,

@@ -29,37 +29,26 @@ class Event(NamedTuple):
     sequence: int
 
 
+# Codes that ask for a repair. All others are MONITOR: most are about applications.
 XIDS: dict[int, tuple[Remedy, str]] = {
-    13: (Remedy.MONITOR, "graphics engine exception, mostly the application"),
-    31: (Remedy.MONITOR, "memory page fault, mostly the application"),
-    43: (Remedy.MONITOR, "GPU stopped processing, the application's fault"),
     48: (Remedy.RESET, "double-bit ECC error"),
     54: (Remedy.ISOLATE, "auxiliary power is not connected"),
-    63: (Remedy.MONITOR, "row remapping or page retirement recorded"),
     64: (Remedy.RESET, "row remapping or page retirement failed to be recorded"),
     74: (Remedy.RESET, "NVLink error"),
     79: (Remedy.REBOOT, "GPU has fallen off the bus"),
-    92: (Remedy.MONITOR, "many single-bit ECC errors"),
-    94: (Remedy.MONITOR, "contained memory error, the application was ended"),
     95: (Remedy.RESET, "uncontained memory error"),
     109: (Remedy.RESET, "context switch timeout"),
     110: (Remedy.RESET, "security fault"),
     119: (Remedy.RESET, "GSP does not answer"),
     120: (Remedy.RESET, "GSP error"),
-    121: (Remedy.MONITOR, "chip-to-chip link error, corrected"),
-    126: (Remedy.MONITOR, "event that needs no action"),
     136: (Remedy.RESET, "link training failed"),
     140: (Remedy.RESET, "unrecovered ECC error"),
     143: (Remedy.RESET, "GPU initialization failed"),
     151: (Remedy.REBOOT, "key rotation failed"),
-    154: (Remedy.MONITOR, "recovery action changed"),  # the text says to what, see `remedy`
     155: (Remedy.RESET, "NVLink software error"),
     156: (Remedy.RESET, "resource retirement"),
     158: (Remedy.RESET, "fatal timeout of the GPU"),
-    159: (Remedy.MONITOR, "event that needs no action"),
     168: (Remedy.REBOOT, "GPU memory could not be initialized"),
-    **{code: (Remedy.MONITOR, "NVLink 5 event") for code in range(144, 151)},
-    **{code: (Remedy.MONITOR, "event that needs no action") for code in range(162, 166)},
 }
 
 # "NVRM: Xid (PCI:0000:3b:00): 79, pid=..., GPU has ...", "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, ..."
@@ -86,7 +75,7 @@ def parsed(line: str, sequence: int) -> Event | None:
 
 
 def remedy(event: Event) -> Remedy:
-    """The repair that an event asks for. Codes that are not in the table: MONITOR; most are about applications."""
+    """The repair that an event asks for."""
     if event.kind == "SXID":
         return Remedy.RESET if event.text.startswith("Fatal") else Remedy.MONITOR
     if event.code == 154:  # "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
@@ -97,5 +86,5 @@ def remedy(event: Event) -> Remedy:
 
 def meaning(event: Event) -> str:
     """The meaning in a few words; the driver's text where the table has none."""
-    known = XIDS.get(event.code) if event.kind == "XID" and event.code != 154 else None
+    known = XIDS.get(event.code) if event.kind == "XID" else None
     return known[1] if known else event.text

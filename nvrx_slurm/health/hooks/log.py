@@ -13,8 +13,9 @@ import sys
 import syslog
 import time
 
+from nvrx_slurm.child import bounded_process
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.system import bounded_process, files, trust
+from nvrx_slurm.system import files, trust
 
 _SOCKET = "/dev/log"
 _MAX_CHARACTERS = 2000  # of a line for the system log

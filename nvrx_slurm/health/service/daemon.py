@@ -21,11 +21,15 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import quote
 
-import grpc
-import grpc.aio
+from nvrx_slurm.errors import NEEDS_GRPC, ExitCode, UsageError
+
+try:
+    import grpc
+    import grpc.aio
+except ModuleNotFoundError:
+    raise ModuleNotFoundError(NEEDS_GRPC, name="grpc") from None
 
 from nvrx_slurm.config import nvhcd as config
-from nvrx_slurm.errors import ExitCode, UsageError
 from nvrx_slurm.health.check import one_line
 from nvrx_slurm.health.checks.node_service import METHOD
 from nvrx_slurm.health.service import nvhcd_pb2 as pb

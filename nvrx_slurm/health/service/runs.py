@@ -14,13 +14,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from nvrx_slurm.child import bounded_process, processes
+from nvrx_slurm.child.bounded_process import Ended
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import report
 from nvrx_slurm.health.check import listed, one_line
 from nvrx_slurm.health.checks.node_service import parse_output
 from nvrx_slurm.health.service import nvhcd_pb2 as pb
-from nvrx_slurm.system import bounded_process, processes, trust
-from nvrx_slurm.system.bounded_process import Ended
+from nvrx_slurm.system import trust
 
 MAX_OUTPUT_BYTES = 1 << 20  # of stdout; the end of a longer output is kept
 MAX_ERROR_BYTES = 16384

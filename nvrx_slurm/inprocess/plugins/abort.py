@@ -9,6 +9,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -43,9 +44,16 @@ class Abort(ABC):
         """End the calls that block the main thread; returns `state`."""
 
 
-_kept: frozenset[int] | None = None  # inodes of connections; None: unknown, so no store's connection is ever cut
-_has_cut = False  # AbortTorchDistributed has run since keep_connections()
-_aborted: list[Any] = []  # process groups, see release_groups()
+@dataclass
+class _Memory:
+    """What is known from one call of the function to the next."""
+
+    kept: frozenset[int] | None = None  # inodes of connections; None: unknown, so no store's connection is ever cut
+    has_cut: bool = False  # AbortTorchDistributed has run since keep_connections()
+    groups: list[Any] = field(default_factory=list)  # that were aborted, see release_groups()
+
+
+_memory = _Memory()
 
 
 def keep_connections() -> None:
@@ -53,14 +61,13 @@ def keep_connections() -> None:
 
     The wrapper calls it before each call of the function: its own store may be at MASTER_PORT, too.
     """
-    global _kept, _has_cut
-    _has_cut = False
-    _kept = frozenset(connection.inode for connection in connections.open_sockets())
+    _memory.has_cut = False
+    _memory.kept = frozenset(connection.inode for connection in connections.open_sockets())
 
 
 def cut_again() -> None:
     """Repeat the cut of `AbortTorchDistributed`, if it has run: the function may have connected just after it."""
-    if _has_cut:
+    if _memory.has_cut:
         connections.cut(connections.gloo_sockets())
         _cut_store()
 
@@ -72,7 +79,7 @@ def release_groups() -> None:
     GIL meanwhile. DistributedDataParallel's Reducer does not, so it must not be the last one to hold its group. The
     wrapper calls this when the frames of the function are free.
     """
-    _aborted.clear()
+    _memory.groups.clear()
 
 
 def forget_half_made_groups() -> None:
@@ -124,12 +131,11 @@ class AbortTorchDistributed(Abort):
         c10d = sys.modules.get(_C10D)
         if c10d is None or not hasattr(c10d, "is_initialized"):
             return state
-        global _has_cut
-        _has_cut = True
+        _memory.has_cut = True
         initialized = c10d.is_initialized()
         path = self.torch_fr_trace_path or os.environ.get(FR_TRACE_PATH_ENV)
         if initialized:
-            _aborted[:] = getattr(getattr(c10d, "_world", None), "pg_map", ())
+            _memory.groups[:] = getattr(getattr(c10d, "_world", None), "pg_map", ())
         if initialized and path:
             _step("dumping the flight recorder", lambda: _dump(Path(path), state), _DUMP_TIMEOUT_S)
         _step("cutting gloo's connections", lambda: connections.cut(connections.gloo_sockets()))
@@ -207,9 +213,9 @@ def _dump(directory: Path, state: FrozenState) -> None:
 def _cut_store() -> int:
     """Number of connections cut. Called last, since NCCL's abort may still write to the store."""
     port = os.environ.get("MASTER_PORT", "")
-    if _kept is None or not (port.isdecimal() and len(port) < 6):
+    if _memory.kept is None or not (port.isdecimal() and len(port) < 6):
         return 0
-    return connections.cut(found for found in connections.to_port(int(port)) if found.inode not in _kept)
+    return connections.cut(found for found in connections.to_port(int(port)) if found.inode not in _memory.kept)
 
 
 def _abort_groups(c10d: ModuleType) -> None:

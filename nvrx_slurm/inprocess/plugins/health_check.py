@@ -5,18 +5,16 @@ The chained checks compare what the driver or the kernel reports now with its re
 
 from __future__ import annotations
 
-import contextlib
 import datetime
+import functools
 import logging
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from nvrx_slurm.inprocess import exception
-from nvrx_slurm.inprocess.attribution import describe
 from nvrx_slurm.inprocess.checks import check_time, check_whole
 from nvrx_slurm.inprocess.exception import FaultCounterExceeded
 from nvrx_slurm.inprocess.state import FrozenState
@@ -39,17 +37,6 @@ class HealthCheck(ABC):
     @abstractmethod
     def __call__(self, state: FrozenState) -> FrozenState:
         """Raise an Exception if this rank cannot go on; returns `state`."""
-
-
-@contextlib.contextmanager
-def failing_health_check() -> Iterator[None]:
-    """Raise HealthCheckError from any other Exception of the block, as NVRx's wrapper does."""
-    try:
-        yield
-    except exception.HealthCheckError:
-        raise
-    except Exception as error:
-        raise exception.HealthCheckError(describe(error)) from error
 
 
 class CudaHealthCheck(HealthCheck):
@@ -229,11 +216,7 @@ class ChainedNicHealthCheck(_HardwareCheck):
         return f"the link of NIC port {name} went down {times} times"
 
 
-_reported: set[tuple[str, str]] = set()
-
-
+@functools.cache
 def _not_applicable(what: str, why: str) -> None:
     """Log it once per process."""
-    if (what, why) not in _reported:
-        _reported.add((what, why))
-        logger.debug("%s: not applicable: %s", what, why)
+    logger.debug("%s: not applicable: %s", what, why)

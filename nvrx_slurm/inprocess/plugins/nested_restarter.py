@@ -19,9 +19,7 @@ from dataclasses import dataclass, field
 from nvrx_slurm.inprocess.checks import check_whole
 from nvrx_slurm.inprocess.log import setup_logger
 from nvrx_slurm.inprocess.plugins.abort import Abort
-from nvrx_slurm.inprocess.plugins.completion import Completion
-from nvrx_slurm.inprocess.plugins.initialize import Initialize
-from nvrx_slurm.inprocess.plugins.terminate import Terminate
+from nvrx_slurm.inprocess.plugins.steps import Completion, Initialize, Terminate
 from nvrx_slurm.inprocess.state import FrozenState
 
 

@@ -19,8 +19,7 @@ from typing import Any
 from nvrx_slurm.core.inprocess.tree import DEAD, Level, Places, Topology, TopologyError, healthy, killed_by
 from nvrx_slurm.inprocess.checks import check_time, check_whole
 from nvrx_slurm.inprocess.exception import InternalError, RankDiscarded
-from nvrx_slurm.inprocess.meeting.leader import Leadership, text_of
-from nvrx_slurm.inprocess.plugins.rank_base import (
+from nvrx_slurm.inprocess.plugins.rank_assignment import (
     RankAssignment,
     RankAssignmentCtx,
     check_key,
@@ -29,6 +28,7 @@ from nvrx_slurm.inprocess.plugins.rank_base import (
     refuse_terminated,
 )
 from nvrx_slurm.inprocess.state import Mode, State
+from nvrx_slurm.inprocess.store.leader import Leadership, text_of
 
 _NEIGHBOURS = 16  # slots with their records in one value: few requests for the leader, few bytes for each rank
 _RECORD = struct.Struct("<ii")  # place, rank
@@ -198,7 +198,9 @@ class _World:
             else:
                 known, last = self.places
                 last = last if known == base else self._last_places(topology, leadership, base)
-                places = self._next(topology, last, leadership)
+                ranks = healthy(last)
+                died = [ranks[rank] for rank in leadership.terminated]
+                places = topology.next_places(last, died, self.tree.world_size_filter)
         except TopologyError as error:
             raise InternalError(str(error)) from error
         records = self._records(topology, places, mine)
@@ -230,8 +232,3 @@ class _World:
         values = b"".join(leadership.stable.multi_get([f"{base}/{block}" for block in blocks]))
         by_slot = [place for place, _ in _RECORD.iter_unpack(values)]
         return [by_slot[slot] for slot in topology.slots]
-
-    def _next(self, topology: Topology, last: Places, leadership: Leadership) -> Places:
-        ranks = healthy(last)
-        died = [ranks[rank] for rank in leadership.terminated]
-        return topology.next_places(last, died, self.tree.world_size_filter)

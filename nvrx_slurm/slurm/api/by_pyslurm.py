@@ -16,10 +16,10 @@ from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any, BinaryIO
 
+from nvrx_slurm.child import bounded_process
 from nvrx_slurm.slurm.api import text
 from nvrx_slurm.slurm.api.cli import CommandLine
 from nvrx_slurm.slurm.api.facts import JobFacts, NoAnswer, NodeFacts, NotKnown, SlurmError, StepFacts
-from nvrx_slurm.system import bounded_process
 
 _MAX_BYTES = 64 << 20  # of an answer
 _CHUNK_BYTES = 1 << 20

@@ -12,9 +12,9 @@ import re
 import signal
 import sys
 
+from nvrx_slurm.child import bounded_process
 from nvrx_slurm.slurm.api import text
 from nvrx_slurm.slurm.api.facts import NoAnswer
-from nvrx_slurm.system import bounded_process
 
 TIMEOUT_S = 20.0  # libslurm itself waits for MessageTimeout, 10 s by default
 _NO_VAL = 0xFFFFFFFE  # slurm.h

@@ -7,10 +7,11 @@ import shutil
 import time
 from dataclasses import dataclass, field
 
+from nvrx_slurm.child import bounded_process
 from nvrx_slurm.slurm.api import text
 from nvrx_slurm.slurm.api.facts import NoAnswer, NotInstalled, SlurmError
 from nvrx_slurm.slurm.api.turn import Turn
-from nvrx_slurm.system import bounded_process, trust
+from nvrx_slurm.system import trust
 
 TIMEOUT_S = 10.0  # of one tool; Slurm's own MessageTimeout is 10 s by default
 PLACES = ("/usr/bin", "/usr/local/bin", "/opt/slurm/bin")  # where root's hooks, which have no PATH, look

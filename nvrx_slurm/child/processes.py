@@ -1,0 +1,230 @@
+"""Child processes that cannot be mixed up, outlive us, or be missed: sessions, parent-death signals, pidfds, and a
+subreaper for their orphans."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import IO, NamedTuple
+
+from nvrx_slurm.child import bounded_process
+from nvrx_slurm.child.bounded_process import through_trampoline
+from nvrx_slurm.child.descendants import children, kill_tree
+from nvrx_slurm.system.files import write_all
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_MAX_ROUNDS = 16  # of killing what came to us because its parent was killed
+_own: set[int] = set()  # pids of children that were started here and have not been reaped yet
+
+
+def own_pids() -> frozenset[int]:
+    """Process ids of the children that this process started, here or as bounded work, and has not reaped."""
+    return frozenset(_own | bounded_process.own)
+
+
+class _Adopted(NamedTuple):
+    """A child that this process did not start."""
+
+    pid: int
+
+    def wait(self) -> int:
+        """Reap it; returns its exit code (negative = signal)."""
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+class Child:
+    """A started process: leader of its own session and process group, killed by the kernel when we die.
+
+    `pidfd` is readable once the process has ended. The process is reaped by `reap()` only, so until then its pid and
+    process group id belong to it and cannot be recycled.
+    """
+
+    def __init__(self, popen: subprocess.Popen[bytes] | _Adopted) -> None:
+        self._popen = popen
+        self.pid = popen.pid
+        self.pidfd = os.pidfd_open(popen.pid)
+        _own.add(self.pid)
+
+    def signal_group(self, signum: int) -> None:
+        """Send `signum` to the whole process group; harmless when it is gone already."""
+        try:
+            os.killpg(self.pid, signum)
+        except (ProcessLookupError, PermissionError):  # gone, or only a zombie of another user (setuid) is left
+            return
+
+    def reap(self) -> int:
+        """After `pidfd` became readable: kill what is left of the group, collect the exit code (negative = signal)."""
+        self.signal_group(signal.SIGKILL)
+        code = self._popen.wait()
+        os.close(self.pidfd)
+        _own.discard(self.pid)
+        return code
+
+
+class Held:
+    """A process that waits to become a command: its interpreter is up, nothing of the command has run.
+
+    After `release` or `kill` the caller reaps `child`.
+    """
+
+    def __init__(self, child: Child, control: socket.socket) -> None:
+        self.child, self.control = child, control
+
+    @property
+    def waits(self) -> bool:
+        """Whether the process is still alive."""
+        return not select.select([self.child.pidfd], [], [], 0)[0]
+
+    def release(self, env: Mapping[str, str], stdout: IO[bytes], stderr: IO[bytes]) -> Child:
+        """Execute the command with this environment and these streams. Raises OSError if the process is gone."""
+        text = "\0".join(f"{name}={value}" for name, value in env.items())
+        with self.control, _anonymous_file(os.fsencode(text)) as fd:
+            socket.send_fds(self.control, [b"x"], [fd, stdout.fileno(), stderr.fileno()], socket.MSG_NOSIGNAL)
+        return self.child
+
+    def kill(self) -> None:
+        """End the process; it is not waited for."""
+        self.control.close()
+        self.child.signal_group(signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def _anonymous_file(content: bytes) -> Iterator[int]:
+    """A file in memory that holds `content` and is at its beginning. Raises OSError (no memory, no descriptors)."""
+    fd = os.memfd_create("nvrx-env", os.MFD_CLOEXEC)
+    try:
+        write_all(fd, content)
+        os.lseek(fd, 0, os.SEEK_SET)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def hold(argv: Sequence[str], env: Mapping[str, str], ignored: int = 0) -> Held:
+    """Start the interpreter that will become `argv`, see `start`; it waits for `Held.release`.
+
+    It ends by itself when this process ends or closes its end of the control socket. Raises OSError as `start` does.
+    """
+    null = subprocess.DEVNULL
+    return Held(*with_channel(lambda fd: start(argv, env, null, null, ignored, control_fd=fd)))
+
+
+def with_channel(start: Callable[[int], Child], kind: int = socket.SOCK_SEQPACKET) -> tuple[Child, socket.socket]:
+    """The process that `start(fd)` makes with one end of a pair of sockets, and the other end. Raises as `start`."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
+    try:
+        with theirs:
+            child = start(theirs.fileno())
+    except BaseException:
+        ours.close()
+        raise
+    ours.setblocking(False)
+    return child, ours
+
+
+def start(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    stdout: IO[bytes] | int,
+    stderr: IO[bytes] | int,
+    ignored: int = 0,
+    stdin: IO[bytes] | int = subprocess.DEVNULL,
+    control_fd: int = -1,
+    pass_fds: Sequence[int] = (),
+) -> Child:
+    """Start `argv` (from the main thread: the parent-death signal follows the thread that forked).
+
+    `ignored`: a signal that it shall not die of, unless it sets a handler (0 = none); its own children inherit that.
+    `control_fd`: a socket for `child.trampoline`, which waits there for its release (-1 = none). `pass_fds`: further
+    descriptors that the command inherits.
+    A command that cannot be executed ends with 126 or 127 and a sentence on its stderr. Raises OSError when no
+    process can be made at all (limits, memory).
+    """
+    popen = subprocess.Popen(
+        through_trampoline(argv, ignored, control_fd),
+        env=dict(env),
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        start_new_session=True,
+        close_fds=True,
+        pass_fds=pass_fds if control_fd < 0 else (*pass_fds, control_fd),
+    )
+    return Child(popen)
+
+
+def start_directly(argv: Sequence[str], pass_fds: Sequence[int], env: Mapping[str, str] | None = None) -> Child:
+    """Start a program of ours, which ends by itself when this process does. `env`: None = ours. Raises OSError."""
+    null = subprocess.DEVNULL
+    popen = subprocess.Popen(argv, stdin=null, stdout=null, pass_fds=pass_fds, env=env, start_new_session=True)
+    try:
+        return Child(popen)
+    except OSError:
+        popen.kill()
+        popen.wait()
+        raise
+
+
+def adopt(pid: int) -> Child:
+    """A program of ours that came to this process because its parent, which started it, has ended.
+
+    Raises OSError; ChildProcessError if `pid` is no child of this process.
+    """
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    return Child(_Adopted(pid))
+
+
+def end_with_parent(signum: int) -> None:
+    """From now on `signum` comes when the thread that forked this process ends; nothing comes if it has already."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
+
+
+class Orphans:
+    """Descendants that lost their parent become children of this process and are found, whatever their session.
+
+    All methods belong to the thread that reaps our other children; `known` are those: they are left alone. So are
+    children that were here before us (of a shell that became this program by exec). On a kernel without
+    /proc/PID/task/TID/children nothing is killed.
+    """
+
+    def __init__(self) -> None:
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._before = frozenset(children(os.getpid()))
+
+    def reap(self, known: Iterable[int]) -> None:
+        """Collect those that have ended, as init did before they came to us; call it on SIGCHLD."""
+        kept = frozenset(known)
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None or ended.si_pid in kept:  # a known one is reaped in a moment, and then this is called
+                return
+            _collect(ended.si_pid)
+
+    def kill(self, known: Iterable[int]) -> int:
+        """SIGKILL all orphans and all below them without waiting; returns how many have not ended yet."""
+        spared, seen, me = self._before.union(known), set[int](), os.getpid()
+        for _ in range(_MAX_ROUNDS):
+            new = [pid for pid in children(me) if pid not in spared and pid not in seen]
+            if not new:
+                break
+            seen.update(new)
+            for pid in new:
+                kill_tree(pid, me)
+        return sum(not _collect(pid) for pid in children(me) if pid not in spared)
+
+
+def _collect(pid: int) -> bool:
+    """Reap our child `pid` if it has ended; whether it is gone."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] != 0
+    except ChildProcessError:
+        return True

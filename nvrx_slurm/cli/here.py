@@ -1,0 +1,206 @@
+"""What the environment and Slurm say about this process, and the shape that the job has there.
+
+The way of the settings: `find_here` -> `Here` -> `layout` -> `Layout` -> `cli.job.make_job` -> `Job`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+from typing import NamedTuple
+
+from nvrx_slurm.config.ft import FaultToleranceConfig
+from nvrx_slurm.config.launch import LaunchConfig
+from nvrx_slurm.config.layers import Resolved
+from nvrx_slurm.config.values import NodeRange
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.node.run_dir import RunDir
+from nvrx_slurm.slurm import conf
+from nvrx_slurm.slurm.control import Control
+from nvrx_slurm.slurm.env import SlurmContext, array_infra_rank, detect
+from nvrx_slurm.system import gpus
+
+RUN_ENV = "NVRX_RUN"  # name of the run's directory, set for the tasks of a step by the nvrx-run that starts it
+
+
+class Site(Enum):
+    """The four kinds of places where `nvrx-run` starts."""
+
+    TASK = "a task of an srun step: the agent of this node"
+    BATCH = "a batch script or salloc shell: starts the step and waits for it"
+    LOGIN = "a login node: says how to submit"
+    ALONE = "no Slurm: this node, or several by --nnodes and --rdzv-endpoint"
+
+
+@dataclass(frozen=True)
+class Here:
+    """The settings, the environment, where this process is, and what Slurm says about it (None outside a job)."""
+
+    resolved: Resolved
+    env: Mapping[str, str]
+    site: Site
+    slurm: SlurmContext | None
+    control: Control
+
+    @property
+    def launch(self) -> LaunchConfig:
+        """Settings of the launcher."""
+        return self.resolved.config.launch
+
+    @property
+    def ft(self) -> FaultToleranceConfig:
+        """Settings of fault tolerance."""
+        return self.resolved.config.ft
+
+    @property
+    def slurm_rank(self) -> int:
+        """Infra rank in the step or, where several jobs of an array meet at an endpoint, in the array."""
+        assert self.slurm is not None
+        return self.slurm.infra_rank if self.launch.endpoint is None else array_infra_rank(self.slurm)
+
+
+class OnNode(NamedTuple):
+    """Where the workers of this agent are among those of all agents of its node."""
+
+    position: int  # how many come before them
+    first: int  # LOCAL_RANK of the first: scripts choose their GPU by it
+    world: int  # LOCAL_WORLD_SIZE
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How many nodes and workers the job has, where this node's are, and where the job's files go."""
+
+    nodes: NodeRange
+    nproc: int  # workers of one agent
+    on_node: OnNode
+    run_dir: RunDir
+
+
+def find_here(resolved: Resolved, env: Mapping[str, str]) -> Here:
+    """Decide by the environment. Raises UsageError for a step with more tasks per node than were allowed."""
+    site, slurm = _site(resolved.config.launch, env)
+    return Here(resolved, env, site, slurm, Control(resolved.config.launch.slurm_api))
+
+
+def layout(here: Here) -> Layout:
+    """The shape of the job. Asks nothing. Raises UsageError where the allocation does not fit the settings."""
+    nodes, nproc = node_range(here), workers_per_node(here)
+    return Layout(nodes, nproc, on_node(here, nproc), run_dir(here))
+
+
+def _site(launch: LaunchConfig, env: Mapping[str, str]) -> tuple[Site, SlurmContext | None]:
+    if launch.standalone:
+        return Site.ALONE, None
+    slurm = detect(env, launch.enable_multi_launchers_per_node, launch.infra_rank_from_nodename is not None)
+    if slurm is not None:
+        return Site.TASK if slurm.step_id >= 0 else Site.BATCH, slurm
+    by_hand = launch.node_rank is not None or launch.endpoint is not None
+    by_hand |= launch.nnodes is not None and not launch.dry_run
+    login = shutil.which("srun") is not None and conf.find(env) is not None
+    return Site.LOGIN if login and not by_hand else Site.ALONE, None
+
+
+def planned_allocation(here: Here) -> Here:
+    """A login node as if inside the allocation that --nnodes and --spares ask for; for --dry-run."""
+    wanted = here.launch.nnodes or NodeRange(1, 1)
+    nodes = max(wanted.max, wanted.min + (here.launch.spares or 0))
+    return replace(here, slurm=SlurmContext(0, "<job id>", nnodes=nodes))
+
+
+def node_range(here: Here) -> NodeRange:
+    """MIN and MAX nodes. Inside Slurm all nodes of the step beyond MIN are spares.
+
+    Raises UsageError where the allocation has too few nodes, and where MIN is no multiple of --ft-segment.
+    """
+    slurm, launch, segment = here.slurm, here.launch, here.ft.segment
+    have = None if slurm is None else slurm.nnodes * slurm.launchers
+    nodes = launch.node_range(have)
+    if launch.replacement_group_id is not None and segment is None:
+        raise UsageError("NVRX_REPLACEMENT_GROUP_ID needs --ft-segment N, the nodes of a group; give it, or unset it")
+    if nodes.min % (segment or 1):
+        raise UsageError(
+            f"--ft-segment {segment} does not divide {nodes.min}, the number of active nodes"
+            " (MIN of --nnodes); change one of them"
+        )
+    if have is None or launch.endpoint is not None:
+        return nodes
+    needed = nodes.min + (launch.spares or 0)
+    if needed > have:
+        raise UsageError(
+            f"--nnodes and --spares need at least {needed} nodes but the allocation has {have}; ask Slurm for more"
+        )
+    return NodeRange(nodes.min, have)
+
+
+def workers_per_node(here: Here) -> int:
+    """The number behind --nproc-per-node. Raises UsageError for `gpu` where there is none, and for too few workers."""
+    slurm, nproc = here.slurm, here.launch.nproc_per_node
+    if nproc is None:
+        nproc = max(1, slurm.gpus_per_node // slurm.launchers) if slurm is not None else 1
+    elif isinstance(nproc, str):
+        found = 0 if nproc == "cpu" else gpus.count(here.env)
+        if found == 0 and nproc == "gpu":
+            raise UsageError("--nproc-per-node=gpu, but NVML shows no GPU on this node; give a number, or `cpu`")
+        nproc = found or len(os.sched_getaffinity(0))
+    here.launch.check_local_ranks(nproc)
+    return nproc
+
+
+def on_node(here: Here, nproc: int) -> OnNode:
+    """Where a task sees only GPUs of its own (srun --gpus-per-task), its local ranks begin at 0."""
+    slurm = here.slurm
+    if slurm is None or slurm.launchers == 1:
+        return OnNode(0, 0, nproc)
+    position = slurm.localid * nproc
+    if gpus.count(here.env) == nproc:
+        return OnNode(position, 0, nproc)
+    return OnNode(position, position, slurm.launchers * nproc)
+
+
+def working_directory() -> Path:
+    """Raises UsageError where it was removed."""
+    try:
+        return Path.cwd()
+    except OSError as error:
+        raise UsageError(f"the working directory is gone ({error.strerror}); cd to one that exists") from None
+
+
+def run_dir(here: Here) -> RunDir:
+    """The log tree of this run: by job id and number of requeues in Slurm, else by --rdzv-id."""
+    slurm, log_dir = here.slurm, Path(here.launch.log_dir)
+    log_dir = log_dir if log_dir.is_absolute() else working_directory() / log_dir
+    if slurm is not None:
+        return RunDir(log_dir, slurm.job_name_id, _file_name(here.env.get(RUN_ENV, "") or _run_name(slurm)))
+    run_id = here.launch.rdzv_id
+    if run_id == "none" and here.launch.node_range(None).max == 1:
+        run_id = f"local-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    return RunDir(log_dir, _file_name(run_id), "r0")
+
+
+def own_run_dir(wanted: RunDir) -> RunDir:
+    """Make the first of r0, r0_2, r0_3, ... that no other nvrx-run of this allocation has made."""
+    wanted.create_parent()
+    for number in itertools.count(1):
+        mine = wanted if number == 1 else replace(wanted, run=f"{wanted.run}_{number}")
+        with suppress(FileExistsError):
+            mine.path.mkdir()
+            break
+    mine.create()
+    return mine
+
+
+def _run_name(slurm: SlurmContext) -> str:
+    """r<Slurm restart>; steps that the user starts after the first one get a directory of their own."""
+    return f"r{slurm.restart_count}" + (f"_step{slurm.step_id}" if slurm.step_id > 0 else "")
+
+
+def _file_name(text: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_." else "_" for c in text).lstrip(".") or "run"

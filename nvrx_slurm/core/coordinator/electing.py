@@ -1,0 +1,165 @@
+"""Before a coordinator may act: agents register with it, and their registrations are votes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from nvrx_slurm import types as t
+from nvrx_slurm.core.coordinator import events as ev
+from nvrx_slurm.core.coordinator.ending import Ending
+from nvrx_slurm.core.coordinator.roster import Roster, Use
+from nvrx_slurm.core.coordinator.states import CoordinatorSettings, Phase
+from nvrx_slurm.core.election.quorum import peer_key
+from nvrx_slurm.core.machine import Outbox, Tick, earliest, rows
+from nvrx_slurm.errors import ExitCode
+
+_MINE = Phase.ELECTING
+_LATER = (t.Ended, t.Hung, t.Evidence, t.Failed, t.Succeeded, t.Stopped, t.Asked, t.WarnJob, t.EndJob)
+_PROBE_S = 1.0
+_MOST = 1_000  # messages of one agent that wait
+
+
+class Electing:
+    """Owns the state before the first quorum. Messages wait; they are handled once the election is won."""
+
+    states = (_MINE,)
+    table = rows(
+        (_MINE, ev.Joined, "on_joined", (Phase.JOINING,), "a vote"),
+        (_MINE, ev.Lost, "on_lost", (), "a vote less"),
+        (_MINE, _LATER, "hold", (), "for the time after the election"),
+        (_MINE, ev.ProvenDead, "on_dead", (Phase.JOINING,), "it is not counted any more"),
+        (_MINE, ev.Raised, "on_raised", (), "stand for a later term"),
+        (_MINE, (ev.TimeLeft, ev.ProgressRead, ev.Advised), "ignore", (), "nothing was asked yet"),
+        (_MINE, Tick, "on_tick", (Phase.FINISHED,), "which of the nodes that are missing are dead?"),
+    )
+
+    def __init__(self, s: CoordinatorSettings, out: Outbox, roster: Roster, ending: Ending, now: float) -> None:
+        self._s, self._out, self._roster, self._ending = s, out, roster, ending
+        self._job, self._quorum = roster.job, roster.quorum
+        self._held: dict[str, list[Any]] = {}  # node_id -> its registration, and its messages after that
+        self._voters: dict[str, str] = {}  # key -> node_id
+        self._known = {peer.key: peer for peer in s.known}  # where nodes of the job listen, by key
+        self._proven: dict[str, t.Peer] = {}  # agents that are dead by our own probes, by key
+        self._planless: dict[str, t.Node] = {}  # nodes that have had no plan, by node_id
+        self._probe_at: float | None = None
+        self._give_up_at = now + s.quorum_timeout_s if s.quorum_timeout_s else None  # no quorum will come
+
+    def on_joined(self, event: ev.Joined, now: float) -> Phase | None:
+        """One vote more. Its plan says which nodes may be missing, and which term ours has to be above.
+
+        What it says of the job's past is kept, also if the voter leaves: the number of a cycle is not used again.
+        """
+        quorum, message = self._quorum, event.message
+        self._voters[peer_key(message.node)] = message.node.node_id
+        self._held[message.node.node_id] = [event]
+        if message.plan is not None:
+            self._roster.inherit(message.plan)
+            self._job.inherited.place(message)
+            self._learn(message.plan, peer_key(message.node))
+        elif message.node.node_id not in self._planless:
+            self._planless[message.node.node_id] = message.node
+        if quorum.offer[0]:
+            for node in self._planless.values():
+                quorum.newcomer(node)
+        if quorum.enough(self._voters):
+            return self._win(now)
+        if self._probe_at is None:
+            self._probe(now)
+        return None
+
+    def _learn(self, plan: t.Plan, key: str) -> None:
+        """The newest plan counts: it says which nodes have a vote, and where they listen."""
+        quorum = self._quorum
+        quorum.electors = max(quorum.electors, plan.electors)
+        self._job.term = max(self._job.term, plan.term + 1)
+        peers = {peer.key: peer for peer in (plan.leader, *plan.successors) if peer is not None}
+        if (plan.term, plan.cycle) > quorum.offer:
+            proven = {old for old in quorum.dead if old in self._proven and self._proven[old] == peers.get(old)}
+            quorum.learn(plan)
+            quorum.dead |= proven
+            quorum.returned -= proven
+            self._known = peers
+        elif (plan.term, plan.cycle) == quorum.offer:
+            quorum.dead.update(plan.dead)
+            quorum.returned &= set(plan.returned)
+            self._known.update(peers)
+        quorum.knows(key, plan.term, plan.cycle)
+
+    def on_lost(self, event: ev.Lost, now: float) -> None:
+        """It votes for another candidate, or is dead."""
+        held = self._held.pop(event.node_id, None)
+        if held is not None:
+            key = peer_key(held[0].message.node)
+            if self._voters.get(key) == event.node_id:
+                del self._voters[key]
+
+    def hold(self, event: ev.FromAgent[Any], now: float) -> None:
+        """An agent reports while no coordinator may act. `_MOST` bounds what it can say before that."""
+        held = self._held.get(event.node_id)
+        if held is not None and isinstance(event.message, t.Stopped):
+            now_idle = replace(held[0].message, doing=t.Doing.IDLE, port=event.message.port)
+            held[0] = ev.Joined(now_idle)
+        elif held is not None and len(held) < _MOST:
+            held.append(event)
+
+    def on_dead(self, event: ev.ProvenDead, now: float) -> Phase | None:
+        """One node fewer to ask for a vote."""
+        if event.peer.key in self._voters or not self._quorum.is_proof(event.peer):
+            return None
+        self._proven[event.peer.key] = event.peer
+        self._quorum.died(event.peer.key, self._voters)
+        return self._win(now) if self._quorum.enough(self._voters) else None
+
+    def on_raised(self, event: ev.Raised, now: float) -> None:
+        """An agent has voted for a later term, for which this node is the candidate, too."""
+        self._job.term = max(self._job.term, event.term)
+
+    def deadline(self) -> float | None:
+        """When to probe again, or to give up. The end of the allocation does not matter yet."""
+        return earliest(self._probe_at, self._give_up_at)
+
+    def on_tick(self, event: Tick, now: float) -> Phase | None:
+        """Nodes that did not register may have died since. In the end those that did are told why nothing begins."""
+        if self._give_up_at is not None and now >= self._give_up_at:
+            return self._give_up()
+        if self._probe_at is not None and now >= self._probe_at:
+            self._probe(now)
+        return None
+
+    def _probe(self, now: float) -> None:
+        self._probe_at = now + _PROBE_S
+        for key, peer in self._known.items():
+            if key not in self._voters and key not in self._quorum.proven:
+                self._roster.probe(peer)
+
+    def _give_up(self) -> Phase:
+        s, quorum, members = self._s, self._quorum, self._roster.members
+        for held in self._held.values():
+            members.put(held[0].message.node, held[0].message.port, Use.READY)
+        least = (quorum.electors - len(quorum.dead)) // 2 + 1
+        why = f"no majority of the job's nodes came within {s.quorum_timeout_s:g} s"
+        told = [held[0].message.end for held in self._held.values() if held[0].message.end is not None]
+        end = t.Finish(ExitCode.TOO_FEW_NODES, f"{why}; {members.missing(s.expected, least)}")
+        return self._ending.decide(told[0] if told else end)
+
+    # --- the end of the election ----------------------------------------------------------------------------
+
+    def _win(self, now: float) -> Phase:
+        self._quorum.elected, self._quorum.missed_at = True, now
+        self._fence_the_missing(now)
+        self._out.append(ev.Won())
+        held = self._held.values()
+        self._out.posted += [events[0] for events in held]  # first all registrations: no message finds a member missing
+        self._out.posted += [event for events in held for event in events[1:]]
+        return Phase.JOINING
+
+    def _fence_the_missing(self, now: float) -> None:
+        """Nodes that did not register may run ranks until their leases are over."""
+        s, quorum, voters = self._s, self._quorum, self._voters
+        missing = quorum.missing(voters)
+        quorum.absent = tuple(peer for key, peer in self._known.items() if key not in voters)
+        leader = s.last_leader
+        only_leader = missing == 1 and leader and leader not in voters and leader not in quorum.proven
+        if missing and quorum.offer[0]:
+            quorum.fence_until = now + (s.leader_fence_s if only_leader else s.fence_s)

@@ -1,0 +1,240 @@
+"""The end: that of the allocation, and that of the job, which all agents hear before they leave.
+
+Times in monotonic seconds.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from nvrx_slurm import types as t
+from nvrx_slurm.core.attribution.verdict import first_cause
+from nvrx_slurm.core.coordinator import events as ev
+from nvrx_slurm.core.coordinator.report import Ledger
+from nvrx_slurm.core.coordinator.roster import Roster, Use
+from nvrx_slurm.core.coordinator.states import CYCLE, FAILED, SIGUSR1, CoordinatorSettings, Job, Known, Left, Phase
+from nvrx_slurm.core.machine import Entered, Outbox, Say, Tick, rows
+from nvrx_slurm.errors import ExitCode, signal_exit_code
+
+_ANSWER_S = 15.0  # after this time without an answer, what was known before holds
+_ASK, _ANSWER, _ACT = "ask", "answer", "act"  # the steps
+_SIGTERM = 15
+_MINE = (Phase.FINISHED, Phase.RETURNING)
+_NAMES_SHOWN = 16
+_TOO_LATE = (
+    *(ev.Raised, t.Hung, t.Evidence, t.Succeeded, t.Stopped, t.Asked, t.WarnJob, t.EndJob),
+    *(ev.TimeLeft, ev.ProgressRead, ev.Advised, Left),
+)
+
+
+class Due(Enum):
+    """What is to be done."""
+
+    NOTHING = 0
+    ASK = 1  # how much time is left: an administrator may have changed it
+    WARN = 2
+    STOP = 3
+
+
+class JobClock:
+    """Asks for the time left at the start, and again shortly before a warning or a stop; then warns or stops."""
+
+    def __init__(self, limited: bool, warn_before_s: float, stop_before_s: float, now: float) -> None:
+        self._warn_before_s, self._stop_before_s = warn_before_s, stop_before_s
+        self._end_at: float | None = None
+        self._at: float | None = now if limited else None  # when the next step is due
+        self._next = _ASK
+        self._warned = warn_before_s <= 0.0
+
+    @property
+    def known(self) -> bool:
+        """Whether the time left was ever known."""
+        return self._end_at is not None
+
+    def deadline(self) -> float | None:
+        """When `check` is due (monotonic seconds), or None."""
+        return self._at
+
+    def check(self, now: float) -> Due:
+        """The action that is due at `now`."""
+        if self._at is None or now < self._at:
+            return Due.NOTHING
+        if self._next == _ASK:
+            self._at, self._next = now + _ANSWER_S, _ANSWER
+            return Due.ASK
+        if self._next == _ANSWER:
+            return self.answer(None, now)
+        self._at = None
+        return self._act(now)
+
+    def answer(self, left_s: float | None, now: float) -> Due:
+        """`left_s` seconds are left; None = no answer: the time that was known before holds."""
+        self._at = None
+        self._end_at = self._end_at if left_s is None else now + left_s
+        before_s = self._stop_before_s if self._warned else max(self._warn_before_s, self._stop_before_s)
+        if self._end_at is None or before_s <= 0.0:
+            return Due.NOTHING
+        due = self._end_at - before_s
+        if now >= due:
+            return self._act(now)
+        ask_again = due - now > 2 * _ANSWER_S
+        self._at, self._next = (due - _ANSWER_S, _ASK) if ask_again else (due, _ACT)
+        return Due.NOTHING
+
+    def _act(self, now: float) -> Due:
+        assert self._end_at is not None
+        if self._stop_before_s > 0.0 and now >= self._end_at - self._stop_before_s:
+            return Due.STOP
+        if self._warned or now < self._end_at - self._warn_before_s:
+            return Due.NOTHING
+        self._warned = True
+        if self._stop_before_s > 0.0:
+            self._at, self._next = max(now, self._end_at - self._stop_before_s - _ANSWER_S), _ASK
+        return Due.WARN
+
+
+class Ending:
+    """Owns the states after the decision. `end` is that decision."""
+
+    states = (*_MINE, Phase.CLOSED)
+    table = rows(
+        (Phase.FINISHED, Entered, "on_entered", (Phase.RETURNING, Phase.CLOSED), "tell all agents"),
+        (_MINE, ev.Joined, "on_joined", (Phase.FINISHED,), "it learns the end, too"),
+        (Phase.FINISHED, ev.Lost, "on_lost", (Phase.RETURNING, Phase.CLOSED), "it has left"),
+        (Phase.RETURNING, ev.Lost, "ignore", (), "nobody is here"),
+        (_MINE, t.Ended, "on_ended", (), "it knows the end; when all do, they leave"),
+        (_MINE, Tick, "on_tick", (Phase.CLOSED,), "the end waits for a bounded time"),
+        (_MINE, ev.ProvenDead, "on_dead", (), "it is not waited for"),
+        (_MINE, _TOO_LATE, "ignore", (), "the end is decided"),
+        (Phase.FINISHED, Known, "ignore", (), "it has learned the end with all others"),
+    )
+
+    def __init__(self, s: CoordinatorSettings, out: Outbox, roster: Roster, now: float) -> None:
+        self._s, self._out = s, out
+        self._roster, self._members, self._quorum = roster, roster.members, roster.quorum
+        self._job, self._ledger, self._budget = roster.job, roster.ledger, roster.budget
+        self.clock = JobClock(s.time_limited, s.warn_before_end_s, s.stop_before_end_s, now)
+        self.warning: t.Warn | None = None  # that the job is about to end
+        self.end: t.Finish | None = None
+        self._leave_by = 0.0
+        self._return_by = 0.0
+        self._stay_until = 0.0  # agents stay for a node that was missed a moment ago
+        self._ended: set[str] = set()  # node_ids of agents that have no workers and know the end
+
+    # --- before the end -------------------------------------------------------------------------------------
+
+    def decide(self, end: t.Finish) -> Phase:
+        """This is the end of the job."""
+        self.end = end
+        return Phase.FINISHED
+
+    def warn(self, warning: t.Warn) -> None:
+        """Tell all agents, and those that come later, that the job is about to end."""
+        if self.warning is None:
+            self.warning = warning
+            self._out.append(Say(f"warning all ranks: {warning.reason}"))
+            self._roster.send_all(warning)
+
+    def mind_the_clock(self, due: Due) -> Phase | None:
+        """Do what the end of the allocation asks for."""
+        s = self._s
+        if due is Due.ASK:
+            self._out.append(ev.AskTimeLeft())
+        elif due is Due.WARN:
+            left = f"less than {s.warn_before_end_s:g} s of the allocation are left"
+            self.warn(t.Warn(s.warning_signum or SIGUSR1, left))
+        elif due is Due.STOP:
+            left = f"less than {s.stop_before_end_s:g} s of the allocation are left"
+            self._ledger.out_of_time = True
+            return self.decide(t.Finish(signal_exit_code(_SIGTERM), left, _SIGTERM))
+        return None
+
+    # --- the end is decided ---------------------------------------------------------------------------------
+
+    def on_entered(self, event: Entered, now: float) -> Phase | None:
+        """Tell all agents, but not again where one was waited for and has come."""
+        if event.was is Phase.RETURNING:
+            return None
+        assert self.end is not None
+        if self._s.attributes and event.was in CYCLE:
+            self._out.append(cycle_over(self._job, self._ledger, event.was in FAILED, now))
+        self._leave_by = now + self._s.drain_timeout_s
+        self._stay_until = self._quorum.missed_at + self._s.return_grace_s if self._quorum.needed else now
+        self._roster.send_all(self.end)
+        return self._close_if_alone(now)
+
+    def on_joined(self, event: ev.Joined, now: float) -> Phase:
+        """A late agent learns that the job is over."""
+        assert self.end is not None
+        node = event.message.node
+        self._roster.lost_at.pop(node.node_id, None)
+        self._members.put(node, event.message.port, Use.READY)
+        if self._quorum.needed:
+            self._out.append(ev.SendTo(node.node_id, t.Lead(self._job.term)))
+        self._out.append(ev.SendTo(node.node_id, self.end))
+        return Phase.FINISHED
+
+    def on_lost(self, event: ev.Lost, now: float) -> Phase | None:
+        """An agent has left."""
+        if self._members.remove(event.node_id) is None:
+            return None
+        self._leave_if_all_know(now)
+        return self._close_if_alone(now)
+
+    def on_dead(self, event: ev.ProvenDead, now: float) -> None:
+        """One node fewer that may come and ask."""
+        if self._quorum.is_proof(event.peer):
+            self._quorum.died(event.peer.key, self._members.keys_of_nodes)
+            self._leave_if_all_know(now)
+
+    def on_ended(self, event: ev.FromAgent[t.Ended], now: float) -> None:
+        """One more knows the end."""
+        self._ended.add(event.node_id)
+        self._leave_if_all_know(now)
+
+    def _leave_if_all_know(self, now: float) -> None:
+        members = self._members
+        if now < self._stay_until and self._quorum.missing(members.keys_of_nodes):
+            return
+        if len(self._ended) >= len(members) and all(node_id in self._ended for node_id in members):
+            self._stay_until = 0.0
+            self._roster.send_all(t.Leave())
+
+    def deadline(self, state: Enum) -> float | None:
+        """How long agents may take to leave, or to return; the end of the allocation does not matter any more."""
+        if state is Phase.FINISHED:
+            return min(self._leave_by, self._stay_until or self._leave_by)
+        return self._return_by if state is Phase.RETURNING else None
+
+    def on_tick(self, event: Tick, now: float) -> Phase | None:
+        """Agents that have not left, or not returned, are not waited for any longer."""
+        if len(self._members) and now < self._leave_by:
+            self._stay_until = 0.0
+            self._leave_if_all_know(now)
+            return None
+        if len(self._members):
+            left = ", ".join(node.host for node in self._members.in_order()[:_NAMES_SHOWN])
+            self._out.append(Say(f"not waiting any longer for {left} to leave"))
+        return self._close(now)
+
+    def _close_if_alone(self, now: float) -> Phase | None:
+        """An agent that was cut off a moment ago may come back, and should hear the end."""
+        if len(self._members):
+            return None
+        lost_at = self._roster.lost_at
+        self._return_by = max(lost_at.values(), default=now) + self._s.return_grace_s
+        return Phase.RETURNING if lost_at and now < self._return_by else self._close(now)
+
+    def _close(self, now: float) -> Phase:
+        end, ledger = self.end, self._ledger
+        assert end is not None
+        cause = None if end.code == ExitCode.OK else first_cause(ledger.faults)
+        report = ledger.build(self._budget.history, self._job.cycle, now)
+        self._out.append(ev.Done(end.code, end.reason, cause, report))
+        return Phase.CLOSED
+
+
+def cycle_over(job: Job, ledger: Ledger, failed: bool, now: float) -> ev.CycleOver:
+    """For attribution: the last cycle is over."""
+    cause = (first_cause(ledger.faults) or ledger.cause) if failed else None
+    return ev.CycleOver(job.cycle, now - job.started_at, cause)

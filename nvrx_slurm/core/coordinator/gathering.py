@@ -1,0 +1,327 @@
+"""The coordinator waits for enough nodes and plans the next cycle: which nodes are active, and which are spares.
+
+With `--ft-segment N` group ranks are given in segments: N of them in a row, all to nodes of one (NVLink) domain.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from nvrx_slurm import types as t
+from nvrx_slurm.core.coordinator import events as ev
+from nvrx_slurm.core.coordinator.ending import Ending, cycle_over
+from nvrx_slurm.core.coordinator.roster import Assignment, Roster, infra_order, is_possible
+from nvrx_slurm.core.coordinator.states import (
+    FAILED,
+    Arrived,
+    Cleared,
+    CoordinatorSettings,
+    Left,
+    Phase,
+    Ready,
+    Review,
+    Timer,
+)
+from nvrx_slurm.core.machine import Entered, Outbox, Say, earliest, rows
+from nvrx_slurm.errors import ExitCode
+
+_MINE = (Phase.JOINING, Phase.LAST_CALL, Phase.PAUSED)
+_OPEN = (Phase.JOINING, Phase.LAST_CALL)
+_PLANNED = (Phase.LAST_CALL, Phase.RUNNING, Phase.TAKEOVER)
+
+
+class Gathering:
+    """Owns the states from the first agent, or from the end of a failed cycle, to the next plan."""
+
+    states = _MINE
+    table = rows(
+        (Phase.JOINING, Entered, "on_entered", (Phase.PAUSED, *_PLANNED), "plan at once, or wait for nodes"),
+        (Phase.JOINING, Review, "on_review", _PLANNED, "enough nodes may be ready now"),
+        (Phase.JOINING, Timer, "on_timer", (Phase.FINISHED,), "say who is missing; the join timeout"),
+        (Phase.LAST_CALL, Review, "on_review", (Phase.JOINING, *_PLANNED), "all may be here, or too few"),
+        (Phase.LAST_CALL, Timer, "on_last_call_over", (Phase.JOINING, *_PLANNED), "start without the rest"),
+        (_OPEN, Arrived, "on_arrived", (Phase.TAKEOVER,), "it may run a cycle"),
+        (_OPEN, (Ready, Cleared, Left), "on_change", (), "one more or fewer"),
+        (Phase.PAUSED, Arrived, "on_arrived_in_pause", (), "no cycle starts yet"),
+        (Phase.PAUSED, (Ready, Cleared, Left), "ignore", (), "no cycle starts yet"),
+        (Phase.PAUSED, Timer, "on_pause_over", (Phase.JOINING,), "the pause is over"),
+        (_MINE, (t.Failed, t.Succeeded), "ignore", (), "of a cycle that is over"),
+    )
+
+    def __init__(self, s: CoordinatorSettings, out: Outbox, roster: Roster, ending: Ending) -> None:
+        self._s, self._out, self._roster, self._ending = s, out, roster, ending
+        self._members, self._quorum = roster.members, roster.quorum
+        self._job, self._ledger, self._budget = roster.job, roster.ledger, roster.budget
+        self._join_by = 0.0
+        self._announce_at: float | None = None
+        self._last_call_until: float | None = None  # in the last call
+        self._fenced_until: float | None = None  # enough nodes are ready, but ranks may still run elsewhere
+
+    def begin(self, now: float) -> Phase | None:
+        """The job begins, the workers of a failed cycle are gone, or a takeover has come to nothing."""
+        if not self._job.fresh or not self._join_by:
+            self._join_by = now + self._s.join_timeout_s
+        to = self._plan_if_possible(now)
+        return self._wait(now) if to in (None, Phase.JOINING) else to
+
+    def on_entered(self, event: Entered, now: float) -> Phase | None:
+        """Not where a last call has come to nothing."""
+        if event.was is Phase.LAST_CALL:
+            return None
+        if self._s.attributes and event.was in FAILED:
+            self._out.append(cycle_over(self._job, self._ledger, True, now))
+        self._last_call_until = None
+        return Phase.PAUSED if now < self._job.pause_until else self.begin(now)
+
+    # --- nodes come and go ----------------------------------------------------------------------------------
+
+    def on_arrived(self, event: Arrived, now: float) -> Phase | None:
+        """It may complete the nodes that are needed, or begin a takeover."""
+        job, message = self._job, event.message
+        mine = job.fresh and job.inherited.claim(message)
+        if job.inherited.running:
+            return self._go(Phase.TAKEOVER)
+        if mine and not message.busy:
+            self._ledger.add(message.faults, job.cycle, now)
+        elif not mine:
+            self._roster.stop_old_workers(message, now)
+        self._out.posted.append(Review())
+        return None
+
+    def on_arrived_in_pause(self, event: Arrived, now: float) -> None:
+        """What it runs is of no use."""
+        self._roster.stop_old_workers(event.message, now)
+
+    def on_change(self, event: Left | Ready | Cleared, now: float) -> None:
+        """One fewer; or a node has passed its preflight, or has stopped workers of an older cycle; or a plan may have
+        waited for ranks elsewhere."""
+        self._out.posted.append(Review())
+
+    def on_review(self, event: Review, now: float) -> Phase | None:
+        """Plan if that is possible now."""
+        return self._plan_if_possible(now)
+
+    # --- waiting --------------------------------------------------------------------------------------------
+
+    def timer_at(self, state: Phase) -> float | None:
+        """The end of the join timeout and the announcement, of the last call, or of the pause."""
+        if state is Phase.PAUSED:
+            return self._job.pause_until
+        if state is Phase.LAST_CALL:
+            return self._last_call_until
+        return earliest(self._join_by, self._announce_at, self._fenced_until)
+
+    def on_pause_over(self, event: Timer, now: float) -> Phase:
+        """Nodes may have come meanwhile."""
+        return Phase.JOINING
+
+    def on_last_call_over(self, event: Timer, now: float) -> Phase:
+        """Start without the rest."""
+        return self._start(now)
+
+    def on_timer(self, event: Timer, now: float) -> Phase | None:
+        """Say which nodes are missing, or give up."""
+        if self._fenced_until is not None and now >= self._fenced_until:
+            self._fenced_until = None
+            self._out.posted.append(Review())
+            return None
+        if now < self._join_by:
+            self._announce(now)
+            return None
+        waited = f"{self._s.join_timeout_s:g} s (join timeout) are over"
+        return self._ending.decide(t.Finish(ExitCode.TOO_FEW_NODES, f"{waited}; {self._missing()}"))
+
+    def _wait(self, now: float) -> Phase:
+        """Too few nodes are ready. Those that are being checked are ready within milliseconds, as a rule."""
+        self._announce_at = now + self._s.announce_s
+        if 0 < len(self._members) < self._s.min_nodes:
+            self._announce(now)
+        return self._go(Phase.JOINING)
+
+    def _announce(self, now: float) -> None:
+        self._announce_at = None
+        more = self._s.min_nodes - self._members.ready
+        awaited = f"{more} more" if more > 0 else "the rest of a segment"
+        self._out.append(Say(f"{self._missing()}; waiting up to {self._join_by - now:.0f} s for {awaited}"))
+
+    def _missing(self) -> str:
+        s, members = self._s, self._members
+        if s.segment and members.ready >= s.min_nodes:
+            return members.missing_segments(s.min_nodes, s.segment)
+        return members.missing(s.expected, s.min_nodes)
+
+    def _go(self, to: Phase) -> Phase:
+        self._last_call_until = None
+        return to
+
+    # --- planning -------------------------------------------------------------------------------------------
+
+    def _plan_if_possible(self, now: float) -> Phase | None:
+        """Plan a restart with enough nodes at once; the first cycle when all nodes are here, or after a last call.
+
+        A restart that would move a segment elsewhere first waits a moment for nodes that are still being checked.
+        """
+        job, s, members = self._job, self._s, self._members
+        enough = members.ready >= s.min_nodes
+        if not enough or (s.segment and not is_possible(members.ready_nodes(), s.min_nodes, s.segment)):
+            return None if self._last_call_until is None else self._wait(now)
+        if (
+            (not job.fresh and not self._may_improve())
+            or members.ready >= self._roster.nodes_left
+            or self._are_all_here()
+        ):
+            return self._start(now)
+        if self._last_call_until is not None:
+            return None
+        self._last_call_until = min(now + s.last_call_s, self._join_by)
+        if job.fresh and self._quorum.needed and job.inherited.last_cycle >= 0:
+            # A member registers before its lease is over.
+            self._last_call_until = min(self._last_call_until, max(now, self._quorum.fenced_until()))
+        return Phase.LAST_CALL
+
+    def _start(self, now: float) -> Phase:
+        """A cycle of an older term that did not go on has failed, and costs a restart like any other."""
+        job = self._job
+        if job.fresh and job.inherited.last_cycle >= 0:
+            return self._go(Phase.TAKEOVER)
+        if self._quorum.electors and self._is_fenced(now):
+            return self._go(Phase.JOINING)
+        placement = self._placement()
+        if job.fresh and self._s.tracks_progress:
+            self._out.append(ev.ReadProgress(-1))
+        job.cycle = max(job.cycle, job.inherited.last_cycle) + 1
+        job.fresh, self._ledger.faults = False, {}
+        self._send_plans(placement, now)
+        return self._go(Phase.RUNNING)
+
+    def _placement(self) -> Placement:
+        """Of the ready nodes, which are enough."""
+        s, ready = self._s, self._members.ready_nodes()
+        min_healthy = s.policy is t.RestartPolicy.MIN_HEALTHY
+        most = min(len(ready), s.max_active or len(ready)) if min_healthy else s.min_nodes
+        placement = place(ready, self._job.assignment.places, max(most, s.min_nodes), s.segment)
+        assert placement is not None
+        return placement
+
+    def _may_improve(self) -> bool:
+        """Whether an active node would lose its place, while nodes that may keep its segment whole are not ready."""
+        if not self._s.segment or self._members.ready == len(self._members):
+            return False
+        return not set(self._job.assignment.places.values()).isdisjoint(self._placement().spares)
+
+    def _are_all_here(self) -> bool:
+        """After a takeover: whether every node is ready or proven dead, so that no last call is needed."""
+        quorum, members = self._quorum, self._members
+        known = quorum.needed and self._job.inherited.last_cycle >= 0
+        return known and members.ready == len(members) and not quorum.missing(members.keys_of_nodes)
+
+    def _is_fenced(self, now: float) -> bool:
+        """Whether ranks of an older cycle may run on a node that is not a member, or this may be no quorum."""
+        until = self._quorum.fenced_until()
+        if self._quorum.resign_at is None and now >= until:
+            self._fenced_until = None
+            return False
+        if self._fenced_until is None and now < until:
+            why = "ranks may still run on a node that is out of reach"
+            self._out.append(Say(f"waiting up to {until - now:.1f} s: {why}"))
+        self._fenced_until = until if now < until else None
+        return True
+
+    def _send_plans(self, placement: Placement, now: float) -> None:
+        job, s, members = self._job, self._s, self._members
+        before = set(job.assignment.places.values())
+        active = [members[node_id] for node_id in placement.active]
+        promoted = [member.node.host for member in active if before and member.node.node_id not in before]
+        took = self._ledger.cycle_began(promoted, now)
+        history = self._ledger.complete(self._budget.history)
+        nodes = [(member.node, member.port) for member in active]
+        self._roster.share(Assignment.plan(nodes, job.term, job.cycle, history, s.max_restarts))
+        self._out.append(Say(f"cycle {job.cycle}: {placement.why}{took}"))
+        self._roster.send_plans(placement.active, placement.spares)
+
+
+# --- which nodes are active: the one place that assigns group ranks --------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """`active[g]` is the node_id with group rank g; `spares` in infra order; `why` is one sentence."""
+
+    active: tuple[str, ...]
+    spares: tuple[str, ...]
+    why: str
+
+
+def place(
+    ready: Sequence[t.Node], previous: Mapping[int, str], min_nodes: int, segment: int | None = None
+) -> Placement | None:
+    """Pick `min_nodes` (>= 1, a multiple of `segment`) active nodes among `ready`, or None when that is impossible.
+
+    `previous` maps group rank -> node_id of the last plan. Nodes that were active stay active **with the same group
+    rank** (their ranks, data shards and local checkpoints keep their meaning); vacated group ranks go to the
+    spares that come first in infra order. With `segment`, see `_fill_segments`.
+    """
+    if not is_possible(ready, min_nodes, segment):
+        return None
+    ordered = sorted(ready, key=infra_order)
+    kept, promoted = (
+        _fill_segments(ordered, previous, min_nodes, segment) if segment else _fill(ordered, previous, min_nodes)
+    )
+    active = tuple(kept[g] if g in kept else promoted[g].node_id for g in range(min_nodes))
+    taken = set(active)
+    spares = tuple(node.node_id for node in ordered if node.node_id not in taken)
+    return Placement(active, spares, _why(previous, kept, promoted, len(spares)))
+
+
+def _fill(
+    ordered: Sequence[t.Node], previous: Mapping[int, str], min_nodes: int
+) -> tuple[dict[int, str], dict[int, t.Node]]:
+    """The group ranks that stay where they are, and those that change hands."""
+    alive = {node.node_id for node in ordered}
+    kept = {g: node_id for g, node_id in previous.items() if g < min_nodes and node_id in alive}
+    taken = set(kept.values())
+    waiting = iter([node for node in ordered if node.node_id not in taken])
+    return kept, {g: next(waiting) for g in range(min_nodes) if g not in kept}
+
+
+def _fill_segments(
+    ordered: Sequence[t.Node], previous: Mapping[int, str], min_nodes: int, segment: int
+) -> tuple[dict[int, str], dict[int, t.Node]]:
+    """As `_fill`, in whole segments, of which there are enough.
+
+    A segment stays in its domain as long as that has nodes for it; where it has too few, the segments with most
+    survivors stay. Gaps go to spares of the domain, then to survivors of its segments that could not stay. Other
+    segments go to the domains with nodes left, in the order of each domain's first node.
+    """
+    domains: dict[str, list[t.Node]] = {}
+    for node in ordered:
+        domains.setdefault(node.domain, []).append(node)
+    domain_of = {node.node_id: node.domain for node in ordered}
+    alive = {g: node_id for g, node_id in previous.items() if g < min_nodes and node_id in domain_of}
+    survivors = Counter((g // segment, domain_of[node_id]) for g, node_id in alive.items())
+    room = {domain: len(nodes) // segment for domain, nodes in domains.items()}
+    homes: dict[int, str] = {}  # segment -> domain
+    for (index, domain), _ in sorted(survivors.items(), key=lambda item: (-item[1], item[0])):
+        if room[domain] and index not in homes:
+            homes[index] = domain
+            room[domain] -= 1
+    free = (domain for domain, segments in room.items() for _ in range(segments))
+    homes |= {index: next(free) for index in range(min_nodes // segment) if index not in homes}
+    kept = {g: node_id for g, node_id in alive.items() if homes[g // segment] == domain_of[node_id]}
+    taken, was_active = set(kept.values()), set(alive.values())
+    lines = {
+        domain: iter(sorted((n for n in nodes if n.node_id not in taken), key=lambda n: n.node_id in was_active))
+        for domain, nodes in domains.items()
+    }
+    return kept, {g: next(lines[homes[g // segment]]) for g in range(min_nodes) if g not in kept}
+
+
+def _why(previous: Mapping[int, str], kept: Mapping[int, str], promoted: Mapping[int, t.Node], spares: int) -> str:
+    active = len(kept) + len(promoted)
+    if not previous:
+        return f"{active} active and {spares} spare nodes in infra-rank order"
+    new = [f"{node.host} as group rank {g}" for g, node in promoted.items()]
+    moved = "; new: " + ", ".join(new[:4]) + (", ..." if len(new) > 4 else "") if new else ""
+    return f"{len(kept)} of {active} active nodes keep their group rank{moved}"

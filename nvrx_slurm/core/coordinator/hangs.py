@@ -1,0 +1,88 @@
+"""A rank of the running cycle hangs: look at all ranks, name the one that the others wait for, and stop the cycle.
+
+The hung rank's monitor waits for this, because its death would wake the ranks that wait for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from nvrx_slurm import types as t
+from nvrx_slurm.core.coordinator import events as ev
+from nvrx_slurm.core.coordinator.roster import Roster
+from nvrx_slurm.core.coordinator.states import CoordinatorSettings, Phase, Timer
+from nvrx_slurm.core.machine import Outbox, Say, rows
+
+_ON_THE_WAY_S = 0.2  # for the answers of nodes that took all the time they have
+
+
+@dataclass
+class Search:
+    """What is known since the first hang of a cycle. `by`: monotonic seconds."""
+
+    first: t.RankFault
+    pending: set[str]  # node_ids that have yet to answer
+    by: float
+    seen: list[t.RankEvidence] = field(default_factory=list)
+
+
+class HangSearch:
+    """Handles what agents report about hangs."""
+
+    table = rows(
+        (Phase.RUNNING, t.Hung, "on_hung", (), "look at all ranks before any is stopped"),
+        (Phase.RUNNING, t.Evidence, "on_evidence", (Phase.STOPPING,), "when all nodes have answered"),
+        (Phase.RUNNING, Timer, "on_timer", (Phase.STOPPING,), "the answers about a hang take too long"),
+    )
+
+    def __init__(self, s: CoordinatorSettings, out: Outbox, roster: Roster) -> None:
+        self._s, self._out = s, out
+        self._job, self._ledger, self._members = roster.job, roster.ledger, roster.members
+        self.search: Search | None = None
+
+    def on_hung(self, event: ev.FromAgent[t.Hung], now: float) -> None:
+        """The first one starts the search; later ones of the cycle are looked at with all others."""
+        job, message = self._job, event.message
+        any_failed = self._s.policy is t.RestartPolicy.ANY_FAILED
+        if self.search is not None or message.cycle != job.cycle or not any_failed:
+            return
+        nodes = self._members.not_ready(job.assignment.places.values())
+        self.search = Search(message.fault, set(nodes), now + self._s.hang_collect_s + _ON_THE_WAY_S)
+        self._out += [ev.SendTo(node_id, t.Collect(job.term, job.cycle)) for node_id in sorted(nodes)]
+
+    def on_evidence(self, event: ev.FromAgent[t.Evidence], now: float) -> Phase | None:
+        """One node has looked at its ranks."""
+        search = self.search
+        if search is None or event.message.cycle != self._job.cycle or event.node_id not in search.pending:
+            return None
+        search.pending.discard(event.node_id)
+        search.seen += event.message.ranks_seen
+        return None if search.pending else self._end(search, now)
+
+    def on_timer(self, event: Timer, now: float) -> Phase:
+        """Some nodes have not answered in time."""
+        assert self.search is not None
+        return self._end(self.search, now)
+
+    def _end(self, search: Search, now: float) -> Phase:
+        """Compare what has been seen, and fail the cycle. A node that has not answered is a candidate, too."""
+        from nvrx_slurm.core.attribution.hang import compare, stack  # not at the start: its patterns take 3 ms
+
+        job = self._job
+        for _, slot in sorted(job.assignment.slots.items()):
+            if slot.node_id in search.pending and slot.node_id in self._members:
+                node = self._members[slot.node_id].node
+                search.seen.append(t.RankEvidence(slot.ranks[0], node.infra_rank, node.host, local_rank=0))
+        verdict = compare(search.seen)
+        self._out.append(ev.HangFound(job.cycle, verdict.why, verdict.culprits, tuple(search.seen)))
+        cause, first = verdict.fault, search.first
+        if cause is None:
+            self._out.append(Say(f"hang: {verdict.why}"))
+            stacks = (stack(rank) for rank in search.seen if rank.rank == first.rank)
+            cause = replace(first, traceback=next(stacks, ""))
+        else:
+            whose = "" if cause.rank == first.rank else f"rank {first.rank} was the first to be seen: "
+            cause = replace(cause, message=f"{cause.message} ({whose}{first.message})")
+        self._ledger.add((cause,), job.cycle, now)
+        self._ledger.cause = cause
+        return Phase.STOPPING

@@ -1,0 +1,216 @@
+"""What happened in the job: every fault and restart, bounded, for the last lines and for result.json; and whether the
+answer of an attribution service still holds when it comes: it may be minutes late."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from nvrx_slurm.core.attribution.verdict import headline
+from nvrx_slurm.types import FaultKind, FaultRecord, History, JobReport, RankFault, RestartRecord
+
+Entry = TypeVar("Entry", FaultRecord, RestartRecord)
+LISTED = 1000  # faults and restarts that are listed one by one
+_MESSAGE_CHARS = 400
+_MAX_FAULTS = 10_000  # of one cycle that are kept in full
+_DETAILS = re.compile(r"0x[0-9a-f]+|[0-9]+", re.IGNORECASE)
+_TOLD_RESTARTS, _TOLD_HOSTS = 8, 64  # that a plan carries to the next coordinator
+
+
+@dataclass
+class Advice:
+    """The row of equal failures that the job has just behind it.
+
+    An answer about one of them holds until a cycle has got past the point of that failure, or has failed otherwise.
+    """
+
+    first: int = -1  # cycle with which the row began; -1 = none has failed
+    last: int = -1
+    lasted_s: float = 0.0  # the longest of them
+    alike: tuple[FaultKind, int, str] | None = None
+
+    def failed(self, cycle: int, cause: RankFault, lasted_s: float) -> None:
+        """A cycle has failed after `lasted_s` seconds."""
+        alike = (cause.kind, cause.exit_code, _DETAILS.sub("#", cause.message[:_MESSAGE_CHARS]))
+        if alike != self.alike:
+            self.first, self.lasted_s, self.alike = cycle, 0.0, alike
+        self.last, self.lasted_s = cycle, max(self.lasted_s, lasted_s)
+
+    def why_void(self, cycle: int, running_s: float | None) -> str:
+        """Why an answer about `cycle` does not hold; "" if it does. `running_s`: of the cycle that runs, or None."""
+        if not 0 <= self.first <= cycle <= self.last:
+            return "the job has failed otherwise since then" if 0 <= cycle < self.first else "that cycle has not failed"
+        if running_s is not None and running_s > self.lasted_s:
+            return "the job has got further since then"
+        return ""
+
+
+class Ledger:
+    """Collects while the job runs. Times are monotonic seconds; the report has seconds since the job began.
+
+    `now`: when this coordinator began, `began_s` in Unix seconds. What earlier ones went through comes by `inherit`.
+    """
+
+    def __init__(self, now: float, began_s: float = 0.0) -> None:
+        self.started_at = now
+        self.faults: dict[RankFault, None] = {}  # of the last cycle, in order of arrival, each once
+        self.cause: RankFault | None = None  # why the last cycle failed
+        self.advice = Advice()
+        self._began_s = began_s
+        self._past = History()
+        self._faults: list[FaultRecord] = []
+        self._not_listed = 0
+        self._last: dict[RankFault, FaultRecord] = {}  # of the cycle of the latest fault, each once
+        self._last_cycle = -1
+        self._restarts: list[RestartRecord] = []
+        self._open: RestartRecord | None = None  # the restart that is under way
+        self._down_s = 0.0
+        self.out_of_time = False  # the job is stopped before the time limit
+        self._lost: dict[str, None] = {}
+        self._promoted: list[str] = []
+
+    def inherit(self, history: History) -> None:
+        """What an agent knows of earlier terms, where it is more than others know."""
+        mine = self._past
+        if (len(history.restarts), history.down_s, history.began_s) > (len(mine.restarts), mine.down_s, mine.began_s):
+            self._past = history
+
+    def complete(self, history: History) -> History:
+        """`history` with what this report tells to the next coordinator."""
+        past = self._past
+        return replace(
+            history,
+            began_s=past.began_s or self._began_s,
+            down_s=past.down_s + self._down_s,
+            restarts=self.restarts[-_TOLD_RESTARTS:],
+            lost=tuple(dict.fromkeys((*past.lost, *self._lost)))[:_TOLD_HOSTS],
+            promoted=(*past.promoted, *self._promoted)[:_TOLD_HOSTS],
+        )
+
+    def _at_s(self, at: float) -> float:
+        """Seconds from the job's beginning to `at`."""
+        before_s = self._began_s - self._past.began_s if self._past.began_s else 0.0
+        return at - self.started_at + max(0.0, before_s)
+
+    @property
+    def restarts(self) -> tuple[RestartRecord, ...]:
+        """Those that are over: all of this term, and the last ones of earlier terms."""
+        return (*self._past.restarts, *self._in_job_time(self._restarts))
+
+    def _in_job_time(self, entries: Iterable[Entry]) -> Iterator[Entry]:
+        return (replace(one, at_s=self._at_s(one.at_s)) for one in entries)
+
+    def add(self, faults: Iterable[RankFault], cycle: int, now: float) -> bool:
+        """Note faults of the last cycle; whether one is new. A fault, and the hang of a rank, counts once."""
+        known = len(self.faults)
+        for fault in faults:
+            if fault not in self.faults and not self._is_known_hang(fault) and len(self.faults) < _MAX_FAULTS:
+                self.faults[fault] = None
+                self.add_fault(fault, cycle, now)
+        return len(self.faults) > known
+
+    def _is_known_hang(self, fault: RankFault) -> bool:
+        """Whether the fault tells of the rank that the others wait for, which is known already."""
+        first = next(iter(self.faults), fault)
+        same = (first.kind, first.rank) == (FaultKind.HANG, fault.rank)
+        return first is not fault and fault.kind is FaultKind.HANG and same
+
+    def add_fault(self, fault: RankFault, cycle: int, now: float) -> None:
+        """A fault has become known."""
+        if cycle != self._last_cycle:
+            self._last, self._last_cycle = {}, cycle
+        if fault in self._last:
+            return
+        record = FaultRecord(
+            at_s=now,
+            cycle=cycle,
+            kind=fault.kind,
+            host=fault.host,
+            infra_rank=fault.infra_rank,
+            rank=fault.rank,
+            local_rank=fault.local_rank,
+            exit_code=fault.exit_code,
+            message=headline(fault)[:_MESSAGE_CHARS],
+            rule=fault.finding.rule if fault.finding is not None else "",
+        )
+        if len(self._faults) < LISTED:
+            self._faults.append(record)
+        else:
+            self._not_listed += 1
+        if len(self._last) < LISTED:
+            self._last[fault] = record
+        if fault.kind is FaultKind.NODE_LOST and fault.host and len(self._lost) < LISTED:
+            self._lost[fault.host] = None
+
+    def failed(self, cycle: int, lasted_s: float, restarts: bool, now: float) -> None:
+        """A cycle has failed for `cause`."""
+        assert self.cause is not None
+        self.advice.failed(cycle, self.cause, lasted_s)
+        if restarts:
+            self.cycle_failed(cycle, self.cause, now)
+
+    def cycle_failed(self, cycle: int, cause: RankFault, now: float) -> None:
+        """A restart begins."""
+        first = self._last.get(cause) if cycle == self._last_cycle else None
+        self._open = RestartRecord(
+            cycle, first.at_s if first is not None else now, 0.0, headline(cause)[:_MESSAGE_CHARS]
+        )
+
+    def cause_known(self, cause: RankFault) -> None:
+        """All faults of the cycle are here: this one caused the restart that is under way."""
+        self.cause = cause
+        if self._open is not None:
+            print_ = cause.finding.fingerprint if cause.finding is not None else ""
+            told = headline(cause)[:_MESSAGE_CHARS]
+            self._open = replace(self._open, cause=told, rank=cause.rank, fingerprint=print_)
+
+    def cycle_began(self, promoted: list[str], now: float) -> str:
+        """A plan is sent: the restart, if one was under way, is over. `promoted`: hosts with a new group rank.
+
+        Returns how long the restart took, as the end of a sentence.
+        """
+        self._promoted = (self._promoted + promoted)[:_TOLD_HOSTS]
+        down_s = self._close(now)
+        return "" if down_s is None else f"; {in_words(down_s)} after the fault"
+
+    def _close(self, now: float) -> float | None:
+        done, self._open = self._open, None
+        if done is None:
+            return None
+        down_s = now - done.at_s
+        self._down_s += down_s
+        if len(self._restarts) < LISTED:
+            self._restarts.append(replace(done, down_s=down_s))
+        return down_s
+
+    def build(self, history: History, cycle: int, now: float) -> JobReport:
+        """The report, at the end of the job, whose last cycle was `cycle`."""
+        self._close(now)
+        history = self.complete(history)
+        return JobReport(
+            duration_s=self._at_s(now),
+            cycles=cycle + 1,
+            restarts_used=history.restarts_used,
+            restarts=self.restarts,
+            faults=tuple(self._in_job_time(self._faults)),
+            faults_not_listed=self._not_listed,
+            last_faults=tuple(self._in_job_time(self._last.values())),
+            lost_nodes=history.lost,
+            excluded_nodes=tuple(dict.fromkeys(key.partition("@")[2] for key in history.excluded)),
+            spares_used=history.promoted,
+            down_s=history.down_s,
+            out_of_time=self.out_of_time,
+        )
+
+
+def in_words(seconds: float) -> str:
+    """`seconds` (>= 0) as "0.05 s", "3.1 s", "12 min 3 s" or "3 h 12 min"."""
+    if seconds < 59.95:
+        return f"{seconds:.2f} s" if seconds < 0.095 else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if minutes else f"{hours} h"

@@ -1,0 +1,157 @@
+"""Restart or give up, and after what pause: decisions with the sentence about each."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from nvrx_slurm.core.attribution.verdict import frames, headline
+from nvrx_slurm.errors import ExitCode
+from nvrx_slurm.types import FaultKind, History, KindCount, Node, RankFault
+
+_PORT_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
+_PORT_START_S = 120.0  # a port that another program took, and a script that cannot start, are noticed within this time
+_MAX_PORT_RETRIES = 3  # per job; a script that binds a port of its own twice must not restart for ever
+_NOT_COMPILED = re.compile(
+    r"(?:SyntaxError|IndentationError|TabError): (?!.*null byte)"
+)  # of a file that is half written
+
+
+@dataclass(frozen=True, slots=True)
+class RestartLimits:
+    """What bounds the restarts of a job besides their sum (--max-restarts). All times in seconds."""
+
+    by_kind: tuple[KindCount, ...] = ()  # kinds that are not named share the sum only
+    max_no_progress_cycles: int = 0  # give up after so many cycles in a row; 0 = never
+    min_progress_iterations: int = 1  # what counts as progress, >= 1
+    no_restart_code: int = int(ExitCode.NO_RESTART)
+    stops_on_repeats: bool = False  # end the job where the user's code fails in the same way again and again
+    crash_loop_s: float = 5.0  # a cycle that fails sooner than this has died at its start
+    crash_loop_pause_s: float = 1.0  # before the third cycle that would; doubles from there; 0 = no pause
+    longest_pause_s: float = 60.0
+
+    @property
+    def hopeless_code(self) -> int:
+        """How a job ends that would fail again for certain."""
+        return self.no_restart_code if self.stops_on_repeats else int(ExitCode.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """`restart` after `pause_s` seconds, or end the job with `code`; `why` is one sentence either way."""
+
+    restart: bool
+    code: int
+    why: str
+    pause_s: float = 0.0
+
+
+class Budget:
+    """How many cycles the job may still have. `history` is what it has behind it, over all terms."""
+
+    def __init__(self, max_restarts: int, limits: RestartLimits) -> None:
+        self._max = max_restarts
+        self._limits = limits
+        self.history = History()
+        self._early_deaths = 0  # cycles in a row in which a rank died at its start
+        self._port_retries = 0
+
+    def inherit(self, history: History) -> bool:
+        """Take over what an agent knows of earlier terms, where it is more; whether that excludes further nodes."""
+        mine = self.history
+        excluded = tuple(dict.fromkeys((*mine.excluded, *history.excluded)))
+        further = history if history.restarts_used > mine.restarts_used else mine
+        self.history = replace(further, excluded=excluded)
+        return len(excluded) > len(mine.excluded)
+
+    def exclude(self, node: Node) -> None:
+        """Do not take this node again, however often its agent comes back."""
+        if not self.excludes(node):
+            self.history = replace(self.history, excluded=(*self.history.excluded, _key(node)))
+
+    def excludes(self, node: Node) -> bool:
+        """Whether this node is not to be taken."""
+        return _key(node) in self.history.excluded
+
+    def after(self, cause: RankFault, lasted_s: float, agent_port: int = 0) -> Decision:
+        """Whether the job may start another cycle after one that lasted `lasted_s`; if so, it is counted as used.
+        `agent_port`: where the agent of that node listens; 0 = it does not."""
+        used, what = self.history.restarts_used, headline(cause)
+        if lasted_s < _PORT_START_S and cannot_be_compiled(cause):  # later a file may be just written
+            why = f"{what}; no restart: Python would find the same error again"
+            return Decision(False, self._limits.hopeless_code, why)
+        if agent_port and lost_its_port(cause, lasted_s) and re.search(rf"\b{agent_port}\b", cause.message):
+            why = f"{what}; nvrx-run itself listens on port {agent_port} (--rdzv-endpoint, --master-port)"
+            return Decision(False, ExitCode.FAILED, f"{why}: use init_method env://, or another port in the script")
+        if self._port_retries < _MAX_PORT_RETRIES and lost_its_port(cause, lasted_s):
+            self._port_retries += 1
+            some = f"retry {self._port_retries} of {_MAX_PORT_RETRIES}, which uses no restart"
+            return Decision(True, ExitCode.OK, f"{what}; another program took MASTER_PORT: another port, {some}")
+        spent = {entry.kind: entry.count for entry in self.history.spent}
+        allowed = {entry.kind: entry.count for entry in self._limits.by_kind}
+        of_kind, left = spent.get(cause.kind, 0), ""
+        if used >= self._max:
+            left = f"all {self._max} restarts are used" if self._max else "no restart was allowed (--max-restarts=0)"
+        elif of_kind >= allowed.get(cause.kind, self._max):
+            left = f"no restart for {cause.kind.value} faults is left (--ft-max-restarts-by-fault)"
+        if left:
+            return Decision(False, ExitCode.FAILED, f"{what}; {left}")
+        spent[cause.kind] = of_kind + 1
+        by_kind = tuple(KindCount(kind, spent[kind]) for kind in FaultKind if kind in spent)
+        self.history = replace(self.history, restarts_used=used + 1, spent=by_kind)
+        pause_s = self._pause_s(cause, lasted_s)
+        pause = f" in {pause_s:g} s, because ranks die at their start again and again" if pause_s else ""
+        return Decision(True, ExitCode.OK, f"{what}; restart {used + 1} of {self._max}{pause}", pause_s)
+
+    def _pause_s(self, cause: RankFault, lasted_s: float) -> float:
+        """Ranks that die at their start again and again may need something outside (a file system, a licence): the
+        next cycle starts later. Any rank may be the first. After a node's fault the next cycle starts at once."""
+        if lasted_s >= self._limits.crash_loop_s:
+            self._early_deaths = 0
+        elif cause.rank >= 0:
+            self._early_deaths += 1
+        if self._early_deaths < 2 or cause.rank < 0:
+            return 0.0
+        longest_s, doublings = self._limits.longest_pause_s, min(self._early_deaths - 2, 30)
+        return min(self._limits.crash_loop_pause_s * float(1 << doublings), longest_s)
+
+    def begin_at(self, iteration: int | None) -> None:
+        """The checkpoint that the job begins with; None = none is known."""
+        if iteration is not None and self.history.iteration < 0:
+            self.history = replace(self.history, iteration=iteration)
+
+    def score(self, iteration: int | None) -> Decision | None:
+        """A cycle has ended with a checkpoint of `iteration` (None: unreadable, not scored); None = go on."""
+        if iteration is None:
+            return None
+        before = self.history.iteration
+        if before < 0 or iteration - before >= self._limits.min_progress_iterations:
+            self.history = replace(self.history, iteration=iteration, no_progress=0)
+            return None
+        cycles = self.history.no_progress + 1
+        self.history = replace(self.history, no_progress=cycles)
+        allowed = self._limits.max_no_progress_cycles
+        if not 0 < allowed <= cycles:
+            return None
+        why = (
+            f"no progress in {cycles} cycles: the last checkpoint is of iteration {iteration},"
+            f" {before + self._limits.min_progress_iterations} or more was expected"
+        )
+        return Decision(False, self._limits.no_restart_code, why)
+
+
+def lost_its_port(cause: RankFault, lasted_s: float) -> bool:
+    """Whether rank 0 could not listen on MASTER_PORT, which another program may take with SO_REUSEADDR."""
+    said = f"{cause.message}\n{cause.traceback}"
+    return cause.rank == 0 and lasted_s < _PORT_START_S and _PORT_TAKEN.search(said) is not None
+
+
+def cannot_be_compiled(cause: RankFault) -> bool:
+    """Whether the exception that ended the rank is a syntax error in a file of the user, not of a library."""
+    found = frames(cause.traceback)[:1] if _NOT_COMPILED.match(cause.message) else []
+    return cause.kind is FaultKind.EXIT and any(not library for _, library in found)
+
+
+def _key(node: Node) -> str:
+    """What an excluded node is known by in `History.excluded`, over all lives of its agent."""
+    return f"{node.infra_rank}@{node.host}"

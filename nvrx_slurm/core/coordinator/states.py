@@ -1,0 +1,142 @@
+"""The coordinator's states, its inner events, and what it is told once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from nvrx_slurm.core.coordinator.restarts import RestartLimits
+from nvrx_slurm.types import Node, Peer, RankFault, Register, RestartPolicy
+
+if TYPE_CHECKING:
+    from nvrx_slurm.core.coordinator.roster import Assignment
+    from nvrx_slurm.core.coordinator.takeover import Inherited
+
+SIGUSR1 = 10
+
+
+class Phase(Enum):
+    """States of the coordinator."""
+
+    ELECTING = "this node stands for coordinator; waiting for a majority of the nodes"
+    JOINING = "waiting for enough nodes"
+    LAST_CALL = "enough nodes are here; waiting a moment for the others"
+    TAKEOVER = "nodes run a cycle of an older term; waiting a moment for the rest of them"
+    PAUSED = "ranks die at their start again and again; waiting before the next cycle"
+    RUNNING = "a cycle is running"
+    LAST_RANKS = "enough nodes are done; waiting for the last ranks of nodes with a fault"
+    STOPPING = "waiting until the workers of a failed cycle are gone"
+    SCORING = "the workers are gone; waiting for the progress that their cycle made"
+    FINISHED = "the end is decided; waiting for the agents to leave"
+    RETURNING = "all agents have left; waiting a moment for one that was cut off"
+    CLOSED = "done"
+
+
+FAILED = (Phase.STOPPING, Phase.SCORING)  # a cycle has failed
+CYCLE = (Phase.RUNNING, Phase.LAST_RANKS, *FAILED)  # of which workers may be left
+OVER = (Phase.FINISHED, Phase.RETURNING, Phase.CLOSED)
+LIVE = tuple(phase for phase in Phase if phase not in (Phase.ELECTING, *OVER))
+
+
+# --- inner events: what one handler leaves to the next -------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """An agent has registered and is a member; nothing can be planned with it yet."""
+
+    message: Register
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """This member may be planned with, if it runs nothing."""
+
+    message: Register
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A member is gone and removed; `fault` says why."""
+
+    node: Node
+    fault: RankFault
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A member has become ready: no worker is left on its node, which has passed its preflight."""
+
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """Ranks that may have run elsewhere are gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Review:
+    """Something has changed: can the next cycle be planned, or is the one that runs done?"""
+
+
+@dataclass(frozen=True, slots=True)
+class Timer:
+    """The deadline of the state itself has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorSettings:
+    """What the coordinator is told once. All times in seconds."""
+
+    term: int = 1
+    min_nodes: int = 1  # any-failed: active nodes of every cycle; min-healthy: fewest good ones; >= 1
+    max_nodes: int = 1  # how many are expected at the start; waiting for more makes no sense
+    max_restarts: int = 0  # per job
+    policy: RestartPolicy = RestartPolicy.ANY_FAILED
+    limits: RestartLimits = RestartLimits()
+    max_active: int = 0  # min-healthy: most active nodes of a cycle, the others are spares; 0 = all are active
+    segment: int | None = None  # group ranks go in segments of so many nodes of one domain; None: domains do not matter
+    hang_collect_s: float = 0.0  # how long nodes may take to look at their ranks when one hangs; 0 = they do not
+    hang_exclude: bool = False  # the node of the rank that the others wait for leaves the job
+    attributes: bool = False  # there is an attribution service to tell of cycles
+    stops_on_advice: bool = False  # its STOP ends the job
+    tracks_progress: bool = False  # there is a checkpoint iteration file to read
+    has_preflight: bool = False  # agents check their nodes before every cycle, spares when they are told to stop
+    join_timeout_s: float = 300.0  # how long to wait for min_nodes
+    last_call_s: float = 1.0  # first cycle: how long to wait for the rest once min_nodes are here
+    announce_s: float = 3.0  # after how long to say which nodes are missing, where some are still being checked
+    stop_timeout_s: float = 60.0  # agents that still run workers this long after a stop are taken out of the job
+    drain_timeout_s: float = 60.0  # how long the end waits for agents to leave
+    return_grace_s: float = 3.0  # how long the end waits for a node whose stream has just broken to hear of it
+    time_limited: bool = False  # the allocation ends, and Slurm knows when
+    warn_before_end_s: float = 0.0  # how long before that ranks are warned; 0 = left to Slurm (--signal)
+    stop_before_end_s: float = 0.0  # how long before that the job is stopped; 0 = left to Slurm (time limit)
+    warning_signum: int = SIGUSR1
+    expected: tuple[str, ...] = ()  # host names by infra rank, to name the missing ones
+    peer: Peer | None = None  # where this coordinator listens; None where the job elects no coordinator
+    electors: int = 0  # nodes of the job, of which most must be members; 0 = no quorum is needed
+    known: tuple[Peer, ...] = ()  # where other nodes may listen, before the first plan
+    last_leader: str = ""  # key of the coordinator before this one
+    fence_s: float = 0.0  # how long ranks may run on nodes that did not register, from the election on
+    leader_fence_s: float = 0.0  # the same where only the last coordinator's node is missing
+    quorum_timeout_s: float = (
+        0.0  # how long this node stands without a quorum; then its voters end with 94; 0 = for ever
+    )
+    began_s: float = 0.0  # when this coordinator began (Unix seconds)
+    lease_s: float = 10.0  # how long ranks may run on a node whose stream broke
+    prove_s: float = 2.0  # without a quorum: how long to wait for a proof of death before resigning
+
+
+@dataclass
+class Job:
+    """Where the job is. Times are monotonic seconds."""
+
+    term: int
+    started_at: float  # when its cycle began
+    assignment: Assignment  # of the last plan
+    inherited: Inherited  # what agents tell of earlier terms
+    cycle: int = -1  # the last one that was planned, in any term; -1 = none
+    fresh: bool = True  # nothing has been planned, carried on or given up in this term
+    pause_until: float = 0.0  # no cycle starts before

@@ -1,0 +1,408 @@
+"""Which node an agent registers with: the coordinator, or the candidate of a term. Pure; see `core.machine`.
+
+    SEEKING -> FOLLOWING -> SEEKING ...        SEEKING -> STANDING -> LEADING -> SEEKING ...
+
+A registration is a vote. The agents of a job know the same successors in the same order, so they come to the same
+candidate for the same term. A candidate leads once its registered members are a quorum (`core.election.quorum`).
+An agent has one registration at a time. It takes no step back to the candidate of a lower term that it has left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from nvrx_slurm.core.machine import Machine, Say, Tick, rows
+from nvrx_slurm.types import Elsewhere, Peer
+
+
+class Place(Enum):
+    """States of an election on one node."""
+
+    SEEKING = "no coordinator: this node tries the candidates in turn"
+    FOLLOWING = "registered with another node, which leads"
+    STANDING = "this node is the candidate of a term: agents register here"
+    LEADING = "this node is the coordinator"
+
+
+class Ended(Enum):
+    """How an attempt to register, or a registration, ended."""
+
+    REFUSED = "the host answered that nothing listens there: the agent is dead"
+    SILENT = "no answer in time"
+    CLOSED = "the other end closed the stream, or it broke"
+
+
+# --- events (and `types.Elsewhere`) --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Look for the coordinator."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEnded:
+    """The attempt or the stream to the node that was last sought has ended."""
+
+    how: Ended
+
+
+@dataclass(frozen=True, slots=True)
+class Led:
+    """The node that was sought leads in `term`. `successors`: those of its last plan, () before the first one."""
+
+    term: int
+    leader: Peer
+    successors: tuple[Peer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Visited:
+    """Another agent wants to register here with a vote for `term`; it waits for the `Answer` to `visitor`."""
+
+    visitor: str
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """This node's address, as the other end of a stream sees it; the node itself did not know it."""
+
+    addr: str
+
+
+@dataclass(frozen=True, slots=True)
+class Elected:
+    """The coordinator of this node has a quorum."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resigned:
+    """The coordinator of this node has lost its quorum."""
+
+
+# --- commands -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Seek:
+    """Leave the present registration and register with `peer`; the vote is for `term`."""
+
+    peer: Peer
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """Start a coordinator for `term` on this node; its own agent registers there.
+
+    Other ranks of older terms may run for `fence_s` seconds from now, those of the last leader's node for
+    `leader_fence_s`.
+    """
+
+    term: int
+    fence_s: float
+    leader_fence_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Raise:
+    """The coordinator that stands here gets a later term."""
+
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """End the coordinator that stands or leads here."""
+
+
+@dataclass(frozen=True, slots=True)
+class LookAt:
+    """Ask `peer` where the coordinator is; the answer is an `Elsewhere`, or none."""
+
+    peer: Peer
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Take the registration of `visitor`, or with `elsewhere` send it away."""
+
+    visitor: str
+    elsewhere: Elsewhere | None
+
+
+@dataclass(frozen=True, slots=True)
+class ElectionSettings:
+    """What an election is told once. All times in seconds."""
+
+    lease_s: float = 10.0  # silence after which the coordinator gives a member up: keepalive interval + timeout
+    patience_s: float = 5.0  # before the first plan: how long to try one candidate again and again
+    first_pause_s: float = 0.02  # between two rounds through all candidates; doubles
+    last_pause_s: float = 1.0
+
+
+# After lost contact, in this order: at this share of the lease a member looks for another coordinator, ...
+MEMBER_SHARE = 0.6
+LEASE_SHARE = 0.9  # ... at this share its ranks are killed, ...
+FENCE_MARGIN_S = 0.5  # ... and so long after the whole lease, when they are gone, the coordinator may use its slot.
+_FIRST_LOOK_S, _LOOK_S = 0.1, 1.0
+_MAX_HINTS = 8
+
+
+class Election(Machine):
+    """The election's core on one node: `step(event, now)` -> commands; `deadline()` says when it wants a Tick.
+
+    `me`: this node. `candidates`: the nodes that may lead before the first plan, in order, with this node among them
+    if it is one. After that the successors of the last plan are the candidates.
+    """
+
+    commands = (Seek, Stand, Raise, Retire, LookAt, Answer)
+    table = rows(
+        (Place.SEEKING, Begin, "on_begin", (Place.STANDING,), "the first candidate, which may be this node"),
+        (Place.SEEKING, StreamEnded, "on_ended_seeking", (Place.STANDING,), "the next candidate"),
+        (Place.SEEKING, Elsewhere, "on_elsewhere", (Place.STANDING,), "follow the hint"),
+        (Place.SEEKING, Led, "on_led", (Place.FOLLOWING,), "the candidate leads"),
+        (Place.SEEKING, Tick, "on_tick_seeking", (Place.STANDING,), "the next candidate, or the next round"),
+        (Place.FOLLOWING, StreamEnded, "on_ended_following", (Place.SEEKING, Place.STANDING), "elect another one"),
+        (Place.FOLLOWING, Led, "on_led", (), "a plan with new successors"),
+        (Place.FOLLOWING, Elsewhere, "on_elsewhere", (Place.SEEKING, Place.STANDING), "it does not lead any more"),
+        (Place.STANDING, Elected, "on_elected", (Place.LEADING,), "a quorum has registered here"),
+        (Place.STANDING, Elsewhere, "on_elsewhere_standing", (Place.SEEKING,), "a later candidate, or a leader"),
+        ((Place.STANDING, Place.LEADING), Tick, "on_tick_standing", (), "ask the others"),
+        (Place.LEADING, Led, "on_led_here", (), "our own plan with new successors"),
+        (
+            Place.LEADING,
+            Elsewhere,
+            "on_elsewhere_leading",
+            (Place.SEEKING,),
+            "before the first plan: another one leads",
+        ),
+        (
+            (Place.STANDING, Place.LEADING),
+            Resigned,
+            "on_resigned",
+            (Place.SEEKING, Place.STANDING),
+            "too few members: seek again",
+        ),
+        (tuple(Place), Visited, "on_visited", (), "take its registration, or send it on"),
+        (tuple(Place), Located, "on_located", (), "others will find this node there"),
+        (Place.FOLLOWING, Tick, "ignore", (), "no timer runs"),
+        ((Place.STANDING, Place.LEADING), StreamEnded, "ignore", (), "of a node sought before"),
+    )
+
+    def __init__(self, me: Peer, candidates: tuple[Peer, ...], settings: ElectionSettings, now: float) -> None:
+        super().__init__(Place.SEEKING, now)
+        self.me = me
+        self.settings = settings
+        self.candidates = candidates
+        self.term = 0  # highest that this node has voted for, or followed
+        self.leader: Peer | None = None  # the last one
+        self._led_term = 0  # in which it led
+        self._candidates = candidates
+        self.fresh = True  # no leader has been followed yet
+        self._silent = False  # the last leader was lost by silence
+        self._doubt_until = 0.0  # until then hints to that leader are ignored: other nodes may still believe in it
+        self._target: Peer | None = None  # the node that is sought or followed
+        self._once_more = False  # the candidate of this term is tried again
+        self._hinted = False  # the target is a hint of another node, not the candidate of the term
+        self._failures = 0  # in a row
+        self._pauses = 0  # since the last leader was lost
+        self._hints = 0  # that were followed since then
+        self._first_try_until: float | None = None
+        self._next_at: float | None = None
+
+    def deadline(self) -> float | None:
+        """When the next Tick is due (monotonic seconds), or None."""
+        return self._next_at
+
+    @property
+    def others(self) -> tuple[Peer, ...]:
+        """The candidates and the last leader, without this node."""
+        last = () if self.leader is None else (self.leader,)
+        others = {peer.key: peer for peer in (*last, *self._candidates) if peer.key != self.me.key}
+        return tuple(others.values())
+
+    def on_located(self, event: Located, now: float) -> None:
+        """Only where the node does not know its address."""
+        if not self.me.addr:
+            self.me = replace(self.me, addr=event.addr)
+
+    def validate(self) -> None:
+        """What holds after each step."""
+        assert self.term >= self._led_term, "a term went down"
+        assert not self.out and not self.out.posted, "a command was left"
+        if self.state is Place.STANDING:
+            assert self._target is not None and self._target.key == self.me.key, "it stands for another node"
+        if self.state is Place.FOLLOWING:
+            assert self.leader is not None and not self._once_more, "it follows nobody"
+        if self.state is Place.LEADING:
+            assert self.leader is not None and self.leader.key == self.me.key, "it leads, but not for itself"
+
+    # --- candidates in turn ---------------------------------------------------------------------------------------
+
+    def on_begin(self, event: Begin, now: float) -> Place:
+        """The first candidate is the coordinator, as a rule. It may start a little later than this node."""
+        self._first_try_until = now + self.settings.patience_s
+        return self._try_next(now)
+
+    def on_ended_seeking(self, event: StreamEnded, now: float) -> Place:
+        """This candidate is not there, or does not lead and is gone."""
+        # A hinted node may have counted this node's vote for the term. So the term is used up.
+        return self._seek_again(now, self._hinted and event.how is not Ended.REFUSED)
+
+    def _seek_again(self, now: float, has_voted: bool) -> Place:
+        self._failures += 1
+        patient = self._first_try_until is not None and now < self._first_try_until
+        if patient or (self._hinted and self._hints <= _MAX_HINTS):
+            self._once_more = not has_voted
+            return self._pause(now)
+        return self._pause(now) if self._failures % len(self._candidates) == 0 else self._try_next(now)
+
+    def _pause(self, now: float) -> Place:
+        pause_s = self.settings.first_pause_s * float(1 << min(self._pauses, 10))
+        self._pauses += 1
+        self._next_at = now + min(pause_s, self.settings.last_pause_s)
+        return Place.SEEKING
+
+    def on_tick_seeking(self, event: Tick, now: float) -> Place | None:
+        """The pause is over."""
+        return self._try_next(now) if self._next_at is not None and now >= self._next_at else None
+
+    def _try_next(self, now: float) -> Place:
+        """The candidate of the next term, or of this one once more."""
+        self._next_at = None
+        self.term += not self._once_more
+        self._hinted = self._once_more = False
+        candidate = self._candidate_of(self.term)
+        if candidate.key == self.me.key:
+            return self._stand(now)
+        self._target = candidate
+        self.emit(Seek(candidate, self.term))
+        return Place.SEEKING
+
+    def _candidate_of(self, term: int) -> Peer:
+        """The terms after that of the last leader go round the candidates."""
+        return self._candidates[(term - self._led_term - 1) % len(self._candidates)]
+
+    def _stand(self, now: float) -> Place:
+        s = self.settings
+        self._target = self.me
+        elapsed_s = MEMBER_SHARE * s.lease_s if self._silent else 0.0
+        leader_fence_s = s.lease_s - elapsed_s + FENCE_MARGIN_S
+        fence_s = leader_fence_s + MEMBER_SHARE * s.lease_s
+        if not self.fresh:
+            self.emit(Say(f"term {self.term}: this node stands for coordinator"))
+        self.emit(Stand(self.term, fence_s, leader_fence_s))
+        self._next_at = now + _FIRST_LOOK_S
+        return Place.STANDING
+
+    # --- hints ----------------------------------------------------------------------------------------------------
+
+    def on_elsewhere(self, event: Elsewhere, now: float) -> Place:
+        """A hint to a leader, or to a candidate of a later term, is followed at once."""
+        self._first_try_until = None
+        self._hints += 1
+        if not self._is_better(event, now):
+            return self._seek_again(now, False)
+        self._next_at, self._once_more = None, False
+        self._target, self._hinted = event.peer, True
+        self.term = max(self.term, event.term)
+        self.emit(Seek(event.peer, self.term))
+        return Place.SEEKING
+
+    def on_elsewhere_standing(self, event: Elsewhere, now: float) -> Place | None:
+        """Of two candidates the one with the later term goes on; none goes on beside a leader."""
+        if not self._is_better(event, now):
+            return None
+        self.emit(Retire())
+        return self.on_elsewhere(event, now)
+
+    def _is_better(self, event: Elsewhere, now: float) -> bool:
+        """Whether to register where this hint says."""
+        if event.peer.key == self.me.key:
+            return False
+        doubted = event.term <= self._led_term and now < self._doubt_until
+        return (event.leads and not doubted) or self._is_later(event)
+
+    def _is_later(self, event: Elsewhere) -> bool:
+        """Two candidates can stand for one term where agents know different successors; their keys decide."""
+        mine = self._target.key if self._target is not None else ""
+        return (event.term, event.peer.key) > (self.term, mine)
+
+    def on_elsewhere_leading(self, event: Elsewhere, now: float) -> Place | None:
+        """A node that has just started, as all of its members, may have missed that the job runs."""
+        if not self.fresh or not event.leads or event.peer.key == self.me.key:
+            return None
+        self.emit(Retire())
+        return self.on_elsewhere(event, now)
+
+    def on_tick_standing(self, event: Tick, now: float) -> None:
+        """Ask the other candidates whether they know better."""
+        if self._next_at is None or now < self._next_at:
+            return
+        self._next_at = now + _LOOK_S if self.others else None
+        for peer in self.others:
+            self.emit(LookAt(peer))
+
+    # --- a leader -------------------------------------------------------------------------------------------------
+
+    def on_led(self, event: Led, now: float) -> Place:
+        """Follow it. Its last plan names the candidates for the time after it."""
+        self._follow(event)
+        return Place.FOLLOWING
+
+    def on_led_here(self, event: Led, now: float) -> None:
+        """The plan that this node has sent."""
+        self._follow(event)
+
+    def _follow(self, event: Led) -> None:
+        self.term = event.term
+        self.leader, self._led_term = event.leader, self.term
+        self.fresh = self._silent = self._once_more = False
+        self._failures = self._pauses = self._hints = 0
+        self._next_at = self._first_try_until = None
+        if event.successors:
+            self._candidates = event.successors
+
+    def on_elected(self, event: Elected, now: float) -> Place:
+        """This node leads. Before its first plan it goes on asking the others."""
+        self.leader, self._led_term = self.me, self.term
+        if not self.fresh:
+            self._next_at = None
+        return Place.LEADING
+
+    def on_ended_following(self, event: StreamEnded, now: float) -> Place:
+        """A leader whose stream broke may be there still: it is asked first, once. A silent one is not waited for."""
+        self._silent = event.how is Ended.SILENT
+        self._doubt_until = now + self.settings.lease_s if self._silent else 0.0
+        leader = self.leader
+        if event.how is not Ended.CLOSED or leader is None:
+            return self._try_next(now)
+        self._target, self._hinted = leader, False
+        self.emit(Seek(leader, self.term))
+        return Place.SEEKING
+
+    def on_resigned(self, event: Resigned, now: float) -> Place:
+        """This node does not lead any more; the others may have a quorum."""
+        self.emit(Retire())
+        return self._try_next(now)
+
+    # --- other agents ---------------------------------------------------------------------------------------------
+
+    def on_visited(self, event: Visited, now: float) -> None:
+        """A leader takes all agents. A candidate does, and stands for the visitor's term if that is later."""
+        if self.state is Place.LEADING or self.state is Place.STANDING:
+            if self.state is Place.STANDING and event.term > self.term:
+                self.term = event.term
+                self.emit(Raise(event.term))
+            self.emit(Answer(event.visitor, None))
+            return
+        self.emit(Answer(event.visitor, self.where()))
+
+    def where(self) -> Elsewhere:
+        """The answer to an agent that asks for the coordinator."""
+        leads = self.state is Place.FOLLOWING or self.state is Place.LEADING
+        target = self._target if self._target is not None else self.me
+        return Elsewhere(self.term, target, leads)

@@ -1,0 +1,197 @@
+"""The monitor process's part in the store: heartbeats, missing heartbeats, and marks of dead ranks.
+
+It runs in a thread of the monitor process, so that a store that does not answer delays no local decision.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Collection
+
+from nvrx_slurm.core.inprocess.barrier import Outcome
+from nvrx_slurm.core.rank.watch import LATE_S
+from nvrx_slurm.inprocess.arguments import Arguments
+from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
+from nvrx_slurm.inprocess.environment import Identity
+from nvrx_slurm.inprocess.guard.page import GONE, LOST, Page
+from nvrx_slurm.inprocess.store.barriers import ENTRY, Iteration, latest
+from nvrx_slurm.inprocess.store.view import StoreLost, StoreView
+
+_SUSPICIOUS = 3  # heartbeat intervals of silence after which the other ranks are watched too
+
+
+class Heartbeats:
+    """The silent ranks, by this process's own clock: heartbeats are numbers, and only their changes matter.
+
+    The next member after this rank is watched. When it has been silent for a few intervals all other ranks are watched
+    too, so that the loss of a whole host is found at once and not one neighbour after the other.
+    """
+
+    def __init__(self, call: StoreView, me: int, world_size: int, interval_s: float, timeout_s: float) -> None:
+        self._call, self._me, self._world_size = call, me, world_size
+        self._interval_s, self._timeout_s = interval_s, timeout_s
+        self._sequence = 0
+        self._seen: dict[int, tuple[bytes | None, float]] = {}  # watched rank -> last value, since when
+        self._checked_s = time.monotonic()
+
+    def beat(self) -> None:
+        """Send this rank's own heartbeat."""
+        self._sequence += 1
+        self._call.set(f"hb/{self._me}", str(self._sequence))
+
+    def silent(self, gone: Collection[int]) -> dict[int, float]:
+        """Members that have been silent for the timeout, and for how many seconds; to be called every interval."""
+        now_s = time.monotonic()
+        if now_s - self._checked_s > 2 * self._interval_s + LATE_S:  # this process was suspended, as others may be
+            self._seen.clear()
+        self._checked_s = now_s
+        neighbour = next((r for r in self._others() if r not in gone), None)
+        if neighbour is None:
+            return {}
+        self._seen = {rank: seen for rank, seen in self._seen.items() if rank not in gone}
+        self._read({neighbour, *self._seen}, now_s)
+        suspicious_s = min(_SUSPICIOUS * self._interval_s, self._timeout_s / 2)
+        if len(self._seen) == 1 and now_s - self._seen[neighbour][1] > suspicious_s:
+            self._read({rank for rank in self._others() if rank not in gone}, now_s)
+        elif len(self._seen) > 1:
+            alive = [r for r, (_, since_s) in self._seen.items() if since_s == now_s and r != neighbour]
+            for rank in alive:
+                del self._seen[rank]
+        return {r: now_s - since_s for r, (_, since_s) in self._seen.items() if now_s - since_s > self._timeout_s}
+
+    def _others(self) -> list[int]:
+        return [(self._me + step) % self._world_size for step in range(1, self._world_size)]
+
+    def _read(self, ranks: Collection[int], now_s: float) -> None:
+        """Read the heartbeats in one request: a request per rank would take seconds in a large job."""
+        keys = {rank: f"hb/{rank}" for rank in sorted(ranks)}
+        new = {rank for rank in keys if self._seen.get(rank, (None, 0.0))[0] is None}
+        if new and not self._call.check([keys[rank] for rank in new]):  # some have never sent one
+            keys = {rank: key for rank, key in keys.items() if rank not in new or self._call.check([key])}
+        values: dict[int, bytes | None] = dict.fromkeys(ranks)
+        values.update(zip(keys, self._call.multi_get(list(keys.values())), strict=True))
+        for rank, value in values.items():
+            if rank not in self._seen or self._seen[rank][0] != value:
+                self._seen[rank] = (value, now_s)
+
+
+logger = logging.getLogger(__name__)
+
+
+class StoreLink(threading.Thread):
+    """Sends heartbeats, finds missing ones, and writes marks of dead ranks at the barrier.
+
+    It tells its rank on the page when the store is lost, or the others have declared the rank gone. `over` is set when
+    nothing is left to do: the rank is gone, or all ranks have finished. The link of the rank that leads goes on after
+    that, since its process serves the barriers.
+    """
+
+    def __init__(self, make_view: Callable[[], StoreView], me: Identity, arguments: Arguments, page: Page) -> None:
+        super().__init__(name="nvrx-link", daemon=True)
+        self._make_view, self._me, self._world_size, self._stays = make_view, me.rank, me.world_size, me.leads
+        self._interval_s = arguments.heartbeat_interval.total_seconds()
+        self._timeout_s = arguments.heartbeat_timeout.total_seconds()
+        self._words = page.words
+        self._requests: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # about one per iteration
+        self._dead: dict[int, InterruptionRecord] = {}
+        self._marked: set[tuple[int, int]] = set()  # (iteration, rank)
+        self._gone: frozenset[int] = frozenset()
+        self._finished = False
+        self.lost = False
+        self.passes = 0  # how often the store has answered all requests
+        self.over = threading.Event()
+
+    # --- from other threads -------------------------------------------------------------------------------------------
+
+    def interrupt(self, number: int, kind: Interruption, text: str) -> None:
+        """Report a fault of this rank in iteration `number`."""
+        logger.warning("iteration %d: %s: %s", number, kind.name, text)
+        record = InterruptionRecord(self._me, kind, text)
+        self._requests.put(lambda: self._iteration(number).interrupt(record))
+
+    def declare(self, records: Collection[InterruptionRecord]) -> None:
+        """These ranks are gone; their marks are written in every iteration from now on."""
+        mine = {record.rank: record for record in records if 0 <= record.rank < self._world_size}
+        self._requests.put(lambda: self._dead.update({rank: mine[rank] for rank in mine.keys() - self._dead.keys()}))
+
+    def give_up(self, why: str) -> None:
+        """The store is lost; may be called from another thread while this one waits for the store."""
+        if self.lost:
+            return
+        self.lost = True
+        logger.warning("the store cannot be used: %s", why)
+        self._words[LOST] = 1
+        self.over.set()
+
+    # --- the thread ---------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Until `over`."""
+        try:
+            self._call = self._make_view()
+            self.passes += 1  # from here on silence of the store counts
+            self._this = Iteration(self._call, ENTRY)
+            self._heartbeats = Heartbeats(self._call, self._me, self._world_size, self._interval_s, self._timeout_s)
+            self._loop()
+        except Exception as error:
+            if not isinstance(error, StoreLost):
+                logger.exception("the link to the store failed")
+            self.give_up(str(error))
+        self.over.set()
+
+    def _iteration(self, number: int) -> Iteration:
+        return self._this if number == self._this.number else Iteration(self._call, number)
+
+    def _loop(self) -> None:
+        next_s = time.monotonic()
+        while not (self._finished or (self._me in self._gone and not self._stays)):
+            now_s = time.monotonic()
+            if now_s >= next_s:
+                next_s = now_s + self._interval_s
+                self._tick()
+            self._follow()
+            self.passes += 1
+            if self._mark_gones():
+                self._follow()
+                continue
+            # After this rank's mark the result is about to come, and this process is about to end.
+            soon = self._me in self._dead and not self._stays
+            try:
+                what = self._requests.get(timeout=0.002 if soon else max(0.0, next_s - time.monotonic()))
+            except queue.Empty:
+                continue
+            what()
+
+    def _tick(self) -> None:
+        if self._me not in self._dead:
+            self._heartbeats.beat()
+        if self._this.number == ENTRY:  # some ranks may not have been started yet
+            return
+        for rank, seconds in self._heartbeats.silent(self._gone | self._dead.keys()).items():
+            text = f"no heartbeat for {seconds:.1f} s"
+            logger.warning("rank %d: %s", rank, text)
+            self._dead[rank] = InterruptionRecord(rank, Interruption.UNRESPONSIVE, text)
+
+    def _follow(self) -> None:
+        """Move to the iteration that all ranks are in."""
+        known = latest(self._call)
+        if known is not None and known[0] >= self._this.number:
+            self._gone = known[1].gone
+            self._finished = known[1].outcome is not Outcome.NEXT
+            if self._me in self._gone:
+                self._words[GONE] = 1
+            self._this = Iteration(self._call, known[0] + 1)
+
+    def _mark_gones(self) -> bool:
+        """Of all dead ranks in this iteration; whether there was one to write."""
+        todo = [rank for rank in self._dead if rank not in self._gone and (self._this.number, rank) not in self._marked]
+        for rank in todo:
+            logger.info("iteration %d: rank %d is gone: %s", self._this.number, rank, self._dead[rank].text)
+            if not self._this.is_marked_gone(rank):  # else its end is no new fault: it was discarded, or left by itself
+                self._this.interrupt(self._dead[rank])
+            self._this.mark_gone(rank)
+            self._marked.add((self._this.number, rank))
+        return bool(todo)

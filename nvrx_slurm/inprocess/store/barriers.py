@@ -1,0 +1,317 @@
+"""What ranks tell each other in one iteration, and the barrier at its end, as keys in the store.
+
+| key | set by | meaning |
+|---|---|---|
+| `records`, `record/<n>` | the observer of a fault | how many there were, and the first ones |
+| `completed` | active ranks | how many have returned from the function |
+| `end`, then `ended` | the first to know | how the iteration ended, decided once; `ended` wakes all waiters |
+| `assign/...` | all ranks | what rank assignment needs (`leader`) |
+| `start` | rank 0 | where `init_process_group` shall meet |
+| `out/<initial rank>` | it, or an observer of its end | its arrival, or that it is gone (`core.inprocess.barrier`) |
+| `go`, then `went` | a barrier server | the result, decided once; `went` wakes all waiters |
+| `latest` (of the call) | a barrier server | the number of the last iteration that has a result, and the result |
+
+Each rank does a constant number of operations. Arriving at the barrier is setting a key. Doing it twice, or again for a
+rank that died in the middle of it, changes nothing. One barrier server, in the monitor process of rank 0, waits for all
+these keys at once. If it has died, a rank that waits too long does the same work: the first result counts, and any
+other one would be equal.
+
+Any process may die between any two writes, so their order matters, and later writers write all of them again:
+
+- `record/<n>` before the mark of a rank: the last `out` key gives the result, which names the cause.
+- `end` before `ended`, `go` before `went`, `went` before `latest`: a waiter that wakes up reads the former at once, and
+  a `get` of a missing key would block. compare_set makes the first value of `end` and `go` the only one.
+- `end`, then `start` (if the iteration has not begun yet), then `ended`: ranks that wait for a lost rank 0 wake up. A
+  `start` that rank 0 publishes later is harmless: the ranks that follow it find `ended`.
+- CLOSED (no new call may use this server) before the last `go`: after it ranks return and may call again.
+- The result of an iteration before the keys of the iteration before it are deleted: all members that have arrived have
+  read the earlier result. A rank that finds keys deleted all the same was declared gone while it was suspended. So keys
+  that may be deleted are never read with `get`, which would wait for them.
+- A rank that leaves writes its mark into its current iteration. If it has arrived at that barrier already, this
+  may be too late, so its monitor process repeats the mark in every iteration until a result contains it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import traceback
+from collections.abc import Callable, Collection
+
+from nvrx_slurm.core.inprocess.barrier import Arrival, BarrierResult, Outcome, Status, barrier_result
+from nvrx_slurm.core.inprocess.ranks import to_runs
+from nvrx_slurm.inprocess.arguments import Arguments
+from nvrx_slurm.inprocess.attribution import OUTRIGHT, Interruption, InterruptionRecord, clean
+from nvrx_slurm.inprocess.exception import RankDiscarded
+from nvrx_slurm.inprocess.guard.launcher import note_restart
+from nvrx_slurm.inprocess.store import leader
+from nvrx_slurm.inprocess.store.view import StoreLost, StoreView
+
+logger = logging.getLogger(__name__)
+
+CLOSED = "nvrx_inprocess_closed"  # without a prefix: a server that is about to end accepts no new call
+ALL_LEFT = "all_left"
+SERVES = "serves"  # "1" if the monitor process of rank 0 runs the store's server, set when it has made the store
+_LAST_READ_S = 5.0
+ENTRY = -1  # number of the initial barrier, before iteration 0
+COMPLETED, INTERRUPTED = b"completed", b"interrupted"
+NO_START = b"-"  # instead of an address: the iteration is over before it began
+FOREVER_S = 86400.0  # longest single wait for an event that may rightly never come; the wait is then repeated
+_LATEST = "latest"
+_NOTHING = "~"  # no value of ours
+_ASSIGN = "assign/"  # what a rank assignment gets as its store
+_MAX_RECORDS = 64
+_WAIT_S = (0.5, 10.0)  # shortest and longest time between two checks for missing ranks
+_GONE_MARK = str(Arrival(Status.TERMINATED))
+
+
+class Iteration:
+    """One iteration's keys. Used by one thread at a time."""
+
+    def __init__(self, call: StoreView, number: int) -> None:
+        self.call = call
+        self.number = number
+        self.keys = call.under(str(number))
+
+    # --- how it ends --------------------------------------------------------------------------------------------------
+
+    def interrupt(self, record: InterruptionRecord) -> None:
+        """Note a fault; the iteration ends now on all ranks, unless it has ended already."""
+        place = self.keys.add("records", 1)
+        if place <= _MAX_RECORDS:
+            self.keys.set(f"record/{place}", str(record))
+        self._end(INTERRUPTED)
+
+    def returned(self, active_world_size: int) -> None:
+        """The function has returned on one more of the active ranks; with the last one the iteration ends."""
+        if self.keys.add("completed", 1) >= active_world_size:
+            self._end(COMPLETED)
+
+    def _end(self, how: bytes) -> None:
+        if self.keys.check(["ended"]):
+            return
+        self.keys.compare_set("end", "", how)
+        if how == INTERRUPTED and not self.keys.check(["start"]):
+            self.keys.set("start", NO_START)
+        self.keys.set("ended", "1")
+
+    def await_end(self) -> bool:
+        """Wait for the end of the iteration; whether the function has returned on all active ranks.
+
+        Raises RankDiscarded if the other ranks have gone on without this one.
+        """
+        while not self.keys.wait_once(["ended"], FOREVER_S):
+            pass
+        return self._decided("end") == COMPLETED
+
+    def cause(self) -> InterruptionRecord | None:
+        """The record that explains the interruption: the first one, but a dead or hung rank before one that raised.
+
+        Peers of a dead rank raise from their collectives, which can be recorded sooner than the death.
+        """
+        places = range(1, min(self.keys.add("records", 0), _MAX_RECORDS) + 1)
+        texts = filter(None, (read(self.keys, f"record/{place}") for place in places))
+        records = [InterruptionRecord.from_str(text.decode()) for text in texts]
+        outright = [record for record in records if record.interruption in OUTRIGHT]
+        return next(iter(outright or records), None)
+
+    # --- where the function's process group meets ---------------------------------------------------------------------
+
+    def publish_start(self, address: str, port: int) -> None:
+        """On the new rank 0."""
+        self.keys.set("start", f"{port} {address}")
+
+    def await_start(self, timeout_s: float) -> tuple[str, int] | None:
+        """Address and port, or None if the iteration is over already.
+
+        Raises TimeoutError after `timeout_s` seconds, and RankDiscarded as `await_end` does.
+        """
+        if not self.keys.came(["start"], timeout_s):
+            raise TimeoutError(f"the new rank 0 did not say within {timeout_s:g} s where to meet")
+        value = self._decided("start")
+        if value == NO_START:
+            return None
+        port, _, address = value.decode().partition(" ")
+        return address, int(port)
+
+    # --- the barrier --------------------------------------------------------------------------------------------------
+
+    def arrive(self, initial_rank: int, arrival: Arrival) -> bool:
+        """Write a rank's own arrival; False if it has the mark of a rank that is gone already."""
+        key = f"out/{initial_rank}"
+        if self.keys.check([key]):
+            return False
+        self.keys.set(key, str(arrival))
+        return True
+
+    def mark_gone(self, initial_rank: int) -> None:
+        """Report a rank as gone; before the result is decided this replaces the rank's own arrival."""
+        self.keys.set(f"out/{initial_rank}", _GONE_MARK)
+
+    def is_marked_gone(self, initial_rank: int) -> bool:
+        """Whether the rank is known to be gone, so that its end is no new fault."""
+        return read(self.keys, f"out/{initial_rank}") == _GONE_MARK.encode()
+
+    def await_result(self, timeout_s: float) -> BarrierResult | None:
+        """The result, or None if there is none in time. Raises RankDiscarded as `await_end` does."""
+        if not self._is_past() and not self.keys.came(["went"], timeout_s) and not self._is_past():
+            return None
+        return BarrierResult.from_text(self._decided("go").decode())
+
+    def has_result(self) -> bool:
+        """Whether all members have arrived or are gone."""
+        return self.keys.check(["went"])
+
+    def _is_past(self) -> bool:
+        known = latest(self.call)
+        return known is not None and known[0] > self.number
+
+    def _decided(self, key: str) -> bytes:
+        """A key that exists as long as the iteration's keys are not deleted."""
+        value = read(self.keys, key)
+        if value is None:
+            raise RankDiscarded(f"the others have declared this rank gone in iteration {self.number}, and gone on")
+        return value
+
+    def delete_keys(self, members: Collection[int]) -> None:
+        """Of an iteration that all members have left."""
+        fixed = ["records", "completed", "end", "ended", "start", "go", "went"]
+        records = [f"record/{n}" for n in range(1, min(self.keys.add("records", 0), _MAX_RECORDS) + 1)]
+        assigned = [_ASSIGN + key for key in leader.keys_of(self.number)]
+        for key in [*fixed, *records, *assigned, *(f"out/{rank}" for rank in members)]:
+            self.keys.delete_key(key)
+
+
+def serve_barrier(
+    this: Iteration, world_size: int, gone: Collection[int], overdue_s: float, closes: bool
+) -> BarrierResult:
+    """Wait until all members of the iteration have arrived, and publish the result.
+
+    Members are the initial ranks 0..`world_size`-1 without `gone`. A member that does not arrive within `overdue_s`
+    seconds after the end of the iteration is declared gone; at the initial barrier the result is REFUSED instead.
+    `closes`: no new call may use the store's server from the last result on.
+    """
+    members = [rank for rank in range(world_size) if rank not in gone]
+    keys = [f"out/{rank}" for rank in members]
+    wait_s = min(max(overdue_s / 10, _WAIT_S[0]), overdue_s, _WAIT_S[1])
+    ended_s = time.monotonic() if this.number == ENTRY or this.keys.check(["ended"]) else None
+    while not this.keys.wait_once(keys, wait_s):
+        if ended_s is None and this.keys.check(["ended"]):
+            ended_s = time.monotonic()
+        if this.has_result():
+            break
+        if ended_s is not None and time.monotonic() - ended_s > overdue_s:
+            missing = [rank for rank, key in zip(members, keys, strict=True) if not this.keys.check([key])]
+            if this.number == ENTRY:
+                if closes:
+                    _close(this.call)
+                why = f"ranks {to_runs(missing)} did not call the wrapped function within {overdue_s:g} s"
+                return publish(this, BarrierResult(Outcome.REFUSED, gone=frozenset(missing).union(gone), why=why))
+            _declare_overdue(this, missing, overdue_s)
+    if this.has_result():
+        return _announced(this)
+    texts = this.keys.multi_get(keys)
+    arrivals = {rank: Arrival.parse(text.decode()) for rank, text in zip(members, texts, strict=True)}
+    cause = this.cause()
+    result = barrier_result(arrivals, gone, cause.sentence() if cause else "")
+    if closes and result.outcome is not Outcome.NEXT:
+        _close(this.call)
+    return publish(this, result)
+
+
+def _declare_overdue(this: Iteration, missing: list[int], overdue_s: float) -> None:
+    for rank in missing:
+        text = f"did not come to the iteration barrier within {overdue_s:g} s"
+        this.interrupt(InterruptionRecord(rank, Interruption.UNRESPONSIVE, text))
+        this.mark_gone(rank)
+
+
+def publish(this: Iteration, result: BarrierResult) -> BarrierResult:
+    """Make this the result of the barrier, unless there is one; returns the one that counts."""
+    this.keys.compare_set("go", "", clean(result.to_text()))
+    this.keys.set("went", "1")
+    return _announced(this)
+
+
+def _announced(this: Iteration) -> BarrierResult:
+    """The result; `latest` contains it from here on, even if its author died before it could write that."""
+    result = BarrierResult.from_text(this.keys.get("go").decode())
+    this.call.set(_LATEST, f"{this.number}\n{result.to_text()}")
+    return result
+
+
+def latest(call: StoreView) -> tuple[int, BarrierResult] | None:
+    """Number and result of the last iteration that has a result."""
+    known = read(call, _LATEST)
+    if known is None:
+        return None
+    number, _, text = known.decode().partition("\n")
+    return int(number), BarrierResult.from_text(text)
+
+
+def read(keys: StoreView, key: str) -> bytes | None:
+    """Its value, or None if it does not exist. It may be deleted at any moment, so `get` could wait forever.
+
+    A compare_set that does not find its key wakes the waiters of that key (torch 2.9 and later), so check first.
+    """
+    if not keys.check([key]):
+        return None
+    value = keys.compare_set(key, _NOTHING, _NOTHING)
+    return None if value == _NOTHING.encode() else value
+
+
+class BarrierServer(threading.Thread):
+    """Serves barrier after barrier until all ranks have finished or none is left; then `over` is set.
+
+    If it fails, all ranks end and are told why.
+    """
+
+    def __init__(self, make_view: Callable[[], StoreView], world_size: int, arguments: Arguments) -> None:
+        super().__init__(name="nvrx-barriers", daemon=True)
+        self._make_view, self._world_size = make_view, world_size
+        self._barrier_s = arguments.barrier_timeout.total_seconds()
+        self._overdue_s = arguments.overdue_s
+        self.over = threading.Event()
+
+    def run(self) -> None:
+        """See the class."""
+        try:
+            self._serve(self._make_view())
+        except StoreLost as error:
+            logger.warning("barrier server: %s", error)
+        except Exception:
+            logger.exception("the barrier server failed")
+        self.over.set()
+
+    def _serve(self, call: StoreView) -> None:
+        number, result = ENTRY - 1, BarrierResult(Outcome.NEXT)
+        while result.outcome is Outcome.NEXT:
+            gone, number = result.gone, number + 1
+            result = self._result(Iteration(call, number), gone)
+            logger.info("iteration %d: %s %s", number, result.outcome.name, result.why)
+            if result.outcome is Outcome.NEXT and number > ENTRY:
+                note_restart(number, result.why)
+            if result.outcome is Outcome.NEXT and number - 1 > ENTRY:
+                members = [rank for rank in range(self._world_size) if rank not in gone]
+                Iteration(call, number - 1).delete_keys(members)
+        if result.outcome is not Outcome.EMPTY:  # some rank has to read it
+            call.came([ALL_LEFT], _LAST_READ_S)
+
+    def _result(self, this: Iteration, gone: frozenset[int]) -> BarrierResult:
+        overdue_s = self._barrier_s if this.number == ENTRY else self._overdue_s
+        try:
+            return serve_barrier(this, self._world_size, gone, overdue_s, closes=True)
+        except StoreLost:
+            raise
+        except Exception:
+            logger.exception("iteration %d: the barrier server failed", this.number)
+            why = f"the barrier server failed:\n{traceback.format_exc()}"
+            _close(this.call)
+            return publish(this, BarrierResult(Outcome.REFUSED, gone=gone, why=why))
+
+
+def _close(call: StoreView) -> None:
+    """Only a server of ours ends with the call; any other store remains for the next one."""
+    if call.check([SERVES]) and call.get(SERVES) == b"1":
+        call.store.set(CLOSED, "1")

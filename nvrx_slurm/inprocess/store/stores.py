@@ -1,0 +1,176 @@
+"""The stores that the ranks of one call of a wrapped function may meet in: any `torch.distributed.Store`."""
+
+from __future__ import annotations
+
+import encodings.idna  # noqa: F401 - the first look-up of a host would import it: 10 ms at the start of every rank
+import errno
+import os
+import socket
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.inprocess.checks import variable
+from nvrx_slurm.inprocess.exception import BarrierError as BarrierError  # NVRx has these names here, too
+from nvrx_slurm.inprocess.exception import BarrierOverflow as BarrierOverflow
+from nvrx_slurm.inprocess.exception import BarrierTimeout as BarrierTimeout
+from nvrx_slurm.inprocess.store.view import StoreLost as StoreLost
+from nvrx_slurm.inprocess.store.view import StoreView as StoreView
+from nvrx_slurm.system import bounded
+
+_BACKOFF_S = (0.001, 0.05)  # first and longest pause between two tries to reach a server that is not up yet
+_PROBE_S = 5.0  # longest wait for a connection to be accepted
+
+
+def _master_port() -> int:
+    """MASTER_PORT; raises UsageError if it is missing or not a port."""
+    text = variable("MASTER_PORT")
+    if not (text.isdecimal() and len(text) < 6 and 0 < int(text) < 65536):
+        raise UsageError(f"MASTER_PORT={text!r} is not a port (1..65535)")
+    return int(text)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address, as written, belongs to this host only."""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def listen(host: str, port: int) -> socket.socket | None:
+    """A listening socket for the server, or None if the port is taken. Raises UsageError for any other failure."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise UsageError(f"MASTER_ADDR={host!r} cannot be resolved: {error}") from error
+    try:
+        if is_loopback(host):  # as written: a host's own name may resolve to loopback on that host only
+            return socket.create_server(address[:2], family=family, backlog=4096)
+        if socket.has_dualstack_ipv6():
+            return socket.create_server(("", port), family=socket.AF_INET6, backlog=4096, dualstack_ipv6=True)
+        return socket.create_server(("", port), backlog=4096)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return None
+        raise UsageError(f"rank 0 cannot listen on port {port} for MASTER_ADDR={host}: {error.strerror}") from error
+
+
+def _await_server(host: str, port: int, timeout_s: float) -> bool:
+    """Whether a server accepts connections within `timeout_s` seconds.
+
+    torch's own retries are seconds apart, and each prints a warning.
+    """
+    deadline_s, pause_s = time.monotonic() + timeout_s, _BACKOFF_S[0]
+    while _refused(host, port, min(_PROBE_S, timeout_s)):
+        if time.monotonic() >= deadline_s:
+            return False
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _BACKOFF_S[1])
+    return True
+
+
+def _refused(host: str, port: int, timeout_s: float) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=timeout_s) as probe:
+            return bool(probe.getsockname()[:2] == probe.getpeername()[:2])  # TCP can connect to itself
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False  # torch's own attempt reports any other failure better
+
+
+class StoreMixin:
+    """Base to list before a torch store in a store class of your own, for the wrapper's `store_factory`.
+
+    An instance is made in several places of every rank: first in its monitor process (that of rank 0 has to start the
+    server, if there is to be one: it lives longer than any rank), then twice in the rank itself. An instance that
+    cannot be the server because there is one must become a client of it.
+    """
+
+    serves = False  # whether this instance runs the server
+
+
+class TCPStore(StoreMixin, dist.TCPStore):
+    """torch's TCPStore at MASTER_ADDR:MASTER_PORT. It is the server where RANK is 0 and the port is free.
+
+    If the port is taken (by torchrun's agent, or an earlier instance) it is a client like all others. The server
+    listens on loopback only if MASTER_ADDR is a loopback address. `host_name` and `port` default to MASTER_ADDR and
+    MASTER_PORT (UsageError if they are missing). A client waits up to `timeout` for the server, and as long for its
+    first answer; then it raises StoreLost.
+    """
+
+    def __init__(
+        self,
+        host_name: str | None = None,
+        port: int | None = None,
+        world_size: int | None = None,
+        timeout: timedelta = timedelta(seconds=300),
+        wait_for_workers: bool = True,
+        multi_tenant: bool = False,
+        use_libuv: bool = True,
+    ) -> None:
+        host = host_name if host_name is not None else variable("MASTER_ADDR")
+        number = port if port is not None else _master_port()
+        listening = listen(host, number) if os.environ.get("RANK") == "0" else None
+        self.serves = listening is not None
+        timeout_s = timeout.total_seconds()
+        if listening is None and not _await_server(host, number, timeout_s):
+            raise StoreLost(
+                f"the store cannot be reached: nothing has listened on {host}:{number} (MASTER_ADDR, MASTER_PORT) for"
+                f" {timeout_s:g} s; see in rank 0's output whether it was started, and why it has failed"
+            )
+        arguments: dict[str, Any] = dict(
+            host_name=host,
+            port=number,
+            world_size=world_size,
+            is_master=self.serves,
+            timeout=timeout,
+            wait_for_workers=wait_for_workers,
+            multi_tenant=multi_tenant,
+            master_listen_fd=None if listening is None else listening.detach(),
+            use_libuv=use_libuv,
+        )
+        try:  # torch waits for the server's first answer without a bound
+            bounded.call(lambda: _connect(self, arguments), timeout_s, "nvrx-store")
+        except bounded.Overrun:
+            raise StoreLost(
+                f"the store cannot be reached: {host}:{number} (MASTER_ADDR, MASTER_PORT) has not answered like a store"
+                f" for {timeout_s:g} s; see whether rank 0 is stopped, its host is down, a firewall is in between or"
+                " another program listens there"
+            ) from None
+
+
+def _connect(store: dist.TCPStore, arguments: dict[str, Any]) -> None:
+    try:
+        dist.TCPStore.__init__(store, **arguments)
+    except NotImplementedError:  # torch 2.5: its libuv server cannot be given a socket that listens
+        dist.TCPStore.__init__(store, **{**arguments, "use_libuv": False})
+
+
+def serve(host: str, port: int) -> dist.TCPStore | None:
+    """torch's store with its server at a port of this host; None if the port is taken.
+
+    Raises UsageError where it cannot listen, RuntimeError if torch cannot serve.
+    """
+    listening = listen(host, port)
+    if listening is None:
+        return None
+    store = dist.TCPStore.__new__(dist.TCPStore)
+    fd = listening.detach()
+    _connect(
+        store,
+        dict(host_name=host, port=port, is_master=True, wait_for_workers=False, master_listen_fd=fd, use_libuv=True),
+    )
+    return store
+
+
+class FileStore(StoreMixin, dist.FileStore):
+    """torch's FileStore: a file that all ranks can reach, and no server. The file must be new for every job."""
+
+
+class PrefixStore(StoreMixin, dist.PrefixStore):
+    """torch's PrefixStore; `iteration` makes the prefix."""
+
+    def __init__(self, iteration: int | str, store: dist.Store) -> None:
+        super().__init__(f"_inprocess_{iteration}", store)

@@ -1,0 +1,53 @@
+"""One growing log file, read by whole lines. The console, the shipper and `nvrx logs` read the ranks' files with it."""
+
+from __future__ import annotations
+
+import os
+
+from nvrx_slurm.core.logs.lines import LONGEST_LINE, Lines
+
+
+class RankFile:
+    """It keeps no line: what was not taken is read again. `at`: how many bytes were taken; may be set.
+
+    `lines`: what becomes of the lines. `piece`: about how many bytes are read at once.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], lines: Lines, at: int = 0, piece: int = LONGEST_LINE) -> None:
+        self.path, self.lines, self.at, self._piece = os.fspath(path), lines, at, piece
+        self._fd = -1
+
+    def open(self) -> None:
+        """Open it now. Raises OSError."""
+        self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(self, final: bool) -> tuple[bytes, bool]:
+        """(the next lines, whether this is the end of the file). Raises OSError; a file that is not there is empty.
+
+        `final`: no program writes to it any more, so a last line without newline counts.
+        """
+        if self._fd < 0:
+            try:
+                self.open()
+            except FileNotFoundError:
+                return b"", True
+        text, at_end = b"", False
+        for size in (self._piece, LONGEST_LINE):
+            data = os.pread(self._fd, size, self.at)
+            at_end = len(data) < size
+            text, used = self.lines.take(data, final and at_end)
+            if used or at_end:
+                self.at += used
+                break
+        return text, at_end
+
+    @property
+    def unread(self) -> int:
+        """How many bytes have not been taken. Raises OSError."""
+        return os.fstat(self._fd).st_size - self.at
+
+    def close(self) -> None:
+        """Close it; `read` would open it again."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

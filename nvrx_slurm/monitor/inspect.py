@@ -1,0 +1,87 @@
+"""Inspects a rank at the moment of a hang: the state of its process, its stacks, and torch's flight recorder.
+
+The rank's process answers on a socket that it got with init_workload_monitoring(): a thread of it sends one line with
+the flight recorder's facts, then faulthandler prints the stacks. A rank that does not answer is known by its state.
+"""
+
+from __future__ import annotations
+
+import socket
+from time import monotonic
+
+from nvrx_slurm.monitor import kill
+
+RECORD = b"FR "  # begins the line of the flight recorder
+ASK = b"?"
+_STACKS_AFTER_S = 0.1  # the signal may end a system call of foreign code, so the flight recorder comes first
+_LEAST_S = 0.25  # between the two readings of the processor time
+_AGAIN_S = 0.05
+_MARGIN_S = 0.3  # for the way of the answer
+_CANNOT_RUN = ("T", "t", "D", "Z")  # a signal handler: stopped, traced, blocked in the kernel, dead
+_MOVES_TICKS = 5  # of 10 ms
+_MOST_BYTES = 1 << 18
+_STACK_CHARS = 24_000  # the main thread comes last
+
+
+class Inspection:
+    """One inspection. `channel`: the monitor's end of the socket. Call result() at `due_s` (monotonic seconds)."""
+
+    def __init__(self, pid: int, pidfd: int, channel: socket.socket, within_s: float) -> None:
+        self._pid, self._pidfd, self._channel = pid, pidfd, channel
+        self._began_s = monotonic()
+        self._until_s = self._began_s + max(0.0, within_s - _MARGIN_S)
+        self._signalled: bool | None = None
+        self.due_s = self._began_s + _STACKS_AFTER_S
+        _, self._ticks = _stat(pid)
+        self._text = b""
+        self._read()  # what an earlier inspection has left
+        self._text = b""
+        try:
+            channel.send(ASK, socket.MSG_DONTWAIT)
+        except OSError:
+            pass
+
+    def result(self) -> dict[str, object] | None:
+        """What was seen, as JSON can hold it; None: not yet."""
+        now_s = monotonic()
+        if now_s < self.due_s:
+            return None
+        if self._signalled is None:
+            can_run = _stat(self._pid)[0] not in _CANNOT_RUN
+            self._signalled = can_run and kill.handles(self._pidfd, self._pid, kill.INSPECT_SIGNAL)
+            if self._signalled:
+                kill.send(self._pidfd, kill.INSPECT_SIGNAL)
+            self.due_s = self._began_s + _LEAST_S
+            return None
+        known = len(self._text)
+        self._read()
+        lines = self._text.decode("utf-8", "replace").splitlines(keepends=True)
+        record = [line for line in lines if line.startswith(RECORD.decode())]
+        stack = "".join(line for line in lines if not line.startswith(RECORD.decode()))
+        if self._signalled and (not stack or len(self._text) > known) and now_s < self._until_s:  # more may come
+            self.due_s = now_s + _AGAIN_S
+            return None
+        state, ticks = _stat(self._pid)
+        return {
+            "state": state,
+            "moves": ticks - self._ticks >= _MOVES_TICKS,
+            "stack": stack[-_STACK_CHARS:],
+            "record": record[-1].removeprefix(RECORD.decode()) if record else "",
+        }
+
+    def _read(self) -> None:
+        try:
+            while len(self._text) < _MOST_BYTES and (data := self._channel.recv(1 << 16, socket.MSG_DONTWAIT)):
+                self._text += data
+        except OSError:
+            pass
+
+
+def _stat(pid: int) -> tuple[str, int]:
+    """State of the process and its processor time in ticks; "Z" if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            found = stat.read().rpartition(b")")[2].split()
+        return found[0].decode(), int(found[11]) + int(found[12])
+    except (OSError, IndexError, ValueError):
+        return "Z", 0

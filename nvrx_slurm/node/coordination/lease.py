@@ -1,0 +1,83 @@
+"""Renews the lease of this node's ranks while a coordinator with a quorum is heard. See `monitor.lease`.
+
+A member renews it by the answers to its beats, from the time at which it sent the beat. A coordinator renews its own
+by the time at which it last heard from a quorum. A node that cannot renew it kills its ranks when it is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from nvrx_slurm.core.agent import events as ag
+from nvrx_slurm.core.election.election import LEASE_SHARE
+from nvrx_slurm.monitor.lease import Lease
+from nvrx_slurm.node.roles import Post
+
+
+class LeaseKeeper:
+    """The lease of one node. `length_s`: keepalive interval and timeout, after which a member counts as lost."""
+
+    def __init__(self, lease: Lease, length_s: float, post: Post) -> None:
+        self.lease = lease
+        self._length_s = LEASE_SHARE * length_s
+        self._every_s = length_s / 8
+        self._post = post
+        self._loop = asyncio.get_running_loop()
+        self._heard: Callable[[], float | None] | None = None
+        self._follows = False
+        self._timer: asyncio.TimerHandle | None = None
+        self.on_lapse: Callable[[], None] = lambda: None
+        lease.until_s = self._loop.time()
+
+    def follow(self) -> None:
+        """Another node leads, and has just said so."""
+        self._heard, self._follows = None, True
+        self._renew(self._loop.time())
+
+    def heard(self, sent_s: float) -> None:
+        """The coordinator has answered the beat that was sent at `sent_s`."""
+        if self._follows:
+            self._renew(sent_s)
+
+    def lead(self, heard: Callable[[], float | None]) -> None:
+        """This node stands or leads; `heard()`: when a quorum was heard last, None before it is elected."""
+        self._heard, self._follows = heard, False
+        self.check()
+
+    def stop(self) -> None:
+        """No coordinator is followed any more; what is left of the lease runs out."""
+        self._heard, self._follows = None, False
+
+    def close(self) -> None:
+        """No timer runs any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _renew(self, heard_s: float) -> None:
+        until_s = heard_s + self._length_s
+        if until_s > (self.lease.until_s or 0.0):
+            self.lease.until_s = until_s
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        due = self.lease.until_s or 0.0
+        if self._heard is not None:  # first a quarter before the end, then more often
+            due = min(due, max(due - self._length_s / 4, self._loop.time() + self._every_s))
+        self._timer = self._loop.call_at(due, self.check)
+
+    def check(self) -> None:
+        """Renew the own lease of a coordinator; tell when the lease is over."""
+        heard_s = self._heard() if self._heard is not None else None
+        if heard_s is not None:
+            self._renew(heard_s)
+        if not self.lease.over:
+            self._set_timer()
+            return
+        if heard_s is not None:
+            self.on_lapse()
+        elif self._heard is not None:  # stands: elected later
+            self._timer = self._loop.call_later(self._every_s, self.check)
+        self._post(ag.LeaseOver())

@@ -1,0 +1,105 @@
+"""Other agents of the job: where they listen, what they answer, whether they are dead; and those that are members."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from nvrx_slurm import types as t
+from nvrx_slurm.core.agent import events as ag
+from nvrx_slurm.core.election import election as el
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.node.coordination.link import credentials
+from nvrx_slurm.node.job import Meeting
+from nvrx_slurm.system import bounded
+from nvrx_slurm.system.probe import is_refused
+
+if TYPE_CHECKING:
+    from nvrx_slurm.control.client import ControlClient
+    from nvrx_slurm.control.server import ControlServer
+
+_LOOK_S = 3.0  # for an answer to a Look
+_PROBE_CONNECT_S = 2.0
+_RESOLVE_S = 25.0
+
+
+async def endpoints(meeting: Meeting, peer: t.Peer) -> list[tuple[str, int]]:
+    """Where `peer` may listen. Before the first plan its ports are those of the job."""
+    if peer.port:
+        return [(peer.addr, peer.port)]
+    address = peer.addr
+    if not address:
+        with contextlib.suppress(UsageError, bounded.Overrun):
+            address = await bounded.call_async(
+                lambda: meeting.control.node_address(peer.host), _RESOLVE_S, "the resolver"
+            )
+    return [(address or peer.host, port) for port in meeting.ports_of(peer.key)]
+
+
+async def ask(meeting: Meeting, token: str, peer: t.Peer) -> t.Elsewhere | None:
+    """Ask `peer` where the coordinator is; None where it does not tell within _LOOK_S."""
+    from nvrx_slurm.control.client import ControlClient
+
+    answer: asyncio.Future[t.Elsewhere | None] = asyncio.get_running_loop().create_future()
+
+    def post(event: Any) -> None:
+        if isinstance(event, ag.Connected):
+            client.send(t.Look())
+        elif not answer.done():
+            answer.set_result(event if isinstance(event, t.Elsewhere) else None)
+
+    proof = None if token else await credentials(meeting)
+    client = ControlClient(await endpoints(meeting, peer), meeting.key, token, post, meeting.keepalive, proof)
+    client.start()
+    try:
+        return await asyncio.wait_for(answer, _LOOK_S)
+    except asyncio.TimeoutError:
+        return None
+    finally:
+        await client.close(0.0)
+
+
+def how_ended(client: ControlClient) -> el.Ended:
+    """How an attempt to register, or a registration, ended."""
+    if client.refused:
+        return el.Ended.REFUSED
+    return el.Ended.SILENT if client.silent else el.Ended.CLOSED
+
+
+async def refuses(peer: t.Peer) -> bool:
+    """Whether the host answers, at each of its addresses, that nothing listens at the port of this agent."""
+    try:
+        answer = await bounded.call_async(
+            lambda: is_refused(peer.addr, peer.port, _PROBE_CONNECT_S), 4 * _PROBE_CONNECT_S, "a probe"
+        )
+    except (bounded.Overrun, RuntimeError):
+        return False
+    return answer is True
+
+
+class Admitted:
+    """The members' connections, as the coordinator of this node sees them; the server goes on after it."""
+
+    def __init__(self, server: ControlServer, admitted: dict[str, t.Node]) -> None:
+        self._server, self._nodes = server, admitted
+
+    def send(self, node_id: str, message: t.CoordinatorMessage) -> bool:
+        """Push a message to one member."""
+        return node_id in self._nodes and self._server.send(node_id, message)
+
+    def send_all(self, message: t.CoordinatorMessage) -> None:
+        """Push a message to every member."""
+        for node_id in self._nodes:
+            self._server.send(node_id, message)
+
+    def drop(self, node_id: str) -> None:
+        """Disconnect one member."""
+        if self._nodes.pop(node_id, None) is not None:
+            self._server.drop(node_id)
+
+    async def close(self, grace_s: float) -> None:
+        """Disconnect all."""
+        for node_id in list(self._nodes):
+            self.drop(node_id)
+        await self._server.all_left(grace_s)

@@ -1,0 +1,67 @@
+"""All that one agent needs to know about its job: derived once from flags, environment and Slurm (cli/job.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from nvrx_slurm.core.agent.events import AgentSettings
+from nvrx_slurm.core.coordinator.coordinator import CoordinatorSettings
+from nvrx_slurm.node.run_dir import RunDir
+from nvrx_slurm.slurm.control import Control
+from nvrx_slurm.slurm.env import SlurmContext
+from nvrx_slurm.types import Node, Peer
+
+if TYPE_CHECKING:
+    from nvrx_slurm.attribution.records import AttributionSpec
+    from nvrx_slurm.core.chain import Limits
+    from nvrx_slurm.core.logs.cycle_info import CycleFiles
+    from nvrx_slurm.node.output.logs import LogSpec
+    from nvrx_slurm.node.preflight.preflight_settings import PreflightSpec
+    from nvrx_slurm.node.workers.worker_spec import WorkerSpec
+
+
+_PORTS, _PORT_STEP = range(20000, 30000), 131  # see slurm.env.coordinator_ports
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """How the agents of a job with several nodes find each other."""
+
+    key: str  # names the job to its agents: one with another key is refused
+    endpoints: tuple[tuple[str, int], ...]  # where the coordinator may listen, in the order of trying
+    token: str = field(repr=False)  # "" = have MUNGE hand it over
+    keepalive: tuple[float, float] = (5.0, 5.0)  # interval and timeout, seconds
+    munge_socket: str | None = None
+    ports: tuple[int, ...] = ()  # where an agent of the job may listen on its host, before the first plan
+    candidates: tuple[Peer, ...] = ()  # that may coordinate before the first plan, in this order
+    mine: tuple[tuple[str, int], ...] = ()  # of --rdzv-endpoint's further ones, those of this machine
+    control: Control = field(default_factory=Control, repr=False)
+    patience_s: float = 5.0  # how long the first of them is tried before the next
+
+    def ports_of(self, key: str) -> list[int]:
+        """Where the agent of a node (`types.Peer.key`) may listen. Several nodes of a test cluster share a host."""
+        shift = int(key) * _PORT_STEP if key.isdecimal() and len(self.ports) > 1 else 0
+        return [_PORTS.start + (port - _PORTS.start + shift) % len(_PORTS) if shift else port for port in self.ports]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One agent's view of the job."""
+
+    node: Node
+    run_dir: RunDir
+    spec: WorkerSpec
+    agent: AgentSettings
+    preflight: PreflightSpec
+    coordinator: CoordinatorSettings | None  # None: another node is the first coordinator
+    meeting: Meeting | None  # None: one node, nothing to meet
+    slurm: SlurmContext | None = None  # None: outside Slurm
+    control: Control = field(default_factory=Control, repr=False)  # asks Slurm
+    progress_file: str | None = None  # the checkpoint iteration file; None: cycles are not scored
+    electable: CoordinatorSettings | None = None  # of whichever node coordinates; None: the job has one node
+    attribution: AttributionSpec | None = None  # None: no service, rules only
+    logs: LogSpec | None = None  # None: no merged logs
+    cycle_info: CycleFiles | None = None  # None: none is written
+    until_done: Limits | None = None  # None: the job is not requeued
+    may_yield: bool = False  # be an ordinary agent where somebody else listens at the endpoint already

@@ -1,0 +1,108 @@
+"""What the workers of this node do at this moment: their monitors look, and this puts the answers together.
+
+It is asked for by the coordinator, while a rank of the job hangs, and by `nvrx stacks`, on a Unix socket. The socket is
+in the agent's private directory (mode 0700), so that the file system keeps other users away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from nvrx_slurm.core.attribution.verdict import frames
+from nvrx_slurm.node.monitors.monitors import RankMonitor
+from nvrx_slurm.types import Collective, RankEvidence, RankFault
+
+SOCKET = "stacks"
+_STACKS_S = 1.5  # for the ranks to answer `nvrx stacks`
+_SEND_S = 5.0
+_MOST_FRAMES, _MOST_GROUPS = 12, 8
+_TEXT_CHARS = 120  # 64 ranks fit into one message of 1 MiB, whatever they write
+_MOST_SEQ = 1 << 62
+
+
+class Inspection:
+    """One inspection. `workers`: where the living ones run, by local rank. `found`: what is known after `within_s`."""
+
+    def __init__(self, workers: Mapping[int, RankFault], monitors: list[RankMonitor], within_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        self.found: asyncio.Future[tuple[RankEvidence, ...]] = loop.create_future()
+        self._workers = dict(workers) if monitors else {}
+        self._seen: dict[int, RankEvidence] = {}  # by local rank
+        for local_rank in self._workers:
+            monitors[local_rank].inspect(within_s)
+        self._timer = loop.call_later(within_s, self._end)
+        self._end_if_complete()
+
+    def answered(self, local_rank: int, message: Mapping[str, Any]) -> None:
+        """A monitor has answered."""
+        where = self._workers.get(local_rank)
+        if where is not None and where.pid == message["pid"]:
+            self._seen[local_rank] = _evidence(where, message)
+            self._end_if_complete()
+
+    def gone(self, local_rank: int) -> None:
+        """A worker has ended: its monitor does not answer any more."""
+        if local_rank not in self._seen:
+            self._workers.pop(local_rank, None)
+            self._end_if_complete()
+
+    def _end_if_complete(self) -> None:
+        if len(self._seen) == len(self._workers):
+            self._end()
+
+    def _end(self) -> None:
+        self._timer.cancel()
+        if not self.found.done():
+            self.found.set_result(tuple(self._seen.values()))
+
+
+class StacksServer:
+    """Answers `nvrx stacks`. `run`: directory of the run. `inspect(within_s)` begins an inspection."""
+
+    def __init__(self, run: Path, inspect: Callable[[float], Inspection]) -> None:
+        self._run, self._inspect = str(run.resolve()), inspect  # here: it may block
+        self._server: asyncio.AbstractServer | None = None
+
+    async def start(self, private_dir: Path) -> None:
+        """Listen. Where that fails, `nvrx stacks` does not find these ranks, and that is all."""
+        with contextlib.suppress(OSError):
+            self._server = await asyncio.start_unix_server(self._answer, private_dir / SOCKET)
+
+    def close(self) -> None:
+        """Listen no more."""
+        if self._server is not None:
+            self._server.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.TimeoutError):  # the other end has gone
+            ranks = [asdict(rank) for rank in await self._inspect(_STACKS_S).found]
+            writer.write(json.dumps({"run": self._run, "ranks": ranks}).encode())
+            await asyncio.wait_for(writer.drain(), _SEND_S)
+        writer.close()
+
+
+def _evidence(where: RankFault, message: Mapping[str, Any]) -> RankEvidence:
+    """From what a monitor says. The rank itself has written stack and record: neither is trusted."""
+    found = tuple(_text(place) for place, _ in frames(message["stack"])[:_MOST_FRAMES])
+    try:
+        collectives = tuple(
+            Collective(_text(group), min(max(0, int(seq)), _MOST_SEQ), _text(what), bool(is_open))
+            for group, seq, what, is_open in list(json.loads(message["record"] or "[]"))[:_MOST_GROUPS]
+        )
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        collectives = ()
+    return RankEvidence(
+        where.rank, where.infra_rank, where.host, message["state"], message["moves"], found, message["section"],
+        message["silent_s"], collectives, where.local_rank, where.pid, where.log,
+    )  # fmt: skip
+
+
+def _text(value: object) -> str:
+    """For the console and logs: its end, without control characters. A path matters less than a line."""
+    return "".join(c if c.isprintable() else " " for c in str(value)[-_TEXT_CHARS:])

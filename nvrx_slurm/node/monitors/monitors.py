@@ -1,0 +1,342 @@
+"""The agent's side of a rank monitor: spawn it, hand it each worker, hear of hangs, replace it when it dies, reap it.
+
+Everything runs on the agent's asyncio loop; nothing blocks for longer than a spawn (about 1 ms). The shared page and
+the socket of the rank must survive the monitor's process. They are made and kept here, and lent to it with `watch`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import stat
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from nvrx_slurm import types as t
+from nvrx_slurm.child import processes
+from nvrx_slurm.child.supervised import SupervisedProcess
+from nvrx_slurm.core.rank import watch as core
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.monitor import wire
+from nvrx_slurm.monitor.lease import Lease
+from nvrx_slurm.monitor.page import HEARTBEAT, INIT, LEAVES, WARNED, Page, PageError, create_page
+from nvrx_slurm.node.monitors import monitor_start
+from nvrx_slurm.system.files import MAX_SOCKET_PATH_BYTES
+
+log = logging.getLogger(__name__)
+
+_BACKLOG = 128
+
+
+def faulthandler_env() -> dict[str, str]:
+    """What lets a monitored worker print its stacks."""
+    return {} if "PYTHONFAULTHANDLER" in os.environ else {"PYTHONFAULTHANDLER": "1"}
+
+
+OnHang = Callable[[int, dict[str, Any]], None]
+OnAsked = Callable[[int, "t.WorkloadAction", str], None]
+OnLooked = Callable[[int, dict[str, Any]], None]
+
+
+class Life:
+    """What one life of a worker shares with its monitor: the page and the socket, at a path of its own.
+
+    A process left over from an earlier life has the page and the path of that life, and can say nothing about this one.
+    """
+
+    def __init__(self, private_dir: Path, local_rank: int, number: int) -> None:
+        self.path = private_dir / f"{wire.socket_prefix(local_rank)}{number}"
+        if len(os.fsencode(self.path)) > MAX_SOCKET_PATH_BYTES:
+            raise UsageError(
+                f"{self.path} is too long for a Unix socket ({MAX_SOCKET_PATH_BYTES} bytes): set a shorter TMPDIR"
+            )
+        self.watch: bytes | None = None  # the message, once there is a worker
+        self.pidfd = -1
+        self.hung = False
+        self.broken = False  # the page cannot be read; that was said
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.page_fd = -1
+        self.look_end, self.rank_end = socket.socketpair()  # for monitor.inspect
+        try:
+            self.page_fd = create_page()
+            self.listener.bind(os.fspath(self.path))
+            self.listener.listen(_BACKLOG)
+        except OSError:
+            self.close()
+            raise
+
+    def fds(self) -> list[int]:
+        return [self.pidfd, self.page_fd, *(s.fileno() for s in (self.listener, self.look_end, self.rank_end))]
+
+    def close(self) -> None:
+        """Never raises; a second call does nothing."""
+        try:
+            for sock in (self.listener, self.look_end, self.rank_end):
+                sock.close()
+            self.path.unlink(missing_ok=True)
+        except OSError:
+            pass  # the directory is no longer ours: no rank finds the socket there
+        fds, self.page_fd, self.pidfd = (self.page_fd, self.pidfd), -1, -1
+        for fd in fds:
+            if fd >= 0:
+                os.close(fd)
+
+
+class RankMonitor(SupervisedProcess):
+    """The monitor of one local rank over all cycles. All methods belong to the thread of the running event loop.
+
+    `private_dir`: a directory of this agent with mode 0700 (checked; UsageError). `on_hang(local_rank, message)` is
+    called once per worker that the monitor found hung and is about to end (see hear()); `message` is the monitor's
+    `hang`: cycle, rank, local_rank, pid, sentence, deadline_s and at_s (monotonic seconds).
+    `on_asked(local_rank, action, description)` is called for each workload control request of the worker (twice if the
+    monitor was killed just then), before its exit is seen.
+
+    `on_looked(local_rank, message)` is called with the answer to inspect() (see `monitor.inspect`).
+
+    `lease`: the monitor kills the worker when it is over; None: it may run without a coordinator.
+
+    start(); then per cycle: worker_env() -> spawn the worker as a session leader -> watch() -> its exit is seen ->
+    hear() -> unwatch(); in the end close(). A monitor reports a hang before it ends the worker. So after hear()
+    on_hang() has been called if that is why the worker ended, and on_asked() for all that it asked for.
+    """
+
+    def __init__(
+        self,
+        local_rank: int,
+        private_dir: Path,
+        on_hang: OnHang,
+        on_asked: OnAsked,
+        lease: Lease | None = None,
+        on_looked: OnLooked = lambda local_rank, message: None,
+    ) -> None:
+        super().__init__()
+        self._lease = lease
+        self.local_rank = local_rank
+        self._dir = Path(private_dir)
+        self._on_hang = on_hang
+        self._on_asked, self._on_looked = on_asked, on_looked
+        self._lives = 0
+        self._life: Life | None = None
+
+    def start(self, spawn: bool = True) -> None:
+        """Make its socket and spawn the process, unless that is left to spawn().
+
+        Raises UsageError (bad directory); after that nothing about a monitor is an error.
+        """
+        try:
+            self._life = self._make_life()
+        except OSError as error:
+            self._say_unmonitored(error)
+        if spawn:
+            self.spawn()
+
+    def worker_env(self) -> dict[str, str]:
+        """Variables for the next worker; ask again after each unwatch(), because the socket is new then.
+
+        Without `wire.SOCKET_ENV` if the rank cannot be monitored this time.
+        """
+        if self._life is None or not self._life.path.exists():
+            self._new_life()
+        env = {} if self._life is None else {wire.SOCKET_ENV: os.fspath(self._life.path)}
+        return env | faulthandler_env()
+
+    def watch(
+        self,
+        *,
+        pid: int,
+        pidfd: int,
+        cycle: int,
+        rank: int,
+        limits: Mapping[str, Any],
+        signum: int = signal.SIGKILL,
+        cfg: Mapping[str, Any] | None = None,
+        hold_s: float = 0.0,
+    ) -> None:
+        """Watch the worker just spawned with worker_env().
+
+        `pid`: a session leader; `pidfd` stays the caller's. `limits`: by the names of `core.rank.watch.Limits`, None or
+        absent = no limit. `signum`: rank_termination_signal. `cfg`: further settings for the rank's `client.cfg`
+        (JSON). `hold_s`: a hung rank is ended that much later, or at end_hold(). Raises ValueError for a bad limit and
+        for settings over 64 KiB; nothing has changed then.
+        """
+        life = self._life
+        core.Limits(**limits)
+        settings = {**(cfg or {}), **limits, "rank_termination_signal": int(signum)}
+        message = wire.encode(
+            "watch",
+            cycle=cycle,
+            rank=rank,
+            local_rank=self.local_rank,
+            pid=pid,
+            started_s=time.monotonic(),
+            limits=dict(limits),
+            signal=int(signum),
+            cfg=settings,
+            hold_s=hold_s,
+        )
+        if life is None:
+            return  # was said when it could not be made
+        try:
+            life.pidfd = os.dup(pidfd)
+        except OSError as error:
+            self._say_unmonitored(error)
+            return
+        life.watch, life.hung = message, False
+        self.send(message, life.fds())
+
+    def inspect(self, within_s: float) -> None:
+        """Have the monitor find out what the worker does; on_looked() gets the answer, unless the monitor dies."""
+        self.send(wire.encode("look", within_s=within_s))
+
+    def end_hold(self) -> None:
+        """A hung worker can be ended now."""
+        self.send(wire.encode("end"))
+
+    def should_exit(self) -> None:
+        """Most ranks of the node have ended well."""
+        self.send(wire.encode("exit"))
+
+    def warn(self) -> None:
+        """Have `RankMonitorClient.should_stop()` say yes in the worker that is watched, now or when it asks first."""
+        page = self._page()
+        if page is not None:
+            page.words[WARNED] = page.words[WARNED] or time.monotonic_ns()
+            page.close()
+
+    @property
+    def leaves(self) -> bool:
+        """Whether should_stop() has said yes to the worker; ask before unwatch()."""
+        return self._word(LEAVES) != 0
+
+    @property
+    def connected(self) -> bool:
+        """Whether the worker has called init_workload_monitoring(); ask before unwatch()."""
+        return self._word(INIT) != 0
+
+    @property
+    def beat_s(self) -> float:
+        """`time.time()` of the worker's last heartbeat, 0 without one; ask before unwatch()."""
+        beat_ns = self._word(HEARTBEAT)
+        return beat_ns and time.time() - (time.monotonic_ns() - beat_ns) / 1e9
+
+    def _word(self, word: int) -> int:
+        page = self._page()
+        if page is None:
+            return 0
+        found = page.words[word]
+        page.close()
+        return found
+
+    def unwatch(self) -> None:
+        """The worker is gone (or no longer to be judged): forget it, and make ready for the next."""
+        self.send(wire.encode("unwatch"))
+        self._new_life()
+
+    async def close(self) -> None:
+        """End and reap the monitor and remove its socket; at most 2 x CLOSE_TIMEOUT_S. The worker is left alone."""
+        await super().close()
+        if self.pid is not None:
+            log.error("rank monitor %d (pid %d) does not end after SIGKILL", self.local_rank, self.pid)
+        if self._life is not None:
+            self._life.close()
+            self._life = None
+
+    def _ask_to_end(self) -> None:
+        self.send(wire.encode("unwatch"))
+        self.send(wire.encode("quit"))
+
+    def _page(self) -> Page | None:
+        """The worker's page; None where it is not monitored, or where its rank has overwritten the page."""
+        if self._life is None or self._life.broken:
+            return None
+        try:
+            return Page(self._life.page_fd)
+        except (OSError, PageError) as error:  # no memory; or not our page any more
+            self._life.broken = True
+            log.warning("local rank %d gets no warnings any more: %s", self.local_rank, error)
+            return None
+
+    # --- the process ------------------------------------------------------------------------------
+
+    def _new_life(self) -> None:
+        """The next life, or none, which costs its rank the monitor until the one after that and nothing else."""
+        old, self._life = self._life, None
+        if old is not None:
+            old.close()
+        try:
+            self._life = self._make_life()
+        except (OSError, UsageError) as error:
+            self._say_unmonitored(error)
+
+    def _make_life(self) -> Life:
+        """Raises OSError, and UsageError where the directory is not this user's alone."""
+        with contextlib.suppress(FileExistsError):  # an epilog or a tmp cleaner may have removed it
+            self._dir.mkdir(0o700)
+        status = self._dir.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+            raise UsageError(
+                f"{self._dir} must belong to this user alone (mode 0700) to hold the rank monitors' sockets"
+            )
+        self._lives += 1
+        return Life(self._dir, self.local_rank, self._lives - 1)
+
+    def _say_unmonitored(self, error: Exception) -> None:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        log.warning("local rank %d goes on without its monitor (%s: %s)", self.local_rank, self._dir, why)
+
+    def _start(self) -> tuple[processes.Child, socket.socket]:
+        child, (channel,) = monitor_start.start(self._dir, self._lease, [self.local_rank])
+        return child, channel
+
+    def _on_start(self) -> None:
+        if self._life is not None and self._life.watch is not None:
+            self.send(self._life.watch, self._life.fds())
+
+    def _on_failure(self, error: Exception) -> None:
+        self._replace(f"rank monitor {self.local_rank} cannot be started ({error})")
+
+    def connect(self, channel: socket.socket) -> None:
+        """A process is being started that will read this."""
+        self._channel, self._began_s = channel, self._loop.time()
+        self._on_start()
+
+    def take_over(self) -> None:
+        """The process at the other end was forked for this monitor and is our child now, unless that failed."""
+        channel = self._channel
+        assert channel is not None
+        try:
+            told = wire.decode(channel.recv(wire.MAX_LINE_BYTES))
+            self._adopt(processes.adopt(int(str(told["pid"]))), channel)
+        except (OSError, wire.WireError) as error:
+            self.send(wire.encode("unwatch"))
+            self._drop_channel()
+            self._on_failure(error)
+
+    def _replace(self, what: str) -> None:
+        delay_s = self._spawn_later()
+        log.warning("%s; its rank goes on, a new one starts in %g s", what, delay_s)
+
+    def _on_exit(self, pid: int, code: int) -> None:
+        if not self._closed:
+            self._replace(f"rank monitor {self.local_rank} (pid {pid}) ended with {code}")
+
+    def _on_message(self, data: bytes) -> None:
+        message, life = wire.decode(data), self._life
+        if life is None or life.watch is None:
+            return
+        current = wire.decode(life.watch)
+        if (message.get("cycle"), message.get("pid")) != (current["cycle"], current["pid"]):
+            return
+        if message["type"] == "hang" and not life.hung:
+            life.hung = True  # a monitor restarted in mid-kill says it again
+            self._on_hang(self.local_rank, message)
+        elif message["type"] == "looked":
+            self._on_looked(self.local_rank, message)
+        elif message["type"] == "control":
+            description = str(message["description"]).encode("utf-8", "replace").decode()  # no lone surrogates
+            self._on_asked(self.local_rank, t.WorkloadAction[str(message["action"])], description)

@@ -1,0 +1,253 @@
+"""The console: the launcher's own lines with the time, and the workers' lines with their rank, written by one thread.
+
+Workers write straight to their log files, so no output is lost when an agent dies. The thread follows these files. It
+may block on a slow terminal, pipe or file system without delaying the agent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+from nvrx_slurm.core.logs.lines import Lines
+from nvrx_slurm.logs.rank_file import RankFile
+from nvrx_slurm.system.inotify import Inotify
+
+_CHUNK = 1 << 14  # bytes read at once: a sentence waits for the writing of one such piece at most
+_QUEUED_SENTENCES = 10_000
+TRACEBACK_HOLD_S = 0.5  # for `hold_s` where a fault of another node may be the cause
+_FALLBACK_S = 0.5  # between two readings of the files where inotify is not available
+_TRACEBACK = b"Traceback (most recent call last)"
+# faulthandler's dump, also of a rank that its monitor ended because it hung: the log file has the original lines
+_DUMP_HEADING = b"Fatal Python error: Aborted"
+_DUMP_NAMED = b"SIGABRT: the stacks of this rank's threads"
+_DUMP_MODULES = b"Extension modules: "
+
+
+@dataclass(slots=True)
+class _Followed:
+    file: RankFile
+    path: Path
+    prefix: bytes
+    out: int  # file descriptor to copy to
+    pending: bool = True  # there may be something to copy
+    retired: bool = False  # a later cycle has a file of this name: drop this one when it is read to its end
+    held_until_s: float = 0.0  # monotonic; 0 = it was never held
+
+
+class Console:
+    """Start with `start()`, end with `finish()`. All methods may be called from the agent's loop; only `finish` waits.
+
+    Each of the launcher's lines has a head: local time, seconds since this object was made, `name`.
+    `refresh_s`: also read the files this often, because inotify does not report writes of other hosts.
+    `hold_s`: a file's first traceback waits this long for a sentence, so that a fault elsewhere, its likely cause, is
+    told before it. `copy`: a file for the launcher's own lines, too.
+    """
+
+    def __init__(
+        self, name: str, refresh_s: float | None = None, hold_s: float = 0.0, copy: Path | None = None
+    ) -> None:
+        self._name = name
+        self._copy_path, self._copy_fd = copy, -1
+        self._started_s = time.monotonic()
+        self._hold_s = hold_s
+        self._refresh_s = refresh_s
+        self._next_refresh_s = 0.0
+        self._said: deque[bytes] = deque(maxlen=_QUEUED_SENTENCES)
+        self._followed: list[_Followed] = []  # older files first
+        self._new: deque[tuple[Path, str, int, int]] = deque()
+        self._changes: Inotify | None = None
+        self._poll = select.poll()
+        self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._finishing = False
+        self._cut_off_s = 0.0  # when `finish` gives up on the backlog
+        self._thread = threading.Thread(target=self._run, name="console", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def say(self, text: str) -> None:
+        """Print `text` on stderr, each line behind the head. A text that finds a full queue replaces the oldest."""
+        self._said.append(self._lines(text))
+        self._wake()
+
+    def follow(self, path: Path, prefix: str, stream: int, start: int = 0) -> None:
+        """Copy the lines of `path` from byte `start` on to stdout (1) or stderr (2), each behind `prefix`."""
+        self._new.append((path, prefix, stream, start))
+        self._wake()
+
+    def finish(self, timeout_s: float) -> None:
+        """Print the queued sentences, then copy for at most `timeout_s` (> 0); the log files have the rest."""
+        self._cut_off_s = time.monotonic() + 0.75 * timeout_s  # leaves time to say how much was cut off
+        self._finishing = True
+        self._wake()
+        self._thread.join(timeout_s)
+
+    def _wake(self) -> None:
+        try:
+            os.write(self._wake_w, b"x")
+        except BlockingIOError:
+            return  # the thread has enough wake-ups waiting
+
+    def _lines(self, text: str) -> bytes:
+        head = f"{time.strftime('%H:%M:%S')} +{time.monotonic() - self._started_s:.1f}s {self._name}: "
+        return "".join(f"{head}{line}\n" for line in text.splitlines()).encode("utf-8", "replace")
+
+    # --- the thread -----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        self._poll.register(self._wake_r, select.POLLIN)
+        if self._copy_path is not None:
+            with contextlib.suppress(OSError):
+                self._copy_path.parent.mkdir(parents=True, exist_ok=True)
+                self._copy_fd = os.open(self._copy_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        while True:
+            ready = self._wait()
+            finishing = self._finishing  # read before the files are read for the last time
+            if finishing:  # what was held goes before the last sentences
+                for one in [one for one in self._followed if one.pending and one.held_until_s]:
+                    self._copy(one, flush=True)
+            self._speak()
+            self._follow_new()
+            self._mark(ready, everything=finishing)
+            self._round(flush=finishing)
+            if not finishing:
+                continue
+            while any(one.pending for one in self._followed) and time.monotonic() < self._cut_off_s:
+                self._round(flush=True)
+            self._speak()
+            self._say_what_is_missing()
+            return
+
+    def _wait(self) -> set[int]:
+        """Wait until there is something to do; returns the file descriptors that are ready."""
+        times_s = [one.held_until_s for one in self._followed if one.pending]
+        if self._refresh_s is not None:
+            times_s.append(self._next_refresh_s)
+        timeout_s = max(0.0, min(times_s) - time.monotonic()) if times_s else None
+        ready = {fd for fd, _ in self._poll.poll(None if timeout_s is None else timeout_s * 1000 + (timeout_s > 0))}
+        if self._wake_r in ready:
+            os.read(self._wake_r, 4096)
+        return ready
+
+    def _speak(self) -> None:
+        if self._said:
+            for one in self._followed:  # a sentence is printed: release the tracebacks that were held back for it
+                one.held_until_s = min(one.held_until_s, time.monotonic())
+        while self._said:
+            lines = self._said.popleft()
+            _write(2, lines)
+            if self._copy_fd >= 0:
+                _write(self._copy_fd, lines)
+
+    def _mark(self, ready: set[int], everything: bool) -> None:
+        """Note which files may have grown."""
+        if self._refresh_s is not None and time.monotonic() >= self._next_refresh_s:
+            self._next_refresh_s = time.monotonic() + self._refresh_s
+            everything = True
+        if self._changes is not None and self._changes.fd in ready:
+            names = self._changes.wait()
+            lost = "" in names  # IN_Q_OVERFLOW has no name: anything may have changed
+            for one in self._followed:
+                one.pending = one.pending or lost or one.path.name in names
+        if everything:
+            for one in self._followed:
+                one.pending = True
+
+    def _round(self, flush: bool) -> None:
+        """Copy one piece of each file, queued sentences before it; a rank's older file goes before its newer one."""
+        unfinished: set[str] = set()
+        for one in list(self._followed):
+            if not one.pending or one.path.name in unfinished:
+                continue
+            if not flush and time.monotonic() < one.held_until_s:
+                unfinished.add(one.path.name)
+                continue
+            self._speak()
+            self._copy(one, flush or one.retired)
+            if one.retired and one.pending:
+                unfinished.add(one.path.name)
+            elif one.retired:
+                one.file.close()
+                self._followed.remove(one)
+
+    def _follow_new(self) -> None:
+        while self._new:
+            path, prefix, stream, start = self._new.popleft()
+            file = RankFile(path, Lines(as_written=True), start, _CHUNK)
+            try:
+                file.open()
+            except OSError as error:
+                _write(2, self._lines(f"cannot follow {path}: {error.strerror}"))
+                continue
+            self._watch(path.parent)
+            for older in self._followed:
+                if older.path.name == path.name or older.path.parent != path.parent:
+                    older.retired = older.pending = True  # of an earlier cycle: only its rest is copied
+            self._followed.append(_Followed(file, path, prefix.encode(), stream))
+
+    def _watch(self, directory: Path) -> None:
+        """Directories of earlier cycles stay watched: nothing changes there any more."""
+        try:
+            if self._changes is None:
+                self._changes = Inotify()
+                self._poll.register(self._changes.fd, select.POLLIN)
+            self._changes.watch(str(directory))
+        except OSError as error:
+            if self._refresh_s is None:
+                self._refresh_s = _FALLBACK_S
+                why = f"no inotify here ({error.strerror})"
+                _write(2, self._lines(f"{why}: the log files are read every {_FALLBACK_S:g} s"))
+
+    def _copy(self, followed: _Followed, flush: bool) -> None:
+        """Copy one piece; at the end of the file, with `flush`, also a last line without its newline."""
+        file, begin, text = followed.file, followed.file.at, b""
+        with contextlib.suppress(OSError):  # the file system fails; the file is read again when it changes
+            text, _ = file.read(flush)
+        followed.pending = bool(text)
+        if not flush and (traceback := self._traceback(followed, text)) >= 0:
+            file.at, text = begin + traceback, text[:traceback]  # the rest is read again when the hold is over
+        lines = text.split(b"\n")[:-1]
+        if followed.out == 2:
+            # torch's "[rank0]: " is our "[rank 0] "
+            twice = followed.prefix.replace(b" ", b"", 1).replace(b"] ", b"]: ")
+            lines = [line.removeprefix(twice) for line in lines if not line.startswith(_DUMP_MODULES)]
+            lines = [line.replace(_DUMP_HEADING, _DUMP_NAMED) for line in lines]
+        if lines:
+            _write(followed.out, b"".join(followed.prefix + line + b"\n" for line in lines))
+
+    def _traceback(self, followed: _Followed, text: bytes) -> int:
+        """Where the line of the file's first traceback begins in `text`, which is held from now on; -1: nowhere."""
+        found = text.find(_TRACEBACK) if self._hold_s and followed.out == 2 and not followed.held_until_s else -1
+        if found < 0:
+            return -1
+        followed.held_until_s = time.monotonic() + self._hold_s
+        return text.rfind(b"\n", 0, found) + 1
+
+    def _say_what_is_missing(self) -> None:
+        for one in self._followed:
+            try:
+                missing = one.file.unread
+            except OSError:
+                continue  # its length cannot be known
+            if missing > 0:
+                _write(2, self._lines(f"... {missing} bytes more in {one.path}"))
+
+
+def _write(fd: int, data: bytes) -> None:
+    """Write all of it; a console that is gone (EPIPE, EIO) loses lines that the log files have."""
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(fd, view) :]
+        except BlockingIOError:
+            select.select([], [fd], [], 1.0)
+        except OSError:
+            return

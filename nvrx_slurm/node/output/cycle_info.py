@@ -1,0 +1,65 @@
+"""Writes --ft-cycle-info-dir beside the coordinator: one file per cycle and a link to the newest."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
+
+from nvrx_slurm import types as t
+from nvrx_slurm.core.coordinator import events as ev
+from nvrx_slurm.core.coordinator.coordinator import Coordinator
+from nvrx_slurm.core.logs.cycle_info import CycleFiles, document
+from nvrx_slurm.core.logs.names import cycle_file
+from nvrx_slurm.node.output.result import BackgroundWrites
+from nvrx_slurm.system.files import write_atomic
+
+
+class CycleInfo:
+    """Sees what the coordinator sends."""
+
+    def __init__(self, files: CycleFiles, core: Coordinator, writes: BackgroundWrites) -> None:
+        self._files, self._core, self._writes = files, core, writes
+        self._now: dict[str, object] = {}
+        self._cycle = -1
+
+    def sent(self, command: ev.SendTo) -> None:
+        """A plan begins a cycle; the first Stop or Finish ends it."""
+        message = command.message
+        if isinstance(message, t.Plan) and message.cycle > self._cycle:
+            self._cycle = message.cycle
+            files = self._files
+            log_file = cycle_file(files.prefix, message.cycle, files.part) if files.prefix else ""
+            nodes = self._core.roster.members.in_order()
+            self._now = document(self._files, self._core.job.assignment, nodes, log_file)
+            self._now["cycle_start_time"] = _utc()
+            self._write()
+        elif isinstance(message, (t.Stop, t.Finish)) and self._now and not self._now["cycle_end_time"]:
+            self._now["cycle_end_time"] = _utc()
+            self._write()
+
+    def _write(self) -> None:
+        name, data = self._files.name(self._cycle), json.dumps(self._now, indent=1).encode()
+        self._writes.begin(Path(self._files.directory, name), partial(self._put, name, data))
+
+    def _put(self, name: str, data: bytes) -> None:
+        """In a thread."""
+        directory, link = self._files.directory, self._files.current
+        os.makedirs(directory, exist_ok=True)
+        write_atomic(os.path.join(directory, name), data)
+        temporary = f"{link}.{secrets.token_hex(4)}"
+        os.symlink(name, temporary)
+        try:
+            os.replace(temporary, link)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+
+
+def _utc() -> str:
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,0 +1,215 @@
+"""Role: starts and supervises this node's log shipper and, beside the coordinator, the aggregators.
+
+The shipper and the aggregators only read the ranks' log files. If they crash or lag, merged logs are late or
+incomplete; the job is unaffected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from nvrx_slurm import types as t
+from nvrx_slurm.child.supervised import PacketProcess
+from nvrx_slurm.control.addresses import ANY_ADDRESS
+from nvrx_slurm.core.agent import events as ag
+from nvrx_slurm.node.run_dir import RunDir
+
+if TYPE_CHECKING:
+    from nvrx_slurm.node.coordination.coordinator import Members
+
+_CYCLES = 3  # of which a new shipper is told
+_SOCKET = "logs"
+_BACKLOG = 4096
+
+
+@dataclass(frozen=True)
+class LogSpec:
+    """What is merged, and where to. Paths have no placeholders any more."""
+
+    prefix: str  # of the files per cycle; "" = none
+    logfile: str = ""  # for the launchers' output; "" = none
+    port: int = 50051  # tried first
+    parts: int = 1  # aggregators, each with files of its own
+    drain_s: float = 60.0  # at the end of the job
+    grpc_port: int = 0  # of NVRx's log service for foreign clients; 0 = none
+    batch_s: float = 0.5
+
+
+class LogsRole:
+    """The programs of one node. `job`: names the job in certificates; "" = it has one node, and no network is used."""
+
+    commands: ClassVar[tuple[type, ...]] = (ag.StartWorkers, ag.Send)
+
+    def __init__(
+        self,
+        spec: LogSpec,
+        node: t.Node,
+        run_dir: RunDir,
+        job: str,
+        private_dir: Path,
+        say: Callable[[str], None],
+    ) -> None:
+        self.spec, self._node, self._run_dir, self._job, self._say = spec, node, run_dir, job, say
+        self.drain_s = spec.drain_s  # less when the job was ended by a signal
+        self._socket = str(private_dir / _SOCKET)
+        self._token = ""
+        self._where: tuple[str, int] | None = None
+        self._cycles: dict[int, dict[str, Any]] = {}  # the last ones: what the shipper was told
+        self._over: set[int] = set()
+        self._listeners: list[socket.socket] = []
+        self._aggregators: list[PacketProcess] = []
+        self._ending: set[asyncio.Task[None]] = set()
+        self._shipper = PacketProcess(
+            "log shipper", "nvrx_slurm.logs.shipper", self._shipper_settings, say, self._shipper_state
+        )
+
+    async def start(self) -> None:
+        """Start the shipper."""
+        self._shipper.spawn()
+
+    def handle(self, command: ag.StartWorkers | ag.Send) -> None:
+        """Tell the shipper of a cycle's files, and when no worker writes to them any more."""
+        if isinstance(command, ag.StartWorkers):
+            return self._begin(command.plan)
+        message = command.message
+        if isinstance(message, (t.Stopped, t.Succeeded)) and message.cycle in self._cycles.keys() - self._over:
+            self._over.add(message.cycle)
+            self._shipper.tell({"over": message.cycle})
+        elif isinstance(message, t.Failed):
+            self._shipper.tell({"now": True})
+
+    def _begin(self, plan: t.Plan) -> None:
+        if not self.spec.prefix:
+            return
+        stem = self._name(self._run_dir.node_dir(plan.cycle, self._node))
+        ranks = range(plan.rank_offset, plan.rank_offset + self._node.nproc)
+        files = [(f"{stem}/rank_{rank}.{stream}", rank) for rank in ranks for stream in ("out", "err")]
+        self._cycles[plan.cycle] = packet = {"cycle": plan.cycle, "files": files, "world": plan.world_size}
+        for old in sorted(self._cycles)[:-_CYCLES]:
+            del self._cycles[old]
+            self._over.discard(old)
+        self._shipper.tell(packet)
+
+    def _name(self, path: Path) -> str:
+        return str(path.relative_to(self._run_dir.log_dir))
+
+    async def close(self) -> None:
+        """Ship the rest, bounded."""
+        await self._shipper.finish(self.drain_s)
+
+    # --- the shipper ------------------------------------------------------------------------------------------
+
+    def _shipper_settings(self) -> dict[str, Any]:
+        return {
+            "token": self._token,
+            "job": self._job,
+            "node": self._node.node_id,
+            "log_dir": str(self._run_dir.log_dir),
+            "batch_s": self.spec.batch_s,
+        }
+
+    def _shipper_state(self) -> Iterator[dict[str, Any]]:
+        if self.spec.logfile:
+            own = self._name(self._run_dir.launcher_log(self._node))
+            yield {"cycle": -1, "files": [(own, -1)], "world": 0}
+        for cycle, packet in self._cycles.items():
+            yield packet
+            if cycle in self._over:
+                yield {"over": cycle}
+        if self._where is not None:
+            yield {"at": self._where, "token": self._token}
+
+    def found(self, host: str, ports: tuple[int, ...], token: str) -> None:
+        """The aggregators listen there; this node's part is one of them."""
+        if not ports or not host:
+            return
+        number = self._node.infra_rank if self._node.infra_rank >= 0 else zlib.crc32(self._node.node_id.encode())
+        where = host, ports[number % len(ports)]
+        if (where, token) != (self._where, self._token):
+            self._where, self._token = where, token
+            self._shipper.tell({"at": where, "token": token})
+
+    # --- beside the coordinator -------------------------------------------------------------------------------
+
+    def lead(self, members: Members, term: int, token: str) -> None:
+        """This node coordinates the job from now on: start the aggregators."""
+        self.retire()
+        try:
+            self._listeners = [self._listen(part) for part in range(self.spec.parts)]
+        except OSError as error:
+            return self._say(f"no logs are merged: nothing can listen here: {error.strerror}")
+        for part, listener in enumerate(self._listeners):
+            settings = partial(self._aggregator_settings, part, term, token)
+            name, module = "log aggregator", "nvrx_slurm.logs.aggregator"
+            self._aggregators.append(PacketProcess(name, module, settings, self._say, listener=listener))
+        if self.spec.grpc_port:
+            name, module = "nvrx_service process", "nvrx_slurm.logs.nvrx_service"
+            self._aggregators.append(PacketProcess(name, module, self._service_settings, self._say))
+        for one in self._aggregators:
+            one.spawn()
+        if self._job:
+            ports = tuple(int(one.getsockname()[1]) for one in self._listeners)
+            members.tell(t.LogServer(term, ports))
+            self.found("127.0.0.1", ports, token)
+        else:
+            self.found(self._socket, (0,), token)
+
+    def retire(self) -> None:
+        """Another node does. Killing the aggregators loses nothing: their files end where their index says."""
+        for one in self._aggregators:
+            task = asyncio.ensure_future(one.finish(0.0))
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+        self._aggregators = []
+        self._close_listeners()
+
+    async def end(self, within_s: float) -> None:
+        """The job is over: wait for the shippers of the other nodes, at most that time."""
+        await asyncio.gather(*(one.finish(within_s) for one in self._aggregators), *self._ending)
+        self._close_listeners()
+
+    def _close_listeners(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+        self._listeners = []
+
+    def _listen(self, part: int) -> socket.socket:
+        """Connections wait here while an aggregator starts, also in place of another. Raises OSError."""
+        if not self._job:
+            listener = socket.socket(socket.AF_UNIX)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._socket)
+            listener.bind(self._socket)
+            listener.listen(_BACKLOG)
+            return listener
+        family = socket.AF_INET6 if ":" in ANY_ADDRESS else socket.AF_INET
+        make = partial(socket.create_server, family=family, backlog=_BACKLOG, dualstack_ipv6=family is socket.AF_INET6)
+        try:
+            return make((ANY_ADDRESS, self.spec.port + part))
+        except OSError:  # another job of this host has it
+            return make((ANY_ADDRESS, 0))
+
+    def _service_settings(self) -> dict[str, Any]:
+        files = filter(None, (self.spec.prefix, self.spec.logfile))
+        return {"port": self.spec.grpc_port, "roots": sorted({os.path.dirname(file) for file in files})}
+
+    def _aggregator_settings(self, part: int, term: int, token: str) -> dict[str, Any]:
+        return {
+            "token": token,
+            "job": self._job,
+            "term": term,
+            "owner": f"{self._run_dir.job_id}/{self._run_dir.run}",
+            "prefix": self.spec.prefix,
+            "logfile": self.spec.logfile,
+            "part": part if self.spec.parts > 1 else -1,
+            "links": str(self._run_dir.path / "merged"),
+        }

@@ -1,0 +1,179 @@
+"""The end of a job, as the coordinator's node prints it and writes it to result.json."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from nvrx_slurm import types as t
+from nvrx_slurm.core.attribution.verdict import failing_line, headline, report
+from nvrx_slurm.core.coordinator.events import Done, HangFound
+from nvrx_slurm.core.coordinator.report import in_words
+from nvrx_slurm.node.output.faults import signal_name
+from nvrx_slurm.system import bounded
+from nvrx_slurm.system.files import IN_PROCESS_NAME, last_bytes, write_atomic
+
+WRITE_TIMEOUT_S = 5.0
+_ROWS_SHOWN = 32
+_NOTES_BYTES, _NOTES_LISTED = 1 << 20, 1000
+_MOST_WAITING = 16  # files; the oldest one that waits gives way
+_COLUMNS = "{:>9} {:>6} {:>6}  {:<20} {}"
+
+
+async def publish(
+    done: Done,
+    path: Path,
+    requeues: int | None,
+    say: Callable[[str], None],
+    elected: bool = True,
+    before_write: Callable[[], Awaitable[None]] | None = None,
+) -> None:
+    """Say how the job ended and write the same as JSON to `path`; a file that cannot be written is said.
+
+    `requeues`: how often Slurm has restarted the job; None without Slurm. A coordinator that was not `elected` writes
+    no file: another part of the job may go on, and the front ends the step where it finds the file. `before_write`:
+    what has to be done while the step lives.
+    """
+    say(sentence(done))
+    if before_write is not None:
+        await before_write()
+    if not elected:
+        return
+    data = content(done, requeues, time.time())
+    try:
+        await bounded.call_async(lambda: _write(path, data), WRITE_TIMEOUT_S, "result.json")
+    except (OSError, bounded.Overrun, RuntimeError) as error:
+        say(f"cannot write {path}: {getattr(error, 'strerror', None) or error}")
+
+
+def _write(path: Path, data: dict[str, Any]) -> None:
+    """`data`, and the restarts in process, which the wrapper has noted in the log tree."""
+    write_atomic(path, (json.dumps(data, indent=1) + "\n").encode())  # first: the notes are many files, and of ranks
+    data["inprocess_restarts"] = found = list[dict[str, Any]]()
+    notes = [last_bytes(file, _NOTES_BYTES) for file in sorted(path.parent.glob(f"cycle_*/{IN_PROCESS_NAME}"))]
+    for line in b"".join(notes).splitlines()[-_NOTES_LISTED:]:
+        # A rank can write what it likes.
+        with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError, RecursionError):
+            note = json.loads(line)
+            found.append({"cycle": int(note["cycle"]), "iteration": int(note["iteration"]), "why": str(note["why"])})
+    if found:
+        data["summary"] = ", ".join(filter(None, [data["summary"], f"restarts in process: {len(found)}"]))
+    write_atomic(path, (json.dumps(data, indent=1) + "\n").encode())
+
+
+class BackgroundWrites:
+    """Files that are written one after the other, in threads: their file system may hang. One that fails is said."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._waiting: deque[tuple[Path, Callable[[], None]]] = deque(maxlen=_MOST_WAITING)
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self, path: Path, write: Callable[[], None]) -> None:
+        """Have `write()` write `path`."""
+        self._waiting.append((path, write))
+        if self._task is None or self._task.done():
+            self._task = asyncio.ensure_future(self._write_all())
+
+    async def _write_all(self) -> None:
+        while self._waiting:
+            path, write = self._waiting.popleft()
+            try:
+                await bounded.call_async(write, WRITE_TIMEOUT_S, path.name)
+            except (OSError, bounded.Overrun, RuntimeError) as error:
+                self._say(f"cannot write {path}: {getattr(error, 'strerror', None) or error}")
+
+    async def close(self) -> None:
+        """Write the rest, bounded."""
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=WRITE_TIMEOUT_S)
+
+
+def write_hang(path: Path, command: HangFound) -> None:
+    """`cycle_<c>/hang.json`: the verdict about a hang, and the evidence of all ranks (as types.RankEvidence).
+
+    In a thread: it takes about a second for 10,000 ranks.
+    """
+    content = asdict(command) | {"culprits": [culprit.rank for culprit in command.culprits]}
+    path.parent.mkdir(exist_ok=True)
+    write_atomic(path, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def sentence(done: Done) -> str:
+    """The last lines of the console: code, reason and history; then the failed ranks and the first cause."""
+    reason, cause, job = done.reason, done.cause, done.report
+    if cause is not None:  # it is told in full below
+        reason = reason.replace(headline(cause), "").strip(";: ") or cause.kind.value
+    told = history(done)
+    link = "" if not told else " after " if done.code == 0 else "; "
+    lines = [f"job ends with code {done.code}: {reason}{link}{told} ({in_words(job.duration_s)} in all)"]
+    if done.code != 0 and len(job.last_faults) > 1:
+        lines += failure_table(job.last_faults)
+    if cause is not None:
+        lines.append(report(cause))
+    return "\n".join(lines)
+
+
+def history(done: Done) -> str:
+    """What the job went through, for example "2 restarts, 1 lost node, 3.1 s down"; "" if nothing happened."""
+    job = done.report
+    restarted = {restart.cycle for restart in job.restarts}
+    last = job.last_faults if done.code != 0 else ()
+    counts = {
+        "restart": max(job.restarts_used, len(job.restarts)),  # a port that was taken uses none
+        "survived fault": sum(fault.cycle not in restarted and fault not in last for fault in job.faults),
+        "lost node": len(job.lost_nodes),
+        "excluded node": len(job.excluded_nodes),
+        "used spare": len(job.spares_used),
+    }
+    told = [f"{number} {what}{'s' if number > 1 else ''}" for what, number in counts.items() if number]
+    return ", ".join([*told, *([f"{in_words(job.down_s)} down"] if job.restarts else [])])
+
+
+def failure_table(faults: Sequence[t.FaultRecord]) -> list[str]:
+    """One line per failed rank, or (rank "-") node: when, where and with which exit code or signal it ended."""
+    lines = [f"failed in cycle {faults[0].cycle}:", _COLUMNS.format("time", "rank", "local", "node", "ended by")]
+    for fault in faults[:_ROWS_SHOWN]:
+        number, local = (str(fault.rank), str(fault.local_rank)) if fault.rank >= 0 else ("-", "-")
+        at = f"+{fault.at_s:.2f}s"
+        lines.append(_COLUMNS.format(at, number, local, f"{fault.infra_rank} ({fault.host})", _ended_by(fault)))
+    more = len(faults) - _ROWS_SHOWN
+    return lines + ([f"  and {more} more, see result.json"] if more > 0 else [])
+
+
+def _ended_by(fault: t.FaultRecord) -> str:
+    code = fault.exit_code
+    how = signal_name(-code) if code < 0 else f"code {code}"
+    if fault.kind in (t.FaultKind.EXIT, t.FaultKind.SIGNAL):
+        return how
+    return f"{fault.kind.value} ({how})" if code else fault.kind.value
+
+
+def content(done: Done, requeues: int | None, now: float) -> dict[str, Any]:
+    """The content of result.json. `now`: Unix seconds of the job's end; `at_s` counts from the beginning of the job."""
+    cause, job = done.cause, asdict(done.report)
+    began = now - done.report.duration_s
+    for entry in (*job["faults"], *job["restarts"], *job["last_faults"]):
+        entry["time"] = _iso(began + entry["at_s"])
+    return {
+        "code": done.code,
+        "reason": done.reason,
+        "slurm_restart_count": requeues,
+        "first_cause": None if cause is None else asdict(cause) | {"line": failing_line(cause.traceback)},
+        "started": _iso(began),
+        "ended": _iso(now),
+        "summary": history(done),
+        **job,
+    }
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")

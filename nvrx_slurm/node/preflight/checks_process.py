@@ -1,0 +1,170 @@
+"""The process of the health checks: started once, asked over a channel, started again when it ends.
+
+Checks and GPU memory are in a process of their own (`health.check_server`), which can be killed. A thread of the agent
+that is blocked in a driver would keep the agent from ending.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from nvrx_slurm.child import processes
+from nvrx_slurm.child.supervised import SupervisedProcess
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.health import report
+from nvrx_slurm.health.check import one_line
+from nvrx_slurm.node.preflight.head_start import Spawned, spawn
+from nvrx_slurm.node.preflight.preflight_settings import PreflightSpec
+
+_RESPAWN_S = 5.0  # doubled for each process that ends without a single answer
+_MAX_LINE_BYTES = 1 << 20
+_MAX_ERROR_LINE_BYTES = 4096
+# Slurm signals every process of a step; this one ignores that once it is up.
+_BY_SIGNAL = {code for signum in (1, 2, 3, 10, 12, 15) for code in (-signum, 128 + signum)}
+_REFUSES = "nvrx health: "
+
+
+class Answer(NamedTuple):
+    """One answer of `health.check_server`. `used_mb`: MiB in use by GPU; None: no reading of memory."""
+
+    report: report.Report
+    used_mb: Mapping[str, float] | None
+
+
+class ChecksProcess(SupervisedProcess):
+    """The process over its lives. All methods belong to the thread of the running event loop.
+
+    `on_news(answer)` gets the lines that were not asked for. `say_once(sentence)` is for people.
+    """
+
+    longest_delay_s, young_s = 300.0, math.inf
+
+    def __init__(
+        self,
+        spec: PreflightSpec,
+        state_dir: Path,
+        say_once: Callable[[str], None],
+        on_news: Callable[[Answer], None],
+        spawned: Spawned | None = None,
+    ) -> None:
+        """`spawned`: a process that has been started already."""
+        super().__init__()
+        self._spec = spec
+        self._state_dir = state_dir
+        self._say_once = say_once
+        self._on_news = on_news
+        self._errors = -1  # what reads its stderr
+        self._asked: dict[str, deque[asyncio.Future[Answer | None]]] = {"check": deque(), "memory": deque()}
+        self._data = self._error_data = b""
+        self._answered = False  # ever, by any of the processes
+        self._refusal = ""
+        self._delay_s = self.first_delay_s = _RESPAWN_S
+        if spawned is not None:
+            self._adopt(*self._with_errors(spawned))
+
+    def _start(self) -> tuple[processes.Child, socket.socket]:
+        return self._with_errors(spawn(self._spec, self._state_dir))
+
+    def _with_errors(self, spawned: Spawned) -> tuple[processes.Child, socket.socket]:
+        self._data = self._error_data = b""
+        self._errors = spawned.errors
+        self._loop.add_reader(spawned.errors, self._on_error)
+        return spawned.child, spawned.channel
+
+    def _on_failure(self, error: OSError) -> None:
+        self._say_once(f"this node goes unchecked: no process can be made for its health checks: {error.strerror}")
+
+    async def ask(self, question: str, timeout_s: float) -> Answer | None:
+        """The answer to "check" or "memory SECONDS"; None if the process ends without one.
+
+        Raises asyncio.TimeoutError after `timeout_s` seconds (the process is killed then), UsageError for arguments
+        that the checks refuse.
+        """
+        self.spawn()
+        if self._child is None:
+            return None
+        answer: asyncio.Future[Answer | None] = self._loop.create_future()
+        self._asked[question.split()[0]].append(answer)
+        self.send(f"{question}\n".encode())
+        try:
+            return await asyncio.wait_for(answer, timeout_s)
+        except asyncio.TimeoutError:
+            self._kill()
+            await self._wait_for_end()
+            raise
+
+    def _ask_to_end(self) -> None:
+        """By the end of its questions."""
+        if self._channel is not None:
+            with contextlib.suppress(OSError):  # it has just died
+                self._channel.shutdown(socket.SHUT_WR)
+
+    # --- its output -----------------------------------------------------------------------------------------
+
+    def _on_message(self, data: bytes) -> None:
+        *lines, self._data = (self._data + data).split(b"\n")
+        try:
+            if len(self._data) > _MAX_LINE_BYTES:
+                raise ValueError("a line without an end")
+            for line in lines:
+                self._take(line.decode(errors="replace"))
+        except ValueError as error:
+            self._say_once(f"health checks said what they should not: {error}")
+            self._kill()
+            self._drop_channel()
+
+    def _take(self, line: str) -> None:
+        found, plain = report.from_json(line), json.loads(line)
+        used_mb = plain.get("used_mb")
+        answer = Answer(found, used_mb)
+        if not plain.get("asked"):
+            self._on_news(answer)
+            return
+        self._answered, self._delay_s = True, _RESPAWN_S
+        asked = self._asked["check" if used_mb is None else "memory"]
+        if asked and not (future := asked.popleft()).done():  # done: given up by the caller
+            future.set_result(answer)
+
+    def _on_error(self) -> None:
+        more = b""
+        with contextlib.suppress(BlockingIOError):
+            more = os.read(self._errors, 65536)
+            if not more:
+                self._loop.remove_reader(self._errors)
+        *lines, rest = (self._error_data + more).split(b"\n")
+        self._error_data = rest[-_MAX_ERROR_LINE_BYTES:]
+        for line in lines:
+            text = one_line(line.decode(errors="replace"))
+            if text.startswith(_REFUSES) and not self._answered:
+                self._refusal = text.removeprefix(_REFUSES)
+            else:
+                self._say_once(text)
+
+    # --- its end --------------------------------------------------------------------------------------------
+
+    def _on_exit(self, pid: int, code: int) -> None:
+        self._on_error()  # the rest
+        self._loop.remove_reader(self._errors)
+        os.close(self._errors)
+        refused = code == report.EXIT_USAGE and not self._answered
+        for asked in self._asked.values():
+            while asked:
+                if (future := asked.popleft()).done():
+                    continue
+                if refused:
+                    future.set_exception(UsageError(f"the health checks cannot be run: {self._refusal}"))
+                else:
+                    future.set_result(None)
+        if not self._closed and not refused:
+            if code not in _BY_SIGNAL:
+                self._say_once(f"the process of the health checks ended with {code}; it is started again")
+            self._spawn_later()

@@ -1,0 +1,208 @@
+"""The log tree, in which each rank and cycle has one place.
+
+<log-dir>/<job id>/r<Slurm restart>/cycle_<c>/node_<infra rank>_<host>/rank_<r>.{out,err}
+                                   /cycle_<c>/hang.json
+                                   /events/{coordinator,agent_<infra rank>,election_<infra rank>}.jsonl
+                                   /result.json, /srun_command, /console
+<log-dir>/latest -> <job id>/r<Slurm restart>
+
+Without infra ranks, the node id (<host>-<rank>-<life>) replaces <infra rank>_<host> and <infra rank>.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.system import bounded
+from nvrx_slurm.system.files import write_atomic
+from nvrx_slurm.types import Node
+
+_CONSOLE = "console"  # names the file that the coordinator writes its lines to
+ERROR_FILE = ".error.json"  # torchelastic's, behind the stem of the logs
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """Paths of one run, i.e. one Slurm restart of one job."""
+
+    log_dir: Path
+    job_id: str
+    run: str  # "r<Slurm restart>", and which step of several in one allocation
+
+    @property
+    def path(self) -> Path:
+        """Directory of this run."""
+        return self.log_dir / self.job_id / self.run
+
+    @property
+    def result(self) -> Path:
+        """JSON that the coordinator writes last: exit code, reason, first cause, history (see agent.result)."""
+        return self.path / "result.json"
+
+    @property
+    def srun_command(self) -> Path:
+        """The command line of the step, where nvrx-run in a batch script started it."""
+        return self.path / "srun_command"
+
+    def events(self, name: str) -> Path:
+        """Event log `name` ("coordinator"; for an agent see `agent_events`)."""
+        return self.path / "events" / f"{name}.jsonl"
+
+    def coordinator_events(self, term: int, node: Node) -> Path:
+        """Event log of the coordinator that stood for `term` on `node`. The first one's has the plain name."""
+        return self.events("coordinator" if term == 1 else f"coordinator_term_{term}_node_{_node_name(node)}")
+
+    def election_events(self, node: Node) -> Path:
+        """Event log of a node's part in the elections."""
+        return self.events(f"election_{_node_name(node)}")
+
+    def agent_events(self, node: Node) -> Path:
+        """Event log of the agent of `node`."""
+        return self.events(f"agent_{_node_name(node)}")
+
+    def launcher_log(self, node: Node) -> Path:
+        """What the agent of `node` says, where --ft-nvrx-logfile asks for a copy."""
+        return self.path / "agents" / f"launcher_{_node_name(node)}.log"
+
+    def node_dir(self, cycle: int, node: Node) -> Path:
+        """Directory of the logs of the ranks of `node` in one cycle."""
+        name = f"{node.infra_rank}_{node.host}" if node.infra_rank >= 0 else node.node_id
+        return self.path / f"cycle_{cycle}" / f"node_{name}"
+
+    def hang_report(self, cycle: int) -> Path:
+        """JSON: what all ranks did when one of them hung (see `agent.result.HangReports`)."""
+        return self.path / f"cycle_{cycle}" / "hang.json"
+
+    def create_parent(self) -> None:
+        """Make the job's directory. Raises UsageError where that is impossible."""
+        self._make(self.path.parent)
+
+    def create(self) -> None:
+        """Make the directories. Raises UsageError where that is impossible."""
+        self._make(self.path / "events")
+
+    def _make(self, directory: Path) -> None:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"the log directory {directory} cannot be made: {error.strerror}; give another with --log-dir"
+            ) from None
+
+    def console_of(self) -> tuple[Path, int] | None:
+        """The file that holds the newest coordinator's lines, and the byte where they begin; None: none has said so."""
+        try:
+            name, begin = (self.path / _CONSOLE).read_text().split()
+            return self.path / "agents" / name, int(begin)
+        except (OSError, ValueError):
+            return None
+
+    def take_console(self) -> None:
+        """Tell the nvrx-run that started the step: the coordinator's lines are in this process's output from now on.
+
+        Does nothing where the output is no file of this run.
+        """
+        with suppress(OSError):
+            out = Path(os.readlink("/proc/self/fd/1"))
+            if out.parent.name == "agents" and out.parent.parent.name == self.path.name:
+                write_atomic(self.path / _CONSOLE, f"{out.name} {os.fstat(1).st_size}\n".encode())
+
+    def link_latest(self) -> None:
+        """Point `<log-dir>/latest` here, atomically; a directory of that name is kept."""
+        link = self.log_dir / "latest"
+        temporary = self.log_dir / f".latest.{secrets.token_hex(4)}"
+        try:
+            temporary.symlink_to(self.path.relative_to(self.log_dir))
+            os.replace(temporary, link)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+
+
+def _node_name(node: Node) -> str:
+    return str(node.infra_rank) if node.infra_rank >= 0 else node.node_id
+
+
+class Logs:
+    """The log files of one node's ranks in one cycle, opened in a thread: their file system may hang.
+
+    `problem`: why a file is /dev/null instead, "" if none is.
+    """
+
+    def __init__(self, directory: Path, ranks: range) -> None:
+        self._directory, self._ranks = directory, ranks
+        self._files: dict[int, list[IO[bytes]]] = {}
+        self.problem = ""
+
+    def stem(self, rank: int) -> Path:
+        """The path of a rank's files, without their suffix."""
+        return self._directory / f"rank_{rank}"
+
+    def of(self, rank: int) -> list[IO[bytes]]:
+        """Standard output and error of a rank. Raises OSError for lack of descriptors."""
+        if rank not in self._files:
+            self._files[rank] = [_nowhere(), _nowhere()]
+        return self._files[rank]
+
+    async def open(self, timeout_s: float) -> None:
+        """Open the files, and remove older error files. After `timeout_s` seconds all are /dev/null."""
+        try:
+            self._files, self.problem = await bounded.call_async(self._open, timeout_s, "the log file system")
+        except (bounded.Overrun, RuntimeError) as error:  # RuntimeError: no thread can be made
+            self.problem = str(error)
+
+    def _open(self) -> tuple[dict[int, list[IO[bytes]]], str]:
+        """In the thread. The files of one that is abandoned are closed when it ends."""
+        files: dict[int, list[IO[bytes]]] = {}
+        why = ""
+        for rank in self._ranks:
+            with suppress(OSError):
+                self.stem(rank).with_suffix(ERROR_FILE).unlink()
+            with suppress(OSError):  # no descriptors: `of` raises it
+                opened = [open_log(self.stem(rank).with_suffix(suffix)) for suffix in (".out", ".err")]
+                files[rank] = [file for file, _ in opened]
+                why = why or next(filter(None, (problem for _, problem in opened)), "")
+        return files, why
+
+    def __enter__(self) -> Logs:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with ExitStack() as stack:
+            for files in self._files.values():
+                for file in files:
+                    stack.callback(file.close)
+
+
+def _nowhere() -> IO[bytes]:
+    return open(os.devnull, "ab")
+
+
+def open_log(path: Path) -> tuple[IO[bytes], str]:
+    """Open `path` to append to it: (file, "") or, where that is impossible, (/dev/null, why).
+
+    A file on a full file system, or of a user whose quota is used up, can be opened, but the first print() of the
+    training fails. Therefore one byte is written and taken back. Raises OSError for lack of descriptors.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("ab", buffering=0)
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
+        return _nowhere(), error.strerror or str(error)
+    size = file.tell()
+    try:
+        os.write(file.fileno(), b"\n")
+        os.ftruncate(file.fileno(), size)
+        file.seek(size)
+    except OSError as error:
+        file.close()
+        return _nowhere(), error.strerror or str(error)
+    return file, ""

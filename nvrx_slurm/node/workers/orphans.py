@@ -1,0 +1,59 @@
+"""What workers leave behind: processes whose parent ended and that became children of this agent."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+from nvrx_slurm.child import processes
+
+_END_TIMEOUT_S = 1.0  # for killed orphans to end when the agent does
+
+
+class OrphanReaper:
+    """Reaps ended orphans on SIGCHLD and kills living ones; children that `child.processes` started are left alone.
+
+    All methods belong to the thread of the running event loop, which has to be the main thread.
+    """
+
+    def __init__(self) -> None:
+        self._orphans = processes.Orphans()
+        self._loop = asyncio.get_running_loop()
+        self._child_ended = asyncio.Event()
+        self._kills = False  # until none is left: one that is killed may have forked another one just before
+        self._loop.add_signal_handler(signal.SIGCHLD, self._on_child)
+
+    def reap(self) -> None:
+        """Collect those that have ended."""
+        self._orphans.reap(processes.own_pids())
+
+    def kill(self, later: bool = True) -> int:
+        """SIGKILL all, without waiting. Returns how many have not ended yet.
+
+        `later`: also those that come until none is left.
+        """
+        left = self._orphans.kill(processes.own_pids())
+        self._kills = later and left > 0
+        return left
+
+    async def close(self) -> int:
+        """Kill all. Returns how many do not end; bounded."""
+        deadline = self._loop.time() + _END_TIMEOUT_S
+        while True:
+            self._child_ended.clear()
+            left = self.kill()
+            try:
+                if not left:
+                    break
+                await asyncio.wait_for(self._child_ended.wait(), deadline - self._loop.time())
+            except asyncio.TimeoutError:
+                break
+        self._loop.remove_signal_handler(signal.SIGCHLD)
+        return left
+
+    def _on_child(self) -> None:
+        if self._kills:
+            self.kill()
+        else:
+            self.reap()
+        self._child_ended.set()

@@ -1,0 +1,357 @@
+"""The workers of this node: started per plan, seen by pidfd, signalled by group, reaped, explained."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, ClassVar
+
+from nvrx_slurm.core.agent import events as ag
+from nvrx_slurm.monitor import kill
+from nvrx_slurm.monitor.lease import Lease
+from nvrx_slurm.node.monitors.client_check import ClientCheck, any_connected
+from nvrx_slurm.node.monitors.dead_ranks import DeadRanksFile
+from nvrx_slurm.node.monitors.inspection import Inspection, StacksServer
+from nvrx_slurm.node.monitors.monitor_start import MonitorStarter
+from nvrx_slurm.node.monitors.monitors import RankMonitor
+from nvrx_slurm.node.output import faults
+from nvrx_slurm.node.output.console import Console
+from nvrx_slurm.node.roles import Post
+from nvrx_slurm.node.run_dir import ERROR_FILE, Logs, RunDir
+from nvrx_slurm.node.signals import ENDING
+from nvrx_slurm.node.workers.idle import wait_until_idle
+from nvrx_slurm.node.workers.launcher import Launcher
+from nvrx_slurm.node.workers.orphans import OrphanReaper
+from nvrx_slurm.node.workers.worker_env import rank_env, worker_env
+from nvrx_slurm.node.workers.worker_spec import StartedWorker, WorkerSpec
+from nvrx_slurm.system import bounded
+from nvrx_slurm.types import FaultKind, Node, Plan, RankFault, WorkloadAction
+
+_DETAILS_TIMEOUT_S = 1.0  # a hung file system must not hold up the report of a fault
+OPEN_TIMEOUT_S = 10.0  # for the log files; then workers write to /dev/null
+_CLOSE_TIMEOUT_S = 5.0
+_MONITORS_AFTER_S = 0.1  # without a lease: the first workers' own start comes before that of the monitors' processes
+_OWN_SIGNAL_S = 0.25  # how much later than a worker this process may get the signal that ends the step
+
+
+class Workers:
+    """Role: the workers of this node and their rank monitors. A rank's exit becomes WorkerExited here.
+
+    What a worker asked for (RankAsked) and that it hung (HangSeen) is posted before its exit.
+    """
+
+    commands: ClassVar[tuple[type, ...]] = (
+        ag.StartWorkers,
+        ag.SignalWorkers,
+        ag.PassOn,
+        ag.LookAtRanks,
+        ag.WarnRanks,
+        ag.PostGone,
+        ag.Prepare,
+        ag.EndHeld,
+    )
+
+    def __init__(
+        self,
+        node: Node,
+        spec: WorkerSpec,
+        run_dir: RunDir,
+        console: Console,
+        post: Post,
+        private_dir: Path,
+        lease: Lease | None = None,
+    ) -> None:
+        self._node = node
+        self._lease = lease
+        self._spec = spec
+        self._run_dir = run_dir
+        self._console = console
+        self._post = post
+        self._loop = asyncio.get_running_loop()
+        self._alive: dict[int, StartedWorker] = {}
+        self._stopping = False
+        self._none_left = asyncio.Event()  # no worker is alive
+        self._private_dir = private_dir  # sockets of the monitors
+        prefixes, first_local = spec.prefixes or [()] * node.nproc, spec.contract.first_local
+        launched = (spec.argv, prefixes, first_local, spec.warning_signal, spec.monitored, spec.warm)
+        self._launcher = Launcher(*launched, private_dir, console.say)
+        self._dead_ranks = DeadRanksFile(private_dir, console.say)
+        self._monitors: list[RankMonitor] = []
+        self._starter: MonitorStarter | None = None  # of the monitors' processes, once
+        self._client_check = ClientCheck(spec.limits, partial(any_connected, self._monitors), console.say)
+        self._inspections = set[Inspection]()  # under way
+        self._stacks = StacksServer(run_dir.path, self._inspect)
+        self._orphans = OrphanReaper()
+        self._opening: asyncio.Task[None] | None = None  # of the logs of workers that are to start
+        self._ending: asyncio.Task[None] | None = None  # watches workers that have got SIGTERM
+        self._failed = False  # a worker of this cycle ended by a fault or was stopped
+        self._explained: asyncio.Task[None] | None = None  # the last one: faults are reported in the order of exits
+        self._closed = False
+
+    async def start(self) -> None:
+        """Make one rank monitor per worker and start the first workers' interpreters. Raises UsageError.
+
+        Where another node may start the same ranks, the monitors' processes start before any worker, also on a spare.
+        """
+        if self._spec.wrapped:
+            self._dead_ranks.create()
+        if self._spec.monitored:
+            for local_rank in range(self._node.nproc):
+                monitor = RankMonitor(local_rank, self._private_dir, self._hung, self._asked, self._lease, self._looked)
+                self._monitors.append(monitor)  # first: also one half started is closed in the end
+                monitor.start(spawn=False)
+        self._launcher.begin()
+        if self._lease is not None:
+            self._start_monitors(0.0)
+        await self._stacks.start(self._private_dir)
+
+    def _start_monitors(self, after_s: float) -> None:
+        if self._monitors and self._starter is None:
+            self._starter = MonitorStarter(self._private_dir, self._lease, self._monitors, after_s)
+
+    def handle(self, command: Any) -> None:
+        """Carry out one command."""
+        match command:
+            case ag.StartWorkers():
+                self._start_all(command.plan)
+            case ag.SignalWorkers():
+                self._end(command)
+            case ag.PassOn():
+                self._signal(command.signum)
+            case ag.LookAtRanks():
+                found = self._inspect(command.within_s).found
+                found.add_done_callback(lambda ranks: self._post(ag.Looked(command.cycle, ranks.result())))
+            case ag.WarnRanks():
+                for monitor in self._monitors:  # also of a worker that is about to start
+                    monitor.warn()
+            case ag.PostGone() if self._spec.wrapped:
+                self._dead_ranks.note(command)
+            case ag.Prepare() if command.used:
+                self._launcher.hold()
+            case ag.EndHeld():
+                self._launcher.end_held()
+
+    async def close(self) -> None:
+        """Kill what is left, end the monitors. What cannot be ended is said."""
+        if self._closed:
+            return
+        self._closed = True
+        self._stacks.close()
+        try:
+            self._end_opening()
+            if self._ending is not None:
+                self._ending.cancel()
+            self._signal(signal.SIGKILL)
+            await self._launcher.close()
+            if self._alive:
+                await asyncio.wait_for(self._none_left.wait(), _CLOSE_TIMEOUT_S)
+        except asyncio.TimeoutError:
+            self._console.say(f"leaving {len(self._alive)} workers behind that do not end after SIGKILL")
+        if self._starter is not None:
+            await self._starter.close()
+        monitors, self._monitors = self._monitors, []
+        await asyncio.gather(*(monitor.close() for monitor in monitors))
+        if left := await self._orphans.close():
+            self._console.say(f"leaving {left} processes behind that workers started: they do not end")
+
+    # --- commands -----------------------------------------------------------------------------------------------
+
+    def _start_all(self, plan: Plan) -> None:
+        """Start all workers for `plan` as soon as their logs are open; one that cannot be started counts as exited."""
+        self._orphans.kill(later=False)  # of an earlier cycle
+        self._stopping = self._failed = False
+        self._opening = asyncio.ensure_future(self._open_and_start(plan))
+
+    async def _open_and_start(self, plan: Plan) -> None:
+        first, directory = plan.rank_offset, self._run_dir.node_dir(plan.cycle, self._node)
+        logs = Logs(directory, range(first, first + self._node.nproc))
+        with logs:
+            await logs.open(OPEN_TIMEOUT_S)
+            await self._launcher.wait()
+            self._opening = None
+            if logs.problem:
+                said = "what the workers write is lost in this cycle, they go on without"
+                self._console.say(f"{directory}: {logs.problem}: {said}")
+            for local_rank in range(self._node.nproc):
+                where = RankFault(
+                    FaultKind.SPAWN, self._node.host, self._node.infra_rank, first + local_rank, local_rank
+                )
+                try:
+                    self._start_one(plan, logs, local_rank, where)
+                except OSError as error:
+                    fault = replace(where, message=f"{error.strerror or error} ({error.filename or 'process'})")
+                    self._loop.call_soon(self._post, ag.WorkerExited(local_rank, fault))
+        self._client_check.start()
+        if self._alive:
+            self._launcher.launched(next(iter(self._alive.values())).child.pid)
+        self._start_monitors(_MONITORS_AFTER_S)
+
+    def _end_opening(self) -> None:
+        """The workers are stopped before their logs are open: none of them starts."""
+        if self._opening is not None:
+            self._opening.cancel()
+            self._opening = None
+            for local_rank in range(self._node.nproc):
+                self._loop.call_soon(self._post, ag.WorkerExited(local_rank, None))
+
+    def _signal(self, signum: int, wake: bool = False, but: Collection[int] = ()) -> None:
+        """Send `signum` to the group of every living worker, `but` these; `wake`: SIGCONT too."""
+        if wake:
+            self._end_opening()
+        self._stopping = self._stopping or wake or signum in (signal.SIGTERM, signal.SIGKILL, signal.SIGCONT)
+        for local_rank, worker in self._alive.items():
+            if self._monitors and self._stopping:
+                self._monitors[local_rank].end_hold()
+            if local_rank not in but:
+                worker.signal(signum, wake)
+
+    def _end(self, command: ag.SignalWorkers) -> None:
+        """Workers that handle SIGTERM are looked at before they get it: that shows later whether a handler runs."""
+        workers = self._alive.items() if command.idle_s else ()
+        handle = {r: w for r, w in workers if kill.handles(w.child.pidfd, w.child.pid, command.signum)}
+        self._signal(command.signum, True, handle)
+        if handle:
+            self._ending = asyncio.ensure_future(self._end_idle(command, handle))
+
+    async def _end_idle(self, command: ag.SignalWorkers, handle: Mapping[int, StartedWorker]) -> None:
+        stopped = dict(self._alive)
+
+        def alive() -> list[int]:
+            return [w.child.pid for r, w in stopped.items() if self._alive.get(r) is w]
+
+        def end() -> None:
+            for local_rank, worker in handle.items():
+                if self._alive.get(local_rank) is worker:
+                    worker.signal(command.signum, True)
+
+        def hung() -> bool:
+            return any(worker.hang is not None for worker in self._alive.values())  # its monitor makes it print stacks
+
+        if await wait_until_idle(alive, end, hung, command.idle_s):
+            self._post(ag.Idle())
+
+    def _inspect(self, within_s: float) -> Inspection:
+        alive = {local_rank: worker.where for local_rank, worker in self._alive.items()}
+        inspection = Inspection(alive, self._monitors, within_s)
+        self._inspections.add(inspection)
+        inspection.found.add_done_callback(lambda _: self._inspections.discard(inspection))
+        return inspection
+
+    def _looked(self, local_rank: int, message: Mapping[str, Any]) -> None:
+        for inspection in [*self._inspections]:
+            inspection.answered(local_rank, message)
+
+    # --- one worker ---------------------------------------------------------------------------------------------
+
+    def _start_one(self, plan: Plan, logs: Logs, local_rank: int, where: RankFault) -> None:
+        if self._lease is not None and self._lease.over:  # this program was stopped, and the plan is an old one
+            raise OSError("the lease of this node is over")
+        stem = logs.stem(where.rank)
+        rank_vars = rank_env(self._spec.contract, plan, self._node, local_rank, f"{stem}{ERROR_FILE}")
+        monitor = self._monitors[local_rank] if self._monitors else None
+        if monitor is not None:
+            rank_vars.update(monitor.worker_env())
+        if self._spec.wrapped:
+            rank_vars["NVRX_BOARD"] = str(self._dead_ranks.path)
+        env = worker_env(os.environ, rank_vars, self._node.nproc)
+        out, err = logs.of(where.rank)
+        self._show(local_rank, where.rank, [out, err])
+        held = self._launcher.take(local_rank)
+        child = held.child
+        if monitor is not None:  # before anything of the user's runs: this process may be stopped after that
+            monitor.watch(
+                pid=child.pid,
+                pidfd=child.pidfd,
+                cycle=plan.cycle,
+                rank=where.rank,
+                limits=self._spec.limits,
+                signum=self._spec.termination_signal,
+                cfg=self._spec.settings,
+                hold_s=2 * self._spec.hang_collect_s,
+            )
+        try:
+            held.release(env, out, err)
+        except OSError:
+            self._launcher.end(held)
+            raise
+        where = replace(where, pid=child.pid, log=f"{stem}.err")
+        self._alive[local_rank] = StartedWorker(child, where)
+        self._none_left.clear()
+        self._loop.add_reader(child.pidfd, self._exited, local_rank)
+
+    def _show(self, local_rank: int, rank: int, files: list[IO[bytes]]) -> None:
+        streams = self._spec.shown(local_rank)
+        for bit, file in enumerate(files, 1):
+            if streams & bit and file.name != os.devnull:
+                prefix = self._spec.line_prefix.format(rank=rank)
+                self._console.follow(Path(file.name), prefix, bit, file.tell())
+
+    def _hung(self, local_rank: int, message: Mapping[str, Any]) -> None:
+        worker = self._alive.get(local_rank)
+        if worker is None or worker.hang is not None or message.get("pid") != worker.child.pid:
+            return
+        worker.hang = replace(worker.where, kind=FaultKind.HANG, message=str(message.get("sentence", "")))
+        self._post(ag.HangSeen(worker.hang))
+
+    def _asked(self, local_rank: int, action: WorkloadAction, description: str) -> None:
+        self._post(ag.RankAsked(local_rank, action, description))
+
+    # --- its exit -----------------------------------------------------------------------------------------------
+
+    def _exited(self, local_rank: int) -> None:
+        if self._monitors:
+            self._monitors[local_rank].hear()  # it says why it killed before it kills
+        worker = self._alive.pop(local_rank)
+        for inspection in [*self._inspections]:
+            inspection.gone(local_rank)
+        self._loop.remove_reader(worker.child.pidfd)
+        code = worker.child.reap()
+        if not self._alive:
+            self._none_left.set()
+        self._failed = self._failed or code != 0 or self._stopping
+        if self._failed and not self._alive and (self._stopping or not self._spec.wrapped):
+            # Not earlier: the others may need their helpers to end well. After a success they may go on (an uploader).
+            self._orphans.kill()
+        else:
+            self._orphans.reap()
+        self._client_check.ended(well=code == 0 and not self._stopping, last=not self._alive)
+        early, beat_s = False, 0.0
+        if self._monitors:
+            beat_s = self._monitors[local_rank].beat_s
+            early = code == 0 and self._monitors[local_rank].leaves
+            self._monitors[local_rank].unwatch()
+            if not self._failed and 2 * len(self._alive) <= self._node.nproc:
+                for other in self._alive:
+                    self._monitors[other].should_exit()
+        hang = worker.hang
+        fault = faults.from_exit_code(code, worker.where) if hang is None else replace(hang, exit_code=code)
+        if fault is None or (self._stopping and worker.hang is None):
+            # Slurm signals all processes of a step one after the other. A worker may end well because of a signal that
+            # this process is yet to get, and then the job is cancelled and not done.
+            wait_s = _OWN_SIGNAL_S if self._spec.in_step and not self._stopping else 0.0
+            self._loop.call_later(wait_s, self._post, ag.WorkerExited(local_rank, fault, early))
+            return
+        self._explained = asyncio.ensure_future(self._explain(local_rank, fault, worker, beat_s, self._explained))
+
+    async def _explain(
+        self, local_rank: int, fault: RankFault, worker: StartedWorker, beat_s: float, before: asyncio.Task[None] | None
+    ) -> None:
+        """Add to the fault what the worker wrote, then post its exit."""
+        stderr = Path(worker.where.log)
+        read = partial(faults.with_details, fault, stderr.with_suffix(ERROR_FILE), stderr, beat_s)
+        try:
+            fault = await bounded.call_async(read, _DETAILS_TIMEOUT_S, "faults")
+        except (bounded.Overrun, RuntimeError):  # RuntimeError: no thread can be made
+            fault = replace(fault, message=fault.message or "its log could not be read within a second")
+        if self._spec.in_step and -fault.exit_code in ENDING and not self._stopping:
+            # Slurm signals all processes of the step one after the other: our own signal may be next, and then this
+            # is no fault of the worker.
+            await asyncio.sleep(_OWN_SIGNAL_S)
+        if before is not None:
+            await asyncio.wait({before})
+        self._post(ag.WorkerExited(local_rank, fault))

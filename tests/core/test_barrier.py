@@ -1,0 +1,53 @@
+"""The verdict over what all ranks said at the barrier."""
+
+from __future__ import annotations
+
+import pytest
+
+from nvrx_slurm.core.inprocess.barrier import Arrival, BarrierResult, Outcome, Status, barrier_result
+
+GONE = Arrival(Status.TERMINATED)
+
+
+def ready(rank: int, size: int, stand: Status = Status.READY, before: tuple[int, int] = (-1, -1)) -> Arrival:
+    return Arrival(stand, rank, size, *before)
+
+
+def test_words_and_verdicts_survive_the_store() -> None:
+    for word in (GONE, ready(3, 8), ready(0, 1, Status.FINISHED, (2, 4))):
+        assert Arrival.parse(str(word)) == word
+    verdict = BarrierResult(Outcome.NEXT, frozenset({1, 2, 3, 9}), frozenset({7}), True, "rank 7: why\nindeed")
+    assert BarrierResult.from_text(verdict.to_text()) == verdict
+
+
+@pytest.mark.parametrize(
+    ("words", "left_before", "verdict"),
+    [
+        ({i: ready(i, 3) for i in range(3)}, set(), BarrierResult(Outcome.NEXT)),
+        # The ranks of the dead, 1 and 5, are found by elimination; 0 had left before.
+        (
+            {1: GONE, 2: ready(0, 4), 3: ready(3, 4), 5: GONE},
+            {0},
+            BarrierResult(Outcome.NEXT, frozenset({1, 2}), frozenset({0, 1, 5})),
+        ),
+        # One that could not be assigned turns all back.
+        (
+            {0: ready(0, 2, before=(0, 3)), 1: GONE, 2: ready(2, 3, Status.UNASSIGNED, before=(2, 3))},
+            set(),
+            BarrierResult(Outcome.NEXT, frozenset({1}), frozenset({1}), again=True),
+        ),
+        ({0: GONE, 1: GONE}, {2}, BarrierResult(Outcome.EMPTY, gone=frozenset({0, 1, 2}), why="why")),
+    ],
+)
+def test_verdicts(words: dict[int, Arrival], left_before: set[int], verdict: BarrierResult) -> None:
+    assert barrier_result(words, left_before, verdict.why) == verdict
+
+
+def test_the_function_has_returned() -> None:
+    assert barrier_result({0: ready(0, 2, Status.FINISHED), 1: GONE}, ()).outcome is Outcome.FINISHED
+
+
+@pytest.mark.parametrize(("other", "why"), [(ready(1, 3), "world size ([2, 3])"), (ready(0, 2), "do not agree")])
+def test_ranks_that_disagree_are_refused(other: Arrival, why: str) -> None:
+    verdict = barrier_result({0: ready(0, 2), 1: other}, ())
+    assert verdict.outcome is Outcome.REFUSED and why in verdict.why

@@ -1,0 +1,308 @@
+"""The check server: answers at once whatever goes on in the background, tells news only, and sleeps otherwise."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpu_harness import GpuNode
+from recorded import BOUND_S, LUSTRE, F, N, Node, P, U, ended
+from standin import StandIn
+
+from nvrx_slurm.health import report
+
+MOUNTS = "/proc/self/mountinfo"
+ONE_ROOT = "22 1 8:2 / / rw - ext4 /dev/sda1 rw\n"
+CPUS = ("--watch", "cpu-count", "--expect", "cpus=224")
+# The tests below look at these, whatever the preflight has by itself.
+INCLUDED = tuple(f"--include={name}" for name in ("lustre", "mounts", "storage-paths", "cpu-count", "gpu-recovery"))
+_PROGRAM = "import runpy; runpy.run_module('nvrx_slurm.health', run_name='__main__')"
+
+
+class CheckServer:
+    """`--serve`, and its answers."""
+
+    def __init__(self, *args: str, env: dict[str, str] | None = None, program: str = _PROGRAM) -> None:
+        argv = [sys.executable, "-I", "-c", program, "--serve", "--when", "preflight", *args]
+        kept = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(argv, env=kept | (env or {}), stdin=pipe, stdout=pipe, stderr=pipe)
+
+    def say(self, text: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(text.encode())
+        self.process.stdin.flush()
+
+    def plain(self) -> dict[str, Any]:
+        """The next line. Fails without one within a bound."""
+        assert self.process.stdout is not None
+        assert select.select([self.process.stdout], [], [], BOUND_S)[0], "nothing was said"
+        return dict(json.loads(self.process.stdout.readline()))
+
+    def line(self) -> tuple[bool, report.Report]:
+        """(whether it was asked, report) of the next line."""
+        found = self.plain()
+        return found["asked"], report.from_json(json.dumps(found))
+
+    def ask(self) -> report.Report:
+        self.say("check\n")
+        asked, found = self.line()
+        assert asked
+        return found
+
+    def memory(self, seconds: float = BOUND_S) -> tuple[dict[str, float], str, str]:
+        """(MiB by GPU, verdict, sentence)."""
+        self.say(f"memory {seconds}\n")
+        line = self.plain()
+        assert line["asked"] is True
+        (finding,) = line["findings"]
+        return line["used_mb"], finding["verdict"], finding["text"]
+
+    def silent(self) -> bool:
+        assert self.process.stdout is not None
+        return not select.select([self.process.stdout], [], [], 0)[0]
+
+    def children(self) -> list[int]:
+        pid = self.process.pid
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    def switches(self) -> int:
+        """How often it went to sleep so far."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        return sum(int(line.split()[1]) for line in status if line.startswith("voluntary_ctxt_switches"))
+
+    def end(self) -> tuple[int, str]:
+        """(exit code, stderr) after the end of its stdin."""
+        _, error = self.process.communicate(timeout=BOUND_S)
+        return self.process.returncode, error.decode()
+
+
+@pytest.fixture
+def serve(dgx: Node) -> Iterator[Callable[..., CheckServer]]:
+    """Starts check servers of the recorded node; at the end they must end well and without a word on stderr."""
+    started: list[CheckServer] = []
+
+    def start(*args: str, env: dict[str, str] | None = None) -> CheckServer:
+        started.append(CheckServer(f"--sysroot={dgx.root}", *INCLUDED, *args, env=env))
+        return started[-1]
+
+    yield start
+    for server in started:
+        assert server.process.returncode is not None or server.end() == (0, "")
+
+
+Serve = Callable[..., CheckServer]
+
+
+def named(found: report.Report, name: str) -> Any:
+    (finding,) = [finding for finding in found.findings if finding.check == name]
+    return finding
+
+
+class Fifo:
+    """In the place of a file that a check reads: opening it blocks the check, and is seen."""
+
+    def __init__(self, node: Node, path: str) -> None:
+        self.place = node / path
+        self.place.unlink()
+        os.mkfifo(self.place)
+
+    def met(self) -> int:
+        """Wait until it is opened; our own end."""
+        return os.open(self.place, os.O_WRONLY)
+
+
+# --- questions --------------------------------------------------------------------------------------------------------
+
+
+def test_each_question_is_answered_by_the_report_of_the_preflight(dgx: Node, serve: Serve) -> None:
+    server = serve()
+    answers = [server.ask(), server.ask()]
+    _, one_shot = dgx.program("--when", "preflight", *INCLUDED)
+    for answer in answers:
+        assert [(f.check, f.verdict) for f in answer.findings] == [(f.check, f.verdict) for f in one_shot.findings]
+        assert (answer.when, answer.verdict, answer.notes) == ("preflight", P, [])
+    dgx.write(LUSTRE, "NOT HEALTHY\n")
+    assert [(f.check, f.action) for f in server.ask().grave] == [("lustre", "drain")]
+    files = len(os.listdir(f"/proc/{server.process.pid}/fd"))
+    for _ in range(10):
+        server.ask()
+    assert len(os.listdir(f"/proc/{server.process.pid}/fd")) < files + 10, "each check leaves an open file"
+    server.say("check\ncheck\n")
+    assert [server.line()[0], server.line()[0]] == [True, True]
+
+
+def test_what_is_no_question_is_said_and_costs_nothing(dgx: Node, serve: Serve) -> None:
+    server = serve("--only", "lustre")
+    server.say("chek\nmemory nan\n" + "x" * 100_000 + "\nch")
+    server.say("eck\n")
+    assert server.line()[0]
+    code, error = server.end()
+    assert code == 0 and len(error.splitlines()) == 3 and len(error) < 500
+    assert error.count("is no question") == 3
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("--watch", "gpu-recovry"), "mean gpu-recovery?"),
+        (("--watch", "lustre", "--interval", "0"), "--interval 0"),
+    ],
+)
+def test_wrong_arguments_are_one_sentence(dgx: Node, serve: Serve, args: tuple[str, ...], said: str) -> None:
+    code, error = serve(*args).end()
+    assert code == 2
+    assert error.startswith("nvrx health: ") and said in error and len(error.splitlines()) == 1
+
+
+def test_the_end_of_its_owner_ends_it_and_its_checks(dgx: Node, serve: Serve) -> None:
+    fifo = Fifo(dgx, LUSTRE)
+    server = serve("--only", "lustre", "--deadline", "600")
+    server.say("check\n")
+    writer = fifo.met()
+    (pid,) = server.children()
+    assert server.end() == (0, "") and ended(pid)
+    os.close(writer)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1])
+def test_what_slurm_sends_to_the_whole_step_does_not_end_it_but_a_check(dgx: Node, serve: Serve, signum: int) -> None:
+    """Its children have the signal's default: a command of a site must not inherit that it is ignored."""
+    fifo = Fifo(dgx, LUSTRE)
+    server = serve("--only", "lustre", "--deadline", "600")
+    server.say("check\n")
+    writer = fifo.met()
+    (child,) = server.children()
+    server.process.send_signal(signum)
+    os.kill(child, signum)
+    asked, told = server.line()
+    assert asked and named(told, "lustre").verdict is U
+    assert server.process.poll() is None
+    os.close(writer)
+
+
+# --- watched ----------------------------------------------------------------------------------------------------------
+
+
+def test_only_news_about_the_watched_are_told(dgx: Node, serve: Serve) -> None:
+    server = serve("--watch", "lustre", *CPUS, "--interval", "0.05")
+    server.ask()
+    dgx.write(LUSTRE, "NOT HEALTHY\n")
+    asked, told = server.line()
+    assert not asked and [(f.check, f.action) for f in told.grave] == [("lustre", "drain")]
+    dgx.write("/sys/devices/system/cpu/online", "0-1\n")
+    asked, told = server.line()
+    assert not asked and {f.check for f in told.grave} == {"lustre", "cpu-count"}
+    dgx.write(LUSTRE, "healthy\n")
+    asked, told = server.line()
+    assert not asked and {f.check for f in told.grave} == {"cpu-count"}
+    assert {f.check for f in server.ask().grave} == {"cpu-count"} and server.silent()
+
+
+def test_a_watched_check_that_hangs_holds_up_no_answer(dgx: Node, serve: Serve) -> None:
+    fifo = Fifo(dgx, "/sys/devices/system/edac/mc/mc0/ue_count")
+    server = serve("--only", "lustre", "--watch", "memory-errors", "--interval", "0.05", "--deadline", "600")
+    writer = fifo.met()
+    answer = server.ask()
+    assert server.children(), "the watched check is not at it any more"
+    assert [f.verdict for f in answer.findings] == [P]
+    os.close(writer)
+
+
+def test_nothing_to_watch_is_no_wake_up(dgx: Node, serve: Serve) -> None:
+    """Without GPUs, mounts and storage paths there is nothing to be done until somebody asks."""
+    dgx.write(MOUNTS, ONE_ROOT)
+    server = serve("--watch", "gpu-recovery", "--interval", "0.05")
+    answer = server.ask()
+    if named(answer, "gpu-recovery").verdict is not N:
+        pytest.skip("there are GPUs on this machine")
+    poller = select.poll()  # its end would be an event; otherwise looks at it, with a bound
+    poller.register(server.process.stderr or 0, select.POLLIN)
+    for _ in range(int(BOUND_S)):
+        before = server.switches()
+        assert not poller.poll(1000)
+        if server.switches() == before:
+            break
+    assert server.switches() == before and server.children() == []
+
+
+# --- GPUs -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_gpu_that_breaks_is_told_while_nvml_hangs_elsewhere(gpus: GpuNode, serve: Serve) -> None:
+    args = ("--watch", "gpu-recovery", "--watch", "gpu-temperature", "--interval", "0.1")
+    server = serve(*args, env=gpus.stand_in.env)
+    assert named(server.ask(), "gpu-recovery").verdict is P
+    gpus.say("nvmlDeviceGetTemperature.2 hang", "action.3 1")
+    asked, told = server.line()
+    assert not asked and [f.text for f in told.grave] == ["GPU 3 (GPU-3000) needs GPU_RESET"]
+    assert named(server.ask(), "gpu-recovery").verdict is F
+
+
+FOUR = ("count 4", "used 3")
+
+
+@pytest.fixture
+def four(nvml_standin: Path, tmp_path: Path) -> StandIn:
+    """Four GPUs without programs."""
+    stand_in = StandIn(nvml_standin, tmp_path / "state")
+    stand_in.say(*FOUR)
+    return stand_in
+
+
+def test_memory_of_the_visible_gpus_is_read_anew_for_each_question(serve: Serve, four: StandIn) -> None:
+    server = serve("--no-checks", env=four.env)
+    for mb in (70000, 600, 3):
+        four.say(*FOUR, f"used.2 {mb}")
+        used_mb, verdict, _ = server.memory()
+        assert (used_mb["GPU 2 (GPU-2000)"], used_mb["GPU 3 (GPU-3000)"], verdict) == (mb, 3, "pass")
+    assert server.children() == [] and server.ask().findings == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "visible", "expected"),
+    [
+        (("missing.0 1",), "1", {2: 70000}),  # CUDA_VISIBLE_DEVICES counts among those that the cgroup leaves
+        (("reserved 600",), "0", {0: 3}),  # the driver's own memory does not count
+        (("nvmlDeviceGetMemoryInfo_v2 13", "reserved 0"), "2", {2: 70000}),
+        (("nvmlInit 9",), "0", "not applicable"),
+        ((), "MIG-7", "not applicable"),
+        (("nvmlDeviceGetMemoryInfo_v2.1 15",), "1", "unknown"),
+    ],
+)
+def test_memory_of_the_gpus_that_a_job_may_use(
+    serve: Serve, four: StandIn, facts: tuple[str, ...], visible: str, expected: dict[int, int] | str
+) -> None:
+    four.say(*FOUR, "used.2 70000", *facts)
+    used_mb, verdict, _ = serve("--no-checks", env=four.env | {"CUDA_VISIBLE_DEVICES": visible}).memory()
+    if isinstance(expected, str):
+        assert (used_mb, verdict) == ({}, expected)
+    else:
+        assert used_mb == {f"GPU {index} (GPU-{index}000)": mb for index, mb in expected.items()}
+
+
+def test_a_driver_that_hangs_costs_its_reader_and_no_check(serve: Serve, four: StandIn) -> None:
+    four.say(*FOUR, "nvmlDeviceGetMemoryInfo_v2.3 hang")
+    server = serve("--only=disk-space", env=four.env)
+    server.say("memory 600\n")
+    while "nvmlDeviceGetMemoryInfo_v2" not in four.met():
+        assert server.process.poll() is None
+        select.select([], [], [], 0.01)
+    (pid,) = server.children()
+    server.say("check\n")
+    answer = server.plain()
+    assert [finding["check"] for finding in answer["findings"]] == ["disk-space"] and "used_mb" not in answer
+    four.say(*FOUR)
+    assert len(server.plain()["used_mb"]) == 4 and ended(pid)
+    four.say(*FOUR, "nvmlDeviceGetMemoryInfo_v2.3 hang")
+    used_mb, verdict, said = server.memory(0.5)
+    assert (used_mb, verdict) == ({}, "unknown") and said.endswith("memory in use of GPU 3")
+    assert server.children() == []

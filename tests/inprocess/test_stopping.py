@@ -1,0 +1,127 @@
+"""Whether the main thread may be stopped at a place: with frames of the real library."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from nvrx_slurm.inprocess.guard.stopping import Defer, Deferral
+
+Look = Callable[[FrameType], None]
+
+
+class Manager:
+    """Calls `look` with the frame of each of its methods, or as a lock with that of its caller."""
+
+    def __init__(self, look: Look) -> None:
+        self._look = look
+
+    def __enter__(self) -> None:
+        self._look(sys._getframe())
+
+    def __exit__(self, *_: object) -> None:
+        self._look(sys._getframe())
+
+    def __del__(self) -> None:
+        self._look(sys._getframe())
+
+    def acquire(self) -> None:
+        self._look(sys._getframe(1))
+
+
+def in_a_handler(look: Look) -> int:
+    """It takes its lock."""
+    handler = logging.NullHandler()
+    lock = handler.lock = Manager(look)  # type: ignore[assignment]
+    handler.acquire()
+    lock._look = lambda frame: None
+    return 1
+
+
+def in_a_with_block(look: Look) -> int:
+    with Manager(look):
+        pass
+    return 3
+
+
+def in_popen(look: Look) -> int:
+    class Child(subprocess.Popen):  # type: ignore[type-arg]
+        def _execute_child(self, *_: Any, **__: Any) -> None:
+            look(sys._getframe())
+            self.returncode = 0
+
+    Child(["true"])
+    return 1
+
+
+def in_the_function_itself(look: Look) -> int:
+    look(sys._getframe())
+    return 1
+
+
+def in_a_fork(look: Look) -> int:
+    class Forked(multiprocessing.get_context("fork").Process):  # type: ignore[name-defined,misc]
+        @staticmethod
+        def _Popen(process: Any) -> Any:
+            look(sys._getframe())
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        Forked().start()
+    return 1
+
+
+def looks(frame: FrameType) -> list[Defer]:
+    """By the step, and by two signals."""
+    deferral = Deferral()
+    return [deferral.check(frame, by_signal) for by_signal in (False, True, True)]
+
+
+@pytest.mark.parametrize(
+    ("place", "deferred"),
+    [(in_a_handler, Defer.A_STEP), (in_a_with_block, Defer.A_WHILE), (in_popen, Defer.A_WHILE),
+     (in_a_fork, Defer.A_WHILE), (in_the_function_itself, Defer.NOT)],
+)  # fmt: skip
+def test_a_stop_that_would_leave_something_half_done_is_deferred(place: Callable[[Look], int], deferred: Defer) -> None:
+    said: list[list[Defer]] = []
+    times = place(lambda frame: said.append(looks(frame)))
+    assert said == [[deferred] * 3] * times
+
+
+@pytest.mark.parametrize("place", [in_a_handler, in_a_with_block])
+def test_no_stop_is_deferred_for_longer_than_a_second(monkeypatch: pytest.MonkeyPatch, place: Any) -> None:
+    said: list[Defer] = []
+    deferral, now = Deferral(), [100.0]
+    monkeypatch.setattr("nvrx_slurm.inprocess.guard.stopping.time.monotonic", lambda: now[0])
+
+    def look(frame: FrameType) -> None:
+        for now[0] in (100.0, 101.0, 101.1):
+            said.append(deferral.check(frame, False))
+
+    place(look)
+    assert Defer.NOT not in said[:2] and said[2] is Defer.NOT
+
+
+def test_a_blocked_wait_is_stopped_by_the_second_signal() -> None:
+    """The first may have come a step before it waits, or behind it."""
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait, args=(20,))
+    thread.start()
+    try:
+        deadline_s = time.monotonic() + 20
+        frame = sys._current_frames()[thread.ident or 0]
+        while frame.f_code is not threading.Condition.wait.__code__ and time.monotonic() < deadline_s:
+            frame = sys._current_frames()[thread.ident or 0]
+        assert looks(frame) == [Defer.A_STEP, Defer.A_STEP, Defer.NOT]
+    finally:
+        done.set()
+        thread.join()

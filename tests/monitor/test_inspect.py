@@ -1,0 +1,117 @@
+"""A look at a rank: what it does, without harm to it; and a hung rank that is held until all have been looked at."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+from monitor_harness import HANG, Rig, readable, status, story, until
+
+WAITS = """
+client.init_workload_monitoring()
+client.start_section("step")
+go = threading.Event()
+signal.signal(signal.SIGUSR1, lambda *_: go.set())
+def a_function_with_a_name_to_find():
+    say("up")
+    go.wait()
+a_function_with_a_name_to_find()
+say("goes on")
+"""
+SPINS = """
+import re
+client.init_workload_monitoring()
+say("up")
+re.match("(a+)+$", "a" * 60 + "b")  # holds the interpreter's lock
+"""
+DEEP = """
+client.init_workload_monitoring()
+def \u4e2d\u4e2d\u4e2d\u4e2d(n):
+    if n == 0:
+        say("up")
+        threading.Event().wait()
+    \u4e2d\u4e2d\u4e2d\u4e2d(n - 1)
+def in_the_main_thread():
+    \u4e2d\u4e2d\u4e2d\u4e2d(90)
+for _ in range(20):
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+in_the_main_thread()
+"""
+
+
+@story
+async def test_a_rank_is_looked_at_twice_and_goes_on():
+    async with Rig() as rig:
+        worker = rig.worker(WAITS, rank_section_timeouts={"step": 60.0})
+        assert await worker.line() == "up"
+        for _ in range(2):
+            seen = await rig.look()
+            assert seen["state"] == "S" and not seen["moves"] and seen["pid"] == worker.pid
+            assert "in a_function_with_a_name_to_find" in seen["stack"] and seen["record"].strip() == "[]"
+            assert 0 < seen["silent_s"] < 20 and "'step'" in seen["section"]
+        os.kill(worker.pid, signal.SIGUSR1)
+        assert await worker.line() == "goes on"
+        assert await worker.ended() == 0 and worker.err.read_text() == ""
+
+
+@story
+async def test_a_rank_that_holds_the_interpreter_shows_its_stack_only():
+    async with Rig() as rig:
+        worker = rig.worker(SPINS)
+        assert await worker.line() == "up"
+        for _ in range(20):  # the first one may come before it has begun
+            seen = await rig.look()
+            if "in match" in seen["stack"] and seen["moves"] and seen["record"] == "":
+                break
+        assert seen["moves"] and "in match" in seen["stack"] and seen["record"] == ""
+
+
+@story
+async def test_a_stopped_rank_is_known_by_its_state():
+    async with Rig() as rig:
+        worker = rig.worker(WAITS)
+        assert await worker.line() == "up"
+        os.kill(worker.pid, signal.SIGSTOP)
+        until(lambda: status(worker.pid)["State"].startswith("T"), "it is stopped")
+        seen = await rig.look()
+        assert seen["state"] == "T" and seen["stack"] == ""
+
+
+@pytest.mark.parametrize(
+    ("code", "stack"), [("say('up')" + HANG, ""), (DEEP, "in_the_main_thread")], ids=["no", "huge"]
+)
+@story
+async def test_a_rank_without_a_handler_or_with_a_huge_stack_is_not_harmed(code: str, stack: str):
+    async with Rig() as rig:
+        worker = rig.worker(code)
+        assert await worker.line() == "up"
+        seen = await rig.look()
+        assert seen["state"] == "S" and stack in seen["stack"] and bool(stack) == bool(seen["stack"])
+        assert worker.process.poll() is None
+
+
+@pytest.mark.parametrize("told", [True, False])
+@story
+async def test_a_hung_rank_is_held_until_the_end_of_the_look(told: bool):
+    async with Rig() as rig:
+        worker = rig.worker(WAITS, initial_rank_heartbeat_timeout=0.2, hold_s=60.0 if told else 1.0)
+        await rig.hang()
+        seen = await rig.look()
+        assert "in a_function_with_a_name_to_find" in seen["stack"]
+        with pytest.raises(asyncio.TimeoutError):
+            await readable(worker.pidfd, 0.1)
+        if told:
+            rig.monitor.end_hold()
+        assert await worker.ended() < 0
+
+
+@story
+async def test_an_answer_needs_a_worker_and_no_message_ends_the_monitor():
+    async with Rig() as rig:
+        rig.monitor.inspect(0.5)
+        rig.monitor.end_hold()
+        worker = rig.worker(WAITS, initial_rank_heartbeat_timeout=0.2)
+        await rig.hang()
+        assert await worker.ended() < 0

@@ -1,0 +1,198 @@
+"""The console's thread: fair between sentences and chatty ranks, useful without inotify, readable."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from agent_harness import WAIT_S
+
+from nvrx_slurm.node.output import console
+from nvrx_slurm.node.output.console import Console
+from nvrx_slurm.system.inotify import Inotify
+
+US = re.compile(rb"^\d\d:\d\d:\d\d \+\d+\.\ds us: ", re.MULTILINE)
+
+
+class Screen:
+    """Takes what a console writes instead of descriptors 1 and 2; `before(fd, data)` may hold a write up."""
+
+    def __init__(self) -> None:
+        self.text = b""
+        self.before: Callable[[int, bytes], object] = lambda fd, data: None
+        self._news = threading.Condition()
+
+    def write(self, fd: int, data: bytes) -> None:
+        self.before(fd, data)
+        with self._news:
+            self.text += data
+            self._news.notify_all()
+
+    def until(self, wanted: str) -> None:
+        with self._news:
+            assert self._news.wait_for(lambda: wanted.encode() in self.text, WAIT_S), (wanted, self.text[-2000:])
+
+    @property
+    def lines(self) -> list[str]:
+        """Complete lines, the heads of sentences shortened."""
+        return US.sub(b"us: ", self.text).decode().splitlines()
+
+
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> Screen:
+    screen = Screen()
+    monkeypatch.setattr(console, "_write", screen.write)
+    return screen
+
+
+@pytest.fixture
+def us(screen: Screen) -> Iterator[Console]:
+    """A started console."""
+    made = Console("us")
+    made.start()
+    yield made
+    made.finish(WAIT_S)
+    assert not made._thread.is_alive()
+
+
+def new(path: Path, text: str = "") -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def append(path: Path, text: str) -> None:
+    with path.open("a") as file:
+        file.write(text)
+
+
+def test_sentences_have_the_time_and_files_begin_where_told(us: Console, screen: Screen, tmp_path: Path) -> None:
+    us.follow(new(tmp_path / "rank_0.out", "old\nnew\n"), "[0] ", 1, start=4)
+    us.follow(tmp_path / "gone", "[1] ", 1)
+    us.say("two\nlines")
+    us.finish(WAIT_S)
+    assert "[0] new" in screen.lines and "[0] old" not in screen.lines
+    assert f"us: cannot follow {tmp_path}/gone: No such file or directory" in screen.lines
+    assert screen.lines.index("us: lines") == screen.lines.index("us: two") + 1
+
+
+@pytest.mark.parametrize(("number", "method"), [("EMFILE", "__init__"), ("ENOSPC", "watch")])
+def test_without_inotify_the_files_are_looked_at(
+    us: Console, screen: Screen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str, method: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(getattr(errno, number), os.strerror(getattr(errno, number)))
+
+    monkeypatch.setattr(Inotify, method, fail)
+    path = new(tmp_path / "rank_0.out")
+    us.follow(path, "[0] ", 1)
+    screen.until("no inotify here (")
+    append(path, "hello\n")
+    screen.until("[0] hello")
+    assert screen.text.count(b"no inotify") == 1
+
+
+def test_an_overflow_of_the_kernels_queue_loses_no_line(
+    us: Console, screen: Screen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Inotify.wait
+    monkeypatch.setattr(Inotify, "wait", lambda self: real(self) and {""})  # what IN_Q_OVERFLOW looks like
+    path = new(tmp_path / "rank_0.out", "first\n")
+    us.follow(path, "[0] ", 1)
+    screen.until("[0] first")
+    append(path, "hello\n")
+    screen.until("[0] hello")
+
+
+def test_sentences_do_not_wait_for_a_chatty_rank(screen: Screen, tmp_path: Path) -> None:
+    """A sentence is printed after at most two pieces of a long file, and before the rest of it at the end."""
+    steps, us = threading.Semaphore(1), Console("us")
+    screen.before = lambda fd, data: fd == 2 or steps.acquire(timeout=WAIT_S)
+    us.follow(new(tmp_path / "rank_0.out", ("x" * 99 + "\n") * 10_000), "[0] ", 1)
+    us.start()
+    screen.until("[0] xxx")
+    us.say("the first cause")
+    steps.release(2)
+    screen.until("us: the first cause")
+    assert len(screen.text) < 100_000
+    us.say("the last sentence")
+    us._finishing, us._cut_off_s = True, float("inf")
+    steps.release(1000)
+    us.finish(WAIT_S)
+    assert len(screen.text) > 1_000_000 and screen.text.index(b"the last sentence") < 200_000
+
+
+def test_a_backlog_that_is_cut_off_is_said(screen: Screen, tmp_path: Path) -> None:
+    us = Console("us")
+    us.follow(new(tmp_path / "rank_0.out", ("x" * 99 + "\n") * 10_000), "[0] ", 1)
+
+    def slow(fd: int, data: bytes) -> None:
+        if fd == 1:
+            us._cut_off_s = 0.0  # this piece has taken all the time there was
+
+    screen.before = slow
+    us._finishing, us._cut_off_s = True, float("inf")
+    us.start()
+    us._thread.join(WAIT_S)
+    *_, last = screen.lines
+    assert re.fullmatch(rf"us: \.\.\. \d+ bytes more in {tmp_path}/rank_0.out", last)
+    printed = sum(len(line) - 3 for line in screen.lines if line.startswith("[0] "))  # less prefix, plus newline
+    assert printed + int(last.split()[2]) == 1_000_000
+
+
+def test_directories_of_earlier_cycles_are_let_go(us: Console, screen: Screen, tmp_path: Path) -> None:
+    for cycle in range(30):
+        for rank in (cycle, cycle + 1):
+            path = new(tmp_path / f"cycle_{cycle}" / f"rank_{rank}.out")
+            us.follow(path, f"[{rank}] ", 1)
+            append(path, f"cycle {cycle}\nno newline")
+    screen.until("[30] cycle 29\n")
+    us.finish(WAIT_S)
+    assert len(us._followed) == 2
+    for rank in range(31):
+        got = [line for line in screen.lines if line.startswith(f"[{rank}] ")]
+        cycles = [cycle for cycle in (rank - 1, rank) if 0 <= cycle < 30]
+        assert got == [f"[{rank}] {what}" for c in cycles for what in (f"cycle {c}", "no newline")]
+
+
+TRACEBACK = "loss 3.2\n[rank0]: Traceback (most recent call last):\n  Connection closed by peer\n"
+
+
+def test_a_traceback_waits_for_the_sentence_about_another_node(screen: Screen, tmp_path: Path) -> None:
+    us = Console("us", hold_s=WAIT_S)
+    us.start()
+    us.follow(new(tmp_path / "rank_0.err", TRACEBACK), "[rank 0] ", 2)
+    screen.until("loss 3.2")
+    us.say("rank 3 failed")
+    screen.until("us: rank 3 failed")
+    us.finish(WAIT_S)
+    trace = ["Traceback (most recent call last):", "  Connection closed by peer"]  # without torch's prefix
+    assert screen.lines == ["[rank 0] loss 3.2", "us: rank 3 failed", *(f"[rank 0] {line}" for line in trace)]
+
+
+def test_a_traceback_without_a_fault_is_shown_soon_and_the_next_at_once(screen: Screen, tmp_path: Path) -> None:
+    us = Console("us", hold_s=0.05)
+    us.start()
+    path = new(tmp_path / "rank_0.err", TRACEBACK)
+    us.follow(path, "[0] ", 2)
+    screen.until("[0]   Connection closed by peer\n")
+    us._hold_s = 1000.0
+    append(path, TRACEBACK.replace("closed", "reset"))
+    screen.until("[0]   Connection reset by peer\n")
+    us.finish(WAIT_S)
+
+
+def test_faulthandlers_dump_is_named_on_the_console(us: Console, screen: Screen, tmp_path: Path) -> None:
+    dump = 'Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):\n  File "t.py", line 1 in f\n\n'
+    path = new(tmp_path / "rank_0.err", dump + "Extension modules: numpy, torch (total: 2)\n")
+    us.follow(path, "", 2)
+    us.follow(new(tmp_path / "rank_0.out", "Extension modules: of the user\n"), "", 1)
+    us.finish(WAIT_S)
+    assert "Fatal" not in " ".join(screen.lines) and any("SIGABRT" in line for line in screen.lines)
+    assert [line for line in screen.lines if "modules" in line] == ["Extension modules: of the user"]
+    assert '  File "t.py", line 1 in f' in screen.lines

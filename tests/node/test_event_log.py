@@ -1,0 +1,59 @@
+"""The event log: complete in the normal case, and never more than a log where its file system hangs or is full."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from agent_harness import WAIT_S
+
+from nvrx_slurm.core.agent.agent import Agent
+from nvrx_slurm.core.agent.events import AgentSettings
+from nvrx_slurm.core.machine import Tick
+from nvrx_slurm.node import event_log
+from nvrx_slurm.node.event_log import EventLog
+from nvrx_slurm.types import Node
+
+
+def written(path: Path, steps: int) -> list[str]:
+    """What is said while `steps` steps are logged to `path`, and the log is closed twice."""
+    said: list[str] = []
+    core = Agent(Node("n", 0, "host", "", 1), AgentSettings(), 0.0)
+    log = EventLog(path, core, said.append)
+    for number in range(steps):
+        log.step(Tick(), float(number), core, [])
+    log.close()
+    log.close()
+    return said
+
+
+def test_all_steps_are_in_the_file_after_close(tmp_path: Path) -> None:
+    assert written(tmp_path / "log", 5000) == []
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert len(lines) == 5001 and '"now":4999.0' in lines[-1]
+
+
+def test_a_missing_directory_is_said_once(tmp_path: Path) -> None:
+    (said,) = written(tmp_path / "gone" / "log", 100)
+    assert "No such file" in said
+
+
+@pytest.mark.parametrize(("steps", "why"), [(3, "the last lines within 0.05 s"), (100, "10 lines")])
+def test_a_file_system_that_hangs_delays_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, why: str
+) -> None:
+    """open(2) of a FIFO without a reader hangs like a dead NFS server; then the queue fills up."""
+    monkeypatch.setattr(event_log, "CLOSE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(event_log, "QUEUED_LINES", 10)
+    fifo = tmp_path / "log"
+    os.mkfifo(fifo)
+    (said,) = written(fifo, steps)
+    assert "ends here" in said and why in said
+    with fifo.open() as reader:  # let the writer end
+        reader.read()
+    for thread in threading.enumerate():
+        if thread.name == "event log":
+            thread.join(WAIT_S)
+            assert not thread.is_alive()

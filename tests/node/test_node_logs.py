@@ -1,0 +1,198 @@
+"""Merged logs of whole jobs: real launchers, their shippers and aggregators, killed, stopped and elected."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import grpc
+import pytest
+from agent_harness import QUICK, UP, Launcher, Rig, kill, until, up
+from log_harness import by_source, foreign_client
+from stage import free_port
+
+from nvrx_slurm.core.logs.names import index_file
+
+CHATTY = UP + 'for i in range(300):\n    say("line", i)\n    print("error", i, file=sys.stderr)\n'
+UNTIL_TOLD = CHATTY + 'gate(f"end{CYCLE}")\nsay("last", RANK)\n'
+
+
+def flags(rig: Rig, *more: str) -> tuple[str, ...]:
+    return (f"--ft-per-cycle-applog-prefix={rig.dir}/merged/train.log", "--redirects=2", *more)
+
+
+def merged(rig: Rig, cycle: int, part: str = "") -> Path:
+    return rig.dir / "merged" / f"train_cycle{cycle}{part}.log"
+
+
+def log_program(one: Launcher, module: str) -> int:
+    """The shipper or aggregator of this agent."""
+    for pid in one.children:
+        with contextlib.suppress(OSError):  # it has ended
+            if f"logs.{module}".encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return pid
+    return 0
+
+
+def records(rig: Rig, cycle: int, key: str) -> list[object]:
+    """The values of `key` in the index, but not those of snapshots."""
+    lines = map(json.loads, Path(index_file(str(merged(rig, cycle)))).read_text().splitlines())
+    return [line[key] for line in lines if isinstance(line, dict) and key in line and "snapshot" not in line]
+
+
+def check(rig: Rig, cycle: int, parts: tuple[str, ...] = ("",)) -> int:
+    """Each file of each rank is in the merged files exactly once; how many there are."""
+    found: dict[str, bytes] = {}
+    for part in parts:
+        path = merged(rig, cycle, part)
+        sources = by_source(path.read_bytes(), Path(index_file(str(path))).read_bytes())
+        assert not sources.keys() & found.keys()
+        found |= sources
+    written = {
+        str(path.relative_to(rig.logs)): path.read_bytes() for path in rig.run_dir.glob(f"cycle_{cycle}/*/*_*.*")
+    }
+    assert found == {name: data for name, data in written.items() if data}
+    return len(found)
+
+
+def test_each_cycle_of_a_job_has_one_file_and_the_launcher_too(rig: Rig) -> None:
+    look = """
+        if RANK == 1:
+            link = os.environ["NVRX_CURRENT_CYCLE_INFO"]
+            while not os.path.exists(link) or json.load(open(link))["cycle_number"] != CYCLE:
+                time.sleep(0.001)
+            seen = json.load(open("seen")) if CYCLE else []
+            json.dump([*seen, os.readlink(link).rpartition(".")[2]], open("seen", "w"))
+            sys.exit(7 if CYCLE == 0 else 0)
+    """
+    script = rig.script(CHATTY + textwrap.dedent(look))
+    more = flags(
+        rig,
+        "--ft-cycle-info-dir=info",
+        f"--ft-nvrx-logfile={rig.dir}/merged/%j/nvrx.log",
+        "--nproc-per-node=2",
+        "--max-restarts=1",
+    )
+    one = rig.run(script, "--standalone", *more)
+    assert one.wait() == 0
+    assert [check(rig, cycle) for cycle in range(2)] == [4, 4]
+    assert merged(rig, 1).read_text().count("0: line ") == 300
+    assert records(rig, 1, "complete") == [True]
+    said = (rig.dir / "merged" / rig.run_dir.parent.name / "nvrx.log").read_text()
+    assert json.loads((rig.dir / "seen").read_text()) == ["0", "1"]
+    info = [json.loads(path.read_text()) for path in sorted((rig.dir / "info").glob("cycle_info.*.0.[01]"))]
+    assert [one["cycle_log_file"] for one in info] == [str(merged(rig, 0)), str(merged(rig, 1))]
+    first = info[0]
+    assert (first["active_ranks"], first["standby_nodes"], first["generation"]) == ("0-1", "", "1")
+    assert first["active_nodes"] and first["cycle_start_time"] < first["cycle_end_time"] < info[1]["cycle_end_time"]
+    assert "exited with code 7" in said and "job ends with code 0" in said and "] up " not in said
+
+
+def test_programs_that_are_killed_are_started_again_and_lose_nothing(rig: Rig) -> None:
+    script = rig.script(UNTIL_TOLD)
+    one = rig.run(script, "--standalone", *flags(rig, "--nproc-per-node=2"))
+    up(one, 0)
+    for module in ("shipper", "aggregator", "shipper"):
+        until(lambda m=module: log_program(one, m), f"the {module} runs")
+        old = log_program(one, module)
+        os.kill(old, signal.SIGKILL)
+        until(lambda m=module, o=old: log_program(one, m) not in (0, o), f"another {module} runs")
+    rig.open("end0")
+    assert one.wait() == 0
+    assert check(rig, 0) == 4 and one.text.count("it is started again") == 3
+
+
+def test_a_new_coordinator_goes_on_with_the_same_files(rig: Rig) -> None:
+    """The first node is killed: the aggregator of the next term takes the file of the cycle, and the next cycle's."""
+    script = rig.script(UNTIL_TOLD)
+    more = flags(rig, "--max-restarts=3", *QUICK)
+    first, second, third = rig.nodes(3, "2:3", script, *more)
+    third.line("this node is a hot spare")
+    until(lambda: merged(rig, 0).exists() and b"line 299" in merged(rig, 0).read_bytes(), "lines are merged")
+    assert log_program(second, "aggregator") == 0
+    kill(first, up(first, 0)[1])
+    assert {up(second, 1)[0], up(third, 1)[0]} == {0, 1}
+    rig.open("end1")
+    assert [second.wait(), third.wait()] == [0, 0]
+    assert check(rig, 1) == 4
+    last = records(rig, 1, "term")[-1]
+    assert isinstance(last, int) and last >= 2 and records(rig, 1, "complete")[-1] is True
+    assert records(rig, 0, "term")[0] == 1
+
+
+def test_nvrx_logs_follows_a_job_to_its_end(rig: Rig) -> None:
+    one = rig.run(rig.script(UNTIL_TOLD), "--standalone", *flags(rig))
+    up(one, 0)
+    until(lambda: (rig.run_dir / "merged" / "cycle_0.log").exists(), "the merged file can be found from the run")
+    follow = [sys.executable, "-m", "nvrx_slurm.cli.toolbox", "logs", "--follow", str(rig.run_dir)]
+    with subprocess.Popen(follow, env=rig.env(), stdout=subprocess.PIPE, text=True) as reader:
+        assert reader.stdout is not None
+        first = reader.stdout.readline()
+        rig.open("end0")
+        rest = reader.stdout.read()
+    assert one.wait() == 0 and reader.returncode == 0
+    assert first + rest == merged(rig, 0).read_text() and rest.endswith("0: last 0\n")
+
+
+def test_several_aggregators_have_files_of_their_own(rig: Rig) -> None:
+    nodes = rig.nodes(3, "3", rig.script(CHATTY), *flags(rig, "--ft-log-aggregator-count=2"))
+    assert [one.wait() for one in nodes] == [0, 0, 0]
+    assert check(rig, 0, (".part0", ".part1")) == 6
+    assert b"1: line 0\n" in merged(rig, 0, ".part1").read_bytes()
+
+
+@pytest.mark.parametrize("module", ["shipper", "aggregator"])
+def test_a_program_that_is_stopped_delays_the_end_only_as_long_as_was_asked_for(rig: Rig, module: str) -> None:
+    script = rig.script(UNTIL_TOLD)
+    one = rig.run(script, "--standalone", *flags(rig, "--ft-log-server-graceful-shutdown-timeout=0.5"))
+    up(one, 0)
+    until(lambda: merged(rig, 0).exists(), "the programs run")
+    os.kill(log_program(one, module), signal.SIGSTOP)
+    rig.open("end0")
+    assert one.wait(15.0) == 0 and rig.result["code"] == 0
+
+
+def test_a_restart_does_not_wait_for_the_logs(rig: Rig) -> None:
+    """The aggregator is stopped and the shipper blocked; ranks restart as ever."""
+    script = rig.script(CHATTY + "if CYCLE < 3:\n    sys.exit(1)\n")
+    more = flags(rig, "--max-restarts=3", "--ft-crash-loop-window=0", "--ft-log-server-graceful-shutdown-timeout=0.2")
+    sleeps = "[sys.executable, '-c', 'import time; time.sleep(1000)']"
+    rig.before = f"""
+from nvrx_slurm.child import bootstrap
+real = bootstrap.command
+bootstrap.command = lambda module, *args, **how: {sleeps} if ".logs." in module else real(module, *args, **how)
+"""
+    one = rig.run(script, "--standalone", *more)
+    assert one.wait() == 0
+    assert all(restart["down_s"] < 1.0 for restart in rig.result["restarts"]) and len(rig.result["restarts"]) == 3
+
+
+def test_a_second_job_with_the_same_prefix_appends_and_is_told_how_to_keep_them_apart(rig: Rig) -> None:
+    script = rig.script(CHATTY)
+    first = rig.run(script, "--standalone", "--rdzv-id=one", *flags(rig))
+    assert first.wait() == 0 and "%j" not in first.text
+    size = merged(rig, 0).stat().st_size
+    second = rig.run(script, "--standalone", "--rdzv-id=two", *flags(rig))
+    assert second.wait() == 0 and "%j" in second.text and str(merged(rig, 0)) in second.text
+    assert merged(rig, 0).stat().st_size == 2 * size and records(rig, 0, "complete") == [True, True]
+
+
+def test_foreign_clients_of_nvrxs_log_service_are_served_where_that_is_asked_for(rig: Rig) -> None:
+    port = free_port()
+    one = rig.run(rig.script(UNTIL_TOLD), "--standalone", *flags(rig, f"--ft-log-server-grpc-port={port}"))
+    up(one, 0)
+    until(lambda: merged(rig, 0).exists(), "the aggregator runs")
+    foreign = rig.dir / "merged" / "foreign.log"
+    assert foreign_client(f"127.0.0.1:{port}", [(str(foreign), b"theirs\n")]) == 7
+    for path in (merged(rig, 0), rig.dir / "elsewhere.log"):
+        with pytest.raises(grpc.RpcError):
+            foreign_client(f"127.0.0.1:{port}", [(str(path), b"evil\n")])
+    rig.open("end0")
+    assert one.wait() == 0 and foreign.read_bytes() == b"theirs\n"
+    assert check(rig, 0) == 2 and not (rig.dir / "elsewhere.log").exists()

@@ -1,0 +1,114 @@
+"""What is said and written at the end of a job."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from agent_harness import WAIT_S
+
+from nvrx_slurm import types as t
+from nvrx_slurm.core.coordinator.events import Done
+from nvrx_slurm.core.coordinator.report import in_words
+from nvrx_slurm.node.output import result
+
+BAD = 'Traceback (most recent call last):\n  File "/w/train.py", line 16, in <module>\nValueError: bad\n'
+CAUSE = t.RankFault(t.FaultKind.EXIT, "n2", 1, 3, 1, 4711, 1, "ValueError: bad", BAD, "/logs/rank_3.err")
+LOST = t.FaultRecord(2.0, 0, t.FaultKind.NODE_LOST, "n3", 2, -1, -1, 0, "node 2 (n3) was lost: reset")
+CRASH = t.FaultRecord(4.5, 1, t.FaultKind.SIGNAL, "n2", 1, 3, 1, -9, "rank 3 was killed by SIGKILL")
+EXIT = t.FaultRecord(8.25, 2, t.FaultKind.EXIT, "n2", 1, 3, 1, 1, "rank 3 exited with code 1")
+HANG = t.FaultRecord(8.5, 2, t.FaultKind.HANG, "n1", 0, 0, 0, -9, "rank 0 hung")
+RESTARTS = (t.RestartRecord(0, 2.0, 3.0, "node 2 (n3) was lost"), t.RestartRecord(1, 4.5, 0.1, "rank 3"))
+JOB = t.JobReport(
+    12.0, 3, 2, RESTARTS, (LOST, CRASH), 0, (CRASH,), lost_nodes=("n3",), spares_used=("n4",), down_s=3.1
+)  # fmt: skip
+GOOD = Done(0, "all ranks finished", None, JOB)
+LAST = (EXIT, HANG, replace(LOST, cycle=2))
+WHY = "rank 3 (local rank 1, pid 4711) on node 1 (n2) exited with code 1: ValueError: bad; all 2 restarts are used"
+FAILED = Done(1, WHY, CAUSE, replace(JOB, faults=(LOST, CRASH, *LAST), last_faults=LAST))
+SURVIVED = t.JobReport(90.0, 1, faults=(LOST, CRASH), excluded_nodes=("n5", "n6"))
+CANCELLED = Done(143, "cancelled", None, replace(JOB, lost_nodes=(), spares_used=()))
+
+
+@pytest.mark.parametrize(
+    ("done", "line"),
+    [
+        (GOOD, "code 0: all ranks finished after 2 restarts, 1 lost node, 1 used spare, 3.1 s down (12.0 s in all)"),
+        (Done(0, "all ranks finished", None, t.JobReport(0.04)), "code 0: all ranks finished (0.04 s in all)"),
+        (
+            Done(0, "all ranks finished", None, SURVIVED),
+            "code 0: all ranks finished after 2 survived faults, 2 excluded nodes (1 min 30 s in all)",
+        ),
+        (CANCELLED, "code 143: cancelled; 2 restarts, 3.1 s"),
+        (FAILED, "code 1: all 2 restarts are used; 2 restarts, 1 lost node, 1 used spare, 3.1 s down (12.0 s in all)"),
+    ],
+)
+def test_one_line_tells_the_history(done: Done, line: str) -> None:
+    assert result.sentence(done).splitlines()[0].startswith(f"job ends with {line}")
+
+
+def test_a_failing_end_lists_the_failed_ranks_and_the_first_cause_last() -> None:
+    _, title, _, *rows = result.sentence(FAILED).splitlines()
+    assert title == "failed in cycle 2:"
+    assert [row.split() for row in rows[:3]] == [
+        ["+8.25s", "3", "1", "1", "(n2)", "code", "1"],
+        ["+8.50s", "0", "0", "0", "(n1)", "hang", "(SIGKILL)"],
+        ["+2.00s", "-", "-", "2", "(n3)", "node-lost"],
+    ]
+    assert rows[3].startswith("first cause: rank 3 ")
+    assert rows[4:6] == ["  at: /w/train.py:16", "  log: /logs/rank_3.err"]
+    assert rows[-1] == "  | ValueError: bad"
+    many = replace(FAILED, report=replace(JOB, last_faults=(EXIT,) * 1000))
+    assert "and 968 more" in result.sentence(many) and result.sentence(many).count("code 1") < 40
+    alone = replace(FAILED, report=replace(JOB, last_faults=(EXIT,)))
+    assert "failed in cycle" not in result.sentence(alone)
+
+
+def publish(path: Path, done: Done = GOOD) -> list[str]:
+    said: list[str] = []
+    asyncio.run(result.publish(done, path, 2, said.append))
+    return said
+
+
+def test_the_file_keeps_its_keys_and_tells_every_fault_with_its_time(tmp_path: Path) -> None:
+    publish(tmp_path / "result.json", FAILED)
+    written = json.loads((tmp_path / "result.json").read_text())
+    assert (written["first_cause"]["rank"], written["first_cause"]["line"]) == (3, "/w/train.py:16")
+    assert [(f["cycle"], f["host"], f["kind"], f["at_s"]) for f in written["faults"][:2]] == [
+        (0, "n3", "node-lost", 2.0), (1, "n2", "signal", 4.5),
+    ]  # fmt: skip
+    assert written["faults"][0]["time"] < written["faults"][1]["time"] < written["ended"]
+    assert [r["down_s"] for r in written["restarts"]] == [3.0, 0.1] and len(written["last_faults"]) == 3
+    wanted = {
+        "code": 1, "reason": WHY, "slurm_restart_count": 2, "restarts_used": 2, "lost_nodes": ["n3"],
+        "excluded_nodes": [], "spares_used": ["n4"], "down_s": 3.1, "duration_s": 12.0,
+    }  # fmt: skip
+    assert {name: written[name] for name in wanted} == wanted
+    assert os.listdir(tmp_path) == ["result.json"]
+    publish(tmp_path / "result.json")
+    assert json.loads((tmp_path / "result.json").read_text())["first_cause"] is None
+
+
+def test_a_file_system_that_fails_or_hangs_costs_the_file_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "No such file" in publish(tmp_path / "gone" / "result.json")[1]
+    monkeypatch.setattr(result, "WRITE_TIMEOUT_S", 0.01)
+    answers = threading.Event()
+    monkeypatch.setattr(result, "write_atomic", lambda path, data: answers.wait(WAIT_S))
+    assert "within 0.01 s" in publish(tmp_path / "result.json")[1]
+    answers.set()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.0, "0.00 s"), (0.051, "0.05 s"), (3.14, "3.1 s"), (59.9, "59.9 s"), (60.0, "1 min"), (61.4, "1 min 1 s"),
+        (3599.6, "1 h"), (3660.0, "1 h 1 min"), (86400.0, "24 h"),
+    ],
+)  # fmt: skip
+def test_durations_in_words(seconds: float, words: str) -> None:
+    assert in_words(seconds) == words

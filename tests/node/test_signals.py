@@ -1,0 +1,97 @@
+"""Signals that end the job, are passed on, or come again; one wish, one code on all nodes, nothing left."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from agent_harness import Rig, until
+
+COUNTING = """
+def handler(signum, frame):
+    say("got", signal.Signals(signum).name)
+    os._exit(0)
+for s in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+    signal.signal(s, handler)
+say("up")
+forever()
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_ending_signal_reaches_the_workers_once_and_is_the_exit_code(rig: Rig, signum: signal.Signals) -> None:
+    """Workers that end with 0 on it do not turn the end into a success."""
+    one = rig.run(rig.script(COUNTING), "--nproc-per-node=2", "--max-restarts=3")
+    for rank in (0, 1):
+        one.line(rf"\[rank {rank}\] up$")
+    one.signal(signum)
+    assert one.wait() == 128 + signum
+    assert "got signal" in one.said[-1] and "first cause" not in one.text
+    assert [rig.log(0, rank, "out") for rank in (0, 1)] == [f"up\ngot {signum.name}\n"] * 2
+
+
+def test_signal_to_a_spare_ends_all_with_143(rig: Rig) -> None:
+    nodes = rig.nodes(3, "2:3", rig.script(COUNTING), "--max-restarts=3")
+    for rank in (0, 1):
+        nodes[rank].line("up$")
+    nodes[2].line("hot spare")
+    nodes[2].signal(signal.SIGTERM)
+    assert [one.wait() for one in nodes] == [143, 143, 143]
+    assert [rig.log(0, rank, "out") for rank in (0, 1)] == ["up\ngot SIGTERM\n"] * 2
+    assert "node 2 (" in nodes[0].said[-1]
+
+
+# Signals that come within one second, not three, are the same wish.
+SOON = """
+from nvrx_slurm.core.agent.events import AgentSettings as A
+A.__init__.__defaults__ = tuple(1.0 if value == 3.0 else value for value in A.__init__.__defaults__)
+"""
+STUBBORN = """
+signal.signal(signal.SIGTERM, lambda *_: say("no"))
+say("up")
+while True:
+    signal.pause()
+"""
+
+
+def test_a_later_second_signal_kills_at_once(rig: Rig) -> None:
+    """Until then the same signal again means the same wish, as Slurm sends it several times."""
+    rig.before = SOON
+    one = rig.run(rig.script(STUBBORN), "--term-timeout=1000")
+    one.line("up$")
+    one.signal(signal.SIGTERM)
+    one.line("no$")
+    one.signal(signal.SIGTERM)  # at once: the same wish
+    with pytest.raises(AssertionError, match="no '"):
+        one.line("never said", timeout_s=1.2)
+    assert one.process.poll() is None
+    one.signal(signal.SIGTERM)
+    assert one.wait(10) == 143
+    assert rig.log(0, 0, "out") == "up\nno\n"
+
+
+def test_signal_in_the_middle_of_a_restart(rig: Rig) -> None:
+    script = rig.script("""
+        if RANK == 0:
+            gate()
+            os._exit(1)
+        signal.signal(signal.SIGTERM, lambda *_: say("no"))
+        say("up")
+        while True:
+            signal.pause()
+    """)
+    one = rig.run(script, "--nproc-per-node=2", "--max-restarts=9", "--workers-stop-timeout=600", "--term-timeout=0.3")
+    one.line("up$")
+    rig.open()
+    one.line("no$")
+    one.signal(signal.SIGTERM)
+    assert one.wait(10) == 143
+    assert rig.log(0, 1, "out") == "up\nno\n" and not list(rig.run_dir.glob("cycle_1"))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_signal_while_waiting_for_nodes_or_for_the_coordinator(rig: Rig, rank: int) -> None:
+    one = rig.node(rank, "2", rig.script("forever()"))
+    until(lambda: len(one.children) == 3, "the checks, a held worker and its monitor")
+    one.signal(signal.SIGTERM)
+    assert one.wait(10) == 143

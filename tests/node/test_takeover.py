@@ -1,0 +1,246 @@
+"""The coordinator is lost in every phase of the job: another agent takes over, and no rank runs twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import textwrap
+
+import one_writer
+import pytest
+from agent_harness import CLIENT, QUICK, UNTIL_TOLD, UP, Rig, kill, says, stat, until, up
+from click.testing import CliRunner
+
+from nvrx_slurm.child.descendants import below
+from nvrx_slurm.cli.toolbox import main
+
+WRITES = UP + one_writer.worker("", "plain")
+
+
+def writers(rig: Rig) -> dict[int, list[tuple[int, int]]]:
+    """See `one_writer.writers`."""
+    return one_writer.writers(rig.dir / "written")
+
+
+def test_result_and_logs_tell_of_all_terms(rig: Rig) -> None:
+    """Term 1: a rank is killed, then the coordinator's node is lost. Term 2: a rank is killed again."""
+    script = rig.script(UNTIL_TOLD)
+    first, second, third = rig.nodes(3, "2:3", script, "--max-restarts=5")
+    third.line("this node is a hot spare")
+    up(first, 0)
+    os.kill(up(second, 0)[1], signal.SIGKILL)
+    up(second, 1)
+    kill(first, up(first, 1)[1])
+    up(second, 2)
+    os.kill(up(third, 2)[1], signal.SIGKILL)
+    assert {up(second, 3)[0], up(third, 3)[0]} == {0, 1}
+    rig.open("end3")
+    assert [second.wait(), third.wait()] == [0, 0]
+    result = rig.result
+    assert (result["code"], result["cycles"], result["restarts_used"], len(result["lost_nodes"])) == (0, 4, 3, 1)
+    causes = [restart["cause"] for restart in result["restarts"]]
+    assert [word in cause for word, cause in zip(("SIGKILL", "node 0 ", "SIGKILL"), causes, strict=True)] == [True] * 3
+    times = [restart["at_s"] for restart in result["restarts"]]
+    assert times == sorted(times) and times[0] < result["duration_s"] > times[-1]
+    (last,) = [line for line in second.said + third.said if line.startswith("job ends")]
+    assert "3 restarts, 1 lost node" in last
+    logs = sorted(path.name for path in rig.run_dir.glob("events/coordinator*"))
+    assert len(logs) >= 2 and logs[0] == "coordinator.jsonl"  # a contested election may take several terms
+    replayed = CliRunner().invoke(main, ["replay", str(rig.run_dir)])
+    elections = len(list(rig.run_dir.glob("events/election*")))
+    assert replayed.exit_code == 0 and replayed.output.count("the same decisions") == 3 + len(logs) + elections
+    assert elections == 3
+
+
+@pytest.mark.parametrize("again", one_writer.REPEATS)
+@pytest.mark.parametrize(("fault", "shape"), [*one_writer.CASES, ("", "popen")])
+def test_all_processes_of_a_rank_end_before_it_runs_elsewhere(rig: Rig, fault: str, shape: str, again: int) -> None:
+    """A node that was stopped is a spare again; "": all of its processes were stopped, as by the freezer."""
+    lost, rank = 2 if shape == "spare" else 1, int(not fault)
+    script, frozen = rig.script(one_writer.worker(fault, shape)), list[int]()
+    nodes = rig.nodes(2 + lost, f"2:{2 + lost}", script, "--max-restarts=3", *QUICK)
+    if not fault:
+        until(lambda: len(writers(rig)) == 2, "both ranks write")
+        frozen = [os.pidfd_open(nodes[1].pid), *below(nodes[1].pid, nodes[1].pidfd)]
+        for fd in frozen:
+            signal.pidfd_send_signal(fd, signal.SIGSTOP)
+    until(lambda: len(writers(rig).get(rank, ())) == lost + 1, "the rank runs elsewhere")
+    for one in nodes:
+        if stat(one.pid)[1] == "T":
+            for pid in (one.pid, *one.monitors()):
+                os.kill(pid, signal.SIGCONT)
+            one.line(f"cycle {lost}: this node is a hot spare")
+            assert fault or "stands for coordinator" not in one.text
+    for fd in frozen:
+        os.close(fd)
+    rig.open(f"end{lost}")
+    codes = sorted(one.wait() for one in nodes)
+    assert codes[1:] == [0] * (1 + lost) and codes[0] == (-9 if fault == "killed" or lost == 2 else 0)
+    assert len(writers(rig)[rank]) == lost + 1
+
+
+def test_the_loss_of_a_coordinator_without_workers_costs_no_cycle(rig: Rig) -> None:
+    first, second, third = rig.nodes(3, "2:3", rig.script(UNTIL_TOLD), NVRX_INJECT_GPU_FAILURE="0:0")
+    pids = up(second, 0)[1], up(third, 0)[1]
+    kill(first)
+    says("term . carries on with cycle 0", second, third)
+    rig.open("end0")
+    assert [second.wait(), third.wait()] == [0, 0]
+    assert (up(second, 0)[1], up(third, 0)[1]) == pids and second.cycles == third.cycles == [0]
+    assert rig.result["code"] == 0 and rig.result["restarts"] == []
+
+
+def test_node_0_of_a_step_never_comes_up(rig: Rig) -> None:
+    nodes = rig.step((1, 2, 3), 4, "2:4", rig.script(UNTIL_TOLD), *QUICK)
+    says("cycle 0: 2 active and . spare nodes", *nodes)
+    rig.open("end0")
+    assert [one.wait() for one in nodes] == [0, 0, 0]
+    assert rig.result["code"] == 0
+
+
+def test_a_coordinator_is_killed_while_nodes_gather(rig: Rig) -> None:
+    """The last nodes come after that."""
+    script = rig.script(UNTIL_TOLD)
+    first, second, third = rig.step((0, 1, 2), 5, "4", script)
+    says("3 of at least 4 nodes are here", first)
+    kill(first)
+    nodes = [second, third, *rig.step((3, 4), 5, "4", script)]
+    assert sorted(up(one, 0)[0] for one in nodes) == [0, 1, 2, 3]
+    rig.open("end0")
+    assert [one.wait() for one in nodes] == [0, 0, 0, 0]
+
+
+def test_slurm_does_not_answer_when_a_job_without_its_first_node_ends(rig: Rig) -> None:
+    """Its last coordinator asks again whether the batch host lives."""
+    first, second, third = rig.step((0, 1, 2), 3, "2:3", rig.script(UNTIL_TOLD), "--max-restarts=1", *QUICK)
+    up(first, 0), up(second, 0)
+    kill(first)
+    assert sorted(up(one, 1)[0] for one in (second, third)) == [0, 1]
+    (rig.dir / "away").touch()
+    rig.open("end1")
+    says("trying to end job", second, third)
+    (rig.dir / "away").unlink()
+    assert [second.wait(), third.wait()] == [0, 0]
+
+
+def test_a_coordinator_is_killed_while_ranks_stop_after_a_fault(rig: Rig) -> None:
+    """The ranks of the others end only after the takeover."""
+    stubborn = """
+        if CYCLE == 0:
+            signal.signal(signal.SIGTERM, lambda *_: say("stopping", RANK))
+            if RANK == 2:
+                gate("fail")
+                os._exit(1)
+            gate("stopped")
+            os._exit(1)
+    """
+    script = rig.script(UP + textwrap.dedent(stubborn) + 'gate("end")')
+    first, second, third, spare = rig.nodes(4, "3:4", script, "--max-restarts=5")
+    pids = [up(one, 0)[1] for one in (first, second, third)]
+    rig.open("fail")
+    second.line("stopping 1")
+    kill(first, pids[0])
+    says("term . stands|stands for coordinator", second, third, spare)
+    rig.open("stopped"), rig.open("end")
+    assert [one.wait() for one in (second, third, spare)] == [0, 0, 0]
+    assert (rig.result["code"], rig.result["first_cause"]) == (0, None)
+
+
+def test_a_coordinator_is_killed_during_a_drain(rig: Rig) -> None:
+    """The job was ended by a signal: the others end with its code, and one of them writes the result."""
+    script = rig.script('signal.signal(signal.SIGTERM, lambda *_: say("saving", RANK))\n' + UP + 'gate("saved")')
+    nodes = first, second, third = rig.nodes(3, "3", script, "--max-restarts=5")
+    pids = [up(one, 0)[1] for one in nodes]
+    second.signal(signal.SIGTERM)
+    third.line("saving 2")
+    kill(first, pids[0])
+    rig.open("saved")
+    assert [second.wait(), third.wait()] == [143, 143]
+    assert rig.result["code"] == 143
+
+
+def test_a_coordinator_is_killed_after_ranks_were_warned(rig: Rig) -> None:
+    """The ranks of the next cycle are warned, too; the job ends with the code of the warning."""
+    script = rig.script(
+        CLIENT + UP + "while not client.should_stop():\n    time.sleep(0.01)\nsay('saves', CYCLE)\ngate('saved')"
+    )
+    first, second, spare = rig.nodes(3, "2:3", script, "--max-restarts=5")
+    spare.line("this node is a hot spare")
+    pid = up(first, 0)[1]
+    second.signal(signal.SIGUSR1)
+    second.line("saves 0"), first.line("saves 0")
+    kill(first, pid)
+    second.line("saves 1"), spare.line("saves 1")
+    rig.open("saved")
+    assert [second.wait(), spare.wait()] == [138, 138]
+    assert rig.result["code"] == 138
+
+
+def test_logs_that_cannot_be_opened_hold_no_agent(rig: Rig) -> None:
+    """A FIFO without a reader stands for a file system that hangs: the rank starts without a log, and once."""
+    rig.before = "from nvrx_slurm.node.workers import workers\nworkers.OPEN_TIMEOUT_S = 1.5"
+    script = rig.script(WRITES + "if CYCLE == 0 and RANK == 0:\n    os._exit(1)\n")
+    first, second = rig.nodes(2, "2", script, "--max-restarts=2", *QUICK)
+    until(lambda: len(writers(rig)) == 2, "both ranks write")
+    directory = next(rig.run_dir.glob("cycle_0/node_1_*"))
+    hangs = rig.run_dir / "cycle_1" / directory.name
+    hangs.mkdir(parents=True)
+    os.mkfifo(hangs / "rank_1.out")
+    rig.open("end0")
+    second.line("the log file system did not return within 1.5 s: what the workers write is lost in this cycle")
+    up(first, 1)
+    until(lambda: len(writers(rig)[1]) == 2, "rank 1 writes again")
+    rig.open("end1")
+    assert [first.wait(), second.wait()] == [0, 0]
+    assert [len(spans) for spans in writers(rig).values()] == [2, 2]
+    assert "out of reach" not in first.text and rig.result["restarts_used"] == 1
+
+
+def test_of_two_nodes_the_survivor_waits_for_another_one_and_no_longer_than_the_join_timeout(rig: Rig) -> None:
+    """The host proves that the coordinator is dead, so the survivor may act alone; it has too few nodes."""
+    conf = "--rdzv-conf=join_timeout=2"
+    first, second = rig.nodes(2, "2", rig.script(UNTIL_TOLD), "--max-restarts=3", conf)
+    pid = up(second, 0)[1]
+    kill(first, up(first, 0)[1])
+    second.line("1 of at least 2 nodes")
+    assert second.wait() == 94 and stat(pid)[1] in ("", "Z")
+    assert rig.result["code"] == 94
+
+
+def test_under_min_healthy_the_ranks_of_the_others_run_on(rig: Rig) -> None:
+    flags = ("--ft-restart-policy=min-healthy", "--max-restarts=3")
+    first, second, third = rig.nodes(3, "2:3", rig.script(UNTIL_TOLD), *flags)
+    pids = [up(one, 0)[1] for one in (first, second, third)]
+    kill(first, pids[0])
+    says("term . carries on with cycle 0", second, third)
+    rig.open("end0")
+    assert [second.wait(), third.wait()] == [0, 0]
+    assert [up(one, 0)[1] for one in (second, third)] == pids[1:] and second.cycles == third.cycles == [0]
+    assert rig.result["code"] == 0
+
+
+DIES_AT_THE_END = """
+import os, signal
+from nvrx_slurm.node.coordination.coordinator import Members
+from nvrx_slurm.types import Finish
+handle = Members.handle
+def die(members, command):
+    handle(members, command)
+    if isinstance(getattr(command, "message", None), Finish) and command.node_id != members.local.node_id:
+        os.kill(os.getpid(), signal.SIGKILL)
+Members.handle = die
+"""
+
+
+def test_a_coordinator_is_killed_while_it_tells_the_end(rig: Rig) -> None:
+    """One node at most has heard of it. The others end alike, after another cycle if no node has."""
+    script = rig.script(UP + 'gate("end")')
+    rig.before = DIES_AT_THE_END
+    first = rig.node(0, "2:3", script, "--max-restarts=3")
+    rig.before = ""
+    second, third = (rig.node(rank, "2:3", script, "--max-restarts=3") for rank in (1, 2))
+    up(first, 0), up(second, 0), third.line("this node is a hot spare")
+    rig.open("end")
+    assert first.wait() == -signal.SIGKILL
+    assert [second.wait(), third.wait()] == [0, 0]
+    assert rig.result["code"] == 0

@@ -1,0 +1,298 @@
+"""Workers that are forked from a template: when they are, when they are not, and what may happen to the template."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import minicluster_init as init
+import pytest
+from agent_harness import Launcher, Rig, kill, says, stat, until
+from stage import await_end
+
+# `slow` is beside the script. It counts its imports, and has its text from a module of its own.
+SLOW = """
+import os
+from slow_text import TEXT
+with open(os.path.join(os.environ["NVRX_TEST_GATES"], "imports"), "a") as file:
+    file.write(f"{os.getpid()}\\n")
+"""
+LIVES = """
+before = "slow" in sys.modules
+import slow
+say("up", CYCLE, "rank", RANK, "forked" if before else "executed", "pid", os.getpid(), slow.TEXT)
+if CYCLE < int(sys.argv[1][0]):
+    forever()
+"""
+PRELOAD = "--ft-preload=slow"
+
+
+@pytest.fixture
+def work(rig: Rig) -> str:
+    """The script, with its module beside it. Its argument: the cycle in which it ends."""
+    (rig.dir / "slow.py").write_text(SLOW)
+    (rig.dir / "slow_text.py").write_text("TEXT = 'first'")
+    return rig.script(LIVES)
+
+
+def up(one: Launcher, cycle: int, rank: int) -> tuple[str, int, str]:
+    """How this rank came to be, its pid, and the text of its module."""
+    found = one.line(rf"up {cycle} rank {rank} (\w+) pid (\d+) (\w+)$")
+    return found[1], int(found[2]), found[3]
+
+
+def alike(one: Launcher) -> list[int]:
+    """Workers, standbys and the template. People find workers by the name of the script, and nothing else by that."""
+    found = []
+    for pid in one.children:
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if words[1:2] == [b"-u"] or words[0] in (b"nvrx-standby", b"nvrx-template"):
+            assert (b"-u" in words) == stat(pid)[0].startswith("python")
+            found.append(pid)
+    return found
+
+
+def waiting(one: Launcher, workers: list[int]) -> list[int]:
+    """The template, then one standby per worker; waits for them."""
+    until(lambda: len(set(alike(one)) - set(workers)) == len(workers) + 1, "all ranks have a standby")
+    found = sorted(set(alike(one)) - set(workers), key=began)
+    no_children = Path(f"/proc/{found[0]}/task/{found[0]}/children")
+    until(lambda: not no_children.read_text() and stat(found[0])[1] == "S", "the template has told the agent")
+    until(lambda: stat(one.pid)[1] == "S", "the agent has heard it")
+    assert [stat(pid)[0] for pid in found] == ["nvrx-template"] + ["nvrx-standby"] * len(workers)
+    return found
+
+
+def began(pid: int) -> tuple[int, int]:
+    """Order of processes by their start."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]), pid
+
+
+def imports(rig: Rig) -> int:
+    return len((rig.dir / "imports").read_text().split())
+
+
+def test_named_modules_are_imported_once_for_all_workers_of_all_cycles(rig: Rig, work: str) -> None:
+    one = rig.run(work, "--nproc-per-node=3", "--max-restarts=3", PRELOAD, args=("3",))
+    for cycle in range(3):
+        workers = [up(one, cycle, rank) for rank in range(3)]
+        assert [worker[0] for worker in workers] == ["forked"] * 3
+        pids = [worker[1] for worker in workers]
+        assert len(waiting(one, pids)) == 4 and imports(rig) == 1
+        os.kill(pids[1], signal.SIGKILL)
+    assert one.wait() == 0 and [up(one, 3, rank)[0] for rank in range(3)] == ["forked"] * 3
+
+
+def test_auto_preloads_what_the_first_workers_loaded(rig: Rig) -> None:
+    pytest.importorskip("numpy")
+    script = rig.script("""
+        before = "numpy" in sys.modules
+        import numpy
+        say("up", CYCLE, "rank", RANK, "forked" if before else "executed", "pid", os.getpid(), "text")
+        if CYCLE == 0:
+            forever()
+    """)
+    rig.before = "from nvrx_slurm.node.workers import warm; warm._WITHOUT_TORCH_S = 0.0"  # there will be no torch
+    one = rig.run(script, "--nproc-per-node=2", "--max-restarts=1")
+    workers = [up(one, 0, rank) for rank in (0, 1)]
+    assert [worker[0] for worker in workers] == ["executed"] * 2
+    waiting(one, [worker[1] for worker in workers])
+    os.kill(workers[0][1], signal.SIGKILL)
+    assert one.wait() == 0 and [up(one, 1, rank)[0] for rank in (0, 1)] == ["forked"] * 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "argument", "env"),
+    [
+        (["--ft-warm=off"], "0", {}),
+        ([], "0${local_rank}", {}),
+        ([], "0", {"PYTHON_EXEC": "DIR/python"}),
+    ],
+    ids=["off", "arguments of each rank", "another interpreter"],
+)
+def test_workers_are_executed(rig: Rig, work: str, flags: list[str], argument: str, env: dict[str, str]) -> None:
+    if env:
+        wrapper = rig.dir / "python"
+        wrapper.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+        wrapper.chmod(0o755)
+        env = {"PYTHON_EXEC": str(wrapper)}
+    one = rig.run(work, "--nproc-per-node=2", PRELOAD, *flags, args=(argument,), **env)
+    assert one.wait() == 0 and [up(one, 0, rank)[0] for rank in (0, 1)] == ["executed"] * 2
+    assert imports(rig) == 2
+
+
+UNFIT = {
+    "thread": ("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()", "a thread"),
+    "listening socket": ("import socket; S = socket.create_server(('127.0.0.1', 0))", "listening socket"),
+    "child": ("import subprocess; P = subprocess.Popen(['sleep', '60'])", "started a process"),
+    "open file": ("F = open('/etc/hostname')", "/etc/hostname open"),
+    "rank": ("import os; R = os.environ.get('RANK')", "reads RANK"),
+    "exception": ("raise LookupError('no such library')", "LookupError: no such library"),
+    "exit": ("import sys; sys.exit(3)", "SystemExit: 3"),
+    "another program": ("import os, sys; os.execv(sys.executable, sys.orig_argv)", "executes another program"),
+    "missing": (None, "No module named 'bad'"),
+}
+
+
+@pytest.mark.parametrize("why", UNFIT)
+def test_a_module_that_cannot_be_forked_is_left_out(rig: Rig, work: str, why: str) -> None:
+    code, told = UNFIT[why]
+    if code is not None:
+        (rig.dir / "bad.py").write_text(code)
+    one = rig.run(work, "--nproc-per-node=2", "--ft-preload=slow,bad", args=("0",))
+    assert one.wait() == 0 and [up(one, 0, rank)[0] for rank in (0, 1)] == ["forked"] * 2
+    sentences = [said for said in one.said if "workers import bad themselves" in said]
+    assert len(sentences) == 1 and told in sentences[0]
+    assert one.text.count("up 0") == 2  # the template never ran the script
+
+
+@pytest.mark.parametrize("code", ["import os; os._exit(5)", "import ctypes; ctypes.string_at(0)"])
+def test_a_template_that_dies_of_a_module_costs_the_warmth_only(rig: Rig, work: str, code: str) -> None:
+    (rig.dir / "bad.py").write_text(code)
+    one = rig.run(work, "--nproc-per-node=2", "--ft-preload=slow,bad", args=("0",))
+    assert one.wait() == 0 and [up(one, 0, rank)[0] for rank in (0, 1)] == ["executed"] * 2
+    assert len([said for said in one.said if "the template process ended with" in said]) == 1
+
+
+def test_a_killed_template_is_made_again_and_a_killed_standby_is_executed(rig: Rig, work: str) -> None:
+    one = rig.run(work, "--nproc-per-node=2", "--max-restarts=3", PRELOAD, args=("3",))
+    pids = [up(one, 0, rank)[1] for rank in (0, 1)]
+    template, first, _ = waiting(one, pids)
+    os.kill(template, signal.SIGKILL)
+    one.line("the template process ended with -9")
+    os.kill(first, signal.SIGKILL)
+    one.line(rf"standby {first} of local rank \d was killed")
+    os.kill(pids[0], signal.SIGKILL)
+    pids = [up(one, 1, rank)[1] for rank in (0, 1)]
+    assert sorted(up(one, 1, rank)[0] for rank in (0, 1)) == ["executed", "forked"]
+    waiting(one, pids)
+    os.kill(pids[0], signal.SIGKILL)
+    pids = [up(one, 2, rank)[1] for rank in (0, 1)]
+    assert [up(one, 2, rank)[0] for rank in (0, 1)] == ["forked"] * 2
+    os.kill(pids[0], signal.SIGKILL)
+    assert one.wait() == 0
+
+
+ASKS = """
+from nvrx_slurm.node.workers.template import Template
+real = Template._expect_answer
+def asks(self, bound_s):
+    real(self, bound_s)
+    print("the template is asked", flush=True)
+Template._expect_answer = asks
+"""
+
+
+@pytest.mark.parametrize("stopped", [1, 2, 3])
+def test_stopped_helpers_do_not_hold_up_a_restart_and_their_death_ends_nothing(
+    rig: Rig, work: str, stopped: int
+) -> None:
+    """A stopped standby becomes no worker. The template is killed with a request that it has not read."""
+    rig.before = ASKS
+    one = rig.run(work, "--nproc-per-node=2", "--max-restarts=2", PRELOAD, args=("2",))
+    pids = [up(one, 0, rank)[1] for rank in (0, 1)]
+    template, *standbys = waiting(one, pids)
+    for pid in (template, *standbys)[:stopped]:
+        os.kill(pid, signal.SIGSTOP)
+    os.kill(pids[0], signal.SIGKILL)
+    found = [up(one, 1, rank) for rank in (0, 1)]
+    assert sorted(how for how, _, _ in found) == ["executed"] * (stopped - 1) + ["forked"] * (3 - stopped)
+    assert not {pid for _, pid, _ in found} & set(standbys[: stopped - 1])
+    one.line(r"(?:the template is asked[^!]*){4}")  # to import, for the first standbys, for the next ones, and now
+    os.kill(template, signal.SIGKILL)
+    one.line("the template process ended with -9")
+    os.kill(found[0][1], signal.SIGKILL)
+    assert one.wait() == 0
+    assert [up(one, 2, rank)[0] for rank in (0, 1)] == ["executed"] * 2
+
+
+def test_a_changed_module_is_executed_and_then_forked_with_its_new_text(rig: Rig, work: str) -> None:
+    one = rig.run(work, "--nproc-per-node=2", "--max-restarts=2", PRELOAD, args=("2",))
+    pids = [up(one, 0, rank)[1] for rank in (0, 1)]
+    waiting(one, pids)
+    (rig.dir / "slow_text.py").write_text("TEXT = 'second'")
+    os.kill(pids[0], signal.SIGKILL)
+    found = [up(one, 1, rank) for rank in (0, 1)]
+    assert [(how, text) for how, _, text in found] == [("executed", "second")] * 2
+    waiting(one, [pid for _, pid, _ in found])
+    os.kill(found[0][1], signal.SIGKILL)
+    assert one.wait() == 0
+    assert [up(one, 2, rank)[::2] for rank in (0, 1)] == [("forked", "second")] * 2
+
+
+def test_a_killed_agent_takes_template_and_standbys_with_it(rig: Rig, work: str) -> None:
+    one = rig.run(work, "--nproc-per-node=2", PRELOAD, args=("1",))
+    workers = [up(one, 0, rank)[1] for rank in (0, 1)]
+    others = [found for pid in waiting(one, workers) if (found := init.process(pid))]
+    kill(one, *workers)
+    assert len(others) == 3 and await_end(others, 1.0) == []
+
+
+def test_slurms_signals_to_every_process_change_nothing_for_the_next_workers(rig: Rig, work: str) -> None:
+    one = rig.run(work, "--nproc-per-node=2", "--max-restarts=1", PRELOAD, args=("1",))
+    pids = [up(one, 0, rank)[1] for rank in (0, 1)]
+    for pid in waiting(one, pids):
+        for signum in (signal.SIGUSR1, signal.SIGUSR2):
+            os.kill(pid, signum)
+    os.kill(waiting(one, pids)[0], signal.SIGTERM)
+    os.kill(pids[0], signal.SIGKILL)
+    assert one.wait() == 0 and [up(one, 1, rank)[0] for rank in (0, 1)] == ["forked"] * 2
+
+
+def test_a_spare_forks_its_workers(rig: Rig) -> None:
+    """It has had no workers, so its template imports what the script's text says."""
+    pytest.importorskip("numpy")
+    script = rig.script("""
+        before = "numpy" in sys.modules
+        import numpy
+        say("up", CYCLE, "rank", RANK, "forked" if before else "executed", "pid", os.getpid(), "text")
+        gate(f"end{CYCLE}")
+    """)
+    nodes = rig.nodes(2, "1:2", script, "--max-restarts=1")
+    active = says("up 0", *nodes)
+    (spare,) = [one for one in nodes if one is not active]
+    until(lambda: len(alike(spare)) == 2, "the spare has a template and a standby")
+    kill(active, up(active, 0, 0)[1])
+    assert up(spare, 1, 0)[0] == "forked"
+    rig.open("end1")
+    assert spare.wait() == 0
+
+
+@pytest.mark.torch
+def test_a_forked_rank_under_the_in_process_wrapper(rig: Rig) -> None:
+    """An exception is the wrapper's own business. A killed rank is not: the next cycle replaces it."""
+    pytest.importorskip("torch")
+    script = rig.script("""
+        before = "torch" in sys.modules
+        from datetime import timedelta
+        from nvrx_slurm import inprocess
+        say("came", CYCLE, RANK, "forked" if before else "executed")
+        @inprocess.Wrapper(last_call_wait=timedelta(0), heartbeat_timeout=timedelta(seconds=110))
+        def train(call: inprocess.CallWrapper):
+            say("entered", CYCLE, call.iteration, "as", os.environ["RANK"], "pid", os.getpid())
+            if CYCLE == call.iteration == 0 and RANK == 1:
+                raise RuntimeError("as asked")
+            while CYCLE == 0:
+                time.sleep(0.01)
+        train()
+    """)
+    policy = ("--restart-policy=min-healthy", "--nproc-per-node=2", "--max-restarts=1", "--ft-preload=torch")
+    one = rig.run(script, *policy)
+    pids = [int(one.line(rf"entered 0 1 as {rank} pid (\d+)$", 90)[1]) for rank in (0, 1)]
+    until(lambda: len(alike(one)) == 5, "all ranks have a standby, and there is the template")
+    os.kill(pids[1], signal.SIGKILL)
+    for rank in (0, 1):
+        one.line(rf"entered 1 0 as {rank} ", 90)
+    assert one.wait(90) == 0
+    assert [one.line(rf"came {cycle} {rank} (\w+)$")[1] for cycle in (0, 1) for rank in (0, 1)] == ["forked"] * 4
+
+
+@pytest.mark.parametrize("value", ["1x", "a b", "torch,,5", "a-b", "auto,torch-x"])
+def test_bad_modules(rig: Rig, work: str, value: str) -> None:
+    one = rig.run(work, f"--ft-preload={value}", args=("0",))
+    assert one.wait() == 2 and "--ft-preload" in one.text and "names of Python modules" in one.text

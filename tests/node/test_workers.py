@@ -1,0 +1,220 @@
+"""One node without Slurm: success, crashes, the restart budget, the first cause, hangs, killed monitors."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+
+import minicluster_init as init
+import pytest
+from agent_harness import CLIENT, Rig, until
+from stage import await_end
+
+
+def test_crash_restarts_all_ranks_in_the_same_job(rig: Rig) -> None:
+    script = rig.script("""
+        say("up", CYCLE, os.environ["TORCHELASTIC_RESTART_COUNT"])
+        print("err", RANK, file=sys.stderr)
+        if CYCLE == 0 and RANK == 1:
+            gate()
+            raise ValueError("bad luck")
+        if CYCLE == 0:
+            forever()
+    """)
+    one = rig.run(script, "--nproc-per-node=2", "--max-restarts=1")
+    one.line(r"\[rank 0\] up")
+    rig.open()
+    assert one.wait() == 0
+    assert rig.log(0, 0, "out") == "up 0 0\n" and rig.log(1, 0, "out") == "up 1 1\n"
+    assert rig.log(0, 1, "out") == "up 0 0\n" and rig.log(1, 1, "out") == "up 1 1\n"
+    assert "exited with code 1: ValueError: bad luck; restart 1 of 1" in one.text
+    assert re.search(rf"at: {script}:\d+\n.*log: \S+/cycle_0/node_0_\S+/rank_1\.err\n", one.text, re.S)
+    assert "first cause" not in one.text and (rig.result["code"], rig.result["first_cause"]) == (0, None)
+    for rank in (0, 1):
+        assert rig.log(1, rank, "err") == f"err {rank}\n" and f"[rank {rank}] err {rank}\n" in one.text
+    assert (rig.logs / "latest").resolve() == rig.run_dir.resolve()
+
+
+@pytest.mark.torch
+def test_the_real_record_decorator(rig: Rig) -> None:
+    script = rig.script("""
+        from torch.distributed.elastic.multiprocessing.errors import record
+        @record
+        def main():
+            raise LookupError("from torch")
+        main()
+    """)
+    one = rig.run(script)
+    assert one.wait(60) == 1
+    _, _, last = one.text.rpartition("first cause:")
+    assert "LookupError" in last.splitlines()[0] and "from torch" in last.splitlines()[0] and "in main" in last
+
+
+def test_error_file_that_cannot_be_read_does_not_hold_up_the_end(rig: Rig) -> None:
+    """A FIFO nobody writes to stands for a file system that hangs."""
+    script = rig.script("os.mkfifo(os.environ['TORCHELASTIC_ERROR_FILE']); say('made'); os._exit(5)")
+    one = rig.run(script)
+    assert one.wait(10) == 1
+    assert rig.log(0, 0, "out") == "made\n"
+    assert "exited with code 5" in one.text.rpartition("first cause:")[2]
+
+
+# --- hangs ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hang", ["os.kill(os.getpid(), signal.SIGSTOP)", "spin_for_ever()"])
+def test_hang_is_seen_and_the_job_goes_on(rig: Rig, hang: str) -> None:
+    script = rig.script(f"""{CLIENT}
+def spin_for_ever():
+    while True:
+        pass
+client.send_heartbeat()
+say("up", CYCLE)
+if CYCLE == 0 and RANK == 1:
+    {hang}
+while CYCLE == 0:
+    client.send_heartbeat()
+    time.sleep(0.02)
+client.shutdown_workload_monitoring()
+""")
+    one = rig.run(script, "--nproc-per-node=2", "--max-restarts=1", "--ft-rank-heartbeat-timeout=0.6")
+    assert one.wait() == 0
+    one.line(r"rank 1 .*hung: .*no heartbeat for ")
+    stacks = rig.log(0, 1, "err")
+    assert "most recent call first" in stacks and "Fatal Python error" not in stacks
+    assert "spin" not in hang or "in spin_for_ever" in stacks
+    assert rig.log(1, 1, "out") == "up 1\n"
+
+
+def test_killed_monitor_comes_back_and_its_rank_does_not_notice(rig: Rig) -> None:
+    """After that its successor still sees the hang."""
+    script = rig.script(CLIENT + """
+say("up", os.getpid())
+go = [False]
+signal.signal(signal.SIGUSR1, lambda *_: go.__setitem__(0, True))
+while not go[0]:
+    client.send_heartbeat()
+    time.sleep(0.02)
+say("beats on")
+os.kill(os.getpid(), signal.SIGSTOP)
+""")  # fmt: skip
+    one = rig.run(script, "--ft-rank-heartbeat-timeout=1")
+    worker = int(one.line(r"up (\d+)")[1])
+    until(one.monitors, "the monitor")
+    (monitor,) = one.monitors()
+    os.kill(monitor, signal.SIGKILL)
+    until(lambda: [m for m in one.monitors() if m != monitor], "a new monitor")
+    os.kill(worker, signal.SIGUSR1)
+    one.line("beats on")
+    assert one.wait() == 1
+    cause = one.text.rpartition("first cause:")[2]
+    assert f"pid {worker}" in cause and "no heartbeat for 1." in cause
+
+
+BEATS = """
+client.send_heartbeat()
+say("beaten in", CYCLE)
+if CYCLE == 0 and RANK == 0:
+    gate()
+    os.kill(os.getpid(), signal.SIGKILL)
+if CYCLE == 0:
+    forever()
+"""
+
+
+@pytest.mark.parametrize("removed", ["nvrx-agent-*", ""])
+def test_job_restarts_after_its_directory_or_all_of_tmpdir_was_removed(rig: Rig, removed: str) -> None:
+    """It is made again. Where TMPDIR itself is gone, the ranks are not monitored, and that is said."""
+    code = CLIENT + BEATS
+    if not removed:
+        code = code.replace("client.", "if CYCLE == 0: client.")
+    one = rig.run(rig.script(code), "--standalone", "--nproc-per-node=2", "--max-restarts=2")
+    for rank in (0, 1):
+        one.line(rf"\[rank {rank}\] beaten in 0$")
+    (found,) = (rig.dir / "tmp").glob(removed) if removed else [rig.dir / "tmp"]
+    shutil.rmtree(found)
+    rig.open()
+    assert one.wait() == 0
+    assert [rig.log(1, rank, "out") for rank in (0, 1)] == ["beaten in 1\n"] * 2
+    assert ("goes on without its monitor" in one.text) == (not removed) and "internal error" not in one.text
+    assert removed or not (rig.dir / "tmp").exists()
+
+
+# --- nothing outlives the agent --------------------------------------------------------------------------------------
+
+FAMILY = """
+child = subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+                          "print('child up', flush=True); time.sleep(1000)"])
+say("family", os.getpid(), child.pid)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+"""
+
+
+def test_sigkill_of_the_agent_takes_everything_down(rig: Rig) -> None:
+    one = rig.run(rig.script(FAMILY + "forever()"), "--nproc-per-node=2")
+    pids = [int(pid) for rank in (0, 1) for pid in one.line(rf"\[rank {rank}\] family (\d+) (\d+)").groups()]
+    for rank in (0, 1):
+        one.line(rf"\[rank {rank}\] child up")
+    until(lambda: len(one.monitors()) == 2, "both monitors")
+    processes = [init.process(pid) for pid in (*pids, *one.monitors())]
+    assert None not in processes
+    one.signal(signal.SIGKILL)
+    assert await_end(processes, 60.0) == []
+    assert one.wait() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("handler", "body", "last"),
+    [
+        ("say('ran')", "lock(mutex), lock(mutex)", "up 0\n"),  # the main thread is in C, so that no handler begins
+        ("save()", "time.sleep(1000)", "saved\n"),
+        (
+            "subprocess.run([sys.executable, '-c', 'import time; time.sleep(2)']), save(0)",
+            "time.sleep(1000)",
+            "saved\n",
+        ),
+        ("event.set()", "threading.Thread(target=lambda: (event.wait(), save())).start(), time.sleep(1000)", "saved\n"),
+        ("event.set()", "threading.Thread(target=upload).start(), time.sleep(1000)", "saved\n"),
+    ],
+)
+def test_a_worker_is_killed_soon_only_if_it_does_nothing(rig: Rig, handler: str, body: str, last: str) -> None:
+    script = f"""
+        import ctypes, select, threading
+        lock, mutex, event = ctypes.CDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64), threading.Event()
+        def save(duration_s=2):
+            time.sleep(duration_s), say("saved"), os._exit(0)
+        def upload(packets=500):  # waits in the same call for each, as with a socket that has a timeout
+            while packets:
+                select.select([], [], [], 0.004)
+                packets -= event.is_set()
+            save(0)
+        signal.signal(signal.SIGTERM, lambda *_: ({handler}))
+        say("up", CYCLE)
+        if CYCLE == 0:
+            gate(), os._exit(1) if RANK else ({body})
+    """
+    flags = ("--max-restarts=1", "--workers-stop-timeout=600", "--ft-stop-idle-timeout=0.4")
+    one = rig.run(rig.script(script), "--nproc-per-node=2", *flags)
+    one.line(r"\[rank 0\] up 0")
+    rig.open()
+    assert one.wait() == 0 and rig.log(0, 0, "out").endswith(last)
+
+
+def test_worker_that_ignores_sigterm_is_killed_after_the_stop_timeout(rig: Rig) -> None:
+    script = rig.script("""
+        signal.signal(signal.SIGTERM, lambda *_: say("ignored"))
+        say("up", CYCLE)
+        if CYCLE == 0 and RANK == 1:
+            gate()
+            os._exit(1)
+        if CYCLE == 0:
+            while True:
+                signal.pause()
+    """)
+    one = rig.run(script, "--nproc-per-node=2", "--max-restarts=1", "--workers-stop-timeout=0.4")
+    one.line(r"\[rank 0\] up 0")
+    rig.open()
+    assert one.wait() == 0
+    assert rig.log(0, 0, "out") == "up 0\nignored\n"

@@ -1,0 +1,60 @@
+"""Starts workers by `agent.launcher` as an agent does, executed or forked: python warm_driver.py < JSON > JSON.
+
+In:  argv (of the workers), envs (one per worker, added to ours), preload (modules; null: execute), path0, directory,
+     prefixes (per worker, what goes before argv).
+Out: said (sentences), workers: code, out, err of each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from nvrx_slurm.child import processes
+from nvrx_slurm.node.workers.launcher import Launcher
+from nvrx_slurm.node.workers.warm import WarmSpec
+from nvrx_slurm.node.workers.worker_env import worker_env
+
+WARNING_SIGNAL = 10
+BOUND_S = 90.0
+
+
+async def run(order: dict[str, Any]) -> dict[str, Any]:
+    """Start all workers, wait for their ends."""
+    directory, said = Path(order["directory"]), list[str]()
+    processes.Orphans()  # standbys come to a subreaper
+    warm = None if order["preload"] is None else WarmSpec(None, order["path0"], order["preload"])
+    prefixes = order["prefixes"]
+    launcher = Launcher(order["argv"], prefixes, 0, WARNING_SIGNAL, True, warm, directory, said.append)
+    launcher.begin()
+    await launcher.wait()
+    workers = []
+    with ExitStack() as files:
+        for rank, more in enumerate(order["envs"]):
+            out, err = (files.enter_context(open(directory / f"{rank}.{end}", "wb")) for end in ("out", "err"))
+            fault = {} if "PYTHONFAULTHANDLER" in os.environ else {"PYTHONFAULTHANDLER": "1"}
+            env = worker_env(os.environ, {**fault, **more}, len(prefixes))
+            workers.append(launcher.take(rank).release(env, out, err))
+    codes = [await _end(child) for child in workers]
+    await launcher.close()
+    text = [[(directory / f"{rank}.{end}").read_text() for end in ("out", "err")] for rank in range(len(codes))]
+    return {"said": said, "workers": [[code, *text[rank]] for rank, code in enumerate(codes)]}
+
+
+async def _end(child: processes.Child) -> int:
+    ended, loop = asyncio.Event(), asyncio.get_running_loop()
+    loop.add_reader(child.pidfd, ended.set)
+    try:
+        await asyncio.wait_for(ended.wait(), BOUND_S)
+    finally:
+        loop.remove_reader(child.pidfd)
+    return child.reap()
+
+
+if __name__ == "__main__":
+    print(json.dumps(asyncio.run(run(json.load(sys.stdin)))))
