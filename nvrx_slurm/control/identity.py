@@ -6,16 +6,24 @@ that one. A peer that completes the handshake holds the token, and no host in be
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import os
 import ssl
-from datetime import datetime
 from functools import cache
 from typing import NamedTuple
 
 from nvrx_slurm.errors import UsageError
 
-_FROM, _UNTIL = datetime(1970, 1, 1), datetime(2049, 12, 31, 23, 59, 59)  # noqa: DTZ001 - fixed; clocks play no part
+# A certificate without its public key and signature (DER): CN=nvrx, 1970 to 2049, Ed25519. The X.509 builder of
+# `cryptography` makes the same bytes, and its import costs 50 ms. tests/control/test_wire_identity.py compares the two.
+_BEFORE = bytes.fromhex("3081c9")
+_SIGNED_PART = bytes.fromhex(
+    "307da003020102020101300506032b6570300f310d300b06035504030c046e767278301e170d3730303130313030303030305a"
+    "170d3439313233313233353935395a300f310d300b06035504030c046e767278302a300506032b6570032100"
+)
+_AFTER = bytes.fromhex("300506032b6570034100")
+_PRIVATE_KEY = bytes.fromhex("302e020100300506032b657004220420")  # PKCS #8 before the seed (RFC 8410)
 
 
 class Identity(NamedTuple):
@@ -29,7 +37,7 @@ class Identity(NamedTuple):
 @cache
 def identity(token: str, job: str) -> Identity:
     """The identity of `job` with this token. Raises UsageError where OpenSSL does not allow TLS 1.3 with Ed25519."""
-    from cryptography.exceptions import UnsupportedAlgorithm  # 70 ms: only in jobs of several nodes
+    from cryptography.exceptions import UnsupportedAlgorithm
 
     seed = hashlib.sha256(b"\0".join((b"nvrx control", job.encode(), token.encode()))).digest()
     try:
@@ -45,22 +53,19 @@ def identity(token: str, job: str) -> Identity:
         ) from None
 
 
-def _made(seed: bytes) -> tuple[bytes, bytes]:
+def _made(seed: bytes) -> tuple[bytes, str]:
     """The self-signed certificate of the key with this seed (DER), and both (PEM)."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import serialization as to
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.x509.oid import NameOID
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # 15 ms: only with several nodes
 
     key = Ed25519PrivateKey.from_private_bytes(seed)
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "nvrx")])
-    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, _FROM, _UNTIL)
-    certificate = builder.sign(key, None)
-    pem = key.private_bytes(to.Encoding.PEM, to.PrivateFormat.PKCS8, to.NoEncryption())
-    return certificate.public_bytes(to.Encoding.DER), pem + certificate.public_bytes(to.Encoding.PEM)
+    signed = _SIGNED_PART + key.public_key().public_bytes_raw()
+    certificate = _BEFORE + signed + _AFTER + key.sign(signed)
+    private = base64.b64encode(_PRIVATE_KEY + seed).decode()
+    pem = f"-----BEGIN PRIVATE KEY-----\n{private}\n-----END PRIVATE KEY-----\n"
+    return certificate, pem + ssl.DER_cert_to_PEM_cert(certificate)
 
 
-def _context(kind: int, certificate: bytes, pem: bytes) -> ssl.SSLContext:
+def _context(kind: int, certificate: bytes, pem: str) -> ssl.SSLContext:
     context = ssl.SSLContext(kind)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
@@ -70,7 +75,7 @@ def _context(kind: int, certificate: bytes, pem: bytes) -> ssl.SSLContext:
         context.num_tickets = 0  # each connection proves the token anew
     fd = os.memfd_create("nvrx-identity")  # OpenSSL reads files only, and this one is on no disk
     try:
-        os.write(fd, pem)
+        os.write(fd, pem.encode())
         context.load_cert_chain(f"/proc/self/fd/{fd}")
     finally:
         os.close(fd)
