@@ -43,9 +43,9 @@ class Doing(str, Enum):
     IDLE = "idle"  # it runs nothing
     RUNNING = "running"
     SUCCEEDED = "succeeded"  # all its workers ended with 0
-    STOPPING = "stopping"  # they are being stopped, or what they left behind is looked at: Stopped follows
+    STOPPING = "stopping"  # they are being stopped, or what they left behind is looked at: Ready follows
     ENDED = "ended"  # it knows the end of the job and has no workers: it waits until all agents know it
-    PREPARING = "preparing"  # it has run nothing and is being checked: Stopped follows
+    PREPARING = "preparing"  # it has run nothing and is being checked: Ready follows
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,8 +327,8 @@ class Succeeded:
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
-    """No worker of that cycle is left on this node; it is fit and ready for the next plan. Term 0: it has had none."""
+class Ready:
+    """This node is fit for the next plan, and no worker of that cycle is left on it. Term 0: it has had none."""
 
     term: int
     cycle: int
@@ -399,7 +399,7 @@ class Elsewhere:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Stop the workers of (and before) this cycle and report `Stopped`."""
+    """Stop the workers of (and before) this cycle and report `Ready`."""
 
     term: int
     cycle: int
@@ -456,5 +456,5 @@ class LogServer:
     ports: tuple[int, ...]  # at most 64
 
 
-AgentMessage = Register | Failed | Hung | Evidence | Succeeded | Stopped | Asked | WarnJob | EndJob | Ended | Look
+AgentMessage = Register | Failed | Hung | Evidence | Succeeded | Ready | Asked | WarnJob | EndJob | Ended | Look
 CoordinatorMessage = Plan | Stop | Collect | Finish | Refused | Warn | RanksGone | Leave | Lead | Elsewhere | LogServer

@@ -6,12 +6,12 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FromAgent(_message.Message):
-    __slots__ = ("hello", "register", "failed", "succeeded", "stopped", "end_job", "asked", "warn_job", "ended", "look", "hung", "evidence")
+    __slots__ = ("hello", "register", "failed", "succeeded", "ready", "end_job", "asked", "warn_job", "ended", "look", "hung", "evidence")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     REGISTER_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     SUCCEEDED_FIELD_NUMBER: _ClassVar[int]
-    STOPPED_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
     END_JOB_FIELD_NUMBER: _ClassVar[int]
     ASKED_FIELD_NUMBER: _ClassVar[int]
     WARN_JOB_FIELD_NUMBER: _ClassVar[int]
@@ -23,7 +23,7 @@ class FromAgent(_message.Message):
     register: Register
     failed: Failed
     succeeded: Succeeded
-    stopped: Stopped
+    ready: Ready
     end_job: EndJob
     asked: Asked
     warn_job: WarnJob
@@ -31,7 +31,7 @@ class FromAgent(_message.Message):
     look: Look
     hung: Hung
     evidence: Evidence
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., succeeded: _Optional[_Union[Succeeded, _Mapping]] = ..., stopped: _Optional[_Union[Stopped, _Mapping]] = ..., end_job: _Optional[_Union[EndJob, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ..., warn_job: _Optional[_Union[WarnJob, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., look: _Optional[_Union[Look, _Mapping]] = ..., hung: _Optional[_Union[Hung, _Mapping]] = ..., evidence: _Optional[_Union[Evidence, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., succeeded: _Optional[_Union[Succeeded, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., end_job: _Optional[_Union[EndJob, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ..., warn_job: _Optional[_Union[WarnJob, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., look: _Optional[_Union[Look, _Mapping]] = ..., hung: _Optional[_Union[Hung, _Mapping]] = ..., evidence: _Optional[_Union[Evidence, _Mapping]] = ...) -> None: ...
 
 class FromCoordinator(_message.Message):
     __slots__ = ("plan", "stop", "finish", "refused", "warn", "ranks_gone", "leave", "lead", "elsewhere", "collect", "log_server")
@@ -233,7 +233,7 @@ class Succeeded(_message.Message):
     early: bool
     def __init__(self, term: _Optional[int] = ..., cycle: _Optional[int] = ..., early: bool = ...) -> None: ...
 
-class Stopped(_message.Message):
+class Ready(_message.Message):
     __slots__ = ("term", "cycle", "port")
     TERM_FIELD_NUMBER: _ClassVar[int]
     CYCLE_FIELD_NUMBER: _ClassVar[int]

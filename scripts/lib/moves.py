@@ -60,7 +60,7 @@ def main() -> None:
         events = [failed, one.event("stops", ["0"]), one.event("stops", ["1"])]
         ways = [
             ("a fault to Stop", moves(partial(one.core.step, events[0], 100.0))),
-            ("two Stopped to a plan", [move for e in events[1:] for move in moves(partial(one.core.step, e, 101.0))]),
+            ("two Ready to a plan", [move for e in events[1:] for move in moves(partial(one.core.step, e, 101.0))]),
         ]
     for title, found in ways:
         files = {name for move in found for name in move[:2]}

@@ -126,7 +126,7 @@ def _message(message: Any) -> str:
         t.Hung: lambda: f"hung:{at}({message.fault.local_rank})",
         t.Evidence: lambda: f"evidence:{at}({len(message.ranks_seen)})",
         t.Succeeded: lambda: f"succeeded:{at}" + "(early)" * message.early,
-        t.Stopped: lambda: f"stopped:{at}",
+        t.Ready: lambda: f"stopped:{at}",
         t.WarnJob: lambda: f"warn-job:{message.signum}",
         t.EndJob: lambda: f"end-job:{message.code}({message.signum})",
     }

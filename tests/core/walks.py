@@ -72,7 +72,7 @@ class Walk:
                 lambda: ev.Lost(node.node_id, "reset"),
                 lambda: told(t.Failed(1, self._cycle(), self._faults())),
                 lambda: told(t.Succeeded(1, self._cycle(), _rare(rng))),
-                lambda: told(t.Stopped(rng.randrange(2), self._cycle(), 1)),
+                lambda: told(t.Ready(rng.randrange(2), self._cycle(), 1)),
                 lambda: ev.FromAgent(
                     node.node_id, t.Asked(1, self._cycle(), rng.choice(list(t.WorkloadAction)), 0, "so")
                 ),

@@ -14,7 +14,7 @@ from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.agent.agent import State
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.errors import ExitCode
-from nvrx_slurm.types import Doing, Finish, Lead, Node, Plan, Refused, Register, Stop, Stopped
+from nvrx_slurm.types import Doing, Finish, Lead, Node, Plan, Ready, Refused, Register, Stop
 
 if TYPE_CHECKING:
     from .processes import SimAgent, SimCoordinator
@@ -75,10 +75,10 @@ class _Reign:
                 self._hear_active(message, message.plan)
         elif isinstance(event, ev.Lost):
             self.forget(event.node_id)
-        elif isinstance(event, ev.FromAgent) and isinstance(message := event.message, Stopped):
-            self._hear_stopped(event.node_id, message)
+        elif isinstance(event, ev.FromAgent) and isinstance(message := event.message, Ready):
+            self._hear_ready(event.node_id, message)
 
-    def _hear_stopped(self, node_id: str, message: Stopped) -> None:
+    def _hear_ready(self, node_id: str, message: Ready) -> None:
         if message.cycle >= self.busy.get(node_id, -1):
             self.busy.pop(node_id, None)
 

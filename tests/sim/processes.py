@@ -23,7 +23,7 @@ from nvrx_slurm.core.election.election import (
 )
 from nvrx_slurm.core.election.quorum import peer_key, peer_of
 from nvrx_slurm.core.machine import Say
-from nvrx_slurm.types import Elsewhere, FaultKind, Lead, Node, Peer, Plan, RankFault, Register, Stopped
+from nvrx_slurm.types import Elsewhere, FaultKind, Lead, Node, Peer, Plan, RankFault, Ready, Register
 
 from .network import LEASE_S, Connection, Host
 from .process import Process
@@ -375,7 +375,7 @@ class SimAgent(Process):
         """Without a stream it is dropped: the next Register tells what matters."""
         if self.stream is None or not self.stream.open_at_agent:
             return
-        if isinstance(message, (Register, Stopped)):
+        if isinstance(message, (Register, Ready)):
             message = replace(message, port=next(self.world.ports))
         if isinstance(message, Register):
             message = replace(message, vote=self.elect.core.term, number=self._attempt)

@@ -302,14 +302,14 @@ class Agent(AgentState):
     def on_stop_idle(self, event: t.Stop, now: float) -> State | None:
         """Nothing runs here. A spare is checked before it may be promoted."""
         if self.plan is None or not self.plan.active:
-            self._offer = t.Stopped(event.term, event.cycle, 0)
+            self._offer = t.Ready(event.term, event.cycle, 0)
             return self._prepare()
-        self.send(t.Stopped(event.term, event.cycle, 0))
+        self.send(t.Ready(event.term, event.cycle, 0))
         return None
 
     def on_stop_preparing(self, event: t.Stop, now: float) -> None:
         """The answer waits until the preflight has passed."""
-        self._offer = t.Stopped(event.term, event.cycle, 0)
+        self._offer = t.Ready(event.term, event.cycle, 0)
 
     def _stop(self, why: str, now: float) -> State:
         assert self.plan is not None
@@ -326,7 +326,7 @@ class Agent(AgentState):
         self._hung = {}
         if self._connect_by is not None:
             self._connect_by = now + self.settings.reconnect_timeout_s
-        self._offer = t.Stopped(self.plan.term, self.plan.cycle, 0)
+        self._offer = t.Ready(self.plan.term, self.plan.cycle, 0)
         return self._prepare()
 
     # --- fit for another cycle? ---------------------------------------------------------------------------------
@@ -346,7 +346,7 @@ class Agent(AgentState):
             self._declare_unfit()
             return None
         offer, self._offer = self._offer, None
-        self.send(offer or t.Stopped(0, 0, 0))  # term 0: it has never run anything
+        self.send(offer or t.Ready(0, 0, 0))  # term 0: it has never run anything
         return State.IDLE if self._next_plan is None else self._take(self._next_plan)
 
     def on_sick(self, event: ev.Sick, now: float) -> State | None:

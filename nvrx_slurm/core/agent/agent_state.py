@@ -21,9 +21,9 @@ from nvrx_slurm.types import (
     Node,
     Plan,
     RankFault,
+    Ready,
     Refused,
     Register,
-    Stopped,
     WarnJob,
 )
 
@@ -60,7 +60,7 @@ class AgentState(Machine):
         self._connect_by: float | None = now + settings.join_timeout_s
         self._orphan_by: float | None = None
         self._ladder: list[tuple[float, int]] = []  # when the workers get which signal; 0: they are given up
-        self._offer: Stopped | None = None  # sent when the preflight has passed; None: for the first time
+        self._offer: Ready | None = None  # sent when the preflight has passed; None: for the first time
         self._unfit = ""  # why this node must not run anything more
         self._hung: dict[int, tuple[float, RankFault]] = {}  # local rank -> until when its monitor may take to kill it
         self._faults: list[RankFault] = []  # of the last plan

@@ -17,11 +17,11 @@ from nvrx_slurm.core.coordinator.roster import Roster, Use, lost
 from nvrx_slurm.core.coordinator.states import (
     FAILED,
     Arrived,
+    Available,
     Cleared,
     CoordinatorSettings,
     Left,
     Phase,
-    Ready,
     Review,
     Timer,
 )
@@ -43,9 +43,9 @@ class Running:
         (Phase.LAST_RANKS, Review, "on_review", (Phase.FINISHED,), "the end when all are done"),
         (_RUN, Arrived, "on_arrived", (Phase.STOPPING,), "it goes on, is a spare, or has stopped its workers"),
         (Phase.RUNNING, Left, "on_left", (Phase.STOPPING,), "a fault, if it was active"),
-        (Phase.RUNNING, Ready, "on_ready", (Phase.STOPPING,), "a returned node is a spare now"),
+        (Phase.RUNNING, Available, "on_available", (Phase.STOPPING,), "a returned node is a spare now"),
         (Phase.LAST_RANKS, Left, "on_left", (), "it had a fault, or was done"),
-        (Phase.LAST_RANKS, Ready, "on_ready", (), "its last ranks have ended"),
+        (Phase.LAST_RANKS, Available, "on_available", (), "its last ranks have ended"),
         (_RUN, Cleared, "ignore", (), "no plan waits"),
         (_RUN, t.Failed, "on_failed", (Phase.STOPPING,), "restart, or go on"),
         (_RUN, t.Succeeded, "on_succeeded", (), "the end when all have"),
@@ -124,7 +124,7 @@ class Running:
         if group_rank is not None:
             self._node_succeeded(group_rank, event.message.early)
 
-    def on_ready(self, event: Ready, now: float) -> Phase | None:
+    def on_available(self, event: Available, now: float) -> Phase | None:
         """A returned node has stopped its old workers: it is a spare. An active one has stopped by itself, or
         (min-healthy) has lost its last worker."""
         assignment = self._job.assignment
@@ -232,13 +232,13 @@ class Stopping:
         (Phase.STOPPING, Entered, "on_entered", (Phase.SCORING, Phase.JOINING, Phase.FINISHED), "restart, or the end"),
         (Phase.STOPPING, Arrived, "on_arrived", (Phase.SCORING, Phase.JOINING, Phase.FINISHED), "it may have stopped"),
         (Phase.STOPPING, Left, "on_left", (Phase.SCORING, Phase.JOINING, Phase.FINISHED), "it is not waited for"),
-        (Phase.STOPPING, Ready, "on_ready", (Phase.SCORING, Phase.JOINING, Phase.FINISHED), "one fewer to wait for"),
+        (Phase.STOPPING, Available, "on_available", (Phase.SCORING, Phase.JOINING, Phase.FINISHED), "one fewer"),
         (Phase.STOPPING, Timer, "on_timer", (Phase.SCORING, Phase.JOINING, Phase.FINISHED), "a node does not stop"),
         (Phase.STOPPING, ev.ProgressRead, "on_progress", (Phase.FINISHED,), "score this cycle"),
         (Phase.SCORING, ev.ProgressRead, "on_progress", (Phase.JOINING, Phase.FINISHED), "score this cycle"),
         (Phase.SCORING, Timer, "on_unscored", (Phase.JOINING, Phase.FINISHED), "progress cannot be read"),
         (Phase.SCORING, Arrived, "on_arrived", (), "no worker of the cycle is left"),
-        (Phase.SCORING, (Left, Ready), "ignore", (), "no worker of the cycle is left"),
+        (Phase.SCORING, (Left, Available), "ignore", (), "no worker of the cycle is left"),
         (FAILED, Cleared, "ignore", (), "no plan waits"),
         (FAILED, t.Succeeded, "ignore", (), "too late: the cycle is being stopped"),
     )
@@ -301,7 +301,7 @@ class Stopping:
             self._ledger.add((event.fault,), self._job.cycle, now)
         return self._without(event.node.node_id, now)
 
-    def on_ready(self, event: Ready, now: float) -> Phase | None:
+    def on_available(self, event: Available, now: float) -> Phase | None:
         """It has stopped."""
         return self._without(event.node_id, now)
 

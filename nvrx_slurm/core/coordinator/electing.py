@@ -15,7 +15,7 @@ from nvrx_slurm.core.machine import Outbox, Tick, earliest, rows
 from nvrx_slurm.errors import ExitCode
 
 _MINE = Phase.ELECTING
-_LATER = (t.Ended, t.Hung, t.Evidence, t.Failed, t.Succeeded, t.Stopped, t.Asked, t.WarnJob, t.EndJob)
+_LATER = (t.Ended, t.Hung, t.Evidence, t.Failed, t.Succeeded, t.Ready, t.Asked, t.WarnJob, t.EndJob)
 _PROBE_S = 1.0
 _MOST = 1_000  # messages of one agent that wait
 
@@ -97,7 +97,7 @@ class Electing:
     def hold(self, event: ev.FromAgent[Any], now: float) -> None:
         """An agent reports while no coordinator may act. `_MOST` bounds what it can say before that."""
         held = self._held.get(event.node_id)
-        if held is not None and isinstance(event.message, t.Stopped):
+        if held is not None and isinstance(event.message, t.Ready):
             now_idle = replace(held[0].message, doing=t.Doing.IDLE, port=event.message.port)
             held[0] = ev.Joined(now_idle)
         elif held is not None and len(held) < _MOST:

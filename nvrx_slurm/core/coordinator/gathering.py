@@ -16,11 +16,11 @@ from nvrx_slurm.core.coordinator.roster import Assignment, Roster, infra_order, 
 from nvrx_slurm.core.coordinator.states import (
     FAILED,
     Arrived,
+    Available,
     Cleared,
     CoordinatorSettings,
     Left,
     Phase,
-    Ready,
     Review,
     Timer,
 )
@@ -43,9 +43,9 @@ class Gathering:
         (Phase.LAST_CALL, Review, "on_review", (Phase.JOINING, *_PLANNED), "all may be here, or too few"),
         (Phase.LAST_CALL, Timer, "on_last_call_over", (Phase.JOINING, *_PLANNED), "start without the rest"),
         (_OPEN, Arrived, "on_arrived", (Phase.TAKEOVER,), "it may run a cycle"),
-        (_OPEN, (Ready, Cleared, Left), "on_change", (), "one more or fewer"),
+        (_OPEN, (Available, Cleared, Left), "on_change", (), "one more or fewer"),
         (Phase.PAUSED, Arrived, "on_arrived_in_pause", (), "no cycle starts yet"),
-        (Phase.PAUSED, (Ready, Cleared, Left), "ignore", (), "no cycle starts yet"),
+        (Phase.PAUSED, (Available, Cleared, Left), "ignore", (), "no cycle starts yet"),
         (Phase.PAUSED, Timer, "on_pause_over", (Phase.JOINING,), "the pause is over"),
         (_MINE, (t.Failed, t.Succeeded), "ignore", (), "of a cycle that is over"),
     )
@@ -94,7 +94,7 @@ class Gathering:
         """What it runs is of no use."""
         self._roster.stop_old_workers(event.message, now)
 
-    def on_change(self, event: Left | Ready | Cleared, now: float) -> None:
+    def on_change(self, event: Left | Available | Cleared, now: float) -> None:
         """One fewer; or a node has passed its preflight, or has stopped workers of an older cycle; or a plan may have
         waited for ranks elsewhere."""
         self._out.posted.append(Review())

@@ -65,7 +65,7 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class Available:
     """A member has become ready: no worker is left on its node, which has passed its preflight."""
 
     node_id: str

@@ -9,7 +9,7 @@ from nvrx_slurm import types as t
 from nvrx_slurm.core.attribution.verdict import first_cause
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.roster import Assignment, Roster, Slot
-from nvrx_slurm.core.coordinator.states import Arrived, Cleared, CoordinatorSettings, Left, Phase, Ready, Timer
+from nvrx_slurm.core.coordinator.states import Arrived, Available, Cleared, CoordinatorSettings, Left, Phase, Timer
 from nvrx_slurm.core.machine import Entered, Outbox, Say, rows
 
 _MINE = Phase.TAKEOVER
@@ -92,7 +92,7 @@ class Takeover:
         (_MINE, Entered, "on_entered", _DECIDED, "all of the cycle may be here, or nothing of it"),
         (_MINE, Arrived, "on_arrived", (*_DECIDED, Phase.JOINING), "one more of that cycle, or of an older one"),
         (_MINE, Left, "on_left", (Phase.JOINING,), "that node cannot carry on"),
-        (_MINE, Ready, "on_ready", (Phase.JOINING,), "that node cannot carry on"),
+        (_MINE, Available, "on_available", (Phase.JOINING,), "that node cannot carry on"),
         (_MINE, Cleared, "on_cleared", _DECIDED, "there may be nobody to wait for"),
         (_MINE, Timer, "on_timer", _DECIDED, "carry on without the missing nodes, or give up"),
         (_MINE, t.Failed, "on_failed", (Phase.STOPPING,), "of the cycle to carry on with?"),
@@ -131,7 +131,7 @@ class Takeover:
         """One fewer."""
         return self._without(event.node.node_id)
 
-    def on_ready(self, event: Ready, now: float) -> Phase | None:
+    def on_available(self, event: Available, now: float) -> Phase | None:
         """A node is ready for another cycle."""
         return self._without(event.node_id)
 
