@@ -291,7 +291,7 @@ class Register:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class RanksFailed:
     """Ranks of this node failed. Under any-failed the agent already stops the others, under min-healthy they go on."""
 
     term: int
@@ -456,5 +456,5 @@ class LogServer:
     ports: tuple[int, ...]  # at most 64
 
 
-AgentMessage = Register | Failed | Hung | Evidence | Succeeded | Ready | Asked | WarnJob | EndJob | Ended | Look
+AgentMessage = Register | RanksFailed | Hung | Evidence | Succeeded | Ready | Asked | WarnJob | EndJob | Ended | Look
 CoordinatorMessage = Plan | Stop | Collect | Finish | Refused | Warn | RanksGone | Leave | Lead | Elsewhere | LogServer

@@ -6,10 +6,10 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FromAgent(_message.Message):
-    __slots__ = ("hello", "register", "failed", "succeeded", "ready", "end_job", "asked", "warn_job", "ended", "look", "hung", "evidence")
+    __slots__ = ("hello", "register", "ranks_failed", "succeeded", "ready", "end_job", "asked", "warn_job", "ended", "look", "hung", "evidence")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     REGISTER_FIELD_NUMBER: _ClassVar[int]
-    FAILED_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FAILED_FIELD_NUMBER: _ClassVar[int]
     SUCCEEDED_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     END_JOB_FIELD_NUMBER: _ClassVar[int]
@@ -21,7 +21,7 @@ class FromAgent(_message.Message):
     EVIDENCE_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     register: Register
-    failed: Failed
+    ranks_failed: RanksFailed
     succeeded: Succeeded
     ready: Ready
     end_job: EndJob
@@ -31,7 +31,7 @@ class FromAgent(_message.Message):
     look: Look
     hung: Hung
     evidence: Evidence
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., succeeded: _Optional[_Union[Succeeded, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., end_job: _Optional[_Union[EndJob, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ..., warn_job: _Optional[_Union[WarnJob, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., look: _Optional[_Union[Look, _Mapping]] = ..., hung: _Optional[_Union[Hung, _Mapping]] = ..., evidence: _Optional[_Union[Evidence, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., ranks_failed: _Optional[_Union[RanksFailed, _Mapping]] = ..., succeeded: _Optional[_Union[Succeeded, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., end_job: _Optional[_Union[EndJob, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ..., warn_job: _Optional[_Union[WarnJob, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., look: _Optional[_Union[Look, _Mapping]] = ..., hung: _Optional[_Union[Hung, _Mapping]] = ..., evidence: _Optional[_Union[Evidence, _Mapping]] = ...) -> None: ...
 
 class FromCoordinator(_message.Message):
     __slots__ = ("plan", "stop", "finish", "refused", "warn", "ranks_gone", "leave", "lead", "elsewhere", "collect", "log_server")
@@ -193,7 +193,7 @@ class Collective(_message.Message):
     open: bool
     def __init__(self, group: _Optional[str] = ..., seq: _Optional[int] = ..., what: _Optional[str] = ..., open: bool = ...) -> None: ...
 
-class Failed(_message.Message):
+class RanksFailed(_message.Message):
     __slots__ = ("term", "cycle", "faults")
     TERM_FIELD_NUMBER: _ClassVar[int]
     CYCLE_FIELD_NUMBER: _ClassVar[int]

@@ -56,7 +56,7 @@ def main() -> None:
     for one in (rehearsal, story):  # the first one imports what is imported late
         one.begin("running", "2 of 2")
         fault = replace(a_fault(0), finding=FINDING)
-        failed = ev.FromAgent("h0.0", t.Failed(1, 0, (fault,)))
+        failed = ev.FromAgent("h0.0", t.RanksFailed(1, 0, (fault,)))
         events = [failed, one.event("stops", ["0"]), one.event("stops", ["1"])]
         ways = [
             ("a fault to Stop", moves(partial(one.core.step, events[0], 100.0))),

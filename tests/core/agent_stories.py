@@ -116,7 +116,7 @@ def _message(message: Any) -> str:
         faults = "".join(f"!{fault.local_rank}" for fault in message.faults)
         return f"register:{message.doing.value}{plan}{faults}" + "(early)" * message.early
     at = f"{message.term}/{message.cycle}" if hasattr(message, "cycle") else ""
-    if isinstance(message, t.Failed):
+    if isinstance(message, t.RanksFailed):
         [fault] = message.faults
         return f"failed:{at}({fault.kind.value}:{fault.local_rank})"
     if isinstance(message, t.Asked):

@@ -141,7 +141,7 @@ class Story:
             return ev.Lost(node_id, "connection reset", "silent" in rest)
         cycle = int(rest[1]) if len(rest) > 1 and rest[1].isdigit() else 0
         messages = {
-            "fails": lambda: t.Failed(1, cycle, _faults(rank, rest)),
+            "fails": lambda: t.RanksFailed(1, cycle, _faults(rank, rest)),
             "hung": lambda: t.Hung(1, cycle, a_fault(rank, t.FaultKind.HANG)),
             "sees": lambda: t.Evidence(1, cycle, _evidence(rank, rest[1:])),
             "succeeds": lambda: t.Succeeded(1, cycle, "early" in rest),

@@ -70,7 +70,7 @@ class Walk:
                     t.Register(node, 1, self._plan(node), rng.choice(list(t.Doing)), self._faults(), _rare(rng))
                 ),
                 lambda: ev.Lost(node.node_id, "reset"),
-                lambda: told(t.Failed(1, self._cycle(), self._faults())),
+                lambda: told(t.RanksFailed(1, self._cycle(), self._faults())),
                 lambda: told(t.Succeeded(1, self._cycle(), _rare(rng))),
                 lambda: told(t.Ready(rng.randrange(2), self._cycle(), 1)),
                 lambda: ev.FromAgent(

@@ -276,7 +276,7 @@ class Agent(AgentState):
         self._alive.discard(event.local_rank)
         hung = event.fault is not None and event.fault.kind is t.FaultKind.HANG
         if hung and event.fault is not None and self.plan is not None:  # it may be the one that the others waited for
-            self.send(t.Failed(self.plan.term, self.plan.cycle, (event.fault,)))
+            self.send(t.RanksFailed(self.plan.term, self.plan.cycle, (event.fault,)))
         if self._alive:
             return None
         return self._gone(now) if self.state is State.LEAVING else self._stopped(now)
@@ -284,7 +284,7 @@ class Agent(AgentState):
     def _fail(self, fault: t.RankFault, now: float) -> State | None:
         assert self.plan is not None
         self._faults.append(fault)
-        self.send(t.Failed(self.plan.term, self.plan.cycle, (fault,)))
+        self.send(t.RanksFailed(self.plan.term, self.plan.cycle, (fault,)))
         if self.settings.policy is t.RestartPolicy.ANY_FAILED:
             return self._stop(f"local rank {fault.local_rank} failed", now)
         self.emit(Say(f"local rank {fault.local_rank} failed"))  # the coordinator tells why, and what follows

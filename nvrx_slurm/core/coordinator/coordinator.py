@@ -74,7 +74,7 @@ class AnyTime:
         (tuple(p for p in _QUIET if p is not Phase.TAKEOVER), ev.Advised, "on_advised", _END, "if the user wants that"),
         (_RUN, ev.Advised, "on_advised_while_running", _END, "if the user wants that, and the answer still holds"),
         (_UNSCORED, ev.ProgressRead, "on_progress", (), "where the job begins; a late answer"),
-        ((*FAILED, *OVER[:2]), t.Failed, "on_late_faults", (), "for the first cause and the failure table"),
+        ((*FAILED, *OVER[:2]), t.RanksFailed, "on_late_faults", (), "for the first cause and the failure table"),
     )
 
     def __init__(self, core: Coordinator) -> None:
@@ -162,7 +162,7 @@ class AnyTime:
             self._out.posted.append(Timer())
         return self._ending.mind_the_clock(due)
 
-    def on_late_faults(self, event: ev.FromAgent[t.Failed], now: float) -> None:
+    def on_late_faults(self, event: ev.FromAgent[t.RanksFailed], now: float) -> None:
         """Faults of the last cycle that arrive after it was given up."""
         job = self._job
         if event.message.cycle == job.cycle and event.node_id in job.assignment.group_ranks:

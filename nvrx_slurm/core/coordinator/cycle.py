@@ -47,7 +47,7 @@ class Running:
         (Phase.LAST_RANKS, Left, "on_left", (), "it had a fault, or was done"),
         (Phase.LAST_RANKS, Available, "on_available", (), "its last ranks have ended"),
         (_RUN, Cleared, "ignore", (), "no plan waits"),
-        (_RUN, t.Failed, "on_failed", (Phase.STOPPING,), "restart, or go on"),
+        (_RUN, t.RanksFailed, "on_failed", (Phase.STOPPING,), "restart, or go on"),
         (_RUN, t.Succeeded, "on_succeeded", (), "the end when all have"),
         (Phase.LAST_RANKS, Timer, "on_timer", (Phase.FINISHED,), "the last ranks take too long"),
     )
@@ -108,7 +108,7 @@ class Running:
 
     # --- what agents report ---------------------------------------------------------------------------------
 
-    def on_failed(self, event: ev.FromAgent[t.Failed], now: float) -> Phase | None:
+    def on_failed(self, event: ev.FromAgent[t.RanksFailed], now: float) -> Phase | None:
         """Ranks failed on an active node."""
         group_rank = self._active(event)
         if group_rank is None:
@@ -138,7 +138,7 @@ class Running:
             return self._node_failed(group_rank, (unasked,), now, gone=True)
         return None
 
-    def _active(self, event: ev.FromAgent[t.Failed | t.Succeeded]) -> int | None:
+    def _active(self, event: ev.FromAgent[t.RanksFailed | t.Succeeded]) -> int | None:
         """The group rank of the sender, if it takes part in the running cycle and speaks of that one."""
         assignment = self._job.assignment
         group_rank = assignment.group_ranks.get(event.node_id)

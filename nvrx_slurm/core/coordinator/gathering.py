@@ -47,7 +47,7 @@ class Gathering:
         (Phase.PAUSED, Arrived, "on_arrived_in_pause", (), "no cycle starts yet"),
         (Phase.PAUSED, (Available, Cleared, Left), "ignore", (), "no cycle starts yet"),
         (Phase.PAUSED, Timer, "on_pause_over", (Phase.JOINING,), "the pause is over"),
-        (_MINE, (t.Failed, t.Succeeded), "ignore", (), "of a cycle that is over"),
+        (_MINE, (t.RanksFailed, t.Succeeded), "ignore", (), "of a cycle that is over"),
     )
 
     def __init__(self, s: CoordinatorSettings, out: Outbox, roster: Roster, ending: Ending) -> None:

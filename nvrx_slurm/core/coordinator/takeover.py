@@ -95,7 +95,7 @@ class Takeover:
         (_MINE, Available, "on_available", (Phase.JOINING,), "that node cannot carry on"),
         (_MINE, Cleared, "on_cleared", _DECIDED, "there may be nobody to wait for"),
         (_MINE, Timer, "on_timer", _DECIDED, "carry on without the missing nodes, or give up"),
-        (_MINE, t.Failed, "on_failed", (Phase.STOPPING,), "of the cycle to carry on with?"),
+        (_MINE, t.RanksFailed, "on_failed", (Phase.STOPPING,), "of the cycle to carry on with?"),
         (_MINE, t.Succeeded, "on_succeeded", (), "the cycle to carry on with is done on one node"),
     )
 
@@ -140,7 +140,7 @@ class Takeover:
         running.remove(node_id)
         return None if running else Phase.JOINING
 
-    def on_failed(self, event: ev.FromAgent[t.Failed], now: float) -> Phase | None:
+    def on_failed(self, event: ev.FromAgent[t.RanksFailed], now: float) -> Phase | None:
         """The cycle to carry on with has failed; any other message is about a cycle that is over."""
         inherited = self._job.inherited
         if event.node_id not in inherited.running.group_ranks:
