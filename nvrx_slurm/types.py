@@ -364,7 +364,7 @@ class EndJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndKnown:
     """This agent knows the end of the job and has no workers left."""
 
 
@@ -456,5 +456,5 @@ class LogServer:
     ports: tuple[int, ...]  # at most 64
 
 
-AgentMessage = Register | RanksFailed | Hung | Evidence | Succeeded | Ready | Asked | WarnJob | EndJob | Ended | Look
+AgentMessage = Register | RanksFailed | Hung | Evidence | Succeeded | Ready | Asked | WarnJob | EndJob | EndKnown | Look
 CoordinatorMessage = Plan | Stop | Collect | Finish | Refused | Warn | RanksGone | Leave | Lead | Elsewhere | LogServer

@@ -122,7 +122,7 @@ def _message(message: Any) -> str:
     if isinstance(message, t.Asked):
         return f"asked:{at}({_NAMES[message.action]}:{message.rank})"
     words = {
-        t.Ended: lambda: "ended",
+        t.EndKnown: lambda: "ended",
         t.Hung: lambda: f"hung:{at}({message.fault.local_rank})",
         t.Evidence: lambda: f"evidence:{at}({len(message.ranks_seen)})",
         t.Succeeded: lambda: f"succeeded:{at}" + "(early)" * message.early,

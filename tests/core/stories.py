@@ -147,7 +147,7 @@ class Story:
             "succeeds": lambda: t.Succeeded(1, cycle, "early" in rest),
             "stops": lambda: t.Ready(1, cycle, 2000 + rank),
             "offers": lambda: t.Ready(0, 0, 2000 + rank),
-            "knows": lambda: t.Ended(),
+            "knows": lambda: t.EndKnown(),
             "ends": lambda: t.EndJob(143, "got signal 15"),
             "warns": lambda: t.WarnJob(cycle, "soon"),
             "asks": lambda: t.Asked(1, 0, ACTIONS[rest[1]], 2 * rank, "too hot"),

@@ -31,7 +31,7 @@ def walk(seed: int, steps: int = 40) -> None:
         term, other = max(0, core.term + rng.randrange(-1, 3)), rng.choice(PEERS)
         leader = core.me if core.state is el.Place.LEADING else other
         values = {
-            el.StreamEnded: (rng.choice(list(el.Ended)),),
+            el.StreamEnded: (rng.choice(list(el.StreamEnd)),),
             Elsewhere: (term, other, rng.random() < 0.5),
             el.Led: (max(term, before), leader, PEERS),
             el.Visited: ("h9.0", term),
@@ -52,7 +52,7 @@ def test_any_events_in_any_order_take_no_term_down() -> None:
 def test_the_first_candidate_is_tried_again_in_the_same_term() -> None:
     core = an_election(1)
     assert core.step(el.Begin(), 0.0) == [el.Seek(PEERS[0], 1)]
-    assert core.step(el.StreamEnded(el.Ended.REFUSED), 0.1) == [] and core.where().term == 1
+    assert core.step(el.StreamEnded(el.StreamEnd.REFUSED), 0.1) == [] and core.where().term == 1
     assert core.step(Tick(), core.deadline() or 0.0) == [el.Seek(PEERS[0], 1)]
 
 
@@ -60,7 +60,7 @@ def test_a_vote_for_a_node_that_was_named_by_another_is_given_once() -> None:
     core = an_election(1)
     core.step(el.Begin(), 0.0)
     assert core.step(Elsewhere(4, PEERS[2], False), 0.1) == [el.Seek(PEERS[2], 4)]
-    core.step(el.StreamEnded(el.Ended.SILENT), 0.2)
+    core.step(el.StreamEnded(el.StreamEnd.SILENT), 0.2)
     core.step(Tick(), core.deadline() or 0.0)
     assert core.term == 5  # node 2 may have counted this vote for term 4
 

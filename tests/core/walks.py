@@ -83,7 +83,7 @@ class Walk:
                 lambda: Tick(),
                 lambda: ev.ProvenDead(t.Peer(str(rng.randrange(3)), f"h{rng.randrange(3)}", "", 7000)),
                 lambda: ev.Raised(self.core.job.term + 1),
-                lambda: told(t.Ended()),
+                lambda: told(t.EndKnown()),
                 lambda: told(t.Hung(1, self._cycle(), t.RankFault(t.FaultKind.HANG, node.host, node.infra_rank, 0))),
                 lambda: told(t.Evidence(1, self._cycle(), self._evidence(node))),
             ),

@@ -14,10 +14,10 @@ from nvrx_slurm.core.election.election import (
     Answer,
     Begin,
     Elected,
-    Ended,
     Led,
     Resigned,
     Stand,
+    StreamEnd,
     StreamEnded,
     Visited,
 )
@@ -213,15 +213,15 @@ class SimAgent(Process):
         if not self.alive or attempt != self._attempt:
             return
         if host.unreachable_until(now) or not self.world.split.reach(self.host, host, now):
-            self.world.clock.after(_REACH_S, self._failed, Ended.SILENT, attempt)
+            self.world.clock.after(_REACH_S, self._failed, StreamEnd.SILENT, attempt)
         elif host.agent is None or not host.agent.alive:
-            self.world.clock.after(0.001, self._failed, Ended.REFUSED, attempt)
+            self.world.clock.after(0.001, self._failed, StreamEnd.REFUSED, attempt)
         else:
             node_id = self.core.node.node_id
             host.agent.visitors[node_id] = self, attempt
             host.agent.elect.step(Visited(node_id, term))
 
-    def _failed(self, how: Ended, attempt: int) -> None:
+    def _failed(self, how: StreamEnd, attempt: int) -> None:
         if self.alive and attempt == self._attempt:
             self.elect.step(StreamEnded(how))
 
@@ -243,7 +243,7 @@ class SimAgent(Process):
         if not self.alive or attempt != self._attempt:
             return
         if coordinator is None or not coordinator.alive:
-            self.elect.step(StreamEnded(Ended.CLOSED))
+            self.elect.step(StreamEnded(StreamEnd.CLOSED))
             return
         self.stream = Connection(self.world, self, coordinator)
         split, now = self.world.split, self.world.clock.now
@@ -259,7 +259,7 @@ class SimAgent(Process):
         elif stream is self.stream and self.alive:
             self.stream, self._renewed_by = None, None
             self.step(ag.Disconnected(why))
-            self.elect.step(StreamEnded(Ended.SILENT if silent else Ended.CLOSED))
+            self.elect.step(StreamEnded(StreamEnd.SILENT if silent else StreamEnd.CLOSED))
 
     def receive(self, stream: Connection, message: Any) -> None:
         """A message of the coordinator; the election hears who leads."""

@@ -12,8 +12,8 @@ from nvrx_slurm.types import (
     Asked,
     Collect,
     Doing,
-    Ended,
     EndJob,
+    EndKnown,
     Evidence,
     Finish,
     Hung,
@@ -164,7 +164,7 @@ class AgentState(Machine):
         if self._end is not None:
             self.send(Register(self.node, 0, self.plan, Doing.ENDED, end=self._end))
             if self.state is State.ENDED:
-                self.send(Ended())
+                self.send(EndKnown())
 
     def on_disconnected_again(self, event: ev.Disconnected, now: float) -> None:
         """No coordinator is needed any more, unless others do not know the end."""
@@ -172,7 +172,7 @@ class AgentState(Machine):
 
     def on_finish_ended(self, event: Finish, now: float) -> None:
         """Say once more that this node is ready to leave."""
-        self.send(Ended())
+        self.send(EndKnown())
 
     def on_leave(self, event: Leave | Tick, now: float) -> State:
         """All agents know the end, or it is too late to tell those that do not."""
@@ -225,7 +225,7 @@ class AgentState(Machine):
         assert self._exit is not None
         if self._end is not None and self.settings.elects:
             self._ladder = [(now + self.settings.end_timeout_s, 0)]
-            self.send(Ended())
+            self.send(EndKnown())
             return State.ENDED
         self._ladder = []
         self.emit(self._exit)

@@ -69,7 +69,7 @@ class AnyTime:
         (LIVE, ev.TimeLeft, "on_time_left", _END, "warn, stop or wait"),
         (LIVE, ev.ProvenDead, "on_dead", (), "its ranks are gone, and it is not counted any more"),
         (LIVE, ev.Raised, "ignore", (), "too late: elected"),
-        (LIVE, t.Ended, "ignore", (), "it has registered with the end of the job"),
+        (LIVE, t.EndKnown, "ignore", (), "it has registered with the end of the job"),
         (Phase.TAKEOVER, ev.Advised, "on_advised", (), "no cycle of this term has failed: it is only said"),
         (tuple(p for p in _QUIET if p is not Phase.TAKEOVER), ev.Advised, "on_advised", _END, "if the user wants that"),
         (_RUN, ev.Advised, "on_advised_while_running", _END, "if the user wants that, and the answer still holds"),

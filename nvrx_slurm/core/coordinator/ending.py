@@ -102,7 +102,7 @@ class Ending:
         (_MINE, ev.Joined, "on_joined", (Phase.FINISHED,), "it learns the end, too"),
         (Phase.FINISHED, ev.Lost, "on_lost", (Phase.RETURNING, Phase.CLOSED), "it has left"),
         (Phase.RETURNING, ev.Lost, "ignore", (), "nobody is here"),
-        (_MINE, t.Ended, "on_ended", (), "it knows the end; when all do, they leave"),
+        (_MINE, t.EndKnown, "on_ended", (), "it knows the end; when all do, they leave"),
         (_MINE, Tick, "on_tick", (Phase.CLOSED,), "the end waits for a bounded time"),
         (_MINE, ev.ProvenDead, "on_dead", (), "it is not waited for"),
         (_MINE, _TOO_LATE, "ignore", (), "the end is decided"),
@@ -187,7 +187,7 @@ class Ending:
             self._quorum.died(event.peer.key, self._members.keys_of_nodes)
             self._leave_if_all_know(now)
 
-    def on_ended(self, event: ev.FromAgent[t.Ended], now: float) -> None:
+    def on_ended(self, event: ev.FromAgent[t.EndKnown], now: float) -> None:
         """One more knows the end."""
         self._ended.add(event.node_id)
         self._leave_if_all_know(now)

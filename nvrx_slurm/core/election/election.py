@@ -25,7 +25,7 @@ class Place(Enum):
     LEADING = "this node is the coordinator"
 
 
-class Ended(Enum):
+class StreamEnd(Enum):
     """How an attempt to register, or a registration, ended."""
 
     REFUSED = "the host answered that nothing listens there: the agent is dead"
@@ -45,7 +45,7 @@ class Begin:
 class StreamEnded:
     """The attempt or the stream to the node that was last sought has ended."""
 
-    how: Ended
+    how: StreamEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +250,7 @@ class Election(Machine):
     def on_ended_seeking(self, event: StreamEnded, now: float) -> Place:
         """This candidate is not there, or does not lead and is gone."""
         # A hinted node may have counted this node's vote for the term. So the term is used up.
-        return self._seek_again(now, self._hinted and event.how is not Ended.REFUSED)
+        return self._seek_again(now, self._hinted and event.how is not StreamEnd.REFUSED)
 
     def _seek_again(self, now: float, has_voted: bool) -> Place:
         self._failures += 1
@@ -375,10 +375,10 @@ class Election(Machine):
 
     def on_ended_following(self, event: StreamEnded, now: float) -> Place:
         """A leader whose stream broke may be there still: it is asked first, once. A silent one is not waited for."""
-        self._silent = event.how is Ended.SILENT
+        self._silent = event.how is StreamEnd.SILENT
         self._doubt_until = now + self.settings.lease_s if self._silent else 0.0
         leader = self.leader
-        if event.how is not Ended.CLOSED or leader is None:
+        if event.how is not StreamEnd.CLOSED or leader is None:
             return self._try_next(now)
         self._target, self._hinted = leader, False
         self.emit(Seek(leader, self.term))

@@ -60,11 +60,11 @@ async def ask(meeting: Meeting, token: str, peer: t.Peer) -> t.Elsewhere | None:
         await client.close(0.0)
 
 
-def how_ended(client: ControlClient) -> el.Ended:
+def how_ended(client: ControlClient) -> el.StreamEnd:
     """How an attempt to register, or a registration, ended."""
     if client.refused:
-        return el.Ended.REFUSED
-    return el.Ended.SILENT if client.silent else el.Ended.CLOSED
+        return el.StreamEnd.REFUSED
+    return el.StreamEnd.SILENT if client.silent else el.StreamEnd.CLOSED
 
 
 async def refuses(peer: t.Peer) -> bool:
