@@ -54,7 +54,7 @@ async def serve(agents: int, term: int) -> None:
     core = Coordinator(settings, loop.time())
     with tempfile.TemporaryDirectory(prefix="nb-") as directory:
         log = EventLog(Path(directory) / "events.jsonl", core, _say)
-        shell, members = Shell(core, log, ev.Done, _say), Members()
+        shell, members = Shell(core, log, ev.JobOver, _say), Members()
         members.server = server = ControlServer(_KEY, _TOKEN, shell.post, _say, _KEEPALIVE)
         shell.add(members)
         for command in (ev.Won, ev.Lapsed, ev.Probe):  # of an election, which is left out

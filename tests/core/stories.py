@@ -222,7 +222,7 @@ def effects(commands: list[Any]) -> Iterator[str]:
             yield f"hang:{','.join(str(culprit.rank) for culprit in command.culprits)}"
         elif isinstance(command, ev.ReadProgress):
             yield f"read-progress:{command.cycle}"
-        elif isinstance(command, ev.Done):
+        elif isinstance(command, ev.JobOver):
             yield f"done:{int(command.code)}" + (f"({command.cause.kind.value})" if command.cause else "")
 
 

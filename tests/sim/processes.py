@@ -112,7 +112,7 @@ class SimCoordinator(Process):
             stream = self.streams.pop(command.node_id, None)
             if stream is not None and stream.open_at_coordinator:
                 stream.close_at_coordinator("the coordinator closed the stream")
-        elif isinstance(command, ev.Done):
+        elif isinstance(command, ev.JobOver):
             self.die("the coordinator closed the stream")
         elif isinstance(command, ev.Probe):
             self.world.clock.after(0.002, self._probe, command.peer, self.world.clock.now + 20.0)

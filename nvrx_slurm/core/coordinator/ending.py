@@ -230,7 +230,7 @@ class Ending:
         assert end is not None
         cause = None if end.code == ExitCode.OK else first_cause(ledger.faults)
         report = ledger.build(self._budget.history, self._job.cycle, now)
-        self._out.append(ev.Done(end.code, end.reason, cause, report))
+        self._out.append(ev.JobOver(end.code, end.reason, cause, report))
         return Phase.CLOSED
 
 

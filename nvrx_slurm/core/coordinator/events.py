@@ -152,7 +152,7 @@ class HangFound:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class JobOver:
     """The job is over and no agent is left: print the first cause and exit with `code`."""
 
     code: int
