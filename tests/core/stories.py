@@ -124,7 +124,7 @@ class Story:
         if word in ("waits", "tick"):
             return Tick()
         if word == "time":
-            return ev.TimeLeft(None if rest[0] == "?" else float(rest[0]))
+            return ev.TimeLeftRead(None if rest[0] == "?" else float(rest[0]))
         if word == "progress":
             return ev.ProgressRead(int(rest[0]), None if rest[1] == "?" else int(rest[1]))
         if word == "advises":

@@ -78,7 +78,7 @@ class Walk:
                 ),
                 lambda: told(t.WarnJob(10, "soon")),
                 lambda: told(t.EndJob(143, "told", 15)),
-                lambda: ev.TimeLeft(rng.choice((None, 1.0, 30.0, 1e5, 1e5, 1e5))),
+                lambda: ev.TimeLeftRead(rng.choice((None, 1.0, 30.0, 1e5, 1e5, 1e5))),
                 lambda: ev.ProgressRead(rng.choice((-1, self.core.job.cycle)), rng.choice((None, 5, 9))),
                 lambda: Tick(),
                 lambda: ev.ProvenDead(t.Peer(str(rng.randrange(3)), f"h{rng.randrange(3)}", "", 7000)),

@@ -125,7 +125,7 @@ class SimCoordinator(Process):
             self._read_progress(command)
         elif isinstance(command, ev.AskTimeLeft):
             left_s = self.world.settings.time_limit_s - self.world.clock.now
-            answer = ev.TimeLeft(left_s if self.world.rng.random() < 0.8 else None)
+            answer = ev.TimeLeftRead(left_s if self.world.rng.random() < 0.8 else None)
             if self.world.rng.random() < 0.9:  # otherwise Slurm never answers
                 self.world.clock.after(self.world.rng.uniform(0.0, 1.0), self.step, answer)
         else:

@@ -66,7 +66,7 @@ class AnyTime:
         (_NOT_RUNNING, (t.Hung, t.Evidence), "ignore", (), "of another time"),
         (LIVE, t.WarnJob, "on_warn_job", (), "tell all agents"),
         (LIVE, t.EndJob, "on_end_job", _END, "told to end"),
-        (LIVE, ev.TimeLeft, "on_time_left", _END, "warn, stop or wait"),
+        (LIVE, ev.TimeLeftRead, "on_time_left", _END, "warn, stop or wait"),
         (LIVE, ev.ProvenDead, "on_dead", (), "its ranks are gone, and it is not counted any more"),
         (LIVE, ev.Raised, "ignore", (), "too late: elected"),
         (LIVE, t.EndKnown, "ignore", (), "it has registered with the end of the job"),
@@ -210,7 +210,7 @@ class AnyTime:
         if event.cycle < 0:
             self._budget.begin_at(event.iteration)
 
-    def on_time_left(self, event: ev.TimeLeft, now: float) -> Phase | None:
+    def on_time_left(self, event: ev.TimeLeftRead, now: float) -> Phase | None:
         """Say it once; warn or stop when it is time."""
         clock = self._ending.clock
         if event.left_s is not None and not clock.known:

@@ -30,7 +30,7 @@ class Electing:
         (_MINE, _LATER, "hold", (), "for the time after the election"),
         (_MINE, ev.ProvenDead, "on_dead", (Phase.JOINING,), "it is not counted any more"),
         (_MINE, ev.Raised, "on_raised", (), "stand for a later term"),
-        (_MINE, (ev.TimeLeft, ev.ProgressRead, ev.Advised), "ignore", (), "nothing was asked yet"),
+        (_MINE, (ev.TimeLeftRead, ev.ProgressRead, ev.Advised), "ignore", (), "nothing was asked yet"),
         (_MINE, Tick, "on_tick", (Phase.FINISHED,), "which of the nodes that are missing are dead?"),
     )
 

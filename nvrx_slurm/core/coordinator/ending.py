@@ -23,7 +23,7 @@ _MINE = (Phase.FINISHED, Phase.RETURNING)
 _NAMES_SHOWN = 16
 _TOO_LATE = (
     *(ev.Raised, t.Hung, t.Evidence, t.Succeeded, t.Ready, t.Asked, t.WarnJob, t.EndJob),
-    *(ev.TimeLeft, ev.ProgressRead, ev.Advised, Left),
+    *(ev.TimeLeftRead, ev.ProgressRead, ev.Advised, Left),
 )
 
 

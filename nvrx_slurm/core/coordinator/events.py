@@ -53,7 +53,7 @@ class FromAgent(Generic[Message]):
 
 
 @dataclass(frozen=True, slots=True)
-class TimeLeft:
+class TimeLeftRead:
     """Answer to `AskTimeLeft`: seconds until the allocation ends; None = unknown."""
 
     left_s: float | None
@@ -115,7 +115,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class AskTimeLeft:
-    """Find out how long the allocation lasts and post `TimeLeft`."""
+    """Find out how long the allocation lasts and post `TimeLeftRead`."""
 
 
 @dataclass(frozen=True, slots=True)

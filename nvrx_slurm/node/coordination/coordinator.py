@@ -202,7 +202,7 @@ def coordinator_shell(settings: CoordinatorSettings, job: Job, say: Callable[[st
     shell = Shell(core, log, ev.JobOver, say)
     time_left = TimeLeft(job.control, None if job.slurm is None else job.slurm.job_id)
     shell.result.add_done_callback(lambda _: time_left.close())
-    shell.on(ev.AskTimeLeft, lambda command: time_left.ask(lambda left_s: shell.post(ev.TimeLeft(left_s))))
+    shell.on(ev.AskTimeLeft, lambda command: time_left.ask(lambda left_s: shell.post(ev.TimeLeftRead(left_s))))
     if job.progress_file is not None:
         progress = ProgressFile(job.progress_file, say)
         shell.on(
