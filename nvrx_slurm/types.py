@@ -369,7 +369,7 @@ class EndKnown:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class WhoLeads:
     """Asks where the coordinator is. The stream is no registration; the answer is `Elsewhere`."""
 
 
@@ -456,5 +456,7 @@ class LogServer:
     ports: tuple[int, ...]  # at most 64
 
 
-AgentMessage = Register | RanksFailed | Hung | Evidence | Succeeded | Ready | Asked | WarnJob | EndJob | EndKnown | Look
+AgentMessage = (
+    Register | RanksFailed | Hung | Evidence | Succeeded | Ready | Asked | WarnJob | EndJob | EndKnown | WhoLeads
+)
 CoordinatorMessage = Plan | Stop | Collect | Finish | Refused | Warn | RanksGone | Leave | Lead | Elsewhere | LogServer

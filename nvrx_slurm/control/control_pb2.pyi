@@ -6,7 +6,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FromAgent(_message.Message):
-    __slots__ = ("hello", "register", "ranks_failed", "succeeded", "ready", "end_job", "asked", "warn_job", "end_known", "look", "hung", "evidence")
+    __slots__ = ("hello", "register", "ranks_failed", "succeeded", "ready", "end_job", "asked", "warn_job", "end_known", "who_leads", "hung", "evidence")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     REGISTER_FIELD_NUMBER: _ClassVar[int]
     RANKS_FAILED_FIELD_NUMBER: _ClassVar[int]
@@ -16,7 +16,7 @@ class FromAgent(_message.Message):
     ASKED_FIELD_NUMBER: _ClassVar[int]
     WARN_JOB_FIELD_NUMBER: _ClassVar[int]
     END_KNOWN_FIELD_NUMBER: _ClassVar[int]
-    LOOK_FIELD_NUMBER: _ClassVar[int]
+    WHO_LEADS_FIELD_NUMBER: _ClassVar[int]
     HUNG_FIELD_NUMBER: _ClassVar[int]
     EVIDENCE_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
@@ -28,10 +28,10 @@ class FromAgent(_message.Message):
     asked: Asked
     warn_job: WarnJob
     end_known: EndKnown
-    look: Look
+    who_leads: WhoLeads
     hung: Hung
     evidence: Evidence
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., ranks_failed: _Optional[_Union[RanksFailed, _Mapping]] = ..., succeeded: _Optional[_Union[Succeeded, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., end_job: _Optional[_Union[EndJob, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ..., warn_job: _Optional[_Union[WarnJob, _Mapping]] = ..., end_known: _Optional[_Union[EndKnown, _Mapping]] = ..., look: _Optional[_Union[Look, _Mapping]] = ..., hung: _Optional[_Union[Hung, _Mapping]] = ..., evidence: _Optional[_Union[Evidence, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., ranks_failed: _Optional[_Union[RanksFailed, _Mapping]] = ..., succeeded: _Optional[_Union[Succeeded, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., end_job: _Optional[_Union[EndJob, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ..., warn_job: _Optional[_Union[WarnJob, _Mapping]] = ..., end_known: _Optional[_Union[EndKnown, _Mapping]] = ..., who_leads: _Optional[_Union[WhoLeads, _Mapping]] = ..., hung: _Optional[_Union[Hung, _Mapping]] = ..., evidence: _Optional[_Union[Evidence, _Mapping]] = ...) -> None: ...
 
 class FromCoordinator(_message.Message):
     __slots__ = ("plan", "stop", "finish", "refused", "warn", "ranks_gone", "leave", "lead", "elsewhere", "collect", "log_server")
@@ -417,7 +417,7 @@ class EndKnown(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class Look(_message.Message):
+class WhoLeads(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

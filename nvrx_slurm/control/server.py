@@ -151,7 +151,7 @@ class ControlServer:
         if not peer.greeted:
             return self._greet(peer, envelope)
         message = codec.decode(envelope)
-        if isinstance(message, t.Look) and not peer.node_id and self._where is not None:
+        if isinstance(message, t.WhoLeads) and not peer.node_id and self._where is not None:
             return self._send_on(peer, self._where())
         if isinstance(message, t.Register) == bool(peer.node_id):
             raise ProtocolError("it registers twice" if peer.node_id else "the agent did not register first")

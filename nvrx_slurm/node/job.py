@@ -37,7 +37,7 @@ class Meeting:
     candidates: tuple[Peer, ...] = ()  # that may coordinate before the first plan, in this order
     mine: tuple[tuple[str, int], ...] = ()  # of --rdzv-endpoint's further ones, those of this machine
     control: Control = field(default_factory=Control, repr=False)
-    patience_s: float = 5.0  # how long the first of them is tried before the next
+    first_try_s: float = 5.0  # how long the first of them is tried before the next
 
     def ports_of(self, key: str) -> list[int]:
         """Where the agent of a node (`types.Peer.key`) may listen. Several nodes of a test cluster share a host."""

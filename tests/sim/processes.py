@@ -11,7 +11,7 @@ from nvrx_slurm.core.agent.events import AgentSettings
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSettings
 from nvrx_slurm.core.election.election import (
-    Answer,
+    AnswerVisitor,
     Begin,
     Elected,
     Led,
@@ -225,7 +225,7 @@ class SimAgent(Process):
         if self.alive and attempt == self._attempt:
             self.elect.step(StreamEnded(how))
 
-    def answer(self, command: Answer) -> None:
+    def answer(self, command: AnswerVisitor) -> None:
         """To an agent that wants to register here."""
         visitor, attempt = self.visitors.pop(command.visitor)
         if command.elsewhere is None:
@@ -294,7 +294,7 @@ class SimAgent(Process):
         if coordinator is not None:
             coordinator.die("the coordinator has retired")
 
-    def look_at(self, peer: Peer) -> None:
+    def ask_who_leads(self, peer: Peer) -> None:
         """Ask another node for the coordinator."""
         host, now = self.world.hosts[int(peer.key)], self.world.clock.now
         reachable = not host.unreachable_until(now) and self.world.split.reach(self.host, host, now)
@@ -338,10 +338,10 @@ class SimAgent(Process):
         elif isinstance(command, ag.SignalWorkers):
             for worker in self.living():
                 worker.signal(command.signum)
-        elif isinstance(command, ag.LookAtRanks):
+        elif isinstance(command, ag.InspectRanks):
             seen = tuple(worker.evidence() for worker in self.living())
             self.world.clock.after(
-                self.world.rng.uniform(0.3, command.within_s), self.step, ag.Looked(command.cycle, seen)
+                self.world.rng.uniform(0.3, command.within_s), self.step, ag.Inspected(command.cycle, seen)
             )
         elif isinstance(command, ag.PostGone):
             if self.core.plan is not None:

@@ -22,7 +22,7 @@ _BUSY = (State.RUNNING, State.STOPPING)
 _STAYS = (*_EMPTY, *_BUSY)
 _AFTER = (State.SUCCEEDED, State.STOPPING, State.PREPARING)
 _LATE = (
-    *(ev.HangSeen, ev.Looked, ev.RankAsked, ev.Warned, ev.Sick),
+    *(ev.HangSeen, ev.Inspected, ev.RankAsked, ev.Warned, ev.Sick),
     *(t.Plan, t.Stop, t.Collect, t.RanksGone, t.Warn, t.Lead, ev.LeaseOver),
 )
 
@@ -58,7 +58,7 @@ class Agent(AgentState):
         (State.RUNNING, ev.HangSeen, "on_hang", (), "it should be dead in a moment"),
         ((*_EMPTY, State.STOPPING), ev.HangSeen, "ignore", (), "the rank is gone, or is being stopped"),
         (State.RUNNING, t.Collect, "on_collect", (), "look at the ranks"),
-        (_STAYS, ev.Looked, "on_looked", (), "pass it on"),
+        (_STAYS, ev.Inspected, "on_inspected", (), "pass it on"),
         (_EMPTY, t.Collect, "on_collect_empty", (), "no rank is here"),
         (State.STOPPING, t.Collect, "ignore", (), "too late"),
         (_STAYS, ev.RankAsked, "on_asked", (), "pass it on, also if the rank is gone"),

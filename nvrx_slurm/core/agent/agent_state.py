@@ -103,13 +103,13 @@ class AgentState(Machine):
     def on_collect(self, event: Collect, now: float) -> None:
         """The monitors answer, not the ranks."""
         if self.plan is not None and event.cycle == self.plan.cycle:
-            self.emit(ev.LookAtRanks(event.cycle, self.settings.hang_collect_s))
+            self.emit(ev.InspectRanks(event.cycle, self.settings.hang_collect_s))
 
     def on_collect_empty(self, event: Collect, now: float) -> None:
         """Its ranks have ended well, or it has not begun."""
         self.send(Evidence(event.term, event.cycle, ()))
 
-    def on_looked(self, event: ev.Looked, now: float) -> None:
+    def on_inspected(self, event: ev.Inspected, now: float) -> None:
         """For the coordinator to compare."""
         if self.plan is not None and event.cycle == self.plan.cycle:
             self.send(Evidence(self.plan.term, event.cycle, event.ranks))

@@ -90,8 +90,8 @@ class HangSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
-    """The answer to `LookAtRanks`, which always comes."""
+class Inspected:
+    """The answer to `InspectRanks`, which always comes."""
 
     cycle: int
     ranks: tuple[RankEvidence, ...]
@@ -160,8 +160,8 @@ class PassOn:
 
 
 @dataclass(frozen=True, slots=True)
-class LookAtRanks:
-    """Find out what all living ranks of this node do, within `within_s` seconds, and post `Looked`."""
+class InspectRanks:
+    """Find out what all living ranks of this node do, within `within_s` seconds, and post `Inspected`."""
 
     cycle: int
     within_s: float
@@ -202,4 +202,4 @@ class Exit:
     reason: str
 
 
-COMMANDS = (Send, StartWorkers, SignalWorkers, PassOn, LookAtRanks, WarnRanks, PostGone, Prepare, EndHeld)
+COMMANDS = (Send, StartWorkers, SignalWorkers, PassOn, InspectRanks, WarnRanks, PostGone, Prepare, EndHeld)

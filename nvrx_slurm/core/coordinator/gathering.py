@@ -70,7 +70,7 @@ class Gathering:
         """Not where a last call has come to nothing."""
         if event.was is Phase.LAST_CALL:
             return None
-        if self._s.attributes and event.was in FAILED:
+        if self._s.has_attribution and event.was in FAILED:
             self._out.append(cycle_over(self._job, self._ledger, True, now))
         self._last_call_until = None
         return Phase.PAUSED if now < self._job.pause_until else self.begin(now)
