@@ -37,7 +37,7 @@ class WorkloadAction(Enum):
     ShutdownWorkload = 2  # all ranks stop now, and the job should not be started again
 
 
-class Doing(str, Enum):
+class Activity(str, Enum):
     """What an agent that registers is doing with its last plan."""
 
     IDLE = "idle"  # it runs nothing
@@ -72,7 +72,7 @@ class Peer:
     port: int  # 0 = one of the ports that the job may use there
 
 
-class Role(str, Enum):
+class LineRole(str, Enum):
     """What a line in a rank's output says about the first cause of a fault."""
 
     CAUSE = "cause"  # it can be the first cause
@@ -114,7 +114,7 @@ class Finding:
     """What the rules read from the output of one faulty rank (`core.attribution`)."""
 
     rule: str  # name of the signature; "" = none matched
-    role: Role
+    role: LineRole
     blame: Blame
     confidence: Confidence
     remedy: Remedy
@@ -277,7 +277,7 @@ class Register:
     node: Node
     port: int  # a port bound by this agent, offered as MASTER_PORT should it become group rank 0
     plan: Plan | None = None  # the last one it took
-    doing: Doing = Doing.IDLE
+    doing: Activity = Activity.IDLE
     faults: tuple[RankFault, ...] = ()  # of its ranks in the cycle of that plan
     early: bool = False  # as in Succeeded
     vote: int = 0  # the term for which it votes by registering
@@ -287,7 +287,7 @@ class Register:
     @property
     def busy(self) -> bool:
         """Whether the agent has workers, or had them until they were all done."""
-        return self.plan is not None and self.plan.active and self.doing not in (Doing.IDLE, Doing.PREPARING)
+        return self.plan is not None and self.plan.active and self.doing not in (Activity.IDLE, Activity.PREPARING)
 
 
 @dataclass(frozen=True, slots=True)

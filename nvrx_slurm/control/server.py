@@ -24,7 +24,7 @@ from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.errors import ExitCode, ProtocolError
 
 _LAST_WORDS_S = 2.0  # for a peer to take its last message
-_WITH_PLAN = (t.Doing.RUNNING, t.Doing.SUCCEEDED, t.Doing.STOPPING)
+_WITH_PLAN = (t.Activity.RUNNING, t.Activity.SUCCEEDED, t.Activity.STOPPING)
 
 
 class _Silent(ConnectionError):

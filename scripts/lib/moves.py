@@ -24,7 +24,7 @@ from nvrx_slurm.core.coordinator import events as ev  # noqa: E402
 from tests.core.samples import a_fault  # noqa: E402
 from tests.core.stories import Story  # noqa: E402
 
-FINDING = t.Finding("", t.Role.UNCLEAR, t.Blame.UNKNOWN, t.Confidence.GUESS, t.Remedy.RESTART)
+FINDING = t.Finding("", t.LineRole.UNCLEAR, t.Blame.UNKNOWN, t.Confidence.GUESS, t.Remedy.RESTART)
 
 
 def moves(work: Callable[[], object]) -> list[tuple[str, str, str]]:

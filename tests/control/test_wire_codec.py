@@ -100,7 +100,7 @@ FAULT_1 = t.RankFault(t.FaultKind.EXIT, "h", 0)
             pb.FromAgent(ranks_failed=pb.RanksFailed(faults=[pb.RankFault(kind="exit", exit_code=-256)])),
             "exit_code is -256",
         ),
-        (pb.FromAgent(register=pb.Register(node=pb.Node(nproc=1))), "Register.doing is '', which is no Doing"),
+        (pb.FromAgent(register=pb.Register(node=pb.Node(nproc=1))), "Register.doing is '', which is no Activity"),
         (pb.FromAgent(asked=pb.Asked(action=3)), "Asked.action is '3', which is no WorkloadAction"),
         (pb.FromAgent(warn_job=pb.WarnJob(signum=65)), "WarnJob.signum is 65"),
         (pb.FromCoordinator(plan=pb.Plan()), "Plan.history is missing"),

@@ -183,9 +183,9 @@ def _register(rank: int, life: int, rest: str, domain: str) -> t.Register:
     """`rest`: "", "preparing", or what the agent does with which plan ("running as 1 of 2 in 4 used 1")."""
     node, port = a_node(rank, life, domain=domain), 1000 + rank
     if rest == "ended":
-        return t.Register(node, port, None, t.Doing.ENDED, end=t.Finish(1, "so it ends"))
+        return t.Register(node, port, None, t.Activity.ENDED, end=t.Finish(1, "so it ends"))
     if rest in ("", "preparing"):
-        return t.Register(node, port, None, t.Doing(rest or "idle"))
+        return t.Register(node, port, None, t.Activity(rest or "idle"))
     rest, peers = rest.removesuffix(" peers"), rest.endswith(" peers")  # the plan of a job of three nodes, led by 0
     match = _AS.fullmatch(rest)
     assert match is not None, rest
@@ -195,7 +195,7 @@ def _register(rank: int, life: int, rest: str, domain: str) -> t.Register:
         plan = replace(plan, leader=peer(0), successors=(peer(1), peer(2)), electors=3)
     if excluded:
         plan = replace(plan, history=replace(plan.history, excluded=tuple(excluded.split(","))))
-    return t.Register(node, port, plan, t.Doing(doing), (a_fault(rank),) if fault else (), bool(early))
+    return t.Register(node, port, plan, t.Activity(doing), (a_fault(rank),) if fault else (), bool(early))
 
 
 def effects(commands: list[Any]) -> Iterator[str]:

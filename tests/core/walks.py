@@ -67,7 +67,7 @@ class Walk:
         return rng.choices(
             (
                 lambda: ev.Joined(
-                    t.Register(node, 1, self._plan(node), rng.choice(list(t.Doing)), self._faults(), _rare(rng))
+                    t.Register(node, 1, self._plan(node), rng.choice(list(t.Activity)), self._faults(), _rare(rng))
                 ),
                 lambda: ev.Lost(node.node_id, "reset"),
                 lambda: told(t.RanksFailed(1, self._cycle(), self._faults())),

@@ -14,7 +14,7 @@ from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.agent.agent import State
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.errors import ExitCode
-from nvrx_slurm.types import Doing, Finish, Lead, Node, Plan, Ready, Refused, Register, Stop
+from nvrx_slurm.types import Activity, Finish, Lead, Node, Plan, Ready, Refused, Register, Stop
 
 if TYPE_CHECKING:
     from .processes import SimAgent, SimCoordinator
@@ -69,7 +69,7 @@ class _Reign:
             if message.plan is not None and message.plan.cycle > self.known_cycle:
                 self.known_cycle = message.plan.cycle
                 self.active = self.active if self.newest_plan >= 0 or not self.carries_on else {}
-            if message.doing is Doing.PREPARING:
+            if message.doing is Activity.PREPARING:
                 self.busy[message.node.node_id] = 0
             elif message.plan is not None and message.plan.active:
                 self._hear_active(message, message.plan)
@@ -84,7 +84,7 @@ class _Reign:
 
     def _hear_active(self, message: Register, plan: Plan) -> None:
         node_id = message.node.node_id
-        if message.doing is not Doing.IDLE:
+        if message.doing is not Activity.IDLE:
             self.busy[node_id] = plan.cycle
         learns = self.newest_plan < 0 and self.carries_on  # the last plan, from those who had a place in it
         if learns and plan.cycle == self.known_cycle and plan.group_rank not in self.active:

@@ -115,11 +115,11 @@ class Agent(AgentState):
             self._ladder = [(by, 0) for by, _ in self._ladder]
         return State.STOPPING
 
-    def _doing(self) -> t.Doing:
+    def _doing(self) -> t.Activity:
         active = self.plan is not None and self.plan.active
         if self.state is State.PREPARING:
-            return t.Doing.STOPPING if active else t.Doing.PREPARING
-        return t.Doing[self.state.name] if active else t.Doing.IDLE
+            return t.Activity.STOPPING if active else t.Activity.PREPARING
+        return t.Activity[self.state.name] if active else t.Activity.IDLE
 
     def on_disconnected(self, event: ev.Disconnected, now: float) -> None:
         """The shell keeps looking for a coordinator; we bound how long that is any use."""

@@ -8,10 +8,10 @@ from nvrx_slurm.core.agent import events as ev
 from nvrx_slurm.core.machine import Machine, Say, Tick, earliest
 from nvrx_slurm.errors import ExitCode, signal_exit_code
 from nvrx_slurm.types import (
+    Activity,
     AgentMessage,
     Asked,
     Collect,
-    Doing,
     EndJob,
     EndKnown,
     Evidence,
@@ -162,7 +162,7 @@ class AgentState(Machine):
         """A new coordinator may not know the end of the job."""
         self._connected = True
         if self._end is not None:
-            self.send(Register(self.node, 0, self.plan, Doing.ENDED, end=self._end))
+            self.send(Register(self.node, 0, self.plan, Activity.ENDED, end=self._end))
             if self.state is State.ENDED:
                 self.send(EndKnown())
 

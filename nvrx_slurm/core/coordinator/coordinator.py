@@ -123,7 +123,7 @@ class AnyTime:
         message, node_id = event.message, event.message.node.node_id
         if message.end is not None:
             return self._ending.decide(message.end)
-        if message.doing is t.Doing.PREPARING:
+        if message.doing is t.Activity.PREPARING:
             self._members.set_use(node_id, Use.PREPARING)
         elif message.busy and message.plan is not None:
             self._members.set_use(node_id, Use.BUSY, message.plan.cycle)

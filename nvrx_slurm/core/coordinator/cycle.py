@@ -77,10 +77,10 @@ class Running:
             self._arrived_as_spare(message, now)
             return None
         current = plan is not None and plan.cycle == self._job.cycle
-        goes_on = current and message.doing in (t.Doing.RUNNING, t.Doing.SUCCEEDED)
+        goes_on = current and message.doing in (t.Activity.RUNNING, t.Activity.SUCCEEDED)
         if goes_on and group_rank not in assignment.gone:
             self._roster.send_plan(node.node_id)
-            if message.doing is t.Doing.SUCCEEDED:
+            if message.doing is t.Activity.SUCCEEDED:
                 self._node_succeeded(group_rank, message.early)
                 return None
             return self._node_failed(group_rank, message.faults, now) if message.faults else None

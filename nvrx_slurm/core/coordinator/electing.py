@@ -98,7 +98,7 @@ class Electing:
         """An agent reports while no coordinator may act. `_MOST` bounds what it can say before that."""
         held = self._held.get(event.node_id)
         if held is not None and isinstance(event.message, t.Ready):
-            now_idle = replace(held[0].message, doing=t.Doing.IDLE, port=event.message.port)
+            now_idle = replace(held[0].message, doing=t.Activity.IDLE, port=event.message.port)
             held[0] = ev.Joined(now_idle)
         elif held is not None and len(held) < _MOST:
             held.append(event)

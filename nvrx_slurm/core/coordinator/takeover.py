@@ -47,9 +47,9 @@ class Inherited:
         if plan is None:
             return False
         self.plan = plan
-        if message.doing in (t.Doing.RUNNING, t.Doing.SUCCEEDED):
+        if message.doing in (t.Activity.RUNNING, t.Activity.SUCCEEDED):
             self.running.add(plan.group_rank, Slot(node.node_id, plan.rank_offset, node.nproc))
-            if message.doing is t.Doing.SUCCEEDED:
+            if message.doing is t.Activity.SUCCEEDED:
                 self.finished(node.node_id, message.early)
             elif message.faults:
                 self.failed(node.node_id)
