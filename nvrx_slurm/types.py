@@ -337,13 +337,22 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A rank of this node made a workload control request; or (`rank` -1) a check says the node must not be used."""
+    """A rank of this node made a workload control request."""
 
     term: int
     cycle: int
     action: WorkloadAction
     rank: int
     description: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUnfit:
+    """A health check says that this node must not be used."""
+
+    term: int
+    cycle: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,6 +416,14 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckNode:
+    """This spare may be needed: run the preflight and report `Ready`."""
+
+    term: int
+    cycle: int
+
+
+@dataclass(frozen=True, slots=True)
 class Collect:
     """A rank of this cycle is hung: look at all ranks and answer with `Evidence`."""
 
@@ -457,6 +474,19 @@ class LogServer:
 
 
 AgentMessage = (
-    Register | RanksFailed | Hung | Evidence | Succeeded | Ready | Asked | WarnJob | EndJob | EndKnown | WhoLeads
+    Register
+    | RanksFailed
+    | Hung
+    | Evidence
+    | Succeeded
+    | Ready
+    | Asked
+    | NodeUnfit
+    | WarnJob
+    | EndJob
+    | EndKnown
+    | WhoLeads
 )
-CoordinatorMessage = Plan | Stop | Collect | Finish | Refused | Warn | RanksGone | Leave | Lead | Elsewhere | LogServer
+CoordinatorMessage = (
+    Plan | Stop | CheckNode | Collect | Finish | Refused | Warn | RanksGone | Leave | Lead | Elsewhere | LogServer
+)

@@ -72,6 +72,7 @@ class AgentStory(Story):
             "breaks": lambda: ag.Disconnected("reset"),
             "plan": lambda: a_plan(number, -1 if group_rank == "-" else int(group_rank), term),
             "stop": lambda: t.Stop(term, number, "rank 5 failed"),
+            "check": lambda: t.CheckNode(term, number),
             "end": lambda: t.Finish(number, "so it ends", second),
             "lead": lambda: t.Lead(number),
             "leave": t.Leave,
@@ -127,6 +128,7 @@ def _message(message: Any) -> str:
         t.Evidence: lambda: f"evidence:{at}({len(message.ranks_seen)})",
         t.Succeeded: lambda: f"succeeded:{at}" + "(early)" * message.early,
         t.Ready: lambda: f"stopped:{at}",
+        t.NodeUnfit: lambda: f"unfit:{at}",
         t.WarnJob: lambda: f"warn-job:{message.signum}",
         t.EndJob: lambda: f"end-job:{message.code}({message.signum})",
     }

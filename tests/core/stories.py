@@ -151,7 +151,7 @@ class Story:
             "ends": lambda: t.EndJob(143, "got signal 15"),
             "warns": lambda: t.WarnJob(cycle, "soon"),
             "asks": lambda: t.Asked(1, 0, ACTIONS[rest[1]], 2 * rank, "too hot"),
-            "unfit": lambda: t.Asked(0, 0, t.WorkloadAction.ExcludeThisNode, -1, "GPU 3 is lost"),
+            "unfit": lambda: t.NodeUnfit(0, 0, "GPU 3 is lost"),
         }
         message = messages[word]()
         return ev.FromAgent(node_id, message)
@@ -234,6 +234,7 @@ def _message(message: Any) -> tuple[str, str]:
         return f"plan:{message.cycle}/{message.history.restarts_used}{term}", f"={group_rank}"
     kinds = {
         t.Stop: lambda: "stop",
+        t.CheckNode: lambda: "check",
         t.Collect: lambda: "collect",
         t.Lead: lambda: f"lead:{message.term}",
         t.Leave: lambda: "leave",
@@ -264,7 +265,7 @@ ANYTHING = (
     *("joins 0", "joins 0'", "joins 1", "joins 1 running as 0 of 1 in 9 excluded 0@h0", "loses 0", "loses 1"),
     *("fails 0", "fails 1", "succeeds 0", "stops 0", "stops 0 9", "stops 1", "asks 0 continue", "asks 0 exclude"),
     *("asks 0 shutdown", "warns 0 10", "ends 0", "time 100", "time ?", "progress 0 5", "progress -1 5", "tick"),
-    *("joins 1 ended", "dead 1", "raised 9", "knows 0", "advises 0 stop", "hung 0", "sees 0"),
+    *("unfit 0", "unfit 1", "joins 1 ended", "dead 1", "raised 9", "knows 0", "advises 0 stop", "hung 0", "sees 0"),
 )
 
 

@@ -76,6 +76,7 @@ class Walk:
                 lambda: ev.FromAgent(
                     node.node_id, t.Asked(1, self._cycle(), rng.choice(list(t.WorkloadAction)), 0, "so")
                 ),
+                lambda: told(t.NodeUnfit(1, self._cycle(), "so")),
                 lambda: told(t.WarnJob(10, "soon")),
                 lambda: told(t.EndJob(143, "told", 15)),
                 lambda: ev.TimeLeftRead(rng.choice((None, 1.0, 30.0, 1e5, 1e5, 1e5))),
@@ -87,7 +88,7 @@ class Walk:
                 lambda: told(t.Hung(1, self._cycle(), t.RankFault(t.FaultKind.HANG, node.host, node.infra_rank, 0))),
                 lambda: told(t.Evidence(1, self._cycle(), self._evidence(node))),
             ),
-            (30, 8, 10, 6, 25, 2, 1, 0.5, 2, 4, 12, 3, 1, 1, 2, 8),
+            (30, 8, 10, 6, 25, 2, 0.5, 1, 0.5, 2, 4, 12, 3, 1, 1, 2, 8),
         )[0]()
 
     def _node(self) -> t.Node:

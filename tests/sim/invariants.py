@@ -14,7 +14,7 @@ from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.agent.agent import State
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.errors import ExitCode
-from nvrx_slurm.types import Activity, Finish, Lead, Node, Plan, Ready, Refused, Register, Stop
+from nvrx_slurm.types import Activity, CheckNode, Finish, Lead, Node, Plan, Ready, Refused, Register, Stop
 
 if TYPE_CHECKING:
     from .processes import SimAgent, SimCoordinator
@@ -154,7 +154,7 @@ class Invariants:
         reign.fresh = coordinator.core.job.fresh
         reign.hear(event)
         for command in commands:
-            if isinstance(command, ev.SendTo) and isinstance(command.message, Stop):
+            if isinstance(command, ev.SendTo) and isinstance(command.message, (Stop, CheckNode)):
                 reign.busy.setdefault(command.node_id, command.message.cycle)  # until it has answered
         plans: list[Any] = [c for c in commands if isinstance(c, ev.SendTo) and isinstance(c.message, Plan)]
         self._mind_a_new_job(coordinator, reign, plans)
@@ -178,7 +178,7 @@ class Invariants:
         for command in commands:
             if isinstance(command, ev.Drop):
                 reign.forget(command.node_id)
-            elif isinstance(command, ev.SendTo) and isinstance(command.message, Stop):
+            elif isinstance(command, ev.SendTo) and isinstance(command.message, (Stop, CheckNode)):
                 reign.carries_on = reign.carries_on and command.message.cycle < reign.known_cycle  # a straggler
         if ends and not isinstance(event, ev.Joined):
             told = {c.node_id for c in ends}

@@ -23,7 +23,7 @@ _STAYS = (*_EMPTY, *_BUSY)
 _AFTER = (State.SUCCEEDED, State.STOPPING, State.PREPARING)
 _LATE = (
     *(ev.HangSeen, ev.Inspected, ev.RankAsked, ev.Warned, ev.Sick),
-    *(t.Plan, t.Stop, t.Collect, t.RanksGone, t.Warn, t.Lead, ev.LeaseOver),
+    *(t.Plan, t.Stop, t.CheckNode, t.Collect, t.RanksGone, t.Warn, t.Lead, ev.LeaseOver),
 )
 
 
@@ -40,11 +40,18 @@ class Agent(AgentState):
         (State.IDLE, t.Plan, "on_plan_idle", (State.RUNNING,), "active: start; spare: wait"),
         (State.RUNNING, t.Plan, "on_plan", (State.STOPPING,), "a new term, or a new cycle"),
         (State.SUCCEEDED, t.Plan, "on_plan", (State.PREPARING,), "a new term, or once more"),
-        (State.PREPARING, t.Stop, "on_stop_preparing", (), "answer when the preflight has passed"),
-        (State.IDLE, t.Stop, "on_stop_idle", (State.PREPARING,), "nothing runs; a spare is checked first"),
+        (State.PREPARING, (t.Stop, t.CheckNode), "on_stop_preparing", (), "answer when the preflight has passed"),
+        (
+            State.IDLE,
+            (t.Stop, t.CheckNode),
+            "on_stop_idle",
+            (State.PREPARING,),
+            "a spare is checked first",
+        ),
         (State.RUNNING, t.Stop, "on_stop", (State.STOPPING,), "stop them"),
         (State.SUCCEEDED, t.Stop, "on_stop", (State.PREPARING,), "others failed"),
         (State.STOPPING, t.Stop, "ignore", (), "doing it"),
+        ((*_BUSY, State.SUCCEEDED), t.CheckNode, "ignore", (), "it is no spare any more"),
         (State.RUNNING, ev.LeaseOver, "on_lease_over", (State.STOPPING,), "kill them"),
         (State.STOPPING, ev.LeaseOver, "on_lease_over", (), "no time for a clean end"),
         (_EMPTY, ev.LeaseOver, "ignore", (), "nothing runs"),
@@ -299,7 +306,7 @@ class Agent(AgentState):
             return self._stop(event.reason, now)
         return None
 
-    def on_stop_idle(self, event: t.Stop, now: float) -> State | None:
+    def on_stop_idle(self, event: t.Stop | t.CheckNode, now: float) -> State | None:
         """Nothing runs here. A spare is checked before it may be promoted."""
         if self.plan is None or not self.plan.active:
             self._offer = t.Ready(event.term, event.cycle, 0)
@@ -307,7 +314,7 @@ class Agent(AgentState):
         self.send(t.Ready(event.term, event.cycle, 0))
         return None
 
-    def on_stop_preparing(self, event: t.Stop, now: float) -> None:
+    def on_stop_preparing(self, event: t.Stop | t.CheckNode, now: float) -> None:
         """The answer waits until the preflight has passed."""
         self._offer = t.Ready(event.term, event.cycle, 0)
 
@@ -362,7 +369,7 @@ class Agent(AgentState):
 
     def _declare_unfit(self) -> None:
         term, cycle = (self.plan.term, self.plan.cycle) if self.plan is not None else (0, 0)
-        self._request = t.Asked(term, cycle, t.WorkloadAction.ExcludeThisNode, -1, self._unfit)
+        self._request = t.NodeUnfit(term, cycle, self._unfit)
         self.emit(ev.EndHeld())
         self.emit(Say(f"this node is not fit for the job: {self._unfit}"))
         self.send(self._request)

@@ -19,6 +19,7 @@ from nvrx_slurm.types import (
     Hung,
     Leave,
     Node,
+    NodeUnfit,
     Plan,
     RankFault,
     Ready,
@@ -65,7 +66,7 @@ class AgentState(Machine):
         self._hung: dict[int, tuple[float, RankFault]] = {}  # local rank -> until when its monitor may take to kill it
         self._faults: list[RankFault] = []  # of the last plan
         self._early = False  # a worker of the last plan ended because it was warned
-        self._request: Asked | None = None  # the last one that changes something: told again on every stream
+        self._request: Asked | NodeUnfit | None = None  # that changes something: told on every stream
         self._continues = 0  # requests to continue in this cycle
         self._warned = False
         self._warned_at: float | None = None  # when this very agent got the signal

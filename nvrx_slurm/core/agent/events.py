@@ -2,7 +2,7 @@
 
 `Prepare` and `Prepared` are the preflight before every cycle. The program begins with one: no `Prepare` asks for it.
 
-Its other events are the coordinator's messages: Plan, Stop, Collect, Finish, Refused, Warn, RanksGone, Lead.
+Its other events are the coordinator's messages: Plan, Stop, CheckNode, Collect, Finish, Refused, Warn, RanksGone, Lead.
 """
 
 from __future__ import annotations

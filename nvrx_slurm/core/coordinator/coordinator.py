@@ -63,6 +63,9 @@ class AnyTime:
         (LIVE, Tick, "on_tick", _END, "the end of the allocation goes before the timer of the state"),
         (_NOT_RUNNING, t.Asked, "on_asked", _END, "exclude, shut down or go on"),
         (Phase.RUNNING, t.Asked, "on_asked_while_running", _END, "exclude, shut down or go on"),
+        (tuple(p for p in _NOT_RUNNING if p is not Phase.LAST_CALL), t.NodeUnfit, "on_unfit", _END, "exclude it"),
+        (Phase.LAST_CALL, t.NodeUnfit, "on_unfit", (), "more nodes than are needed may come"),
+        (Phase.RUNNING, t.NodeUnfit, "on_unfit_while_running", _END, "exclude it"),
         (_NOT_RUNNING, (t.Hung, t.Evidence), "ignore", (), "of another time"),
         (LIVE, t.WarnJob, "on_warn_job", (), "tell all agents"),
         (LIVE, t.EndJob, "on_end_job", _END, "told to end"),
@@ -194,8 +197,7 @@ class AnyTime:
         member, asked = self._members.get(event.node_id), event.message
         if member is None:
             return None
-        by = f"rank {asked.rank}" if asked.rank >= 0 else "a health check"
-        asker = f"{by} on node {member.node.host}"
+        asker = f"rank {asked.rank} on node {member.node.host}"
         if asked.action is t.WorkloadAction.ShutdownWorkload:
             why = f"{asker} asked to shut down the workload: {asked.description}"
             return self._ending.decide(t.Finish(self._s.limits.no_restart_code, why))
@@ -204,6 +206,19 @@ class AnyTime:
             return None if end is None else self._ending.decide(end)
         self._out.append(Say(f"{asker} reports: {asked.description}"))
         return None
+
+    def on_unfit(self, event: ev.FromAgent[t.NodeUnfit], now: float) -> Phase | None:
+        """A health check of the node has failed."""
+        return self._exclude(event, now, quiet=False)
+
+    def on_unfit_while_running(self, event: ev.FromAgent[t.NodeUnfit], now: float) -> Phase | None:
+        """The same; the exclusion of an active node makes the cycle fail."""
+        return self._exclude(event, now, quiet=event.node_id in self._job.assignment.group_ranks)
+
+    def _exclude(self, event: ev.FromAgent[t.NodeUnfit], now: float, quiet: bool) -> Phase | None:
+        member = self._members.get(event.node_id)
+        end = None if member is None else self._roster.exclude(member.node, -1, event.message.reason, now, quiet)
+        return None if end is None else self._ending.decide(end)
 
     def on_progress(self, event: ev.ProgressRead, now: float) -> None:
         """The checkpoint that the job begins with. The answer about a failed cycle comes too late."""

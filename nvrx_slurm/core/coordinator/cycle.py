@@ -283,7 +283,7 @@ class Stopping:
             for node_id in [node.node_id for node in members.ready_nodes()]:
                 if node_id not in job.assignment.group_ranks:
                     members.set_use(node_id, Use.BUSY, job.cycle)
-                    out.append(ev.SendTo(node_id, t.Stop(job.term, job.cycle, "it may be needed")))
+                    out.append(ev.SendTo(node_id, t.CheckNode(job.term, job.cycle)))
         return self._go_on_if_stopped(now)
 
     # --- nodes come and go, and report -----------------------------------------------------------------------

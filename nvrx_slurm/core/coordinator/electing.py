@@ -15,7 +15,10 @@ from nvrx_slurm.core.machine import Outbox, Tick, earliest, rows
 from nvrx_slurm.errors import ExitCode
 
 _MINE = Phase.ELECTING
-_LATER = (t.EndKnown, t.Hung, t.Evidence, t.RanksFailed, t.Succeeded, t.Ready, t.Asked, t.WarnJob, t.EndJob)
+_LATER = (
+    *(t.EndKnown, t.Hung, t.Evidence, t.RanksFailed, t.Succeeded),
+    *(t.Ready, t.Asked, t.NodeUnfit, t.WarnJob, t.EndJob),
+)
 _PROBE_S = 1.0
 _MOST = 1_000  # messages of one agent that wait
 

@@ -22,7 +22,7 @@ _SIGTERM = 15
 _MINE = (Phase.FINISHED, Phase.RETURNING)
 _NAMES_SHOWN = 16
 _TOO_LATE = (
-    *(ev.Raised, t.Hung, t.Evidence, t.Succeeded, t.Ready, t.Asked, t.WarnJob, t.EndJob),
+    *(ev.Raised, t.Hung, t.Evidence, t.Succeeded, t.Ready, t.Asked, t.NodeUnfit, t.WarnJob, t.EndJob),
     *(ev.TimeLeftRead, ev.ProgressRead, ev.Advised, Left),
 )
 
