@@ -14,7 +14,7 @@ from nvrx_slurm.types import Node, Peer
 
 if TYPE_CHECKING:
     from nvrx_slurm.attribution.records import AttributionSpec
-    from nvrx_slurm.core.chain import Limits
+    from nvrx_slurm.core.chain import ChainLimits
     from nvrx_slurm.core.logs.cycle_info import CycleFiles
     from nvrx_slurm.node.output.logs import LogSpec
     from nvrx_slurm.node.preflight.preflight_settings import PreflightSpec
@@ -63,5 +63,5 @@ class Job:
     attribution: AttributionSpec | None = None  # None: no service, rules only
     logs: LogSpec | None = None  # None: no merged logs
     cycle_info: CycleFiles | None = None  # None: none is written
-    until_done: Limits | None = None  # None: the job is not requeued
+    until_done: ChainLimits | None = None  # None: the job is not requeued
     may_yield: bool = False  # be an ordinary agent where somebody else listens at the endpoint already

@@ -12,7 +12,7 @@ from nvrx_slurm.core.attribution.verdict import headline
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.report import Ledger
 from nvrx_slurm.core.coordinator.restarts import Budget
-from nvrx_slurm.core.coordinator.states import LIVE, Available, CoordinatorSettings, Job, Left
+from nvrx_slurm.core.coordinator.states import LIVE, Available, CoordinatorSettings, JobState, Left
 from nvrx_slurm.core.election.quorum import Quorum, peer_key, peer_of
 from nvrx_slurm.core.machine import Outbox, Say, rows
 from nvrx_slurm.errors import ExitCode
@@ -55,7 +55,7 @@ class Member:
     cycle: int = -1  # BUSY: the highest one of which it may still run workers
 
 
-class Members(dict[str, Member]):
+class MemberTable(dict[str, Member]):
     """Connected agents by node_id; every query the coordinator makes per message is O(1)."""
 
     def __init__(self) -> None:
@@ -231,10 +231,10 @@ class Roster:
 
     table = rows((LIVE, t.Ready, "on_ready", (), "the state decides what that means"))
 
-    def __init__(self, s: CoordinatorSettings, out: Outbox, job: Job, ledger: Ledger, budget: Budget) -> None:
+    def __init__(self, s: CoordinatorSettings, out: Outbox, job: JobState, ledger: Ledger, budget: Budget) -> None:
         self._s, self._out = s, out
         self.job, self.ledger, self.budget = job, ledger, budget
-        self.members = Members()
+        self.members = MemberTable()
         self.quorum = Quorum(s.electors)
         self.lost_at: dict[str, float] = {}  # node_id -> when an active node was lost
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 SIGUSR1 = 10
 
 
-class Phase(Enum):
+class Stage(Enum):
     """States of the coordinator."""
 
     ELECTING = "this node stands for coordinator; waiting for a majority of the nodes"
@@ -33,10 +33,10 @@ class Phase(Enum):
     CLOSED = "done"
 
 
-FAILED = (Phase.STOPPING, Phase.SCORING)  # a cycle has failed
-CYCLE = (Phase.RUNNING, Phase.LAST_RANKS, *FAILED)  # of which workers may be left
-OVER = (Phase.FINISHED, Phase.RETURNING, Phase.CLOSED)
-LIVE = tuple(phase for phase in Phase if phase not in (Phase.ELECTING, *OVER))
+FAILED = (Stage.STOPPING, Stage.SCORING)  # a cycle has failed
+CYCLE = (Stage.RUNNING, Stage.LAST_RANKS, *FAILED)  # of which workers may be left
+OVER = (Stage.FINISHED, Stage.RETURNING, Stage.CLOSED)
+LIVE = tuple(phase for phase in Stage if phase not in (Stage.ELECTING, *OVER))
 
 
 # --- inner events: what one handler leaves to the next -------------------------------------------------------------
@@ -130,7 +130,7 @@ class CoordinatorSettings:
 
 
 @dataclass
-class Job:
+class JobState:
     """Where the job is. Times are monotonic seconds."""
 
     term: int
