@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from nvrx_slurm.core.agent.agent import State
+from nvrx_slurm.core.agent.agent import AgentState
 from nvrx_slurm.core.agent.events import RankAsked, Sick, Signalled, Warned
 from nvrx_slurm.types import FaultKind, RanksFailed, WorkloadAction
 
@@ -51,7 +51,7 @@ def _agent(world: World) -> SimAgent | None:
 
 
 def _worker(world: World) -> Worker | None:
-    agents = [agent for agent in world.living_agents() if agent.core.state is State.RUNNING and agent.living()]
+    agents = [agent for agent in world.living_agents() if agent.core.state is AgentState.RUNNING and agent.living()]
     return world.rng.choice(world.rng.choice(agents).living()) if agents else None
 
 

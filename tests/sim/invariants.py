@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm.core.agent import events as ag
-from nvrx_slurm.core.agent.agent import State
+from nvrx_slurm.core.agent.agent import AgentState
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.errors import ExitCode
 from nvrx_slurm.types import Activity, CheckNode, Finish, Lead, Node, Plan, Ready, Refused, Register, Stop
@@ -41,7 +41,7 @@ _TWO_RESTARTS = {
 }  # with a node: the old cycle may be carried on before that is missed
 
 
-_WORKS = (State.RUNNING, State.STOPPING)
+_WORKS = (AgentState.RUNNING, AgentState.STOPPING)
 
 
 class Violation(AssertionError):
@@ -372,14 +372,14 @@ class Invariants:
         world = self._world
         if not world.settings.min_healthy:
             return world.training.succeeded
-        done = sum(agent.core.state is State.SUCCEEDED or agent.done for agent in world.agents)
+        done = sum(agent.core.state is AgentState.SUCCEEDED or agent.done for agent in world.agents)
         return done >= world.settings.min_nodes
 
     def _is_able(self, agent: SimAgent, coordinator: SimCoordinator) -> bool:
         here = agent.connected and coordinator.streams.get(agent.core.node.node_id) is agent.stream
         quiet = max(agent.host.out_until, agent.host.slow_until, self._world.split.until) <= self._world.clock.now
         fit = not agent.host.sick and not agent.unprepared
-        return here and quiet and fit and agent.core.state is not State.LEAVING
+        return here and quiet and fit and agent.core.state is not AgentState.LEAVING
 
     # --- agents --------------------------------------------------------------------------------------------
 
@@ -397,7 +397,7 @@ class Invariants:
             self._world.clock.after(longest_s, self._check_no_orphans, agent, now)
         elif isinstance(event, ag.Signalled):
             self._signalled.setdefault(node_id, event.signum)
-        elif isinstance(event, ag.Warned) and agent.core.state in (State.LEAVING, State.GONE):
+        elif isinstance(event, ag.Warned) and agent.core.state in (AgentState.LEAVING, AgentState.GONE):
             self._signalled.setdefault(node_id, 15)  # a second warning is a signal to end
         elif isinstance(event, Finish) or (isinstance(event, Refused) and node_id not in self._signalled):
             self._told.setdefault(node_id, event)

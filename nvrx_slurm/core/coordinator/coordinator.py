@@ -260,17 +260,12 @@ class AnyTime:
         return self._ending.decide(t.Finish(told.code, told.reason, told.signum))
 
 
-_PARTS = (Roster, Electing, Gathering, Takeover, Running, Stopping, Ending, HangSearch, AnyTime)
-
-
 class Coordinator(Machine):
     """The coordinator's core: `step(event, now)` -> commands; `deadline()` says when it wants a Tick."""
 
     last = Stage.CLOSED
     envelope = (ev.FromAgent,)
-    parts = _PARTS
-    table = {key: row for part in _PARTS for key, row in part.table.items()}
-    part_of_row = {key: part for part in _PARTS for key in part.table}
+    parts = (Roster, Electing, Gathering, Takeover, Running, Stopping, Ending, HangSearch, AnyTime)
 
     def __init__(self, settings: CoordinatorSettings, now: float) -> None:
         super().__init__(Stage.JOINING, now)
@@ -310,12 +305,12 @@ class Coordinator(Machine):
 
     def validate(self) -> None:
         """What holds after each step."""
+        super().validate()
         job, members, end = self.job, self.roster.members, self.ending.end
         assert (end is not None) == (self.state in OVER), f"{self.state.name}, but the end is {end}"
         assert members.ready == sum(member.use is Use.READY for member in members.values()), "ready nodes"
         joining = any(member.use is Use.JOINING for member in members.values())
         assert not joining or self.state in OVER, "a member was forgotten"
-        assert not self.out and not self.out.posted, "a command or an inner event was left"
         assert self.roster.quorum.elected or self.state in (Stage.ELECTING, *OVER), "no quorum was won"
         if self.state in _RUN:
             assert job.assignment.shared is not None and not job.fresh and job.cycle >= 0, "no plan runs"

@@ -231,8 +231,8 @@ class Election(Machine):
 
     def validate(self) -> None:
         """What holds after each step."""
+        super().validate()
         assert self.term >= self._led_term, "a term went down"
-        assert not self.out and not self.out.posted, "a command was left"
         if self.state is Place.STANDING:
             assert self._target is not None and self._target.key == self.me.key, "it stands for another node"
         if self.state is Place.FOLLOWING:
