@@ -37,6 +37,7 @@ from nvrx_slurm.core.coordinator.states import (
     Known,
     Stage,
     Timer,
+    live_but,
 )
 from nvrx_slurm.core.coordinator.takeover import Inherited, Takeover
 from nvrx_slurm.core.election.quorum import peer_key
@@ -47,9 +48,6 @@ __all__ = ["Coordinator", "CoordinatorSettings", "Stage"]
 _LAST_CYCLE = 1_000_000  # a plan of a later one is a defect of its agent: the next cycle could not be numbered
 _FAULTS_SAID, _FAULTS_COMPARED = 4, 100  # per cycle; result.json has all
 _RUN = (Stage.RUNNING, Stage.LAST_RANKS)
-_QUIET = tuple(phase for phase in LIVE if phase not in _RUN)
-_NOT_RUNNING = tuple(phase for phase in LIVE if phase is not Stage.RUNNING)
-_UNSCORED = tuple(phase for phase in LIVE if phase not in FAILED)
 _END = (Stage.FINISHED,)
 
 
@@ -61,12 +59,10 @@ class AnyTime:
         (LIVE, Known, "on_known", _END, "it may know the end of the job"),
         (LIVE, ev.Lost, "on_lost", (), "the state decides what that means"),
         (LIVE, Tick, "on_tick", _END, "the end of the allocation goes before the timer of the state"),
-        (_NOT_RUNNING, t.Asked, "on_asked", _END, "exclude, shut down or go on"),
-        (Stage.RUNNING, t.Asked, "on_asked_while_running", _END, "exclude, shut down or go on"),
-        (tuple(p for p in _NOT_RUNNING if p is not Stage.LAST_CALL), t.NodeUnfit, "on_unfit", _END, "exclude it"),
+        (LIVE, t.Asked, "on_asked", _END, "exclude, shut down or go on"),
+        (live_but(Stage.LAST_CALL), t.NodeUnfit, "on_unfit", _END, "exclude it"),
         (Stage.LAST_CALL, t.NodeUnfit, "on_unfit", (), "more nodes than are needed may come"),
-        (Stage.RUNNING, t.NodeUnfit, "on_unfit_while_running", _END, "exclude it"),
-        (_NOT_RUNNING, (t.Hung, t.Evidence), "ignore", (), "of another time"),
+        (live_but(Stage.RUNNING), (t.Hung, t.Evidence), "ignore", (), "of another time"),
         (LIVE, t.WarnJob, "on_warn_job", (), "tell all agents"),
         (LIVE, t.EndJob, "on_end_job", _END, "told to end"),
         (LIVE, ev.TimeLeftRead, "on_time_left", _END, "warn, stop or wait"),
@@ -74,9 +70,14 @@ class AnyTime:
         (LIVE, ev.Raised, "ignore", (), "too late: elected"),
         (LIVE, t.EndKnown, "ignore", (), "it has registered with the end of the job"),
         (Stage.TAKEOVER, ev.Advised, "on_advised", (), "no cycle of this term has failed: it is only said"),
-        (tuple(p for p in _QUIET if p is not Stage.TAKEOVER), ev.Advised, "on_advised", _END, "if the user wants that"),
-        (_RUN, ev.Advised, "on_advised_while_running", _END, "if the user wants that, and the answer still holds"),
-        (_UNSCORED, ev.ProgressRead, "on_progress", (), "where the job begins; a late answer"),
+        (
+            live_but(Stage.TAKEOVER),
+            ev.Advised,
+            "on_advised",
+            _END,
+            "if the user wants that, and the answer still holds",
+        ),
+        (live_but(*FAILED), ev.ProgressRead, "on_progress", (), "where the job begins; a late answer"),
         ((*FAILED, *OVER[:2]), t.RanksFailed, "on_late_faults", (), "for the first cause and the failure table"),
     )
 
@@ -187,37 +188,27 @@ class AnyTime:
 
     def on_asked(self, event: ev.FromAgent[t.Asked], now: float) -> Stage | None:
         """A rank wants its node out, or the job to end."""
-        return self._answer(event, now, quiet=False)
-
-    def on_asked_while_running(self, event: ev.FromAgent[t.Asked], now: float) -> Stage | None:
-        """The same; an exclusion makes the cycle fail."""
-        return self._answer(event, now, quiet=event.node_id in self._job.assignment.group_ranks)
-
-    def _answer(self, event: ev.FromAgent[t.Asked], now: float, quiet: bool) -> Stage | None:
         member, asked = self._members.get(event.node_id), event.message
         if member is None:
             return None
+        if asked.action is t.WorkloadAction.ExcludeThisNode:
+            return self._exclude(member.node, asked.rank, asked.description, now)
         asker = f"rank {asked.rank} on node {member.node.host}"
         if asked.action is t.WorkloadAction.ShutdownWorkload:
             why = f"{asker} asked to shut down the workload: {asked.description}"
             return self._ending.decide(t.Finish(self._s.limits.no_restart_code, why))
-        if asked.action is t.WorkloadAction.ExcludeThisNode:
-            end = self._roster.exclude(member.node, asked.rank, asked.description, now, quiet)
-            return None if end is None else self._ending.decide(end)
         self._out.append(Say(f"{asker} reports: {asked.description}"))
         return None
 
     def on_unfit(self, event: ev.FromAgent[t.NodeUnfit], now: float) -> Stage | None:
         """A health check of the node has failed."""
-        return self._exclude(event, now, quiet=False)
-
-    def on_unfit_while_running(self, event: ev.FromAgent[t.NodeUnfit], now: float) -> Stage | None:
-        """The same; the exclusion of an active node makes the cycle fail."""
-        return self._exclude(event, now, quiet=event.node_id in self._job.assignment.group_ranks)
-
-    def _exclude(self, event: ev.FromAgent[t.NodeUnfit], now: float, quiet: bool) -> Stage | None:
         member = self._members.get(event.node_id)
-        end = None if member is None else self._roster.exclude(member.node, -1, event.message.reason, now, quiet)
+        return None if member is None else self._exclude(member.node, -1, event.message.reason, now)
+
+    def _exclude(self, node: t.Node, rank: int, why: str, now: float) -> Stage | None:
+        """The exclusion of an active node makes the cycle that runs fail, which says why."""
+        active = self._core.state is Stage.RUNNING and node.node_id in self._job.assignment.group_ranks
+        end = self._roster.exclude(node, rank, why, now, quiet=active)
         return None if end is None else self._ending.decide(end)
 
     def on_progress(self, event: ev.ProgressRead, now: float) -> None:
@@ -234,14 +225,8 @@ class AnyTime:
 
     def on_advised(self, event: ev.Advised, now: float) -> Stage | None:
         """A service has an opinion. It ends the job only where the user chose so, and while it holds."""
-        return self._advise(event, None)
-
-    def on_advised_while_running(self, event: ev.Advised, now: float) -> Stage | None:
-        """The same; the cycle that runs may have got further."""
-        return self._advise(event, now - self._job.started_at)
-
-    def _advise(self, event: ev.Advised, running_s: float | None) -> Stage | None:
         s, said = self._s, f"attribution of cycle {event.cycle}: {event.text}"
+        running_s = now - self._job.started_at if self._core.state in _RUN else None
         void = self._ledger.advice.why_void(event.cycle, running_s)
         if event.stop and s.stops_on_advice and not void:
             return self._ending.decide(t.Finish(s.limits.no_restart_code, said))

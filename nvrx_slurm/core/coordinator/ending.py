@@ -13,11 +13,10 @@ from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.report import Ledger
 from nvrx_slurm.core.coordinator.roster import Roster, Use
 from nvrx_slurm.core.coordinator.states import CYCLE, FAILED, SIGUSR1, CoordinatorSettings, JobState, Known, Left, Stage
-from nvrx_slurm.core.machine import Entered, Outbox, Say, Tick, rows
+from nvrx_slurm.core.machine import Entered, Outbox, Say, Tick, earliest, rows
 from nvrx_slurm.errors import ExitCode, signal_exit_code
 
 _ANSWER_S = 15.0  # after this time without an answer, what was known before holds
-_ASK, _ANSWER, _ACT = "ask", "answer", "act"  # the steps
 _SIGTERM = 15
 _MINE = (Stage.FINISHED, Stage.RETURNING)
 _NAMES_SHOWN = 16
@@ -42,8 +41,8 @@ class JobClock:
     def __init__(self, limited: bool, warn_before_s: float, stop_before_s: float, now: float) -> None:
         self._warn_before_s, self._stop_before_s = warn_before_s, stop_before_s
         self._end_at: float | None = None
-        self._at: float | None = now if limited else None  # when the next step is due
-        self._next = _ASK
+        self._ask_at: float | None = now if limited else None
+        self._act_at: float | None = None  # also where no answer comes
         self._warned = warn_before_s <= 0.0
 
     @property
@@ -53,43 +52,39 @@ class JobClock:
 
     def deadline(self) -> float | None:
         """When `check` is due (monotonic seconds), or None."""
-        return self._at
+        return earliest(self._ask_at, self._act_at)
 
     def check(self, now: float) -> Due:
         """The action that is due at `now`."""
-        if self._at is None or now < self._at:
-            return Due.NOTHING
-        if self._next == _ASK:
-            self._at, self._next = now + _ANSWER_S, _ANSWER
+        if self._ask_at is not None and now >= self._ask_at:
+            self._ask_at, self._act_at = None, now + _ANSWER_S
             return Due.ASK
-        if self._next == _ANSWER:
-            return self.answer(None, now)
-        self._at = None
-        return self._act(now)
+        return self.answer(None, now) if self._act_at is not None and now >= self._act_at else Due.NOTHING
 
     def answer(self, left_s: float | None, now: float) -> Due:
         """`left_s` seconds are left; None = no answer: the time that was known before holds."""
-        self._at = None
+        self._ask_at = self._act_at = None
         self._end_at = self._end_at if left_s is None else now + left_s
         before_s = self._stop_before_s if self._warned else max(self._warn_before_s, self._stop_before_s)
         if self._end_at is None or before_s <= 0.0:
             return Due.NOTHING
         due = self._end_at - before_s
         if now >= due:
-            return self._act(now)
-        ask_again = due - now > 2 * _ANSWER_S
-        self._at, self._next = (due - _ANSWER_S, _ASK) if ask_again else (due, _ACT)
+            return self._act(now, self._end_at)
+        if due - now > 2 * _ANSWER_S:
+            self._ask_at = due - _ANSWER_S
+        else:
+            self._act_at = due
         return Due.NOTHING
 
-    def _act(self, now: float) -> Due:
-        assert self._end_at is not None
-        if self._stop_before_s > 0.0 and now >= self._end_at - self._stop_before_s:
+    def _act(self, now: float, end_at: float) -> Due:
+        if self._stop_before_s > 0.0 and now >= end_at - self._stop_before_s:
             return Due.STOP
-        if self._warned or now < self._end_at - self._warn_before_s:
+        if self._warned or now < end_at - self._warn_before_s:
             return Due.NOTHING
         self._warned = True
         if self._stop_before_s > 0.0:
-            self._at, self._next = max(now, self._end_at - self._stop_before_s - _ANSWER_S), _ASK
+            self._ask_at = max(now, end_at - self._stop_before_s - _ANSWER_S)
         return Due.WARN
 
 

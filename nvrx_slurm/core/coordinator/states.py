@@ -36,7 +36,12 @@ class Stage(Enum):
 FAILED = (Stage.STOPPING, Stage.SCORING)  # a cycle has failed
 CYCLE = (Stage.RUNNING, Stage.LAST_RANKS, *FAILED)  # of which workers may be left
 OVER = (Stage.FINISHED, Stage.RETURNING, Stage.CLOSED)
-LIVE = tuple(phase for phase in Stage if phase not in (Stage.ELECTING, *OVER))
+LIVE = tuple(stage for stage in Stage if stage not in (Stage.ELECTING, *OVER))
+
+
+def live_but(*others: Stage) -> tuple[Stage, ...]:
+    """All states between the election and the end, without some."""
+    return tuple(stage for stage in LIVE if stage not in others)
 
 
 # --- inner events: what one handler leaves to the next -------------------------------------------------------------
