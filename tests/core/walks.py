@@ -1,4 +1,4 @@
-"""Random walks of a coordinator: any well-typed messages, from any node, in any order, told in the words of `stories`."""
+"""Random walks of a coordinator: any well-typed messages, from any node, in any order, in the words of `stories`."""
 
 from __future__ import annotations
 

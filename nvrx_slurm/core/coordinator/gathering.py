@@ -40,7 +40,7 @@ class Gathering:
         (Stage.JOINING, Entered, "on_entered", (Stage.PAUSED, *_PLANNED), "plan at once, or wait for nodes"),
         (Stage.JOINING, Review, "on_review", _PLANNED, "enough nodes may be ready now"),
         (Stage.JOINING, Timer, "on_timer", (Stage.FINISHED,), "say who is missing; the join timeout"),
-        (Stage.LAST_CALL, Review, "on_review", (Stage.JOINING, *_PLANNED), "all may be here, or too few"),
+        (Stage.LAST_CALL, Review, "on_review_in_last_call", (Stage.JOINING, *_PLANNED), "all may be here, or too few"),
         (Stage.LAST_CALL, Timer, "on_last_call_over", (Stage.JOINING, *_PLANNED), "start without the rest"),
         (_OPEN, Arrived, "on_arrived", (Stage.TAKEOVER,), "it may run a cycle"),
         (_OPEN, (Available, Cleared, Left), "on_change", (), "one more or fewer"),
@@ -56,7 +56,7 @@ class Gathering:
         self._job, self._ledger, self._budget = roster.job, roster.ledger, roster.budget
         self._join_by = 0.0
         self._announce_at: float | None = None
-        self._last_call_until: float | None = None  # in the last call
+        self._last_call_until = 0.0
         self._fenced_until: float | None = None  # enough nodes are ready, but ranks may still run elsewhere
 
     def begin(self, now: float) -> Stage | None:
@@ -72,7 +72,6 @@ class Gathering:
             return None
         if self._s.has_attribution and event.was in FAILED:
             self._out.append(cycle_over(self._job, self._ledger, True, now))
-        self._last_call_until = None
         return Stage.PAUSED if now < self._job.pause_until else self.begin(now)
 
     # --- nodes come and go ----------------------------------------------------------------------------------
@@ -82,7 +81,7 @@ class Gathering:
         job, message = self._job, event.message
         mine = job.fresh and job.inherited.claim(message)
         if job.inherited.running:
-            return self._go(Stage.TAKEOVER)
+            return Stage.TAKEOVER
         if mine and not message.busy:
             self._ledger.add(message.faults, job.cycle, now)
         elif not mine:
@@ -102,6 +101,12 @@ class Gathering:
     def on_review(self, event: Review, now: float) -> Stage | None:
         """Plan if that is possible now."""
         return self._plan_if_possible(now)
+
+    def on_review_in_last_call(self, event: Review, now: float) -> Stage | None:
+        """The same; the call is not made again."""
+        if not self._is_possible():
+            return self._wait(now)
+        return self._start(now) if self._is_time() else None
 
     # --- waiting --------------------------------------------------------------------------------------------
 
@@ -138,7 +143,7 @@ class Gathering:
         self._announce_at = now + self._s.announce_s
         if 0 < len(self._members) < self._s.min_nodes:
             self._announce(now)
-        return self._go(Stage.JOINING)
+        return Stage.JOINING
 
     def _announce(self, now: float) -> None:
         self._announce_at = None
@@ -152,10 +157,6 @@ class Gathering:
             return members.missing_segments(s.min_nodes, s.segment)
         return members.missing(s.expected, s.min_nodes)
 
-    def _go(self, to: Stage) -> Stage:
-        self._last_call_until = None
-        return to
-
     # --- planning -------------------------------------------------------------------------------------------
 
     def _plan_if_possible(self, now: float) -> Stage | None:
@@ -163,38 +164,43 @@ class Gathering:
 
         A restart that would move a segment elsewhere first waits a moment for nodes that are still being checked.
         """
-        job, s, members = self._job, self._s, self._members
-        enough = members.ready >= s.min_nodes
-        if not enough or (s.segment and not is_possible(members.ready_nodes(), s.min_nodes, s.segment)):
-            return None if self._last_call_until is None else self._wait(now)
-        if (
-            (not job.fresh and not self._may_improve())
-            or members.ready >= self._roster.nodes_left
-            or self._are_all_here()
-        ):
-            return self._start(now)
-        if self._last_call_until is not None:
+        job = self._job
+        if not self._is_possible():
             return None
-        self._last_call_until = min(now + s.last_call_s, self._join_by)
+        if self._is_time():
+            return self._start(now)
+        self._last_call_until = min(now + self._s.last_call_s, self._join_by)
         if job.fresh and self._quorum.needed and job.inherited.last_cycle >= 0:
             # A member registers before its lease is over.
             self._last_call_until = min(self._last_call_until, max(now, self._quorum.fenced_until()))
         return Stage.LAST_CALL
 
+    def _is_possible(self) -> bool:
+        """Whether the ready nodes are enough."""
+        s, members = self._s, self._members
+        enough = members.ready >= s.min_nodes
+        return enough and (not s.segment or is_possible(members.ready_nodes(), s.min_nodes, s.segment))
+
+    def _is_time(self) -> bool:
+        """Whether nothing can be gained by waiting for further nodes."""
+        if self._members.ready >= self._roster.nodes_left or self._are_all_here():
+            return True
+        return not self._job.fresh and not self._may_improve()
+
     def _start(self, now: float) -> Stage:
         """A cycle of an older term that did not go on has failed, and costs a restart like any other."""
         job = self._job
         if job.fresh and job.inherited.last_cycle >= 0:
-            return self._go(Stage.TAKEOVER)
+            return Stage.TAKEOVER
         if self._quorum.electors and self._is_fenced(now):
-            return self._go(Stage.JOINING)
+            return Stage.JOINING
         placement = self._placement()
         if job.fresh and self._s.tracks_progress:
             self._out.append(ev.ReadProgress(-1))
         job.cycle = max(job.cycle, job.inherited.last_cycle) + 1
         job.fresh, self._ledger.faults = False, {}
         self._send_plans(placement, now)
-        return self._go(Stage.RUNNING)
+        return Stage.RUNNING
 
     def _placement(self) -> Placement:
         """Of the ready nodes, which are enough."""
