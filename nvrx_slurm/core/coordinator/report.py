@@ -162,7 +162,7 @@ class Ledger:
             self._open = replace(self._open, cause=told, rank=cause.rank, fingerprint=same)
 
     def cycle_began(self, promoted: list[str], now: float) -> str:
-        """A plan is sent: how long the restart took, to end a sentence with. `promoted`: hosts with a new group rank."""
+        """A plan is sent: how long the restart took, to end a sentence. `promoted`: hosts with a new group rank."""
         self._promoted = (self._promoted + promoted)[:_TOLD_HOSTS]
         return self._close(now)
 
