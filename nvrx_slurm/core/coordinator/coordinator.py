@@ -3,8 +3,8 @@
     ELECTING -> JOINING -> RUNNING -> STOPPING -> JOINING ... -> FINISHED -> CLOSED
 
 Each part handles some states or some events; its module tells that part of the story:
-`electing` (a job of several nodes: wait for a quorum), `gathering` (wait for nodes, plan), `takeover` (carry on with
-a cycle of an older term), `cycle` (it runs, it has failed), `hangs`, `ending`. `AnyTime`, below, works in all states
+`takeover` (wait for a quorum, where the job has several nodes; carry on with a cycle of an older term), `gathering`
+(wait for nodes, plan), `cycle` (it runs, it has failed), `hangs`, `ending`. `AnyTime`, below, works in all states
 before the end. The parts share the members (`roster`), what happened (`report`), the budget (`restarts`) and where
 the job is (`placement`).
 
@@ -19,27 +19,14 @@ from nvrx_slurm import types as t
 from nvrx_slurm.core.attribution.verdict import evidence, first_cause, headline
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.cycle import Running, Stopping
-from nvrx_slurm.core.coordinator.electing import Electing
 from nvrx_slurm.core.coordinator.ending import Due, Ending
 from nvrx_slurm.core.coordinator.gathering import Gathering
 from nvrx_slurm.core.coordinator.hangs import HangSearch
 from nvrx_slurm.core.coordinator.report import Ledger, in_words
 from nvrx_slurm.core.coordinator.restarts import Budget
 from nvrx_slurm.core.coordinator.roster import Assignment, Roster, Use
-from nvrx_slurm.core.coordinator.states import (
-    FAILED,
-    LIVE,
-    OVER,
-    Arrived,
-    Cleared,
-    CoordinatorSettings,
-    JobState,
-    Known,
-    Stage,
-    Timer,
-    live_but,
-)
-from nvrx_slurm.core.coordinator.takeover import Inherited, Takeover
+from nvrx_slurm.core.coordinator.states import FAILED, LIVE, OVER, CoordinatorSettings, JobState, Stage, live_but
+from nvrx_slurm.core.coordinator.takeover import Electing, Inherited, Takeover
 from nvrx_slurm.core.election.quorum import peer_key
 from nvrx_slurm.core.machine import Machine, Say, Tick, earliest, rows
 
@@ -56,7 +43,7 @@ class AnyTime:
 
     table = rows(
         (LIVE, ev.Joined, "on_joined", (), "a new node, a returning one, or a takeover"),
-        (LIVE, Known, "on_known", _END, "it may know the end of the job"),
+        (LIVE, ev.Known, "on_known", _END, "it may know the end of the job"),
         (LIVE, ev.Lost, "on_lost", (), "the state decides what that means"),
         (LIVE, Tick, "on_tick", _END, "the end of the allocation goes before the timer of the state"),
         (LIVE, t.Asked, "on_asked", _END, "exclude, shut down or go on"),
@@ -70,13 +57,7 @@ class AnyTime:
         (LIVE, ev.Raised, "ignore", (), "too late: elected"),
         (LIVE, t.EndKnown, "ignore", (), "it has registered with the end of the job"),
         (Stage.TAKEOVER, ev.Advised, "on_advised", (), "no cycle of this term has failed: it is only said"),
-        (
-            live_but(Stage.TAKEOVER),
-            ev.Advised,
-            "on_advised",
-            _END,
-            "if the user wants that, and the answer still holds",
-        ),
+        (live_but(Stage.TAKEOVER), ev.Advised, "on_advised", _END, "if the user wants that, and it holds"),
         (live_but(*FAILED), ev.ProgressRead, "on_progress", (), "where the job begins; a late answer"),
         ((*FAILED, *OVER[:2]), t.RanksFailed, "on_late_faults", (), "for the first cause and the failure table"),
     )
@@ -106,7 +87,7 @@ class AnyTime:
             self._out.append(ev.SendTo(node.node_id, self._ending.warning))
         if old is not None and old.node.node_id != node.node_id:
             roster.refuse(old.node.node_id, f"a newer agent of node {node.host} has joined in its place", now)
-        self._out.posted.append(Known(message))
+        self._out.posted.append(ev.Known(message))
 
     def _learn(self, message: t.Register, now: float) -> None:
         """Take over what the agent knows of earlier terms."""
@@ -122,7 +103,7 @@ class AnyTime:
         for node_id in overtaken:
             roster.stop_workers(node_id, job.inherited.last_cycle)
 
-    def on_known(self, event: Known, now: float) -> Stage | None:
+    def on_known(self, event: ev.Known, now: float) -> Stage | None:
         """Where it knows the end of the job, this is told to all."""
         message, node_id = event.message, event.message.node.node_id
         if message.end is not None:
@@ -133,7 +114,7 @@ class AnyTime:
             self._members.set_use(node_id, Use.BUSY, message.plan.cycle)
         else:
             self._members.set_use(node_id, Use.READY)
-        self._out.posted.append(Arrived(message))
+        self._out.posted.append(ev.Arrived(message))
         return None
 
     def on_lost(self, event: ev.Lost, now: float) -> None:
@@ -152,7 +133,7 @@ class AnyTime:
             self._quorum.died(event.peer.key, members)
             self._roster.note_dead()
             self._roster.mind_quorum(now)
-            self._out.posted.append(Cleared())
+            self._out.posted.append(ev.Cleared())
 
     def on_tick(self, event: Tick, now: float) -> Stage | None:
         """Without a quorum this coordinator resigns."""
@@ -163,7 +144,7 @@ class AnyTime:
             return None
         due = self._ending.clock.check(now)
         if due is Due.NOTHING and due_at is not None and now >= due_at:
-            self._out.posted.append(Timer())
+            self._out.posted.append(ev.Timer())
         return self._ending.mind_the_clock(due)
 
     def on_late_faults(self, event: ev.FromAgent[t.RanksFailed], now: float) -> None:

@@ -14,21 +14,12 @@ from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.ending import Ending
 from nvrx_slurm.core.coordinator.hangs import HangSearch
 from nvrx_slurm.core.coordinator.roster import Roster, Use, lost
-from nvrx_slurm.core.coordinator.states import (
-    FAILED,
-    Arrived,
-    Available,
-    Cleared,
-    CoordinatorSettings,
-    Left,
-    Review,
-    Stage,
-    Timer,
-)
+from nvrx_slurm.core.coordinator.states import FAILED, CoordinatorSettings, Stage
 from nvrx_slurm.core.machine import Entered, Outbox, Say, rows
 from nvrx_slurm.errors import ExitCode, signal_exit_code
 
 _RUN = (Stage.RUNNING, Stage.LAST_RANKS)
+_NEXT = (Stage.SCORING, Stage.JOINING, Stage.FINISHED)  # once nothing of the cycle is left
 _PROGRESS_S = 6.0  # the program gives the file system 5 s
 _START_S = 120.0  # a module that is missing later may be on a file system that is away
 
@@ -39,17 +30,17 @@ class Running:
     states = _RUN
     table = rows(
         (Stage.RUNNING, Entered, "on_entered", (), "one that was taken over may be done already"),
-        (Stage.RUNNING, Review, "on_review", (Stage.LAST_RANKS, Stage.FINISHED), "the end when all are done"),
-        (Stage.LAST_RANKS, Review, "on_review", (Stage.FINISHED,), "the end when all are done"),
-        (_RUN, Arrived, "on_arrived", (Stage.STOPPING,), "it goes on, is a spare, or has stopped its workers"),
-        (Stage.RUNNING, Left, "on_left", (Stage.STOPPING,), "a fault, if it was active"),
-        (Stage.RUNNING, Available, "on_available", (Stage.STOPPING,), "a returned node is a spare now"),
-        (Stage.LAST_RANKS, Left, "on_left", (), "it had a fault, or was done"),
-        (Stage.LAST_RANKS, Available, "on_available", (), "its last ranks have ended"),
-        (_RUN, Cleared, "ignore", (), "no plan waits"),
+        (Stage.RUNNING, ev.Review, "on_review", (Stage.LAST_RANKS, Stage.FINISHED), "the end when all are done"),
+        (Stage.LAST_RANKS, ev.Review, "on_review", (Stage.FINISHED,), "the end when all are done"),
+        (_RUN, ev.Arrived, "on_arrived", (Stage.STOPPING,), "it goes on, is a spare, or has stopped its workers"),
+        (Stage.RUNNING, ev.Left, "on_left", (Stage.STOPPING,), "a fault, if it was active"),
+        (Stage.RUNNING, ev.Available, "on_available", (Stage.STOPPING,), "a returned node is a spare now"),
+        (Stage.LAST_RANKS, ev.Left, "on_left", (), "it had a fault, or was done"),
+        (Stage.LAST_RANKS, ev.Available, "on_available", (), "its last ranks have ended"),
+        (_RUN, ev.Cleared, "ignore", (), "no plan waits"),
         (_RUN, t.RanksFailed, "on_failed", (Stage.STOPPING,), "restart, or go on"),
         (_RUN, t.Succeeded, "on_succeeded", (), "the end when all have"),
-        (Stage.LAST_RANKS, Timer, "on_timer", (Stage.FINISHED,), "the last ranks take too long"),
+        (Stage.LAST_RANKS, ev.Timer, "on_timer", (Stage.FINISHED,), "the last ranks take too long"),
     )
 
     def __init__(self, s: CoordinatorSettings, out: Outbox, roster: Roster, ending: Ending, hangs: HangSearch) -> None:
@@ -64,11 +55,11 @@ class Running:
             self._out.append(ev.CycleBegan(self._job.cycle))
         self._job.started_at, self._hangs.search, self._last_ranks_by = now, None, None
         if event.was is Stage.TAKEOVER:
-            self._out.posted.append(Review())
+            self._out.posted.append(ev.Review())
 
     # --- nodes come and go ----------------------------------------------------------------------------------
 
-    def on_arrived(self, event: Arrived, now: float) -> Stage | None:
+    def on_arrived(self, event: ev.Arrived, now: float) -> Stage | None:
         """An active node that made its stream anew goes on; any other node is a spare."""
         message, assignment = event.message, self._job.assignment
         node, plan = message.node, message.plan
@@ -98,7 +89,7 @@ class Running:
             self._out.append(Say(f"node {message.node.host} joined as a spare"))
             self._roster.send_plan(message.node.node_id)
 
-    def on_left(self, event: Left, now: float) -> Stage | None:
+    def on_left(self, event: ev.Left, now: float) -> Stage | None:
         """A fault, unless the node was a spare or is past its part in the cycle."""
         assignment = self._job.assignment
         group_rank = assignment.group_ranks.get(event.node.node_id)
@@ -124,7 +115,7 @@ class Running:
         if group_rank is not None:
             self._node_succeeded(group_rank, event.message.early)
 
-    def on_available(self, event: Available, now: float) -> Stage | None:
+    def on_available(self, event: ev.Available, now: float) -> Stage | None:
         """A returned node has stopped its old workers: it is a spare. An active one has stopped by itself, or
         (min-healthy) has lost its last worker."""
         assignment = self._job.assignment
@@ -132,7 +123,7 @@ class Running:
         if group_rank is None:
             self._roster.send_plan(event.node_id)
         elif group_rank in assignment.broken:
-            self._out.posted.append(Review())
+            self._out.posted.append(ev.Review())
         elif group_rank not in assignment.succeeded:
             unasked = lost(self._roster.members[event.node_id].node, "it stopped its workers unasked")
             return self._node_failed(group_rank, (unasked,), now, gone=True)
@@ -168,7 +159,7 @@ class Running:
             ledger.cause = faults[0]
             return Stage.STOPPING
         if self._is_done():
-            self._out.posted.append(Review())
+            self._out.posted.append(ev.Review())
             return None
         some = f"{assignment.good} of {assignment.planned} nodes are good, {s.min_nodes} are needed"
         self._out.append(Say(f"{what}; going on: {some}{evidence(faults[0])}"))
@@ -184,7 +175,7 @@ class Running:
         assignment = self._job.assignment
         assignment.succeeded.add(group_rank)
         assignment.early = assignment.early or early
-        self._out.posted.append(Review())
+        self._out.posted.append(ev.Review())
 
     def _is_done(self) -> bool:
         """Whether enough nodes are done, and all others have a fault."""
@@ -192,7 +183,7 @@ class Running:
         enough = self._s.min_nodes if self._min_healthy else len(assignment)
         return not assignment.healthy and len(assignment.succeeded) >= enough
 
-    def on_review(self, event: Review, now: float) -> Stage | None:
+    def on_review(self, event: ev.Review, now: float) -> Stage | None:
         """The end, if the cycle is done. The last ranks of nodes with a fault may be about to end well, too."""
         if not self._is_done():
             return None
@@ -219,7 +210,7 @@ class Running:
             return self._last_ranks_by
         return None if self._hangs.search is None else self._hangs.search.by
 
-    def on_timer(self, event: Timer, now: float) -> Stage:
+    def on_timer(self, event: ev.Timer, now: float) -> Stage:
         """The last ranks have taken too long."""
         return self._succeed()
 
@@ -229,17 +220,17 @@ class Stopping:
 
     states = FAILED
     table = rows(
-        (Stage.STOPPING, Entered, "on_entered", (Stage.SCORING, Stage.JOINING, Stage.FINISHED), "restart, or the end"),
-        (Stage.STOPPING, Arrived, "on_arrived", (Stage.SCORING, Stage.JOINING, Stage.FINISHED), "it may have stopped"),
-        (Stage.STOPPING, Left, "on_left", (Stage.SCORING, Stage.JOINING, Stage.FINISHED), "it is not waited for"),
-        (Stage.STOPPING, Available, "on_available", (Stage.SCORING, Stage.JOINING, Stage.FINISHED), "one fewer"),
-        (Stage.STOPPING, Timer, "on_timer", (Stage.SCORING, Stage.JOINING, Stage.FINISHED), "a node does not stop"),
+        (Stage.STOPPING, Entered, "on_entered", _NEXT, "restart, or the end"),
+        (Stage.STOPPING, ev.Arrived, "on_arrived", _NEXT, "it may have stopped"),
+        (Stage.STOPPING, ev.Left, "on_left", _NEXT, "it is not waited for"),
+        (Stage.STOPPING, ev.Available, "on_available", _NEXT, "one fewer"),
+        (Stage.STOPPING, ev.Timer, "on_timer", _NEXT, "a node does not stop"),
         (Stage.STOPPING, ev.ProgressRead, "on_progress", (Stage.FINISHED,), "score this cycle"),
         (Stage.SCORING, ev.ProgressRead, "on_progress", (Stage.JOINING, Stage.FINISHED), "score this cycle"),
-        (Stage.SCORING, Timer, "on_unscored", (Stage.JOINING, Stage.FINISHED), "progress cannot be read"),
-        (Stage.SCORING, Arrived, "on_arrived", (), "no worker of the cycle is left"),
-        (Stage.SCORING, (Left, Available), "ignore", (), "no worker of the cycle is left"),
-        (FAILED, Cleared, "ignore", (), "no plan waits"),
+        (Stage.SCORING, ev.Timer, "on_unscored", (Stage.JOINING, Stage.FINISHED), "progress cannot be read"),
+        (Stage.SCORING, ev.Arrived, "on_arrived", (), "no worker of the cycle is left"),
+        (Stage.SCORING, (ev.Left, ev.Available), "ignore", (), "no worker of the cycle is left"),
+        (FAILED, ev.Cleared, "ignore", (), "no plan waits"),
         (FAILED, t.Succeeded, "ignore", (), "too late: the cycle is being stopped"),
     )
 
@@ -288,20 +279,20 @@ class Stopping:
 
     # --- nodes come and go, and report -----------------------------------------------------------------------
 
-    def on_arrived(self, event: Arrived, now: float) -> Stage | None:
+    def on_arrived(self, event: ev.Arrived, now: float) -> Stage | None:
         """An agent that made its stream anew may have stopped meanwhile."""
         if not event.message.busy:
             return self._without(event.message.node.node_id, now)
         self._roster.stop_old_workers(event.message, now)
         return None
 
-    def on_left(self, event: Left, now: float) -> Stage | None:
+    def on_left(self, event: ev.Left, now: float) -> Stage | None:
         """It is not waited for."""
         if event.node.node_id in self.pending:
             self._ledger.add((event.fault,), self._job.cycle, now)
         return self._without(event.node.node_id, now)
 
-    def on_available(self, event: Available, now: float) -> Stage | None:
+    def on_available(self, event: ev.Available, now: float) -> Stage | None:
         """It has stopped."""
         return self._without(event.node_id, now)
 
@@ -322,11 +313,11 @@ class Stopping:
         """How long workers may take to end, or the file system to answer."""
         return self._stop_by if state is Stage.STOPPING else self._score_by
 
-    def on_unscored(self, event: Timer, now: float) -> Stage:
+    def on_unscored(self, event: ev.Timer, now: float) -> Stage:
         """The job goes on without knowing its progress."""
         return self._all_stopped(now)
 
-    def on_timer(self, event: Timer, now: float) -> Stage | None:
+    def on_timer(self, event: ev.Timer, now: float) -> Stage | None:
         """Nodes whose workers do not end are taken out of the job, so that the others can go on."""
         stubborn, self.pending = sorted(self.pending), set()
         for node_id in stubborn:

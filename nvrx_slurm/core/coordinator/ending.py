@@ -12,7 +12,7 @@ from nvrx_slurm.core.attribution.verdict import first_cause
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.report import Ledger
 from nvrx_slurm.core.coordinator.roster import Roster, Use
-from nvrx_slurm.core.coordinator.states import CYCLE, FAILED, SIGUSR1, CoordinatorSettings, JobState, Known, Left, Stage
+from nvrx_slurm.core.coordinator.states import CYCLE, FAILED, SIGUSR1, CoordinatorSettings, JobState, Stage
 from nvrx_slurm.core.machine import Entered, Outbox, Say, Tick, earliest, rows
 from nvrx_slurm.errors import ExitCode, signal_exit_code
 
@@ -22,7 +22,7 @@ _MINE = (Stage.FINISHED, Stage.RETURNING)
 _NAMES_SHOWN = 16
 _TOO_LATE = (
     *(ev.Raised, t.Hung, t.Evidence, t.Succeeded, t.Ready, t.Asked, t.NodeUnfit, t.WarnJob, t.EndJob),
-    *(ev.TimeLeftRead, ev.ProgressRead, ev.Advised, Left),
+    *(ev.TimeLeftRead, ev.ProgressRead, ev.Advised, ev.Left),
 )
 
 
@@ -101,7 +101,7 @@ class Ending:
         (_MINE, Tick, "on_tick", (Stage.CLOSED,), "the end waits for a bounded time"),
         (_MINE, ev.ProvenDead, "on_dead", (), "it is not waited for"),
         (_MINE, _TOO_LATE, "ignore", (), "the end is decided"),
-        (Stage.FINISHED, Known, "ignore", (), "it has learned the end with all others"),
+        (Stage.FINISHED, ev.Known, "ignore", (), "it has learned the end with all others"),
     )
 
     def __init__(self, s: CoordinatorSettings, out: Outbox, roster: Roster, now: float) -> None:

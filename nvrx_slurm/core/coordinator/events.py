@@ -76,6 +76,53 @@ class Advised:
     text: str  # action, reason and source, at most 600 characters
 
 
+# --- inner events: what one handler leaves to the next -------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """An agent has registered and is a member; nothing can be planned with it yet."""
+
+    message: t.Register
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """This member may be planned with, if it runs nothing."""
+
+    message: t.Register
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A member is gone and removed; `fault` says why."""
+
+    node: t.Node
+    fault: t.RankFault
+
+
+@dataclass(frozen=True, slots=True)
+class Available:
+    """A member has become ready: no worker is left on its node, which has passed its preflight."""
+
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """Ranks that may have run elsewhere are gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Review:
+    """Something has changed: can the next cycle be planned, or is the one that runs done?"""
+
+
+@dataclass(frozen=True, slots=True)
+class Timer:
+    """The deadline of the state itself has come."""
+
+
 # --- commands ------------------------------------------------------------------------------------------
 
 

@@ -13,17 +13,7 @@ from nvrx_slurm import types as t
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.ending import Ending, cycle_over
 from nvrx_slurm.core.coordinator.roster import Assignment, Roster, infra_order, is_possible
-from nvrx_slurm.core.coordinator.states import (
-    FAILED,
-    Arrived,
-    Available,
-    Cleared,
-    CoordinatorSettings,
-    Left,
-    Review,
-    Stage,
-    Timer,
-)
+from nvrx_slurm.core.coordinator.states import FAILED, CoordinatorSettings, Stage
 from nvrx_slurm.core.machine import Entered, Outbox, Say, earliest, rows
 from nvrx_slurm.errors import ExitCode
 
@@ -38,15 +28,15 @@ class Gathering:
     states = _MINE
     table = rows(
         (Stage.JOINING, Entered, "on_entered", (Stage.PAUSED, *_PLANNED), "plan at once, or wait for nodes"),
-        (Stage.JOINING, Review, "on_review", _PLANNED, "enough nodes may be ready now"),
-        (Stage.JOINING, Timer, "on_timer", (Stage.FINISHED,), "say who is missing; the join timeout"),
-        (Stage.LAST_CALL, Review, "on_review_in_last_call", (Stage.JOINING, *_PLANNED), "all may be here, or too few"),
-        (Stage.LAST_CALL, Timer, "on_last_call_over", (Stage.JOINING, *_PLANNED), "start without the rest"),
-        (_OPEN, Arrived, "on_arrived", (Stage.TAKEOVER,), "it may run a cycle"),
-        (_OPEN, (Available, Cleared, Left), "on_change", (), "one more or fewer"),
-        (Stage.PAUSED, Arrived, "on_arrived_in_pause", (), "no cycle starts yet"),
-        (Stage.PAUSED, (Available, Cleared, Left), "ignore", (), "no cycle starts yet"),
-        (Stage.PAUSED, Timer, "on_pause_over", (Stage.JOINING,), "the pause is over"),
+        (Stage.JOINING, ev.Review, "on_review", _PLANNED, "enough nodes may be ready now"),
+        (Stage.JOINING, ev.Timer, "on_timer", (Stage.FINISHED,), "say who is missing; the join timeout"),
+        (Stage.LAST_CALL, ev.Review, "on_review_in_last_call", (Stage.JOINING, *_PLANNED), "all are here, or too few"),
+        (Stage.LAST_CALL, ev.Timer, "on_last_call_over", (Stage.JOINING, *_PLANNED), "start without the rest"),
+        (_OPEN, ev.Arrived, "on_arrived", (Stage.TAKEOVER,), "it may run a cycle"),
+        (_OPEN, (ev.Available, ev.Cleared, ev.Left), "on_change", (), "one more or fewer"),
+        (Stage.PAUSED, ev.Arrived, "on_arrived_in_pause", (), "no cycle starts yet"),
+        (Stage.PAUSED, (ev.Available, ev.Cleared, ev.Left), "ignore", (), "no cycle starts yet"),
+        (Stage.PAUSED, ev.Timer, "on_pause_over", (Stage.JOINING,), "the pause is over"),
         (_MINE, (t.RanksFailed, t.Succeeded), "ignore", (), "of a cycle that is over"),
     )
 
@@ -76,7 +66,7 @@ class Gathering:
 
     # --- nodes come and go ----------------------------------------------------------------------------------
 
-    def on_arrived(self, event: Arrived, now: float) -> Stage | None:
+    def on_arrived(self, event: ev.Arrived, now: float) -> Stage | None:
         """It may complete the nodes that are needed, or begin a takeover."""
         job, message = self._job, event.message
         mine = job.fresh and job.inherited.claim(message)
@@ -86,23 +76,23 @@ class Gathering:
             self._ledger.add(message.faults, job.cycle, now)
         elif not mine:
             self._roster.stop_old_workers(message, now)
-        self._out.posted.append(Review())
+        self._out.posted.append(ev.Review())
         return None
 
-    def on_arrived_in_pause(self, event: Arrived, now: float) -> None:
+    def on_arrived_in_pause(self, event: ev.Arrived, now: float) -> None:
         """What it runs is of no use."""
         self._roster.stop_old_workers(event.message, now)
 
-    def on_change(self, event: Left | Available | Cleared, now: float) -> None:
+    def on_change(self, event: ev.Left | ev.Available | ev.Cleared, now: float) -> None:
         """One fewer; or a node has passed its preflight, or has stopped workers of an older cycle; or a plan may have
         waited for ranks elsewhere."""
-        self._out.posted.append(Review())
+        self._out.posted.append(ev.Review())
 
-    def on_review(self, event: Review, now: float) -> Stage | None:
+    def on_review(self, event: ev.Review, now: float) -> Stage | None:
         """Plan if that is possible now."""
         return self._plan_if_possible(now)
 
-    def on_review_in_last_call(self, event: Review, now: float) -> Stage | None:
+    def on_review_in_last_call(self, event: ev.Review, now: float) -> Stage | None:
         """The same; the call is not made again."""
         if not self._is_possible():
             return self._wait(now)
@@ -118,19 +108,19 @@ class Gathering:
             return self._last_call_until
         return earliest(self._join_by, self._announce_at, self._fenced_until)
 
-    def on_pause_over(self, event: Timer, now: float) -> Stage:
+    def on_pause_over(self, event: ev.Timer, now: float) -> Stage:
         """Nodes may have come meanwhile."""
         return Stage.JOINING
 
-    def on_last_call_over(self, event: Timer, now: float) -> Stage:
+    def on_last_call_over(self, event: ev.Timer, now: float) -> Stage:
         """Start without the rest."""
         return self._start(now)
 
-    def on_timer(self, event: Timer, now: float) -> Stage | None:
+    def on_timer(self, event: ev.Timer, now: float) -> Stage | None:
         """Say which nodes are missing, or give up."""
         if self._fenced_until is not None and now >= self._fenced_until:
             self._fenced_until = None
-            self._out.posted.append(Review())
+            self._out.posted.append(ev.Review())
             return None
         if now < self._join_by:
             self._announce(now)

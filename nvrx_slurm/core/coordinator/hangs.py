@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from nvrx_slurm import types as t
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.roster import Roster
-from nvrx_slurm.core.coordinator.states import CoordinatorSettings, Stage, Timer
+from nvrx_slurm.core.coordinator.states import CoordinatorSettings, Stage
 from nvrx_slurm.core.machine import Outbox, Say, rows
 
 _ON_THE_WAY_S = 0.2  # for the answers of nodes that took all the time they have
@@ -32,7 +32,7 @@ class HangSearch:
     table = rows(
         (Stage.RUNNING, t.Hung, "on_hung", (), "look at all ranks before any is stopped"),
         (Stage.RUNNING, t.Evidence, "on_evidence", (Stage.STOPPING,), "when all nodes have answered"),
-        (Stage.RUNNING, Timer, "on_timer", (Stage.STOPPING,), "the answers about a hang take too long"),
+        (Stage.RUNNING, ev.Timer, "on_timer", (Stage.STOPPING,), "the answers about a hang take too long"),
     )
 
     def __init__(self, s: CoordinatorSettings, out: Outbox, roster: Roster) -> None:
@@ -59,7 +59,7 @@ class HangSearch:
         search.seen += event.message.ranks_seen
         return None if search.pending else self._end(search, now)
 
-    def on_timer(self, event: Timer, now: float) -> Stage:
+    def on_timer(self, event: ev.Timer, now: float) -> Stage:
         """Some nodes have not answered in time."""
         assert self.search is not None
         return self._end(self.search, now)

@@ -12,7 +12,7 @@ from nvrx_slurm.core.attribution.verdict import headline
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.report import Ledger
 from nvrx_slurm.core.coordinator.restarts import Budget
-from nvrx_slurm.core.coordinator.states import LIVE, Available, CoordinatorSettings, JobState, Left
+from nvrx_slurm.core.coordinator.states import LIVE, CoordinatorSettings, JobState
 from nvrx_slurm.core.election.quorum import Quorum, peer_key, peer_of
 from nvrx_slurm.core.machine import Outbox, Say, rows
 from nvrx_slurm.errors import ExitCode
@@ -287,7 +287,7 @@ class Roster:
             key = peer_key(self.members[event.node_id].node)
             self.quorum.fences.pop(key, None)
             self.quorum.knows(key, message.term, message.cycle)
-        self._out.posted.append(Available(event.node_id))
+        self._out.posted.append(ev.Available(event.node_id))
 
     # --- plans ----------------------------------------------------------------------------------------------
 
@@ -345,7 +345,7 @@ class Roster:
             self.ledger.add_fault(fault, self.job.cycle, now)
         else:
             self._out.append(Say(f"node {member.node.host} left: {fault.message}"))
-        self._out.posted.append(Left(member.node, fault))
+        self._out.posted.append(ev.Left(member.node, fault))
 
     def _fence(self, member: Member, now: float) -> None:
         """Its ranks may run until its lease is over, unless it is dead or was silent for that long."""

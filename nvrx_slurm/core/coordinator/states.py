@@ -1,4 +1,4 @@
-"""The coordinator's states, its inner events, and what it is told once."""
+"""The coordinator's states, what it is told once, and where the job is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from nvrx_slurm.core.coordinator.restarts import RestartLimits
-from nvrx_slurm.types import Node, Peer, RankFault, Register, RestartPolicy
+from nvrx_slurm.types import Peer, RestartPolicy
 
 if TYPE_CHECKING:
     from nvrx_slurm.core.coordinator.roster import Assignment
@@ -42,53 +42,6 @@ LIVE = tuple(stage for stage in Stage if stage not in (Stage.ELECTING, *OVER))
 def live_but(*others: Stage) -> tuple[Stage, ...]:
     """All states between the election and the end, without some."""
     return tuple(stage for stage in LIVE if stage not in others)
-
-
-# --- inner events: what one handler leaves to the next -------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """An agent has registered and is a member; nothing can be planned with it yet."""
-
-    message: Register
-
-
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """This member may be planned with, if it runs nothing."""
-
-    message: Register
-
-
-@dataclass(frozen=True, slots=True)
-class Left:
-    """A member is gone and removed; `fault` says why."""
-
-    node: Node
-    fault: RankFault
-
-
-@dataclass(frozen=True, slots=True)
-class Available:
-    """A member has become ready: no worker is left on its node, which has passed its preflight."""
-
-    node_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Cleared:
-    """Ranks that may have run elsewhere are gone."""
-
-
-@dataclass(frozen=True, slots=True)
-class Review:
-    """Something has changed: can the next cycle be planned, or is the one that runs done?"""
-
-
-@dataclass(frozen=True, slots=True)
-class Timer:
-    """The deadline of the state itself has come."""
 
 
 @dataclass(frozen=True, slots=True)

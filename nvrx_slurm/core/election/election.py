@@ -149,6 +149,7 @@ LEASE_SHARE = 0.9  # ... at this share its ranks are killed, ...
 FENCE_MARGIN_S = 0.5  # ... and so long after the whole lease, when they are gone, the coordinator may use its slot.
 _FIRST_QUESTION_S, _QUESTION_S = 0.1, 1.0
 _MAX_HINTS = 8
+_HERE = (Place.STANDING, Place.LEADING)
 
 
 class Election(Machine):
@@ -170,26 +171,14 @@ class Election(Machine):
         (Place.FOLLOWING, Elsewhere, "on_elsewhere", (Place.SEEKING, Place.STANDING), "it does not lead any more"),
         (Place.STANDING, Elected, "on_elected", (Place.LEADING,), "a quorum has registered here"),
         (Place.STANDING, Elsewhere, "on_elsewhere_standing", (Place.SEEKING,), "a later candidate, or a leader"),
-        ((Place.STANDING, Place.LEADING), Tick, "on_tick_standing", (), "ask the others"),
-        (Place.LEADING, Led, "on_led_here", (), "our own plan with new successors"),
-        (
-            Place.LEADING,
-            Elsewhere,
-            "on_elsewhere_leading",
-            (Place.SEEKING,),
-            "before the first plan: another one leads",
-        ),
-        (
-            (Place.STANDING, Place.LEADING),
-            Resigned,
-            "on_resigned",
-            (Place.SEEKING, Place.STANDING),
-            "too few members: seek again",
-        ),
+        (_HERE, Tick, "on_tick_standing", (), "ask the others"),
+        (Place.LEADING, Led, "on_led", (), "our own plan with new successors"),
+        (Place.LEADING, Elsewhere, "on_elsewhere_leading", (Place.SEEKING,), "before the first plan: another leads"),
+        (_HERE, Resigned, "on_resigned", (Place.SEEKING, Place.STANDING), "too few members: seek again"),
         (tuple(Place), Visited, "on_visited", (), "take its registration, or send it on"),
         (tuple(Place), Located, "on_located", (), "others will find this node there"),
         (Place.FOLLOWING, Tick, "ignore", (), "no timer runs"),
-        ((Place.STANDING, Place.LEADING), StreamEnded, "ignore", (), "of a node sought before"),
+        (_HERE, StreamEnded, "ignore", (), "of a node sought before"),
     )
 
     def __init__(self, me: Peer, candidates: tuple[Peer, ...], settings: ElectionSettings, now: float) -> None:
@@ -348,16 +337,8 @@ class Election(Machine):
 
     # --- a leader -------------------------------------------------------------------------------------------------
 
-    def on_led(self, event: Led, now: float) -> Place:
+    def on_led(self, event: Led, now: float) -> Place | None:
         """Follow it. Its last plan names the candidates for the time after it."""
-        self._follow(event)
-        return Place.FOLLOWING
-
-    def on_led_here(self, event: Led, now: float) -> None:
-        """The plan that this node has sent."""
-        self._follow(event)
-
-    def _follow(self, event: Led) -> None:
         self.term = event.term
         self.leader, self._led_term = event.leader, self.term
         self.fresh = self._silent = self._once_more = False
@@ -365,6 +346,7 @@ class Election(Machine):
         self._next_at = self._first_try_until = None
         if event.successors:
             self._candidates = event.successors
+        return None if self.state is Place.LEADING else Place.FOLLOWING
 
     def on_elected(self, event: Elected, now: float) -> Place:
         """This node leads. Before its first plan it goes on asking the others."""
@@ -393,7 +375,7 @@ class Election(Machine):
 
     def on_visited(self, event: Visited, now: float) -> None:
         """A leader takes all agents. A candidate does, and stands for the visitor's term if that is later."""
-        if self.state is Place.LEADING or self.state is Place.STANDING:
+        if self.state in _HERE:
             if self.state is Place.STANDING and event.term > self.term:
                 self.term = event.term
                 self.emit(Raise(event.term))
