@@ -75,6 +75,18 @@ def test_hostile_bytes_are_an_error_and_nothing_else(data: bytes, envelope: Any)
 FAULT_1 = t.RankFault(t.FaultKind.EXIT, "h", 0)
 
 
+def register(port: int = 0, **node: Any) -> pb.FromAgent:
+    return pb.FromAgent(register=pb.Register(node=pb.Node(**{"nproc": 1, **node}), port=port))
+
+
+def failed(*faults: pb.RankFault) -> pb.FromAgent:
+    return pb.FromAgent(ranks_failed=pb.RanksFailed(faults=faults))
+
+
+def plan(history: Any = None, **fields: Any) -> pb.FromCoordinator:
+    return pb.FromCoordinator(plan=pb.Plan(history=history or pb.History(), **fields))
+
+
 @pytest.mark.parametrize(
     ("envelope", "what"),
     [
@@ -82,41 +94,25 @@ FAULT_1 = t.RankFault(t.FaultKind.EXIT, "h", 0)
         (pb.FromCoordinator(), "without content"),
         (pb.FromAgent(hello=pb.Hello(version=1)), "hello"),
         (pb.FromAgent(register=pb.Register()), "Register.node is missing"),
-        (pb.FromAgent(register=pb.Register(node=pb.Node(nproc=0))), "Node.nproc is 0"),
-        (pb.FromAgent(register=pb.Register(node=pb.Node(nproc=1), port=65536)), "Register.port is 65536"),
-        (pb.FromAgent(register=pb.Register(node=pb.Node(nproc=1, infra_rank=-2))), "Node.infra_rank is -2"),
-        (pb.FromAgent(register=pb.Register(node=pb.Node(nproc=1, host="h" * 257))), "Node.host has 257 characters"),
-        (pb.FromAgent(register=pb.Register(node=pb.Node(nproc=1, order=[1] * 9))), "Node.order has 9 entries"),
-        (pb.FromAgent(ranks_failed=pb.RanksFailed()), "RanksFailed.faults is empty"),
-        (
-            pb.FromAgent(ranks_failed=pb.RanksFailed(faults=[pb.RankFault(kind="exit")] * 65)),
-            "RanksFailed.faults has 65 entries",
-        ),
-        (
-            pb.FromAgent(ranks_failed=pb.RanksFailed(faults=[pb.RankFault(kind="gremlin")])),
-            "'gremlin', which is no FaultKind",
-        ),
-        (
-            pb.FromAgent(ranks_failed=pb.RanksFailed(faults=[pb.RankFault(kind="exit", exit_code=-256)])),
-            "exit_code is -256",
-        ),
-        (pb.FromAgent(register=pb.Register(node=pb.Node(nproc=1))), "Register.doing is '', which is no Activity"),
+        (pb.FromCoordinator(plan=pb.Plan()), "Plan.history is missing"),
+        (register(nproc=0), "Node.nproc is 0"),
+        (register(port=65536), "Register.port is 65536"),
+        (register(infra_rank=-2), "Node.infra_rank is -2"),
+        (register(host="h" * 257), "Node.host has 257 characters"),
+        (register(order=[1] * 9), "Node.order has 9 entries"),
+        (register(), "Register.doing is '', which is no Activity"),
+        (failed(), "RanksFailed.faults is empty"),
+        (failed(*[pb.RankFault(kind="exit")] * 65), "RanksFailed.faults has 65 entries"),
+        (failed(pb.RankFault(kind="gremlin")), "'gremlin', which is no FaultKind"),
+        (failed(pb.RankFault(kind="exit", exit_code=-256)), "exit_code is -256"),
         (pb.FromAgent(asked=pb.Asked(action=3)), "Asked.action is '3', which is no WorkloadAction"),
         (pb.FromAgent(warn_job=pb.WarnJob(signum=65)), "WarnJob.signum is 65"),
-        (pb.FromCoordinator(plan=pb.Plan()), "Plan.history is missing"),
-        (pb.FromCoordinator(ranks_gone=pb.RanksGone(ranks=[-2])), "RanksGone.ranks is -2"),
-        (pb.FromCoordinator(plan=pb.Plan(history=pb.History(excluded=["x"] * 4097))), "excluded has 4097 entries"),
         (pb.FromAgent(succeeded=pb.Succeeded(cycle=2**32 - 1)), "Succeeded.cycle is 4294967295"),
-        (pb.FromCoordinator(elsewhere=pb.Elsewhere(term=1)), "Elsewhere.peer is missing"),
-        (
-            pb.FromCoordinator(plan=pb.Plan(history=pb.History(), successors=[pb.Peer()] * 33)),
-            "successors has 33 entries",
-        ),
-        (pb.FromCoordinator(plan=pb.Plan(history=pb.History(), dead=["1"] * 4097)), "Plan.dead has 4097 entries"),
-        (pb.FromAgent(end_job=pb.EndJob(code=256)), "EndJob.code is 256"),
-        (pb.FromCoordinator(plan=pb.Plan(history=pb.History(down_s=math.nan))), "History.down_s is nan"),
         (pb.FromAgent(evidence=pb.Evidence(ranks_seen=[pb.RankEvidence(silent_s=math.inf)])), "silent_s is inf"),
-        (pb.FromCoordinator(plan=pb.Plan(history=pb.History(), world_size=10_000_001)), "Plan.world_size is 10000001"),
+        (pb.FromCoordinator(ranks_gone=pb.RanksGone(ranks=[-2])), "RanksGone.ranks is -2"),
+        (plan(pb.History(excluded=["x"] * 4097)), "excluded has 4097 entries"),
+        (plan(pb.History(down_s=math.nan)), "History.down_s is nan"),
+        (plan(successors=[pb.Peer()] * 33), "successors has 33 entries"),
     ],
 )
 def test_bounds(envelope: pb.FromAgent | pb.FromCoordinator, what: str) -> None:

@@ -20,6 +20,7 @@ from wire_harness import JOB, NODE, TOKEN, Client, Raw, Server, story
 
 from nvrx_slurm.control import admission, auth, handover
 from nvrx_slurm.control import control_pb2 as pb
+from nvrx_slurm.control.identity import identity
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.errors import AuthError
@@ -215,3 +216,11 @@ def test_munge_that_is_not_there_is_an_error_not_a_crash(tmp_path: Path) -> None
         munge.seal(b"x")
     with pytest.raises(AuthError):
         munge.open("MUNGE:x:")
+
+
+def test_each_job_and_token_has_one_certificate() -> None:
+    first = identity("token", "job").certificate
+    identity.cache_clear()
+    assert identity("token", "job").certificate == first
+    others = {identity(*pair).certificate for pair in [("token", "job2"), ("token2", "job"), ("", ""), ("a", "b\0a")]}
+    assert len(others) == 4 and first not in others

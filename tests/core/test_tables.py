@@ -9,9 +9,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from enum import Enum
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import diagram
 import pytest
 
 from nvrx_slurm.core.agent.agent import Agent, AgentState
@@ -33,6 +35,7 @@ from .walks import walk
 Key = tuple[Enum, type]
 Scenario = Callable[[], None]
 WALKS = 800
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "state-machines.md"
 
 
 def _tests(module: ModuleType, without: str) -> list[Scenario]:
@@ -112,3 +115,14 @@ def test_a_handler_that_leaves_its_row_raises(monkeypatch) -> None:
     monkeypatch.setattr(Ranks, "on_warned", lambda self, event, now: AgentState.GONE)
     with pytest.raises(UnknownTransition, match="Warned in RUNNING led to GONE"):
         AgentStory().play(["agent running", "user 10"])
+
+
+def test_the_document_is_generated() -> None:
+    fresh = DOCUMENT.read_text() == diagram.document()
+    assert fresh, "run: python scripts/lib/diagram.py > docs/reference/state-machines.md"
+
+
+def test_a_diagram_begins_and_ends() -> None:
+    lines = diagram.mermaid(Agent).splitlines()
+    assert lines[:2] == ["stateDiagram-v2", "    [*] --> PREPARING"] and lines[-1] == "    GONE --> [*]"
+    assert "    RUNNING --> SUCCEEDED: WorkerExited" in lines
