@@ -3,7 +3,7 @@
 `Admission` decides, and is pure. At most HANDSHAKES handshakes run at once, and fewer per address. A failed handshake
 keeps its slot for a second, so at most HANDSHAKES per second can fail, and no address gets all slots.
 All other connections wait unread, which costs a few hundred bytes. Of the waiting addresses the one with the fewest
-slots is next, and of its connections the newest: an agent does not queue behind a thousand idle strangers.
+slots is next, and of its connections the newest: an agent does not queue behind a thousand idle callers.
 
 `Listener` accepts connections, keeps those without a proof small, and hands the job's token over.
 """
@@ -31,8 +31,8 @@ HANDSHAKES, _HANDSHAKES_EACH = 128, 96  # at once in all, and for one address
 _BACKLOG = 4096  # connections that the kernel accepts before us
 _ACCEPTS = 64  # at a time, before the loop does something else
 _ACCEPT_PAUSE_S = 0.5  # when no descriptor is left
-_FULL_PAUSE_S = 0.1  # after a turn in which strangers had to make room: they may come back as fast as they like
-_MOST_STRANGERS = 2048
+_FULL_PAUSE_S = 0.1  # after a turn in which callers had to make room: they may come back as fast as they like
+_MOST_CALLERS = 2048
 _REFUSALS_SAID = 5
 _TLS_HANDSHAKE = b"\x16"  # first byte of a TLS record; that of a short frame is 0
 
@@ -112,7 +112,7 @@ class Admission(Generic[Connection]):
 
 
 class Caller:
-    """One connection: a stranger until it has registered."""
+    """One connection: without a proof until it has registered."""
 
     def __init__(self, connection: socket.socket, address: str) -> None:
         self.socket = connection
@@ -138,8 +138,8 @@ class Listener:
         self, begin: Callable[[Caller], Stream], tokens: TokenServer | None, say: Callable[[str], None]
     ) -> None:
         self._begin_stream, self._tokens, self._say = begin, tokens, say
-        strangers = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4  # descriptors are for the job first
-        self._admission: Admission[Caller] = Admission(max(2 * HANDSHAKES, min(_MOST_STRANGERS, strangers)))
+        callers = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4  # descriptors are for the job first
+        self._admission: Admission[Caller] = Admission(max(2 * HANDSHAKES, min(_MOST_CALLERS, callers)))
         self._refusals = 0
         self._listener: socket.socket | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -178,7 +178,7 @@ class Listener:
         )
 
     def close(self) -> None:
-        """Stop listening; strangers are closed."""
+        """Stop listening; callers are closed."""
         if self._listener is not None:
             self._loop.remove_reader(self._listener)
             self._listener.close()
@@ -201,7 +201,7 @@ class Listener:
         self._tend_soon()
 
     def say_refusal(self, sentence: str) -> None:
-        """Say the first few; strangers must not fill the log."""
+        """Say the first few; callers must not fill the log."""
         self._refusals += 1
         if self._refusals <= _REFUSALS_SAID:
             self._say(sentence)
@@ -242,7 +242,7 @@ class Listener:
             self._loop.call_soon(self._tend)
 
     def _tend(self) -> None:
-        """Let strangers in or out, and set the timer for the next time."""
+        """Let callers in or out, and set the timer for the next time."""
         self._tending = False
         if self._listener is None:
             return

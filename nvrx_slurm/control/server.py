@@ -23,7 +23,7 @@ from nvrx_slurm.control.stream import BEAT, Stream
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.errors import ExitCode, ProtocolError
 
-_LAST_WORDS_S = 2.0  # for a peer to take its last message
+_LAST_MESSAGE_S = 2.0  # for a peer to take its last message
 _WITH_PLAN = (t.Activity.RUNNING, t.Activity.SUCCEEDED, t.Activity.STOPPING)
 
 
@@ -114,7 +114,7 @@ class ControlServer:
         if peer is not None and peer.stream is not None:
             self._heard.pop(peer, None)
             self._leaving.add(peer)
-            peer.stream.finish(_LAST_WORDS_S)
+            peer.stream.finish(_LAST_MESSAGE_S)
 
     async def close(self, grace_s: float) -> None:
         """Stop serving; open streams get `grace_s` seconds to take what was pushed."""
@@ -175,7 +175,7 @@ class ControlServer:
         self._push((peer,), message)
         self._listener.admitted(peer)
         self._leaving.add(peer)
-        peer.stream.finish(_LAST_WORDS_S)
+        peer.stream.finish(_LAST_MESSAGE_S)
 
     def _register(self, peer: Caller, register: t.Register) -> None:
         if register.doing in _WITH_PLAN and not register.busy:

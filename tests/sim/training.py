@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .worker import Worker
 
 
-_PATIENCE_S = 60.0  # of a monitor, for the first heartbeat
+_FIRST_BEAT_S = 60.0  # of a monitor, for the first heartbeat
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Training:
         """A rank has reached user code; the last one starts the training."""
         run = worker.run
         if not run.workers:
-            self._clock.after(_PATIENCE_S, self._hangs_at_the_start, run)
+            self._clock.after(_FIRST_BEAT_S, self._hangs_at_the_start, run)
         run.workers.append(worker)
         if run.finished:
             self._clock.after(0.1, worker.succeed)

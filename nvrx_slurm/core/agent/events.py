@@ -20,7 +20,7 @@ class AgentSettings:
     idle_s: float = 0.0  # the same where no worker does anything meanwhile; 0 = the full time
     term_timeout_s: float = 25.0  # the same when a signal ends the job; below Slurm's KillWait
     kill_timeout_s: float = 10.0  # SIGKILL -> giving up on a worker that does not end (D state)
-    same_signal_s: float = 3.0  # signals this close together are one wish to end, not an impatient second one
+    same_signal_s: float = 3.0  # signals this close together are one wish to end
     in_step: bool = False  # Slurm signals the workers itself, at about the time the coordinator tells us
     orphan_grace_s: float = 2.0  # how long workers go on without a coordinator
     join_timeout_s: float = 300.0  # how long to look for a coordinator at the start

@@ -243,8 +243,8 @@ class Election(Machine):
 
     def _seek_again(self, now: float, has_voted: bool) -> Place:
         self._failures += 1
-        patient = self._first_try_until is not None and now < self._first_try_until
-        if patient or (self._hinted and self._hints <= _MAX_HINTS):
+        early = self._first_try_until is not None and now < self._first_try_until
+        if early or (self._hinted and self._hints <= _MAX_HINTS):
             self._once_more = not has_voted
             return self._pause(now)
         return self._pause(now) if self._failures % len(self._candidates) == 0 else self._try_next(now)
