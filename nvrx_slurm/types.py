@@ -473,20 +473,8 @@ class LogServer:
     ports: tuple[int, ...]  # at most 64
 
 
-AgentMessage = (
-    Register
-    | RanksFailed
-    | Hung
-    | Evidence
-    | Succeeded
-    | Ready
-    | Asked
-    | NodeUnfit
-    | WarnJob
-    | EndJob
-    | EndKnown
-    | WhoLeads
-)
-CoordinatorMessage = (
-    Plan | Stop | CheckNode | Collect | Finish | Refused | Warn | RanksGone | Leave | Lead | Elsewhere | LogServer
-)
+AgentReport = RanksFailed | Hung | Evidence | Succeeded | Ready | EndKnown
+AgentRequest = Asked | NodeUnfit | WarnJob | EndJob | WhoLeads
+AgentMessage = Register | AgentReport | AgentRequest
+CoordinatorOrder = Plan | Stop | CheckNode | Collect | Warn | RanksGone | Finish | Leave
+CoordinatorMessage = CoordinatorOrder | Lead | Elsewhere | Refused | LogServer
