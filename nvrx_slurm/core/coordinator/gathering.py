@@ -173,9 +173,9 @@ class Gathering:
 
     def _is_time(self) -> bool:
         """Whether nothing can be gained by waiting for further nodes."""
-        if self._members.ready >= self._roster.nodes_left or self._are_all_here():
+        if not self._job.fresh and not self._may_improve():
             return True
-        return not self._job.fresh and not self._may_improve()
+        return self._members.ready >= self._roster.nodes_left or self._are_all_here()
 
     def _start(self, now: float) -> Stage:
         """A cycle of an older term that did not go on has failed, and costs a restart like any other."""
