@@ -16,7 +16,7 @@ from .network import AGENT_KEEPALIVE_S, COORDINATOR_KEEPALIVE_S
 
 if TYPE_CHECKING:
     from .processes import SimAgent
-    from .worker import Worker
+    from .training import Worker
     from .world import World
 
 Fault = Callable[["World"], "str | None"]

@@ -18,7 +18,7 @@ from nvrx_slurm.types import Activity, CheckNode, Finish, Lead, Node, Plan, Read
 
 if TYPE_CHECKING:
     from .processes import SimAgent, SimCoordinator
-    from .worker import Worker
+    from .training import Worker
     from .world import World
 
 _SLACK_S = 1.0  # for simulated workers to die of a signal

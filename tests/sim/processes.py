@@ -17,7 +17,7 @@ from nvrx_slurm.types import Elsewhere, FaultKind, Lead, Node, Peer, Plan, RankF
 
 from .network import LEASE_S, Connection, Host
 from .process import Process, SimElection
-from .worker import SIGKILL, Worker
+from .training import SIGKILL, Worker
 
 if TYPE_CHECKING:
     from .world import World
