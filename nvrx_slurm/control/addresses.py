@@ -26,7 +26,7 @@ async def find(host: str, port: int) -> Found:
         raise OSError(str(error)) from None
 
 
-ANY_ADDRESS = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104 - strangers hold no token
+ANY_ADDRESS = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104 - callers without the token get nothing
 
 
 async def resolve(host: str) -> str:

@@ -3,7 +3,7 @@
 `Admission` decides, and is pure. At most HANDSHAKES handshakes run at once, and fewer per address. A failed handshake
 keeps its slot for a second, so at most HANDSHAKES per second can fail, and no address gets all slots.
 All other connections wait unread, which costs a few hundred bytes. Of the waiting addresses the one with the fewest
-slots is next, and of its connections the newest: an agent does not queue behind a thousand idle strangers.
+slots is next, and of its connections the newest: an agent does not queue behind a thousand idle callers.
 
 `Listener` accepts connections, keeps those without a proof small, and hands the job's token over.
 """
@@ -31,8 +31,8 @@ HANDSHAKES, _HANDSHAKES_EACH = 128, 96  # at once in all, and for one address
 _BACKLOG = 4096  # connections that the kernel accepts before us
 _ACCEPTS = 64  # at a time, before the loop does something else
 _ACCEPT_PAUSE_S = 0.5  # when no descriptor is left
-_FULL_PAUSE_S = 0.1  # after a turn in which strangers had to make room: they may come back as fast as they like
-_MOST_STRANGERS = 2048
+_FULL_PAUSE_S = 0.1  # after a turn in which callers had to make room: they may come back as fast as they like
+_MOST_CALLERS = 2048
 _REFUSALS_SAID = 5
 _TLS_HANDSHAKE = b"\x16"  # first byte of a TLS record; that of a short frame is 0
 
@@ -111,8 +111,8 @@ class Admission(Generic[Connection]):
         return min(times, default=None)
 
 
-class Peer:
-    """One connection: a stranger until it has registered."""
+class Caller:
+    """One connection: without a proof until it has registered."""
 
     def __init__(self, connection: socket.socket, address: str) -> None:
         self.socket = connection
@@ -134,10 +134,12 @@ class Listener:
     `tokens` hands the job's token over; None: it is not handed out. `say` gets the first refusals.
     """
 
-    def __init__(self, begin: Callable[[Peer], Stream], tokens: TokenServer | None, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, begin: Callable[[Caller], Stream], tokens: TokenServer | None, say: Callable[[str], None]
+    ) -> None:
         self._begin_stream, self._tokens, self._say = begin, tokens, say
-        strangers = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4  # descriptors are for the job first
-        self._admission: Admission[Peer] = Admission(max(2 * HANDSHAKES, min(_MOST_STRANGERS, strangers)))
+        callers = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4  # descriptors are for the job first
+        self._admission: Admission[Caller] = Admission(max(2 * HANDSHAKES, min(_MOST_CALLERS, callers)))
         self._refusals = 0
         self._listener: socket.socket | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -176,7 +178,7 @@ class Listener:
         )
 
     def close(self) -> None:
-        """Stop listening; strangers are closed."""
+        """Stop listening; callers are closed."""
         if self._listener is not None:
             self._loop.remove_reader(self._listener)
             self._listener.close()
@@ -186,12 +188,12 @@ class Listener:
         if self._timer is not None:
             self._timer.cancel()
 
-    def admitted(self, peer: Peer) -> None:
+    def admitted(self, peer: Caller) -> None:
         """It holds the token, and is bounded by the server from now on."""
         self._admission.leave(peer, True, self._loop.time())
         self._tend_soon()
 
-    def left(self, peer: Peer, why: Exception) -> None:
+    def left(self, peer: Caller, why: Exception) -> None:
         """Its connection has ended."""
         if isinstance(why, (AuthError, ProtocolError)):
             self.say_refusal(f"refused a connection from {peer.address}: {why}")
@@ -199,7 +201,7 @@ class Listener:
         self._tend_soon()
 
     def say_refusal(self, sentence: str) -> None:
-        """Say the first few; strangers must not fill the log."""
+        """Say the first few; callers must not fill the log."""
         self._refusals += 1
         if self._refusals <= _REFUSALS_SAID:
             self._say(sentence)
@@ -218,7 +220,7 @@ class Listener:
                 break
             connection.setblocking(False)
             address = source[0].removeprefix("::ffff:") if source else ""  # a Unix socket's has none
-            for peer in self._admission.arrive(Peer(connection, address), address, self._loop.time()):
+            for peer in self._admission.arrive(Caller(connection, address), address, self._loop.time()):
                 full = True
                 self._close(peer, ConnectionError("newer connections took its slot"))
         if full:
@@ -240,7 +242,7 @@ class Listener:
             self._loop.call_soon(self._tend)
 
     def _tend(self) -> None:
-        """Let strangers in or out, and set the timer for the next time."""
+        """Let callers in or out, and set the timer for the next time."""
         self._tending = False
         if self._listener is None:
             return
@@ -254,7 +256,7 @@ class Listener:
         due = self._admission.deadline()
         self._timer = None if due is None else self._loop.call_at(due, self._tend)
 
-    def _begin(self, peer: Peer) -> None:
+    def _begin(self, peer: Caller) -> None:
         """The first byte of an admitted connection tells what it wants."""
         try:
             first = peer.socket.recv(1, socket.MSG_PEEK)
@@ -274,7 +276,7 @@ class Listener:
         else:
             self._close(peer, ProtocolError("it speaks another protocol") if first else ConnectionError("it left"))
 
-    async def _hand_over(self, peer: Peer, tokens: TokenServer) -> None:
+    async def _hand_over(self, peer: Caller, tokens: TokenServer) -> None:
         why: Exception = ConnectionError("it has its answer")
         try:
             await tokens.serve(peer.socket)
@@ -283,7 +285,7 @@ class Listener:
         peer.task = None
         self._close(peer, why)
 
-    def _close(self, peer: Peer, why: Exception) -> None:
+    def _close(self, peer: Caller, why: Exception) -> None:
         """End this connection, whatever it has become."""
         peer.abort(why)
         if peer.stream is None and peer.socket.fileno() >= 0:

@@ -58,7 +58,6 @@ class ControlClient:
         self._task: asyncio.Task[None] | None = None
         self.refused = self.silent = self.foreign = False  # how it ended
         self.on_beat: Callable[[float], None] = lambda sent_s: None
-        self.last_problem = "not tried yet"
         if token:
             identity(token, job)  # raises UsageError here rather than later
 
@@ -102,23 +101,23 @@ class ControlClient:
     # --- finding the coordinator ----------------------------------------------------------------------
 
     async def _run(self) -> None:
-        refused = foreign = 0
+        refused, foreign, problem = 0, 0, "there is no endpoint"
         for host, port in self._endpoints:
             try:
                 return await self._try(host, port)
             except (AuthError, ProtocolError) as error:
                 foreign += 1
-                self.last_problem = f"{host}:{port} is not our coordinator: {error}"
-                self._say(f"{self.last_problem}; looking on")
+                problem = f"{host}:{port} is not our coordinator: {error}"
+                self._say(f"{problem}; looking on")
             except OSError as error:
                 refused += isinstance(error, ConnectionRefusedError)
                 self.silent = self.silent or isinstance(error, TimeoutError)
-                self.last_problem = f"{host}:{port}: {error.strerror or error}"
+                problem = f"{host}:{port}: {error.strerror or error}"
             if self._closing:  # up to Python 3.11 wait_for() may lose a cancellation
                 return
         self.foreign = foreign == len(self._endpoints)
         self.refused = refused + foreign == len(self._endpoints)
-        self._post(ev.Unreached(self.last_problem))
+        self._post(ev.Unreached(problem))
 
     async def _try(self, host: str, port: int) -> None:
         """One endpoint: returns when a stream to our coordinator has ended. Raises an error if it never began."""
@@ -153,7 +152,6 @@ class ControlClient:
         if not self._open:
             raise why
         self._open = False
-        self.last_problem = str(why)
         if not self._closing:
             self._post(ev.Disconnected(str(why)))
 

@@ -31,7 +31,7 @@ class TokenServer:
         await self._one_by_one.acquire()
         answer = asyncio.ensure_future(in_thread(lambda: self.answer(request.credential)))
         answer.add_done_callback(self._answered)
-        sealed = await asyncio.shield(answer)  # a stranger that leaves makes no room for another call
+        sealed = await asyncio.shield(answer)  # a caller that leaves makes no room for another call
         await _send(connection, pb.TokenReply(credential=sealed).SerializeToString())
 
     def answer(self, credential: str) -> str:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from nvrx_slurm.errors import UsageError
 
 # A certificate without its public key and signature (DER): CN=nvrx, 1970 to 2049, Ed25519. The X.509 builder of
-# `cryptography` makes the same bytes, and its import costs 50 ms. tests/control/test_wire_identity.py compares the two.
+# `cryptography` makes the same bytes, and its import costs 50 ms. tests/control/test_identity.py compares the two.
 _BEFORE = bytes.fromhex("3081c9")
 _SIGNED_PART = bytes.fromhex(
     "307da003020102020101300506032b6570300f310d300b06035504030c046e767278301e170d3730303130313030303030305a"
@@ -26,7 +26,7 @@ _AFTER = bytes.fromhex("300506032b6570034100")
 _PRIVATE_KEY = bytes.fromhex("302e020100300506032b657004220420")  # PKCS #8 before the seed (RFC 8410)
 
 
-class Identity(NamedTuple):
+class JobIdentity(NamedTuple):
     """What both ends of a connection need."""
 
     certificate: bytes  # DER
@@ -35,14 +35,14 @@ class Identity(NamedTuple):
 
 
 @cache
-def identity(token: str, job: str) -> Identity:
+def identity(token: str, job: str) -> JobIdentity:
     """The identity of `job` with this token. Raises UsageError where OpenSSL does not allow TLS 1.3 with Ed25519."""
     from cryptography.exceptions import UnsupportedAlgorithm
 
     seed = hashlib.sha256(b"\0".join((b"nvrx control", job.encode(), token.encode()))).digest()
     try:
         certificate, pem = _made(seed)
-        return Identity(
+        return JobIdentity(
             certificate,
             *(_context(end, certificate, pem) for end in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)),
         )

@@ -19,7 +19,7 @@ def test_an_agent_gets_in_at_once_behind_a_thousand_strangers_of_another_address
     assert admission.admit(0.1) == ["agent/0/0.1"]
 
 
-def test_an_agent_of_the_strangers_own_address_gets_in_within_their_patience() -> None:
+def test_an_agent_of_the_strangers_own_address_gets_in_within_their_time() -> None:
     admission: Admission[str] = Admission(2048)
     _arrive(admission, "host", 1000, 0.0)
     admission.admit(0.0)
@@ -61,7 +61,7 @@ def test_connections_are_bounded_in_all_and_in_time() -> None:
     assert len(admission.late(2.5)) == 0 and len(admission.late(HANDSHAKE_TIMEOUT_S)) == 300
 
 
-def test_without_others_waiting_a_guest_has_the_whole_time() -> None:
+def test_without_others_waiting_a_caller_has_the_whole_time() -> None:
     admission: Admission[str] = Admission(300)
     _arrive(admission, "a", 1, 0.0)
     admission.admit(0.0)

@@ -31,7 +31,7 @@ def _values(record: type, name: str, hint: Any) -> st.SearchStrategy[Any]:
     if isinstance(hint, UnionType):
         return st.none() | of(get_args(hint)[0])
     if get_origin(hint) is tuple:
-        least = 1 if record is t.Failed else 0
+        least = 1 if record is t.RanksFailed else 0
         return st.lists(_values(record, name, get_args(hint)[0]), min_size=least, max_size=3).map(tuple)
     if is_dataclass(hint):
         return of(hint)
@@ -75,6 +75,18 @@ def test_hostile_bytes_are_an_error_and_nothing_else(data: bytes, envelope: Any)
 FAULT_1 = t.RankFault(t.FaultKind.EXIT, "h", 0)
 
 
+def register(port: int = 0, **node: Any) -> pb.FromAgent:
+    return pb.FromAgent(register=pb.Register(node=pb.Node(**{"nproc": 1, **node}), port=port))
+
+
+def failed(*faults: pb.RankFault) -> pb.FromAgent:
+    return pb.FromAgent(ranks_failed=pb.RanksFailed(faults=faults))
+
+
+def plan(history: Any = None, **fields: Any) -> pb.FromCoordinator:
+    return pb.FromCoordinator(plan=pb.Plan(history=history or pb.History(), **fields))
+
+
 @pytest.mark.parametrize(
     ("envelope", "what"),
     [
@@ -82,32 +94,25 @@ FAULT_1 = t.RankFault(t.FaultKind.EXIT, "h", 0)
         (pb.FromCoordinator(), "without content"),
         (pb.FromAgent(hello=pb.Hello(version=1)), "hello"),
         (pb.FromAgent(register=pb.Register()), "Register.node is missing"),
-        (pb.FromAgent(register=pb.Register(node=pb.Node(nproc=0))), "Node.nproc is 0"),
-        (pb.FromAgent(register=pb.Register(node=pb.Node(nproc=1), port=65536)), "Register.port is 65536"),
-        (pb.FromAgent(register=pb.Register(node=pb.Node(nproc=1, infra_rank=-2))), "Node.infra_rank is -2"),
-        (pb.FromAgent(register=pb.Register(node=pb.Node(nproc=1, host="h" * 257))), "Node.host has 257 characters"),
-        (pb.FromAgent(register=pb.Register(node=pb.Node(nproc=1, order=[1] * 9))), "Node.order has 9 entries"),
-        (pb.FromAgent(failed=pb.Failed()), "Failed.faults is empty"),
-        (pb.FromAgent(failed=pb.Failed(faults=[pb.RankFault(kind="exit")] * 65)), "Failed.faults has 65 entries"),
-        (pb.FromAgent(failed=pb.Failed(faults=[pb.RankFault(kind="gremlin")])), "'gremlin', which is no FaultKind"),
-        (pb.FromAgent(failed=pb.Failed(faults=[pb.RankFault(kind="exit", exit_code=-256)])), "exit_code is -256"),
-        (pb.FromAgent(register=pb.Register(node=pb.Node(nproc=1))), "Register.doing is '', which is no Doing"),
+        (pb.FromCoordinator(plan=pb.Plan()), "Plan.history is missing"),
+        (register(nproc=0), "Node.nproc is 0"),
+        (register(port=65536), "Register.port is 65536"),
+        (register(infra_rank=-2), "Node.infra_rank is -2"),
+        (register(host="h" * 257), "Node.host has 257 characters"),
+        (register(order=[1] * 9), "Node.order has 9 entries"),
+        (register(), "Register.doing is '', which is no Activity"),
+        (failed(), "RanksFailed.faults is empty"),
+        (failed(*[pb.RankFault(kind="exit")] * 65), "RanksFailed.faults has 65 entries"),
+        (failed(pb.RankFault(kind="gremlin")), "'gremlin', which is no FaultKind"),
+        (failed(pb.RankFault(kind="exit", exit_code=-256)), "exit_code is -256"),
         (pb.FromAgent(asked=pb.Asked(action=3)), "Asked.action is '3', which is no WorkloadAction"),
         (pb.FromAgent(warn_job=pb.WarnJob(signum=65)), "WarnJob.signum is 65"),
-        (pb.FromCoordinator(plan=pb.Plan()), "Plan.history is missing"),
-        (pb.FromCoordinator(ranks_gone=pb.RanksGone(ranks=[-2])), "RanksGone.ranks is -2"),
-        (pb.FromCoordinator(plan=pb.Plan(history=pb.History(excluded=["x"] * 4097))), "excluded has 4097 entries"),
         (pb.FromAgent(succeeded=pb.Succeeded(cycle=2**32 - 1)), "Succeeded.cycle is 4294967295"),
-        (pb.FromCoordinator(elsewhere=pb.Elsewhere(term=1)), "Elsewhere.peer is missing"),
-        (
-            pb.FromCoordinator(plan=pb.Plan(history=pb.History(), successors=[pb.Peer()] * 33)),
-            "successors has 33 entries",
-        ),
-        (pb.FromCoordinator(plan=pb.Plan(history=pb.History(), dead=["1"] * 4097)), "Plan.dead has 4097 entries"),
-        (pb.FromAgent(end_job=pb.EndJob(code=256)), "EndJob.code is 256"),
-        (pb.FromCoordinator(plan=pb.Plan(history=pb.History(down_s=math.nan))), "History.down_s is nan"),
         (pb.FromAgent(evidence=pb.Evidence(ranks_seen=[pb.RankEvidence(silent_s=math.inf)])), "silent_s is inf"),
-        (pb.FromCoordinator(plan=pb.Plan(history=pb.History(), world_size=10_000_001)), "Plan.world_size is 10000001"),
+        (pb.FromCoordinator(ranks_gone=pb.RanksGone(ranks=[-2])), "RanksGone.ranks is -2"),
+        (plan(pb.History(excluded=["x"] * 4097)), "excluded has 4097 entries"),
+        (plan(pb.History(down_s=math.nan)), "History.down_s is nan"),
+        (plan(successors=[pb.Peer()] * 33), "successors has 33 entries"),
     ],
 )
 def test_bounds(envelope: pb.FromAgent | pb.FromCoordinator, what: str) -> None:
@@ -117,7 +122,7 @@ def test_bounds(envelope: pb.FromAgent | pb.FromCoordinator, what: str) -> None:
 
 def test_the_sender_cuts_what_is_too_long() -> None:
     long = replace(FAULT_1, message="m" * 9000, traceback="t" * 90_000, host="h" * 900, log="l" * 9000)
-    message = t.Failed(1, 0, (long,) * 100)
+    message = t.RanksFailed(1, 0, (long,) * 100)
     wire = codec.from_agent(message).SerializeToString()
     assert len(wire) < 2 * stream.MAX_MESSAGE_BYTES  # and 64 faults of the longest kind are just above one message
     got = codec.decode(pb.FromAgent.FromString(wire))
@@ -127,5 +132,5 @@ def test_the_sender_cuts_what_is_too_long() -> None:
 def test_texts_that_are_not_unicode_are_sent_all_the_same() -> None:
     """File names and workers' output may hold lone surrogates."""
     fault = replace(FAULT_1, message="caf\udce9 \ud800", log="/logs/\udcff")
-    got = codec.decode(codec.from_agent(t.Failed(1, 0, (fault,))))
+    got = codec.decode(codec.from_agent(t.RanksFailed(1, 0, (fault,))))
     assert got.faults[0].message == "caf? ?" and got.faults[0].log == "/logs/?"

@@ -190,10 +190,10 @@ class Raw:
 
 
 class Process:
-    """A peer in a process of its own (tests/control/wire_peer.py), to be stopped and killed."""
+    """A peer in a process of its own, which prints its events; to be stopped and killed."""
 
     def __init__(self, role: str, port: int, keepalive: tuple[float, float]) -> None:
-        argv = [sys.executable, str(Path(__file__).with_name("wire_peer.py")), role, str(port), *map(str, keepalive)]
+        argv = [sys.executable, __file__, role, str(port), *map(str, keepalive)]
         self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(REPO)})
 
     async def line(self) -> str:
@@ -229,3 +229,19 @@ async def good_agent(server: Server) -> AsyncIterator[Client]:
         client.client.send(t.Succeeded(1, 0))
         assert (await server.inbox.next(ev.FromAgent)).message == t.Succeeded(1, 0)
         assert server.inbox.empty() and client.inbox.empty()
+
+
+async def be_a_peer(role: str, port: int, keepalive: tuple[float, float]) -> None:
+    """Print the events of one agent's client ("client PORT") or of a coordinator's server, until killed."""
+    if role == "client":
+        async with Client(port, keepalive=keepalive) as client:
+            while True:
+                print(await client.inbox.next(object, 100), flush=True)
+    async with Server(keepalive=keepalive, ports=(port,), say=lambda text: print(text, flush=True)) as server:
+        print(server.port, flush=True)
+        while True:
+            print(await server.inbox.next(object, 100), flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(be_a_peer(sys.argv[1], int(sys.argv[2]), (float(sys.argv[3]), float(sys.argv[4]))))

@@ -46,7 +46,7 @@ def the_report(*lines: str) -> JobReport:
         story.play([line])
     word, _, rest = lines[-1].partition(" ")
     commands = story.core.step(story.event(word, rest.split()), story.now)
-    (done,) = [command for command in commands if isinstance(command, ev.Done)]
+    (done,) = [command for command in commands if isinstance(command, ev.JobOver)]
     found: JobReport = done.report
     return found
 
@@ -98,9 +98,10 @@ def test_the_report_is_bounded() -> None:
     for cycle in range(2):
         for rank in range(report.LISTED + 1):
             builder.add_fault(a_fault(rank), cycle, float(rank))
-        builder.cycle_failed(cycle, a_fault(0), 0.0)
+        builder.cause = a_fault(0)
+        builder.failed(cycle, 0.0, True, 0.0)
     for cycle in range(report.LISTED + 1):
-        builder.cycle_failed(cycle, a_fault(0), float(cycle))
+        builder.failed(cycle, 0.0, True, float(cycle))
         builder.cycle_began([], cycle + 0.5)
     found = builder.build(History(), 0, 1.0)
     assert (len(found.faults), found.faults_not_listed) == (report.LISTED, report.LISTED + 2)

@@ -11,37 +11,25 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm.core.agent import events as ag
-from nvrx_slurm.core.agent.agent import State
+from nvrx_slurm.core.agent.agent import AgentState
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.errors import ExitCode
-from nvrx_slurm.types import Doing, Finish, Lead, Node, Plan, Refused, Register, Stop, Stopped
+from nvrx_slurm.types import Activity, CheckNode, Finish, Lead, Node, Plan, Ready, Refused, Register, Stop
 
 if TYPE_CHECKING:
     from .processes import SimAgent, SimCoordinator
-    from .worker import Worker
+    from .training import Worker
     from .world import World
 
 _SLACK_S = 1.0  # for simulated workers to die of a signal
 _BY_SIGNAL = 128
-_HARMLESS = {
-    "duplicate",
-    "warned",
-    "asks-to-continue",
-    "asks-to-shut-down",
-    "slow-to-stop",
-    "slow-network",
-    "late-join",
-}
-_TWO_RESTARTS = {
-    "coordinator-dies",
-    "coordinator-cut",
-    "frozen",
-    "short-partition",
-    "long-partition",
-}  # with a node: the old cycle may be carried on before that is missed
+_HARMLESS = {"duplicate", "warned", "slow-to-stop", "slow-network", "late-join"}
+_HARMLESS |= {"asks-to-continue", "asks-to-shut-down"}
+# With a node: the old cycle may be carried on before that is missed.
+_TWO_RESTARTS = {"coordinator-dies", "coordinator-cut", "frozen", "short-partition", "long-partition"}
 
 
-_WORKS = (State.RUNNING, State.STOPPING)
+_WORKS = (AgentState.RUNNING, AgentState.STOPPING)
 
 
 class Violation(AssertionError):
@@ -69,22 +57,22 @@ class _Reign:
             if message.plan is not None and message.plan.cycle > self.known_cycle:
                 self.known_cycle = message.plan.cycle
                 self.active = self.active if self.newest_plan >= 0 or not self.carries_on else {}
-            if message.doing is Doing.PREPARING:
+            if message.doing is Activity.PREPARING:
                 self.busy[message.node.node_id] = 0
             elif message.plan is not None and message.plan.active:
                 self._hear_active(message, message.plan)
         elif isinstance(event, ev.Lost):
             self.forget(event.node_id)
-        elif isinstance(event, ev.FromAgent) and isinstance(message := event.message, Stopped):
-            self._hear_stopped(event.node_id, message)
+        elif isinstance(event, ev.FromAgent) and isinstance(message := event.message, Ready):
+            self._hear_ready(event.node_id, message)
 
-    def _hear_stopped(self, node_id: str, message: Stopped) -> None:
+    def _hear_ready(self, node_id: str, message: Ready) -> None:
         if message.cycle >= self.busy.get(node_id, -1):
             self.busy.pop(node_id, None)
 
     def _hear_active(self, message: Register, plan: Plan) -> None:
         node_id = message.node.node_id
-        if message.doing is not Doing.IDLE:
+        if message.doing is not Activity.IDLE:
             self.busy[node_id] = plan.cycle
         learns = self.newest_plan < 0 and self.carries_on  # the last plan, from those who had a place in it
         if learns and plan.cycle == self.known_cycle and plan.group_rank not in self.active:
@@ -154,7 +142,7 @@ class Invariants:
         reign.fresh = coordinator.core.job.fresh
         reign.hear(event)
         for command in commands:
-            if isinstance(command, ev.SendTo) and isinstance(command.message, Stop):
+            if isinstance(command, ev.SendTo) and isinstance(command.message, (Stop, CheckNode)):
                 reign.busy.setdefault(command.node_id, command.message.cycle)  # until it has answered
         plans: list[Any] = [c for c in commands if isinstance(c, ev.SendTo) and isinstance(c.message, Plan)]
         self._mind_a_new_job(coordinator, reign, plans)
@@ -178,7 +166,7 @@ class Invariants:
         for command in commands:
             if isinstance(command, ev.Drop):
                 reign.forget(command.node_id)
-            elif isinstance(command, ev.SendTo) and isinstance(command.message, Stop):
+            elif isinstance(command, ev.SendTo) and isinstance(command.message, (Stop, CheckNode)):
                 reign.carries_on = reign.carries_on and command.message.cycle < reign.known_cycle  # a straggler
         if ends and not isinstance(event, ev.Joined):
             told = {c.node_id for c in ends}
@@ -293,9 +281,7 @@ class Invariants:
         else:
             for node_id in active.values():
                 self.check(reign.can_run(node_id), f"{node_id} is in a plan, but it is lost or busy")
-            if self._world.settings.segment:
-                self._check_segments(reign, active, self._world.settings.segment)
-            else:
+            if not self._world.settings.segment:  # tests/core/test_placement.py has any situation with segments
                 self._check_order(reign, active, receivers)
         reign.active = active
         for node_id in active.values():
@@ -314,19 +300,6 @@ class Invariants:
         spares = [reign.connected[n].infra_rank for n in receivers - chosen]
         passed_over = bool(promoted and spares) and min(spares) < promoted[-1]
         self.check(not passed_over, f"of the spares {sorted(spares)}, {promoted} were promoted")
-
-    def _check_segments(self, reign: _Reign, active: dict[int, str], segment: int) -> None:
-        """Each segment is of one domain, and of each domain as many segments as possible stay where they are."""
-        domain_of = {node_id: node.domain for node_id, node in reign.connected.items() if reign.can_run(node_id)}
-        for start in range(0, len(active), segment):
-            domains = {domain_of[active[g]] for g in range(start, start + segment)}
-            self.check(len(domains) == 1, f"the segment of group rank {start} is in {sorted(domains)}")
-        most = 0
-        for domain, count in Counter(domain_of.values()).items():
-            here = Counter(g // segment for g, node_id in reign.active.items() if domain_of.get(node_id) == domain)
-            most += sum(sorted(here.values(), reverse=True)[: count // segment])
-        stay = sum(active.get(g) == node_id for g, node_id in reign.active.items())
-        self.check(stay == most, f"{stay} nodes keep their group rank, {most} could")
 
     def _check_end(self, coordinator: SimCoordinator, end: Finish) -> None:
         """All hear one end, and it is the right one."""
@@ -372,14 +345,14 @@ class Invariants:
         world = self._world
         if not world.settings.min_healthy:
             return world.training.succeeded
-        done = sum(agent.core.state is State.SUCCEEDED or agent.done for agent in world.agents)
+        done = sum(agent.core.state is AgentState.SUCCEEDED or agent.done for agent in world.agents)
         return done >= world.settings.min_nodes
 
     def _is_able(self, agent: SimAgent, coordinator: SimCoordinator) -> bool:
         here = agent.connected and coordinator.streams.get(agent.core.node.node_id) is agent.stream
         quiet = max(agent.host.out_until, agent.host.slow_until, self._world.split.until) <= self._world.clock.now
         fit = not agent.host.sick and not agent.unprepared
-        return here and quiet and fit and agent.core.state is not State.LEAVING
+        return here and quiet and fit and agent.core.state is not AgentState.LEAVING
 
     # --- agents --------------------------------------------------------------------------------------------
 
@@ -397,7 +370,7 @@ class Invariants:
             self._world.clock.after(longest_s, self._check_no_orphans, agent, now)
         elif isinstance(event, ag.Signalled):
             self._signalled.setdefault(node_id, event.signum)
-        elif isinstance(event, ag.Warned) and agent.core.state in (State.LEAVING, State.GONE):
+        elif isinstance(event, ag.Warned) and agent.core.state in (AgentState.LEAVING, AgentState.GONE):
             self._signalled.setdefault(node_id, 15)  # a second warning is a signal to end
         elif isinstance(event, Finish) or (isinstance(event, Refused) and node_id not in self._signalled):
             self._told.setdefault(node_id, event)

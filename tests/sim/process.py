@@ -1,15 +1,20 @@
-"""One program of the simulation: a core, its timer and its event log."""
+"""One program of the simulation: a core, its timer and its event log; and the election of one node."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm.core import record
-from nvrx_slurm.core.machine import Machine, Tick
+from nvrx_slurm.core.coordinator import events as ev
+from nvrx_slurm.core.election import election as el
+from nvrx_slurm.core.election.quorum import peer_of
+from nvrx_slurm.core.machine import Machine, Say, Tick
+from nvrx_slurm.types import Peer
 
-from .network import Host
+from .network import COORDINATOR_KEEPALIVE_S, Host
 
 if TYPE_CHECKING:
+    from .processes import SimAgent
     from .world import World
 
 
@@ -55,3 +60,35 @@ class Process:
         if self.alive and self._armed == armed:
             self._armed = None
             self.step(Tick())
+
+
+class SimElection(Process):
+    """One node's part in elections; its commands are carried out by its agent."""
+
+    core: el.Election
+
+    def __init__(self, world: World, agent: SimAgent) -> None:
+        self.agent = agent
+        candidates = tuple(Peer(str(host.infra_rank), host.name, "", 0) for host in world.hosts[:32])
+        me = peer_of(agent.core.node)
+        settings = el.ElectionSettings(COORDINATOR_KEEPALIVE_S)
+        super().__init__(world, el.Election(me, candidates, settings, world.clock.now), agent.host)
+
+    def do(self, command: Any) -> None:
+        """Carry out one command."""
+        agent = self.agent
+        if isinstance(command, el.Seek):
+            agent.seek(command.peer, command.term)
+        elif isinstance(command, el.Stand):
+            agent.stand(command)
+        elif isinstance(command, el.Retire):
+            agent.retire()
+        elif isinstance(command, el.Raise):
+            assert agent.coordinator is not None
+            agent.coordinator.step(ev.Raised(command.term))
+        elif isinstance(command, el.AskWhoLeads):
+            agent.ask_who_leads(command.peer)
+        elif isinstance(command, el.AnswerVisitor):
+            agent.answer(command)
+        else:
+            assert isinstance(command, Say), command

@@ -10,25 +10,14 @@ from nvrx_slurm.core.agent.agent import Agent
 from nvrx_slurm.core.agent.events import AgentSettings
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSettings
-from nvrx_slurm.core.election.election import (
-    Answer,
-    Begin,
-    Elected,
-    Ended,
-    Led,
-    Resigned,
-    Stand,
-    StreamEnded,
-    Visited,
-)
+from nvrx_slurm.core.election import election as el
 from nvrx_slurm.core.election.quorum import peer_key, peer_of
 from nvrx_slurm.core.machine import Say
-from nvrx_slurm.types import Elsewhere, FaultKind, Lead, Node, Peer, Plan, RankFault, Register, Stopped
+from nvrx_slurm.types import Elsewhere, FaultKind, Lead, Node, Peer, Plan, RankFault, Ready, Register
 
 from .network import LEASE_S, Connection, Host
-from .process import Process
-from .sim_election import SimElection
-from .worker import SIGKILL, Worker
+from .process import Process, SimElection
+from .training import SIGKILL, Worker
 
 if TYPE_CHECKING:
     from .world import World
@@ -54,7 +43,7 @@ class SimCoordinator(Process):
         """A coordinator that was stopped resigns before it decides anything."""
         over = self.core.roster.quorum.needed and self.leads and self.world.clock.now > self.valid_until
         if over and self.host.frozen_until <= self.world.clock.now and self.core.ending.end is None:
-            self.agent.elect.step(Resigned())
+            self.agent.elect.step(el.Resigned())
         else:
             super().step(event)
 
@@ -112,20 +101,20 @@ class SimCoordinator(Process):
             stream = self.streams.pop(command.node_id, None)
             if stream is not None and stream.open_at_coordinator:
                 stream.close_at_coordinator("the coordinator closed the stream")
-        elif isinstance(command, ev.Done):
+        elif isinstance(command, ev.JobOver):
             self.die("the coordinator closed the stream")
         elif isinstance(command, ev.Probe):
             self.world.clock.after(0.002, self._probe, command.peer, self.world.clock.now + 20.0)
         elif isinstance(command, ev.Won):
-            self.agent.elect.step(Elected())
+            self.agent.elect.step(el.Elected())
             self.renew()
         elif isinstance(command, ev.Lapsed):
-            self.agent.elect.step(Resigned())
+            self.agent.elect.step(el.Resigned())
         elif isinstance(command, ev.ReadProgress):
             self._read_progress(command)
         elif isinstance(command, ev.AskTimeLeft):
             left_s = self.world.settings.time_limit_s - self.world.clock.now
-            answer = ev.TimeLeft(left_s if self.world.rng.random() < 0.8 else None)
+            answer = ev.TimeLeftRead(left_s if self.world.rng.random() < 0.8 else None)
             if self.world.rng.random() < 0.9:  # otherwise Slurm never answers
                 self.world.clock.after(self.world.rng.uniform(0.0, 1.0), self.step, answer)
         else:
@@ -175,7 +164,7 @@ class SimAgent(Process):
     def start(self) -> None:
         """Begin the preflight, and look for the coordinator."""
         self._prepare()
-        self.elect.step(Begin())
+        self.elect.step(el.Begin())
         self._beat()
 
     @property
@@ -213,19 +202,19 @@ class SimAgent(Process):
         if not self.alive or attempt != self._attempt:
             return
         if host.unreachable_until(now) or not self.world.split.reach(self.host, host, now):
-            self.world.clock.after(_REACH_S, self._failed, Ended.SILENT, attempt)
+            self.world.clock.after(_REACH_S, self._failed, el.StreamEnd.SILENT, attempt)
         elif host.agent is None or not host.agent.alive:
-            self.world.clock.after(0.001, self._failed, Ended.REFUSED, attempt)
+            self.world.clock.after(0.001, self._failed, el.StreamEnd.REFUSED, attempt)
         else:
             node_id = self.core.node.node_id
             host.agent.visitors[node_id] = self, attempt
-            host.agent.elect.step(Visited(node_id, term))
+            host.agent.elect.step(el.Visited(node_id, term))
 
-    def _failed(self, how: Ended, attempt: int) -> None:
+    def _failed(self, how: el.StreamEnd, attempt: int) -> None:
         if self.alive and attempt == self._attempt:
-            self.elect.step(StreamEnded(how))
+            self.elect.step(el.StreamEnded(how))
 
-    def answer(self, command: Answer) -> None:
+    def answer(self, command: el.AnswerVisitor) -> None:
         """To an agent that wants to register here."""
         visitor, attempt = self.visitors.pop(command.visitor)
         if command.elsewhere is None:
@@ -243,7 +232,7 @@ class SimAgent(Process):
         if not self.alive or attempt != self._attempt:
             return
         if coordinator is None or not coordinator.alive:
-            self.elect.step(StreamEnded(Ended.CLOSED))
+            self.elect.step(el.StreamEnded(el.StreamEnd.CLOSED))
             return
         self.stream = Connection(self.world, self, coordinator)
         split, now = self.world.split, self.world.clock.now
@@ -259,7 +248,7 @@ class SimAgent(Process):
         elif stream is self.stream and self.alive:
             self.stream, self._renewed_by = None, None
             self.step(ag.Disconnected(why))
-            self.elect.step(StreamEnded(Ended.SILENT if silent else Ended.CLOSED))
+            self.elect.step(el.StreamEnded(el.StreamEnd.SILENT if silent else el.StreamEnd.CLOSED))
 
     def receive(self, stream: Connection, message: Any) -> None:
         """A message of the coordinator; the election hears who leads."""
@@ -272,20 +261,20 @@ class SimAgent(Process):
         if isinstance(message, Lead):
             self._renewed_by = stream.coordinator
             self._renew()
-            self.elect.step(Led(message.term, leader))
+            self.elect.step(el.Led(message.term, leader))
         elif isinstance(message, Plan):
-            self.elect.step(Led(message.term, leader, message.successors))
+            self.elect.step(el.Led(message.term, leader, message.successors))
         self.step(message)
 
     # --- this node as the coordinator -----------------------------------------------------------------------
 
-    def stand(self, command: Stand) -> None:
+    def stand(self, command: el.Stand) -> None:
         """Start a coordinator here and register with it."""
         before = self.elect.core.leader
         self._leave("this node stands for coordinator")
         self.coordinator = self.world.new_coordinator(self, command, before)
         if self.coordinator.leads:
-            self.elect.step(Elected())
+            self.elect.step(el.Elected())
         self.accepted(self.coordinator, self._attempt)
 
     def retire(self) -> None:
@@ -294,7 +283,7 @@ class SimAgent(Process):
         if coordinator is not None:
             coordinator.die("the coordinator has retired")
 
-    def look_at(self, peer: Peer) -> None:
+    def ask_who_leads(self, peer: Peer) -> None:
         """Ask another node for the coordinator."""
         host, now = self.world.hosts[int(peer.key)], self.world.clock.now
         reachable = not host.unreachable_until(now) and self.world.split.reach(self.host, host, now)
@@ -338,10 +327,10 @@ class SimAgent(Process):
         elif isinstance(command, ag.SignalWorkers):
             for worker in self.living():
                 worker.signal(command.signum)
-        elif isinstance(command, ag.LookAtRanks):
+        elif isinstance(command, ag.InspectRanks):
             seen = tuple(worker.evidence() for worker in self.living())
             self.world.clock.after(
-                self.world.rng.uniform(0.3, command.within_s), self.step, ag.Looked(command.cycle, seen)
+                self.world.rng.uniform(0.3, command.within_s), self.step, ag.Inspected(command.cycle, seen)
             )
         elif isinstance(command, ag.PostGone):
             if self.core.plan is not None:
@@ -375,7 +364,7 @@ class SimAgent(Process):
         """Without a stream it is dropped: the next Register tells what matters."""
         if self.stream is None or not self.stream.open_at_agent:
             return
-        if isinstance(message, (Register, Stopped)):
+        if isinstance(message, (Register, Ready)):
             message = replace(message, port=next(self.world.ports))
         if isinstance(message, Register):
             message = replace(message, vote=self.elect.core.term, number=self._attempt)

@@ -25,7 +25,6 @@ from .invariants import Invariants
 from .network import COORDINATOR_KEEPALIVE_S, Host, Split
 from .process import Process
 from .processes import SimAgent, SimCoordinator
-from .story import Story
 from .training import Training
 
 POLICIES = (RestartPolicy.ANY_FAILED, RestartPolicy.ANY_FAILED, RestartPolicy.MIN_HEALTHY)
@@ -115,7 +114,8 @@ class Outcome:
 class World:
     """One run."""
 
-    def __init__(self, settings: WorldSettings, story: Story | None = None) -> None:
+    def __init__(self, settings: WorldSettings, story: Any = None) -> None:
+        """`story` is told what happens (scripts/lib/sim_story.py)."""
         self.settings = settings
         self.clock = Clock()
         self.rng = random.Random(settings.seed)

@@ -2,7 +2,7 @@
 
 `Prepare` and `Prepared` are the preflight before every cycle. The program begins with one: no `Prepare` asks for it.
 
-Its other events are the coordinator's messages: Plan, Stop, Collect, Finish, Refused, Warn, RanksGone, Lead.
+Its other events are the coordinator's messages: Plan, Stop, CheckNode, Collect, Finish, Refused, Warn, RanksGone, Lead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class AgentSettings:
     idle_s: float = 0.0  # the same where no worker does anything meanwhile; 0 = the full time
     term_timeout_s: float = 25.0  # the same when a signal ends the job; below Slurm's KillWait
     kill_timeout_s: float = 10.0  # SIGKILL -> giving up on a worker that does not end (D state)
-    same_signal_s: float = 3.0  # signals this close together are one wish to end, not an impatient second one
+    same_signal_s: float = 3.0  # signals this close together are one wish to end
     in_step: bool = False  # Slurm signals the workers itself, at about the time the coordinator tells us
     orphan_grace_s: float = 2.0  # how long workers go on without a coordinator
     join_timeout_s: float = 300.0  # how long to look for a coordinator at the start
@@ -90,8 +90,8 @@ class HangSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
-    """The answer to `LookAtRanks`, which always comes."""
+class Inspected:
+    """The answer to `InspectRanks`, which always comes."""
 
     cycle: int
     ranks: tuple[RankEvidence, ...]
@@ -160,8 +160,8 @@ class PassOn:
 
 
 @dataclass(frozen=True, slots=True)
-class LookAtRanks:
-    """Find out what all living ranks of this node do, within `within_s` seconds, and post `Looked`."""
+class InspectRanks:
+    """Find out what all living ranks of this node do, within `within_s` seconds, and post `Inspected`."""
 
     cycle: int
     within_s: float
@@ -202,4 +202,4 @@ class Exit:
     reason: str
 
 
-COMMANDS = (Send, StartWorkers, SignalWorkers, PassOn, LookAtRanks, WarnRanks, PostGone, Prepare, EndHeld)
+COMMANDS = (Send, StartWorkers, SignalWorkers, PassOn, InspectRanks, WarnRanks, PostGone, Prepare, EndHeld)

@@ -53,7 +53,7 @@ class FromAgent(Generic[Message]):
 
 
 @dataclass(frozen=True, slots=True)
-class TimeLeft:
+class TimeLeftRead:
     """Answer to `AskTimeLeft`: seconds until the allocation ends; None = unknown."""
 
     left_s: float | None
@@ -74,6 +74,53 @@ class Advised:
     cycle: int
     stop: bool  # another try would end the same way
     text: str  # action, reason and source, at most 600 characters
+
+
+# --- inner events: what one handler leaves to the next -------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """An agent has registered and is a member; nothing can be planned with it yet."""
+
+    message: t.Register
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """This member may be planned with, if it runs nothing."""
+
+    message: t.Register
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A member is gone and removed; `fault` says why."""
+
+    node: t.Node
+    fault: t.RankFault
+
+
+@dataclass(frozen=True, slots=True)
+class Available:
+    """A member has become ready: no worker is left on its node, which has passed its preflight."""
+
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """Ranks that may have run elsewhere are gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Review:
+    """Something has changed: can the next cycle be planned, or is the one that runs done?"""
+
+
+@dataclass(frozen=True, slots=True)
+class Timer:
+    """The deadline of the state itself has come."""
 
 
 # --- commands ------------------------------------------------------------------------------------------
@@ -115,7 +162,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class AskTimeLeft:
-    """Find out how long the allocation lasts and post `TimeLeft`."""
+    """Find out how long the allocation lasts and post `TimeLeftRead`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +199,7 @@ class HangFound:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class JobOver:
     """The job is over and no agent is left: print the first cause and exit with `code`."""
 
     code: int

@@ -145,45 +145,37 @@ class Ledger:
             self._lost[fault.host] = None
 
     def failed(self, cycle: int, lasted_s: float, restarts: bool, now: float) -> None:
-        """A cycle has failed for `cause`."""
+        """A cycle has failed for `cause`; with `restarts` a restart begins."""
         assert self.cause is not None
         self.advice.failed(cycle, self.cause, lasted_s)
         if restarts:
-            self.cycle_failed(cycle, self.cause, now)
-
-    def cycle_failed(self, cycle: int, cause: RankFault, now: float) -> None:
-        """A restart begins."""
-        first = self._last.get(cause) if cycle == self._last_cycle else None
-        self._open = RestartRecord(
-            cycle, first.at_s if first is not None else now, 0.0, headline(cause)[:_MESSAGE_CHARS]
-        )
+            first = self._last.get(self.cause) if cycle == self._last_cycle else None
+            at_s = now if first is None else first.at_s
+            self._open = RestartRecord(cycle, at_s, 0.0, headline(self.cause)[:_MESSAGE_CHARS])
 
     def cause_known(self, cause: RankFault) -> None:
         """All faults of the cycle are here: this one caused the restart that is under way."""
         self.cause = cause
         if self._open is not None:
-            print_ = cause.finding.fingerprint if cause.finding is not None else ""
-            told = headline(cause)[:_MESSAGE_CHARS]
-            self._open = replace(self._open, cause=told, rank=cause.rank, fingerprint=print_)
+            told, finding = headline(cause)[:_MESSAGE_CHARS], cause.finding
+            same = finding.fingerprint if finding is not None else ""
+            self._open = replace(self._open, cause=told, rank=cause.rank, fingerprint=same)
 
     def cycle_began(self, promoted: list[str], now: float) -> str:
-        """A plan is sent: the restart, if one was under way, is over. `promoted`: hosts with a new group rank.
-
-        Returns how long the restart took, as the end of a sentence.
-        """
+        """A plan is sent: how long the restart took, to end a sentence. `promoted`: hosts with a new group rank."""
         self._promoted = (self._promoted + promoted)[:_TOLD_HOSTS]
-        down_s = self._close(now)
-        return "" if down_s is None else f"; {in_words(down_s)} after the fault"
+        return self._close(now)
 
-    def _close(self, now: float) -> float | None:
+    def _close(self, now: float) -> str:
+        """The restart that is under way, if there is one, is over."""
         done, self._open = self._open, None
         if done is None:
-            return None
+            return ""
         down_s = now - done.at_s
         self._down_s += down_s
         if len(self._restarts) < LISTED:
             self._restarts.append(replace(done, down_s=down_s))
-        return down_s
+        return f"; {in_words(down_s)} after the fault"
 
     def build(self, history: History, cycle: int, now: float) -> JobReport:
         """The report, at the end of the job, whose last cycle was `cycle`."""

@@ -1,4 +1,4 @@
-"""The coordinator's states, its inner events, and what it is told once."""
+"""The coordinator's states, what it is told once, and where the job is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from nvrx_slurm.core.coordinator.restarts import RestartLimits
-from nvrx_slurm.types import Node, Peer, RankFault, Register, RestartPolicy
+from nvrx_slurm.types import Peer, RestartPolicy
 
 if TYPE_CHECKING:
     from nvrx_slurm.core.coordinator.roster import Assignment
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 SIGUSR1 = 10
 
 
-class Phase(Enum):
+class Stage(Enum):
     """States of the coordinator."""
 
     ELECTING = "this node stands for coordinator; waiting for a majority of the nodes"
@@ -33,57 +33,15 @@ class Phase(Enum):
     CLOSED = "done"
 
 
-FAILED = (Phase.STOPPING, Phase.SCORING)  # a cycle has failed
-CYCLE = (Phase.RUNNING, Phase.LAST_RANKS, *FAILED)  # of which workers may be left
-OVER = (Phase.FINISHED, Phase.RETURNING, Phase.CLOSED)
-LIVE = tuple(phase for phase in Phase if phase not in (Phase.ELECTING, *OVER))
+FAILED = (Stage.STOPPING, Stage.SCORING)  # a cycle has failed
+CYCLE = (Stage.RUNNING, Stage.LAST_RANKS, *FAILED)  # of which workers may be left
+OVER = (Stage.FINISHED, Stage.RETURNING, Stage.CLOSED)
+LIVE = tuple(stage for stage in Stage if stage not in (Stage.ELECTING, *OVER))
 
 
-# --- inner events: what one handler leaves to the next -------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """An agent has registered and is a member; nothing can be planned with it yet."""
-
-    message: Register
-
-
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """This member may be planned with, if it runs nothing."""
-
-    message: Register
-
-
-@dataclass(frozen=True, slots=True)
-class Left:
-    """A member is gone and removed; `fault` says why."""
-
-    node: Node
-    fault: RankFault
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """A member has become ready: no worker is left on its node, which has passed its preflight."""
-
-    node_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Cleared:
-    """Ranks that may have run elsewhere are gone."""
-
-
-@dataclass(frozen=True, slots=True)
-class Review:
-    """Something has changed: can the next cycle be planned, or is the one that runs done?"""
-
-
-@dataclass(frozen=True, slots=True)
-class Timer:
-    """The deadline of the state itself has come."""
+def live_but(*others: Stage) -> tuple[Stage, ...]:
+    """All states between the election and the end, without some."""
+    return tuple(stage for stage in LIVE if stage not in others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +58,7 @@ class CoordinatorSettings:
     segment: int | None = None  # group ranks go in segments of so many nodes of one domain; None: domains do not matter
     hang_collect_s: float = 0.0  # how long nodes may take to look at their ranks when one hangs; 0 = they do not
     hang_exclude: bool = False  # the node of the rank that the others wait for leaves the job
-    attributes: bool = False  # there is an attribution service to tell of cycles
+    has_attribution: bool = False  # there is an attribution service to tell of cycles
     stops_on_advice: bool = False  # its STOP ends the job
     tracks_progress: bool = False  # there is a checkpoint iteration file to read
     has_preflight: bool = False  # agents check their nodes before every cycle, spares when they are told to stop
@@ -130,7 +88,7 @@ class CoordinatorSettings:
 
 
 @dataclass
-class Job:
+class JobState:
     """Where the job is. Times are monotonic seconds."""
 
     term: int

@@ -1,19 +1,182 @@
-"""A new coordinator finds agents that run a cycle of an older term: it carries on with that cycle, or gives it up."""
+"""How a coordinator begins where others were before it.
+
+`Electing`: it may not act yet; agents register with it, and their registrations are votes. `Takeover`: agents run a
+cycle of an older term; it carries on with that cycle, or gives it up.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.attribution.verdict import first_cause
 from nvrx_slurm.core.coordinator import events as ev
-from nvrx_slurm.core.coordinator.roster import Assignment, Roster, Slot
-from nvrx_slurm.core.coordinator.states import Arrived, Cleared, CoordinatorSettings, Left, Phase, Ready, Timer
-from nvrx_slurm.core.machine import Entered, Outbox, Say, rows
+from nvrx_slurm.core.coordinator.ending import Ending
+from nvrx_slurm.core.coordinator.roster import Assignment, Roster, Slot, Use
+from nvrx_slurm.core.coordinator.states import CoordinatorSettings, Stage
+from nvrx_slurm.core.election.quorum import peer_key
+from nvrx_slurm.core.machine import Entered, Outbox, Say, Tick, earliest, rows
+from nvrx_slurm.errors import ExitCode
 
-_MINE = Phase.TAKEOVER
-_DECIDED = (Phase.RUNNING, Phase.STOPPING)
+_ELECTING = Stage.ELECTING
+_LATER = (
+    *(t.EndKnown, t.Hung, t.Evidence, t.RanksFailed, t.Succeeded),
+    *(t.Ready, t.Asked, t.NodeUnfit, t.WarnJob, t.EndJob),
+)
+_PROBE_S = 1.0
+_MOST_HELD = 1_000  # messages of one agent that wait
+_MINE = Stage.TAKEOVER
+_DECIDED = (Stage.RUNNING, Stage.STOPPING)
+
+
+class Electing:
+    """Owns the state before the first quorum. Messages wait; they are handled once the election is won."""
+
+    states = (_ELECTING,)
+    table = rows(
+        (_ELECTING, ev.Joined, "on_joined", (Stage.JOINING,), "a vote"),
+        (_ELECTING, ev.Lost, "on_lost", (), "a vote less"),
+        (_ELECTING, _LATER, "hold", (), "for the time after the election"),
+        (_ELECTING, ev.ProvenDead, "on_dead", (Stage.JOINING,), "it is not counted any more"),
+        (_ELECTING, ev.Raised, "on_raised", (), "stand for a later term"),
+        (_ELECTING, (ev.TimeLeftRead, ev.ProgressRead, ev.Advised), "ignore", (), "nothing was asked yet"),
+        (_ELECTING, Tick, "on_tick", (Stage.FINISHED,), "which of the nodes that are missing are dead?"),
+    )
+
+    def __init__(self, s: CoordinatorSettings, out: Outbox, roster: Roster, ending: Ending, now: float) -> None:
+        self._s, self._out, self._roster, self._ending = s, out, roster, ending
+        self._job, self._quorum = roster.job, roster.quorum
+        self._held: dict[str, list[Any]] = {}  # node_id -> its registration, and its messages after that
+        self._voters: dict[str, str] = {}  # key -> node_id
+        self._known = {peer.key: peer for peer in s.known}  # where nodes of the job listen, by key
+        self._proven: dict[str, t.Peer] = {}  # agents that are dead by our own probes, by key
+        self._planless: dict[str, t.Node] = {}  # nodes that have had no plan, by node_id
+        self._probe_at: float | None = None
+        self._give_up_at = now + s.quorum_timeout_s if s.quorum_timeout_s else None  # no quorum will come
+
+    def on_joined(self, event: ev.Joined, now: float) -> Stage | None:
+        """One vote more. Its plan says which nodes may be missing, and which term ours has to be above.
+
+        What it says of the job's past is kept, also if the voter leaves: the number of a cycle is not used again.
+        """
+        quorum, message = self._quorum, event.message
+        self._voters[peer_key(message.node)] = message.node.node_id
+        self._held[message.node.node_id] = [event]
+        if message.plan is not None:
+            self._roster.inherit(message.plan)
+            self._job.inherited.place(message)
+            self._learn(message.plan, peer_key(message.node))
+        elif message.node.node_id not in self._planless:
+            self._planless[message.node.node_id] = message.node
+        if quorum.offer[0]:
+            for node in self._planless.values():
+                quorum.newcomer(node)
+        if quorum.enough(self._voters):
+            return self._win(now)
+        if self._probe_at is None:
+            self._probe(now)
+        return None
+
+    def _learn(self, plan: t.Plan, key: str) -> None:
+        """The newest plan counts: it says which nodes have a vote, and where they listen."""
+        quorum = self._quorum
+        quorum.electors = max(quorum.electors, plan.electors)
+        self._job.term = max(self._job.term, plan.term + 1)
+        peers = {peer.key: peer for peer in (plan.leader, *plan.successors) if peer is not None}
+        if (plan.term, plan.cycle) > quorum.offer:
+            proven = {old for old in quorum.dead if old in self._proven and self._proven[old] == peers.get(old)}
+            quorum.learn(plan)
+            quorum.dead |= proven
+            quorum.returned -= proven
+            self._known = peers
+        elif (plan.term, plan.cycle) == quorum.offer:
+            quorum.dead.update(plan.dead)
+            quorum.returned &= set(plan.returned)
+            self._known.update(peers)
+        quorum.knows(key, plan.term, plan.cycle)
+
+    def on_lost(self, event: ev.Lost, now: float) -> None:
+        """It votes for another candidate, or is dead."""
+        held = self._held.pop(event.node_id, None)
+        if held is not None:
+            key = peer_key(held[0].message.node)
+            if self._voters.get(key) == event.node_id:
+                del self._voters[key]
+
+    def hold(self, event: ev.FromAgent[Any], now: float) -> None:
+        """An agent reports while no coordinator may act. `_MOST_HELD` bounds what it can say before that."""
+        held = self._held.get(event.node_id)
+        if held is not None and isinstance(event.message, t.Ready):
+            now_idle = replace(held[0].message, doing=t.Activity.IDLE, port=event.message.port)
+            held[0] = ev.Joined(now_idle)
+        elif held is not None and len(held) < _MOST_HELD:
+            held.append(event)
+
+    def on_dead(self, event: ev.ProvenDead, now: float) -> Stage | None:
+        """One node fewer to ask for a vote."""
+        if event.peer.key in self._voters or not self._quorum.is_proof(event.peer):
+            return None
+        self._proven[event.peer.key] = event.peer
+        self._quorum.died(event.peer.key, self._voters)
+        return self._win(now) if self._quorum.enough(self._voters) else None
+
+    def on_raised(self, event: ev.Raised, now: float) -> None:
+        """An agent has voted for a later term, for which this node is the candidate, too."""
+        self._job.term = max(self._job.term, event.term)
+
+    def deadline(self) -> float | None:
+        """When to probe again, or to give up. The end of the allocation does not matter yet."""
+        return earliest(self._probe_at, self._give_up_at)
+
+    def on_tick(self, event: Tick, now: float) -> Stage | None:
+        """Nodes that did not register may have died since. In the end those that did are told why nothing begins."""
+        if self._give_up_at is not None and now >= self._give_up_at:
+            return self._give_up()
+        if self._probe_at is not None and now >= self._probe_at:
+            self._probe(now)
+        return None
+
+    def _probe(self, now: float) -> None:
+        self._probe_at = now + _PROBE_S
+        for key, peer in self._known.items():
+            if key not in self._voters and key not in self._quorum.proven:
+                self._roster.probe(peer)
+
+    def _give_up(self) -> Stage:
+        s, quorum, members = self._s, self._quorum, self._roster.members
+        for held in self._held.values():
+            members.put(held[0].message.node, held[0].message.port, Use.READY)
+        least = (quorum.electors - len(quorum.dead)) // 2 + 1
+        why = f"no majority of the job's nodes came within {s.quorum_timeout_s:g} s"
+        told = [held[0].message.end for held in self._held.values() if held[0].message.end is not None]
+        end = t.Finish(ExitCode.TOO_FEW_NODES, f"{why}; {members.missing(s.expected, least)}")
+        return self._ending.decide(told[0] if told else end)
+
+    # --- the end of the election ----------------------------------------------------------------------------
+
+    def _win(self, now: float) -> Stage:
+        self._quorum.elected, self._quorum.missed_at = True, now
+        self._fence_the_missing(now)
+        self._out.append(ev.Won())
+        held = self._held.values()
+        self._out.posted += [events[0] for events in held]  # first all registrations: no message finds a member missing
+        self._out.posted += [event for events in held for event in events[1:]]
+        return Stage.JOINING
+
+    def _fence_the_missing(self, now: float) -> None:
+        """Nodes that did not register may run ranks until their leases are over."""
+        s, quorum, voters = self._s, self._quorum, self._voters
+        missing = quorum.missing(voters)
+        quorum.absent = tuple(peer for key, peer in self._known.items() if key not in voters)
+        leader = s.last_leader
+        only_leader = missing == 1 and leader and leader not in voters and leader not in quorum.proven
+        if missing and quorum.offer[0]:
+            quorum.fence_until = now + (s.leader_fence_s if only_leader else s.fence_s)
+
+
+# --- agents of an older term ----------------------------------------------------------------------------------------
 
 
 class Inherited:
@@ -47,9 +210,9 @@ class Inherited:
         if plan is None:
             return False
         self.plan = plan
-        if message.doing in (t.Doing.RUNNING, t.Doing.SUCCEEDED):
+        if message.doing in (t.Activity.RUNNING, t.Activity.SUCCEEDED):
             self.running.add(plan.group_rank, Slot(node.node_id, plan.rank_offset, node.nproc))
-            if message.doing is t.Doing.SUCCEEDED:
+            if message.doing is t.Activity.SUCCEEDED:
                 self.finished(node.node_id, message.early)
             elif message.faults:
                 self.failed(node.node_id)
@@ -90,12 +253,12 @@ class Takeover:
     states = (_MINE,)
     table = rows(
         (_MINE, Entered, "on_entered", _DECIDED, "all of the cycle may be here, or nothing of it"),
-        (_MINE, Arrived, "on_arrived", (*_DECIDED, Phase.JOINING), "one more of that cycle, or of an older one"),
-        (_MINE, Left, "on_left", (Phase.JOINING,), "that node cannot carry on"),
-        (_MINE, Ready, "on_ready", (Phase.JOINING,), "that node cannot carry on"),
-        (_MINE, Cleared, "on_cleared", _DECIDED, "there may be nobody to wait for"),
-        (_MINE, Timer, "on_timer", _DECIDED, "carry on without the missing nodes, or give up"),
-        (_MINE, t.Failed, "on_failed", (Phase.STOPPING,), "of the cycle to carry on with?"),
+        (_MINE, ev.Arrived, "on_arrived", (*_DECIDED, Stage.JOINING), "one more of that cycle, or of an older one"),
+        (_MINE, ev.Left, "on_left", (Stage.JOINING,), "that node cannot carry on"),
+        (_MINE, ev.Available, "on_available", (Stage.JOINING,), "that node cannot carry on"),
+        (_MINE, ev.Cleared, "on_cleared", _DECIDED, "there may be nobody to wait for"),
+        (_MINE, ev.Timer, "on_timer", _DECIDED, "carry on without the missing nodes, or give up"),
+        (_MINE, t.RanksFailed, "on_failed", (Stage.STOPPING,), "of the cycle to carry on with?"),
         (_MINE, t.Succeeded, "on_succeeded", (), "the cycle to carry on with is done on one node"),
     )
 
@@ -105,11 +268,11 @@ class Takeover:
         self._min_healthy = s.policy is t.RestartPolicy.MIN_HEALTHY
         self._wait_until = 0.0
 
-    def on_entered(self, event: Entered, now: float) -> Phase | None:
+    def on_entered(self, event: Entered, now: float) -> Stage | None:
         """Agents run the last cycle, or only know of it."""
         return self._carry_on_if_complete(now) if self._job.inherited.running else self._give_up(now)
 
-    def on_arrived(self, event: Arrived, now: float) -> Phase | None:
+    def on_arrived(self, event: ev.Arrived, now: float) -> Stage | None:
         """One more of the last cycle, or of an older one, or a spare."""
         message, inherited = event.message, self._job.inherited
         mine, to = inherited.claim(message), None
@@ -120,27 +283,27 @@ class Takeover:
         else:
             self._roster.stop_old_workers(message, now)
         if to is None and not inherited.running:
-            return Phase.JOINING
+            return Stage.JOINING
         return to or self._decide_if_all_are_here(now)
 
-    def on_cleared(self, event: Cleared, now: float) -> Phase | None:
+    def on_cleared(self, event: ev.Cleared, now: float) -> Stage | None:
         """No node is missing that could still come: there is nothing to wait for."""
         return self._decide_if_all_are_here(now)
 
-    def on_left(self, event: Left, now: float) -> Phase | None:
+    def on_left(self, event: ev.Left, now: float) -> Stage | None:
         """One fewer."""
         return self._without(event.node.node_id)
 
-    def on_ready(self, event: Ready, now: float) -> Phase | None:
+    def on_available(self, event: ev.Available, now: float) -> Stage | None:
         """A node is ready for another cycle."""
         return self._without(event.node_id)
 
-    def _without(self, node_id: str) -> Phase | None:
+    def _without(self, node_id: str) -> Stage | None:
         running = self._job.inherited.running
         running.remove(node_id)
-        return None if running else Phase.JOINING
+        return None if running else Stage.JOINING
 
-    def on_failed(self, event: ev.FromAgent[t.Failed], now: float) -> Phase | None:
+    def on_failed(self, event: ev.FromAgent[t.RanksFailed], now: float) -> Stage | None:
         """The cycle to carry on with has failed; any other message is about a cycle that is over."""
         inherited = self._job.inherited
         if event.node_id not in inherited.running.group_ranks:
@@ -155,27 +318,27 @@ class Takeover:
         """One node is done with the cycle to carry on with."""
         self._job.inherited.finished(event.node_id, event.message.early)
 
-    def timer_at(self, state: Phase) -> float:
+    def timer_at(self, state: Stage) -> float:
         """How long to wait for the nodes that are missing."""
         return self._wait_until
 
-    def on_timer(self, event: Timer, now: float) -> Phase:
+    def on_timer(self, event: ev.Timer, now: float) -> Stage:
         """The others do not come."""
         return self._decide(now)
 
     # --- what becomes of that cycle -------------------------------------------------------------------------
 
-    def _decide_if_all_are_here(self, now: float) -> Phase | None:
+    def _decide_if_all_are_here(self, now: float) -> Stage | None:
         quorum = self._roster.quorum
         here = quorum.needed and not quorum.missing(self._roster.members.keys_of_nodes)
         return self._decide(now) if here else None
 
-    def _decide(self, now: float) -> Phase:
+    def _decide(self, now: float) -> Stage:
         """Under min-healthy a cycle goes on if enough of its nodes are good."""
         enough = self._min_healthy and self._job.inherited.running.good >= self._s.min_nodes
         return self._carry_on(now) if enough else self._give_up(now)
 
-    def _carry_on_if_complete(self, now: float) -> Phase | None:
+    def _carry_on_if_complete(self, now: float) -> Stage | None:
         """Once every group rank of the cycle has registered, it goes on under this term."""
         s, inherited, quorum = self._s, self._job.inherited, self._roster.quorum
         sizes = range(s.min_nodes, max(s.min_nodes, s.max_nodes) + 1) if self._min_healthy else (s.min_nodes,)
@@ -186,7 +349,7 @@ class Takeover:
             self._wait_until = min(self._wait_until, quorum.fenced_until())
         return self._decide_if_all_are_here(now)
 
-    def _carry_on(self, now: float) -> Phase:
+    def _carry_on(self, now: float) -> Stage:
         job = self._job
         job.fresh = False
         self._roster.share(job.inherited.assignment(job.term, self._ledger.complete(self._budget.history)))
@@ -195,9 +358,9 @@ class Takeover:
         for node in self._roster.members.in_order():
             self._roster.send_plan(node.node_id)
         self._ledger.cycle_began([], now)
-        return Phase.RUNNING
+        return Stage.RUNNING
 
-    def _give_up(self, now: float) -> Phase:
+    def _give_up(self, now: float) -> Stage:
         """Not all nodes that ran the cycle came to this coordinator in time: that is a fault of that cycle."""
         job, ledger, here = self._job, self._ledger, self._roster.members.keys_of_nodes
         job.fresh = False
@@ -207,7 +370,7 @@ class Takeover:
             gone = [peer for peer in self._roster.quorum.absent if peer.key not in here]
             ledger.add(map(_lost, gone or (t.Peer("", "", "", 0),)), job.cycle, ledger.started_at)
         ledger.cause = first_cause(ledger.faults)
-        return Phase.STOPPING
+        return Stage.STOPPING
 
 
 def _lost(peer: t.Peer) -> t.RankFault:

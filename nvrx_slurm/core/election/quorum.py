@@ -82,9 +82,7 @@ class Quorum:
         """This node's agent is proven dead, and its ranks with it."""
         self.dead.add(key)
         self.returned -= {key}
-        self.fences.pop(key, None)
-        if not self.missing(members):
-            self.fence_until = 0.0
+        self.back(key, members)
 
     def newcomer(self, node: Node) -> None:
         """This agent has begun after the first plan: an older life of its node is dead, and it has no vote yet."""
@@ -114,7 +112,7 @@ class Quorum:
         self.offer, self.knowing = (term, cycle), set()
 
     def back(self, key: str, members: Collection[str]) -> None:
-        """This node has registered: its ranks are known again. `members`: keys of all members, this one included."""
+        """Its ranks are known again: this node has registered, or is dead. `members`: keys of all members."""
         self.fences.pop(key, None)
         if not self.missing(members):
             self.fence_until = 0.0

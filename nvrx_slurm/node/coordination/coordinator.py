@@ -165,13 +165,13 @@ class CoordinatorHost:
         self.members.local = LocalTransport(node_id, to_agent, self.shell.post)
         return self.members.local
 
-    async def finish(self, before_result: Callable[[], Awaitable[None]]) -> ev.Done | None:
+    async def finish(self, before_result: Callable[[], Awaitable[None]]) -> ev.JobOver | None:
         """Wait for the end of the job, disconnect the members, publish its result; `before_result` comes before the
         file. Returns the end, or None where this node coordinates no more."""
         await asyncio.wait({self.shell.result})
         if self.shell.result.cancelled():
             return None
-        done: ev.Done = self.shell.result.result()
+        done: ev.JobOver = self.shell.result.result()
         await self.members.close()
         await self._writes.close()
         requeues = None if self._job.slurm is None else self._job.slurm.restart_count
@@ -199,10 +199,10 @@ def coordinator_shell(settings: CoordinatorSettings, job: Job, say: Callable[[st
     """The coordinator's core with its log and the readers that it asks; without members."""
     core = Coordinator(settings, asyncio.get_running_loop().time())
     log = EventLog(job.run_dir.coordinator_events(settings.term, job.node), core, say)
-    shell = Shell(core, log, ev.Done, say)
+    shell = Shell(core, log, ev.JobOver, say)
     time_left = TimeLeft(job.control, None if job.slurm is None else job.slurm.job_id)
     shell.result.add_done_callback(lambda _: time_left.close())
-    shell.on(ev.AskTimeLeft, lambda command: time_left.ask(lambda left_s: shell.post(ev.TimeLeft(left_s))))
+    shell.on(ev.AskTimeLeft, lambda command: time_left.ask(lambda left_s: shell.post(ev.TimeLeftRead(left_s))))
     if job.progress_file is not None:
         progress = ProgressFile(job.progress_file, say)
         shell.on(

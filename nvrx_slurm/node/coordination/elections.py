@@ -41,7 +41,7 @@ _FIRST_PROBE_S, _LAST_PROBE_S = 0.02, 1.0
 _PROBE_LEASES = 3  # a probe gives up after so many leases
 _STAND_SHARE = 0.9  # of the join timeout; a candidate gives up then (94), before the agents that wait for it do (96)
 _LEAST_STAND_S = 1.0
-_STAND = (el.Seek, el.Stand, el.Raise, el.Retire, el.LookAt, el.Answer)
+_STAND = (el.Seek, el.Stand, el.Raise, el.Retire, el.AskWhoLeads, el.AnswerVisitor)
 
 
 class Elections:
@@ -82,7 +82,7 @@ class Elections:
         self._closed = False
         self.logs: LogsRole | None = None
         me = t.Peer(peer_key(job.node), job.node.host, job.node.addr, job.node.port)
-        settings = el.ElectionSettings(lease_s=sum(self._meeting.keepalive), patience_s=self._meeting.patience_s)
+        settings = el.ElectionSettings(lease_s=sum(self._meeting.keepalive), first_try_s=self._meeting.first_try_s)
         endpoints = (*self._meeting.mine, *(self._meeting.endpoints if job.coordinator is not None else ()))
         mine = {me.key, *(f"{host}:{port}" for host, port in endpoints if port == me.port)}
         candidates = tuple(me if peer.key in mine else peer for peer in self._meeting.candidates)
@@ -215,10 +215,10 @@ class Elections:
             self._token = token
             self._server.adopt(token)
 
-    def _on_lookat(self, command: el.LookAt) -> None:
-        self._spawn(self._look_at(command.peer))
+    def _on_askwholeads(self, command: el.AskWhoLeads) -> None:
+        self._spawn(self._ask_who_leads(command.peer))
 
-    async def _look_at(self, peer: t.Peer) -> None:
+    async def _ask_who_leads(self, peer: t.Peer) -> None:
         role = self._coordinator
         token = "" if self.core.fresh else self._token  # what a fresh node has made itself is worth nothing elsewhere
         try:
@@ -233,7 +233,7 @@ class Elections:
     def _on_stand(self, command: el.Stand) -> None:
         before = self.core.leader
         alone_s = 0.0 if self._alone_since is None else self._loop.time() - self._alone_since
-        patience_s = self._job.agent.join_timeout_s if before is None else self._job.agent.reconnect_timeout_s
+        most_s = self._job.agent.join_timeout_s if before is None else self._job.agent.reconnect_timeout_s
         self._leave("this node stands for coordinator")
         self._adopt(self._token or new_token())
         settings = replace(
@@ -245,7 +245,7 @@ class Elections:
             last_leader=before.key if before is not None else "",
             fence_s=command.fence_s,
             leader_fence_s=command.leader_fence_s,
-            quorum_timeout_s=max(_LEAST_STAND_S, _STAND_SHARE * patience_s - alone_s),
+            quorum_timeout_s=max(_LEAST_STAND_S, _STAND_SHARE * most_s - alone_s),
             lease_s=sum(self._meeting.keepalive),
             began_s=time.time(),
         )
@@ -352,7 +352,7 @@ class Elections:
                 del self._admitted[node_id]
             self._coordinator.shell.post(event)
 
-    def _on_answer(self, command: el.Answer) -> None:
+    def _on_answervisitor(self, command: el.AnswerVisitor) -> None:
         event = self._visitors.pop(command.visitor, None)
         if event is None:
             return  # it has left

@@ -38,7 +38,7 @@ class CycleInfo:
             self._now = document(self._files, self._core.job.assignment, nodes, log_file)
             self._now["cycle_start_time"] = _utc()
             self._write()
-        elif isinstance(message, (t.Stop, t.Finish)) and self._now and not self._now["cycle_end_time"]:
+        elif isinstance(message, (t.Stop, t.CheckNode, t.Finish)) and self._now and not self._now["cycle_end_time"]:
             self._now["cycle_end_time"] = _utc()
             self._write()
 

@@ -49,7 +49,7 @@ class Workers:
         ag.StartWorkers,
         ag.SignalWorkers,
         ag.PassOn,
-        ag.LookAtRanks,
+        ag.InspectRanks,
         ag.WarnRanks,
         ag.PostGone,
         ag.Prepare,
@@ -123,9 +123,9 @@ class Workers:
                 self._end(command)
             case ag.PassOn():
                 self._signal(command.signum)
-            case ag.LookAtRanks():
+            case ag.InspectRanks():
                 found = self._inspect(command.within_s).found
-                found.add_done_callback(lambda ranks: self._post(ag.Looked(command.cycle, ranks.result())))
+                found.add_done_callback(lambda ranks: self._post(ag.Inspected(command.cycle, ranks.result())))
             case ag.WarnRanks():
                 for monitor in self._monitors:  # also of a worker that is about to start
                     monitor.warn()
