@@ -23,7 +23,6 @@ class AttributionSpec:
 
     endpoint: str  # where the service is; "" = this process is it
     prefix: str = "/"  # of the merged logs, without links; requests may name files in its directory only
-    part: int = -1  # of several merged files of a cycle, the one to show; -1 = there is one
     tree: str = ""  # our own log tree of this run
     startup_s: float = 20.0  # a later start is said
     log_level: int = 20

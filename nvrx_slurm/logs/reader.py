@@ -57,9 +57,9 @@ class MergedReader:
                 self._end = end
         elif "file" in record:
             self._sources[record["id"]] = record["rank"], record["file"].rpartition(".")[2]
-        elif "snapshot" in record:
+        else:
             self._end = max(self._end, record["end"])
-            for file, (number, rank, *_) in record["snapshot"].items():
+            for file, (number, rank, _) in record["sources"].items():
                 self._sources[number] = rank, file.rpartition(".")[2]
 
 
@@ -88,15 +88,11 @@ class TreeReader:
             file.close()
 
 
-def cycles(run: Path) -> dict[int, list[MergedReader | TreeReader]]:
-    """The readers of each cycle below the directory of a run, by its number."""
-    found: dict[int, list[MergedReader | TreeReader]] = {}
-    for link in sorted(run.glob("merged/cycle_*.log")):
-        number = link.name.removeprefix("cycle_").split(".")[0]
-        if number.isdecimal() and link.exists():
-            found.setdefault(int(number), []).append(MergedReader(link.resolve()))
-    for directory in run.glob("cycle_*"):
-        number = directory.name.removeprefix("cycle_")
-        if number.isdecimal() and int(number) not in found:
-            found[int(number)] = [TreeReader(directory)]
+def cycles(run: Path) -> dict[int, MergedReader | TreeReader]:
+    """The reader of each cycle below the directory of a run, by its number."""
+    found: dict[int, MergedReader | TreeReader] = {}
+    for path in [*run.glob("cycle_*"), *run.glob("merged/cycle_*.log")]:
+        number = path.stem.removeprefix("cycle_")
+        if number.isdecimal() and path.exists():
+            found[int(number)] = TreeReader(path) if path.suffix == "" else MergedReader(path.resolve())
     return dict(sorted(found.items()))

@@ -12,7 +12,6 @@ import os
 import socket
 import sys
 import time
-from collections import deque
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,14 +24,14 @@ from nvrx_slurm.logs import wire
 from nvrx_slurm.logs.rank_file import RankFile
 from nvrx_slurm.system.inotify import Inotify
 
-_WINDOW_BYTES = 512 << 10  # of text that is not acknowledged
+_WINDOW_BYTES = 512 << 10  # of the ranks' files that are not acknowledged
 _CONNECT_S = 5.0
-_RETRY_S, _LAST_RETRY_S = 0.2, 5.0
+_RETRY_S = 0.2  # doubles up to wire.LAST_RETRY_S
 _STALLED_S = 5.0  # at the end: without an acknowledgement for so long, the rest stays in the ranks' files
 _POLL_S = 1.0  # where there is no inotify
 
 
-class Settings(NamedTuple):
+class ShipperSettings(NamedTuple):
     """As the agent gives them. Paths of sources are below `log_dir`."""
 
     token: str
@@ -44,26 +43,26 @@ class Settings(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Source:
-    """One file, which was sent as far as it was read. `known`: the aggregator has said where it goes on."""
+class _GrowingFile:
+    """One source, which was sent as far as it was read. `known`: the aggregator has said where it goes on."""
 
     opened: wire.Opened
     file: RankFile
     known: bool = False
+    acknowledged: int = 0  # bytes
     ending: bool = False  # no program writes to it any more
-    final_sent: bool = False
+    at_end: bool = False  # when it was read last
 
 
 class Shipper(program.Program):
     """The program's state."""
 
-    def __init__(self, settings: Settings, connection: socket.socket) -> None:
+    def __init__(self, settings: ShipperSettings, connection: socket.socket) -> None:
         super().__init__(connection)
         self._settings, self._token = settings, settings.token
-        self._sources: dict[int, _Source] = {}
+        self._sources: dict[int, _GrowingFile] = {}
         self._opened = 0  # sources so far
         self._dirty: dict[int, None] = {}  # sources that may have something to send, in the order of turns
-        self._flights: deque[tuple[_Source, int, bool]] = deque()  # with their sizes, and whether it is the last one
         self._in_flight = 0  # bytes
         self._stream: Stream | None = None
         self._where: tuple[str, int] = ("", 0)  # host and port, or path and 0
@@ -98,24 +97,23 @@ class Shipper(program.Program):
             self._finishing, self._heard_s = True, self.loop.time()
             self.loop.call_later(float(packet["finish"]), self._give_up)
         for source in self._sources.values():
-            source.ending = source.ending or self._finishing or source.opened.cycle == packet.get("over")
+            if not source.ending and (self._finishing or source.opened.cycle == packet.get("over")):
+                source.ending, source.at_end = True, False
         self._dirty.update(dict.fromkeys(self._sources))
         self._pump()
         self._end_if_done()
 
     def _add(self, cycle: int, files: list[tuple[str, int]], world: int) -> None:
         known = {one.opened.file for one in self._sources.values()}
-        new = []
         for file, rank in files:
             if file not in known:
-                opened = wire.Opened(self._opened, cycle, file, rank, world)
+                opened = wire.Opened(self._opened, cycle, file, rank)
                 path = os.path.join(self._settings.log_dir, file)
                 lines = Lines(rank_prefix(rank, world) if rank >= 0 else b"")
-                self._sources[self._opened] = _Source(opened, RankFile(path, lines))
+                self._sources[self._opened] = _GrowingFile(opened, RankFile(path, lines))
                 self._opened += 1
-                new.append(opened)
                 self._watch(os.path.dirname(path))
-        self._open(new)
+        self._open()
 
     def _watch(self, directory: str) -> None:
         if self._changes is not None:
@@ -159,14 +157,15 @@ class Shipper(program.Program):
                 why = error
             if self._stream is not None:
                 self._lost_s = self.loop.time()
-            self._stream = None
-            self._forget()
+            self._stream, self._in_flight = None, 0
+            for source in self._sources.values():
+                source.known = False  # what was not acknowledged has to be sent again
             if self.loop.time() - self._lost_s >= self._settings.say_after_s:
                 number = why.errno if isinstance(why, OSError) else None
                 reason = os.strerror(number) if number else str(why) or "no answer in time"
                 where = ":".join(map(str, self._where))
                 self.say(f"the log aggregator at {where} cannot be reached: {reason}; lines wait in the ranks' files")
-            delay_s = _RETRY_S if self.loop.time() - began_s >= 2 * _CONNECT_S else min(2 * delay_s, _LAST_RETRY_S)
+            delay_s = _RETRY_S if self.loop.time() - began_s >= 2 * _CONNECT_S else min(2 * delay_s, wire.LAST_RETRY_S)
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._moved.wait(), delay_s)
 
@@ -199,46 +198,43 @@ class Shipper(program.Program):
         if not ended.done():
             self._stream = stream
             stream.send(wire.message(wire.HELLO, {"version": wire.VERSION, "node": self._settings.node}))
-            self._open([source.opened for source in self._sources.values()])
+            self._open()
 
-    def _forget(self) -> None:
-        """What was not acknowledged has to be sent again."""
-        self._flights.clear()
-        self._in_flight = 0
-        for source in self._sources.values():
-            source.known = source.final_sent = False
-
-    def _open(self, sources: list[wire.Opened]) -> None:
-        if self._stream is not None:
-            self._stream.send(wire.message(wire.OPEN, sources))
+    def _open(self) -> None:
+        """Open what the aggregator does not know; again later, because it may not be able to write its file now."""
+        unknown = [source.opened for source in self._sources.values() if not source.known]
+        if self._stream is not None and unknown:
+            self._stream.send(wire.message(wire.OPEN, unknown))
+            self.loop.call_later(wire.LAST_RETRY_S, self._open)
 
     def _on_frame(self, frame: bytes) -> None:
         """Raises ProtocolError."""
-        kind = frame[0] if frame else -1
-        if kind == wire.ACK:
-            self._on_ack(wire.acked(frame))
-        elif kind == wire.HAVE:
-            for number, to in wire.content(frame).items():
-                if (source := self._sources.get(int(number))) is not None:
-                    source.known, source.file.at = True, int(to)
-                    source.file.lines = Lines(source.file.lines.prefix)
-                    self._dirty[int(number)] = None
-        else:
-            raise ProtocolError(f"it sent a frame of kind {kind}")
+        if not frame or frame[0] != wire.HAVE:
+            raise ProtocolError("it sent a frame that is no HAVE")
+        for number, to in wire.content(frame).items():
+            if (source := self._sources.get(int(number))) is not None:
+                self._on_have(source, int(to))
         self._heard_s = self.loop.time()
         self._pump()
         self._end_if_done()
 
-    def _on_ack(self, count: int) -> None:
-        if count > len(self._flights):
+    def _on_have(self, source: _GrowingFile, to: int) -> None:
+        """The merged file has the source up to byte `to`: go on from there, or less is in flight."""
+        if not source.known:
+            source.known, source.at_end, source.file.at = True, False, to
+            source.file.lines = Lines(source.file.lines.prefix)
+            self._dirty[source.opened.source] = None
+        elif to > source.file.at:
             raise ProtocolError("it acknowledges what was not sent")
-        for _ in range(count):
-            source, size, final = self._flights.popleft()
-            self._in_flight -= size
-            if final:
-                del self._sources[source.opened.source]
-                self._dirty.pop(source.opened.source, None)
-                source.file.close()
+        else:
+            self._in_flight -= to - source.acknowledged
+        source.acknowledged = to
+        self._drop_if_complete(source)
+
+    def _drop_if_complete(self, source: _GrowingFile) -> None:
+        if source.ending and source.known and source.at_end and source.acknowledged == source.file.at:
+            del self._sources[source.opened.source]
+            source.file.close()
 
     # --- the files --------------------------------------------------------------------------------------------------
 
@@ -268,31 +264,29 @@ class Shipper(program.Program):
         while self._dirty and self._stream is not None and self._in_flight < _WINDOW_BYTES:
             number = next(iter(self._dirty))
             del self._dirty[number]
-            source = self._sources[number]
-            if source.known and not source.final_sent and self._send_some(self._stream, source, at):
-                self._dirty[number] = None
+            source = self._sources.get(number)
+            if source is not None and source.known:
+                self._send_some(self._stream, source, at)
 
-    def _send_some(self, stream: Stream, source: _Source, at: int) -> bool:
-        """Send a chunk of this source; whether there may be more to send now."""
-        file, begin, text, at_end = source.file, source.file.at, b"", True
+    def _send_some(self, stream: Stream, source: _GrowingFile, at: int) -> None:
+        """Send a chunk of this source."""
+        file, begin, text = source.file, source.file.at, b""
+        source.at_end = True
         try:
-            text, at_end = file.read(source.ending)
+            text, source.at_end = file.read(source.ending)
         except OSError as error:
             self.say(f"{file.path} cannot be read: {error.strerror}")
-        final = source.ending and at_end
-        if file.at == begin and not final:
-            return False
-        source.final_sent = final
-        stream.send(wire.from_chunk(wire.Chunk(source.opened.source, begin, file.at, at, final, text)))
-        size = len(text) + 64
-        self._flights.append((source, size, final))
-        self._in_flight += size
-        return not at_end
+        if file.at > begin:
+            stream.send(wire.from_chunk(wire.Chunk(source.opened.source, begin, file.at, at, text)))
+            self._in_flight += file.at - begin
+        if not source.at_end:
+            self._dirty[source.opened.source] = None
+        self._drop_if_complete(source)
 
 
 def main(arguments: list[str]) -> int:
     """`arguments`: the descriptor of the socket to the agent."""
-    return program.run(int(arguments[0]), lambda settings, connection: Shipper(Settings(**settings), connection))
+    return program.run(int(arguments[0]), lambda settings, connection: Shipper(ShipperSettings(**settings), connection))
 
 
 if __name__ == "__main__":

@@ -168,12 +168,12 @@ class Stage:
         files = [(str(self.file(r, s, cycle, node).relative_to(self.logs)), r) for r in ranks for s in ("out", "err")]
         shipper.tell(cycle=cycle, files=files, world=world)
 
-    def merged(self, cycle: int = 0, part: int = -1) -> bytes:
-        path = Path(cycle_file(self.prefix, cycle, part))
+    def merged(self, cycle: int = 0) -> bytes:
+        path = Path(cycle_file(self.prefix, cycle))
         return path.read_bytes() if path.exists() else b""
 
-    def index(self, cycle: int = 0, part: int = -1) -> Index:
-        path = cycle_file(self.prefix, cycle, part)
+    def index(self, cycle: int = 0) -> Index:
+        path = cycle_file(self.prefix, cycle)
         return Index.load(Path(index_file(path)).read_bytes(), os.stat(path).st_size)
 
     def until(self, condition: Callable[[], object], what: str) -> None:
