@@ -1,4 +1,4 @@
-"""`python -m nvrx_slurm.attribution FD`: the process that the coordinator's agent starts, see `agent.attributor`.
+"""`python -m nvrx_slurm.attribution FD`: the process that the coordinator's agent starts, see `node.output.attributor`.
 
 FD is one end of a socket to the agent, see `child.program`. It gets `AttributionSpec`, then `CycleNews`. It says
 {"ready": where it listens} and {"cycle": number, "stop": whether another try is pointless, "text": for people, or ""}.
@@ -41,7 +41,8 @@ class Attribution(Program):
 
     def __init__(self, spec: AttributionSpec, connection: socket.socket) -> None:
         super().__init__(connection)
-        self._spec, self._ending = spec, asyncio.Event()
+        self._spec = spec
+        self._client: Client | None = None
         self._tasks = set[asyncio.Task[None]]()
         self._export = Web(spec.export_url) if spec.export_url else None
         if not spec.endpoint:
@@ -49,15 +50,15 @@ class Attribution(Program):
 
             service = Service(spec, self.say)
             self._answer, where = service.answer, service.where
-            self.say(f"the attribution service listens on {where}")
+            self.say(f"the attribution service listens on {where or 'no port'}")
         else:
-            self._answer, where = Client(spec, self.say, self._ending).answer, ""
+            self._client = Client(spec, self.say)
+            self._answer, where = self._client.answer, ""
         self.tell(ready=where)
 
     def on_packet(self, packet: dict[str, Any]) -> None:
         """News of a cycle, or the end of the job."""
         if "finish" in packet:
-            self._ending.set()
             work = self._finish({*self._tasks}, packet["finish"] - _MARGIN_S)
         else:
             work = self._attend(CycleNews(**packet))
@@ -67,7 +68,7 @@ class Attribution(Program):
 
     async def _finish(self, tasks: set[asyncio.Task[None]], within_s: float) -> None:
         """Tell what is still found in the time that is left."""
-        if tasks:
+        if tasks and not (self._client and self._client.is_down):
             await asyncio.wait(tasks, timeout=within_s)
         self.end()
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 from nvrx_slurm.health.check import one_line
@@ -33,12 +32,7 @@ class AttributionSpec:
     llm_model: str = ""
     llm_key_file: str = ""
     export_url: str = ""
-    socket: str = ""  # Unix socket of the managed service
     port: int = PORT
-
-    def at(self, private_dir: Path) -> AttributionSpec:
-        """The same, with a Unix socket in the agent's private directory, where the job runs the service itself."""
-        return replace(self, socket=str(private_dir / "attribution.sock")) if not self.endpoint else self
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -10,7 +9,7 @@ import socket
 import socketserver
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -46,16 +45,12 @@ class Service:
         self._spec, self._say = spec, say
         self._llm = LanguageModel(spec, say) if spec.llm_base_url else None
         self._results: dict[str, tuple[int, Answer | None]] = {}  # by log: its cycle, and the answer when there is one
-        self.where = " and ".join(self._listen())
-
-    def _listen(self) -> Iterator[str]:
-        port, path = self._spec.port, self._spec.socket
-        for where, name in ((port, f"http://127.0.0.1:{port}"), (path, f"unix://{path}")):
-            try:
-                _Server(where, self)
-                yield name
-            except OSError as error:
-                self._say(f"the attribution service cannot listen on {name}: {error.strerror}; it goes on without")
+        self.where = f"http://127.0.0.1:{spec.port}"  # "" = nowhere
+        try:
+            _Server(spec.port, self)
+        except OSError as error:
+            self._say(f"the attribution service cannot listen on {self.where}: {error.strerror}; it goes on without")
+            self.where = ""
 
     async def answer(self, news: CycleNews) -> Answer:
         """Rules at once; then the language model, which takes its time."""
@@ -80,11 +75,6 @@ class Service:
         """To an HTTP request, in a thread of its own. The service knows the logs of its job before any client does."""
         if request == "GET /healthz":
             return {"status": "ok", "backend": "lib", "issues": []}
-        if request == "GET /jobs":
-            known = list(self._results.items())
-            return {
-                "jobs": [{"log_path": log, "cycle_id": cycle, "pending": not answer} for log, (cycle, answer) in known]
-            }
         if request not in ("POST /logs", "GET /logs"):
             raise _Refused(404, "not_found", "there is nothing at this path")
         path = os.path.realpath(str(asked.get("log_path")))
@@ -92,8 +82,8 @@ class Service:
             raise _Refused(404, "not_found", f"{path} is not the log of a cycle of this job")
         cycle, answer = self._results[path]
         theirs = asked.get("cycle_id", cycle), asked.get("job_id", self._spec.job_id)
-        if theirs != (cycle, self._spec.job_id) or "file" in asked or "wl_restart" in asked:
-            raise _Refused(400, "invalid_parameter", "another cycle or job, or file or wl_restart, which are not known")
+        if theirs != (cycle, self._spec.job_id):
+            raise _Refused(400, "invalid_parameter", "the log is that of another cycle or job")
         if request == "POST /logs":
             return _SUBMITTED | {"normalized_path": path, "files_analyzed": int(answer is not None)}
         done = answer or Answer()
@@ -176,27 +166,20 @@ class _Refused(Exception):
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    """Serves JSON over HTTP to processes of the same user, until this process ends.
+    """Serves JSON over HTTP at a port of 127.0.0.1 to processes of the same user, until this process ends.
 
-    `where`: a port of 127.0.0.1, or a Unix socket's path in a private directory. A thread for each connection; the
-    limit of open files is their bound. Raises OSError where it cannot listen.
+    A thread for each connection; the limit of open files is their bound. Raises OSError where it cannot listen.
     """
 
     daemon_threads = allow_reuse_address = True
 
-    def __init__(self, where: int | str, service: Service) -> None:
+    def __init__(self, port: int, service: Service) -> None:
         self.service = service
-        if isinstance(where, str):
-            self.address_family = socket.AF_UNIX
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(where)  # of a process before this one
-        super().__init__(("127.0.0.1", where) if isinstance(where, int) else where, _Handler)  # type: ignore[arg-type]
+        super().__init__(("127.0.0.1", port), _Handler)
         threading.Thread(target=self.serve_forever, args=(_POLL_S,), daemon=True).start()
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Whether the other end belongs to this user. A private directory is open to its owner only."""
-        if self.address_family == socket.AF_UNIX:
-            return True
+        """Whether the other end belongs to this user."""
         ends = [_as_in_proc(client_address), _as_in_proc(request.getsockname())]
         try:
             lines = [line.split() for line in _TCP.read_text().splitlines()[1:]]

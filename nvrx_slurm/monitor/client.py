@@ -10,9 +10,9 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm.core.rank.sections import SectionError, Sections
-from nvrx_slurm.monitor import collective, transport
+from nvrx_slurm.monitor import distributed, transport
+from nvrx_slurm.monitor.distributed import RankInfo, env_int, megatron_iteration
 from nvrx_slurm.monitor.page import FINISHED, HEARTBEAT, LEAVES, OUTSIDE, SECTIONS, WARNED, Page, PageError
-from nvrx_slurm.monitor.rank_info import RankInfo, env_int, megatron_iteration
 from nvrx_slurm.monitor.transport import RankMonitorClientError
 
 if TYPE_CHECKING:
@@ -190,8 +190,8 @@ class RankMonitorClient:
         self._together += 1
         if not self._agreed and self._together % every == 0 and self._timeouts.path:
             self._agreed = self._words[WARNED] != 0
-            if group is not None or collective.is_initialized() or env_int("WORLD_SIZE", 1) > 1:
-                self._agreed = collective.largest([int(self._agreed)], group) == [1]
+            if group is not None or distributed.is_initialized() or env_int("WORLD_SIZE", 1) > 1:
+                self._agreed = distributed.largest([int(self._agreed)], group) == [1]
         return self._agreed and self._leave()
 
     def calculate_and_set_hb_timeouts(self, skip_if_not_ready: bool = False) -> bool:

@@ -1,7 +1,7 @@
-"""The rank's requests to its monitor: one JSON line in, one out, on a Unix stream socket.
+"""The rank's requests to its monitor: one packet in, one out, on a Unix socket for packets.
 
-At most MAX_CONNECTIONS are open; a new one replaces the oldest, because a client sends its line at once. Only processes
-of the same user and root get an answer.
+At most MAX_CONNECTIONS are open; a new one replaces the oldest, because a client sends its request at once. Only
+processes of the same user and root get an answer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Requests:
 
     def __init__(self, listener: socket.socket, answer: Answer, poll: select.poll) -> None:
         self._listener, self._answer, self._poll = listener, answer, poll
-        self._connections: dict[int, tuple[socket.socket, bytes]] = {}  # by fd, oldest first; received so far
+        self._connections: dict[int, socket.socket] = {}  # by fd, oldest first
         listener.setblocking(False)
         poll.register(listener, select.POLLIN)
 
@@ -62,36 +62,31 @@ class Requests:
                 self._drop(next(iter(self._connections)))
             sock.setblocking(False)
             fd = sock.fileno()
-            self._connections[fd] = sock, b""
+            self._connections[fd] = sock
             self._poll.register(sock, select.POLLIN)
-            self._read(fd)
 
     def _drop(self, fd: int) -> None:
         self._poll.unregister(fd)
-        self._connections.pop(fd)[0].close()
+        self._connections.pop(fd).close()
 
     def _read(self, fd: int) -> None:
-        sock, received = self._connections[fd]
+        sock = self._connections[fd]
         try:
-            data = sock.recv(wire.MAX_LINE_BYTES + 1)
+            request = sock.recv(wire.MAX_LINE_BYTES + 1)
         except BlockingIOError:
             return
         except OSError:
-            data = b""
-        line, newline, _ = (received + data).partition(b"\n")
-        if data and not newline and len(line) <= wire.MAX_LINE_BYTES:
-            self._connections[fd] = sock, line  # the rest is on its way
-            return
-        if newline or len(line) > wire.MAX_LINE_BYTES:
-            self._reply(sock, line)
+            request = b""
+        if request:
+            self._reply(sock, request)
         self._drop(fd)
 
-    def _reply(self, sock: socket.socket, line: bytes) -> None:
+    def _reply(self, sock: socket.socket, request: bytes) -> None:
         pid, uid, _ = _PEERCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size))
         if uid not in (0, os.geteuid()):
             return
         try:
-            reply, fds = self._answer(wire.decode(line), pid)
+            reply, fds = self._answer(wire.decode(request), pid)
         except wire.WireError as error:
             reply, fds = wire.encode("error", error=str(error)[:_SENTENCE_CHARS]), []
         try:

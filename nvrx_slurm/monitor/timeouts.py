@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nvrx_slurm.core.rank import learn
-from nvrx_slurm.monitor import collective, transport
+from nvrx_slurm.monitor import distributed, transport
 from nvrx_slurm.monitor.transport import RankMonitorClientError
 
 
@@ -87,7 +87,7 @@ class Timeouts:
 
 
 def _largest_s(times_ns: list[int]) -> list[float]:
-    return [time_ns / 1e9 for time_ns in collective.largest(times_ns)]
+    return [time_ns / 1e9 for time_ns in distributed.largest(times_ns)]
 
 
 def _skip(error: learn.NotReady, may_skip: bool) -> bool:

@@ -42,13 +42,14 @@ def request(path: str, kind: str, **fields: object) -> tuple[dict[str, object], 
         reason = message.get("error")
     except wire.WireError as error:
         reason = error
-    _close(fds)
+    for fd in fds:
+        os.close(fd)
     raise RankMonitorClientError(f"the rank monitor refused {kind!r}: {reason}")
 
 
 def _try(path: str, line: bytes, deadline_s: float) -> tuple[bytes, list[int]]:
     """One connection; returns (b"", []) if the request should be sent again."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.settimeout(max(0.001, deadline_s - time.monotonic()))
         try:
             sock.connect(path)
@@ -62,27 +63,8 @@ def _try(path: str, line: bytes, deadline_s: float) -> tuple[bytes, list[int]]:
         except OSError as error:
             raise RankMonitorClientError(f"the rank monitor at {path} cannot be reached: {error}") from None
         try:
-            sock.sendall(line)
-            return _receive(sock)
+            sock.send(line)
+            reply, fds, _, _ = socket.recv_fds(sock, wire.MAX_LINE_BYTES, MOST_FDS, socket.MSG_CMSG_CLOEXEC)
+            return reply, fds
         except OSError:
             return b"", []
-
-
-def _receive(sock: socket.socket) -> tuple[bytes, list[int]]:
-    """The answer line and its fds; (b"", []) if the monitor ended before it was complete."""
-    received, fds = b"", list[int]()
-    while not received.endswith(b"\n") and len(received) <= wire.MAX_LINE_BYTES:
-        data, more, _, _ = socket.recv_fds(sock, wire.MAX_LINE_BYTES, MOST_FDS, socket.MSG_CMSG_CLOEXEC)
-        fds += more
-        received += data
-        if not data:
-            break
-    if received.endswith(b"\n"):
-        return received, fds
-    _close(fds)
-    return b"", []
-
-
-def _close(fds: list[int]) -> None:
-    for fd in fds:
-        os.close(fd)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -11,7 +12,7 @@ from time import monotonic, monotonic_ns
 from nvrx_slurm.core.rank import watch as core
 from nvrx_slurm.monitor import kill
 from nvrx_slurm.monitor.inspect import Inspection
-from nvrx_slurm.monitor.page import FINISHED, HEARTBEAT, INIT, LIMITS, LIMITS_AT, OUTSIDE, RANK_PID, SECTIONS, Page
+from nvrx_slurm.monitor.page import FINISHED, HEARTBEAT, INIT, LIMITS_AT, OUTSIDE, RANK_PID, SECTIONS, Page
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,15 +41,11 @@ class Progress:
         """Apply the limits that the rank told an earlier monitor of this worker, if they are plausible."""
         since_ns = self._words[LIMITS_AT]
         if self._init_ns and self._init_ns <= since_ns <= monotonic_ns():
-            values_ns = self._limit_words().tolist()
             try:
-                self.limits = self._configured.with_values([value / 1e9 if value else None for value in values_ns])
+                self.limits = self._configured.changed(json.loads(self._page.note))
                 self._limits_ns = since_ns
-            except ValueError:
+            except (ValueError, AttributeError):
                 pass
-
-    def _limit_words(self) -> memoryview:
-        return self._words[LIMITS : LIMITS + len(self._configured.values())]
 
     def change_limits(self, told: dict[str, Any]) -> None:
         """Apply limits that the rank has learned; every limit begins anew. Raises ValueError and changes nothing."""
@@ -56,9 +53,7 @@ class Progress:
             raise ValueError("limits can be changed after init_workload_monitoring() only")
         limits = self._configured.changed(told)
         self._words[LIMITS_AT] = 0  # if this monitor is killed from here on, the rank tells its successor again
-        words = self._limit_words()
-        for position, limit_s in enumerate(limits.values()):
-            words[position] = round(limit_s * 1e9) if limit_s else 0
+        self._page.note = json.dumps(told).encode()
         self._limits_ns = self._words[LIMITS_AT] = monotonic_ns()
         self.limits = limits
 
@@ -135,7 +130,7 @@ class Watched:
         self._channel = socket.socket(fileno=fds.inspector)
         self._rank = self.pid, fds.pidfd  # behind a wrapper another process
         self._hold_s: float = message["hold_s"]  # what an inspection of all ranks may take, before a hung one is ended
-        self._holds, self._step_until_s = False, 0.0
+        self._hold_until_s = self._step_until_s = 0.0
         self._exits: tuple[float, str] | None = None  # see core.View
 
     def judge(self, due_s: float) -> core.Judgement:
@@ -145,8 +140,8 @@ class Watched:
     def begin_end(self) -> None:
         """The rank is hung: choose the ladder that ends it."""
         pid, pidfd = self._find_rank()
-        hold = [(core.HOLD, self._hold_s)] if self._hold_s else []
-        self.ladder = [*hold, *core.stop_ladder(self._signum, kill.stacks_signal(pidfd, pid) != 0)]
+        self.ladder = [*core.stop_ladder(self._signum, kill.stacks_signal(pidfd, pid) != 0)]
+        self._hold_until_s = monotonic() + self._hold_s
 
     def _find_rank(self) -> tuple[int, int]:
         """Where the worker is a wrapper, the stacks are in the process that called init."""
@@ -162,9 +157,7 @@ class Watched:
 
     def release(self) -> None:
         """All ranks have been inspected, so that a hung one can be ended."""
-        self._hold_s = 0.0
-        if self._holds:
-            self._step_until_s = 0.0
+        self._hold_s = self._hold_until_s = 0.0
 
     def expect_exit(self) -> None:
         """Most ranks of the node have ended well; this one should, too."""
@@ -172,9 +165,8 @@ class Watched:
 
     def climb(self) -> float | None:
         """Take the steps of the ladder that are due; returns the time of the next one (monotonic s), None: no more."""
-        while self.ladder and monotonic() >= self._step_until_s:
+        while self.ladder and monotonic() >= max(self._hold_until_s, self._step_until_s):
             step, grace_s = self.ladder.pop(0)
-            self._holds = step == core.HOLD
             if step == core.STACKS:
                 pid, pidfd = self._rank
                 kill.ask_for_stacks(pidfd, pid)
@@ -184,7 +176,7 @@ class Watched:
             elif step == core.KILL:
                 kill.kill_group(self.fds.pidfd, self.pid)  # its agent lives, and kills the rest when the cycle ends
             self._step_until_s = monotonic() + grace_s
-        return self._step_until_s if self.ladder else None
+        return max(self._hold_until_s, self._step_until_s) if self.ladder else None
 
     def kill(self, agent: int | None = None) -> bool:
         """Kill the rank and its descendants; whether any lived, so that another call is needed.

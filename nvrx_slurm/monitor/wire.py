@@ -1,4 +1,4 @@
-"""One JSON object per line: the messages of rank, rank monitor and agent. Versioned and bounded.
+"""One JSON object per packet: the messages of rank, rank monitor and agent. Versioned and bounded.
 
 Rank -> monitor (one request per connection)   `{"v":1,"type":"init","rank":3,"local_rank":1}`
                                                `{"v":1,"type":"limits","rank_heartbeat_timeout":12.5,...}`

@@ -51,16 +51,14 @@ def python(peer: str, *arguments: str, **env: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=kept, cwd="/", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-@pytest.mark.parametrize("way", ["tcp", "unix"])
-def test_their_client_asks_our_service(tmp_path: Path, peer: str, way: str) -> None:
+def test_their_client_asks_our_service(tmp_path: Path, peer: str) -> None:
     settings = job(tmp_path)
     log = log_of(settings, 5)
     with running(settings) as process:
         process.line("ready")
         process.tell(5, log, fault())
         process.line("cycle")
-        endpoint = f"http://127.0.0.1:{settings.port}" if way == "tcp" else f"unix://{settings.socket}"
-        client = python(peer, "-c", _CLIENT, endpoint, log)
+        client = python(peer, "-c", _CLIENT, f"http://127.0.0.1:{settings.port}", log)
         said = client.communicate(timeout=60)[0]
         assert client.returncode == 0, said
         submitted, result = map(json.loads, said.splitlines()[-2:])

@@ -8,6 +8,7 @@ import os
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -71,6 +72,18 @@ def until(condition: Any, what: str) -> None:
 def status(pid: int) -> dict[str, str]:
     text = Path(f"/proc/{pid}/status").read_text()
     return dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
+
+
+def ask(path: str, data: bytes, fds: tuple[int, ...] = ()) -> bytes:
+    """The monitor's answer to `data`; empty if it only hangs up."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.settimeout(WAIT_S)
+        sock.connect(path)
+        try:
+            socket.send_fds(sock, [data], list(fds))
+            return sock.recv(65536)
+        except OSError:
+            return b""
 
 
 class Worker:
@@ -227,10 +240,7 @@ class Rig:
 
     async def settled(self) -> None:
         """The monitor has handled its watch and sleeps."""
-        reader, writer = await asyncio.open_unix_connection(self.path)
-        writer.write(b'{"v":1,"type":"are you there"}\n')
-        assert b"does not know" in await asyncio.wait_for(reader.readline(), WAIT_S)
-        writer.close()
+        assert b"does not know" in await asyncio.to_thread(ask, self.path, b'{"v":1,"type":"are you there"}\n')
         until(lambda: status(self.pid)["State"].startswith("S"), "the monitor sleeps")
 
     async def stopped_while(self, deed: Callable[[], Any]) -> Any:

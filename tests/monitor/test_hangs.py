@@ -181,7 +181,7 @@ async def test_garbage_in_a_page_harms_its_rank_only(last: int):
         client.send_heartbeat()
         client.start_section("a")
         pid, words = rig.pid, client._page.words
-        for word in range(SECTIONS, 512):
+        for word in range(SECTIONS, len(words)):
             words[word] = last
         words[MAGIC] = words[HEARTBEAT] = words[OUTSIDE] = words[LIMITS_AT] = last
         await rig.settled()

@@ -12,28 +12,16 @@ import sys
 from typing import Any
 
 import pytest
-from monitor_harness import WAIT_S, Rig, kill_monitor, story
+from monitor_harness import WAIT_S, Rig, ask, kill_monitor, story
 
 from nvrx_slurm.fault_tolerance import RankMonitorClientError, WorkloadAction, WorkloadControlRequest
 from nvrx_slurm.monitor import main, requests, transport, wire
 from nvrx_slurm.monitor.main import MAX_CONTINUES, Monitor
 
 
-async def ask(path: str, data: bytes, fds: tuple[int, ...] = ()) -> dict[str, Any] | None:
-    """The monitor's answer to `data`; None if it only hangs up."""
-
-    def blocking() -> bytes:
-        with socket.socket(socket.AF_UNIX) as sock:
-            sock.settimeout(WAIT_S)
-            sock.connect(path)
-            try:
-                socket.send_fds(sock, [data], list(fds))
-                sock.shutdown(socket.SHUT_WR)
-                return sock.recv(65536)
-            except OSError:
-                return b""
-
-    reply = await asyncio.to_thread(blocking)
+async def asked(path: str, data: bytes, fds: tuple[int, ...] = ()) -> dict[str, Any] | None:
+    """The monitor's answer; None if it only hangs up."""
+    reply = await asyncio.to_thread(ask, path, data, fds)
     return json.loads(reply) if reply else None
 
 
@@ -66,11 +54,11 @@ async def test_refusals_change_nothing():
     """Each refusal is one answer, also where it quotes a long request. File descriptors of peers are not kept."""
     async with Rig() as rig:
         client = rig.rank(rank_section_timeouts={"step": None})
-        assert "after init" in (await ask(rig.path, line(rank_heartbeat_timeout=5)) or {})["error"]
+        assert "after init" in (await asked(rig.path, line(rank_heartbeat_timeout=5)) or {})["error"]
         client.init_workload_monitoring()
         pid, path = rig.pid, rig.path
         for data, token in REFUSED:
-            reply = await ask(path, data)
+            reply = await asked(path, data)
             assert reply is not None and reply["type"] == "error" and len(reply["error"]) <= 500, data[:40]
             assert token in reply["error"], data[:40]
         rig.monitor.hear()
@@ -78,7 +66,7 @@ async def test_refusals_change_nothing():
         before = len(os.listdir(f"/proc/{pid}/fd"))
         null = os.open(os.devnull, os.O_RDONLY)
         for _ in range(5):
-            assert await ask(path, b'{"v":1,"type":"are you there"}\n', (null,) * 200)
+            assert await asked(path, b'{"v":1,"type":"are you there"}\n', (null,) * 200)
         os.close(null)
         assert len(os.listdir(f"/proc/{pid}/fd")) <= before + 1  # the last connection is about to be closed
         assert rig.pid == pid and not rig.hangs
@@ -87,15 +75,17 @@ async def test_refusals_change_nothing():
 @story
 async def test_idle_connections_delay_neither_requests_nor_the_kill():
     async with Rig() as rig:
-        idle = [await asyncio.open_unix_connection(rig.path) for _ in range(2 * requests.MAX_CONNECTIONS)]
+        idle = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2 * requests.MAX_CONNECTIONS)]
+        for one in idle:
+            one.connect(rig.path)
         client = rig.rank(rank_heartbeat_timeout=0.2)
         client.init_workload_monitoring()  # the oldest idle connections are dropped
         client.send_heartbeat()
         assert (await rig.sentence()).startswith("no heartbeat for ")
         assert len(os.listdir(f"/proc/{rig.pid}/fd")) < 2 * requests.MAX_CONNECTIONS
         client.shutdown_workload_monitoring()
-        for _, writer in idle:
-            writer.close()
+        for one in idle:
+            one.close()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can try as another user")
@@ -105,9 +95,9 @@ async def test_other_users_get_no_answer():
     code = """
 import os, socket, sys
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
-sock = socket.socket(socket.AF_UNIX)
+sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 sock.connect(sys.argv[1])
-sock.sendall(b'{"v":1,"type":"init"}\\n')
+sock.send(b'{"v":1,"type":"init"}\\n')
 print(sock.recv(65536))
 """
     async with Rig() as rig:

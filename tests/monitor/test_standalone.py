@@ -17,7 +17,7 @@ from nvrx_slurm.fault_tolerance import (
     WorkloadAction,
     WorkloadControlRequest,
 )
-from nvrx_slurm.monitor.collective import device_for
+from nvrx_slurm.monitor.distributed import device_for
 from nvrx_slurm.testing import standalone_monitor
 
 

@@ -59,7 +59,7 @@ class Life:
         self.pidfd = -1
         self.hung = False
         self.broken = False  # the page cannot be read; that was said
-        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.page_fd = -1
         self.look_end, self.rank_end = socket.socketpair()  # for monitor.inspect
         try:
