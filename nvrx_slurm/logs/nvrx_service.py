@@ -17,14 +17,13 @@ from typing import Any
 
 from nvrx_slurm.child import program
 from nvrx_slurm.core.logs.names import index_file
-from nvrx_slurm.errors import NEEDS_GRPC
 from nvrx_slurm.logs import nvrx_logs_pb2 as pb
 from nvrx_slurm.system.files import write_all
 
 try:
     import grpc
 except ModuleNotFoundError:  # starting it again would not help
-    print(f"--ft-log-server-grpc-port: {NEEDS_GRPC}", file=sys.stderr)
+    print("--ft-log-server-grpc-port: gRPC is missing: pip install 'nvrx_slurm[log-service]'", file=sys.stderr)
     sys.exit(program.GIVEN_UP)
 
 NAME = "nvidia_resiliency_ext.fault_tolerance.LogAggregationService"

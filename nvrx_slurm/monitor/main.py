@@ -74,7 +74,7 @@ class Monitor:
             elif self._watched is not None and fd == self._watched.fds.pidfd:
                 self._on_worker_exit()
             elif self._requests is not None:
-                self._requests.serve(fd)
+                self._requests.serve()
         return woken_s if deadline_s is None else min(woken_s, deadline_s)
 
     # --- the rank ---------------------------------------------------------------------------------
@@ -220,8 +220,9 @@ class Monitor:
         listener = socket.socket(fileno=fds.listener)
         mark = f"{wire.SOCKET_ENV}={listener.getsockname()}".encode()
         self._watched = Watched(message, mark, fds)
-        self._requests = Requests(listener, self._answer, self._poll)
-        self._poll.register(fds.pidfd, select.POLLIN)
+        self._requests = Requests(listener, self._answer)
+        for fd in (listener.fileno(), fds.pidfd):
+            self._poll.register(fd, select.POLLIN)
 
     def _forget(self) -> None:
         self._stop_serving()
@@ -232,9 +233,10 @@ class Monitor:
     def _stop_serving(self) -> None:
         """No more requests and judgements: the worker is dead or dropped. Its pidfd stays open for its group."""
         if self._requests is not None and self._watched is not None:
-            self._requests.close()
+            for fd in (self._requests.socket.fileno(), self._watched.fds.pidfd):
+                self._poll.unregister(fd)
+            self._requests.socket.close()
             self._requests = None
-            self._poll.unregister(self._watched.fds.pidfd)
 
 
 def _earliest(*times: float | None) -> float | None:

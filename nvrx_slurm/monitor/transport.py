@@ -34,7 +34,7 @@ def request(path: str, kind: str, **fields: object) -> tuple[dict[str, object], 
             break
         if time.monotonic() + _RETRY_S > deadline_s:
             raise RankMonitorClientError(f"the rank monitor at {path} gave no answer within {REPLY_TIMEOUT_S:g} s")
-        time.sleep(_RETRY_S)  # it was killed, or dropped the connection; its successor listens on the same socket
+        time.sleep(_RETRY_S)  # it was killed; its successor has the same socket
     try:
         message = wire.decode(reply)
         if message["type"] == "ok":
@@ -48,23 +48,23 @@ def request(path: str, kind: str, **fields: object) -> tuple[dict[str, object], 
 
 
 def _try(path: str, line: bytes, deadline_s: float) -> tuple[bytes, list[int]]:
-    """One connection; returns (b"", []) if the request should be sent again."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-        sock.settimeout(max(0.001, deadline_s - time.monotonic()))
+    """One try; returns (b"", []) if the request should be sent again."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        for one in (ours, sock):
+            one.settimeout(max(0.001, deadline_s - time.monotonic()))
         try:
-            sock.connect(path)
+            with theirs:
+                sock.connect(path)
+                socket.send_fds(sock, [line], [theirs.fileno()])
+            reply, fds, _, _ = socket.recv_fds(ours, wire.MAX_LINE_BYTES, MOST_FDS, socket.MSG_CMSG_CLOEXEC)
+            return reply, fds
         except (FileNotFoundError, ConnectionRefusedError):
             raise RankMonitorClientError(
                 f"no rank monitor listens at {path}: the launcher that started this process is gone, or this process "
                 "has outlived the cycle it was started for"
             ) from None
-        except (TimeoutError, BlockingIOError):  # the latter: its backlog is full
+        except (TimeoutError, ConnectionError):  # its queue is full, or it was killed
             return b"", []
         except OSError as error:
             raise RankMonitorClientError(f"the rank monitor at {path} cannot be reached: {error}") from None
-        try:
-            sock.send(line)
-            reply, fds, _, _ = socket.recv_fds(sock, wire.MAX_LINE_BYTES, MOST_FDS, socket.MSG_CMSG_CLOEXEC)
-            return reply, fds
-        except OSError:
-            return b"", []

@@ -175,6 +175,7 @@ def test_another_job_that_writes_the_file_is_waited_for_and_named(merge: Stage) 
     second.tell(cycle=0, files=[("4712/r0/cycle_0/node_0_n0/rank_0.out", 0)], world=1)
     path = merge.logs / "4712/r0/cycle_0/node_0_n0/rank_0.out"
     assert "4711/r0" in theirs.packet("say") and "%j" in theirs.said[0]
+    path.parent.mkdir(parents=True)
     path.write_bytes(b"theirs\n")
     merge.programs[0].kill()
     merge.until(lambda: merge.merged() == b"0: ours\n0: theirs\n", "it appends when the other job is gone")

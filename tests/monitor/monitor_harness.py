@@ -75,15 +75,14 @@ def status(pid: int) -> dict[str, str]:
 
 
 def ask(path: str, data: bytes, fds: tuple[int, ...] = ()) -> bytes:
-    """The monitor's answer to `data`; empty if it only hangs up."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-        sock.settimeout(WAIT_S)
-        sock.connect(path)
-        try:
-            socket.send_fds(sock, [data], list(fds))
-            return sock.recv(65536)
-        except OSError:
-            return b""
+    """The monitor's answer to `data`, which comes with more descriptors; empty if there is none."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        ours.settimeout(WAIT_S)
+        with theirs:
+            sock.connect(path)
+            socket.send_fds(sock, [data], [theirs.fileno(), *fds])
+        return ours.recv(65536)
 
 
 class Worker:
@@ -243,12 +242,17 @@ class Rig:
         assert b"does not know" in await asyncio.to_thread(ask, self.path, b'{"v":1,"type":"are you there"}\n')
         until(lambda: status(self.pid)["State"].startswith("S"), "the monitor sleeps")
 
+    @property
+    def has_request(self) -> bool:
+        """Whether one waits in the rank's socket."""
+        life = self.monitor._life
+        return life is not None and bool(select.select([life.listener], [], [], 0)[0])
+
     async def stopped_while(self, deed: Callable[[], Any]) -> Any:
         """Result of `deed`, a request to the monitor, which is stopped before and killed while the rank waits."""
         self.stop()
         done = asyncio.get_running_loop().run_in_executor(None, deed)
-        sockets = Path("/proc/net/unix")
-        until(lambda: sum(one.endswith(self.path) for one in sockets.read_text().splitlines()) > 1, "has connected")
+        until(lambda: self.has_request, "a request waits")
         os.kill(self.pid, signal.SIGKILL)
         return await done
 

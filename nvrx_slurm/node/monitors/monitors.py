@@ -30,8 +30,6 @@ from nvrx_slurm.system.files import MAX_SOCKET_PATH_BYTES
 
 log = logging.getLogger(__name__)
 
-_BACKLOG = 128
-
 
 def faulthandler_env() -> dict[str, str]:
     """What lets a monitored worker print its stacks."""
@@ -59,13 +57,13 @@ class Life:
         self.pidfd = -1
         self.hung = False
         self.broken = False  # the page cannot be read; that was said
-        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # before the first request
         self.page_fd = -1
         self.look_end, self.rank_end = socket.socketpair()  # for monitor.inspect
         try:
             self.page_fd = create_page()
             self.listener.bind(os.fspath(self.path))
-            self.listener.listen(_BACKLOG)
         except OSError:
             self.close()
             raise
