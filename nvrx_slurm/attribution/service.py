@@ -25,8 +25,6 @@ from nvrx_slurm.system.files import write_atomic
 _log = logging.getLogger(__name__)
 _FILE_S = 5.0  # for the log tree's file system
 _MOST_RESULTS = 1000
-_SAME = 3  # equal failures in a row, over requeues, after which another try is pointless
-_SLACK_S = 60.0  # starts differ
 # Parts of replies that are always the same here.
 _SUBMITTED = {"submitted": True, "mode": "single", "logs_dir": None, "sched_restarts": 0}
 _NOTHING = {"action": "UNKNOWN", "reason": "", "source": ""}
@@ -39,7 +37,7 @@ _TCP = Path("/proc/self/net/tcp")
 
 
 class Service:
-    """Answers by the rules that the coordinator has applied, by the job's history, and by a language model."""
+    """Answers by the rules that the coordinator has applied, and by a language model."""
 
     def __init__(self, spec: AttributionSpec, say: Callable[[str], None]) -> None:
         self._spec, self._say = spec, say
@@ -60,16 +58,18 @@ class Service:
         if not news.over:
             return Answer()
         answer = by_rules(news)
-        try:
-            answer = await bounded.call_async(lambda: judged(news, self._spec.tree), _FILE_S, "the log tree")
-            self._results[news.log] = news.cycle, answer
-            if self._llm is not None and news.fault:
-                answer = await self._llm.about(news, answer)
-                await bounded.call_async(lambda: keep(news, answer, self._spec.tree), _FILE_S, "the log tree")
-        except (bounded.Overrun, OSError, ValueError, LookupError) as error:
-            _log.warning("cycle %d: the log tree cannot be used: %s", news.cycle, error)
-        self._results[news.log] = news.cycle, answer
+        await self._keep(news, answer)
+        if self._llm is not None and news.fault:
+            answer = await self._llm.about(news, answer)
+            await self._keep(news, answer)
         return answer
+
+    async def _keep(self, news: CycleNews, answer: Answer) -> None:
+        self._results[news.log] = news.cycle, answer
+        try:
+            await bounded.call_async(lambda: keep(news, answer, self._spec.tree), _FILE_S, "the log tree")
+        except (bounded.Overrun, OSError) as error:
+            _log.warning("cycle %d: the log tree cannot be used: %s", news.cycle, error)
 
     def reply(self, request: str, asked: dict[str, Any]) -> Any:
         """To an HTTP request, in a thread of its own. The service knows the logs of its job before any client does."""
@@ -121,41 +121,12 @@ def by_rules(news: CycleNews) -> Answer:
     return Answer(action, reason, "rules", result)
 
 
-def judged(news: CycleNews, tree: str) -> Answer:
-    """The answer of the rules and of the history, which is kept. Blocks while the log tree's file system does."""
-    answer = by_rules(news)
-    if _ends_alike(news, answer, tree):
-        reason = f"the same failure {_SAME} times in a row, {answer.reason}"
-        answer = Answer("STOP", reason, "rules", answer.result | {"decision": "STOP", "justification": reason})
-    keep(news, answer, tree)
-    return answer
-
-
 def keep(news: CycleNews, answer: Answer, tree: str) -> None:
     """Write the result into the log tree. Raises OSError."""
     folder = Path(tree, FOLDER)
     folder.mkdir(exist_ok=True)
-    record = asdict(news) | {"mark": _mark(news, answer)} | asdict(answer)
+    record = asdict(news) | asdict(answer)
     write_atomic(folder / f"cycle_{news.cycle}.json", json.dumps(record, indent=1).encode())
-
-
-def _mark(news: CycleNews, answer: Answer) -> str:
-    """Equal for equal failures of the user's code on the same rank; "" for others."""
-    fingerprint = answer.result.get("primary_failure", {}).get("root_fingerprint")
-    if not fingerprint or answer.result["failure_domain"] != "user":
-        return ""
-    return f"{fingerprint} of rank {news.fault.get('rank')}"
-
-
-def _ends_alike(news: CycleNews, answer: Answer, tree: str) -> bool:
-    """Whether the cycles before, those before a requeue included, failed alike after about the same time: one that
-    runs longer has got further."""
-    mark, own = _mark(news, answer), Path(tree, FOLDER, f"cycle_{news.cycle}.json")
-    results = sorted(Path(tree).parent.glob(f"r*/{FOLDER}/cycle_*.json"), key=os.path.getmtime)
-    before = [json.loads(path.read_bytes()) for path in results if path != own][1 - _SAME :]
-    times = [news.lasted_s, *(one["lasted_s"] for one in before)]
-    alike = len(times) == _SAME and all(one["mark"] == mark for one in before)
-    return bool(mark) and alike and max(times) <= 2 * min(times) + _SLACK_S
 
 
 # --- over HTTP ----------------------------------------------------------------------------------

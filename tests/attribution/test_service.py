@@ -76,27 +76,6 @@ def test_a_cycle_from_its_start_to_its_answer(tmp_path: Path) -> None:
     assert "cycle 0" in Path(f"{os.path.splitext(settings.prefix)[0]}_attribution.log").read_text()
 
 
-@pytest.mark.parametrize(
-    ("third", "stop"),
-    [
-        ({}, True),
-        ({"lasted_s": 500.0}, False),  # it has got further
-        ({"fault": fault("KeyError: 7")}, False),
-        ({"fault": fault(rank=4)}, False),
-        ({"fault": {}}, False),
-    ],
-)
-def test_equal_failures_over_requeues_give_stop(tmp_path: Path, third: dict[str, Any], stop: bool) -> None:
-    for run, more in (("r0", {}), ("r1", {}), ("r2", third), ("r3", {})):
-        settings = job(tmp_path, tree=str(tmp_path / "logs" / "7" / run))
-        Path(settings.tree).mkdir(parents=True, exist_ok=True)
-        with running(settings) as process:
-            process.tell(0, log_of(settings, 0), **({"fault": fault(), "lasted_s": 20.0} | more))
-            told = process.line("cycle")
-            assert process.end() == 0
-        assert told["stop"] is (run in ("r2", "r3") and stop), run
-
-
 def test_our_client_and_our_service_understand_each_other(tmp_path: Path) -> None:
     settings = job(tmp_path)
     log = log_of(settings, 0)

@@ -34,9 +34,7 @@ def test_clean_lines_come_out_as_they_are_behind_their_prefix(data: bytes, piece
     assert taken(data, pieces, prefix) == expected
 
 
-@given(
-    st.binary(max_size=2000).filter(lambda data: b"devices:" not in data), st.lists(st.integers(0, 200), max_size=10)
-)
+@given(st.binary(max_size=2000), st.lists(st.integers(0, 200), max_size=10))
 def test_any_bytes_become_valid_text_without_nul_whatever_the_pieces(data: bytes, pieces: list[int]) -> None:
     found = taken(data, pieces)
     found.decode()
@@ -52,8 +50,6 @@ def test_any_bytes_become_valid_text_without_nul_whatever_the_pieces(data: bytes
         (b"10%\r20%\r30%\r\n", b"30%\n"),
         (b"dos\r\n\r\n", b"dos\n\n"),
         (b"a\x0bb\x0cc\x1cd\xc2\x85e\xe2\x80\xa8f\n", b"a\x0bb\x0cc\x1cd\xc2\x85e\xe2\x80\xa8f\n"),
-        (b"x\nCharacter devices:\n  1 mem\n195 nvidia\n\nBlock devices:\n  8 sd\nstep 1\n", b"x\n\n" + b"step 1\n"),
-        (b"100 steps\n", b"100 steps\n"),
         (b" 3: imitates us\n", b" 3: imitates us\n"),
         (b"\x1b[2J\n", b"\x1b[2J\n"),
     ],

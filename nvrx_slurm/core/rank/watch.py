@@ -10,6 +10,10 @@ from __future__ import annotations
 
 from collections import namedtuple
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 STACKS_GRACE_S = 2.0  # for faulthandler to print all threads; it needs milliseconds unless stderr is stuck
 SIGNAL_GRACE_S = 10.0  # for a worker to act on a `rank_termination_signal` of the user's choice
 LATE_END_S = 60.0  # an end that takes longer is said
@@ -29,7 +33,14 @@ STEP_SECTION = "step"
 WARMUP_SECTION = "warmup"
 
 
-class Limits:
+class Limits(
+    namedtuple(
+        "Limits",
+        "rank_init_timeout initial_rank_heartbeat_timeout rank_heartbeat_timeout rank_out_of_section_timeout "
+        "rank_section_timeouts workload_check_interval rank_exit_timeout",
+        defaults=(None, None, None, None, None, 5.0, None),
+    )
+):
     """Limits for the time without progress of a rank.
 
     `rank_init_timeout`: from the worker's start to `init_workload_monitoring()`.
@@ -40,32 +51,24 @@ class Limits:
     `rank_exit_timeout`: from `View.exits` to the end of the process.
     Each > 0 or None. `workload_check_interval`: the least limit that a rank can learn, unless a shorter one was
     configured: a learned limit of milliseconds would kill healthy ranks. Raises ValueError, one sentence, for others.
-
-    `slots`: (name for messages, limit) of each section word of the page; see `slots_of()`.
     """
 
-    def __init__(
-        self,
-        rank_init_timeout: float | None = None,
-        initial_rank_heartbeat_timeout: float | None = None,
-        rank_heartbeat_timeout: float | None = None,
-        rank_out_of_section_timeout: float | None = None,
-        rank_section_timeouts: dict[str, float | None] | None = None,
-        workload_check_interval: float = 5.0,
-        rank_exit_timeout: float | None = None,
-    ) -> None:
-        self.rank_init_timeout = _limit("rank_init_timeout", rank_init_timeout)
-        self.initial_rank_heartbeat_timeout = _limit("initial_rank_heartbeat_timeout", initial_rank_heartbeat_timeout)
-        self.rank_heartbeat_timeout = _limit("rank_heartbeat_timeout", rank_heartbeat_timeout)
-        self.rank_out_of_section_timeout = _limit("rank_out_of_section_timeout", rank_out_of_section_timeout)
-        self.rank_exit_timeout = _limit("rank_exit_timeout", rank_exit_timeout)
-        self.workload_check_interval = _limit("workload_check_interval", workload_check_interval) or 0.0
-        sections = _sections(rank_section_timeouts)
-        self.rank_section_timeouts = sections
-        self.slots = tuple(
+    __slots__ = ()
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Limits:
+        given = super().__new__(cls, *args, **kwargs)._asdict()
+        sections = _sections(given.pop("rank_section_timeouts"))
+        limits = {name: _limit(name, value) for name, value in given.items()}
+        return super().__new__(cls, rank_section_timeouts=sections, **limits)
+
+    @property
+    def slots(self) -> list[tuple[str, float | None]]:
+        """(name for messages, limit) of each section word of the page; see `slots_of()`."""
+        sections = self.rank_section_timeouts
+        return [
             (f"section {name!r}" if own else f"section {STEP_SECTION!r} (warm-up)", sections[name])
             for name, own in slots_of(list(sections))
-        )
+        ]
 
     def changed(self, told: dict[str, object]) -> Limits:
         """These limits with those that a rank has learned, by the same names.
@@ -84,12 +87,10 @@ class Limits:
                 found[name] = self._enforced(_limit(name, value), getattr(self, name))
             else:
                 raise ValueError(f"{str(name)[:40]!r} is not a limit that a rank can change")
-        initial, between, outside = (found.get(name, getattr(self, name)) for name in _LEARNED)
-        of_agent = self.workload_check_interval, self.rank_exit_timeout
-        return Limits(self.rank_init_timeout, initial, between, outside, sections, *of_agent)
+        return self._replace(rank_section_timeouts=sections, **found)
 
     def _enforced(self, learned: float | None, configured: float | None) -> float | None:
-        least_s = self.workload_check_interval
+        least_s = self.workload_check_interval or 0.0
         return None if learned is None else max(learned, least_s if configured is None else min(least_s, configured))
 
 
