@@ -335,6 +335,7 @@ def loaded(code: str) -> set[str]:
 def test_no_launcher_loads_torch(code: str) -> None:
     modules = loaded(code)
     assert not modules & {"torch", "numpy", "httpx", "yaml", "grpc", "cryptography"}  # a launcher that starts quickly
+    assert "fault_tolerance" not in code or "asyncio" not in modules  # a rank, too
 
 
 BASE = {"torch", "click", "pyyaml", "nvidia-ml-py", "filelock", "protobuf", "cryptography"}

@@ -159,13 +159,12 @@ class Monitor:
                 watched.requests_passed += 1
                 self._tell(watched, action, description[:MAX_CONTINUE_CHARS])
         elif strength > watched.strongest:
-            if not self._tell(watched, action, description):
-                raise wire.WireError("the launcher cannot be told: it is gone, or this node is out of memory")
+            self._tell(watched, action, description)
             watched.strongest = strength
         return wire.encode("ok")
 
-    def _tell(self, watched: Watched, action: str, description: str) -> bool:
-        return _send(self._control, "control", **watched.ids, action=action, description=description)
+    def _tell(self, watched: Watched, action: str, description: str) -> None:
+        _send(self._control, "control", **watched.ids, action=action, description=description)
 
     # --- the agent --------------------------------------------------------------------------------
 
@@ -272,13 +271,12 @@ def _fork(which: dict[int, socket.socket]) -> bool:
     return False
 
 
-def _send(control: socket.socket, kind: str, **fields: object) -> bool:
-    """Tell the agent; False if its channel is full or closed."""
+def _send(control: socket.socket, kind: str, **fields: object) -> None:
+    """Tell the agent, unless its channel is full or closed."""
     try:
         control.send(wire.encode(kind, **fields), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
     except OSError:
-        return False
-    return True
+        pass
 
 
 def main(argv: list[str]) -> int:

@@ -144,7 +144,7 @@ def test_a_service_by_https_must_prove_who_it_is(
     service = fake(SUBMITTED, status("completed", "STOP"))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert, key)
-    service.wrap = context.wrap_socket
+    service.prove_itself(context)
     if known:
         monkeypatch.setenv("SSL_CERT_FILE", cert)
     answer, said = answer_of(service.url.replace("http:", "https:"))

@@ -16,8 +16,8 @@ import pytest
 from monitor_harness import WAIT_S, Rig, ask, kill_monitor, story
 
 from nvrx_slurm.fault_tolerance import RankMonitorClientError, WorkloadAction, WorkloadControlRequest
-from nvrx_slurm.monitor import main, transport, wire
-from nvrx_slurm.monitor.main import MAX_CONTINUES, Monitor
+from nvrx_slurm.monitor import transport, wire
+from nvrx_slurm.monitor.main import MAX_CONTINUES
 
 
 async def asked(path: str, data: bytes, fds: tuple[int, ...] = ()) -> dict[str, Any] | None:
@@ -212,21 +212,3 @@ async def test_continues_leave_room_for_what_matters(length: int):
         told = [action for action, _ in heard(rig)]
         assert told == ["Continue"] * MAX_CONTINUES + ["ExcludeThisNode", "ShutdownWorkload"]
         assert rig.hangs and rig.hangs[0]["sentence"].startswith("no heartbeat for ")
-
-
-def test_a_monitor_without_its_agent_refuses_what_matters():
-    """Between the agent's death and the monitor's own end a rank may still ask."""
-
-    class NoWorker:
-        ids, requests_passed, strongest = {"pid": 1}, 0, 0
-
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours.close()
-    with theirs:
-        monitor, worker = Monitor(theirs, "/nonexistent", "rank0."), NoWorker()
-        message = {"description": "why"}
-        assert monitor._pass_on(worker, message | {"action": "Continue"}) == wire.encode("ok")
-        for action in ("ExcludeThisNode", "ShutdownWorkload", "ShutdownWorkload"):
-            with pytest.raises(wire.WireError, match="launcher"):
-                monitor._pass_on(worker, message | {"action": action})
-    assert main.MAX_CONTINUE_CHARS < wire.MAX_DESCRIPTION_CHARS
