@@ -18,7 +18,7 @@ import time
 from typing import Any
 
 from nvrx_slurm.attribution.client import Client
-from nvrx_slurm.attribution.records import Answer, AttributionSpec, CycleNews
+from nvrx_slurm.attribution.records import AttributionSpec, CycleNews, Recommendation
 from nvrx_slurm.attribution.web import Trouble, Web
 from nvrx_slurm.child.program import Program, run
 
@@ -46,9 +46,11 @@ class Attribution(Program):
         self._tasks = set[asyncio.Task[None]]()
         self._export = Web(spec.export_url) if spec.export_url else None
         if not spec.endpoint:
-            from nvrx_slurm.attribution.service import Service  # its rules and its server are not for clients
+            from nvrx_slurm.attribution.service import (
+                AttributionService,  # its rules and its server are not for clients
+            )
 
-            service = Service(spec, self.say)
+            service = AttributionService(spec, self.say)
             self._answer, where = service.answer, service.where
             self.say(f"the attribution service listens on {where or 'no port'}")
         else:
@@ -73,7 +75,7 @@ class Attribution(Program):
         self.end()
 
     async def _attend(self, news: CycleNews) -> None:
-        began_s, answer = time.monotonic(), Answer()
+        began_s, answer = time.monotonic(), Recommendation()
         try:
             answer = await self._answer(news)
         except Trouble as trouble:
@@ -92,7 +94,7 @@ class Attribution(Program):
                 _log.warning("the result of cycle %d was not exported: %s", news.cycle, trouble)
 
 
-def record(spec: AttributionSpec, news: CycleNews, answer: Answer, took_s: float) -> dict[str, Any]:
+def record(spec: AttributionSpec, news: CycleNews, answer: Recommendation, took_s: float) -> dict[str, Any]:
     """One result, with the names that dashboards of NVRx know: s text, l whole number, d number, ts time."""
     primary = answer.result.get("primary_failure", {})
     hung = [news.fault["rank"]] if news.fault.get("kind") == "hang" else []

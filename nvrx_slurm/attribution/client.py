@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from nvrx_slurm.attribution.records import Answer, AttributionSpec, CycleNews
+from nvrx_slurm.attribution.records import AttributionSpec, CycleNews, Recommendation
 from nvrx_slurm.attribution.web import Trouble, Web, json_object
 
 _REQUEST_S, _AT_ONCE = 10.0, 4
@@ -35,7 +35,7 @@ class Client:
         """Whether the service has not answered for a while."""
         return self._failures >= _FAILURES
 
-    async def answer(self, news: CycleNews) -> Answer:
+    async def answer(self, news: CycleNews) -> Recommendation:
         """What the service says. Raises Trouble where it says nothing in time."""
         until_s = self._now() + _ANSWER_WITHIN_S  # no cancellation: before Python 3.12 wait_for can lose one
         about = {"log_path": news.log, "cycle_id": news.cycle, "user": self._spec.user, "job_id": self._spec.job_id}
@@ -53,7 +53,7 @@ class Client:
                 return answer
             if self._now() > until_s:
                 raise Trouble(f"no answer within {_ANSWER_WITHIN_S:g} s")
-        return Answer()
+        return Recommendation()
 
     async def _ask(self, news: CycleNews, until_s: float, method: str, **what: Any) -> dict[str, Any]:
         """The reply, after as many requests as it takes: a log may come to the file system after its news."""
@@ -76,13 +76,13 @@ class Client:
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
-def _answer_in(reply: Mapping[str, Any]) -> Answer | None:
+def _answer_in(reply: Mapping[str, Any]) -> Recommendation | None:
     """The answer in a reply to GET /logs; None while the service is still at it."""
     status, said = str(reply.get("status", "completed")).lower(), reply.get("recommendation")
     if status in _RUNNING:
         return None
     if status != "completed" or not isinstance(said, Mapping):
-        return Answer(reason="the analysis failed" if status == "failed" else "")
+        return Recommendation(reason="the analysis failed" if status == "failed" else "")
     action = str(said.get("action", "")).strip().upper().replace(" ", "_")
     action = action if action in _ACTIONS else "UNKNOWN"
-    return Answer(action, str(said.get("reason") or ""), str(said.get("source") or ""))
+    return Recommendation(action, str(said.get("reason") or ""), str(said.get("source") or ""))

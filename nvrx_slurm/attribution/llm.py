@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from nvrx_slurm.attribution.records import FOLDER, Answer, AttributionSpec, CycleNews, read_key
+from nvrx_slurm.attribution.records import FOLDER, AttributionSpec, CycleNews, Recommendation, read_key
 from nvrx_slurm.attribution.redact import Redactor
 from nvrx_slurm.attribution.web import Trouble, Web, json_object
 from nvrx_slurm.health.check import one_line
@@ -49,7 +49,7 @@ class LanguageModel:
         self._known: dict[str, dict[str, Any]] = {}  # what was said, by fingerprint
         self._lock = asyncio.Lock()
 
-    async def about(self, news: CycleNews, answer: Answer) -> Answer:
+    async def about(self, news: CycleNews, answer: Recommendation) -> Recommendation:
         """`answer`, with a story if there is one."""
         mark = answer.result["primary_failure"]["root_fingerprint"]
         if answer.result["failure_domain"] == "slurm":  # a time limit needs no story
@@ -67,7 +67,7 @@ class LanguageModel:
         self._say(f"the language model gives no usable story ({why}); the rules stand alone")
         return answer
 
-    async def _ask(self, news: CycleNews, answer: Answer) -> dict[str, Any]:
+    async def _ask(self, news: CycleNews, answer: Recommendation) -> dict[str, Any]:
         """The checked reply. Raises what `about` catches."""
         key, hosts, evidence = await bounded.call_async(lambda: self._read(news), _FILE_S, "log tree")
         names = Redactor([self._spec.user], hosts)
@@ -144,7 +144,7 @@ def _checked(reply: dict[str, Any], lines: list[str]) -> dict[str, Any]:
     return {"story": clean, "rule": rule, "citations": plain}
 
 
-def _joined(answer: Answer, told: dict[str, Any]) -> Answer:
+def _joined(answer: Recommendation, told: dict[str, Any]) -> Recommendation:
     """The rules' answer with the story; a rule that is doubted is less sure, and no action gets harder."""
     primary, action = dict(answer.result["primary_failure"]), answer.action
     if told["rule"] != "agree":

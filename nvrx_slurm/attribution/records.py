@@ -47,7 +47,7 @@ class CycleNews:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Recommendation:
     """The recommendation about one cycle, and all that was found out about it. Its text is not trusted."""
 
     action: str = "UNKNOWN"  # STOP, RESTART, CONTINUE, UNKNOWN or TIMEOUT

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from nvrx_slurm.attribution.llm import LanguageModel
-from nvrx_slurm.attribution.records import FOLDER, Answer, AttributionSpec, CycleNews
+from nvrx_slurm.attribution.records import FOLDER, AttributionSpec, CycleNews, Recommendation
 from nvrx_slurm.attribution.web import Trouble, json_object
 from nvrx_slurm.system import bounded
 from nvrx_slurm.system.files import write_atomic
@@ -36,13 +36,13 @@ _NO_REQUEST = 422, "invalid_parameter", f"a body must be a JSON object of at mos
 _TCP = Path("/proc/self/net/tcp")
 
 
-class Service:
+class AttributionService:
     """Answers by the rules that the coordinator has applied, and by a language model."""
 
     def __init__(self, spec: AttributionSpec, say: Callable[[str], None]) -> None:
         self._spec, self._say = spec, say
         self._llm = LanguageModel(spec, say) if spec.llm_base_url else None
-        self._results: dict[str, tuple[int, Answer | None]] = {}  # by log: its cycle, and the answer when there is one
+        self._results: dict[str, tuple[int, Recommendation | None]] = {}  # by log: cycle, answer
         self.where = f"http://127.0.0.1:{spec.port}"  # "" = nowhere
         try:
             _Server(spec.port, self)
@@ -50,13 +50,13 @@ class Service:
             self._say(f"the attribution service cannot listen on {self.where}: {error.strerror}; it goes on without")
             self.where = ""
 
-    async def answer(self, news: CycleNews) -> Answer:
+    async def answer(self, news: CycleNews) -> Recommendation:
         """Rules at once; then the language model, which takes its time."""
         self._results[news.log] = news.cycle, None
         while len(self._results) > _MOST_RESULTS:
             del self._results[next(iter(self._results))]
         if not news.over:
-            return Answer()
+            return Recommendation()
         answer = by_rules(news)
         await self._keep(news, answer)
         if self._llm is not None and news.fault:
@@ -64,7 +64,7 @@ class Service:
             await self._keep(news, answer)
         return answer
 
-    async def _keep(self, news: CycleNews, answer: Answer) -> None:
+    async def _keep(self, news: CycleNews, answer: Recommendation) -> None:
         self._results[news.log] = news.cycle, answer
         try:
             await bounded.call_async(lambda: keep(news, answer, self._spec.tree), _FILE_S, "the log tree")
@@ -86,7 +86,7 @@ class Service:
             raise _Refused(400, "invalid_parameter", "the log is that of another cycle or job")
         if request == "POST /logs":
             return _SUBMITTED | {"normalized_path": path, "files_analyzed": int(answer is not None)}
-        done = answer or Answer()
+        done = answer or Recommendation()
         return _FOUND | {
             "result": done.result,
             "status": "in_flight" if answer is None else "completed",
@@ -95,10 +95,10 @@ class Service:
         }
 
 
-def by_rules(news: CycleNews) -> Answer:
+def by_rules(news: CycleNews) -> Recommendation:
     """The answer of the rules, which the coordinator has applied."""
     if not news.fault:
-        return Answer("CONTINUE", "the cycle ended without a fault", "rules")
+        return Recommendation("CONTINUE", "the cycle ended without a fault", "rules")
     found = news.fault.get("finding") or {}
     name = found.get("rule") or "unknown"
     reason = f"{name}: {news.fault.get('message') or found.get('line') or name}"
@@ -118,10 +118,10 @@ def by_rules(news: CycleNews) -> Answer:
         "failure_domain": found.get("blame", "unknown"),
         "primary_failure": primary,
     }
-    return Answer(action, reason, "rules", result)
+    return Recommendation(action, reason, "rules", result)
 
 
-def keep(news: CycleNews, answer: Answer, tree: str) -> None:
+def keep(news: CycleNews, answer: Recommendation, tree: str) -> None:
     """Write the result into the log tree. Raises OSError."""
     folder = Path(tree, FOLDER)
     folder.mkdir(exist_ok=True)
@@ -144,7 +144,7 @@ class _Server(socketserver.ThreadingTCPServer):
 
     daemon_threads = allow_reuse_address = True
 
-    def __init__(self, port: int, service: Service) -> None:
+    def __init__(self, port: int, service: AttributionService) -> None:
         self.service = service
         super().__init__(("127.0.0.1", port), _Handler)
         threading.Thread(target=self.serve_forever, args=(_POLL_S,), daemon=True).start()

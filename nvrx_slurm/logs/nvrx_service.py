@@ -38,7 +38,7 @@ _FILES = 64  # of one stream
 _CLIENTS = 4_096  # streams at a time; more are refused
 
 
-class Service:
+class NvrxLogService:
     """The service. `roots`: folders below which it may write."""
 
     def __init__(self, roots: Sequence[str]) -> None:
@@ -91,7 +91,7 @@ class Service:
         return files[path]
 
 
-def server(service: Service) -> grpc.aio.Server:
+def server(service: NvrxLogService) -> grpc.aio.Server:
     """A server with the service; it listens nowhere yet."""
     found = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_CLIENTS)
     handlers = {
@@ -111,7 +111,7 @@ class _Program(program.Program):
 
     def __init__(self, settings: dict[str, Any], connection: socket.socket) -> None:
         super().__init__(connection)
-        self._server = server(Service(settings["roots"]))
+        self._server = server(NvrxLogService(settings["roots"]))
         self._work = asyncio.ensure_future(self._start(settings["port"]))
 
     def on_packet(self, packet: dict[str, Any]) -> None:

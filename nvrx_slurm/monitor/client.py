@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from nvrx_slurm.core.rank.sections import SectionError, Sections
 from nvrx_slurm.monitor import distributed, transport
 from nvrx_slurm.monitor.distributed import RankInfo, env_int, megatron_iteration
-from nvrx_slurm.monitor.page import FINISHED, HEARTBEAT, LEAVES, OUTSIDE, SECTIONS, WARNED, Page, PageError
+from nvrx_slurm.monitor.page import FINISHED, HEARTBEAT, LEAVES, OUTSIDE, SECTIONS, WARNED, PageError, RankPage
 from nvrx_slurm.monitor.transport import RankMonitorClientError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class RankMonitorClient:
         self.rank_info: RankInfo | None = None
         self.cfg: Any = None
         self._timeouts = Timeouts()
-        self._page: Page | None = None
+        self._page: RankPage | None = None
         self._words: Any = None  # the page's memoryview while initialised
         self._sections: Any = None  # Sections while initialised
         self._heartbeat_ns = 0  # the last heartbeat, or the init before the first
@@ -300,11 +300,11 @@ def _checked(move: Callable[[str, int], int], section: str, now_ns: int) -> int:
         raise RankMonitorClientError(str(error)) from None
 
 
-def _map(fd: int | None) -> Page:
+def _map(fd: int | None) -> RankPage:
     if fd is None:
         raise RankMonitorClientError("the rank monitor's answer came without its memory page")
     try:
-        return Page(fd)
+        return RankPage(fd)
     except (PageError, OSError) as error:
         raise RankMonitorClientError(f"the rank monitor's memory page cannot be used: {error}") from None
     finally:

@@ -42,7 +42,7 @@ _SOON_S = 0.005  # the same where the agent is dead: other nodes start its ranks
 _END_S = 10.0  # for killed processes to end; one that is blocked in the kernel is left to die
 
 
-class Monitor:
+class MonitorProgram:
     """The program. `run()` returns the exit status after `quit` or the agent's death."""
 
     def __init__(self, control: socket.socket, directory: str, prefix: str, lease: Lease | None = None) -> None:
@@ -116,9 +116,9 @@ class Monitor:
         watched.inspection = None
         answer = {**watched.ids, **seen, **watched.progress.signs()}
         try:
-            _send(self._control, "looked", **answer)
+            _send(self._control, "inspected", **answer)
         except wire.WireError:  # JSON writes some characters as six
-            _send(self._control, "looked", **{**answer, "stack": "", "record": ""})
+            _send(self._control, "inspected", **{**answer, "stack": "", "record": ""})
         return None
 
     def _on_worker_exit(self) -> None:
@@ -187,11 +187,11 @@ class Monitor:
             self._forget()
         elif kind == "quit":
             self._running = False
-        elif kind not in ("look", "end", "exit"):
+        elif kind not in ("inspect", "end", "exit"):
             raise wire.WireError(f"the agent sent an unknown {kind!r}")
         elif watched is None:
             return  # the worker has just ended
-        elif kind == "look":
+        elif kind == "inspect":
             watched.inspect(message["within_s"])
         elif kind == "end":
             watched.release()
@@ -297,7 +297,7 @@ def main(argv: list[str]) -> int:
     fcntl.fcntl(control, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(control, fcntl.F_SETSIG, signal.SIGCONT)
     fcntl.fcntl(control, fcntl.F_SETFL, fcntl.fcntl(control, fcntl.F_GETFL) | os.O_ASYNC)
-    return Monitor(control, argv[0], wire.socket_prefix(local_rank), lease).run()
+    return MonitorProgram(control, argv[0], wire.socket_prefix(local_rank), lease).run()
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def create_page() -> int:
     return fd
 
 
-class Page:
+class RankPage:
     """A mapping of the page in `fd`, which may be closed afterwards. `words`: a memoryview of integers.
 
     Raises PageError if it is not a page of this layout (without `check`: of this size).

@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing itself is too heavy for this process
     from collections.abc import Callable
 
-    Answer = Callable[[dict[str, object], int], tuple[bytes, list[int]]]
+    Reply = Callable[[dict[str, object], int], tuple[bytes, list[int]]]
 
 
 class Requests:
@@ -31,7 +31,7 @@ class Requests:
     if it is of another pid namespace. Nothing here blocks.
     """
 
-    def __init__(self, sock: socket.socket, answer: Answer) -> None:
+    def __init__(self, sock: socket.socket, answer: Reply) -> None:
         self.socket, self._answer = sock, answer
 
     def serve(self) -> None:

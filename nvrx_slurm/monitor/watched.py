@@ -11,8 +11,8 @@ from time import monotonic, monotonic_ns
 
 from nvrx_slurm.core.rank import watch as core
 from nvrx_slurm.monitor import kill
-from nvrx_slurm.monitor.inspect import Inspection
-from nvrx_slurm.monitor.page import FINISHED, HEARTBEAT, INIT, LIMITS_AT, OUTSIDE, RANK_PID, SECTIONS, Page
+from nvrx_slurm.monitor.inspect import RankInspection
+from nvrx_slurm.monitor.page import FINISHED, HEARTBEAT, INIT, LIMITS_AT, OUTSIDE, RANK_PID, SECTIONS, RankPage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ Descriptors = namedtuple("Descriptors", "pidfd page listener inspector inspected
 class Progress:
     """What the shared page, on the descriptor `fd`, says of the rank. `limits`: those in force."""
 
-    def __init__(self, fd: int, configured: core.Limits, started_s: float) -> None:
-        self._page = Page(fd, check=False)
+    def __init__(self, fd: int, configured: core.RankLimits, started_s: float) -> None:
+        self._page = RankPage(fd, check=False)
         self._words = self._page.words
         self._configured = self.limits = configured
         self._started_ns, self._resumed_s = int(started_s * 1e9), 0.0
@@ -121,8 +121,8 @@ class Watched:
         self.ids = {name: message[name] for name in ("cycle", "rank", "local_rank", "pid")}
         self.cfg: dict[str, Any] = message["cfg"]
         self.fds, self.pid, self.doomed = fds, int(message["pid"]), False
-        self.progress = Progress(fds.page, core.Limits(**message["limits"]), message["started_s"])
-        self.inspection: Inspection | None = None  # that is going on
+        self.progress = Progress(fds.page, core.RankLimits(**message["limits"]), message["started_s"])
+        self.inspection: RankInspection | None = None  # that is going on
         self.ladder: list[tuple[str, float]] | None = None
         self.requests_passed = self.strongest = 0  # Continue requests for the agent; the strongest other request
         self.late_said = False  # that it ends late
@@ -153,7 +153,7 @@ class Watched:
 
     def inspect(self, within_s: float) -> None:
         """Find out what the rank does, within `within_s` seconds."""
-        self.inspection = Inspection(*self._find_rank(), self._channel, within_s)
+        self.inspection = RankInspection(*self._find_rank(), self._channel, within_s)
 
     def release(self) -> None:
         """All ranks have been inspected, so that a hung one can be ended."""

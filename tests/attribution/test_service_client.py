@@ -21,7 +21,7 @@ from stage import free_port
 
 from nvrx_slurm.attribution import client
 from nvrx_slurm.attribution.client import Client
-from nvrx_slurm.attribution.records import Answer, AttributionSpec, CycleNews
+from nvrx_slurm.attribution.records import AttributionSpec, CycleNews, Recommendation
 from nvrx_slurm.attribution.web import Trouble
 
 FAULT = {"kind": "exit", "message": "ValueError: x"}
@@ -46,7 +46,7 @@ class Side:
         self.said.append(sentence)
         self._ending.set()
 
-    async def of(self, cycle: int, over: bool = True, fault: dict[str, Any] | None = None) -> Answer:
+    async def of(self, cycle: int, over: bool = True, fault: dict[str, Any] | None = None) -> Recommendation:
         news = CycleNews(cycle, f"/logs/x_cycle{cycle}.log", over, 1.0, FAULT if fault is None else fault)
         work, end = asyncio.ensure_future(self._client.answer(news)), asyncio.ensure_future(self._ending.wait())
         await asyncio.wait({work, end}, return_when=asyncio.FIRST_COMPLETED)
@@ -54,13 +54,13 @@ class Side:
         with contextlib.suppress(Trouble, asyncio.CancelledError):
             work.cancel()
             return await work
-        return Answer()
+        return Recommendation()
 
 
-def answer_of(url: str) -> tuple[Answer, list[str]]:
+def answer_of(url: str) -> tuple[Recommendation, list[str]]:
     """The answer about a cycle that failed, and what was said."""
 
-    async def play() -> tuple[Answer, list[str]]:
+    async def play() -> tuple[Recommendation, list[str]]:
         side = Side(url)
         return await side.of(3), side.said
 
@@ -184,7 +184,7 @@ def test_many_cycles_at_once_are_all_answered(fake: Callable[..., Fake]) -> None
     service = fake(SUBMITTED)
     service.answer = lambda asked: SUBMITTED if asked.method == "POST" else status("completed", "RESTART")  # type: ignore[method-assign]
 
-    async def play() -> list[Answer]:
+    async def play() -> list[Recommendation]:
         side = Side(service.url)
         return await asyncio.gather(*map(side.of, range(8)))
 
@@ -195,7 +195,7 @@ def test_a_service_that_is_broken_for_long_is_given_up(fake: Callable[..., Fake]
     monkeypatch.setattr(client, "_ANSWER_WITHIN_S", 0.2)
     monkeypatch.setattr(client, "_FAILURES", 10_000)
     service = fake(reply(500, {}))
-    assert answer_of(service.url) == (Answer(), [])
+    assert answer_of(service.url) == (Recommendation(), [])
 
 
 def test_no_proxy_is_used(fake: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch) -> None:

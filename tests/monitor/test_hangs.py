@@ -20,8 +20,8 @@ from nvrx_slurm.monitor.page import (
     OUTSIDE,
     PAGE_BYTES,
     SECTIONS,
-    Page,
     PageError,
+    RankPage,
     create_page,
 )
 
@@ -205,17 +205,17 @@ def test_nobody_can_shrink_the_page_under_its_readers():
 def test_other_files_and_overwritten_pages_are_refused():
     fd = os.memfd_create("other")
     with pytest.raises(PageError, match="size"):
-        Page(fd)
+        RankPage(fd)
     os.ftruncate(fd, PAGE_BYTES)
     with pytest.raises(PageError, match="layout"):
-        Page(fd)
+        RankPage(fd)
     os.close(fd)
     fd = create_page()
-    page = Page(fd)
+    page = RankPage(fd)
     page.words[0] = 1
     page.close()
     with pytest.raises(PageError, match="layout"):
-        Page(fd)
+        RankPage(fd)
     os.close(fd)
 
 

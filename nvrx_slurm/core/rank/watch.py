@@ -33,15 +33,15 @@ STEP_SECTION = "step"
 WARMUP_SECTION = "warmup"
 
 
-class Limits(
+class RankLimits(
     namedtuple(
-        "Limits",
+        "RankLimits",
         "rank_init_timeout initial_rank_heartbeat_timeout rank_heartbeat_timeout rank_out_of_section_timeout "
         "rank_section_timeouts workload_check_interval rank_exit_timeout",
         defaults=(None, None, None, None, None, 5.0, None),
     )
 ):
-    """Limits for the time without progress of a rank.
+    """RankLimits for the time without progress of a rank.
 
     `rank_init_timeout`: from the worker's start to `init_workload_monitoring()`.
     `initial_rank_heartbeat_timeout`: from there to the first heartbeat.
@@ -55,7 +55,7 @@ class Limits(
 
     __slots__ = ()
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Limits:
+    def __new__(cls, *args: Any, **kwargs: Any) -> RankLimits:
         given = super().__new__(cls, *args, **kwargs)._asdict()
         sections = _sections(given.pop("rank_section_timeouts"))
         limits = {name: _limit(name, value) for name, value in given.items()}
@@ -70,7 +70,7 @@ class Limits(
             for name, own in slots_of(list(sections))
         ]
 
-    def changed(self, told: dict[str, object]) -> Limits:
+    def changed(self, told: dict[str, object]) -> RankLimits:
         """These limits with those that a rank has learned, by the same names.
 
         Raises ValueError, one sentence, for a limit that cannot be learned, a bad value, or an unknown section.
@@ -157,7 +157,7 @@ class Judgement(namedtuple("Judgement", "hung deadline_s sentence late", default
     __slots__ = ()
 
 
-def judge(limits: Limits, view: View, now_s: float) -> Judgement:
+def judge(limits: RankLimits, view: View, now_s: float) -> Judgement:
     """Whether the rank is hung at `now_s`. The running limit with the earliest deadline decides."""
     first: tuple[float, float, float, str] | None = None
     for since_s, limit_s, missing in _running(limits, view):
@@ -181,7 +181,7 @@ def judge(limits: Limits, view: View, now_s: float) -> Judgement:
     return Judgement(False, min([deadline_s, *again]), sentence, late)
 
 
-def _running(limits: Limits, view: View) -> list[tuple[float, float, str]]:
+def _running(limits: RankLimits, view: View) -> list[tuple[float, float, str]]:
     """The limits that run now: (start, limit, description)."""
     running: list[tuple[float, float, str]] = []
     if view.exits is not None and limits.rank_exit_timeout is not None:
@@ -209,7 +209,7 @@ def _is_outside(view: View) -> bool:
     return view.outside_s is not None and all(since_s is None for since_s in view.sections)
 
 
-def _startable(limits: Limits, view: View) -> list[float]:
+def _startable(limits: RankLimits, view: View) -> list[float]:
     """The limits that do not run but that the rank can start through its page, in seconds."""
     if view.finished or view.initialized_s is None:
         return []

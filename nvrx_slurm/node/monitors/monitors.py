@@ -24,7 +24,7 @@ from nvrx_slurm.core.rank import watch as core
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.monitor import wire
 from nvrx_slurm.monitor.lease import Lease
-from nvrx_slurm.monitor.page import HEARTBEAT, INIT, LEAVES, WARNED, Page, PageError, create_page
+from nvrx_slurm.monitor.page import HEARTBEAT, INIT, LEAVES, WARNED, PageError, RankPage, create_page
 from nvrx_slurm.node.monitors import monitor_start
 from nvrx_slurm.system.files import MAX_SOCKET_PATH_BYTES
 
@@ -157,13 +157,13 @@ class RankMonitor(SupervisedProcess):
     ) -> None:
         """Watch the worker just spawned with worker_env().
 
-        `pid`: a session leader; `pidfd` stays the caller's. `limits`: by the names of `core.rank.watch.Limits`, None or
-        absent = no limit. `signum`: rank_termination_signal. `cfg`: further settings for the rank's `client.cfg`
+        `pid`: a session leader; `pidfd` stays the caller's. `limits`: by the names of `core.rank.watch.RankLimits`;
+        None or absent = no limit. `signum`: rank_termination_signal. `cfg`: further settings for `client.cfg`
         (JSON). `hold_s`: a hung rank is ended that much later, or at end_hold(). Raises ValueError for a bad limit and
         for settings over 64 KiB; nothing has changed then.
         """
         life = self._life
-        core.Limits(**limits)
+        core.RankLimits(**limits)
         settings = {**(cfg or {}), **limits, "rank_termination_signal": int(signum)}
         message = wire.encode(
             "watch",
@@ -189,7 +189,7 @@ class RankMonitor(SupervisedProcess):
 
     def inspect(self, within_s: float) -> None:
         """Have the monitor find out what the worker does; on_looked() gets the answer, unless the monitor dies."""
-        self.send(wire.encode("look", within_s=within_s))
+        self.send(wire.encode("inspect", within_s=within_s))
 
     def end_hold(self) -> None:
         """A hung worker can be ended now."""
@@ -248,12 +248,12 @@ class RankMonitor(SupervisedProcess):
         self.send(wire.encode("unwatch"))
         self.send(wire.encode("quit"))
 
-    def _page(self) -> Page | None:
+    def _page(self) -> RankPage | None:
         """The worker's page; None where it is not monitored, or where its rank has overwritten the page."""
         if self._life is None or self._life.broken:
             return None
         try:
-            return Page(self._life.page_fd)
+            return RankPage(self._life.page_fd)
         except (OSError, PageError) as error:  # no memory; or not our page any more
             self._life.broken = True
             log.warning("local rank %d gets no warnings any more: %s", self.local_rank, error)
@@ -333,7 +333,7 @@ class RankMonitor(SupervisedProcess):
         if message["type"] == "hang" and not life.hung:
             life.hung = True  # a monitor restarted in mid-kill says it again
             self._on_hang(self.local_rank, message)
-        elif message["type"] == "looked":
+        elif message["type"] == "inspected":
             self._on_looked(self.local_rank, message)
         elif message["type"] == "control":
             description = str(message["description"]).encode("utf-8", "replace").decode()  # no lone surrogates
