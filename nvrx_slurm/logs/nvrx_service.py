@@ -94,13 +94,11 @@ class NvrxLogService:
 def server(service: NvrxLogService) -> grpc.aio.Server:
     """A server with the service; it listens nowhere yet."""
     found = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_CLIENTS)
+    stream = service.stream_logs, pb.LogChunk.FromString, pb.StreamResponse.SerializeToString
+    health = service.health_check, pb.HealthRequest.FromString, pb.HealthResponse.SerializeToString
     handlers = {
-        "StreamLogs": grpc.stream_unary_rpc_method_handler(
-            service.stream_logs, pb.LogChunk.FromString, pb.StreamResponse.SerializeToString
-        ),
-        "HealthCheck": grpc.unary_unary_rpc_method_handler(
-            service.health_check, pb.HealthRequest.FromString, pb.HealthResponse.SerializeToString
-        ),
+        "StreamLogs": grpc.stream_unary_rpc_method_handler(*stream),
+        "HealthCheck": grpc.unary_unary_rpc_method_handler(*health),
     }
     found.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, handlers),))
     return found

@@ -169,23 +169,18 @@ def test_wrong_uses_of_collective_calls_and_states(monkeypatch):
 
 
 @pytest.mark.parametrize("warm_up", [True, False])
-@pytest.mark.parametrize("megatron", [True, False])
 @story
-async def test_warm_up_ends_after_two_steps(monkeypatch, megatron: bool, warm_up: bool):
-    """Counted by the client, or by Megatron."""
+async def test_warm_up_ends_after_two_steps_by_megatrons_count(monkeypatch, warm_up: bool):
     arguments = types.SimpleNamespace()
     module = types.SimpleNamespace(_GLOBAL_ARGS=arguments)
     monkeypatch.setitem(sys.modules, "megatron.training.global_vars", module)
     async with Rig() as rig:
         client = rig.rank(rank_section_timeouts={"step": 0.15, "warmup": 0.3})
         client.init_workload_monitoring(num_warmup_iters=2)
-        if megatron:
-            arguments.curr_iteration = 500
-        for _ in range(1 if megatron or warm_up else 2):
-            client.start_section("step")
-            client.end_section("step")
-        if megatron:
-            arguments.curr_iteration = 501 if warm_up else 502
+        arguments.curr_iteration = 500
+        client.start_section("step")
+        client.end_section("step")
+        arguments.curr_iteration = 501 if warm_up else 502
         client.start_section("step")
         assert (await rig.sentence()).startswith(
             "in section 'step' (warm-up) for " if warm_up else "in section 'step' for "
