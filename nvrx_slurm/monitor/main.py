@@ -136,10 +136,9 @@ class MonitorProgram:
         if kind == "control":
             return self._pass_on(watched, message), []
         if kind == "limits":
+            told = {name: value for name, value in message.items() if name not in ("v", "type")}
             try:
-                watched.progress.change_limits(
-                    {name: value for name, value in message.items() if name not in ("v", "type")}
-                )
+                watched.progress.change_limits(told)
             except ValueError as error:
                 raise wire.WireError(str(error)) from None
             return wire.encode("ok"), []
@@ -153,14 +152,10 @@ class MonitorProgram:
             raise wire.WireError(f"there is no workload action {str(action)[:40]!r}")
         if not isinstance(description, str) or len(description) > wire.MAX_DESCRIPTION_CHARS:
             raise wire.WireError(f"a description must be a string of up to {wire.MAX_DESCRIPTION_CHARS} characters")
-        strength = wire.ACTIONS.index(action)
-        if action == _CONTINUE:  # for the log only: never an error
-            if watched.requests_passed < MAX_CONTINUES:
-                watched.requests_passed += 1
-                self._tell(watched, action, description[:MAX_CONTINUE_CHARS])
-        elif strength > watched.strongest:
-            self._tell(watched, action, description)
-            watched.strongest = strength
+        most, most_chars = (MAX_CONTINUES, MAX_CONTINUE_CHARS) if action == _CONTINUE else (1, len(description))
+        if watched.passed_on.count(action) < most:
+            watched.passed_on.append(action)
+            self._tell(watched, action, description[:most_chars])
         return wire.encode("ok")
 
     def _tell(self, watched: Watched, action: str, description: str) -> None:

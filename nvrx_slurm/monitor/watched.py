@@ -124,7 +124,7 @@ class Watched:
         self.progress = Progress(fds.page, core.RankLimits(**message["limits"]), message["started_s"])
         self.inspection: RankInspection | None = None  # that is going on
         self.ladder: list[tuple[str, float]] | None = None
-        self.requests_passed = self.strongest = 0  # Continue requests for the agent; the strongest other request
+        self.passed_on: list[object] = []  # requests of the rank for the agent
         self.late_said = False  # that it ends late
         self._mark, self._signum = mark, int(message["signal"])
         self._channel = socket.socket(fileno=fds.inspector)

@@ -23,6 +23,7 @@ STATE_EACH_BYTES = 4 << 20  # of records between two of these
 class Source:
     """One file of one rank."""
 
+    file: str
     number: int
     rank: int  # -1 = a launcher
     to: int = 0  # bytes of it that are in the merged file
@@ -53,35 +54,41 @@ class Index:
         index = cls(size=start + at)
         while (newline := data.find(b"\n", at)) >= 0 and (index.term or data.startswith(_STATE, at)):
             try:
-                good = index._apply(json.loads(data[at:newline]), merged_size)
-            except (ValueError, KeyError, TypeError, IndexError):
-                good = False
-            if not good:
+                index.apply(data[at:newline], merged_size)
+            except ValueError:
                 break
             index.size += newline + 1 - at
             at = newline + 1
         return index
 
-    def _apply(self, record: Any, merged_size: int) -> bool:
+    def apply(self, line: bytes, merged_size: int) -> tuple[Source, int] | None:
+        """Take a record. For text: its source, and when it was read. Raises ValueError for what is no record here."""
+        try:
+            return self._apply(json.loads(line), merged_size)
+        except (KeyError, TypeError, IndexError) as error:
+            raise ValueError(str(error)) from None
+
+    def _apply(self, record: Any, merged_size: int) -> tuple[Source, int] | None:
         if isinstance(record, list):
-            number, end, to, _ = record
+            number, end, to, at = record
             if not self.end <= end <= merged_size:
-                return False
+                raise ValueError("it is about other bytes")
             source = self._by_number[number]
             self.end, source.to = int(end), int(to)
-        elif "file" in record:
-            self._add(record["file"], Source(int(record["id"]), int(record["rank"])))
-        elif record["end"] > merged_size:
-            return False
-        else:
-            self.term, self.owner, self.end = int(record["term"]), str(record["owner"]), int(record["end"])
-            self.sources, self._by_number = {}, {}
-            for file, (number, rank, to) in record["sources"].items():
-                self._add(file, Source(number, rank, to))
-        return True
+            return source, int(at)
+        if "file" in record:
+            self._add(Source(str(record["file"]), int(record["id"]), int(record["rank"])))
+            return None
+        if record["end"] > merged_size:
+            raise ValueError("it is about bytes that are lost")
+        self.term, self.owner, self.end = int(record["term"]), str(record["owner"]), int(record["end"])
+        self.sources, self._by_number = {}, {}
+        for file, (number, rank, to) in record["sources"].items():
+            self._add(Source(file, number, rank, to))
+        return None
 
-    def _add(self, file: str, source: Source) -> None:
-        self.sources[file] = self._by_number[source.number] = source
+    def _add(self, source: Source) -> None:
+        self.sources[source.file] = self._by_number[source.number] = source
 
     # --- writing: each method returns records to be appended ------------------------------------------------
 
@@ -97,8 +104,8 @@ class Index:
         """A source, if it is not known yet."""
         if file in self.sources:
             return b""
-        source = Source(len(self._by_number), rank)
-        self._add(file, source)
+        source = Source(file, len(self._by_number), rank)
+        self._add(source)
         return _line({"id": source.number, "file": file, "rank": rank})
 
     def append(self, file: str, size: int, to: int, at: int) -> bytes:

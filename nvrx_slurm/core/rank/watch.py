@@ -159,11 +159,11 @@ class Judgement(namedtuple("Judgement", "hung deadline_s sentence late", default
 
 def judge(limits: RankLimits, view: View, now_s: float) -> Judgement:
     """Whether the rank is hung at `now_s`. The running limit with the earliest deadline decides."""
-    first: tuple[float, float, float, str] | None = None
-    for since_s, limit_s, missing in _running(limits, view):
-        deadline_s = max(since_s, view.resumed_s) + limit_s
-        if first is None or deadline_s < first[0]:
-            first = (deadline_s, since_s, limit_s, missing)
+    deadlines = (
+        (max(since_s, view.resumed_s) + limit_s, since_s, limit_s, missing)
+        for since_s, limit_s, missing in _running(limits, view)
+    )
+    first = min(deadlines, key=lambda one: one[0], default=None)
     # The rank can start other limits through its page without a message: judge again before one can run out.
     again = [now_s + limit_s for limit_s in _startable(limits, view)]
     late = ""
