@@ -201,7 +201,7 @@ class Aggregator(program.Program):
             except (OSError, Superseded) as error:
                 self._fail(path, error)
         if pending:
-            for shipper in self._shippers.values():
+            for shipper in list(self._shippers.values()):
                 written, shipper.written = shipper.written, {}
                 shipper.have(written)
 
