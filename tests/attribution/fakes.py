@@ -11,22 +11,17 @@ import os
 import socket
 import socketserver
 import ssl
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from nvrx_slurm.attribution.records import AttributionSpec, CycleNews
+from log_harness import REPO, WAIT_S, Program
 
-WAIT_S = 30.0
-REPO = Path(__file__).resolve().parents[2]
+from nvrx_slurm.attribution.records import AttributionSpec, CycleNews
 
 
 class Asked(NamedTuple):
@@ -143,51 +138,28 @@ class _Handler(BaseHTTPRequestHandler):
         """Requests are not logged."""
 
 
-class Process:
-    """A real attribution process; its lines are read one by one."""
+class Process(Program):
+    """A real attribution process."""
 
-    def __init__(self, settings: AttributionSpec, **env: str) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-m", "nvrx_slurm.attribution", str(theirs.fileno())]
-        kept = {name: os.environ[name] for name in ("PATH",)} | {"PYTHONPATH": str(REPO)} | env
-        with theirs:
-            self.popen = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=kept, cwd="/")
-        self.lines: list[dict[str, Any]] = []
-        self._write(asdict(settings))
+    def __init__(self, settings: AttributionSpec) -> None:
+        env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPO)}
+        super().__init__("attribution.__main__", asdict(settings), env=env, cwd="/")
 
-    def _write(self, packet: dict[str, Any]) -> None:
-        self._socket.send(json.dumps(packet).encode())
-
-    def tell(
+    def news(
         self, cycle: int, log: str, fault: dict[str, Any] | None = None, over: bool = True, lasted_s: float = 0.0
     ) -> None:
-        self._write(asdict(CycleNews(cycle, log, over, lasted_s, fault or {})))
-
-    def line(self, key: str, timeout_s: float = WAIT_S) -> dict[str, Any]:
-        """The next line with `key`; waits for it."""
-        deadline_s = time.monotonic() + timeout_s
-        while True:
-            self._socket.settimeout(max(0.01, deadline_s - time.monotonic()))
-            more = self._socket.recv(1 << 17)
-            assert more, f"the process ended: {self.lines}"
-            self.lines.append(json.loads(more))
-            if key in self.lines[-1]:
-                return self.lines[-1]
+        self.tell(**asdict(CycleNews(cycle, log, over, lasted_s, fault or {})))
 
     def end(self) -> int:
         """The job has ended; returns its exit code."""
-        self._write({"finish": 3.0})
-        return self.popen.wait(WAIT_S)
-
-    def close(self) -> None:
-        with self.popen, self._socket:
-            self.popen.kill()
+        self.tell(finish=3.0)
+        return self.process.wait(WAIT_S)
 
 
 @contextlib.contextmanager
-def running(settings: AttributionSpec, **env: str) -> Iterator[Process]:
+def running(settings: AttributionSpec) -> Iterator[Process]:
     """A process, killed at the end if it has not ended."""
-    process = Process(settings, **env)
+    process = Process(settings)
     try:
         yield process
     finally:

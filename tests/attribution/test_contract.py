@@ -37,13 +37,13 @@ def test_our_client_asks_their_service(tmp_path: Path) -> None:
                 assert service.stdout is not None and any("Uvicorn running" in line for line in service.stdout)
                 with running(settings) as process:
                     log = log_of(settings, 0)
-                    process.tell(0, log, over=False)
-                    process.tell(0, log, fault())
+                    process.news(0, log, over=False)
+                    process.news(0, log, fault())
                     told = process.line("cycle", 120.0)
                     assert (told["cycle"], told["stop"]) == (0, False) and told["text"].startswith("RESTART")
                     outside = tmp_path / "x_cycle1.log"
                     outside.write_text("x")
-                    process.tell(1, str(outside), fault())  # they refuse it
+                    process.news(1, str(outside), fault())  # they refuse it
                     assert process.line("cycle") == {"cycle": 1, "stop": False, "text": ""}
                     assert process.end() == 0
             finally:

@@ -195,7 +195,7 @@ def test_the_agent_hears_the_story_and_restarts_did_not_wait(tmp_path: Path, fak
     service = fake(GOOD)
     service.answer = answer  # type: ignore[method-assign]
     with running(settings(tmp_path, service.url)) as process:
-        process.tell(0, "/none", fault())
+        process.news(0, "/none", fault())
         told = process.line("cycle")
         assert process.end() == 0
     assert told["stop"] is False and "rank 3 on n1 read it first" in told["text"]
@@ -206,7 +206,7 @@ def test_the_agent_hears_the_story_and_restarts_did_not_wait(tmp_path: Path, fak
 def test_a_model_that_hangs_does_not_hold_the_end_of_the_job(tmp_path: Path, fake: Callable[..., Fake]) -> None:
     service = fake(hangs)
     with running(settings(tmp_path, service.url)) as process:
-        process.tell(0, "/none", fault())
+        process.news(0, "/none", fault())
         service.wait_for(1)
         assert process.end() == 0
     assert (tmp_path / "logs/7/r0/attribution/cycle_0.json").exists()  # the rules' result was kept before

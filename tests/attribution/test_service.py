@@ -64,8 +64,8 @@ def test_a_cycle_from_its_start_to_its_answer(tmp_path: Path) -> None:
     log = log_of(settings, 0)
     with running(settings) as process:
         assert f"http://127.0.0.1:{settings.port}" == process.line("ready")["ready"]
-        process.tell(0, log, over=False)
-        process.tell(0, log, fault())
+        process.news(0, log, over=False)
+        process.news(0, log, fault())
         assert process.line("cycle") == {"cycle": 0, "stop": False, "text": ""}  # the console has the rules already
         status, found = ask(settings, "GET", f"/logs?log_path={log}&wait=false")
         assert (status, found["status"], found["recommendation"]["source"]) == (200, "completed", "rules")
@@ -81,9 +81,9 @@ def test_our_client_and_our_service_understand_each_other(tmp_path: Path) -> Non
     log = log_of(settings, 0)
     with running(settings) as service:
         service.line("ready")
-        service.tell(0, log, fault())
+        service.news(0, log, fault())
         with running(replace(settings, endpoint=f"http://127.0.0.1:{settings.port}")) as client:
-            client.tell(0, log, fault())
+            client.news(0, log, fault())
             told = client.line("cycle")
             assert told["text"].startswith("RESTART: python-exception: ValueError: bad sample 17")
             assert client.end() == 0 and told["stop"] is False
@@ -113,9 +113,9 @@ def test_foreign_clients(tmp_path: Path) -> None:
 
     with running(settings) as process:
         process.line("ready")
-        process.tell(4, log, over=False)
+        process.news(4, log, over=False)
         while ask(settings, "GET", f"/logs?log_path={log}")[0] != 200:
-            assert process.popen.poll() is None
+            assert process.process.poll() is None
         status, told = ask(settings, "POST", "/logs", body)
         assert (status, told["submitted"], told["normalized_path"], told["mode"]) == (200, True, log, "single")
         assert ask(settings, "GET", f"/logs?log_path={log}")[1]["status"] == "in_flight"
@@ -139,7 +139,7 @@ def test_what_is_no_request_harms_nothing(tmp_path: Path, data: bytes) -> None:
             one.shutdown(socket.SHUT_WR)
             one.settimeout(WAIT_S)
             assert b" 200 " not in one.recv(100)
-        assert ask(settings, "GET", "/healthz")[0] == 200 and process.popen.poll() is None
+        assert ask(settings, "GET", "/healthz")[0] == 200 and process.process.poll() is None
 
 
 def test_only_the_same_user_is_served(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_port_that_is_taken_costs_only_the_port(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", settings.port)), running(settings) as process:
         assert process.line("ready")["ready"] == ""
         assert any("cannot listen" in line.get("say", "") for line in process.lines)
-        process.tell(0, log_of(settings, 0), fault())
+        process.news(0, log_of(settings, 0), fault())
         assert process.line("cycle")["cycle"] == 0
 
 
@@ -170,7 +170,7 @@ def test_the_process_is_poor(tmp_path: Path) -> None:
     settings = job(tmp_path)
     with running(settings) as process:
         process.line("ready")
-        pid = process.popen.pid
+        pid = process.process.pid
         assert os.getpriority(os.PRIO_PROCESS, pid) == 19
         assert resource.prlimit(pid, resource.RLIMIT_CORE) == (0, 0)
         assert resource.prlimit(pid, resource.RLIMIT_AS)[0] <= 4 << 30
@@ -189,7 +189,7 @@ def test_results_are_exported_with_the_names_that_dashboards_know(tmp_path: Path
     service = fake(reply(500, {}), reply(202, b"", "text/plain"))
     settings = job(tmp_path, export_url=f"{service.url}/dataflow/posting", cluster="c")
     with running(settings) as process:
-        process.tell(2, log_of(settings, 2), fault())
+        process.news(2, log_of(settings, 2), fault())
         process.line("cycle")
         sent = [one.json for one in service.wait_for(2)]
         assert process.end() == 0
@@ -206,7 +206,7 @@ def test_an_export_that_fails_is_given_up(tmp_path: Path, fake: Callable[..., Fa
     service = fake(answer)
     settings = job(tmp_path, export_url=service.url)
     with running(settings) as process:
-        process.tell(0, log_of(settings, 0), fault())
+        process.news(0, log_of(settings, 0), fault())
         process.line("cycle")
         service.wait_for(tries)
         assert process.end() == 0
@@ -217,7 +217,7 @@ def test_an_export_that_fails_is_given_up(tmp_path: Path, fake: Callable[..., Fa
 def test_an_export_that_hangs_does_not_hold_the_end(tmp_path: Path, fake: Callable[..., Fake]) -> None:
     service = fake(hangs)
     with running(job(tmp_path, export_url=service.url)) as process:
-        process.tell(0, "/none", fault())
+        process.news(0, "/none", fault())
         process.line("cycle")
         service.wait_for(1)
         assert process.end() == 0

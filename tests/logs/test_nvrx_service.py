@@ -21,7 +21,7 @@ def service(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     """Our service: its address, and the folder that it may write to."""
     root = tmp_path / "allowed"
     root.mkdir()
-    program = Program("nvrx_service", {"roots": [str(root)], "port": 0})
+    program = Program("logs.nvrx_service", {"roots": [str(root)], "port": 0})
     try:
         yield f"127.0.0.1:{program.packet('port')}", root
         assert program.finish(2.0) == 0

@@ -10,10 +10,6 @@ from __future__ import annotations
 
 from collections import namedtuple
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
 STACKS_GRACE_S = 2.0  # for faulthandler to print all threads; it needs milliseconds unless stderr is stuck
 SIGNAL_GRACE_S = 10.0  # for a worker to act on a `rank_termination_signal` of the user's choice
 LATE_END_S = 60.0  # an end that takes longer is said
@@ -38,10 +34,10 @@ class RankLimits(
         "RankLimits",
         "rank_init_timeout initial_rank_heartbeat_timeout rank_heartbeat_timeout rank_out_of_section_timeout "
         "rank_section_timeouts workload_check_interval rank_exit_timeout",
-        defaults=(None, None, None, None, None, 5.0, None),
+        defaults=(None, None, None, None, {}, 5.0, None),
     )
 ):
-    """RankLimits for the time without progress of a rank.
+    """Limits for the time without progress of a rank.
 
     `rank_init_timeout`: from the worker's start to `init_workload_monitoring()`.
     `initial_rank_heartbeat_timeout`: from there to the first heartbeat.
@@ -50,24 +46,17 @@ class RankLimits(
     `rank_section_timeouts`: by name, in each section; at most MAX_SECTIONS. The order is that of the shared page.
     `rank_exit_timeout`: from `View.exits` to the end of the process.
     Each > 0 or None. `workload_check_interval`: the least limit that a rank can learn, unless a shorter one was
-    configured: a learned limit of milliseconds would kill healthy ranks. Raises ValueError, one sentence, for others.
+    configured: a learned limit of milliseconds would kill healthy ranks. `config.ft` has checked all of them.
     """
 
     __slots__ = ()
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> RankLimits:
-        given = super().__new__(cls, *args, **kwargs)._asdict()
-        sections = _sections(given.pop("rank_section_timeouts"))
-        limits = {name: _limit(name, value) for name, value in given.items()}
-        return super().__new__(cls, rank_section_timeouts=sections, **limits)
-
     @property
     def slots(self) -> list[tuple[str, float | None]]:
         """(name for messages, limit) of each section word of the page; see `slots_of()`."""
-        sections = self.rank_section_timeouts
         return [
-            (f"section {name!r}" if own else f"section {STEP_SECTION!r} (warm-up)", sections[name])
-            for name, own in slots_of(list(sections))
+            (f"section {name!r}" if own else f"section {STEP_SECTION!r} (warm-up)", self.rank_section_timeouts[name])
+            for name, own in slots_of(list(self.rank_section_timeouts))
         ]
 
     def changed(self, told: dict[str, object]) -> RankLimits:
@@ -79,10 +68,11 @@ class RankLimits(
         found: dict[str, float | None] = {}
         for name, value in told.items():
             if name == "rank_section_timeouts":
-                learned = _sections(value)
-                if not learned.keys() <= sections.keys():
+                if not isinstance(value, dict) or not value.keys() <= sections.keys():
                     raise ValueError("a section that is not in rank_section_timeouts has no limit to change")
-                sections.update((name, self._enforced(limit, sections[name])) for name, limit in learned.items())
+                for section, told_s in value.items():
+                    learned = _limit(f"the timeout of section {section!r}", told_s)
+                    sections[section] = self._enforced(learned, sections[section])
             elif name in _LEARNED:
                 found[name] = self._enforced(_limit(name, value), getattr(self, name))
             else:
@@ -90,7 +80,7 @@ class RankLimits(
         return self._replace(rank_section_timeouts=sections, **found)
 
     def _enforced(self, learned: float | None, configured: float | None) -> float | None:
-        least_s = self.workload_check_interval or 0.0
+        least_s = self.workload_check_interval
         return None if learned is None else max(learned, least_s if configured is None else min(least_s, configured))
 
 
@@ -115,16 +105,6 @@ def _limit(name: str, value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e9:
         raise ValueError(f"{name} must be a number of seconds above 0 (or none for no limit), not {value!r}")
     return float(value)
-
-
-def _sections(value: object) -> dict[str, float | None]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
-        raise ValueError("rank_section_timeouts must be seconds by the names of sections")
-    if len(value) > MAX_SECTIONS:
-        raise ValueError(f"rank_section_timeouts has {len(value)} sections, the limit is {MAX_SECTIONS}")
-    return {name: _limit(f"the timeout of section {name!r}", limit) for name, limit in value.items()}
 
 
 class View(

@@ -20,7 +20,6 @@ from typing import Any
 from nvrx_slurm import types as t
 from nvrx_slurm.child import processes
 from nvrx_slurm.child.supervised import SupervisedProcess
-from nvrx_slurm.core.rank import watch as core
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.monitor import wire
 from nvrx_slurm.monitor.lease import Lease
@@ -159,11 +158,10 @@ class RankMonitor(SupervisedProcess):
 
         `pid`: a session leader; `pidfd` stays the caller's. `limits`: by the names of `core.rank.watch.RankLimits`;
         None or absent = no limit. `signum`: rank_termination_signal. `cfg`: further settings for `client.cfg`
-        (JSON). `hold_s`: a hung rank is ended that much later, or at end_hold(). Raises ValueError for a bad limit and
-        for settings over 64 KiB; nothing has changed then.
+        (JSON). `hold_s`: a hung rank is ended that much later, or at end_hold(). Raises ValueError for settings over 64
+        KiB; nothing has changed then.
         """
         life = self._life
-        core.RankLimits(**limits)
         settings = {**(cfg or {}), **limits, "rank_termination_signal": int(signum)}
         message = wire.encode(
             "watch",
