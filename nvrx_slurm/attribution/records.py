@@ -21,7 +21,7 @@ class AttributionSpec:
     """What the process needs to know about its job. Empty text = not given."""
 
     endpoint: str  # where the service is; "" = this process is it
-    prefix: str = "/"  # of the merged logs, without links; requests may name files in its directory only
+    prefix: str = "/"  # of the merged logs, without links; the log of this process is beside them
     tree: str = ""  # our own log tree of this run
     startup_s: float = 20.0  # a later start is said
     log_level: int = 20

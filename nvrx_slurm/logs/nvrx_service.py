@@ -72,13 +72,11 @@ class NvrxLogService:
         """The file's descriptor. Raises ValueError where the path is not allowed, OSError."""
         if path in files:
             return files[path]
-        if not path or "\0" in path:
-            raise ValueError("file_path is missing")
-        real = os.path.realpath(path)
-        if not any(real.startswith(f"{root}/") for root in self._roots):
-            raise ValueError(f"{path} is not below {' or '.join(self._roots)}")
-        if not real.endswith(_SUFFIX) or any(part.startswith(".") for part in real.split("/")):
-            raise ValueError(f"{path} is not the name of a log: it must end in {_SUFFIX}, without hidden folders")
+        real = os.path.realpath(path)  # raises ValueError for a NUL
+        below = any(real.startswith(f"{root}/") for root in self._roots)
+        if not below or not real.endswith(_SUFFIX) or any(part.startswith(".") for part in real.split("/")):
+            where = " or ".join(self._roots)
+            raise ValueError(f"{path!r} must be below {where} and end in {_SUFFIX}, without hidden folders")
         if len(files) >= _FILES:
             raise ValueError(f"one stream may write to {_FILES} files")
         if os.path.exists(index_file(real)) or (os.path.lexists(real) and not os.path.exists(real + _OURS)):
