@@ -75,26 +75,22 @@ async def _load(port: int) -> None:
     ids, loop = identity(_TOKEN, wire.IDENTITY.format(_JOB)), asyncio.get_running_loop()
     done = [loop.create_future() for _ in range(_STREAMS)]
     streams: list[Stream] = []
-    acked = [0] * _STREAMS
 
     def send(number: int, at: int) -> None:
-        chunk = wire.Chunk(0, at * len(text), (at + 1) * len(text), 1, False, text)
+        chunk = wire.Chunk(0, at * len(text), (at + 1) * len(text), 1, text)
         streams[number].send(wire.from_chunk(chunk))
 
     def on_frame(number: int, frame: bytes) -> None:
-        if frame[0] == wire.HAVE:
-            send(number, 0)
-        elif frame[0] == wire.ACK:
-            acked[number] += wire.acked(frame)
-            if acked[number] < each:
-                send(number, acked[number])
-            elif not done[number].done():
-                done[number].set_result(None)
+        at = wire.content(frame)["0"] // len(text)
+        if at < each:
+            send(number, at)
+        elif not done[number].done():
+            done[number].set_result(None)
 
     def on_proved(number: int) -> None:
         streams[number].send(wire.message(wire.HELLO, {"version": wire.VERSION, "node": f"n{number}"}))
         file = f"{_OWNER}/cycle_0/node_{number}/rank_{number}.out"
-        sources = [wire.Opened(0, 0, file, number, _STREAMS)]
+        sources = [wire.Opened(0, 0, file, number)]
         streams[number].send(wire.message(wire.OPEN, sources))
 
     for number in range(_STREAMS):

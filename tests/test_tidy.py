@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import configparser
 import os
+import re
 import subprocess
 import sys
 import tokenize
@@ -277,7 +279,7 @@ WALL_CLOCK = {
     "nvrx_slurm/cli/chain.py",
     "nvrx_slurm/cli/front.py",
     "nvrx_slurm/cli/logs.py",
-    "nvrx_slurm/logs/aggregator.py",
+    "nvrx_slurm/logs/merged.py",
     "nvrx_slurm/logs/shipper.py",
     "nvrx_slurm/slurm/control.py",
 }
@@ -333,14 +335,43 @@ def loaded(code: str) -> set[str]:
 def test_no_launcher_loads_torch(code: str) -> None:
     modules = loaded(code)
     assert not modules & {"torch", "numpy", "httpx", "yaml", "grpc", "cryptography"}  # a launcher that starts quickly
+    assert "fault_tolerance" not in code or "asyncio" not in modules  # a rank, too
 
 
-def test_a_base_install_runs_without_the_extras() -> None:
-    """grpcio and httpx are of extras; what needs them says so when it is used."""
-    modules = loaded(
-        "import nvrx_slurm.cli.run, nvrx_slurm.cli.toolbox, nvrx_slurm.node.program, nvrx_slurm.logs.shipper"
-    )
-    assert not modules & {"grpc", "httpx"}
+BASE = {"torch", "click", "pyyaml", "nvidia-ml-py", "filelock", "protobuf", "cryptography"}
+# Code of the extras, and what it needs.
+EXTRAS = {
+    "attribution": ("nvrx_slurm.attribution", "httpx"),
+    "node-service": ("nvrx_slurm.health.service", "nvrx_slurm.health.checks.node_service", "grpc"),
+    "log-service": ("nvrx_slurm.logs.nvrx_service", "nvrx_slurm.logs.nvrx_logs_pb2", "grpc"),
+    "lightning": ("nvrx_slurm.ptl_resiliency", "lightning", "pytorch_lightning"),
+    "transformers": ("nvrx_slurm.huggingface", "transformers"),
+    "pyslurm": ("nvrx_slurm.slurm.api.pyslurm_child", "pyslurm"),
+}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import nvrx_slurm.cli.run, nvrx_slurm.cli.job, nvrx_slurm.cli.toolbox",
+        "import nvrx_slurm.node.program, nvrx_slurm.node.output.logs",
+        "import nvrx_slurm.logs.shipper, nvrx_slurm.logs.aggregator",
+        "import nvrx_slurm.monitor.main, nvrx_slurm.fault_tolerance",
+    ],
+)
+def test_a_job_loads_no_extra_that_it_does_not_use(code: str) -> None:
+    owned = tuple(f"{module}." for modules in EXTRAS.values() for module in modules)
+    assert [module for module in loaded(code) if f"{module}.".startswith(owned)] == []
+
+
+def test_each_extra_says_how_it_is_installed() -> None:
+    options = configparser.ConfigParser()
+    options.read(REPO / "setup.cfg")
+    base = {re.split("[>=<]", line)[0] for line in options["options"]["install_requires"].split()}
+    assert base == BASE and set(options["options.extras_require"]) - {"test", "dev"} == set(EXTRAS)
+    text = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
+    without = [extra for extra in EXTRAS if f"pip install 'nvrx_slurm[{extra}]'" not in text]
+    assert without == ["pyslurm"]  # its version has to be that of the cluster
 
 
 def test_the_monitor_is_standard_library_only_and_small() -> None:

@@ -1,4 +1,4 @@
-"""`python -m nvrx_slurm.attribution FD`: the process that the coordinator's agent starts, see `agent.attributor`.
+"""`python -m nvrx_slurm.attribution FD`: the process that the coordinator's agent starts, see `node.output.attributor`.
 
 FD is one end of a socket to the agent, see `child.program`. It gets `AttributionSpec`, then `CycleNews`. It says
 {"ready": where it listens} and {"cycle": number, "stop": whether another try is pointless, "text": for people, or ""}.
@@ -18,7 +18,7 @@ import time
 from typing import Any
 
 from nvrx_slurm.attribution.client import Client
-from nvrx_slurm.attribution.records import Answer, AttributionSpec, CycleNews
+from nvrx_slurm.attribution.records import AttributionSpec, CycleNews, Recommendation
 from nvrx_slurm.attribution.web import Trouble, Web
 from nvrx_slurm.child.program import Program, run
 
@@ -41,23 +41,26 @@ class Attribution(Program):
 
     def __init__(self, spec: AttributionSpec, connection: socket.socket) -> None:
         super().__init__(connection)
-        self._spec, self._ending = spec, asyncio.Event()
+        self._spec = spec
+        self._client: Client | None = None
         self._tasks = set[asyncio.Task[None]]()
         self._export = Web(spec.export_url) if spec.export_url else None
         if not spec.endpoint:
-            from nvrx_slurm.attribution.service import Service  # its rules and its server are not for clients
+            from nvrx_slurm.attribution.service import (
+                AttributionService,  # its rules and its server are not for clients
+            )
 
-            service = Service(spec, self.say)
+            service = AttributionService(spec, self.say)
             self._answer, where = service.answer, service.where
-            self.say(f"the attribution service listens on {where}")
+            self.say(f"the attribution service listens on {where or 'no port'}")
         else:
-            self._answer, where = Client(spec, self.say, self._ending).answer, ""
+            self._client = Client(spec, self.say)
+            self._answer, where = self._client.answer, ""
         self.tell(ready=where)
 
     def on_packet(self, packet: dict[str, Any]) -> None:
         """News of a cycle, or the end of the job."""
         if "finish" in packet:
-            self._ending.set()
             work = self._finish({*self._tasks}, packet["finish"] - _MARGIN_S)
         else:
             work = self._attend(CycleNews(**packet))
@@ -67,12 +70,12 @@ class Attribution(Program):
 
     async def _finish(self, tasks: set[asyncio.Task[None]], within_s: float) -> None:
         """Tell what is still found in the time that is left."""
-        if tasks:
+        if tasks and not (self._client and self._client.is_down):
             await asyncio.wait(tasks, timeout=within_s)
         self.end()
 
     async def _attend(self, news: CycleNews) -> None:
-        began_s, answer = time.monotonic(), Answer()
+        began_s, answer = time.monotonic(), Recommendation()
         try:
             answer = await self._answer(news)
         except Trouble as trouble:
@@ -91,7 +94,7 @@ class Attribution(Program):
                 _log.warning("the result of cycle %d was not exported: %s", news.cycle, trouble)
 
 
-def record(spec: AttributionSpec, news: CycleNews, answer: Answer, took_s: float) -> dict[str, Any]:
+def record(spec: AttributionSpec, news: CycleNews, answer: Recommendation, took_s: float) -> dict[str, Any]:
     """One result, with the names that dashboards of NVRx know: s text, l whole number, d number, ts time."""
     primary = answer.result.get("primary_failure", {})
     hung = [news.fault["rank"]] if news.fault.get("kind") == "hang" else []

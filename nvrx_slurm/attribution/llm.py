@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from nvrx_slurm.attribution.records import FOLDER, Answer, AttributionSpec, CycleNews, read_key
+from nvrx_slurm.attribution.records import FOLDER, AttributionSpec, CycleNews, Recommendation, read_key
 from nvrx_slurm.attribution.redact import Redactor
 from nvrx_slurm.attribution.web import Trouble, Web, json_object
 from nvrx_slurm.health.check import one_line
@@ -39,19 +39,6 @@ _TASK = (
 )
 
 
-def _object(**properties: Any) -> dict[str, Any]:
-    return {"type": "object", "additionalProperties": False, "required": [*properties], "properties": properties}
-
-
-_CITATION = _object(line={"type": "integer"}, quote={"type": "string"})
-_SCHEMA = _object(
-    story={"type": "string"},
-    rule={"type": "string", "enum": _RULE},
-    citations={"type": "array", "items": _CITATION},
-)
-_FORM = {"type": "json_schema", "json_schema": {"name": "story", "schema": _SCHEMA, "strict": True}}
-
-
 class LanguageModel:
     """One OpenAI-compatible service. One call at a time, few in all, the same failure once."""
 
@@ -62,7 +49,7 @@ class LanguageModel:
         self._known: dict[str, dict[str, Any]] = {}  # what was said, by fingerprint
         self._lock = asyncio.Lock()
 
-    async def about(self, news: CycleNews, answer: Answer) -> Answer:
+    async def about(self, news: CycleNews, answer: Recommendation) -> Recommendation:
         """`answer`, with a story if there is one."""
         mark = answer.result["primary_failure"]["root_fingerprint"]
         if answer.result["failure_domain"] == "slurm":  # a time limit needs no story
@@ -80,20 +67,17 @@ class LanguageModel:
         self._say(f"the language model gives no usable story ({why}); the rules stand alone")
         return answer
 
-    async def _ask(self, news: CycleNews, answer: Answer) -> dict[str, Any]:
+    async def _ask(self, news: CycleNews, answer: Recommendation) -> dict[str, Any]:
         """The checked reply. Raises what `about` catches."""
         key, hosts, evidence = await bounded.call_async(lambda: self._read(news), _FILE_S, "log tree")
         names = Redactor([self._spec.user], hosts)
         lines = _lines(names.clean(evidence.decode("utf-8", "ignore")))
         messages = _messages(lines, names.clean(json.dumps(answer.result["primary_failure"])))
         await bounded.call_async(lambda: self._keep_prompt(news.cycle, messages), _FILE_S, "log tree")
-        try:
-            reply = await self._post(key, {"messages": messages, "response_format": _FORM})
-        except Trouble as trouble:
-            if trouble.status != 400:
-                raise
-            reply = await self._post(key, {"messages": messages})  # some services know no schema
-        found = _checked(reply, lines)
+        job = {"model": self._spec.llm_model, "temperature": 0.2, "max_tokens": 2000, "stream": False}
+        job["messages"] = messages
+        ask = self._web.ask("POST", "/chat/completions", _REQUEST_S, tries=2, secret=key, json=job)
+        found = _checked(json_object(await ask), lines)
         return found | {"story": names.restored(found["story"])}
 
     def _read(self, news: CycleNews) -> tuple[str, list[str], bytes]:
@@ -114,11 +98,6 @@ class LanguageModel:
         path = folder / f"prompt_{cycle}_{secrets.token_hex(2)}.json"
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             json.dump(messages, file, indent=1)
-
-    async def _post(self, key: str, content: dict[str, Any]) -> dict[str, Any]:
-        job = {"model": self._spec.llm_model, "temperature": 0.2, "max_tokens": 2000, "stream": False}
-        ask = self._web.ask("POST", "/chat/completions", _REQUEST_S, tries=2, secret=key, json=job | content)
-        return json_object(await ask)
 
 
 def _end(path: str) -> bytes:
@@ -150,7 +129,7 @@ def _checked(reply: dict[str, Any], lines: list[str]) -> dict[str, Any]:
     if choice.get("finish_reason") not in ("stop", None) or len(text) > _MAX_REPLY_CHARS:
         raise ValueError("the reply is not whole, or too long")
     found = json.loads(re.sub(r"^```(?:json)?|```$", "", text))
-    story, rule, citations = (found.pop(name) for name in _SCHEMA["properties"])
+    story, rule, citations = (found.pop(name) for name in ("story", "rule", "citations"))
     if not isinstance(story, str) or not 0 < len(story) <= _STORY_CHARS:
         raise ValueError("the story is empty or too long")
     if found or rule not in _RULE or not isinstance(citations, list) or not 0 < len(citations) <= 8:
@@ -165,7 +144,7 @@ def _checked(reply: dict[str, Any], lines: list[str]) -> dict[str, Any]:
     return {"story": clean, "rule": rule, "citations": plain}
 
 
-def _joined(answer: Answer, told: dict[str, Any]) -> Answer:
+def _joined(answer: Recommendation, told: dict[str, Any]) -> Recommendation:
     """The rules' answer with the story; a rule that is doubted is less sure, and no action gets harder."""
     primary, action = dict(answer.result["primary_failure"]), answer.action
     if told["rule"] != "agree":

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 from nvrx_slurm.health.check import one_line
@@ -22,8 +21,7 @@ class AttributionSpec:
     """What the process needs to know about its job. Empty text = not given."""
 
     endpoint: str  # where the service is; "" = this process is it
-    prefix: str = "/"  # of the merged logs, without links; requests may name files in its directory only
-    part: int = -1  # of several merged files of a cycle, the one to show; -1 = there is one
+    prefix: str = "/"  # of the merged logs, without links; the log of this process is beside them
     tree: str = ""  # our own log tree of this run
     startup_s: float = 20.0  # a later start is said
     log_level: int = 20
@@ -34,12 +32,7 @@ class AttributionSpec:
     llm_model: str = ""
     llm_key_file: str = ""
     export_url: str = ""
-    socket: str = ""  # Unix socket of the managed service
     port: int = PORT
-
-    def at(self, private_dir: Path) -> AttributionSpec:
-        """The same, with a Unix socket in the agent's private directory, where the job runs the service itself."""
-        return replace(self, socket=str(private_dir / "attribution.sock")) if not self.endpoint else self
 
 
 @dataclass(frozen=True)
@@ -54,7 +47,7 @@ class CycleNews:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Recommendation:
     """The recommendation about one cycle, and all that was found out about it. Its text is not trusted."""
 
     action: str = "UNKNOWN"  # STOP, RESTART, CONTINUE, UNKNOWN or TIMEOUT

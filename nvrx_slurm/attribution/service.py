@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -10,7 +9,7 @@ import socket
 import socketserver
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from nvrx_slurm.attribution.llm import LanguageModel
-from nvrx_slurm.attribution.records import FOLDER, Answer, AttributionSpec, CycleNews
+from nvrx_slurm.attribution.records import FOLDER, AttributionSpec, CycleNews, Recommendation
 from nvrx_slurm.attribution.web import Trouble, json_object
 from nvrx_slurm.system import bounded
 from nvrx_slurm.system.files import write_atomic
@@ -26,8 +25,6 @@ from nvrx_slurm.system.files import write_atomic
 _log = logging.getLogger(__name__)
 _FILE_S = 5.0  # for the log tree's file system
 _MOST_RESULTS = 1000
-_SAME = 3  # equal failures in a row, over requeues, after which another try is pointless
-_SLACK_S = 60.0  # starts differ
 # Parts of replies that are always the same here.
 _SUBMITTED = {"submitted": True, "mode": "single", "logs_dir": None, "sched_restarts": 0}
 _NOTHING = {"action": "UNKNOWN", "reason": "", "source": ""}
@@ -39,52 +36,45 @@ _NO_REQUEST = 422, "invalid_parameter", f"a body must be a JSON object of at mos
 _TCP = Path("/proc/self/net/tcp")
 
 
-class Service:
-    """Answers by the rules that the coordinator has applied, by the job's history, and by a language model."""
+class AttributionService:
+    """Answers by the rules that the coordinator has applied, and by a language model."""
 
     def __init__(self, spec: AttributionSpec, say: Callable[[str], None]) -> None:
         self._spec, self._say = spec, say
         self._llm = LanguageModel(spec, say) if spec.llm_base_url else None
-        self._results: dict[str, tuple[int, Answer | None]] = {}  # by log: its cycle, and the answer when there is one
-        self.where = " and ".join(self._listen())
+        self._results: dict[str, tuple[int, Recommendation | None]] = {}  # by log: cycle, answer
+        self.where = f"http://127.0.0.1:{spec.port}"  # "" = nowhere
+        try:
+            _Server(spec.port, self)
+        except OSError as error:
+            self._say(f"the attribution service cannot listen on {self.where}: {error.strerror}; it goes on without")
+            self.where = ""
 
-    def _listen(self) -> Iterator[str]:
-        port, path = self._spec.port, self._spec.socket
-        for where, name in ((port, f"http://127.0.0.1:{port}"), (path, f"unix://{path}")):
-            try:
-                _Server(where, self)
-                yield name
-            except OSError as error:
-                self._say(f"the attribution service cannot listen on {name}: {error.strerror}; it goes on without")
-
-    async def answer(self, news: CycleNews) -> Answer:
+    async def answer(self, news: CycleNews) -> Recommendation:
         """Rules at once; then the language model, which takes its time."""
         self._results[news.log] = news.cycle, None
         while len(self._results) > _MOST_RESULTS:
             del self._results[next(iter(self._results))]
         if not news.over:
-            return Answer()
+            return Recommendation()
         answer = by_rules(news)
-        try:
-            answer = await bounded.call_async(lambda: judged(news, self._spec.tree), _FILE_S, "the log tree")
-            self._results[news.log] = news.cycle, answer
-            if self._llm is not None and news.fault:
-                answer = await self._llm.about(news, answer)
-                await bounded.call_async(lambda: keep(news, answer, self._spec.tree), _FILE_S, "the log tree")
-        except (bounded.Overrun, OSError, ValueError, LookupError) as error:
-            _log.warning("cycle %d: the log tree cannot be used: %s", news.cycle, error)
-        self._results[news.log] = news.cycle, answer
+        await self._keep(news, answer)
+        if self._llm is not None and news.fault:
+            answer = await self._llm.about(news, answer)
+            await self._keep(news, answer)
         return answer
+
+    async def _keep(self, news: CycleNews, answer: Recommendation) -> None:
+        self._results[news.log] = news.cycle, answer
+        try:
+            await bounded.call_async(lambda: keep(news, answer, self._spec.tree), _FILE_S, "the log tree")
+        except (bounded.Overrun, OSError) as error:
+            _log.warning("cycle %d: the log tree cannot be used: %s", news.cycle, error)
 
     def reply(self, request: str, asked: dict[str, Any]) -> Any:
         """To an HTTP request, in a thread of its own. The service knows the logs of its job before any client does."""
         if request == "GET /healthz":
             return {"status": "ok", "backend": "lib", "issues": []}
-        if request == "GET /jobs":
-            known = list(self._results.items())
-            return {
-                "jobs": [{"log_path": log, "cycle_id": cycle, "pending": not answer} for log, (cycle, answer) in known]
-            }
         if request not in ("POST /logs", "GET /logs"):
             raise _Refused(404, "not_found", "there is nothing at this path")
         path = os.path.realpath(str(asked.get("log_path")))
@@ -92,11 +82,11 @@ class Service:
             raise _Refused(404, "not_found", f"{path} is not the log of a cycle of this job")
         cycle, answer = self._results[path]
         theirs = asked.get("cycle_id", cycle), asked.get("job_id", self._spec.job_id)
-        if theirs != (cycle, self._spec.job_id) or "file" in asked or "wl_restart" in asked:
-            raise _Refused(400, "invalid_parameter", "another cycle or job, or file or wl_restart, which are not known")
+        if theirs != (cycle, self._spec.job_id):
+            raise _Refused(400, "invalid_parameter", "the log is that of another cycle or job")
         if request == "POST /logs":
             return _SUBMITTED | {"normalized_path": path, "files_analyzed": int(answer is not None)}
-        done = answer or Answer()
+        done = answer or Recommendation()
         return _FOUND | {
             "result": done.result,
             "status": "in_flight" if answer is None else "completed",
@@ -105,10 +95,10 @@ class Service:
         }
 
 
-def by_rules(news: CycleNews) -> Answer:
+def by_rules(news: CycleNews) -> Recommendation:
     """The answer of the rules, which the coordinator has applied."""
     if not news.fault:
-        return Answer("CONTINUE", "the cycle ended without a fault", "rules")
+        return Recommendation("CONTINUE", "the cycle ended without a fault", "rules")
     found = news.fault.get("finding") or {}
     name = found.get("rule") or "unknown"
     reason = f"{name}: {news.fault.get('message') or found.get('line') or name}"
@@ -128,44 +118,15 @@ def by_rules(news: CycleNews) -> Answer:
         "failure_domain": found.get("blame", "unknown"),
         "primary_failure": primary,
     }
-    return Answer(action, reason, "rules", result)
+    return Recommendation(action, reason, "rules", result)
 
 
-def judged(news: CycleNews, tree: str) -> Answer:
-    """The answer of the rules and of the history, which is kept. Blocks while the log tree's file system does."""
-    answer = by_rules(news)
-    if _ends_alike(news, answer, tree):
-        reason = f"the same failure {_SAME} times in a row, {answer.reason}"
-        answer = Answer("STOP", reason, "rules", answer.result | {"decision": "STOP", "justification": reason})
-    keep(news, answer, tree)
-    return answer
-
-
-def keep(news: CycleNews, answer: Answer, tree: str) -> None:
+def keep(news: CycleNews, answer: Recommendation, tree: str) -> None:
     """Write the result into the log tree. Raises OSError."""
     folder = Path(tree, FOLDER)
     folder.mkdir(exist_ok=True)
-    record = asdict(news) | {"mark": _mark(news, answer)} | asdict(answer)
+    record = asdict(news) | asdict(answer)
     write_atomic(folder / f"cycle_{news.cycle}.json", json.dumps(record, indent=1).encode())
-
-
-def _mark(news: CycleNews, answer: Answer) -> str:
-    """Equal for equal failures of the user's code on the same rank; "" for others."""
-    fingerprint = answer.result.get("primary_failure", {}).get("root_fingerprint")
-    if not fingerprint or answer.result["failure_domain"] != "user":
-        return ""
-    return f"{fingerprint} of rank {news.fault.get('rank')}"
-
-
-def _ends_alike(news: CycleNews, answer: Answer, tree: str) -> bool:
-    """Whether the cycles before, those before a requeue included, failed alike after about the same time: one that
-    runs longer has got further."""
-    mark, own = _mark(news, answer), Path(tree, FOLDER, f"cycle_{news.cycle}.json")
-    results = sorted(Path(tree).parent.glob(f"r*/{FOLDER}/cycle_*.json"), key=os.path.getmtime)
-    before = [json.loads(path.read_bytes()) for path in results if path != own][1 - _SAME :]
-    times = [news.lasted_s, *(one["lasted_s"] for one in before)]
-    alike = len(times) == _SAME and all(one["mark"] == mark for one in before)
-    return bool(mark) and alike and max(times) <= 2 * min(times) + _SLACK_S
 
 
 # --- over HTTP ----------------------------------------------------------------------------------
@@ -176,27 +137,20 @@ class _Refused(Exception):
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    """Serves JSON over HTTP to processes of the same user, until this process ends.
+    """Serves JSON over HTTP at a port of 127.0.0.1 to processes of the same user, until this process ends.
 
-    `where`: a port of 127.0.0.1, or a Unix socket's path in a private directory. A thread for each connection; the
-    limit of open files is their bound. Raises OSError where it cannot listen.
+    A thread for each connection; the limit of open files is their bound. Raises OSError where it cannot listen.
     """
 
     daemon_threads = allow_reuse_address = True
 
-    def __init__(self, where: int | str, service: Service) -> None:
+    def __init__(self, port: int, service: AttributionService) -> None:
         self.service = service
-        if isinstance(where, str):
-            self.address_family = socket.AF_UNIX
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(where)  # of a process before this one
-        super().__init__(("127.0.0.1", where) if isinstance(where, int) else where, _Handler)  # type: ignore[arg-type]
+        super().__init__(("127.0.0.1", port), _Handler)
         threading.Thread(target=self.serve_forever, args=(_POLL_S,), daemon=True).start()
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Whether the other end belongs to this user. A private directory is open to its owner only."""
-        if self.address_family == socket.AF_UNIX:
-            return True
+        """Whether the other end belongs to this user."""
         ends = [_as_in_proc(client_address), _as_in_proc(request.getsockname())]
         try:
             lines = [line.split() for line in _TCP.read_text().splitlines()[1:]]

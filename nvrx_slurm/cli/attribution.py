@@ -36,7 +36,6 @@ def attribution_spec(here: Here, run: RunDir, logs: LogSpec | None, hosts: bool)
     return AttributionSpec(
         endpoint="" if ft.attribution_service == MANAGED else ft.attribution_service,
         prefix=os.path.join(os.path.realpath(folder), name),
-        part=0 if logs.parts > 1 else -1,
         tree=str(run.path),
         startup_s=ft.attribution_startup_timeout,
         log_level=ft.attribution_log_level,

@@ -43,7 +43,7 @@ def make_job(here: Here, script: str, args: tuple[str, ...]) -> Job:
         from nvrx_slurm.cli.merged_logs import cycle_files, log_spec
 
         logs = log_spec(here, shape)
-        info = cycle_files(here, shape, logs)
+        info = cycle_files(here, shape)
     if here.ft.attribution_service:
         from nvrx_slurm.cli.attribution import attribution_spec
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import os
 import re
 import sys
@@ -117,7 +116,7 @@ def _of_run(run: Path, cycle: str, follow: bool) -> Iterator[Piece]:
         for number, mine in sorted(readers.items()):
             if number >= first and cycle in ("all", "last", str(number)):
                 final = ended or number < max(readers)
-                yield from heapq.merge(*(one.read(final) for one in mine), key=lambda piece: piece.at)
+                yield from mine.read(final)
         if ended:
             return
         sys.stdout.flush()

@@ -10,7 +10,6 @@ from nvrx_slurm.core.logs.names import JobName, cycle_file, expand, index_file, 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.node.output.logs import LogSpec
 
-_NODES_EACH = 1_000  # of one aggregator
 _BATCHES_PER_S = 2_000  # of all nodes together
 
 
@@ -32,22 +31,20 @@ def log_spec(here: Here, shape: Layout) -> LogSpec | None:
         prefix=expand(ft.per_cycle_applog_prefix, name),
         logfile=expand(ft.nvrx_logfile, name) if ft.nvrx_logfile is not None else "",
         port=ft.log_server_port,
-        parts=ft.log_aggregator_count or -(-nodes.max // _NODES_EACH) if nodes.max > 1 else 1,
         grpc_port=ft.log_server_grpc_port,
         drain_s=ft.log_server_graceful_shutdown_timeout,
         batch_s=max(0.5, nodes.max / _BATCHES_PER_S),
     )
 
 
-def cycle_files(here: Here, shape: Layout, logs: LogSpec | None) -> CycleFiles | None:
-    """None: none are wanted. Of a merged log with several files the first one is named."""
+def cycle_files(here: Here, shape: Layout) -> CycleFiles | None:
+    """None: none are wanted."""
     folder, spec = here.ft.cycle_info_dir, here.ft.per_cycle_applog_prefix
     if folder is None:
         return None
     name = _job_name(here, shape)
     prefix = "" if spec is None else expand(spec, name)
-    part = 0 if logs is not None and logs.parts > 1 else -1
-    return CycleFiles(os.path.join(working_directory(), folder), name.job, name.restart, prefix, part)
+    return CycleFiles(os.path.join(working_directory(), folder), name.job, name.restart, prefix)
 
 
 def check_writable(spec: LogSpec) -> None:
@@ -70,7 +67,7 @@ def log_note(here: Here, spec: LogSpec) -> str:
     template = here.ft.per_cycle_applog_prefix
     if template is None or tells_jobs_apart(template):
         return ""
-    first = cycle_file(spec.prefix, 0, 0 if spec.parts > 1 else -1)
+    first = cycle_file(spec.prefix, 0)
     if not os.path.exists(index_file(first)):
         return ""
     return f"{first} is there already, and this job appends to it; %j in --ft-per-cycle-applog-prefix keeps jobs apart"

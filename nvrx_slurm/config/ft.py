@@ -270,7 +270,7 @@ class FaultToleranceConfig(AttributionSettings):
         yield from self.attribution_contradictions()
 
     def rank_limits(self) -> dict[str, Any]:
-        """What a rank monitor enforces, by the names of `core.rank.watch.Limits`; plain JSON."""
+        """What a rank monitor enforces, by the names of `core.rank.watch.RankLimits`; plain JSON."""
         timeouts = "rank_init_timeout initial_rank_heartbeat_timeout rank_heartbeat_timeout rank_out_of_section_timeout"
         timeouts += " rank_exit_timeout"
         found = {name: getattr(self, name) for name in (*timeouts.split(), "workload_check_interval")}

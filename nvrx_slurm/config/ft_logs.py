@@ -30,7 +30,7 @@ class LogSettings(Section):
     )  # fmt: skip
     log_server_port: int = setting(
         k.integer(1, 65535, "PORT"), 50051, g.LOG_SERVER, env="both",
-        help="Where the log aggregator listens; each part has the next port. One that is taken is replaced.",
+        help="Where the log aggregator listens. A port that is taken is replaced.",
     )  # fmt: skip
     log_server_grpc_port: int = setting(
         k.integer(0, 65535, "PORT"), 0, g.LOG_SERVER,
@@ -38,8 +38,8 @@ class LogSettings(Section):
         "below the folders of the prefix and of the launchers' file only. 0: no.",
     )  # fmt: skip
     log_aggregator_count: int = setting(
-        k.integer(0, 64), 0, g.LOG_SERVER, env="both",
-        help="Log aggregators, each with files of its own (train_cycle0.part1.log). 0: one per 1,000 nodes.",
+        k.integer(0, 64), 0, g.LOG_SERVER, env="both", no_effect="one log aggregator serves all nodes",
+        help="Accepted for compatibility.",
     )  # fmt: skip
     log_leaf_max_queue_chunks: int = setting(
         k.integer(-1), -1, g.LOG_SERVER, env="both", no_effect="lines wait in the files of the ranks, not in memory",
@@ -61,7 +61,7 @@ class LogSettings(Section):
 
     def log_contradictions(self) -> Iterator[tuple[bool, str]]:
         """Pairs (is it so?, the sentence about it)."""
-        prefix, last = self.per_cycle_applog_prefix, self.log_server_port + max(1, self.log_aggregator_count) - 1
+        prefix = self.per_cycle_applog_prefix
         yield (
             self.nvrx_logfile is not None and prefix is None,
             "--ft-nvrx-logfile needs --ft-per-cycle-applog-prefix; give it too, or leave --ft-nvrx-logfile out",
@@ -75,12 +75,6 @@ class LogSettings(Section):
             "--ft-log-server-grpc-port needs --ft-per-cycle-applog-prefix; give it too, or leave the port out",
         )
         yield (
-            0 < self.log_server_grpc_port <= last and self.log_server_grpc_port >= self.log_server_port,
-            f"--ft-log-server-grpc-port {self.log_server_grpc_port} is one of the ports from --ft-log-server-port on; "
-            "give another",
-        )
-        yield (
-            last > 65535,
-            f"--ft-log-server-port {self.log_server_port} with --ft-log-aggregator-count {self.log_aggregator_count} "
-            f"reaches port {last}, and the last one is 65535; give a smaller port",
+            self.log_server_grpc_port == self.log_server_port,
+            f"--ft-log-server-grpc-port {self.log_server_grpc_port} is --ft-log-server-port; give another",
         )

@@ -17,7 +17,7 @@ from __future__ import annotations
 from nvrx_slurm.config.ft import FaultToleranceConfig
 from nvrx_slurm.core.rank.learn import HeartbeatTimeouts, SectionTimeouts
 from nvrx_slurm.monitor.client import FT_RANK_MONITOR_IPC_SOCKET_ENV_VAR, RankMonitorClient
-from nvrx_slurm.monitor.rank_info import RankInfo
+from nvrx_slurm.monitor.distributed import RankInfo
 from nvrx_slurm.monitor.transport import RankMonitorClientError
 from nvrx_slurm.monitor.workload_control import WorkloadControlRequest
 from nvrx_slurm.types import WorkloadAction

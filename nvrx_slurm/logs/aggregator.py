@@ -1,17 +1,15 @@
 """The aggregator: takes lines from the shippers of all nodes and appends them to the merged file of their cycle.
 
 It keeps no line: what it has read it writes in the same turn of its loop, and then acknowledges. Where it cannot write
-(a full disk), it drops the shippers of the file, which come again, and tries again; lines wait in the ranks' own files.
+(a full disk), it drops the shippers of the file, which come again; lines wait in the ranks' own files.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import socket
 import sys
-import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,63 +23,59 @@ from nvrx_slurm.core.logs.names import cycle_file
 from nvrx_slurm.errors import NvrxError, ProtocolError
 from nvrx_slurm.logs import wire
 from nvrx_slurm.logs.merged import Batch, MergedFile, Superseded
-from nvrx_slurm.system import bounded
 
 _FLUSH_BYTES = 4 << 20  # that may wait for the end of a turn of the loop
-_SYNC_S = 10.0
-_RETRY_S, _LAST_RETRY_S = 0.5, 5.0
-_DISK_S = 60.0
 _YOUNG_S = 2.0  # a job that ends sooner waits that long for its shippers to come
-_KEPT = 3  # complete files that stay open, should a shipper be started again
+_AGAIN_S = wire.LAST_RETRY_S + 1.0  # within which dropped shippers come again
+_MOST_FILES = 8  # open at a time
 
 
-class Settings(NamedTuple):
+class AggregatorSettings(NamedTuple):
     """As the agent gives them."""
 
     token: str
-    job: str
+    job: str  # "" = it has one node
     term: int
     owner: str  # the run, "job/run": the files of its sources begin with it
     prefix: str  # of the merged files; "" = none is wanted
     logfile: str  # for the launchers' output; "" = none is wanted
-    part: int = -1
     links: str = ""  # directory of links to the merged files; "" = none
 
 
 @dataclass(slots=True)
-class _Source:
+class _OpenSource:
     file: str
     path: str  # of the merged file
     to: int  # chunks have come up to this offset
 
 
 class _Shipper:
-    """One stream. `sources`: by its numbers."""
+    """One stream. `sources`: by its numbers. `written`: offsets that wait to be acknowledged."""
 
     def __init__(self, peer: Caller) -> None:
         self.peer = peer
-        self.sources: dict[int, _Source] = {}
-        self.waits: list[wire.Opened] = []  # that are not answered yet
-        self.written = 0  # chunks that wait to be acknowledged
+        self.sources: dict[int, _OpenSource] = {}
+        self.written: dict[int, int] = {}
+
+    def have(self, offsets: dict[int, int]) -> None:
+        """Tell it what the files have."""
+        if offsets and self.peer.stream is not None:
+            self.peer.stream.send(wire.message(wire.HAVE, offsets))
 
 
 class Aggregator(program.Program):
     """The program's state. `listener`: where shippers come."""
 
-    def __init__(self, listener: socket.socket, settings: Settings, connection: socket.socket) -> None:
+    def __init__(self, listener: socket.socket, settings: AggregatorSettings, connection: socket.socket) -> None:
         super().__init__(connection)
         self._settings = settings
         self._identity = identity(settings.token, wire.IDENTITY.format(settings.job))
         self._listener = Listener(self._begin, None, self.say)
         self._shippers: dict[Caller, _Shipper] = {}
-        self._files: dict[str, MergedFile] = {}
+        self._files: dict[str, MergedFile] = {}  # open ones, oldest first
         self._pending: dict[str, list[Batch]] = {}
         self._pending_bytes = 0
-        self._retry: asyncio.TimerHandle | None = None
-        self._retry_s = _RETRY_S
-        self._broken: set[str] = set()  # files that could not be written since the last try
-        self._finishing, self._began_s = False, self.loop.time()
-        self._syncing = asyncio.ensure_future(self._keep_synced())
+        self._finishing, self._come_until_s = False, self.loop.time() + _YOUNG_S
         self._listener.take(listener)
 
     def on_packet(self, packet: dict[str, Any]) -> None:
@@ -91,23 +85,12 @@ class Aggregator(program.Program):
         self._end_if_all_left()
 
     def _end_if_all_left(self) -> None:
-        if not self._finishing or self._shippers or self._retry is not None or self.result.done():
-            return
-        late_s = self._began_s + _YOUNG_S - self.loop.time()
-        if late_s <= 0 or (self._files and all(merged.index.complete for merged in self._files.values())):
-            self.end()
-        else:
-            self.loop.call_later(late_s, self._end_if_all_left)
-
-    def end(self, code: int = 0) -> None:
-        """Name the ranks of which something is missing."""
-        if not self.result.done() and not code:
-            self._flush()
-            for path, merged in self._files.items():
-                with contextlib.suppress(OSError, Superseded):
-                    if ranks := merged.give_up():
-                        self.say(f"{path} is not complete: lines of {len(ranks)} ranks are missing, first {ranks[0]}")
-        super().end(code)
+        if self._finishing and not self._shippers and not self.result.done():
+            left_s = self._come_until_s - self.loop.time()
+            if left_s <= 0:
+                self.end()
+            else:
+                self.loop.call_later(left_s, self._end_if_all_left)
 
     # --- shippers ---------------------------------------------------------------------------------------------
 
@@ -138,6 +121,8 @@ class Aggregator(program.Program):
         self._listener.admitted(peer)
         if older is not None:
             older.abort(ConnectionError("its shipper connected again"))
+        if not self._settings.job:
+            self._come_until_s = 0.0  # there is no other one
 
     def _on_end(self, peer: Caller, why: Exception) -> None:
         shipper = self._shippers.pop(peer, None)
@@ -147,60 +132,51 @@ class Aggregator(program.Program):
             self.say(f"the log shipper of {peer.node_id} broke the protocol: {why}")
         self._end_if_all_left()
 
-    # --- sources ----------------------------------------------------------------------------------------------
-
     def _on_open(self, shipper: _Shipper, sources: list[wire.Opened]) -> None:
+        """Tell where the sources go on, but not those of a file that cannot be opened."""
+        self._flush()
+        found, broken = dict[int, int](), set[str]()
         for one in sources:
             if not one.file.startswith(f"{self._settings.owner}/") or ".." in Path(one.file).parts:
                 raise ProtocolError(f"it opens {one.file[:80]!r}, which is no file of this run")
-            if not self._path(one):
+            path = self._path(one.cycle)
+            if not path:
                 raise ProtocolError("it opens a source that is not wanted")
-        shipper.waits += sources
-        self._answer(shipper)
-
-    def _path(self, source: wire.Opened) -> str:
-        s = self._settings
-        return (s.prefix and cycle_file(s.prefix, source.cycle, s.part)) if source.cycle >= 0 else s.logfile
-
-    def _answer(self, shipper: _Shipper) -> None:
-        """Tell where the sources go on. Those of a file that cannot be opened wait."""
-        self._flush()
-        waits, shipper.waits = shipper.waits, []
-        found: dict[int, _Source] = {}
-        for one in waits:
-            path = self._path(one)
+            if path in broken:
+                continue
             try:
-                if path in self._broken:
-                    shipper.waits.append(one)
-                else:
-                    found[one.source] = _Source(one.file, path, self._file(path, one).open(one.file, one.rank))
+                found[one.source] = to = self._file(path, one.cycle).open(one.file, one.rank)
             except (OSError, Superseded) as error:
-                shipper.waits.append(one)
+                broken.add(path)
                 self._fail(path, error)
-        shipper.sources.update(found)
-        if found:
-            self._send(shipper, wire.message(wire.HAVE, {number: source.to for number, source in found.items()}))
+            else:
+                shipper.sources[one.source] = _OpenSource(one.file, path, to)
+        shipper.have(found)
 
-    def _file(self, path: str, source: wire.Opened) -> MergedFile:
+    # --- files ------------------------------------------------------------------------------------------------
+
+    def _path(self, cycle: int) -> str:
+        s = self._settings
+        return (s.prefix and cycle_file(s.prefix, cycle)) if cycle >= 0 else s.logfile
+
+    def _file(self, path: str, cycle: int = -1) -> MergedFile:
+        """The open file; with `cycle` there is a link to it. One that was closed for another one is opened again."""
         if path not in self._files:
-            complete = [old for old, merged in self._files.items() if merged.index.complete]
-            for old in complete[:-_KEPT]:  # all that was sent for them has been written: `_answer` flushes first
-                self._files.pop(old).close()
-            s, now = self._settings, int(time.time() * 1000)
-            world = source.world if s.part < 0 and source.cycle >= 0 else 0
-            self._files[path] = MergedFile(path, s.term, s.owner, source.cycle, world, now)
-            self._link(path, source.cycle)
+            self._files[path] = MergedFile(path, self._settings.term, self._settings.owner)
+            self._link(path, cycle)
             if self._said.startswith(path):
                 self.say(f"{path}: written again")
+            if len(self._files) > _MOST_FILES:
+                self._files.pop(next(iter(self._files))).close()
         return self._files[path]
 
     def _link(self, path: str, cycle: int) -> None:
         """So that `nvrx logs` finds the file from the directory of the run."""
-        s = self._settings
-        if s.links and cycle >= 0:
+        links = self._settings.links
+        if links and cycle >= 0:
             with contextlib.suppress(OSError):
-                os.makedirs(s.links, exist_ok=True)
-                os.symlink(path, f"{s.links}/cycle_{cycle}{f'.part{s.part}' if s.part >= 0 else ''}.log")
+                os.makedirs(links, exist_ok=True)
+                os.symlink(path, f"{links}/cycle_{cycle}.log")
 
     # --- lines ------------------------------------------------------------------------------------------------
 
@@ -208,12 +184,10 @@ class Aggregator(program.Program):
         source = shipper.sources.get(chunk.source)
         if source is None or chunk.begin != source.to or chunk.to < source.to:
             raise ProtocolError("it sent a chunk that does not follow the one before")
-        source.to = chunk.to
-        shipper.written += 1
+        source.to = shipper.written[chunk.source] = chunk.to
         if not self._pending:
             self.loop.call_soon(self._flush)
-        batch = Batch(source.file, chunk.text, chunk.to, chunk.at, chunk.final)
-        self._pending.setdefault(source.path, []).append(batch)
+        self._pending.setdefault(source.path, []).append(Batch(source.file, chunk.text, chunk.to, chunk.at))
         self._pending_bytes += len(chunk.text)
         if self._pending_bytes >= _FLUSH_BYTES:
             self._flush()
@@ -223,69 +197,33 @@ class Aggregator(program.Program):
         pending, self._pending, self._pending_bytes = self._pending, {}, 0
         for path, batches in pending.items():
             try:
-                if path not in self._files:
-                    raise OSError(0, "it was closed")
-                self._files[path].append(batches)
+                self._file(path).append(batches)
             except (OSError, Superseded) as error:
                 self._fail(path, error)
         if pending:
-            for shipper in self._shippers.values():
-                if shipper.written:
-                    self._send(shipper, wire.ack(shipper.written))
-                    shipper.written = 0
-
-    def _send(self, shipper: _Shipper, frame: bytes) -> None:
-        if shipper.peer.stream is not None:
-            shipper.peer.stream.send(frame)
-
-    # --- files that cannot be written ---------------------------------------------------------------------------
+            for shipper in list(self._shippers.values()):
+                written, shipper.written = shipper.written, {}
+                shipper.have(written)
 
     def _fail(self, path: str, error: Exception) -> None:
-        """Forget what was not acknowledged, and try again later. Other files go on."""
-        self._broken.add(path)
-        self._pending.pop(path, None)
+        """Forget what was not acknowledged: its shippers come again. Other files go on."""
         if path in self._files:
             self._files.pop(path).close()
         if isinstance(error, Superseded):
             return self.end(program.GIVEN_UP)  # the aggregator of a later term has the files
         why = getattr(error, "strerror", "") or str(error)
         self.say(f"{path}: {why}; lines wait in the files of the ranks")
-        for peer, shipper in list(self._shippers.items()):
-            if any(source.path == path for source in shipper.sources.values()):
-                shipper.written = 0
-                peer.abort(ConnectionError("its lines cannot be written now"))
-        if self._retry is None:
-            self._retry = self.loop.call_later(self._retry_s, self._try_again)
-            self._retry_s = min(2 * self._retry_s, _LAST_RETRY_S)
-
-    def _try_again(self) -> None:
-        self._retry = None
-        self._broken.clear()
+        self._come_until_s = self.loop.time() + _AGAIN_S
         for shipper in list(self._shippers.values()):
-            self._answer(shipper)
-        if not self._broken:
-            self._retry_s = _RETRY_S
-        self.loop.call_later(_LAST_RETRY_S, self._end_if_all_left)  # until then its shippers come again
-
-    async def _keep_synced(self) -> None:
-        """Have the disk take the files every 10 s. One that hangs does not end this program."""
-        while True:
-            await asyncio.sleep(_SYNC_S)
-            for path, merged in list(self._files.items()):
-                try:
-                    merged.check_names()
-                    if merged.synced != merged.index.size:
-                        await bounded.call_async(merged.sync, _DISK_S, "the disk of the merged logs")
-                except (OSError, RuntimeError, bounded.Overrun) as error:
-                    if self._files.get(path) is merged:
-                        self._fail(path, error)
-                    break
+            if any(source.path == path for source in shipper.sources.values()):
+                shipper.sources, shipper.written = {}, {}
+                shipper.peer.abort(ConnectionError("its lines cannot be written now"))
 
 
 def main(arguments: list[str]) -> int:
     """`arguments`: the descriptors of the socket to the agent, and of one that listens."""
     listener = socket.socket(fileno=int(arguments[1]))
-    return program.run(int(arguments[0]), lambda settings, to: Aggregator(listener, Settings(**settings), to))
+    return program.run(int(arguments[0]), lambda told, to: Aggregator(listener, AggregatorSettings(**told), to))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One merged file and its index on disk: opened, cut back to what was acknowledged, appended to, given up.
+"""One merged file and its index on disk: opened, cut back to what was acknowledged, appended to.
 
 Two aggregators may have the same file open: that of an earlier term may wake up when that of the present term has
 begun. Both append, so the lengths tell each of them that the other has written. The one with the lower term ends, the
@@ -10,15 +10,16 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from nvrx_slurm.core.logs.index import SNAPSHOT_BYTES, Index
+from nvrx_slurm.core.logs.index import STATE_EACH_BYTES, Index
 from nvrx_slurm.core.logs.names import index_file
 from nvrx_slurm.system.files import write_all
 
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-_TAIL_BYTES = 4 * SNAPSHOT_BYTES
+_TAIL_BYTES = 4 * STATE_EACH_BYTES
 
 
 class Superseded(Exception):
@@ -26,25 +27,23 @@ class Superseded(Exception):
 
 
 class Batch(NamedTuple):
-    """Text of one source, to be appended."""
+    """Text of one source, to be appended: its file up to byte `to`."""
 
     file: str
     text: bytes
     to: int
     at: int  # Unix milliseconds
-    final: bool
 
 
 class MergedFile:
     """Raises OSError where it cannot be opened or written to; after that it has to be closed and made anew.
 
-    `owner`: the run, as "job/run". `world`: ranks of the cycle, 0 = the file is never complete. Raises Superseded.
+    `owner`: the run, as "job/run". Raises Superseded.
     """
 
-    def __init__(self, path: str, term: int, owner: str, cycle: int, world: int, at: int) -> None:
+    def __init__(self, path: str, term: int, owner: str) -> None:
         self.path = path
-        self._term, self._owner, self._world = term, owner, world
-        self.synced = 0  # length of the index when the disk took everything last
+        self._term, self._owner = term, owner
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with contextlib.ExitStack() as on_error:
             self._text = os.open(path, _OPEN, 0o644)
@@ -57,9 +56,8 @@ class MergedFile:
                 raise Superseded(path)
             if not locked and self.index.owner != owner:
                 raise OSError(0, f"another job ({self.index.owner}) writes it; use %j in the prefix")
-            os.ftruncate(self._text, self.index.end)
-            os.ftruncate(self._records, self.index.size)
-            self._record(self.index.begin(term, owner, cycle, world, at))
+            self._cut()
+            self._record(self._state())
             on_error.pop_all()
 
     def open(self, file: str, rank: int) -> int:
@@ -74,33 +72,10 @@ class MergedFile:
         self._check_lengths()
         texts, records = [], []
         for one in batches:
-            if one.text or one.to > self.index.sources[one.file].to:
-                records.append(self.index.append(one.file, len(one.text), one.to, one.at))
-                texts.append(one.text)
-            if one.final:
-                records.append(self.index.finish(one.file, 2 * self._world))
+            records.append(self.index.append(one.file, len(one.text), one.to, one.at))
+            texts.append(one.text)
         write_all(self._text, b"".join(texts))
         self._record(b"".join(records))
-
-    def give_up(self) -> list[int]:
-        """No more comes: note and return the ranks of which something is missing. Raises OSError."""
-        ranks = self.index.missing(self._world) if not self.index.complete else []
-        if ranks:
-            self._check_lengths()
-            self._record(self.index.give_up(self._world))
-        return ranks
-
-    def sync(self) -> None:
-        """Have the disk take everything. Blocks; may be called in a thread."""
-        self.synced = self.index.size
-        os.fdatasync(self._text)
-        os.fdatasync(self._records)
-
-    def check_names(self) -> None:
-        """Raises OSError where the names belong to other files now, or to none."""
-        for fd, name in ((self._text, self.path), (self._records, index_file(self.path))):
-            if not os.path.samestat(os.fstat(fd), os.stat(name)):
-                raise OSError(0, "it was replaced by another file")
 
     def close(self) -> None:
         """Close it; the lock ends."""
@@ -118,26 +93,22 @@ class MergedFile:
 
     def _load(self) -> Index:
         size, merged_size = os.fstat(self._records).st_size, os.fstat(self._text).st_size
-        start = max(0, size - _TAIL_BYTES)
-        data = os.pread(self._records, size - start, start)
-        if start:
-            at = Index.tail_start(data)
-            start, data = (start + at, data[at:]) if at >= 0 else (0, os.pread(self._records, size, 0))
-        index = Index.load(data, merged_size, start)
-        if start and not index.term:  # what the snapshot tells is not in the merged file any more
-            index = Index.load(os.pread(self._records, size, 0), merged_size)
-        if not index.term:  # a file that was here before us
-            index.end = merged_size
-        return index
+        for start in (max(0, size - _TAIL_BYTES), 0):  # its end has the whole state, unless that tells of a lost text
+            index = Index.load(os.pread(self._records, size - start, start), merged_size, start)
+            if index.term:
+                return index
+        return Index(end=merged_size)  # a file that was here before us
+
+    def _state(self) -> bytes:
+        return self.index.begin(self._term, self._owner, int(time.time() * 1000))
 
     def _is_later(self, index: Index) -> bool:
         return index.owner == self._owner and index.term > self._term
 
     def _record(self, records: bytes) -> None:
         write_all(self._records, records)
-        if more := self.index.written(len(records)):
-            write_all(self._records, more)
-            self.index.written(len(more))
+        if self.index.written(len(records)):
+            self._record(self._state())
 
     def _check_lengths(self) -> None:
         end, size = os.fstat(self._text).st_size, os.fstat(self._records).st_size
@@ -147,5 +118,8 @@ class MergedFile:
             raise Superseded(self.path)
         if end < self.index.end or size < self.index.size:
             raise OSError(0, "another program has cut it")
-        os.ftruncate(self._text, self.index.end)  # an aggregator of an earlier term has not ended yet
+        self._cut()  # an aggregator of an earlier term has not ended yet
+
+    def _cut(self) -> None:
+        os.ftruncate(self._text, self.index.end)
         os.ftruncate(self._records, self.index.size)

@@ -17,14 +17,13 @@ from typing import Any
 
 from nvrx_slurm.child import program
 from nvrx_slurm.core.logs.names import index_file
-from nvrx_slurm.errors import NEEDS_GRPC
 from nvrx_slurm.logs import nvrx_logs_pb2 as pb
 from nvrx_slurm.system.files import write_all
 
 try:
     import grpc
 except ModuleNotFoundError:  # starting it again would not help
-    print(f"--ft-log-server-grpc-port: {NEEDS_GRPC}", file=sys.stderr)
+    print("--ft-log-server-grpc-port: gRPC is missing: pip install 'nvrx_slurm[log-service]'", file=sys.stderr)
     sys.exit(program.GIVEN_UP)
 
 NAME = "nvidia_resiliency_ext.fault_tolerance.LogAggregationService"
@@ -39,7 +38,7 @@ _FILES = 64  # of one stream
 _CLIENTS = 4_096  # streams at a time; more are refused
 
 
-class Service:
+class NvrxLogService:
     """The service. `roots`: folders below which it may write."""
 
     def __init__(self, roots: Sequence[str]) -> None:
@@ -73,13 +72,11 @@ class Service:
         """The file's descriptor. Raises ValueError where the path is not allowed, OSError."""
         if path in files:
             return files[path]
-        if not path or "\0" in path:
-            raise ValueError("file_path is missing")
-        real = os.path.realpath(path)
-        if not any(real.startswith(f"{root}/") for root in self._roots):
-            raise ValueError(f"{path} is not below {' or '.join(self._roots)}")
-        if not real.endswith(_SUFFIX) or any(part.startswith(".") for part in real.split("/")):
-            raise ValueError(f"{path} is not the name of a log: it must end in {_SUFFIX}, without hidden folders")
+        real = os.path.realpath(path)  # raises ValueError for a NUL
+        below = any(real.startswith(f"{root}/") for root in self._roots)
+        if not below or not real.endswith(_SUFFIX) or any(part.startswith(".") for part in real.split("/")):
+            where = " or ".join(self._roots)
+            raise ValueError(f"{path!r} must be below {where} and end in {_SUFFIX}, without hidden folders")
         if len(files) >= _FILES:
             raise ValueError(f"one stream may write to {_FILES} files")
         if os.path.exists(index_file(real)) or (os.path.lexists(real) and not os.path.exists(real + _OURS)):
@@ -92,16 +89,14 @@ class Service:
         return files[path]
 
 
-def server(service: Service) -> grpc.aio.Server:
+def server(service: NvrxLogService) -> grpc.aio.Server:
     """A server with the service; it listens nowhere yet."""
     found = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_CLIENTS)
+    stream = service.stream_logs, pb.LogChunk.FromString, pb.StreamResponse.SerializeToString
+    health = service.health_check, pb.HealthRequest.FromString, pb.HealthResponse.SerializeToString
     handlers = {
-        "StreamLogs": grpc.stream_unary_rpc_method_handler(
-            service.stream_logs, pb.LogChunk.FromString, pb.StreamResponse.SerializeToString
-        ),
-        "HealthCheck": grpc.unary_unary_rpc_method_handler(
-            service.health_check, pb.HealthRequest.FromString, pb.HealthResponse.SerializeToString
-        ),
+        "StreamLogs": grpc.stream_unary_rpc_method_handler(*stream),
+        "HealthCheck": grpc.unary_unary_rpc_method_handler(*health),
     }
     found.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, handlers),))
     return found
@@ -112,7 +107,7 @@ class _Program(program.Program):
 
     def __init__(self, settings: dict[str, Any], connection: socket.socket) -> None:
         super().__init__(connection)
-        self._server = server(Service(settings["roots"]))
+        self._server = server(NvrxLogService(settings["roots"]))
         self._work = asyncio.ensure_future(self._start(settings["port"]))
 
     def on_packet(self, packet: dict[str, Any]) -> None:

@@ -6,12 +6,13 @@ A reader remembers where it stopped: `read` gives what is new since then.
 from __future__ import annotations
 
 import contextlib
-import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import NamedTuple
 
+from nvrx_slurm.core.logs.index import Index
 from nvrx_slurm.core.logs.lines import Lines, rank_prefix
 from nvrx_slurm.core.logs.names import index_file
 from nvrx_slurm.logs.rank_file import RankFile
@@ -33,34 +34,24 @@ class MergedReader:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._at = self._end = 0
-        self._sources: dict[int, tuple[int, str]] = {}
+        self._at = 0  # of the index
+        self._index = Index()
 
     def read(self, final: bool) -> Iterator[Piece]:
         """What has come since the last time. Raises OSError."""
-        with open(index_file(str(self._path)), "rb") as index, self._path.open("rb") as text:
-            index.seek(self._at)
-            for line in index:
+        with open(index_file(str(self._path)), "rb") as records, self._path.open("rb") as text:
+            records.seek(self._at)
+            for line in records:
                 if not line.endswith(b"\n"):
                     return
                 self._at += len(line)
-                with contextlib.suppress(ValueError, KeyError, TypeError):
-                    yield from self._record(json.loads(line), text)
-
-    def _record(self, record: Any, text: IO[bytes]) -> Iterator[Piece]:
-        if isinstance(record, list):
-            number, end, _, at = record
-            rank, stream = self._sources[number]
-            if end > self._end:
-                text.seek(self._end)
-                yield Piece(at, rank, stream, text.read(end - self._end))
-                self._end = end
-        elif "file" in record:
-            self._sources[record["id"]] = record["rank"], record["file"].rpartition(".")[2]
-        elif "snapshot" in record:
-            self._end = max(self._end, record["end"])
-            for file, (number, rank, *_) in record["snapshot"].items():
-                self._sources[number] = rank, file.rpartition(".")[2]
+                begin = self._index.end
+                with contextlib.suppress(ValueError):
+                    if found := self._index.apply(line, os.fstat(text.fileno()).st_size):
+                        source, at = found
+                        text.seek(begin)
+                        piece = text.read(self._index.end - begin)
+                        yield Piece(at, source.rank, source.file.rpartition(".")[2], piece)
 
 
 class TreeReader:
@@ -88,15 +79,11 @@ class TreeReader:
             file.close()
 
 
-def cycles(run: Path) -> dict[int, list[MergedReader | TreeReader]]:
-    """The readers of each cycle below the directory of a run, by its number."""
-    found: dict[int, list[MergedReader | TreeReader]] = {}
-    for link in sorted(run.glob("merged/cycle_*.log")):
-        number = link.name.removeprefix("cycle_").split(".")[0]
-        if number.isdecimal() and link.exists():
-            found.setdefault(int(number), []).append(MergedReader(link.resolve()))
-    for directory in run.glob("cycle_*"):
-        number = directory.name.removeprefix("cycle_")
-        if number.isdecimal() and int(number) not in found:
-            found[int(number)] = [TreeReader(directory)]
+def cycles(run: Path) -> dict[int, MergedReader | TreeReader]:
+    """The reader of each cycle below the directory of a run, by its number."""
+    found: dict[int, MergedReader | TreeReader] = {}
+    for path in [*run.glob("cycle_*"), *run.glob("merged/cycle_*.log")]:
+        number = path.stem.removeprefix("cycle_")
+        if number.isdecimal() and path.exists():
+            found[int(number)] = TreeReader(path) if path.suffix == "" else MergedReader(path.resolve())
     return dict(sorted(found.items()))

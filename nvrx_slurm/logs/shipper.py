@@ -1,7 +1,6 @@
 """The shipper: reads what the ranks of this node wrote and sends it to an aggregator. One process per node.
 
-It keeps no line: what is not acknowledged is read again. A rank's file is the queue, so a rank never waits. inotify
-tells of new lines; they are read twice a second at most.
+It keeps no line: what is not acknowledged is read again. A rank's file is the queue, so a rank never waits.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import os
 import socket
 import sys
 import time
-from collections import deque
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,62 +21,53 @@ from nvrx_slurm.core.logs.lines import Lines, rank_prefix
 from nvrx_slurm.errors import ProtocolError
 from nvrx_slurm.logs import wire
 from nvrx_slurm.logs.rank_file import RankFile
-from nvrx_slurm.system.inotify import Inotify
 
-_WINDOW_BYTES = 512 << 10  # of text that is not acknowledged
+_WINDOW_BYTES = 512 << 10  # of the ranks' files that are not acknowledged
 _CONNECT_S = 5.0
-_RETRY_S, _LAST_RETRY_S = 0.2, 5.0
+_RETRY_S = 0.2  # doubles up to wire.LAST_RETRY_S
 _STALLED_S = 5.0  # at the end: without an acknowledgement for so long, the rest stays in the ranks' files
-_POLL_S = 1.0  # where there is no inotify
 
 
-class Settings(NamedTuple):
+class ShipperSettings(NamedTuple):
     """As the agent gives them. Paths of sources are below `log_dir`."""
 
     token: str
     job: str
     node: str  # names this node's shipper to the aggregator
     log_dir: str
-    batch_s: float = 0.5  # lines wait up to that long for more
+    batch_s: float = 0.5  # between two readings
     say_after_s: float = 10.0  # without an aggregator
 
 
 @dataclass(slots=True)
-class _Source:
-    """One file, which was sent as far as it was read. `known`: the aggregator has said where it goes on."""
+class _GrowingFile:
+    """One source, which was sent as far as it was read. `known`: the aggregator has said where it goes on."""
 
     opened: wire.Opened
     file: RankFile
     known: bool = False
+    acknowledged: int = 0  # bytes
     ending: bool = False  # no program writes to it any more
-    final_sent: bool = False
+    at_end: bool = False  # when it was read last
 
 
 class Shipper(program.Program):
     """The program's state."""
 
-    def __init__(self, settings: Settings, connection: socket.socket) -> None:
+    def __init__(self, settings: ShipperSettings, connection: socket.socket) -> None:
         super().__init__(connection)
         self._settings, self._token = settings, settings.token
-        self._sources: dict[int, _Source] = {}
+        self._sources: dict[int, _GrowingFile] = {}
         self._opened = 0  # sources so far
-        self._dirty: dict[int, None] = {}  # sources that may have something to send, in the order of turns
-        self._flights: deque[tuple[_Source, int, bool]] = deque()  # with their sizes, and whether it is the last one
+        self._unread: dict[int, None] = {}  # sources that may have something to send, in the order of turns
         self._in_flight = 0  # bytes
-        self._stream: Stream | None = None
+        self._stream: Stream | None = None  # to an aggregator that has proved itself
         self._where: tuple[str, int] = ("", 0)  # host and port, or path and 0
         self._moved = asyncio.Event()  # the aggregator is elsewhere now
         self._finishing, self._heard_s = False, 0.0  # when something was acknowledged last
-        self._lost_s = 0.0  # when there was a stream last
-        self._changes: Inotify | None = None
-        try:
-            self._changes = Inotify()
-            self.loop.add_reader(self._changes.fd, self._on_change)
-        except OSError as error:
-            self.say(f"no inotify here ({error.strerror}): the files are read every {_POLL_S:g} s")
-            self._poll()
         self._connecting = asyncio.ensure_future(self._stay_connected())
         self._connecting.add_done_callback(self._on_broken)
+        self._read_on()
 
     # --- the agent ----------------------------------------------------------------------------------------------
 
@@ -98,32 +87,21 @@ class Shipper(program.Program):
             self._finishing, self._heard_s = True, self.loop.time()
             self.loop.call_later(float(packet["finish"]), self._give_up)
         for source in self._sources.values():
-            source.ending = source.ending or self._finishing or source.opened.cycle == packet.get("over")
-        self._dirty.update(dict.fromkeys(self._sources))
-        self._pump()
+            if not source.ending and (self._finishing or source.opened.cycle == packet.get("over")):
+                source.ending, source.at_end = True, False
+        self._read_all()
         self._end_if_done()
 
     def _add(self, cycle: int, files: list[tuple[str, int]], world: int) -> None:
         known = {one.opened.file for one in self._sources.values()}
-        new = []
         for file, rank in files:
             if file not in known:
-                opened = wire.Opened(self._opened, cycle, file, rank, world)
-                path = os.path.join(self._settings.log_dir, file)
+                opened = wire.Opened(self._opened, cycle, file, rank)
                 lines = Lines(rank_prefix(rank, world) if rank >= 0 else b"")
-                self._sources[self._opened] = _Source(opened, RankFile(path, lines))
+                path = os.path.join(self._settings.log_dir, file)
+                self._sources[self._opened] = _GrowingFile(opened, RankFile(path, lines))
                 self._opened += 1
-                new.append(opened)
-                self._watch(os.path.dirname(path))
-        self._open(new)
-
-    def _watch(self, directory: str) -> None:
-        if self._changes is not None:
-            try:
-                os.makedirs(directory, exist_ok=True)
-                self._changes.watch(directory)
-            except OSError as error:
-                self.say(f"{directory} cannot be watched: {error.strerror}: its files are read at the end")
+        self._open()
 
     def _end_if_done(self) -> None:
         if self._finishing and not self.result.done():
@@ -145,33 +123,40 @@ class Shipper(program.Program):
     # --- the aggregator -------------------------------------------------------------------------------------------
 
     async def _stay_connected(self) -> None:
-        delay_s = _RETRY_S
         await self._moved.wait()
-        self._lost_s = self.loop.time()
+        delay_s, lost_s = _RETRY_S, self.loop.time()
         while True:
             self._moved.clear()
-            ended: asyncio.Future[Exception] = self.loop.create_future()
             began_s = self.loop.time()
-            try:
-                await asyncio.wait_for(self._connect(ended), _CONNECT_S)
-                why: Exception = await ended
-            except (OSError, asyncio.TimeoutError) as error:
-                why = error
+            why = await self._talk()
             if self._stream is not None:
-                self._lost_s = self.loop.time()
-            self._stream = None
-            self._forget()
-            if self.loop.time() - self._lost_s >= self._settings.say_after_s:
+                lost_s = self.loop.time()
+            self._stream, self._in_flight = None, 0
+            for source in self._sources.values():
+                source.known = False  # what was not acknowledged has to be sent again
+            if self.loop.time() - lost_s >= self._settings.say_after_s:
                 number = why.errno if isinstance(why, OSError) else None
                 reason = os.strerror(number) if number else str(why) or "no answer in time"
                 where = ":".join(map(str, self._where))
                 self.say(f"the log aggregator at {where} cannot be reached: {reason}; lines wait in the ranks' files")
-            delay_s = _RETRY_S if self.loop.time() - began_s >= 2 * _CONNECT_S else min(2 * delay_s, _LAST_RETRY_S)
+            young = self.loop.time() - began_s < 2 * _CONNECT_S
+            delay_s = min(2 * delay_s, wire.LAST_RETRY_S) if young else _RETRY_S
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._moved.wait(), delay_s)
 
-    async def _connect(self, ended: asyncio.Future[Exception]) -> None:
-        """Returns when the aggregator has proved itself, or the stream has ended."""
+    async def _talk(self) -> Exception:
+        """One stream to the aggregator; returns how it ended."""
+        try:
+            connection = await asyncio.wait_for(self._connect(), _CONNECT_S)
+        except (OSError, asyncio.TimeoutError) as error:
+            return error
+        ended: asyncio.Future[Exception] = self.loop.create_future()
+        secret = identity(self._token, wire.IDENTITY.format(self._settings.job))
+        stream = Stream(connection, secret, False, self._on_frame, ended.set_result, lambda: self._begin(stream))
+        self.loop.call_later(_CONNECT_S, self._expect_proof, stream)
+        return await ended
+
+    async def _connect(self) -> socket.socket:
         host, port = self._where
         family = socket.AF_UNIX if not port else socket.AF_INET6 if ":" in host else socket.AF_INET
         connection = socket.socket(family, socket.SOCK_STREAM)
@@ -182,117 +167,94 @@ class Shipper(program.Program):
         except BaseException:
             connection.close()
             raise
-        proved = asyncio.Event()
+        return connection
 
-        def on_end(why: Exception) -> None:
-            proved.set()
-            if not ended.done():
-                ended.set_result(why)
+    def _begin(self, stream: Stream) -> None:
+        """The aggregator has proved itself."""
+        self._stream = stream
+        stream.send(wire.message(wire.HELLO, {"version": wire.VERSION, "node": self._settings.node}))
+        self._open()
 
-        secret = identity(self._token, wire.IDENTITY.format(self._settings.job))
-        stream = Stream(connection, secret, False, self._on_frame, on_end, proved.set)
-        try:
-            await proved.wait()
-        except BaseException:
+    def _expect_proof(self, stream: Stream) -> None:
+        if self._stream is not stream:
             stream.abort(ConnectionError("no answer in time"))
-            raise
-        if not ended.done():
-            self._stream = stream
-            stream.send(wire.message(wire.HELLO, {"version": wire.VERSION, "node": self._settings.node}))
-            self._open([source.opened for source in self._sources.values()])
 
-    def _forget(self) -> None:
-        """What was not acknowledged has to be sent again."""
-        self._flights.clear()
-        self._in_flight = 0
-        for source in self._sources.values():
-            source.known = source.final_sent = False
-
-    def _open(self, sources: list[wire.Opened]) -> None:
-        if self._stream is not None:
-            self._stream.send(wire.message(wire.OPEN, sources))
+    def _open(self) -> None:
+        """Open what the aggregator does not know; again later, because it may not be able to write its file now."""
+        unknown = [source.opened for source in self._sources.values() if not source.known]
+        if self._stream is not None and unknown:
+            self._stream.send(wire.message(wire.OPEN, unknown))
+            self.loop.call_later(wire.LAST_RETRY_S, self._open)
 
     def _on_frame(self, frame: bytes) -> None:
         """Raises ProtocolError."""
-        kind = frame[0] if frame else -1
-        if kind == wire.ACK:
-            self._on_ack(wire.acked(frame))
-        elif kind == wire.HAVE:
-            for number, to in wire.content(frame).items():
-                if (source := self._sources.get(int(number))) is not None:
-                    source.known, source.file.at = True, int(to)
-                    source.file.lines = Lines(source.file.lines.prefix)
-                    self._dirty[int(number)] = None
-        else:
-            raise ProtocolError(f"it sent a frame of kind {kind}")
+        if not frame or frame[0] != wire.HAVE:
+            raise ProtocolError("it sent a frame that is no HAVE")
+        for number, to in wire.content(frame).items():
+            if (source := self._sources.get(int(number))) is not None:
+                self._on_have(source, int(to))
         self._heard_s = self.loop.time()
         self._pump()
         self._end_if_done()
 
-    def _on_ack(self, count: int) -> None:
-        if count > len(self._flights):
+    def _on_have(self, source: _GrowingFile, to: int) -> None:
+        """The merged file has the source up to byte `to`: go on from there, or less is in flight."""
+        if not source.known:
+            source.known, source.at_end, source.file.at = True, False, to
+            source.file.lines = Lines(source.file.lines.prefix)
+            self._unread[source.opened.source] = None
+        elif to > source.file.at:
             raise ProtocolError("it acknowledges what was not sent")
-        for _ in range(count):
-            source, size, final = self._flights.popleft()
-            self._in_flight -= size
-            if final:
-                del self._sources[source.opened.source]
-                self._dirty.pop(source.opened.source, None)
-                source.file.close()
+        else:
+            self._in_flight -= to - source.acknowledged
+        source.acknowledged = to
+        self._drop_if_complete(source)
+
+    def _drop_if_complete(self, source: _GrowingFile) -> None:
+        if source.ending and source.known and source.at_end and source.acknowledged == source.file.at:
+            del self._sources[source.opened.source]
+            source.file.close()
 
     # --- the files --------------------------------------------------------------------------------------------------
 
-    def _on_change(self) -> None:
-        """A file has grown. It is looked at later: a rank may write a thousand lines until then."""
-        assert self._changes is not None
-        self.loop.remove_reader(self._changes.fd)
-        self.loop.call_later(self._settings.batch_s, self._take_changes)
+    def _read_on(self) -> None:
+        """Read what has come since the last time, now and ever again."""
+        self.loop.call_later(self._settings.batch_s, self._read_on)
+        self._read_all()
 
-    def _take_changes(self) -> None:
-        assert self._changes is not None
-        names = self._changes.wait()
-        for number, source in self._sources.items():
-            if "" in names or os.path.basename(source.file.path) in names:
-                self._dirty[number] = None
-        self.loop.add_reader(self._changes.fd, self._on_change)
-        self._pump()
-
-    def _poll(self) -> None:
-        self.loop.call_later(_POLL_S, self._poll)
-        self._dirty.update(dict.fromkeys(self._sources))
+    def _read_all(self) -> None:
+        self._unread.update(dict.fromkeys(self._sources))
         self._pump()
 
     def _pump(self) -> None:
         """Send one chunk of each source in turn, until the window is full."""
         at = int(time.time() * 1000)
-        while self._dirty and self._stream is not None and self._in_flight < _WINDOW_BYTES:
-            number = next(iter(self._dirty))
-            del self._dirty[number]
-            source = self._sources[number]
-            if source.known and not source.final_sent and self._send_some(self._stream, source, at):
-                self._dirty[number] = None
+        while self._unread and self._stream is not None and self._in_flight < _WINDOW_BYTES:
+            number = next(iter(self._unread))
+            del self._unread[number]
+            source = self._sources.get(number)
+            if source is not None and source.known:
+                self._send_some(self._stream, source, at)
 
-    def _send_some(self, stream: Stream, source: _Source, at: int) -> bool:
-        """Send a chunk of this source; whether there may be more to send now."""
-        file, begin, text, at_end = source.file, source.file.at, b"", True
+    def _send_some(self, stream: Stream, source: _GrowingFile, at: int) -> None:
+        """Send a chunk of this source."""
+        file, begin, text = source.file, source.file.at, b""
+        source.at_end = True
         try:
-            text, at_end = file.read(source.ending)
+            text, source.at_end = file.read(source.ending)
         except OSError as error:
             self.say(f"{file.path} cannot be read: {error.strerror}")
-        final = source.ending and at_end
-        if file.at == begin and not final:
-            return False
-        source.final_sent = final
-        stream.send(wire.from_chunk(wire.Chunk(source.opened.source, begin, file.at, at, final, text)))
-        size = len(text) + 64
-        self._flights.append((source, size, final))
-        self._in_flight += size
-        return not at_end
+        if file.at > begin:
+            stream.send(wire.from_chunk(wire.Chunk(source.opened.source, begin, file.at, at, text)))
+            self._in_flight += file.at - begin
+        if not source.at_end:
+            self._unread[source.opened.source] = None
+        self._drop_if_complete(source)
 
 
 def main(arguments: list[str]) -> int:
     """`arguments`: the descriptor of the socket to the agent."""
-    return program.run(int(arguments[0]), lambda settings, connection: Shipper(Settings(**settings), connection))
+    return program.run(int(arguments[0]), lambda settings, connection: Shipper(ShipperSettings(**settings), connection))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Frames between a shipper and an aggregator, on `control.stream`. A bad one raises ProtocolError.
 
-Shipper: HELLO, OPEN (its sources), then CHUNKs. Aggregator: HAVE answers OPEN with the offset of each source, ACK
-counts the CHUNKs that are in the file. An aggregator that cannot write a file ends the streams that bring lines for it,
-and answers no OPEN for it until it can.
+Shipper: HELLO, OPEN (its sources), then CHUNKs. Aggregator: HAVE says up to which offset the file has each source. It
+answers OPEN, and acknowledges CHUNKs that are in the file. An aggregator that cannot write a file ends the streams that
+bring lines for it, and does not answer OPEN for it: the shipper asks again.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 from nvrx_slurm.errors import ProtocolError
 
-VERSION = 2
-HELLO, OPEN, CHUNK, HAVE, ACK = range(5)
+VERSION = 3
+HELLO, OPEN, CHUNK, HAVE = range(4)
 IDENTITY = "{} logs"  # names the job in certificates: those of agents do not fit here
 MAX_SOURCES = 16_384  # of one shipper
-_CHUNK = struct.Struct("!BIQQQ?")
-_ACK = struct.Struct("!BI")
+LAST_RETRY_S = 5.0  # a shipper tries at least that often
+_CHUNK = struct.Struct("!BIQQQ")
 _KEEP_ALIVE = {socket.TCP_KEEPIDLE: 15, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3, socket.TCP_USER_TIMEOUT: 20_000}
 
 
@@ -31,7 +31,6 @@ class Chunk(NamedTuple):
     begin: int
     to: int
     at: int
-    final: bool  # the source is complete
     text: bytes
 
 
@@ -42,7 +41,6 @@ class Opened(NamedTuple):
     cycle: int
     file: str  # below the log directory
     rank: int
-    world: int  # ranks of that cycle
 
 
 def message(kind: int, content: Any = None) -> bytes:
@@ -62,35 +60,22 @@ def opened(frame: bytes) -> list[Opened]:
     """The sources of an OPEN frame."""
     found = content(frame)
     try:
-        numbers = [(int(one[0]), int(one[1]), str(one[2]), int(one[3]), int(one[4])) for one in found]
-        return [Opened(*one) for one in numbers[:MAX_SOURCES]]
+        return [Opened(int(one[0]), int(one[1]), str(one[2]), int(one[3])) for one in found[:MAX_SOURCES]]
     except (TypeError, KeyError, ValueError, IndexError):
         raise ProtocolError("it opens sources in another way") from None
 
 
 def from_chunk(chunk: Chunk) -> bytes:
     """The frame of a chunk."""
-    return _CHUNK.pack(CHUNK, *chunk[:5]) + chunk.text
+    return _CHUNK.pack(CHUNK, *chunk[:4]) + chunk.text
 
 
 def to_chunk(frame: bytes) -> Chunk:
     """The chunk in a frame."""
     if len(frame) < _CHUNK.size:
         raise ProtocolError("it sent a chunk without a head")
-    _, source, begin, to, at, final = _CHUNK.unpack_from(frame)
-    return Chunk(source, begin, to, at, final, frame[_CHUNK.size :])
-
-
-def ack(count: int) -> bytes:
-    """So many chunks more are in the file."""
-    return _ACK.pack(ACK, count)
-
-
-def acked(frame: bytes) -> int:
-    """The count of an ACK frame."""
-    if len(frame) != _ACK.size:
-        raise ProtocolError("it sent a count of another size")
-    return int(_ACK.unpack(frame)[1])
+    _, source, begin, to, at = _CHUNK.unpack_from(frame)
+    return Chunk(source, begin, to, at, frame[_CHUNK.size :])
 
 
 def keep_alive(connection: socket.socket) -> None:

@@ -7,19 +7,18 @@ import weakref
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from nvrx_slurm.core.rank import learn
 from nvrx_slurm.core.rank.sections import SectionError, Sections
-from nvrx_slurm.monitor import collective, transport
-from nvrx_slurm.monitor.page import FINISHED, HEARTBEAT, LEAVES, OUTSIDE, SECTIONS, WARNED, Page, PageError
-from nvrx_slurm.monitor.rank_info import RankInfo, env_int, megatron_iteration
+from nvrx_slurm.monitor import distributed, transport, wire
+from nvrx_slurm.monitor.distributed import RankInfo, env_int, megatron_iteration
+from nvrx_slurm.monitor.page import FINISHED, HEARTBEAT, LEAVES, OUTSIDE, SECTIONS, WARNED, PageError, RankPage
+from nvrx_slurm.monitor.timeouts import Timeouts
 from nvrx_slurm.monitor.transport import RankMonitorClientError
+from nvrx_slurm.monitor.workload_control import WorkloadControlRequest
 
-if TYPE_CHECKING:
-    from nvrx_slurm.core.rank.learn import HeartbeatTimeouts, SectionTimeouts
-    from nvrx_slurm.monitor.workload_control import WorkloadControlRequest
-
-FT_RANK_MONITOR_IPC_SOCKET_ENV_VAR = "FT_RANK_MONITOR_IPC_SOCKET"
+FT_RANK_MONITOR_IPC_SOCKET_ENV_VAR = wire.SOCKET_ENV
 
 
 class RankMonitorClient:
@@ -39,12 +38,10 @@ class RankMonitorClient:
     """
 
     def __init__(self) -> None:
-        from nvrx_slurm.monitor.timeouts import Timeouts  # needs dataclasses, which an import of this module does not
-
         self.rank_info: RankInfo | None = None
         self.cfg: Any = None
         self._timeouts = Timeouts()
-        self._page: Page | None = None
+        self._page: RankPage | None = None
         self._words: Any = None  # the page's memoryview while initialised
         self._sections: Any = None  # Sections while initialised
         self._heartbeat_ns = 0  # the last heartbeat, or the init before the first
@@ -59,12 +56,12 @@ class RankMonitorClient:
         return self._words is not None
 
     @property
-    def hb_timeouts(self) -> HeartbeatTimeouts:
+    def hb_timeouts(self) -> learn.HeartbeatTimeouts:
         """The heartbeat limits in force."""
         return self._timeouts.heartbeats
 
     @property
-    def section_timeouts(self) -> SectionTimeouts:
+    def section_timeouts(self) -> learn.SectionTimeouts:
         """The section limits in force."""
         return self._timeouts.sections
 
@@ -190,8 +187,8 @@ class RankMonitorClient:
         self._together += 1
         if not self._agreed and self._together % every == 0 and self._timeouts.path:
             self._agreed = self._words[WARNED] != 0
-            if group is not None or collective.is_initialized() or env_int("WORLD_SIZE", 1) > 1:
-                self._agreed = collective.largest([int(self._agreed)], group) == [1]
+            if group is not None or distributed.is_initialized() or env_int("WORLD_SIZE", 1) > 1:
+                self._agreed = distributed.largest([int(self._agreed)], group) == [1]
         return self._agreed and self._leave()
 
     def calculate_and_set_hb_timeouts(self, skip_if_not_ready: bool = False) -> bool:
@@ -203,8 +200,6 @@ class RankMonitorClient:
         torch.distributed's default group on gloo or nccl, or if the rank monitor does not answer within 30 s.
         """
         cfg = self._need_cfg("calculate_and_set_hb_timeouts")
-        if not self._timeouts.path:
-            return False
         return self._timeouts.learn_heartbeats(self._first_ns, self._longest_ns, cfg.safety_factor, skip_if_not_ready)
 
     def calculate_and_set_section_timeouts(
@@ -239,16 +234,14 @@ class RankMonitorClient:
         within 30 s or cannot pass it on.
         """
         self._need_cfg("send_workload_control_request")
-        from nvrx_slurm.monitor.workload_control import to_message
-
-        message = to_message(req)
+        if not isinstance(req, WorkloadControlRequest):
+            raise TypeError(f"a WorkloadControlRequest is needed, not {type(req).__name__}")
         if self._timeouts.path:
-            transport.request(self._timeouts.path, "control", **message)
+            description = req.description[: wire.MAX_DESCRIPTION_CHARS]
+            transport.request(self._timeouts.path, "control", action=req.action.name, description=description)
 
     def state_dict(self) -> dict[str, Any]:
         """The calculated timeouts, for the checkpoint: JSON-safe, the same on all ranks, empty if there are none."""
-        from nvrx_slurm.core.rank import learn
-
         return learn.to_state(self.hb_timeouts, self.section_timeouts)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -300,11 +293,11 @@ def _checked(move: Callable[[str, int], int], section: str, now_ns: int) -> int:
         raise RankMonitorClientError(str(error)) from None
 
 
-def _map(fd: int | None) -> Page:
+def _map(fd: int | None) -> RankPage:
     if fd is None:
         raise RankMonitorClientError("the rank monitor's answer came without its memory page")
     try:
-        return Page(fd)
+        return RankPage(fd)
     except (PageError, OSError) as error:
         raise RankMonitorClientError(f"the rank monitor's memory page cannot be used: {error}") from None
     finally:

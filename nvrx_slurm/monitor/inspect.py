@@ -23,7 +23,7 @@ _MOST_BYTES = 1 << 18
 _STACK_CHARS = 24_000  # the main thread comes last
 
 
-class Inspection:
+class RankInspection:
     """One inspection. `channel`: the monitor's end of the socket. Call result() at `due_s` (monotonic seconds)."""
 
     def __init__(self, pid: int, pidfd: int, channel: socket.socket, within_s: float) -> None:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 # Signals on which a rank prints its stacks (`monitor.inspected`)
 END_SIGNAL = 16  # and ends. SIGSTKFLT: unused by kernel and libraries; its default action ends a process without a core
 INSPECT_SIGNAL = 52  # and goes on. Real-time; 32 and 33 are glibc's, 62 is the Java virtual machine's
-_PIDFD_SIGNAL_PROCESS_GROUP = 4  # Linux 6.9
 
 
 def send(pidfd: int, signum: int) -> None:
@@ -46,18 +45,11 @@ def kill_rank(pidfd: int, pid: int, mark: bytes, parents: Collection[int]) -> bo
 
 
 def kill_group(pidfd: int, pid: int) -> None:
-    """SIGKILL the process and its group, including processes that outlived it."""
+    """SIGKILL the process and its group, including processes that outlived it.
+
+    The group's number is not reused while the worker is unreaped or a member lives.
+    """
     send(pidfd, signal.SIGKILL)  # separately, so that the worker dies even if signalling the group fails
-    try:
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL, None, _PIDFD_SIGNAL_PROCESS_GROUP)
-    except ProcessLookupError:
-        pass  # the group is empty
-    except OSError:
-        _kill_group_by_number(pidfd, pid)
-
-
-def _kill_group_by_number(pidfd: int, pid: int) -> None:
-    """For Linux before 6.9. The group's number is not reused while the worker is unreaped or a member lives."""
     try:
         signal.pidfd_send_signal(pidfd, 0)
     except ProcessLookupError:

@@ -42,7 +42,7 @@ _SOON_S = 0.005  # the same where the agent is dead: other nodes start its ranks
 _END_S = 10.0  # for killed processes to end; one that is blocked in the kernel is left to die
 
 
-class Monitor:
+class MonitorProgram:
     """The program. `run()` returns the exit status after `quit` or the agent's death."""
 
     def __init__(self, control: socket.socket, directory: str, prefix: str, lease: Lease | None = None) -> None:
@@ -74,7 +74,7 @@ class Monitor:
             elif self._watched is not None and fd == self._watched.fds.pidfd:
                 self._on_worker_exit()
             elif self._requests is not None:
-                self._requests.serve(fd)
+                self._requests.serve()
         return woken_s if deadline_s is None else min(woken_s, deadline_s)
 
     # --- the rank ---------------------------------------------------------------------------------
@@ -116,9 +116,9 @@ class Monitor:
         watched.inspection = None
         answer = {**watched.ids, **seen, **watched.progress.signs()}
         try:
-            _send(self._control, "looked", **answer)
+            _send(self._control, "inspected", **answer)
         except wire.WireError:  # JSON writes some characters as six
-            _send(self._control, "looked", **{**answer, "stack": "", "record": ""})
+            _send(self._control, "inspected", **{**answer, "stack": "", "record": ""})
         return None
 
     def _on_worker_exit(self) -> None:
@@ -136,10 +136,9 @@ class Monitor:
         if kind == "control":
             return self._pass_on(watched, message), []
         if kind == "limits":
+            told = {name: value for name, value in message.items() if name not in ("v", "type")}
             try:
-                watched.progress.change_limits(
-                    {name: value for name, value in message.items() if name not in ("v", "type")}
-                )
+                watched.progress.change_limits(told)
             except ValueError as error:
                 raise wire.WireError(str(error)) from None
             return wire.encode("ok"), []
@@ -153,19 +152,14 @@ class Monitor:
             raise wire.WireError(f"there is no workload action {str(action)[:40]!r}")
         if not isinstance(description, str) or len(description) > wire.MAX_DESCRIPTION_CHARS:
             raise wire.WireError(f"a description must be a string of up to {wire.MAX_DESCRIPTION_CHARS} characters")
-        strength = wire.ACTIONS.index(action)
-        if action == _CONTINUE:  # for the log only: never an error
-            if watched.requests_passed < MAX_CONTINUES:
-                watched.requests_passed += 1
-                self._tell(watched, action, description[:MAX_CONTINUE_CHARS])
-        elif strength > watched.strongest:
-            if not self._tell(watched, action, description):
-                raise wire.WireError("the launcher cannot be told: it is gone, or this node is out of memory")
-            watched.strongest = strength
+        most, most_chars = (MAX_CONTINUES, MAX_CONTINUE_CHARS) if action == _CONTINUE else (1, len(description))
+        if watched.passed_on.count(action) < most:
+            watched.passed_on.append(action)
+            self._tell(watched, action, description[:most_chars])
         return wire.encode("ok")
 
-    def _tell(self, watched: Watched, action: str, description: str) -> bool:
-        return _send(self._control, "control", **watched.ids, action=action, description=description)
+    def _tell(self, watched: Watched, action: str, description: str) -> None:
+        _send(self._control, "control", **watched.ids, action=action, description=description)
 
     # --- the agent --------------------------------------------------------------------------------
 
@@ -188,11 +182,11 @@ class Monitor:
             self._forget()
         elif kind == "quit":
             self._running = False
-        elif kind not in ("look", "end", "exit"):
+        elif kind not in ("inspect", "end", "exit"):
             raise wire.WireError(f"the agent sent an unknown {kind!r}")
         elif watched is None:
             return  # the worker has just ended
-        elif kind == "look":
+        elif kind == "inspect":
             watched.inspect(message["within_s"])
         elif kind == "end":
             watched.release()
@@ -220,8 +214,9 @@ class Monitor:
         listener = socket.socket(fileno=fds.listener)
         mark = f"{wire.SOCKET_ENV}={listener.getsockname()}".encode()
         self._watched = Watched(message, mark, fds)
-        self._requests = Requests(listener, self._answer, self._poll)
-        self._poll.register(fds.pidfd, select.POLLIN)
+        self._requests = Requests(listener, self._answer)
+        for fd in (listener.fileno(), fds.pidfd):
+            self._poll.register(fd, select.POLLIN)
 
     def _forget(self) -> None:
         self._stop_serving()
@@ -232,9 +227,10 @@ class Monitor:
     def _stop_serving(self) -> None:
         """No more requests and judgements: the worker is dead or dropped. Its pidfd stays open for its group."""
         if self._requests is not None and self._watched is not None:
-            self._requests.close()
+            for fd in (self._requests.socket.fileno(), self._watched.fds.pidfd):
+                self._poll.unregister(fd)
+            self._requests.socket.close()
             self._requests = None
-            self._poll.unregister(self._watched.fds.pidfd)
 
 
 def _earliest(*times: float | None) -> float | None:
@@ -270,13 +266,12 @@ def _fork(which: dict[int, socket.socket]) -> bool:
     return False
 
 
-def _send(control: socket.socket, kind: str, **fields: object) -> bool:
-    """Tell the agent; False if its channel is full or closed."""
+def _send(control: socket.socket, kind: str, **fields: object) -> None:
+    """Tell the agent, unless its channel is full or closed."""
     try:
         control.send(wire.encode(kind, **fields), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
     except OSError:
-        return False
-    return True
+        pass
 
 
 def main(argv: list[str]) -> int:
@@ -297,7 +292,7 @@ def main(argv: list[str]) -> int:
     fcntl.fcntl(control, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(control, fcntl.F_SETSIG, signal.SIGCONT)
     fcntl.fcntl(control, fcntl.F_SETFL, fcntl.fcntl(control, fcntl.F_GETFL) | os.O_ASYNC)
-    return Monitor(control, argv[0], wire.socket_prefix(local_rank), lease).run()
+    return MonitorProgram(control, argv[0], wire.socket_prefix(local_rank), lease).run()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """The page of memory that a rank shares with its monitor: heartbeats without a system call.
 
-Layout: 512 words of 64 bits, native order. Each word has one writer and is a complete fact; no two words need to agree.
-Torn reads are impossible: one instruction stores or loads an aligned word (memoryview items of format "q"). A seqlock
-would need memory barriers, which Python lacks on ARM, and a rank stopped during a write would leave it locked.
+Layout: 512 words of 64 bits, native order, then a note. Each word has one writer and is a complete fact; no two words
+need to agree. Torn reads are impossible: one instruction stores or loads an aligned word (memoryview items of format
+"q"). A seqlock would need memory barriers, which Python lacks on ARM, and a rank stopped during a write would leave it
+locked.
 
 Times are `time.monotonic_ns()`, 0 = never. A reader loads the words first and then the clock. It ignores a time that is
 not between the init it belongs to and now. The page is sealed: no process can shrink it under its readers.
@@ -14,21 +15,20 @@ import mmap
 import os
 import sys
 
-PAGE_BYTES = 4096
+PAGE_BYTES = 1 << 15
 
 MAGIC = 0  # agent: MAGIC_VALUE
 INIT = 2  # monitor: when the rank last called init_workload_monitoring()
 RANK_PID = 3  # monitor: and which process that was
-LIMITS_AT = 4  # monitor: since when the limits from LIMITS on replace the agent's (0 = they do not)
+LIMITS_AT = 4  # monitor: since when the limits in the note replace the agent's (0 = they do not)
 WARNED = 5  # agent: when it was warned that the job is about to end (0 = it was not)
 HEARTBEAT = 8  # rank (own cache line): its last heartbeat
 FINISHED = 9  # rank: when it last called shutdown_workload_monitoring()
 OUTSIDE = 10  # rank: since when it has been in no section (0 = it is in one, or this time does not count yet)
 LEAVES = 11  # rank: when should_stop() first returned True (0 = never)
 SECTIONS = 64  # rank: from here on one word per slot (see core.rank.watch.slots_of): open since (0 = closed)
-LIMITS = 256  # monitor: from here on one word per limit that a rank can learn, ns (0 = no limit)
-
-MAGIC_VALUE = 0x4E56_5258_5041_4734  # "NVRXPAG4": 4 is the version of the layout
+MAGIC_VALUE = 0x4E56_5258_5041_4735  # "NVRXPAG5": 5 is the version of the layout
+_NOTE_AT = 4096  # byte: behind the words is the monitor's note about learned limits, which ends with a NUL
 
 
 class PageError(ValueError):
@@ -50,8 +50,8 @@ def create_page() -> int:
     return fd
 
 
-class Page:
-    """A mapping of the page in `fd`, which may be closed afterwards. `words`: a memoryview of 512 integers.
+class RankPage:
+    """A mapping of the page in `fd`, which may be closed afterwards. `words`: a memoryview of integers.
 
     Raises PageError if it is not a page of this layout (without `check`: of this size).
     """
@@ -66,6 +66,15 @@ class Page:
         if check and self.words[MAGIC] != MAGIC_VALUE:
             self.close()
             raise PageError("the shared page has another layout: use the same nvrx_slurm on both sides")
+
+    @property
+    def note(self) -> bytes:
+        """What a monitor leaves to its successor. One that does not fit is lost."""
+        return self._map[_NOTE_AT:].partition(b"\0")[0]
+
+    @note.setter
+    def note(self, text: bytes) -> None:
+        self._map[_NOTE_AT:] = text[: PAGE_BYTES - _NOTE_AT].ljust(PAGE_BYTES - _NOTE_AT, b"\0")
 
     def close(self) -> None:
         """Unmap. A thread that uses `words` gets a ValueError."""

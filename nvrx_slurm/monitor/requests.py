@@ -1,100 +1,61 @@
-"""The rank's requests to its monitor: one JSON line in, one out, on a Unix stream socket.
+"""The rank's requests to its monitor: one datagram in, with a socket for the answer.
 
-At most MAX_CONNECTIONS are open; a new one replaces the oldest, because a client sends its line at once. Only processes
-of the same user and root get an answer.
+There are no connections. A request that a killed monitor has not read waits for its successor; one that it has read is
+sent again, because the socket for the answer is closed. Only processes of the same user and root get an answer.
 """
 
 from __future__ import annotations
 
 import os
-import select
 import socket
 import struct
 
 from nvrx_slurm.monitor import wire
 
-MAX_CONNECTIONS = 32
 _SENTENCE_CHARS = 500  # of a refusal, which may quote the peer: it must fit into one message
-
-_PEERCRED = struct.Struct("=iII")  # pid, uid, gid: struct ucred
+_CREDENTIALS = struct.Struct("=iII")  # pid, uid, gid: struct ucred
+_FD = struct.Struct("=i")
+_SPACE = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(_FD.size)  # the kernel drops more descriptors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing itself is too heavy for this process
     from collections.abc import Callable
 
-    Answer = Callable[[dict[str, object], int], tuple[bytes, list[int]]]
+    Reply = Callable[[dict[str, object], int], tuple[bytes, list[int]]]
 
 
 class Requests:
-    """Serves a listening socket. `answer(message, pid)` returns the reply line and the fds to send with it.
+    """Serves a socket for datagrams with SO_PASSCRED. The caller waits until it is readable and calls serve().
 
-    It may raise WireError; `pid` is the sender's, 0 if it is of another pid namespace. The caller waits with `poll` and
-    calls serve(fd). Nothing here blocks.
+    `answer(message, pid)` returns the reply and the fds to send with it, or raises WireError. `pid` is the sender's, 0
+    if it is of another pid namespace. Nothing here blocks.
     """
 
-    def __init__(self, listener: socket.socket, answer: Answer, poll: select.poll) -> None:
-        self._listener, self._answer, self._poll = listener, answer, poll
-        self._connections: dict[int, tuple[socket.socket, bytes]] = {}  # by fd, oldest first; received so far
-        listener.setblocking(False)
-        poll.register(listener, select.POLLIN)
+    def __init__(self, sock: socket.socket, answer: Reply) -> None:
+        self.socket, self._answer = sock, answer
 
-    def serve(self, fd: int) -> None:
-        """`fd` may be ready, and may be another's by now."""
-        if fd == self._listener.fileno():
-            self._accept()
-        elif fd in self._connections:
-            self._read(fd)
-
-    def close(self) -> None:
-        """Close all connections and this process's copy of the listener; the agent keeps its own."""
-        self._poll.unregister(self._listener)
-        self._listener.close()
-        for fd in list(self._connections):
-            self._drop(fd)
-
-    def _accept(self) -> None:
-        for _ in range(MAX_CONNECTIONS):  # not until empty: the rank's deadline is checked in between
+    def serve(self) -> None:
+        """Answer one request, if there is one."""
+        flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+        try:
+            request, parts, _, _ = self.socket.recvmsg(wire.MAX_LINE_BYTES + 1, _SPACE, flags)
+        except OSError:
+            return
+        found = {kind: data for _, kind, data in parts}
+        pid, uid, _ = _CREDENTIALS.unpack(found[socket.SCM_CREDENTIALS])
+        fds = [fd for (fd,) in _FD.iter_unpack(found.get(socket.SCM_RIGHTS, b""))]
+        if fds and uid in (0, os.geteuid()):
+            reply, with_it = self._reply(request, pid)
             try:
-                sock, _ = self._listener.accept()
+                with socket.socket(fileno=os.dup(fds[0])) as back:
+                    socket.send_fds(back, [reply], with_it, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
             except OSError:
-                return
-            if len(self._connections) >= MAX_CONNECTIONS:
-                self._drop(next(iter(self._connections)))
-            sock.setblocking(False)
-            fd = sock.fileno()
-            self._connections[fd] = sock, b""
-            self._poll.register(sock, select.POLLIN)
-            self._read(fd)
+                pass  # it is no socket, or the peer does not read its answer
+        for fd in fds:
+            os.close(fd)
 
-    def _drop(self, fd: int) -> None:
-        self._poll.unregister(fd)
-        self._connections.pop(fd)[0].close()
-
-    def _read(self, fd: int) -> None:
-        sock, received = self._connections[fd]
+    def _reply(self, request: bytes, pid: int) -> tuple[bytes, list[int]]:
         try:
-            data = sock.recv(wire.MAX_LINE_BYTES + 1)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        line, newline, _ = (received + data).partition(b"\n")
-        if data and not newline and len(line) <= wire.MAX_LINE_BYTES:
-            self._connections[fd] = sock, line  # the rest is on its way
-            return
-        if newline or len(line) > wire.MAX_LINE_BYTES:
-            self._reply(sock, line)
-        self._drop(fd)
-
-    def _reply(self, sock: socket.socket, line: bytes) -> None:
-        pid, uid, _ = _PEERCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size))
-        if uid not in (0, os.geteuid()):
-            return
-        try:
-            reply, fds = self._answer(wire.decode(line), pid)
+            return self._answer(wire.decode(request), pid)
         except wire.WireError as error:
-            reply, fds = wire.encode("error", error=str(error)[:_SENTENCE_CHARS]), []
-        try:
-            socket.send_fds(sock, [reply], fds, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-        except OSError:
-            pass  # the peer does not read its answer
+            return wire.encode("error", error=str(error)[:_SENTENCE_CHARS]), []

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from nvrx_slurm.core.rank import learn
-from nvrx_slurm.monitor import collective, transport
+from nvrx_slurm.monitor import distributed, transport
 from nvrx_slurm.monitor.transport import RankMonitorClientError
 
 
@@ -37,33 +37,39 @@ class Timeouts:
         )
         self._apply(heartbeats, learn.with_learned(configured, self.sections))
 
-    def learn_heartbeats(self, first_ns: int, longest_ns: int, factor: float, skip_if_not_ready: bool) -> bool:
+    def learn_heartbeats(self, first_ns: int, longest_ns: int, factor: float, may_skip: bool) -> bool:
         """Collective: see RankMonitorClient.calculate_and_set_hb_timeouts."""
-        first_s, longest_s = _largest_s([first_ns, longest_ns])
-        try:
-            new = learn.learn_heartbeats(first_s, longest_s, factor, self.heartbeats)
-        except learn.NotReady as error:
-            return _skip(error, skip_if_not_ready)
-        self._apply(new, self.sections)
-        return True
+
+        def found() -> tuple[learn.HeartbeatTimeouts, learn.SectionTimeouts]:
+            first_s, longest_s = _largest_s([first_ns, longest_ns])
+            return learn.learn_heartbeats(first_s, longest_s, factor, self.heartbeats), self.sections
+
+        return self._learn(found, may_skip)
 
     def learn_sections(
-        self,
-        longest: tuple[dict[str, int], int],
-        factor: float,
-        selected: list[str],
-        calc_out_of_section: bool,
-        skip_if_not_ready: bool,
+        self, longest: tuple[dict[str, int], int], factor: float, selected: list[str], outside: bool, may_skip: bool
     ) -> bool:
         """Collective: see RankMonitorClient.calculate_and_set_section_timeouts. `longest`: see Sections.longest_ns."""
-        in_sections_ns, outside_ns = longest
-        *times_s, outside_s = _largest_s([*in_sections_ns.values(), outside_ns])
-        longest_s = dict(zip(in_sections_ns, times_s, strict=True))
+
+        def found() -> tuple[learn.HeartbeatTimeouts, learn.SectionTimeouts]:
+            in_sections_ns, outside_ns = longest
+            *times_s, outside_s = _largest_s([*in_sections_ns.values(), outside_ns])
+            longest_s = dict(zip(in_sections_ns, times_s, strict=True))
+            new = learn.learn_sections(longest_s, outside_s, factor, self.sections, selected, outside)
+            return self.heartbeats, new
+
+        return self._learn(found, may_skip)
+
+    def _learn(self, find: Callable[[], tuple[learn.HeartbeatTimeouts, learn.SectionTimeouts]], may_skip: bool) -> bool:
+        """Use what `find` gives; False: there is no monitor, or no timeouts can be calculated yet."""
+        if not self.path:
+            return False
         try:
-            new = learn.learn_sections(longest_s, outside_s, factor, self.sections, selected, calc_out_of_section)
+            self._apply(*find())
         except learn.NotReady as error:
-            return _skip(error, skip_if_not_ready)
-        self._apply(self.heartbeats, new)
+            if may_skip:
+                return False
+            raise RankMonitorClientError(str(error)) from None
         return True
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -87,11 +93,4 @@ class Timeouts:
 
 
 def _largest_s(times_ns: list[int]) -> list[float]:
-    return [time_ns / 1e9 for time_ns in collective.largest(times_ns)]
-
-
-def _skip(error: learn.NotReady, may_skip: bool) -> bool:
-    """No timeouts can be calculated yet: False, or RankMonitorClientError."""
-    if may_skip:
-        return False
-    raise RankMonitorClientError(str(error)) from None
+    return [time_ns / 1e9 for time_ns in distributed.largest(times_ns)]

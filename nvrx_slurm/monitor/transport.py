@@ -34,7 +34,7 @@ def request(path: str, kind: str, **fields: object) -> tuple[dict[str, object], 
             break
         if time.monotonic() + _RETRY_S > deadline_s:
             raise RankMonitorClientError(f"the rank monitor at {path} gave no answer within {REPLY_TIMEOUT_S:g} s")
-        time.sleep(_RETRY_S)  # it was killed, or dropped the connection; its successor listens on the same socket
+        time.sleep(_RETRY_S)  # it was killed; its successor has the same socket
     try:
         message = wire.decode(reply)
         if message["type"] == "ok":
@@ -42,47 +42,29 @@ def request(path: str, kind: str, **fields: object) -> tuple[dict[str, object], 
         reason = message.get("error")
     except wire.WireError as error:
         reason = error
-    _close(fds)
+    for fd in fds:
+        os.close(fd)
     raise RankMonitorClientError(f"the rank monitor refused {kind!r}: {reason}")
 
 
 def _try(path: str, line: bytes, deadline_s: float) -> tuple[bytes, list[int]]:
-    """One connection; returns (b"", []) if the request should be sent again."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        sock.settimeout(max(0.001, deadline_s - time.monotonic()))
+    """One try; returns (b"", []) if the request should be sent again."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        for one in (ours, sock):
+            one.settimeout(max(0.001, deadline_s - time.monotonic()))
         try:
-            sock.connect(path)
+            with theirs:
+                sock.connect(path)
+                socket.send_fds(sock, [line], [theirs.fileno()])
+            reply, fds, _, _ = socket.recv_fds(ours, wire.MAX_LINE_BYTES, MOST_FDS, socket.MSG_CMSG_CLOEXEC)
+            return reply, fds
         except (FileNotFoundError, ConnectionRefusedError):
             raise RankMonitorClientError(
                 f"no rank monitor listens at {path}: the launcher that started this process is gone, or this process "
                 "has outlived the cycle it was started for"
             ) from None
-        except (TimeoutError, BlockingIOError):  # the latter: its backlog is full
+        except (TimeoutError, ConnectionError):  # its queue is full, or it was killed
             return b"", []
         except OSError as error:
             raise RankMonitorClientError(f"the rank monitor at {path} cannot be reached: {error}") from None
-        try:
-            sock.sendall(line)
-            return _receive(sock)
-        except OSError:
-            return b"", []
-
-
-def _receive(sock: socket.socket) -> tuple[bytes, list[int]]:
-    """The answer line and its fds; (b"", []) if the monitor ended before it was complete."""
-    received, fds = b"", list[int]()
-    while not received.endswith(b"\n") and len(received) <= wire.MAX_LINE_BYTES:
-        data, more, _, _ = socket.recv_fds(sock, wire.MAX_LINE_BYTES, MOST_FDS, socket.MSG_CMSG_CLOEXEC)
-        fds += more
-        received += data
-        if not data:
-            break
-    if received.endswith(b"\n"):
-        return received, fds
-    _close(fds)
-    return b"", []
-
-
-def _close(fds: list[int]) -> None:
-    for fd in fds:
-        os.close(fd)

@@ -8,8 +8,8 @@ import sys
 from typing import Any
 
 from nvrx_slurm.monitor.client import FT_RANK_MONITOR_IPC_SOCKET_ENV_VAR
+from nvrx_slurm.monitor.distributed import RankInfo, env_int
 from nvrx_slurm.monitor.page import PAGE_BYTES
-from nvrx_slurm.monitor.rank_info import RankInfo, env_int
 from nvrx_slurm.monitor.transport import RankMonitorClientError
 
 _ENV = "NVRX_DISABLE_RANK_MONITORS"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -10,8 +11,8 @@ from time import monotonic, monotonic_ns
 
 from nvrx_slurm.core.rank import watch as core
 from nvrx_slurm.monitor import kill
-from nvrx_slurm.monitor.inspect import Inspection
-from nvrx_slurm.monitor.page import FINISHED, HEARTBEAT, INIT, LIMITS, LIMITS_AT, OUTSIDE, RANK_PID, SECTIONS, Page
+from nvrx_slurm.monitor.inspect import RankInspection
+from nvrx_slurm.monitor.page import FINISHED, HEARTBEAT, INIT, LIMITS_AT, OUTSIDE, RANK_PID, SECTIONS, RankPage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,8 +25,8 @@ Descriptors = namedtuple("Descriptors", "pidfd page listener inspector inspected
 class Progress:
     """What the shared page, on the descriptor `fd`, says of the rank. `limits`: those in force."""
 
-    def __init__(self, fd: int, configured: core.Limits, started_s: float) -> None:
-        self._page = Page(fd, check=False)
+    def __init__(self, fd: int, configured: core.RankLimits, started_s: float) -> None:
+        self._page = RankPage(fd, check=False)
         self._words = self._page.words
         self._configured = self.limits = configured
         self._started_ns, self._resumed_s = int(started_s * 1e9), 0.0
@@ -40,15 +41,11 @@ class Progress:
         """Apply the limits that the rank told an earlier monitor of this worker, if they are plausible."""
         since_ns = self._words[LIMITS_AT]
         if self._init_ns and self._init_ns <= since_ns <= monotonic_ns():
-            values_ns = self._limit_words().tolist()
             try:
-                self.limits = self._configured.with_values([value / 1e9 if value else None for value in values_ns])
+                self.limits = self._configured.changed(json.loads(self._page.note))
                 self._limits_ns = since_ns
-            except ValueError:
+            except (ValueError, AttributeError):
                 pass
-
-    def _limit_words(self) -> memoryview:
-        return self._words[LIMITS : LIMITS + len(self._configured.values())]
 
     def change_limits(self, told: dict[str, Any]) -> None:
         """Apply limits that the rank has learned; every limit begins anew. Raises ValueError and changes nothing."""
@@ -56,9 +53,7 @@ class Progress:
             raise ValueError("limits can be changed after init_workload_monitoring() only")
         limits = self._configured.changed(told)
         self._words[LIMITS_AT] = 0  # if this monitor is killed from here on, the rank tells its successor again
-        words = self._limit_words()
-        for position, limit_s in enumerate(limits.values()):
-            words[position] = round(limit_s * 1e9) if limit_s else 0
+        self._page.note = json.dumps(told).encode()
         self._limits_ns = self._words[LIMITS_AT] = monotonic_ns()
         self.limits = limits
 
@@ -126,16 +121,16 @@ class Watched:
         self.ids = {name: message[name] for name in ("cycle", "rank", "local_rank", "pid")}
         self.cfg: dict[str, Any] = message["cfg"]
         self.fds, self.pid, self.doomed = fds, int(message["pid"]), False
-        self.progress = Progress(fds.page, core.Limits(**message["limits"]), message["started_s"])
-        self.inspection: Inspection | None = None  # that is going on
+        self.progress = Progress(fds.page, core.RankLimits(**message["limits"]), message["started_s"])
+        self.inspection: RankInspection | None = None  # that is going on
         self.ladder: list[tuple[str, float]] | None = None
-        self.requests_passed = self.strongest = 0  # Continue requests for the agent; the strongest other request
+        self.passed_on: list[object] = []  # requests of the rank for the agent
         self.late_said = False  # that it ends late
         self._mark, self._signum = mark, int(message["signal"])
         self._channel = socket.socket(fileno=fds.inspector)
         self._rank = self.pid, fds.pidfd  # behind a wrapper another process
         self._hold_s: float = message["hold_s"]  # what an inspection of all ranks may take, before a hung one is ended
-        self._holds, self._step_until_s = False, 0.0
+        self._hold_until_s = self._step_until_s = 0.0
         self._exits: tuple[float, str] | None = None  # see core.View
 
     def judge(self, due_s: float) -> core.Judgement:
@@ -145,8 +140,8 @@ class Watched:
     def begin_end(self) -> None:
         """The rank is hung: choose the ladder that ends it."""
         pid, pidfd = self._find_rank()
-        hold = [(core.HOLD, self._hold_s)] if self._hold_s else []
-        self.ladder = [*hold, *core.stop_ladder(self._signum, kill.stacks_signal(pidfd, pid) != 0)]
+        self.ladder = [*core.stop_ladder(self._signum, kill.stacks_signal(pidfd, pid) != 0)]
+        self._hold_until_s = monotonic() + self._hold_s
 
     def _find_rank(self) -> tuple[int, int]:
         """Where the worker is a wrapper, the stacks are in the process that called init."""
@@ -158,13 +153,11 @@ class Watched:
 
     def inspect(self, within_s: float) -> None:
         """Find out what the rank does, within `within_s` seconds."""
-        self.inspection = Inspection(*self._find_rank(), self._channel, within_s)
+        self.inspection = RankInspection(*self._find_rank(), self._channel, within_s)
 
     def release(self) -> None:
         """All ranks have been inspected, so that a hung one can be ended."""
-        self._hold_s = 0.0
-        if self._holds:
-            self._step_until_s = 0.0
+        self._hold_s = self._hold_until_s = 0.0
 
     def expect_exit(self) -> None:
         """Most ranks of the node have ended well; this one should, too."""
@@ -172,9 +165,8 @@ class Watched:
 
     def climb(self) -> float | None:
         """Take the steps of the ladder that are due; returns the time of the next one (monotonic s), None: no more."""
-        while self.ladder and monotonic() >= self._step_until_s:
+        while self.ladder and monotonic() >= max(self._hold_until_s, self._step_until_s):
             step, grace_s = self.ladder.pop(0)
-            self._holds = step == core.HOLD
             if step == core.STACKS:
                 pid, pidfd = self._rank
                 kill.ask_for_stacks(pidfd, pid)
@@ -184,7 +176,7 @@ class Watched:
             elif step == core.KILL:
                 kill.kill_group(self.fds.pidfd, self.pid)  # its agent lives, and kills the rest when the cycle ends
             self._step_until_s = monotonic() + grace_s
-        return self._step_until_s if self.ladder else None
+        return max(self._hold_until_s, self._step_until_s) if self.ladder else None
 
     def kill(self, agent: int | None = None) -> bool:
         """Kill the rank and its descendants; whether any lived, so that another call is needed.

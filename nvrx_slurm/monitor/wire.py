@@ -1,4 +1,4 @@
-"""One JSON object per line: the messages of rank, rank monitor and agent. Versioned and bounded.
+"""One JSON object per packet: the messages of rank, rank monitor and agent. Versioned and bounded.
 
 Rank -> monitor (one request per connection)   `{"v":1,"type":"init","rank":3,"local_rank":1}`
                                                `{"v":1,"type":"limits","rank_heartbeat_timeout":12.5,...}`
@@ -6,8 +6,9 @@ Rank -> monitor (one request per connection)   `{"v":1,"type":"init","rank":3,"l
 monitor -> rank                                `{"v":1,"type":"ok","cycle":0,"rank":3,"cfg":{...}}` + fds (page, socket)
                                                `{"v":1,"type":"ok"}`
                                                `{"v":1,"type":"error","error":"one sentence"}`
-agent -> monitor                               `watch` (+ watched.Descriptors), `look`, `end`, `exit`, `unwatch`, `quit`
-monitor -> agent                               `hang`, `looked`, `control`; first `forked`, from one of several
+agent -> monitor                               `watch` (+ watched.Descriptors), `inspect`, `end`, `exit`, `unwatch`,
+                                               `quit`
+monitor -> agent                               `hang`, `inspected`, `control`; first `forked`, from one of several
 """
 
 from __future__ import annotations

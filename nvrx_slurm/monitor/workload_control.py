@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nvrx_slurm.monitor import wire
 from nvrx_slurm.types import WorkloadAction
 
 
@@ -24,10 +23,3 @@ class WorkloadControlRequest:
             raise TypeError(f"action must be one of {names}, not {self.action!r}")
         if not isinstance(self.description, str):
             raise TypeError(f"description must be a string, not {type(self.description).__name__}")
-
-
-def to_message(request: WorkloadControlRequest) -> dict[str, str]:
-    """The fields of the message `control`. Raises TypeError for another object."""
-    if not isinstance(request, WorkloadControlRequest):
-        raise TypeError(f"a WorkloadControlRequest is needed, not {type(request).__name__}")
-    return {"action": request.action.name, "description": request.description[: wire.MAX_DESCRIPTION_CHARS]}

@@ -57,8 +57,6 @@ class Program:
     """All roles of one node put together, run, and ended again."""
 
     def __init__(self, job: Job, head_start: HeadStart, notes: Sequence[str] = ()) -> None:
-        if job.attribution is not None:
-            job = replace(job, attribution=job.attribution.at(head_start.private_dir.path))
         self._job = job
         self._notes = notes
         hold_s = 0.0 if job.meeting is None or job.coordinator is None else TRACEBACK_HOLD_S

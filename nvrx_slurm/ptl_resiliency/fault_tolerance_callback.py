@@ -17,7 +17,7 @@ from typing import Any
 from nvrx_slurm.fault_tolerance import RankMonitorClient, RankMonitorClientError
 from nvrx_slurm.monitor import unmonitored
 from nvrx_slurm.ptl_resiliency.simulated_fault import SimulatedFaultParams as SimulatedFaultParams  # NVRx has it here
-from nvrx_slurm.ptl_resiliency.simulated_fault import arm, parse
+from nvrx_slurm.ptl_resiliency.simulated_fault import arm
 from nvrx_slurm.system.files import write_atomic
 
 FINISHED_FLAG_ENV = "FAULT_TOL_FINISHED_FLAG_FILE"
@@ -59,7 +59,11 @@ class MonitoredFit(Callback):
         self.fault_tol_client: RankMonitorClient | None = None
         self.autoresume = autoresume
         self.calculate_timeouts = calculate_timeouts
-        self.simulated_fault_params = parse(simulated_fault_params)
+        self.simulated_fault_params = (
+            SimulatedFaultParams(**simulated_fault_params)
+            if isinstance(simulated_fault_params, Mapping)
+            else simulated_fault_params
+        )
         self.exp_dir = exp_dir
         self.timeouts_file_path: Path | None = None
         self.train_batches = 0

@@ -6,9 +6,7 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 _SIGNALS = {"rank_killed": signal.SIGKILL, "rank_hung": signal.SIGSTOP}
 
@@ -29,11 +27,6 @@ class SimulatedFaultParams:
     def __post_init__(self) -> None:
         if self.fault_type not in ("random", *_SIGNALS):
             raise ValueError(f"fault_type must be random, rank_killed or rank_hung, not {self.fault_type!r}")
-
-
-def parse(params: SimulatedFaultParams | Mapping[str, Any] | None) -> SimulatedFaultParams | None:
-    """From the fields as a mapping (a DictConfig is one). Raises ValueError, TypeError for unknown fields."""
-    return params if params is None or isinstance(params, SimulatedFaultParams) else SimulatedFaultParams(**params)
 
 
 def arm(params: SimulatedFaultParams, rank: int, world_size: int) -> None:

@@ -9,20 +9,19 @@ import contextlib
 import json
 import os
 import socket
-import subprocess
-import sys
+import socketserver
+import ssl
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from http import HTTPStatus
-from pathlib import Path
+from http.server import BaseHTTPRequestHandler
 from typing import Any, NamedTuple
 
-from nvrx_slurm.attribution.records import AttributionSpec, CycleNews
+from log_harness import REPO, WAIT_S, Program
 
-WAIT_S = 30.0
-REPO = Path(__file__).resolve().parents[2]
+from nvrx_slurm.attribution.records import AttributionSpec, CycleNews
 
 
 class Asked(NamedTuple):
@@ -81,19 +80,28 @@ class Fake:
         self.script = list(script)
         self.asked: list[Asked] = []
         self.closed, self.swallowed = threading.Event(), threading.Event()
-        self.wrap: Callable[..., socket.socket] | None = None  # for TLS
         self._news = threading.Condition()
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
+        self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), partial(_Handler, self))
+        self.port = self._server.server_address[1]
+        threading.Thread(target=self._server.serve_forever, args=(0.01,)).start()
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    def prove_itself(self, context: ssl.SSLContext) -> None:
+        """Speak TLS from now on."""
+        self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+
     def answer(self, asked: Asked) -> Answer:
         return self.script.pop(0) if len(self.script) > 1 else self.script[0]
+
+    def on_request(self, asked: Asked) -> Answer:
+        with self._news:
+            answer = self.answer(asked)
+            self.asked.append(asked)
+            self._news.notify_all()
+        return answer
 
     def wait_for(self, count: int) -> list[Asked]:
         """Until so many requests have come."""
@@ -101,93 +109,57 @@ class Fake:
             assert self._news.wait_for(lambda: len(self.asked) >= count, WAIT_S), self.asked
         return self.asked
 
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                connection, _ = self._listener.accept()
-                self._threads.append(threading.Thread(target=self._serve, args=(connection,)))
-                self._threads[-1].start()
-
-    def _serve(self, raw: socket.socket) -> None:
-        raw.settimeout(WAIT_S)
-        with raw, contextlib.suppress(OSError), self.wrap(raw, server_side=True) if self.wrap else raw as connection:
-            data = b""
-            while b"\r\n\r\n" not in data:
-                if not (more := connection.recv(65536)):
-                    return
-                data += more
-            head, _, body = data.partition(b"\r\n\r\n")
-            first, *lines = head.decode().split("\r\n")
-            headers = {name.lower(): text.strip() for name, _, text in (line.partition(":") for line in lines)}
-            while len(body) < int(headers.get("content-length", "0")):
-                body += connection.recv(65536)
-            asked = Asked(*first.split()[:2], headers, body)
-            with self._news:
-                answer = self.answer(asked)
-                self.asked.append(asked)
-                self._news.notify_all()
-            connection.sendall(answer) if isinstance(answer, bytes) else answer(self, connection)
-
-    def close(self) -> None:
-        self.closed.set()
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for thread in self._threads:
-            thread.join(WAIT_S)
-
     def __enter__(self) -> Fake:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.close()
+        self.closed.set()
+        self._server.shutdown()
+        self._server.server_close()
 
 
-class Process:
-    """A real attribution process; its lines are read one by one."""
+class _Handler(BaseHTTPRequestHandler):
+    timeout = WAIT_S
 
-    def __init__(self, settings: AttributionSpec, **env: str) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-m", "nvrx_slurm.attribution", str(theirs.fileno())]
-        kept = {name: os.environ[name] for name in ("PATH",)} | {"PYTHONPATH": str(REPO)} | env
-        with theirs:
-            self.popen = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=kept, cwd="/")
-        self.lines: list[dict[str, Any]] = []
-        self._write(asdict(settings))
+    def __init__(self, fake: Fake, *arguments: Any) -> None:
+        self._fake = fake
+        with contextlib.suppress(OSError):  # the client has hung up
+            super().__init__(*arguments)
 
-    def _write(self, packet: dict[str, Any]) -> None:
-        self._socket.send(json.dumps(packet).encode())
+    def do_GET(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+        headers = {name.lower(): text for name, text in self.headers.items()}
+        answer = self._fake.on_request(Asked(self.command, self.path, headers, body))
+        self.connection.sendall(answer) if isinstance(answer, bytes) else answer(self._fake, self.connection)
 
-    def tell(
+    do_POST = do_GET
+
+    def log_message(self, form: str, *values: object) -> None:
+        """Requests are not logged."""
+
+
+class Process(Program):
+    """A real attribution process."""
+
+    def __init__(self, settings: AttributionSpec) -> None:
+        env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPO)}
+        super().__init__("attribution.__main__", asdict(settings), env=env, cwd="/")
+
+    def news(
         self, cycle: int, log: str, fault: dict[str, Any] | None = None, over: bool = True, lasted_s: float = 0.0
     ) -> None:
-        self._write(asdict(CycleNews(cycle, log, over, lasted_s, fault or {})))
-
-    def line(self, key: str, timeout_s: float = WAIT_S) -> dict[str, Any]:
-        """The next line with `key`; waits for it."""
-        deadline_s = time.monotonic() + timeout_s
-        while True:
-            self._socket.settimeout(max(0.01, deadline_s - time.monotonic()))
-            more = self._socket.recv(1 << 17)
-            assert more, f"the process ended: {self.lines}"
-            self.lines.append(json.loads(more))
-            if key in self.lines[-1]:
-                return self.lines[-1]
+        self.tell(**asdict(CycleNews(cycle, log, over, lasted_s, fault or {})))
 
     def end(self) -> int:
         """The job has ended; returns its exit code."""
-        self._write({"finish": 3.0})
-        return self.popen.wait(WAIT_S)
-
-    def close(self) -> None:
-        with self.popen, self._socket:
-            self.popen.kill()
+        self.tell(finish=3.0)
+        return self.process.wait(WAIT_S)
 
 
 @contextlib.contextmanager
-def running(settings: AttributionSpec, **env: str) -> Iterator[Process]:
+def running(settings: AttributionSpec) -> Iterator[Process]:
     """A process, killed at the end if it has not ended."""
-    process = Process(settings, **env)
+    process = Process(settings)
     try:
         yield process
     finally:

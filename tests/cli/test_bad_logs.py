@@ -28,7 +28,6 @@ PREFIX = "--ft-per-cycle-applog-prefix"
         (["--ft-enable-log-server=maybe"], ["--ft-enable-log-server", "true or false"]),
         (["--ft-log-server-port=0"], ["--ft-log-server-port", "65535"]),
         (["--ft-log-server-port=65536"], ["--ft-log-server-port", "65535"]),
-        (["--ft-log-server-port=65530", "--ft-log-aggregator-count=7"], ["--ft-log-server-port 65530", "65536"]),
         (["--ft-log-server-grpc-port=7000"], ["--ft-log-server-grpc-port", PREFIX]),
         ([f"{PREFIX}=/tmp/x.log", "--ft-log-server-grpc-port=50051"], ["--ft-log-server-grpc-port 50051", "another"]),
         (["--ft-log-aggregator-count=65"], ["--ft-log-aggregator-count", "64"]),

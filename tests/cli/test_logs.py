@@ -24,29 +24,29 @@ def lines(*words: object) -> list[str]:
     return result.stdout.splitlines()
 
 
-def write(run: Path, cycle: int, part: str, texts: list[tuple[int, str, bytes, int]]) -> Path:
+def write(run: Path, cycle: int, texts: list[tuple[int, str, bytes, int]]) -> Path:
     """A merged file of (rank, stream, text, time), found from `run`."""
-    path = run.parent / f"train_cycle{cycle}{part}.log"
-    merged = MergedFile(str(path), 1, "4711/r0", cycle, 2, 1)
+    path = run.parent / f"train_cycle{cycle}.log"
+    merged = MergedFile(str(path), 1, "4711/r0")
     offsets: dict[str, int] = {}
     for rank, stream, text, at in texts:
         file = f"4711/r0/cycle_{cycle}/node_0_n/rank_{rank}.{stream}"
         merged.open(file, rank)
         offsets[file] = offsets.get(file, 0) + len(text)
-        merged.append([Batch(file, b"%d: " % rank + text, offsets[file], at, False)])
+        merged.append([Batch(file, b"%d: " % rank + text, offsets[file], at)])
     merged.close()
     (run / "merged").mkdir(parents=True, exist_ok=True)
-    os.symlink(path, run / "merged" / f"cycle_{cycle}{part}.log")
+    os.symlink(path, run / "merged" / f"cycle_{cycle}.log")
     return path
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Cycle 0 has one merged file, cycle 1 has two parts, cycle 2 the files of its ranks only."""
+    """Cycles 0 and 1 have a merged file, cycle 2 the files of its ranks only."""
     found = tmp_path / "r0"
-    write(found, 0, "", [(0, "out", b"zero\n", 1000), (1, "err", b"one\n", 2000), (0, "out", b"two\n", 3000)])
-    write(found, 1, ".part0", [(0, "out", b"a\n", 1000), (0, "out", b"d\n", 9_000_000_000_000)])
-    write(found, 1, ".part1", [(1, "out", b"b\n", 2000), (1, "out", b"c\n", 3000)])
+    write(found, 0, [(0, "out", b"zero\n", 1000), (1, "err", b"one\n", 2000), (0, "out", b"two\n", 3000)])
+    texts = [(0, "out", b"a\n", 1000), (1, "out", b"b\n", 2000), (1, "out", b"c\n", 3000)]
+    write(found, 1, [*texts, (0, "out", b"d\n", 9_000_000_000_000)])
     for rank in (2, 10):
         tree = found / "cycle_2" / f"node_{rank}_n" / f"rank_{rank}.out"
         tree.parent.mkdir(parents=True)
@@ -54,7 +54,7 @@ def run(tmp_path: Path) -> Path:
     return found
 
 
-def test_lines_of_merged_files_parts_and_trees(run: Path) -> None:
+def test_lines_of_merged_files_and_trees(run: Path) -> None:
     assert lines(run, "--cycle", 0) == ["0: zero", "1: one", "0: two"]
     assert lines(run, "--cycle", 1) == ["0: a", "1: b", "1: c", "0: d"]
     assert lines(run) == [" 2: from 2", " 2: last", "10: from 10", "10: last"]
@@ -71,7 +71,7 @@ def test_filters(run: Path) -> None:
 
 
 def test_no_byte_of_a_rank_acts_on_the_terminal_unless_it_is_asked_for(tmp_path: Path) -> None:
-    path = write(tmp_path / "r0", 0, "", [(0, "out", HOSTILE + b"\n", 1)])
+    path = write(tmp_path / "r0", 0, [(0, "out", HOSTILE + b"\n", 1)])
     shown = logs(path)
     assert shown.exit_code == 0
     assert all(char.isprintable() or char == "\n" for char in shown.output) and r"\x1b[2J" in shown.output

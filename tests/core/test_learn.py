@@ -20,7 +20,7 @@ from nvrx_slurm.core.rank.learn import (
     to_state,
     with_learned,
 )
-from nvrx_slurm.core.rank.watch import Limits
+from nvrx_slurm.core.rank.watch import RankLimits
 
 times = st.floats(1e-6, 1e5)
 names = st.sampled_from(["a", "b", "c", "d"])
@@ -79,7 +79,7 @@ def test_a_state_is_json_and_has_what_was_calculated_and_nothing_else(heartbeats
     assert to_state(*loaded) == state
     told = to_message(*loaded)
     assert told == to_message(heartbeats, sections)
-    Limits(rank_section_timeouts=dict(sections.section)).changed(told)  # the monitor takes it
+    RankLimits(rank_section_timeouts=dict(sections.section)).changed(told)  # the monitor takes it
 
 
 def test_a_state_of_the_predecessor_is_understood():

@@ -29,32 +29,38 @@ TOKEN, JOB, OWNER = "logs-token", "logs-job", "4711/r0"
 
 
 class Program:
-    """One program and our end of its control socket."""
+    """One program and our end of its control socket. `lines`: the packets that it sent."""
 
-    def __init__(self, module: str, settings: dict[str, Any], listener: socket.socket | None = None) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = f"import sys; from nvrx_slurm.logs.{module} import main; sys.exit(main(sys.argv[1:]))"
+    def __init__(self, module: str, settings: dict[str, Any], listener: Any = None, **how: Any) -> None:
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = f"import sys; from nvrx_slurm.{module} import main; sys.exit(main(sys.argv[1:]))"
         fds = [theirs.fileno(), *((listener.fileno(),) if listener is not None else ())]
         argv = [sys.executable, "-c", command, *map(str, fds)]
-        self.process = subprocess.Popen(argv, cwd=REPO, pass_fds=fds, stderr=subprocess.PIPE)
-        theirs.close()
-        self.control = ours
-        self.said: list[str] = []
+        with theirs:
+            self.process = subprocess.Popen(argv, **({"cwd": REPO} | how), pass_fds=fds, stderr=subprocess.PIPE)
+        self.lines: list[dict[str, Any]] = []
         self.tell(**settings)
 
     def tell(self, **packet: Any) -> None:
         self.control.send(json.dumps(packet).encode())
 
+    def line(self, key: str, timeout_s: float = WAIT_S) -> dict[str, Any]:
+        """The next packet that has this key."""
+        while True:
+            assert select.select([self.control], [], [], timeout_s)[0], f"no {key} came: {self.lines}"
+            data = self.control.recv(1 << 17)
+            assert data, f"it ended: {self.errors()}"
+            self.lines.append(json.loads(data))
+            if key in self.lines[-1]:
+                return self.lines[-1]
+
     def packet(self, key: str) -> Any:
         """The value in the next packet that has this key."""
-        while True:
-            assert select.select([self.control], [], [], WAIT_S)[0], f"no {key} came"
-            data = self.control.recv(1 << 16)
-            assert data, f"it ended: {self.errors()}"
-            packet = json.loads(data)
-            self.said += [packet["say"]] if "say" in packet else []
-            if key in packet:
-                return packet[key]
+        return self.line(key)[key]
+
+    @property
+    def said(self) -> list[str]:
+        return [line["say"] for line in self.lines if "say" in line]
 
     def errors(self) -> str:
         self.process.wait(WAIT_S)
@@ -155,11 +161,11 @@ class Stage:
         if self._listener is None or anew:
             self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
             self.where = ("127.0.0.1", int(self._listener.getsockname()[1]))
-        return self._start("aggregator", settings | more, self._listener)
+        return self._start("logs.aggregator", settings | more, self._listener)
 
     def shipper(self, node: int = 0, **more: Any) -> Program:
         settings = {"token": TOKEN, "job": JOB, "node": f"n{node}", "log_dir": str(self.logs), "batch_s": 0.01}
-        return self._start("shipper", settings | more)
+        return self._start("logs.shipper", settings | more)
 
     def at(self, shipper: Program, where: tuple[str, int] | None = None) -> None:
         shipper.tell(at=where or self.where, token=TOKEN)
@@ -168,12 +174,12 @@ class Stage:
         files = [(str(self.file(r, s, cycle, node).relative_to(self.logs)), r) for r in ranks for s in ("out", "err")]
         shipper.tell(cycle=cycle, files=files, world=world)
 
-    def merged(self, cycle: int = 0, part: int = -1) -> bytes:
-        path = Path(cycle_file(self.prefix, cycle, part))
+    def merged(self, cycle: int = 0) -> bytes:
+        path = Path(cycle_file(self.prefix, cycle))
         return path.read_bytes() if path.exists() else b""
 
-    def index(self, cycle: int = 0, part: int = -1) -> Index:
-        path = cycle_file(self.prefix, cycle, part)
+    def index(self, cycle: int = 0) -> Index:
+        path = cycle_file(self.prefix, cycle)
         return Index.load(Path(index_file(path)).read_bytes(), os.stat(path).st_size)
 
     def until(self, condition: Callable[[], object], what: str) -> None:

@@ -36,11 +36,11 @@ def merge(tmp_path: Path) -> Iterator[Stage]:
 
 
 def opened(file: str, cycle: int = 0) -> bytes:
-    return wire.message(wire.OPEN, [wire.Opened(0, cycle, file, 9, 12)])
+    return wire.message(wire.OPEN, [wire.Opened(0, cycle, file, 9)])
 
 
 def chunk(begin: int, to: int, source: int = 0) -> bytes:
-    return wire.from_chunk(wire.Chunk(source, begin, to, 1, False, b" 9: evil\n"))
+    return wire.from_chunk(wire.Chunk(source, begin, to, 1, b" 9: evil\n"))
 
 
 async def ends(where: tuple[str, int], frames: list[bytes], token: str = TOKEN) -> Exception:

@@ -39,19 +39,22 @@ def test_lines_of_all_ranks_and_streams_are_merged_with_their_ranks(merge: Stage
         assert shipper.finish() == 0
     lines = merge.merged().splitlines()
     assert sorted(lines) == [b" 3: no newline", b" 3: one", b" 3: two", b"11: far"]
-    assert merge.index().complete and merge.programs[0].finish() == 0
+    assert merge.programs[0].finish() == 0
 
 
-def test_the_end_of_a_cycle_on_all_nodes_completes_its_file_and_the_next_cycle_has_its_own(merge: Stage) -> None:
+def test_each_of_many_cycles_has_its_own_file(merge: Stage) -> None:
     merge.aggregator()
     shipper = merge.shipper()
     merge.at(shipper)
-    for cycle in range(2):
+    for cycle in range(12):
         merge.cycle(shipper, range(1), 1, cycle)
-        merge.write(0, b"cycle %d\n" % cycle, cycle=cycle)
-        shipper.tell(over=cycle)
-        merge.until(lambda c=cycle: merge.merged(c) and merge.index(c).complete, "complete")
-    assert (merge.merged(0), merge.merged(1)) == (b"0: cycle 0\n", b"0: cycle 1\n")
+        merge.write(0, b"cycle %d" % cycle, cycle=cycle)
+        if cycle:
+            shipper.tell(over=cycle)
+            merge.until(lambda c=cycle: merge.merged(c) == b"0: cycle %d\n" % c, "complete")
+    assert merge.merged(0) == b""
+    shipper.tell(over=0)  # the aggregator has closed its file meanwhile
+    merge.until(lambda: merge.merged(0) == b"0: cycle 0\n", "complete")
 
 
 def _check_exactly_once(merge: Stage, ranks: range) -> None:
@@ -172,6 +175,7 @@ def test_another_job_that_writes_the_file_is_waited_for_and_named(merge: Stage) 
     second.tell(cycle=0, files=[("4712/r0/cycle_0/node_0_n0/rank_0.out", 0)], world=1)
     path = merge.logs / "4712/r0/cycle_0/node_0_n0/rank_0.out"
     assert "4711/r0" in theirs.packet("say") and "%j" in theirs.said[0]
+    path.parent.mkdir(parents=True)
     path.write_bytes(b"theirs\n")
     merge.programs[0].kill()
     merge.until(lambda: merge.merged() == b"0: ours\n0: theirs\n", "it appends when the other job is gone")
@@ -235,19 +239,6 @@ def test_a_merged_file_that_is_removed_or_cut_is_made_anew_from_the_ranks_files(
     os.truncate(cycle_file(merge.prefix, 0), 3)
     merge.write(0, b"three\n")
     merge.until(lambda: merge.merged() == b"0: one\n0: two\n0: three\n", "all lines, once")
-
-
-def test_what_is_missing_at_the_end_is_named(merge: Stage) -> None:
-    aggregator, shipper = merge.aggregator(), merge.shipper()
-    merge.at(shipper)
-    merge.cycle(shipper, range(2), 4)
-    merge.write(1, b"here\n")
-    merge.until(lambda: merge.merged() == b"1: here\n", "written")
-    assert shipper.finish() == 0
-    aggregator.tell(finish=5.0)
-    assert "2 ranks are missing, first 2" in aggregator.packet("say") and aggregator.process.wait(30) == 0
-    last = Path(index_file(cycle_file(merge.prefix, 0))).read_bytes().splitlines()[-1]
-    assert last == b'{"missing":[2,3]}' and not merge.index().complete
 
 
 def test_a_shipper_that_reaches_no_aggregator_says_so_at_the_end(merge: Stage) -> None:

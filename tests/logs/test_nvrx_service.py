@@ -13,7 +13,7 @@ import nvrx_wheel
 import pytest
 from log_harness import Program, foreign_client
 
-from nvrx_slurm.logs.nvrx_service import Service
+from nvrx_slurm.logs.nvrx_service import NvrxLogService
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def service(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     """Our service: its address, and the folder that it may write to."""
     root = tmp_path / "allowed"
     root.mkdir()
-    program = Program("nvrx_service", {"roots": [str(root)], "port": 0})
+    program = Program("logs.nvrx_service", {"roots": [str(root)], "port": 0})
     try:
         yield f"127.0.0.1:{program.packet('port')}", root
         assert program.finish(2.0) == 0
@@ -88,7 +88,7 @@ def test_the_writer_thread_of_the_wheel_and_our_service(service: tuple[str, Path
 def opened(root: Path, name: str) -> bool:
     files: dict[str, int] = {}
     try:
-        Service([str(root)])._open(str(root / name), files)
+        NvrxLogService([str(root)])._open(str(root / name), files)
     except ValueError:
         return False
     finally:

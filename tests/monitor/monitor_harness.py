@@ -8,6 +8,7 @@ import os
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -71,6 +72,17 @@ def until(condition: Any, what: str) -> None:
 def status(pid: int) -> dict[str, str]:
     text = Path(f"/proc/{pid}/status").read_text()
     return dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
+
+
+def ask(path: str, data: bytes, fds: tuple[int, ...] = ()) -> bytes:
+    """The monitor's answer to `data`, which comes with more descriptors; empty if there is none."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        ours.settimeout(WAIT_S)
+        with theirs:
+            sock.connect(path)
+            socket.send_fds(sock, [data], [theirs.fileno(), *fds])
+        return ours.recv(65536)
 
 
 class Worker:
@@ -227,18 +239,20 @@ class Rig:
 
     async def settled(self) -> None:
         """The monitor has handled its watch and sleeps."""
-        reader, writer = await asyncio.open_unix_connection(self.path)
-        writer.write(b'{"v":1,"type":"are you there"}\n')
-        assert b"does not know" in await asyncio.wait_for(reader.readline(), WAIT_S)
-        writer.close()
+        assert b"does not know" in await asyncio.to_thread(ask, self.path, b'{"v":1,"type":"are you there"}\n')
         until(lambda: status(self.pid)["State"].startswith("S"), "the monitor sleeps")
+
+    @property
+    def has_request(self) -> bool:
+        """Whether one waits in the rank's socket."""
+        life = self.monitor._life
+        return life is not None and bool(select.select([life.listener], [], [], 0)[0])
 
     async def stopped_while(self, deed: Callable[[], Any]) -> Any:
         """Result of `deed`, a request to the monitor, which is stopped before and killed while the rank waits."""
         self.stop()
         done = asyncio.get_running_loop().run_in_executor(None, deed)
-        sockets = Path("/proc/net/unix")
-        until(lambda: sum(one.endswith(self.path) for one in sockets.read_text().splitlines()) > 1, "has connected")
+        until(lambda: self.has_request, "a request waits")
         os.kill(self.pid, signal.SIGKILL)
         return await done
 

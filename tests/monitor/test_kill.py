@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from monitor_harness import HANG, ROOT, Rig, readable, status, story, until
+from monitor_harness import HANG, ROOT, WAIT_S, Rig, kill_monitor, readable, status, story, until
 
 from nvrx_slurm.child import bootstrap
 from nvrx_slurm.monitor import kill
@@ -48,7 +48,7 @@ async def test_a_hung_rank_prints_its_stacks_and_dies_of_the_signal():
             rig.monitor.unwatch()
 
 
-NO_INIT, NO_BEAT = {"rank_init_timeout": 0.5}, {"initial_rank_heartbeat_timeout": 0.3}
+NO_INIT, NO_BEAT = {"rank_init_timeout": 3.0}, {"initial_rank_heartbeat_timeout": 0.3}
 EARLY = "def early():\n    threading.Event().wait()\nearly()"
 NO_HANDLER = "import faulthandler; faulthandler.disable()\n"
 OWN_HANDLER = "signal.signal(%d, lambda *_: os._exit(7))\nclient.init_workload_monitoring()" + HANG
@@ -131,11 +131,9 @@ async def test_signals_for_the_step_do_not_end_the_monitor():
         assert rig.pid == pid
 
 
-@pytest.mark.parametrize("flag", [kill._PIDFD_SIGNAL_PROCESS_GROUP, 1 << 30])  # the latter: as before Linux 6.9
 @pytest.mark.parametrize("reaped", [False, True])
 @story
-async def test_kill_group_reaches_processes_that_outlived_their_leader(monkeypatch, flag, reaped):
-    monkeypatch.setattr(kill, "_PIDFD_SIGNAL_PROCESS_GROUP", flag)
+async def test_kill_group_reaches_processes_that_outlived_their_leader(reaped):
     command, pipe = ["sh", "-c", "sleep 1000 & echo $!; read line"], subprocess.PIPE
     leader = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)
     pidfd, child = os.pidfd_open(leader.pid), os.pidfd_open(int(leader.stdout.readline()))
@@ -153,13 +151,12 @@ async def test_kill_group_reaches_processes_that_outlived_their_leader(monkeypat
     os.close(child)
 
 
-def test_a_reused_number_is_not_killed(monkeypatch):
+def test_a_reused_number_is_not_killed():
     """The worker is reaped, and another process has its number and a group."""
     gone = subprocess.Popen(["true"], start_new_session=True)
     pidfd = os.pidfd_open(gone.pid)
     gone.wait()
     with subprocess.Popen(["sleep", "1000"], start_new_session=True) as other:
-        monkeypatch.setattr(kill, "_PIDFD_SIGNAL_PROCESS_GROUP", 1 << 30)
         kill.kill_group(pidfd, other.pid)
         assert other.poll() is None
         other.kill()
@@ -215,3 +212,35 @@ async def test_after_the_agent_s_death_its_workers_and_monitors_are_gone_within_
     for pidfd in pidfds:
         os.close(pidfd)
     assert not any(os.path.exists(directory) for directory, *_ in rigs)  # the monitors cleaned up after their agent
+
+
+# --- the lease ------------------------------------------------------------------------------------------------
+
+PARENT = "import subprocess; p = subprocess.Popen(['sleep', '600']); print(p.pid, flush=True); p.wait()"
+LEASE_S = 1.0
+
+
+async def renew(rig: Rig) -> None:
+    """As the agent does while it hears from its coordinator."""
+    while True:
+        rig.lease.until_s = time.monotonic() + LEASE_S
+        await asyncio.sleep(LEASE_S / 10)
+
+
+@story
+async def test_a_rank_and_its_children_end_with_the_lease_and_not_before() -> None:
+    async with Rig() as rig:
+        renewal = asyncio.ensure_future(renew(rig))
+        await asyncio.sleep(0)  # the first renewal comes before the worker
+        worker = rig.worker(PARENT)
+        child = os.pidfd_open(int(await worker.line()))
+        await kill_monitor(rig)  # the next monitor has the same lease
+        await asyncio.sleep(2 * LEASE_S)  # the time under test: two leases, renewed
+        assert worker.process.poll() is None
+        renewal.cancel()
+        for fd in (worker.pidfd, child):
+            await asyncio.wait_for(readable(fd), WAIT_S)
+        assert rig.lease.over
+        assert worker.process.wait() == -signal.SIGKILL
+        assert rig.hangs == []
+        os.close(child)

@@ -17,7 +17,6 @@ class CycleFiles:
     job: str
     attempt: int  # Slurm's restart count
     prefix: str = ""  # of the merged logs; "" = none
-    part: int = -1  # the one that is named, where a cycle's log has several files
 
     def name(self, cycle: int) -> str:
         """Of the file of one cycle."""

@@ -1,10 +1,9 @@
 """The index of a merged file: which bytes came from which rank, up to which byte of its own file. Pure.
 
-One JSON value per line. {"v": 1, "term", "owner", "cycle", "world", "at"}: an aggregator begins. {"id", "file",
+One JSON value per line. {"v": 2, "term", "owner", "at", "end", "sources": {file: [id, rank, to]}}: the whole state. An
+aggregator begins with it, and repeats it after each 4 MB of records, so that a reader can begin there. {"id", "file",
 "rank"}: a source. [id, end, to, at]: the text up to byte `end` of the merged file is that of source `id` up to byte
-`to` of its own file, first read at `at` (Unix milliseconds). {"final": id}: the source is complete.
-{"snapshot": {file: [id, rank, to, final]}, "end"}: all of that, so that a reader can begin here. {"complete": true}; or
-{"missing": [ranks]}: the job has ended, and not all of these ranks' lines are here.
+`to` of its own file, first read at `at` (Unix milliseconds).
 
 The text is written before its record. What lies behind the last record was never acknowledged: it is cut off, and the
 source sends it again. So each byte is in the merged file exactly once.
@@ -13,23 +12,21 @@ source sends it again. So each byte is in the merged file exactly once.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-_SNAPSHOT = b'\n{"snapshot"'
-SNAPSHOT_BYTES = 4 << 20  # of records between two snapshots
-_VERSION = 1
+_STATE = b'{"v":2,'  # begins a record of the whole state
+STATE_EACH_BYTES = 4 << 20  # of records between two of these
 
 
 @dataclass(slots=True)
 class Source:
     """One file of one rank."""
 
+    file: str
     number: int
     rank: int  # -1 = a launcher
     to: int = 0  # bytes of it that are in the merged file
-    final: bool = False
 
 
 @dataclass(slots=True)
@@ -41,10 +38,8 @@ class Index:
     term: int = 0
     owner: str = ""
     sources: dict[str, Source] = field(default_factory=dict)
-    complete: bool = False
     _by_number: dict[int, Source] = field(default_factory=dict)
-    _finals: int = 0  # complete sources of `owner`
-    _since_snapshot: int = 0
+    _since_state: int = 0
 
     # --- reading --------------------------------------------------------------------------------------------
 
@@ -52,69 +47,65 @@ class Index:
     def load(cls, data: bytes, merged_size: int, start: int = 0) -> Index:
         """The state after the last whole record in `data` that is about bytes within `merged_size`.
 
-        `start`: where `data` begins in the index (see `tail_start`). Records behind a broken one are ignored.
+        `start`: where `data` begins in the index; > 0: reading begins at the last whole state in `data`, and without
+        one `term` is 0. Records behind a broken one are ignored.
         """
-        index = cls(size=start)
-        at = 0
-        while (newline := data.find(b"\n", at)) >= 0:
+        at = data.rfind(b"\n" + _STATE) + 1 if start else 0
+        index = cls(size=start + at)
+        while (newline := data.find(b"\n", at)) >= 0 and (index.term or data.startswith(_STATE, at)):
             try:
-                good = index._apply(json.loads(data[at:newline]), merged_size)
-            except (ValueError, KeyError, TypeError, IndexError):
-                good = False
-            if not good:
+                index.apply(data[at:newline], merged_size)
+            except ValueError:
                 break
             index.size += newline + 1 - at
             at = newline + 1
         return index
 
-    @staticmethod
-    def tail_start(tail: bytes) -> int:
-        """Where in the last bytes of an index a reader can begin: at the last snapshot; -1 = there is none."""
-        return tail.rfind(_SNAPSHOT) + 1 or -1
+    def apply(self, line: bytes, merged_size: int) -> tuple[Source, int] | None:
+        """Take a record. For text: its source, and when it was read. Raises ValueError for what is no record here."""
+        try:
+            return self._apply(json.loads(line), merged_size)
+        except (KeyError, TypeError, IndexError) as error:
+            raise ValueError(str(error)) from None
 
-    def _apply(self, record: Any, merged_size: int) -> bool:
+    def _apply(self, record: Any, merged_size: int) -> tuple[Source, int] | None:
         if isinstance(record, list):
-            number, end, to, _ = record
+            number, end, to, at = record
             if not self.end <= end <= merged_size:
-                return False
+                raise ValueError("it is about other bytes")
             source = self._by_number[number]
             self.end, source.to = int(end), int(to)
-        elif "file" in record:
-            self._add(record["file"], Source(int(record["id"]), int(record["rank"])))
-        elif "final" in record:
-            self._by_number[record["final"]].final = True
-        elif "snapshot" in record:
-            if record["end"] > merged_size:
-                return False
-            self.sources, self._by_number, self.end = {}, {}, int(record["end"])
-            for file, (number, rank, to, final) in record["snapshot"].items():
-                self._add(file, Source(number, rank, to, final))
-            self.term, self.owner = int(record["term"]), str(record["owner"])
-        elif "term" in record:
-            self.term, self.owner, self.complete = int(record["term"]), str(record["owner"]), False
-        elif "complete" in record:
-            self.complete = True
-        return True
+            return source, int(at)
+        if "file" in record:
+            self._add(Source(str(record["file"]), int(record["id"]), int(record["rank"])))
+            return None
+        if record["end"] > merged_size:
+            raise ValueError("it is about bytes that are lost")
+        self.term, self.owner, self.end = int(record["term"]), str(record["owner"]), int(record["end"])
+        self.sources, self._by_number = {}, {}
+        for file, (number, rank, to) in record["sources"].items():
+            self._add(Source(file, number, rank, to))
+        return None
 
-    def _add(self, file: str, source: Source) -> None:
-        self.sources[file] = self._by_number[source.number] = source
+    def _add(self, source: Source) -> None:
+        self.sources[source.file] = self._by_number[source.number] = source
 
     # --- writing: each method returns records to be appended ------------------------------------------------
 
-    def begin(self, term: int, owner: str, cycle: int, world: int, at: int) -> bytes:
-        """An aggregator begins. `owner`: the run; `at`: Unix milliseconds."""
+    def begin(self, term: int, owner: str, at: int) -> bytes:
+        """The whole state: an aggregator begins, or goes on. `owner`: the run; `at`: Unix milliseconds."""
         self.term, self.owner = term, owner
-        self._finals = sum(one.final for file, one in self.sources.items() if file.startswith(f"{owner}/"))
-        self.complete = 0 < 2 * world <= self._finals
-        head = {"v": _VERSION, "term": term, "owner": owner, "cycle": cycle, "world": world, "at": at}
-        return _line(head) + self.snapshot() + (_line({"complete": True}) if self.complete else b"")
+        sources = {file: [one.number, one.rank, one.to] for file, one in self.sources.items()}
+        record = _line({"v": 2, "term": term, "owner": owner, "at": at, "end": self.end, "sources": sources})
+        self._since_state = -len(record)
+        return record
 
     def open(self, file: str, rank: int) -> bytes:
         """A source, if it is not known yet."""
         if file in self.sources:
             return b""
-        source = Source(len(self._by_number), rank)
-        self._add(file, source)
+        source = Source(file, len(self._by_number), rank)
+        self._add(source)
         return _line({"id": source.number, "file": file, "rank": rank})
 
     def append(self, file: str, size: int, to: int, at: int) -> bytes:
@@ -124,37 +115,11 @@ class Index:
         source.to = to
         return b"[%d,%d,%d,%d]\n" % (source.number, self.end, to, at)
 
-    def finish(self, file: str, expected: int) -> bytes:
-        """The source is complete; with `expected` (> 0) complete ones of all ranks, the merged file is."""
-        source = self.sources[file]
-        if source.final:
-            return b""
-        source.final = True
-        self._finals += file.startswith(f"{self.owner}/")
-        self.complete = 0 < expected <= self._finals
-        return _line({"final": source.number}) + (_line({"complete": True}) if self.complete else b"")
-
-    def missing(self, world: int) -> list[int]:
-        """The ranks of a cycle with `world` ranks of which not all is in the merged file."""
-        done = [one.rank for file, one in self.sources.items() if one.final and file.startswith(f"{self.owner}/")]
-        counts = Counter(done)
-        return [rank for rank in range(world) if counts[rank] < 2]
-
-    def give_up(self, world: int) -> bytes:
-        """No more comes."""
-        return _line({"missing": self.missing(world)})
-
-    def snapshot(self) -> bytes:
-        """The whole state."""
-        self._since_snapshot = 0
-        found = {file: [one.number, one.rank, one.to, one.final] for file, one in self.sources.items()}
-        return _line({"snapshot": found, "end": self.end, "term": self.term, "owner": self.owner})
-
-    def written(self, size: int) -> bytes:
-        """`size` bytes of records were appended. Returns a snapshot where one is due."""
+    def written(self, size: int) -> bool:
+        """`size` bytes of records were appended; whether the whole state is due."""
         self.size += size
-        self._since_snapshot += size
-        return self.snapshot() if self._since_snapshot >= SNAPSHOT_BYTES else b""
+        self._since_state += size
+        return self._since_state >= STATE_EACH_BYTES
 
 
 def _line(record: dict[str, Any]) -> bytes:

@@ -1,17 +1,13 @@
 """The lines of one rank on their way to the merged file: cleaned, cut and prefixed. Bytes in, bytes out; pure.
 
-NUL becomes <NUL>, invalid UTF-8 U+FFFD. Of a line with carriage returns (a progress bar) the last state counts. The
-lists that NVIDIA's tools print from /proc/devices are dropped. Only a newline ends a line.
+NUL becomes <NUL>, invalid UTF-8 U+FFFD. Of a line with carriage returns (a progress bar) the last state counts. Only a
+newline ends a line.
 """
 
 from __future__ import annotations
 
-import re
-
 LONGEST_LINE = 1 << 16  # bytes as the rank wrote them; a longer line is cut
 CUT = b"<CUT>"  # ends each piece of such a line but the last
-_HEADINGS = (b"Character devices:", b"Block devices:")
-_DEVICE = re.compile(rb" {0,2}\d{1,3} \S{1,40}|")
 
 
 def rank_prefix(rank: int, world_size: int) -> bytes:
@@ -24,7 +20,6 @@ class Lines:
 
     def __init__(self, prefix: bytes = b"", as_written: bool = False) -> None:
         self.prefix, self._as_written = prefix, as_written
-        self._in_devices = False
 
     def take(self, data: bytes, final: bool = False) -> tuple[bytes, int]:
         """(text for the merged file, how many bytes of `data` it stands for).
@@ -54,8 +49,6 @@ class Lines:
             data = b"\n".join(line.rstrip(b"\r").rpartition(b"\r")[2] for line in data.split(b"\n"))
         if b"\0" in data:
             data = data.replace(b"\0", b"<NUL>")
-        if self._in_devices or b" devices:" in data:
-            data = b"".join(line + b"\n" for line in data.split(b"\n")[:-1] if not self._is_device(line))
         try:
             data.decode()
         except UnicodeDecodeError:
@@ -63,7 +56,3 @@ class Lines:
         if not data or not self.prefix:
             return data
         return self.prefix + data[:-1].replace(b"\n", b"\n" + self.prefix) + b"\n"
-
-    def _is_device(self, line: bytes) -> bool:
-        self._in_devices = line in _HEADINGS or (self._in_devices and _DEVICE.fullmatch(line) is not None)
-        return self._in_devices and line != b""

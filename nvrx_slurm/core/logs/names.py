@@ -1,4 +1,4 @@
-"""Names of the merged files: placeholders, cycles and parts. Pure."""
+"""Names of the merged files: placeholders and cycles. Pure."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def tells_jobs_apart(template: str) -> bool:
     return "j" in found or {"A", "a"} <= found
 
 
-def cycle_file(prefix: str, cycle: int, part: int = -1) -> str:
-    """/x/train.log -> /x/train_cycle0.log; part >= 0: /x/train_cycle0.part1.log. Without a suffix it is .log."""
+def cycle_file(prefix: str, cycle: int) -> str:
+    """/x/train.log -> /x/train_cycle0.log. Without a suffix it is .log."""
     stem, suffix = posixpath.splitext(prefix)
-    return f"{stem}_cycle{cycle}{f'.part{part}' if part >= 0 else ''}{suffix or '.log'}"
+    return f"{stem}_cycle{cycle}{suffix or '.log'}"
 
 
 def index_file(merged: str) -> str:

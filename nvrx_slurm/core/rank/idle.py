@@ -26,7 +26,7 @@ class Signs(NamedTuple):
 
 
 def is_idle(before: Signs, since: Signs, now: Signs) -> bool:
-    """Whether all threads sleep where they slept `before` SIGTERM, and did no work since the look `since`.
+    """Whether all threads sleep where they slept `before` SIGTERM, and did no work since the signs `since`.
 
     A new thread or process, a call that sends or writes, and the state D (a slow disk) are work."""
     same = all(place and place == before.places.get(thread) for thread, place in now.places.items())

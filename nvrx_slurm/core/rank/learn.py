@@ -133,7 +133,7 @@ def with_learned(configured: SectionTimeouts, learned: SectionTimeouts) -> Secti
 
 
 def to_message(heartbeats: HeartbeatTimeouts, sections: SectionTimeouts) -> dict[str, Any]:
-    """The calculated limits by the names of `core.rank.watch.Limits`, for the rank monitor."""
+    """The calculated limits by the names of `core.rank.watch.RankLimits`, for the rank monitor."""
     told: dict[str, Any] = {}
     if heartbeats.were_calculated:
         told["initial_rank_heartbeat_timeout"] = heartbeats.initial

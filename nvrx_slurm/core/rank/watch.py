@@ -1,12 +1,14 @@
-"""Hang detection: the rank monitor's decision. Pure: no clock, no files, no imports.
+"""Hang detection: the rank monitor's decision. Pure: no clock, no files.
 
 All times are monotonic seconds of this host (float), all limits are seconds (None = no limit). Source of the names and
 meanings: the seeds (heartbeats, sections) and reference 2.1; `rank_init_timeout` is ours.
 
-Each rank monitor loads this module and must stay within a few MB, hence plain classes without imports.
+Each rank monitor loads this module and must stay within a few MB, hence no typing and no dataclasses.
 """
 
 from __future__ import annotations
+
+from collections import namedtuple
 
 STACKS_GRACE_S = 2.0  # for faulthandler to print all threads; it needs milliseconds unless stderr is stuck
 SIGNAL_GRACE_S = 10.0  # for a worker to act on a `rank_termination_signal` of the user's choice
@@ -16,7 +18,6 @@ LATE_S = 1.0  # a monitor that wakes up this late was stopped, and so probably w
 _SIGKILL = 9  # Linux, all architectures
 
 # Steps of the ladder that ends a hung rank. Each has a grace period; the last one kills the process group.
-HOLD = "hold"  # all ranks are looked at
 STACKS = "stacks"
 SIGNAL = "signal"
 KILL = "kill"
@@ -28,7 +29,14 @@ STEP_SECTION = "step"
 WARMUP_SECTION = "warmup"
 
 
-class Limits:
+class RankLimits(
+    namedtuple(
+        "RankLimits",
+        "rank_init_timeout initial_rank_heartbeat_timeout rank_heartbeat_timeout rank_out_of_section_timeout "
+        "rank_section_timeouts workload_check_interval rank_exit_timeout",
+        defaults=(None, None, None, None, {}, 5.0, None),
+    )
+):
     """Limits for the time without progress of a rank.
 
     `rank_init_timeout`: from the worker's start to `init_workload_monitoring()`.
@@ -38,35 +46,20 @@ class Limits:
     `rank_section_timeouts`: by name, in each section; at most MAX_SECTIONS. The order is that of the shared page.
     `rank_exit_timeout`: from `View.exits` to the end of the process.
     Each > 0 or None. `workload_check_interval`: the least limit that a rank can learn, unless a shorter one was
-    configured: a learned limit of milliseconds would kill healthy ranks. Raises ValueError, one sentence, for others.
-
-    `slots`: (name for messages, limit) of each section word of the page; see `slots_of()`.
+    configured: a learned limit of milliseconds would kill healthy ranks. `config.ft` has checked all of them.
     """
 
-    def __init__(
-        self,
-        rank_init_timeout: float | None = None,
-        initial_rank_heartbeat_timeout: float | None = None,
-        rank_heartbeat_timeout: float | None = None,
-        rank_out_of_section_timeout: float | None = None,
-        rank_section_timeouts: dict[str, float | None] | None = None,
-        workload_check_interval: float = 5.0,
-        rank_exit_timeout: float | None = None,
-    ) -> None:
-        self.rank_init_timeout = _limit("rank_init_timeout", rank_init_timeout)
-        self.initial_rank_heartbeat_timeout = _limit("initial_rank_heartbeat_timeout", initial_rank_heartbeat_timeout)
-        self.rank_heartbeat_timeout = _limit("rank_heartbeat_timeout", rank_heartbeat_timeout)
-        self.rank_out_of_section_timeout = _limit("rank_out_of_section_timeout", rank_out_of_section_timeout)
-        self.rank_exit_timeout = _limit("rank_exit_timeout", rank_exit_timeout)
-        self.workload_check_interval = _limit("workload_check_interval", workload_check_interval) or 0.0
-        sections = _sections(rank_section_timeouts)
-        self.rank_section_timeouts = sections
-        self.slots = tuple(
-            (f"section {name!r}" if own else f"section {STEP_SECTION!r} (warm-up)", sections[name])
-            for name, own in slots_of(list(sections))
-        )
+    __slots__ = ()
 
-    def changed(self, told: dict[str, object]) -> Limits:
+    @property
+    def slots(self) -> list[tuple[str, float | None]]:
+        """(name for messages, limit) of each section word of the page; see `slots_of()`."""
+        return [
+            (f"section {name!r}" if own else f"section {STEP_SECTION!r} (warm-up)", self.rank_section_timeouts[name])
+            for name, own in slots_of(list(self.rank_section_timeouts))
+        ]
+
+    def changed(self, told: dict[str, object]) -> RankLimits:
         """These limits with those that a rank has learned, by the same names.
 
         Raises ValueError, one sentence, for a limit that cannot be learned, a bad value, or an unknown section.
@@ -75,26 +68,16 @@ class Limits:
         found: dict[str, float | None] = {}
         for name, value in told.items():
             if name == "rank_section_timeouts":
-                learned = _sections(value)
-                if not learned.keys() <= sections.keys():
+                if not isinstance(value, dict) or not value.keys() <= sections.keys():
                     raise ValueError("a section that is not in rank_section_timeouts has no limit to change")
-                sections.update((name, self._enforced(limit, sections[name])) for name, limit in learned.items())
+                for section, told_s in value.items():
+                    learned = _limit(f"the timeout of section {section!r}", told_s)
+                    sections[section] = self._enforced(learned, sections[section])
             elif name in _LEARNED:
                 found[name] = self._enforced(_limit(name, value), getattr(self, name))
             else:
                 raise ValueError(f"{str(name)[:40]!r} is not a limit that a rank can change")
-        return self.with_values([found.get(name, getattr(self, name)) for name in _LEARNED] + list(sections.values()))
-
-    def values(self) -> list[float | None]:
-        """The limits that changed() can change, in a fixed order."""
-        return [getattr(self, name) for name in _LEARNED] + list(self.rank_section_timeouts.values())
-
-    def with_values(self, values: list[float | None]) -> Limits:
-        """These limits with other values, in the order and number of values(). Raises ValueError for a bad one."""
-        initial, between, outside, *in_sections = values
-        sections = dict(zip(self.rank_section_timeouts, in_sections, strict=True))
-        of_agent = self.workload_check_interval, self.rank_exit_timeout
-        return Limits(self.rank_init_timeout, initial, between, outside, sections, *of_agent)
+        return self._replace(rank_section_timeouts=sections, **found)
 
     def _enforced(self, learned: float | None, configured: float | None) -> float | None:
         least_s = self.workload_check_interval
@@ -124,87 +107,61 @@ def _limit(name: str, value: object) -> float | None:
     return float(value)
 
 
-def _sections(value: object) -> dict[str, float | None]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
-        raise ValueError("rank_section_timeouts must be seconds by the names of sections")
-    if len(value) > MAX_SECTIONS:
-        raise ValueError(f"rank_section_timeouts has {len(value)} sections, the limit is {MAX_SECTIONS}")
-    return {name: _limit(f"the timeout of section {name!r}", limit) for name, limit in value.items()}
-
-
-class View:
+class View(
+    namedtuple(
+        "View",
+        "started_s initialized_s heartbeat_s finished resumed_s sections outside_s exits",
+        defaults=(None, None, False, 0.0, (), None, None),
+    )
+):
     """The facts about one rank at one moment.
 
     `started_s`: start of its worker. `initialized_s`, `heartbeat_s`: the last init and heartbeat, None = never.
     `finished`: it called `shutdown_workload_monitoring()` after its last init.
     `resumed_s`: until then monitor and rank were stopped, or other limits applied (0 = never); no limit starts before.
     `sections`: by slot, since when it is open, None = closed; () = none is open.
-    `outside_s`: since when it has been in no section, None = it is in one, or the time does not count yet.
+    `outside_s`: since when it has been in no section, None = it is in one, or the time does not count yet. It comes
+    from another word of the page than `sections`: if they disagree, the open section counts.
     `exits`: since when it should end, and after what; None = it should not.
     """
 
-    def __init__(
-        self,
-        started_s: float,
-        initialized_s: float | None = None,
-        heartbeat_s: float | None = None,
-        finished: bool = False,
-        resumed_s: float = 0.0,
-        sections: tuple[float | None, ...] = (),
-        outside_s: float | None = None,
-        exits: tuple[float, str] | None = None,
-    ) -> None:
-        self.exits = exits
-        self.started_s = started_s
-        self.initialized_s = initialized_s
-        self.heartbeat_s = heartbeat_s
-        self.finished = finished
-        self.resumed_s = resumed_s
-        self.sections = sections
-        # These two come from different words of the page. If they disagree, the open section counts.
-        self.outside_s = None if any(since_s is not None for since_s in sections) else outside_s
+    __slots__ = ()
 
 
-class Judgement:
+class Judgement(namedtuple("Judgement", "hung deadline_s sentence late", defaults=("",))):
     """`hung`: since `deadline_s`; else not before `deadline_s` (None = never without a message). `sentence`: why.
 
     `late`: what to say of an end that takes long; "" = nothing.
     """
 
-    def __init__(self, hung: bool, deadline_s: float | None, sentence: str, late: str = "") -> None:
-        self.late = late
-        self.hung = hung
-        self.deadline_s = deadline_s
-        self.sentence = sentence
+    __slots__ = ()
 
 
-def judge(limits: Limits, view: View, now_s: float) -> Judgement:
+def judge(limits: RankLimits, view: View, now_s: float) -> Judgement:
     """Whether the rank is hung at `now_s`. The running limit with the earliest deadline decides."""
-    first: tuple[float, float, float, str] | None = None
-    for since_s, limit_s, missing in _running(limits, view):
-        deadline_s = max(since_s, view.resumed_s) + limit_s
-        if first is None or deadline_s < first[0]:
-            first = (deadline_s, since_s, limit_s, missing)
-    # The rank can start other limits through its page without a message: look again before one can run out.
-    looks = [now_s + limit_s for limit_s in _startable(limits, view)]
+    deadlines = (
+        (max(since_s, view.resumed_s) + limit_s, since_s, limit_s, missing)
+        for since_s, limit_s, missing in _running(limits, view)
+    )
+    first = min(deadlines, key=lambda one: one[0], default=None)
+    # The rank can start other limits through its page without a message: judge again before one can run out.
+    again = [now_s + limit_s for limit_s in _startable(limits, view)]
     late = ""
     if view.exits is not None:
         late_s = max(view.exits[0], view.resumed_s) + LATE_END_S
         late = f"no end {LATE_END_S:g} s after {view.exits[1]}" if now_s >= late_s else ""
-        looks += [] if late else [late_s]
-    look_s = min(looks, default=None)
+        again += [] if late else [late_s]
+    again_s = min(again, default=None)
     if first is None:
-        return Judgement(False, look_s, "no limit is running", late)
+        return Judgement(False, again_s, "no limit is running", late)
     deadline_s, since_s, limit_s, missing = first
     sentence = f"{missing} for {now_s - since_s:.2f} s (limit {limit_s:g} s)"
     if now_s >= deadline_s:
         return Judgement(True, deadline_s, sentence)
-    return Judgement(False, min([deadline_s, *looks]), sentence, late)
+    return Judgement(False, min([deadline_s, *again]), sentence, late)
 
 
-def _running(limits: Limits, view: View) -> list[tuple[float, float, str]]:
+def _running(limits: RankLimits, view: View) -> list[tuple[float, float, str]]:
     """The limits that run now: (start, limit, description)."""
     running: list[tuple[float, float, str]] = []
     if view.exits is not None and limits.rank_exit_timeout is not None:
@@ -223,12 +180,16 @@ def _running(limits: Limits, view: View) -> list[tuple[float, float, str]]:
     for since_s, (what, limit_s) in zip(view.sections, limits.slots, strict=False):  # () = none is open
         if since_s is not None and limit_s is not None:
             running.append((since_s, limit_s, f"in {what}"))
-    if view.outside_s is not None and limits.rank_out_of_section_timeout is not None:
+    if _is_outside(view) and limits.rank_out_of_section_timeout is not None:
         running.append((view.outside_s, limits.rank_out_of_section_timeout, "in no section"))
     return running
 
 
-def _startable(limits: Limits, view: View) -> list[float]:
+def _is_outside(view: View) -> bool:
+    return view.outside_s is not None and all(since_s is None for since_s in view.sections)
+
+
+def _startable(limits: RankLimits, view: View) -> list[float]:
     """The limits that do not run but that the rank can start through its page, in seconds."""
     if view.finished or view.initialized_s is None:
         return []
@@ -237,7 +198,7 @@ def _startable(limits: Limits, view: View) -> list[float]:
     for slot, (_, limit_s) in enumerate(limits.slots):
         if slot >= len(view.sections) or view.sections[slot] is None:
             startable.append(limit_s)
-    if view.outside_s is None and limits.slots:
+    if not _is_outside(view) and limits.slots:
         startable.append(limits.rank_out_of_section_timeout)
     return [limit_s for limit_s in startable if limit_s is not None]
 

@@ -20,7 +20,7 @@ def any_connected(monitors: Sequence[RankMonitor]) -> bool:
 class ClientCheck:
     """Warns once per agent: in the first cycle that runs longer than the timeouts or ends well.
 
-    `limits`: seconds by the names of `core.rank.watch.Limits`, of which those are meant that count from
+    `limits`: seconds by the names of `core.rank.watch.RankLimits`, of which those are meant that count from
     init_workload_monitoring() on. `connected()`: whether a rank that is alive has called it.
     """
 

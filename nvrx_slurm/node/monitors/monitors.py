@@ -20,17 +20,14 @@ from typing import Any
 from nvrx_slurm import types as t
 from nvrx_slurm.child import processes
 from nvrx_slurm.child.supervised import SupervisedProcess
-from nvrx_slurm.core.rank import watch as core
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.monitor import wire
 from nvrx_slurm.monitor.lease import Lease
-from nvrx_slurm.monitor.page import HEARTBEAT, INIT, LEAVES, WARNED, Page, PageError, create_page
+from nvrx_slurm.monitor.page import HEARTBEAT, INIT, LEAVES, WARNED, PageError, RankPage, create_page
 from nvrx_slurm.node.monitors import monitor_start
 from nvrx_slurm.system.files import MAX_SOCKET_PATH_BYTES
 
 log = logging.getLogger(__name__)
-
-_BACKLOG = 128
 
 
 def faulthandler_env() -> dict[str, str]:
@@ -59,13 +56,13 @@ class Life:
         self.pidfd = -1
         self.hung = False
         self.broken = False  # the page cannot be read; that was said
-        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # before the first request
         self.page_fd = -1
         self.look_end, self.rank_end = socket.socketpair()  # for monitor.inspect
         try:
             self.page_fd = create_page()
             self.listener.bind(os.fspath(self.path))
-            self.listener.listen(_BACKLOG)
         except OSError:
             self.close()
             raise
@@ -159,13 +156,12 @@ class RankMonitor(SupervisedProcess):
     ) -> None:
         """Watch the worker just spawned with worker_env().
 
-        `pid`: a session leader; `pidfd` stays the caller's. `limits`: by the names of `core.rank.watch.Limits`, None or
-        absent = no limit. `signum`: rank_termination_signal. `cfg`: further settings for the rank's `client.cfg`
-        (JSON). `hold_s`: a hung rank is ended that much later, or at end_hold(). Raises ValueError for a bad limit and
-        for settings over 64 KiB; nothing has changed then.
+        `pid`: a session leader; `pidfd` stays the caller's. `limits`: by the names of `core.rank.watch.RankLimits`;
+        None or absent = no limit. `signum`: rank_termination_signal. `cfg`: further settings for `client.cfg`
+        (JSON). `hold_s`: a hung rank is ended that much later, or at end_hold(). Raises ValueError for settings over 64
+        KiB; nothing has changed then.
         """
         life = self._life
-        core.Limits(**limits)
         settings = {**(cfg or {}), **limits, "rank_termination_signal": int(signum)}
         message = wire.encode(
             "watch",
@@ -191,7 +187,7 @@ class RankMonitor(SupervisedProcess):
 
     def inspect(self, within_s: float) -> None:
         """Have the monitor find out what the worker does; on_looked() gets the answer, unless the monitor dies."""
-        self.send(wire.encode("look", within_s=within_s))
+        self.send(wire.encode("inspect", within_s=within_s))
 
     def end_hold(self) -> None:
         """A hung worker can be ended now."""
@@ -250,12 +246,12 @@ class RankMonitor(SupervisedProcess):
         self.send(wire.encode("unwatch"))
         self.send(wire.encode("quit"))
 
-    def _page(self) -> Page | None:
+    def _page(self) -> RankPage | None:
         """The worker's page; None where it is not monitored, or where its rank has overwritten the page."""
         if self._life is None or self._life.broken:
             return None
         try:
-            return Page(self._life.page_fd)
+            return RankPage(self._life.page_fd)
         except (OSError, PageError) as error:  # no memory; or not our page any more
             self._life.broken = True
             log.warning("local rank %d gets no warnings any more: %s", self.local_rank, error)
@@ -335,7 +331,7 @@ class RankMonitor(SupervisedProcess):
         if message["type"] == "hang" and not life.hung:
             life.hung = True  # a monitor restarted in mid-kill says it again
             self._on_hang(self.local_rank, message)
-        elif message["type"] == "looked":
+        elif message["type"] == "inspected":
             self._on_looked(self.local_rank, message)
         elif message["type"] == "control":
             description = str(message["description"]).encode("utf-8", "replace").decode()  # no lone surrogates

@@ -58,7 +58,7 @@ class Attributor(PacketProcess):
     def _tell_of(self, cycle: int, **more: Any) -> None:
         if self._ends is not None:
             return
-        log = cycle_file(self._of_job.prefix, cycle, self._of_job.part)
+        log = cycle_file(self._of_job.prefix, cycle)
         self._open[cycle] = packet = asdict(CycleNews(cycle, log, **more))
         while len(self._open) > _MOST_OPEN:
             del self._open[min(self._open)]

@@ -33,7 +33,7 @@ class CycleInfo:
         if isinstance(message, t.Plan) and message.cycle > self._cycle:
             self._cycle = message.cycle
             files = self._files
-            log_file = cycle_file(files.prefix, message.cycle, files.part) if files.prefix else ""
+            log_file = cycle_file(files.prefix, message.cycle) if files.prefix else ""
             nodes = self._core.roster.members.in_order()
             self._now = document(self._files, self._core.job.assignment, nodes, log_file)
             self._now["cycle_start_time"] = _utc()

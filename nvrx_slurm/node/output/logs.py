@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import os
 import socket
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -38,7 +37,6 @@ class LogSpec:
     prefix: str  # of the files per cycle; "" = none
     logfile: str = ""  # for the launchers' output; "" = none
     port: int = 50051  # tried first
-    parts: int = 1  # aggregators, each with files of its own
     drain_s: float = 60.0  # at the end of the job
     grpc_port: int = 0  # of NVRx's log service for foreign clients; 0 = none
     batch_s: float = 0.5
@@ -129,11 +127,10 @@ class LogsRole:
             yield {"at": self._where, "token": self._token}
 
     def found(self, host: str, ports: tuple[int, ...], token: str) -> None:
-        """The aggregators listen there; this node's part is one of them."""
+        """The aggregator listens there, at the first port."""
         if not ports or not host:
             return
-        number = self._node.infra_rank if self._node.infra_rank >= 0 else zlib.crc32(self._node.node_id.encode())
-        where = host, ports[number % len(ports)]
+        where = host, ports[0]
         if (where, token) != (self._where, self._token):
             self._where, self._token = where, token
             self._shipper.tell({"at": where, "token": token})
@@ -144,11 +141,11 @@ class LogsRole:
         """This node coordinates the job from now on: start the aggregators."""
         self.retire()
         try:
-            self._listeners = [self._listen(part) for part in range(self.spec.parts)]
+            self._listeners = [self._listen()]
         except OSError as error:
             return self._say(f"no logs are merged: nothing can listen here: {error.strerror}")
-        for part, listener in enumerate(self._listeners):
-            settings = partial(self._aggregator_settings, part, term, token)
+        for listener in self._listeners:
+            settings = partial(self._aggregator_settings, term, token)
             name, module = "log aggregator", "nvrx_slurm.logs.aggregator"
             self._aggregators.append(PacketProcess(name, module, settings, self._say, listener=listener))
         if self.spec.grpc_port:
@@ -182,7 +179,7 @@ class LogsRole:
             listener.close()
         self._listeners = []
 
-    def _listen(self, part: int) -> socket.socket:
+    def _listen(self) -> socket.socket:
         """Connections wait here while an aggregator starts, also in place of another. Raises OSError."""
         if not self._job:
             listener = socket.socket(socket.AF_UNIX)
@@ -194,7 +191,7 @@ class LogsRole:
         family = socket.AF_INET6 if ":" in ANY_ADDRESS else socket.AF_INET
         make = partial(socket.create_server, family=family, backlog=_BACKLOG, dualstack_ipv6=family is socket.AF_INET6)
         try:
-            return make((ANY_ADDRESS, self.spec.port + part))
+            return make((ANY_ADDRESS, self.spec.port))
         except OSError:  # another job of this host has it
             return make((ANY_ADDRESS, 0))
 
@@ -202,7 +199,7 @@ class LogsRole:
         files = filter(None, (self.spec.prefix, self.spec.logfile))
         return {"port": self.spec.grpc_port, "roots": sorted({os.path.dirname(file) for file in files})}
 
-    def _aggregator_settings(self, part: int, term: int, token: str) -> dict[str, Any]:
+    def _aggregator_settings(self, term: int, token: str) -> dict[str, Any]:
         return {
             "token": token,
             "job": self._job,
@@ -210,6 +207,5 @@ class LogsRole:
             "owner": f"{self._run_dir.job_id}/{self._run_dir.run}",
             "prefix": self.spec.prefix,
             "logfile": self.spec.logfile,
-            "part": part if self.spec.parts > 1 else -1,
             "links": str(self._run_dir.path / "merged"),
         }

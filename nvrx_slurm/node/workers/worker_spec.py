@@ -19,7 +19,7 @@ class WorkerSpec:
 
     argv: Sequence[str]
     contract: WorkerContract
-    limits: Mapping[str, Any]  # seconds, by the names of `core.rank.watch.Limits`
+    limits: Mapping[str, Any]  # seconds, by the names of `core.rank.watch.RankLimits`
     termination_signal: int
     shown: Callable[[int], int]  # local rank -> bits of streams copied to the console: 1 stdout, 2 stderr
     line_prefix: str = "[rank {rank}] "  # of the lines on the console
