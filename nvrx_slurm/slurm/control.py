@@ -14,8 +14,8 @@ from functools import cached_property
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm.api import connect
+from nvrx_slurm.slurm.api.cli import Slurm
 from nvrx_slurm.slurm.api.facts import SlurmError
-from nvrx_slurm.slurm.api.interface import Slurm
 
 END_TIME = "SLURM_JOB_END_TIME"
 KILL_WAIT_S = 30.0  # slurm.conf(5), KillWait

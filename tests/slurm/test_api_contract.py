@@ -20,9 +20,8 @@ from minicluster import MiniCluster
 from minicluster_init import signal_process
 
 from nvrx_slurm.slurm import api
-from nvrx_slurm.slurm.api.cli import CommandLine
+from nvrx_slurm.slurm.api.cli import Slurm
 from nvrx_slurm.slurm.api.facts import NoAnswer, NotKnown, SlurmError
-from nvrx_slurm.slurm.api.interface import Slurm
 
 PYSLURM = "25.11"  # the version of the wheel
 PATIENCE_S = 30.0
@@ -109,7 +108,7 @@ def test_a_job_from_submission_to_its_end(slurm: Slurm, script: Path, tmp_path: 
     assert (job.nodes, job.excluded, job.restarts, job.requeue, job.time_left_s) == ((), ("n3",), 0, True, None)
 
     slurm.exclude(job_id, ["n1"])
-    assert isinstance(slurm, CommandLine)
+    assert isinstance(slurm, Slurm)
     slurm.tools.run("scontrol", "update", f"JobId={job_id}", "StartTime=now", "TimeLimit=5", 'Comment=b = "c", d')
     until(lambda: slurm.job(job_id).state == "RUNNING", "it runs")
     job = slurm.job(job_id)
@@ -201,7 +200,7 @@ def test_what_is_forbidden(slurm: Slurm, script: Path, cluster: MiniCluster) -> 
 def test_both_backends_answer_the_same(slurm: Slurm, script: Path) -> None:
     if slurm.name == "cli":
         pytest.skip("compared where pyslurm is")
-    other = CommandLine()
+    other = Slurm()
     array = slurm.submit(script, ["--hold", "--job-name=a\nb, c='d'", "--array=1-3%2", "--comment= e=f"])
     running = slurm.submit(script)
     until(lambda: len(slurm.steps(running)) == 2, "it runs")
@@ -221,7 +220,7 @@ def test_both_backends_answer_the_same(slurm: Slurm, script: Path) -> None:
 
 def test_slurmctld_that_hangs_or_is_gone(slurm: Slurm, cluster: MiniCluster) -> None:
     """It costs bounded time, is asked seldom, and answers again when it is back."""
-    assert isinstance(slurm, CommandLine)
+    assert isinstance(slurm, Slurm)
     slurm.tools.timeout_s = 0.5
     stopped = [one for one in cluster.scan() if one.name == "slurmctld" and signal_process(one, signal.SIGSTOP)]
     assert stopped

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from nvrx_slurm.slurm import api, batch_host
-from nvrx_slurm.slurm.api import turn as turn_module
+from nvrx_slurm.slurm.api import tools as tools_module
 from nvrx_slurm.slurm.api.by_pyslurm import PySlurm
 from nvrx_slurm.slurm.api.facts import NoAnswer, NotKnown
-from nvrx_slurm.slurm.api.tools import Tools
-from nvrx_slurm.slurm.api.turn import Turn
+from nvrx_slurm.slurm.api.tools import Tools, Turn
 from nvrx_slurm.slurm.control import Control
 
 # Stands in for pyslurm: each start is a line of `starts`; what `Nodes.load` does is in the file `does`.
@@ -63,7 +62,7 @@ def does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
 def test_a_process_that_dies_or_hangs_is_started_again(
     does: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, what: str, says: str
 ) -> None:
-    monkeypatch.setattr(turn_module, "_FIRST_S", 0.0)
+    monkeypatch.setattr(tools_module, "_FIRST_PAUSE_S", 0.0)
     starts = does(what)
     slurm = PySlurm(Tools(timeout_s=2.0))
     with pytest.raises(NoAnswer, match=says):
@@ -104,7 +103,7 @@ def test_a_pyslurm_that_was_asked_for_and_does_not_load(does: Callable[[str], Pa
 
 def test_calls_pause_longer_and_longer_until_slurm_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [1000.0]
-    monkeypatch.setattr(turn_module.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(tools_module.time, "monotonic", lambda: now_s[0])
     turn, asked = Turn(), list[float]()
 
     def ask(error: type[Exception] | None = NoAnswer) -> None:

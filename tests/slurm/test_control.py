@@ -11,7 +11,7 @@ from minicluster import MiniCluster
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm import nodelist
-from nvrx_slurm.slurm.api.cli import CommandLine
+from nvrx_slurm.slurm.api.cli import Slurm
 from nvrx_slurm.slurm.api.facts import NoAnswer
 from nvrx_slurm.slurm.api.tools import Tools
 from nvrx_slurm.slurm.control import Control, is_gone, seconds
@@ -60,7 +60,7 @@ def test_node_addr_where_the_name_does_not_resolve(
 def test_slow_tools_are_not_asked_again_and_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _tool(tmp_path, "scontrol", f"echo asked >> {tmp_path}/asked; exec sleep 60")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    slurm = CommandLine(Tools(timeout_s=0.2))
+    slurm = Slurm(Tools(timeout_s=0.2))
     for _ in range(5):
         with pytest.raises(NoAnswer):
             slurm.job(1)
@@ -71,7 +71,7 @@ def test_one_call_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     """Two at once would find the lock directory there."""
     _tool(tmp_path, "squeue", f"mkdir {tmp_path}/one || exit 9; sleep 0.05; rmdir {tmp_path}/one; echo '7.0|n1|x'")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    slurm = CommandLine()
+    slurm = Slurm()
     with ThreadPoolExecutor(4) as pool:
         assert [len(steps) for steps in pool.map(slurm.steps, range(8))] == [1] * 8
 

@@ -107,7 +107,7 @@ def _answer(line: str) -> dict[str, Any]:
         return {"error": str(error) or type(error).__name__}
 
 
-def main() -> None:
+def main(_arguments: list[str]) -> None:
     """Serve until stdin ends."""
     signal.alarm(ALARM_S)
     pyslurm.slurm_init()
@@ -115,7 +115,3 @@ def main() -> None:
         signal.alarm(ALARM_S)
         print(json.dumps(_answer(line)), file=_out, flush=True)
         signal.alarm(0)
-
-
-if __name__ == "__main__":
-    main()

@@ -31,34 +31,19 @@ _NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}", re.ASCII)
 _MARKS = {"*": "NOT_RESPONDING", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "$": "MAINTENANCE"}
 _NOTHING = frozenset({"", "(null)", "None", "N/A"})
 # What slurm_strerror(3) says, in words that no version has changed.
-_KINDS = (
-    (
-        NotKnown,
-        re.compile(
-            r"invalid job id|invalid node name|job/step already completing or completed|"
-            r"^(?:job|node|step)\b.{0,300}\b(?:not found|does not exist)$",
-            re.I,
-        ),
-    ),
-    (
-        NotAllowed,
-        re.compile(r"access/permission denied|access denied|permission denied|not permitted|invalid user id", re.I),
-    ),
-    (
-        NoAnswer,
-        re.compile(
-            r"unable to contact|timed out|zero bytes|not responding|standby|connection (?:refused|failure|reset)|"
-            r"temporarily|authentication|munge|communication|shutting down|busy",
-            re.I,
-        ),
-    ),
-)
+_KINDS: dict[type[SlurmError], str] = {
+    NotKnown: r"invalid job id|invalid node name|job/step already completing or completed|"
+    r"^(?:job|node|step)\b.{0,300}\b(?:not found|does not exist)$",
+    NotAllowed: r"access/permission denied|access denied|permission denied|not permitted|invalid user id",
+    NoAnswer: r"unable to contact|timed out|zero bytes|not responding|standby|connection (?:refused|failure|reset)|"
+    r"temporarily|authentication|munge|communication|shutting down|busy",
+}
 
 
 def error(by: str, said: str) -> SlurmError:
     """The error for what `by` (a tool, or libslurm) says: one sentence with at most 200 characters of it."""
     text = "".join(c if c.isprintable() else "?" for c in " ".join(said.split())[:200]) or "it does not say why"
-    kind = next((kind for kind, words in _KINDS if words.search(text)), SlurmError)
+    kind = next((kind for kind, words in _KINDS.items() if re.search(words, text, re.I)), SlurmError)
     return kind(f"{by} failed: {text}")
 
 
@@ -69,33 +54,24 @@ def node_name(name: str) -> str:
     return name
 
 
-def fields(record: str) -> dict[str, str]:
-    """KEY=VALUE of one record of `scontrol show ... -o`; "" where Slurm prints a word for nothing."""
-    keys = list(_KEY.finditer(record))
-    ends = [*(key.start() for key in keys), len(record)][1:]
-    found: dict[str, str] = {}
-    for key, end in zip(keys, ends, strict=True):
-        value = record[key.end() : end].strip()
-        found.setdefault(key[1], "" if value in _NOTHING else value)
-    return found
-
-
 def records(text: str, first: str) -> Iterator[dict[str, str]]:
-    """The fields of each record of `scontrol show ... -o`, all of which begin with the field `first`."""
-    for record, chosen in _pieces(text, first):
-        yield fields(record) | chosen
+    """KEY=VALUE of each record of `scontrol show ... -o`; all records begin with the field `first`.
 
-
-def _pieces(text: str, first: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Each record without the texts of users, and these."""
-    starts = [found.start() for found in re.finditer(rf"^{first}=", text, re.MULTILINE)]
+    A value is "" where Slurm prints a word for nothing.
+    """
+    starts = [begin.start() for begin in re.finditer(rf"^{first}=", text, re.MULTILINE)]
     for start, end in zip(starts, [*starts[1:], len(text)], strict=False):
-        record, chosen = text[start:end], dict[str, str]()
+        record, found = text[start:end], dict[str, str]()
         for name, pattern in _TEXTS.get(first, {}).items():
-            if found := pattern.search(record):
-                chosen[name] = found[1]
-                record = record[: found.start(1)] + record[found.end(1) :]  # `Key=` in it is no field
-        yield record, chosen
+            if said := pattern.search(record):
+                found[name] = said[1]
+                record = record[: said.start(1)] + record[said.end(1) :]  # `Key=` in it is no field
+        keys = list(_KEY.finditer(record))
+        ends = [*(key.start() for key in keys), len(record)][1:]
+        for key, behind in zip(keys, ends, strict=True):
+            value = record[key.end() : behind].strip()
+            found.setdefault(key[1], "" if value in _NOTHING else value)
+        yield found
 
 
 def job(text: str, job_id: int) -> JobFacts:
@@ -103,15 +79,11 @@ def job(text: str, job_id: int) -> JobFacts:
     found = list(records(text, "JobId"))
     if not found:
         raise SlurmError(f"Slurm's answer about job {job_id} has no field JobId: {text[:80]!r}")
-    return job_facts(next((one for one in found if one.get("JobId") == str(job_id)), found[0]))
-
-
-def job_facts(one: Mapping[str, str]) -> JobFacts:
-    """A job, from the fields of its record. Raises SlurmError for a missing field."""
+    one = next((one for one in found if one["JobId"] == str(job_id)), found[0])
     code, _, signum = _need(one, "ExitCode").partition(":")
     state = _need(one, "JobState").split(",")[0]
     return JobFacts(
-        job_id=_number(_need(one, "JobId")),
+        job_id=_number(one["JobId"]),
         name=one.get("JobName", ""),
         state=state,
         reason=one.get("Reason", ""),
@@ -130,40 +102,29 @@ def job_facts(one: Mapping[str, str]) -> JobFacts:
 
 def steps(text: str) -> list[StepFacts]:
     """Of `squeue --steps -h -o "%i|%N|%j"`. A name may hold anything, so it comes last."""
-    found = []
-    for line in text.splitlines():
-        parts = line.strip().split("|", 2)
-        if len(parts) == 3:
-            found.append(StepFacts(parts[0], parts[2], hosts(parts[1])))
-    return found
+    lines = (line.strip().split("|", 2) for line in text.splitlines())
+    return [StepFacts(parts[0], parts[2], hosts(parts[1])) for parts in lines if len(parts) == 3]
 
 
 def nodes(text: str) -> dict[str, NodeFacts]:
     """Of `scontrol show node -o`: "IDLE+DRAIN", "DOWN*", "MIXED+CLOUD+NOT_RESPONDING"."""
     found: dict[str, NodeFacts] = {}
-    for record, chosen in _pieces(text, "NodeName"):
-        name, state, address, port = (_word(record, key) for key in ("NodeName", "State", "NodeAddr", "Port"))
+    for one in records(text, "NodeName"):
+        name, state, reason = one["NodeName"], one.get("State", ""), one.get("Reason", "")
         words = re.findall(r"[A-Z_]+", state.upper()) + [word for mark, word in _MARKS.items() if mark in state]
         if not words:
             raise SlurmError(f"Slurm's answer about node {name} has no field State")
-        reason = chosen.get("Reason") or (fields(record).get("Reason", "") if " Reason=" in record else "")
         by = _SET_BY.search(reason)
         found[name] = NodeFacts(
-            name,
-            frozenset(words),
-            reason[: by.start()] if by else reason,
-            by[1] if by else "",
-            address,
-            _number(port),
-            tuple(filter(None, _word(record, "Partitions").split(","))),
+            name=name,
+            states=frozenset(words),
+            reason=reason[: by.start()] if by else reason,
+            reason_by=by[1] if by else "",
+            address=one.get("NodeAddr", ""),
+            port=_number(one.get("Port", "")),
+            partitions=tuple(filter(None, one.get("Partitions", "").split(","))),
         )
     return found
-
-
-def _word(record: str, key: str) -> str:
-    """The value, which has no blanks, of the first field `key`; "" if there is none. Faster than `fields`."""
-    word = f" {record}".partition(f" {key}=")[2].partition(" ")[0].strip()
-    return "" if word in _NOTHING else word
 
 
 def blocks(text: str) -> dict[str, str]:
