@@ -11,11 +11,14 @@ import socket
 import time
 from collections.abc import Mapping
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm.api import connect
-from nvrx_slurm.slurm.api.cli import Slurm
 from nvrx_slurm.slurm.api.facts import SlurmError
+
+if TYPE_CHECKING:
+    from nvrx_slurm.slurm.api.cli import Slurm
 
 END_TIME = "SLURM_JOB_END_TIME"
 KILL_WAIT_S = 30.0  # slurm.conf(5), KillWait

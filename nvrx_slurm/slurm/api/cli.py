@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from nvrx_slurm.slurm.api import completion, text
+from nvrx_slurm.slurm.api import text
 from nvrx_slurm.slurm.api.facts import JobFacts, NodeFacts, NotKnown, SlurmError, StepFacts
 from nvrx_slurm.slurm.api.tools import Tools
 
@@ -106,6 +106,8 @@ class Slurm:
 
     def complete(self, job_id: int, code: int) -> None:
         """End a job that has lost its batch host, with exit code `code` (0..255). Only libslurm can, no tool."""
+        from nvrx_slurm.slurm.api import completion  # loads ctypes, for this only
+
         config = self.config()
         with self.tools.turn.take(completion.TIMEOUT_S):
             completion.run(job_id, code, config["SLURM_VERSION"], config.get("PluginDir", ""))
