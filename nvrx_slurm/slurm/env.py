@@ -9,7 +9,7 @@ step SLURM_STEP_* wins over SLURM_JOB_*. `slurm.control` asks Slurm for the pres
 
 from __future__ import annotations
 
-import hashlib
+import random
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -113,16 +113,10 @@ def coordinator_ports(ctx: SlurmContext) -> list[int]:
     """8 distinct ports in 20000..29999 to try in this order, the same for all tasks of one step.
 
     So no port has to be published: all tasks of the step know where to listen and where to connect. Derived from
-    (cluster, slurm.conf, job, step, restarts) by SHA-256, so that jobs on shared nodes seldom collide.
+    (cluster, slurm.conf, job, step, restarts), so that jobs on shared nodes seldom collide.
     """
     identity = (ctx.cluster_name, ctx.conf, ctx.job_id, ctx.step_id, ctx.restart_count)
-    ports: dict[int, None] = {}
-    draw = 0
-    while len(ports) < _PORT_COUNT:
-        digest = hashlib.sha256("\0".join(map(str, (*identity, draw))).encode()).digest()
-        ports[_PORTS.start + int.from_bytes(digest[:8], "big") % len(_PORTS)] = None
-        draw += 1
-    return list(ports)
+    return random.Random("\0".join(map(str, identity))).sample(_PORTS, _PORT_COUNT)
 
 
 def _number(env: Mapping[str, str], name: str, default: int = 0) -> int:

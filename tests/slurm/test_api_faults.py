@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.slurm import api, batch_host
+from nvrx_slurm.slurm import api
 from nvrx_slurm.slurm.api import tools as tools_module
 from nvrx_slurm.slurm.api.by_pyslurm import PySlurm
 from nvrx_slurm.slurm.api.facts import NoAnswer, NotKnown
@@ -98,7 +98,7 @@ def test_a_pyslurm_that_was_asked_for_and_does_not_load(does: Callable[[str], Pa
     assert control.time_left_s(7, {}) is None
     assert control.node_address("localhost") == "localhost"
     with pytest.raises(api.NotUsable):
-        batch_host.check(control, 7)
+        control.batch_host(7)
 
 
 def test_calls_pause_longer_and_longer_until_slurm_answers(monkeypatch: pytest.MonkeyPatch) -> None:

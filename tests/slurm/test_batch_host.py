@@ -7,26 +7,25 @@ from nvrx_job import Jobs
 STEP = "srun --no-kill --kill-on-bad-exit=0 --wait=0 --mpi=none -i none -o step.%n "
 SURVIVOR = """
 import os, sys, time
-from nvrx_slurm.slurm import batch_host
 from nvrx_slurm.slurm.api.facts import NoAnswer
-from nvrx_slurm.slurm.control import Control
+from nvrx_slurm.slurm.control import BatchHost, Control
 control = Control()
 job, node = int(os.environ["SLURM_JOB_ID"]), os.environ["SLURMD_NODENAME"]
 if node == "n2":
-    print("before:", batch_host.check(control, job).name, flush=True)
+    print("before:", control.batch_host(job).name, flush=True)
     open("looked", "w").close()
     while not os.path.exists("lost"):
         time.sleep(0.05)
     try:
-        batch_host.end_if_gone(control, job, 7, True)
+        control.end_without_batch_host(job, 7, True)
     except NoAnswer:
         open("tried", "w").close()
     while not os.path.exists("back"):
         time.sleep(0.05)
-    while (found := batch_host.check(control, job)) is batch_host.BatchHost.SILENT:
+    while (found := control.batch_host(job)) is BatchHost.SILENT:
         time.sleep(0.05)  # Slurm is not asked again at once
     print("after:", found.name, flush=True)
-    print(batch_host.end_if_gone(control, job, 7, False), flush=True)
+    print(control.end_without_batch_host(job, 7, False), flush=True)
 else:
     time.sleep(600)
 """
