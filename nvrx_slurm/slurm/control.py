@@ -121,7 +121,7 @@ class Control:
         if step is None:
             return False
         try:
-            self.slurm.signal(job_id, signum, step)
+            self.slurm.signal(step, signum)
         except SlurmError:
             return False
         return True

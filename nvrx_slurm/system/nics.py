@@ -11,6 +11,7 @@ from nvrx_slurm.system import pci
 from nvrx_slurm.system.hardware import Absent, HardwareError
 from nvrx_slurm.system.pci import Place
 
+_CLASS = "class/infiniband"
 SYSROOT_ENV = "NVRX_SYSROOT"
 ACTIVE = "ACTIVE"
 _STATES = frozenset({"NOP", "DOWN", "INIT", "ARMED", ACTIVE, "ACTIVE_DEFER"})
@@ -75,24 +76,19 @@ def nearest(root: Place, pci_address: str, topology: Mapping[str, pci.Way] | Non
     def way(address: str, device: str) -> pci.Way:
         return pci.way(root, device) if topology is None else topology.get(address, ())
 
-    addresses = {nic: _address(root, nic) for nic in names(root)}
+    addresses = {nic: os.path.basename(os.path.realpath(f"{root}/{_CLASS}/{nic}/device")) for nic in names(root)}
     start = way(pci_address, f"{root}/bus/pci/devices/{pci_address}")
     if not start:
         raise Absent(f"no PCI device {pci_address} is {f'below {root}' if topology is None else 'in the PCI topology'}")
-    found = pci.nearest(start, {nic: way(at, f"{root}/{_CLASS}/{nic}/device") for nic, at in addresses.items()})
+    ways = {nic: way(at, f"{root}/{_CLASS}/{nic}/device") for nic, at in addresses.items()}
+    shared = {nic: len(os.path.commonprefix([start, other])) for nic, other in ways.items()}
+    found = {nic for nic, parts in shared.items() if parts and parts == max(shared.values())}
     node = pci.numa_node(root, pci_address)
     if not found and node is not None:
         found = {nic for nic, at in addresses.items() if pci.numa_node(root, at) == node}
     if not found:
         raise Absent(f"no NIC is near the PCI device {pci_address}")
     return found
-
-
-_CLASS = "class/infiniband"
-
-
-def _address(root: Place, nic: str) -> str:
-    return os.path.basename(os.path.realpath(f"{root}/{_CLASS}/{nic}/device"))
 
 
 def _port(nic: str, port: str, directory: str) -> Port:

@@ -73,7 +73,6 @@ def test_a_job() -> None:
 )  # fmt: skip
 def test_texts_of_users(said: str) -> None:
     job = text.job(JOB.format(name=said, comment=said), 7)
-    assert job.name == said
     assert (job.job_id, job.state, job.batch_host, job.restarts) == (7, "RUNNING", "n1", 3)
 
 

@@ -69,7 +69,7 @@ def test_slow_tools_are_not_asked_again_and_again(monkeypatch: pytest.MonkeyPatc
 
 def test_one_call_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Two at once would find the lock directory there."""
-    _tool(tmp_path, "squeue", f"mkdir {tmp_path}/one || exit 9; sleep 0.05; rmdir {tmp_path}/one; echo '7.0|n1|x'")
+    _tool(tmp_path, "squeue", f"mkdir {tmp_path}/one || exit 9; sleep 0.05; rmdir {tmp_path}/one; echo '7.0|x'")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     slurm = Slurm()
     with ThreadPoolExecutor(4) as pool:

@@ -1,6 +1,7 @@
 """The backend by pyslurm, which runs in a child process of its own.
 
-What it does not do better is inherited from the command line tools: `config`, `blocks`, `submit` and `complete`.
+What it does not do better is inherited from the command line tools: `config`, `blocks`, `submit` and `complete`, and
+the changes of nodes, which only root's hooks make.
 """
 
 from __future__ import annotations
@@ -105,18 +106,19 @@ class PySlurm(Slurm):
             found = self.ask("steps", job_id)
         except NotKnown:
             return []
-        return [StepFacts(step_id, name, text.hosts(nodes)) for step_id, name, nodes in found]
+        return [StepFacts(*step) for step in found]
 
     def _nodes(self, wanted: list[str]) -> dict[str, NodeFacts]:
         """By Node.load, Nodes.load."""
-        return {
-            name: NodeFacts(name, frozenset(state.replace("*", "").split("+")), reason, by, address, port, tuple(parts))
-            for name, state, reason, by, address, port, parts in self.ask("nodes", wanted)
-        }
+        found = {}
+        for plain in self.ask("nodes", wanted):
+            lists = {"states": frozenset(plain["states"]), "partitions": tuple(plain["partitions"])}
+            found[plain["name"]] = NodeFacts(**plain | lists)
+        return found
 
-    def signal(self, job_id: int, signum: int, step: str = "") -> None:
+    def signal(self, step_id: str, signum: int) -> None:
         """By send_signal."""
-        self.ask("signal", job_id, signum, step)
+        self.ask("signal", step_id, signum)
 
     def cancel(self, job_id: int) -> None:
         """By Job.cancel."""
@@ -130,10 +132,6 @@ class PySlurm(Slurm):
     def exclude(self, job_id: int, nodes: Sequence[str]) -> None:
         """By Job.modify."""
         self.ask("exclude", job_id, [text.node_name(name) for name in nodes])
-
-    def _update_node(self, node: str, **changes: str) -> None:
-        """By Node.modify."""
-        self.ask("update_node", text.node_name(node), {field.lower(): value for field, value in changes.items()})
 
 
 def _exchange(child: subprocess.Popen[str], request: str) -> str:

@@ -34,7 +34,7 @@ class Slurm:
     def steps(self, job_id: int) -> list[StepFacts]:
         """The steps of a job that run now; [] when none does."""
         try:
-            return text.steps(self.tools.run("squeue", "--steps", "-h", "-j", str(job_id), "-o", "%i|%N|%j"))
+            return text.steps(self.tools.run("squeue", "--steps", "-h", "-j", str(job_id), "-o", "%i|%j"))
         except NotKnown:
             return []
 
@@ -63,9 +63,9 @@ class Slurm:
 
     # --- changes ----------------------------------------------------------------------------------------------
 
-    def signal(self, job_id: int, signum: int, step: str = "") -> None:
-        """Send `signum`, and nothing else, to the tasks of one step ("7.0"), or of all without the batch script."""
-        self.tools.run("scancel", f"--signal={signum}", step or str(job_id))
+    def signal(self, step_id: str, signum: int) -> None:
+        """Send `signum`, and nothing else, to the tasks of one step ("7.0")."""
+        self.tools.run("scancel", f"--signal={signum}", step_id)
 
     def cancel(self, job_id: int) -> None:
         """scancel the job; of an array's id all its tasks. One that has ended, or is not known, is no error."""
@@ -82,19 +82,15 @@ class Slurm:
 
     def drain(self, node: str, reason: str) -> None:
         """Let no new jobs start on the node."""
-        self._update_node(node, State="DRAIN", Reason=reason)
+        self._scontrol("update", f"NodeName={text.node_name(node)}", "State=DRAIN", f"Reason={reason}")
 
     def set_reason(self, node: str, reason: str) -> None:
         """Change the reason and leave the state as it is."""
-        self._update_node(node, Reason=reason)
+        self._scontrol("update", f"NodeName={text.node_name(node)}", f"Reason={reason}")
 
     def undrain(self, node: str) -> None:
         """Take off the drain and nothing else: a node that is down stays down."""
-        self._update_node(node, State="UNDRAIN")
-
-    def _update_node(self, node: str, **changes: str) -> None:
-        words = (f"{field}={value}" for field, value in changes.items())
-        self._scontrol("update", f"NodeName={text.node_name(node)}", *words)
+        self._scontrol("update", f"NodeName={text.node_name(node)}", "State=UNDRAIN")
 
     def submit(self, script: Path, options: Sequence[str] = ()) -> int:
         """sbatch the script with `options` before it; the job's id."""

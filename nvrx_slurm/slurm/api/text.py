@@ -84,7 +84,6 @@ def job(text: str, job_id: int) -> JobFacts:
     state = _need(one, "JobState").split(",")[0]
     return JobFacts(
         job_id=_number(one["JobId"]),
-        name=one.get("JobName", ""),
         state=state,
         reason=one.get("Reason", ""),
         nodes=hosts(one.get("NodeList", "")),
@@ -101,9 +100,9 @@ def job(text: str, job_id: int) -> JobFacts:
 
 
 def steps(text: str) -> list[StepFacts]:
-    """Of `squeue --steps -h -o "%i|%N|%j"`. A name may hold anything, so it comes last."""
-    lines = (line.strip().split("|", 2) for line in text.splitlines())
-    return [StepFacts(parts[0], parts[2], hosts(parts[1])) for parts in lines if len(parts) == 3]
+    """Of `squeue --steps -h -o "%i|%j"`. A name may hold anything, so it comes last."""
+    lines = (line.strip().partition("|") for line in text.splitlines())
+    return [StepFacts(step_id, name) for step_id, bar, name in lines if bar]
 
 
 def nodes(text: str) -> dict[str, NodeFacts]:
