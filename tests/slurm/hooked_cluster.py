@@ -108,7 +108,9 @@ class HookedCluster:
         assert came, f"never logged: {words!r}, but\n" + "\n".join(line for line in self.log() if " job " in line)
         return found()[0]
 
-    def wait_round(self, node: str) -> None:
-        """Wait until the periodic hook has begun and ended on `node` from now on."""
+    def wait_rounds(self, *nodes: str) -> None:
+        """Wait until the periodic hook has begun and ended on these nodes from now on."""
         for _ in range(2):
-            self.wait_log(f"nvrx-periodic: {node}: pass", len(self.log()))
+            after = len(self.log())
+            for node in nodes:
+                self.wait_log(f"nvrx-periodic: {node}: pass", after)

@@ -42,16 +42,11 @@ from nvrx_slurm.fault_tolerance import RankMonitorClient
 client = RankMonitorClient()
 client.init_workload_monitoring()
 """
-ASKS = CLIENT + """
+EXCLUDES_N2 = CLIENT + """
 from nvrx_slurm.fault_tolerance import WorkloadAction, WorkloadControlRequest
-def ask(action, why):
-    client.send_workload_control_request(WorkloadControlRequest(action, why))
-"""  # fmt: skip
-SHUTS_DOWN = ASKS + "if RANK == 1:\n    ask(WorkloadAction.ShutdownWorkload, 'loss is NaN')\nsignal.pause()\n"
-EXCLUDES_N2 = ASKS + """
 if CYCLE == 0:
     if os.environ["SLURMD_NODENAME"] == "n2":
-        ask(WorkloadAction.ExcludeThisNode, "its GPU lies")
+        client.send_workload_control_request(WorkloadControlRequest(WorkloadAction.ExcludeThisNode, "its GPU lies"))
     signal.pause()
 """  # fmt: skip
 

@@ -93,8 +93,8 @@ def test_a_step_that_slurm_does_not_start_is_given_up(jobs: Jobs) -> None:
     lead = """mkfifo go begun
 srun --exact bash -c 'echo x > begun; read < go' & busy=$!
 read -n 1 < begun
-nvrx-run --rdzv-conf=join_timeout=7 --srun-arg=--exact worker.py; echo "waited: $?"
+nvrx-run --rdzv-conf=join_timeout=4 --srun-arg=--exact worker.py; echo "waited: $?"
 echo x > go; wait $busy; exit 0"""
     job = jobs.submit("", nodes=1, lead=lead)
     assert job.wait_end().exit_code == 0, job.said()
-    assert "waited: 94" in job.said() and "Slurm has not started the step within 7 s" in job.said(), job.said()
+    assert "waited: 94" in job.said() and "Slurm has not started the step within 4 s" in job.said(), job.said()

@@ -74,6 +74,7 @@ def test_only_our_drain_is_taken_back(cluster: Cluster) -> None:
     before = len(cluster.log())
     for node in ("n1", "n3"):
         cluster.break_("disk", node)
+    for node in ("n1", "n3"):
         cluster.wait_log(f"nvrx-periodic: {node}: drained: nvrx:disk:the disk is broken", before)
     cluster.slurm.run("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=a new fan on Monday")
     cluster.slurm.run("scontrol", "update", "NodeName=n3", "State=DRAIN", "Reason=nvrx:disk: a new one on Monday")
@@ -81,8 +82,7 @@ def test_only_our_drain_is_taken_back(cluster: Cluster) -> None:
     assert cluster.note("n1").reason == "nvrx:disk:the disk is broken"
     cluster.mend()
     cluster.wait_log("nvrx-periodic: n1: taken back: disk passes again", before)
-    for node in ("n2", "n3"):
-        cluster.wait_round(node)
+    cluster.wait_rounds("n2", "n3")
     assert in_service(cluster.note("n1"))
     assert drained_by_a_person(cluster.note("n2"), "a new fan on Monday")
     assert drained_by_a_person(cluster.note("n3"), "a new disk on Monday")
