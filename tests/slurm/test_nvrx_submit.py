@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -188,3 +189,19 @@ def test_a_preempted_job_goes_on_in_its_next_life(cluster_root: Path) -> None:
         assert cluster.job(job.job_id)["Restarts"] == "1"
         assert "preempted" in json.loads((job.run_dir.parent / f"{job.job_id}/r0/result.json").read_text())["ended_by"]
         jobs.check()
+
+
+def test_a_script_of_the_documents_requeues_itself_when_it_is_warned(jobs: Jobs) -> None:
+    """Of docs/how-to/requeue-and-chain.md, for two nodes."""
+    page = (Path(__file__).parents[2] / "docs/how-to/requeue-and-chain.md").read_text()
+    scripts = re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (text,) = (script for script in scripts if "scontrol requeue" in script)
+    assert "--nodes=5 " in text and "\ntrap" in text and "train.py" in text
+    text = text.replace("--nodes=5 ", "--nodes=2 ").replace("train.py", "worker.py")
+    job = jobs.new(STOPS_EARLY)
+    job.job_id = jobs.cluster.submit(text, *jobs.environment(job), f"--chdir={job.directory}")
+    job.wait_marks("up", 1)
+    jobs.cluster.run("scancel", "--signal=USR1", str(job.job_id))
+    start_again(jobs.cluster, job.job_id)
+    assert ends(jobs, [job.job_id]) == [("COMPLETED", 0)], job.said()
+    assert codes(job, f"{job.job_id}/r0", f"{job.job_id}/r1") == [138, 0]
