@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import minicluster_init as init
-from minicluster import JobEnd, MiniCluster
+from minicluster import JobEnd, MiniCluster, until
 from stage import await_end, running_with
 
 from nvrx_slurm.system.inotify import Inotify
@@ -68,10 +68,14 @@ def wait_in(directory: Path, done: Callable[[], bool], patience_s: float) -> boo
 def start_again(cluster: MiniCluster, job_id: int) -> None:
     """Wait until the job is requeued, and have it start now; Slurm alone would hold it for two minutes.
 
-    A start in the second of the requeue may be refused ("Job credential revoked").
+    A start in the second of the requeue may be refused ("Job credential revoked"), and Slurm may set its time later.
     """
     cluster.wait_job(job_id, PATIENCE_S, until="PENDING")
-    cluster.run("scontrol", "update", f"JobId={job_id}", "StartTime=now+2")
+    for _ in range(8):
+        cluster.run("scontrol", "update", f"JobId={job_id}", "StartTime=now+2")
+        if until(lambda: cluster.job(job_id)["JobState"] != "PENDING", 6.0):
+            return
+    raise AssertionError(f"job {job_id} does not start: {cluster.job(job_id)}")
 
 
 class Mark(NamedTuple):
