@@ -183,18 +183,13 @@ def read(fn: Callable[[ModuleType], T], timeout_s: float = TIMEOUT_S) -> T:
     except ImportError as error:
         raise Absent(f"nvidia-ml-py cannot be imported ({error})") from None
 
-    def opened() -> T:
-        with _opened(pynvml):
-            return fn(pynvml)
-
     try:
-        return bounded.call(opened, timeout_s, "nvrx NVML")
+        return bounded.call(partial(_read, pynvml, fn), timeout_s, "nvrx NVML")
     except bounded.Overrun:
         raise HardwareError(f"NVML did not answer within {timeout_s:g} s") from None
 
 
-@contextmanager
-def _opened(nvml: ModuleType) -> Iterator[None]:
+def _read(nvml: ModuleType, fn: Callable[[ModuleType], T]) -> T:
     try:
         if not _Process.is_open:
             nvml.nvmlInit()
@@ -206,7 +201,7 @@ def _opened(nvml: ModuleType) -> Iterator[None]:
         raise NvmlFailed(code, f"NVML cannot be opened: {error}") from None
     try:
         with _sentence(nvml, "NVML"):
-            yield
+            return fn(nvml)
     finally:
         if not _Process.is_open:
             with suppress(nvml.NVMLError):  # what was read is good all the same
