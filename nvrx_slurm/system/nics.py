@@ -28,15 +28,13 @@ ERRORS = (
 class Port(NamedTuple):
     """`state`: the kernel's word (DOWN, INIT, ARMED, ACTIVE, ACTIVE_DEFER); `link_downed`: how often the link went
     down since the counter was reset, None if it is not kept; `phys_state`: "LinkUp", "Polling", ...; `rate_gbps`:
-    Gb/s, None if not told; `link_layer`: "InfiniBand" or "Ethernet"; `errors`: the counters of ERRORS that are kept."""
+    Gb/s, None if not told; `errors`: the counters of ERRORS that are kept."""
 
     nic: str
-    number: int
     state: str
     link_downed: int | None
     phys_state: str = ""
     rate_gbps: float | None = None
-    link_layer: str = ""
     errors: Mapping[str, int] = {}
 
 
@@ -99,12 +97,10 @@ def _port(nic: str, port: str, directory: str) -> Port:
     counters = {name: pci.number(f"{directory}/counters/{name}") for name in ("link_downed", *ERRORS)}
     return Port(
         nic=nic,
-        number=int(port),
         state=state(said, f"{directory}/state"),
         link_downed=counters.pop("link_downed"),
         phys_state=word(pci.text(f"{directory}/phys_state") or ""),
         rate_gbps=float(rate[1]) if rate else None,
-        link_layer=pci.text(f"{directory}/link_layer") or "",
         errors={name: count for name, count in counters.items() if count is not None},
     )
 

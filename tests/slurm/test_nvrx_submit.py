@@ -101,7 +101,7 @@ def test_without_its_batch_host_the_job_is_requeued_by_an_agent(jobs: Jobs) -> N
 
 
 @pytest.mark.parametrize(
-    ("worker", "warn_s", "stop_s", "code"), [(STOPS_EARLY, "55", "40", 138), (PLAIN, "0", "55", 143)]
+    ("worker", "warn_s", "stop_s", "code"), [(STOPS_EARLY, "52", "40", 138), (PLAIN, "0", "45", 143)]
 )
 def test_the_time_limit_leads_into_the_next_link(jobs: Jobs, worker: str, warn_s: str, stop_s: str, code: int) -> None:
     limits = ("--time", "1", "--warn-time", warn_s, "--ft-stop-before-end", stop_s)
