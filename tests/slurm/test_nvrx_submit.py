@@ -101,7 +101,7 @@ def test_without_its_batch_host_the_job_is_requeued_by_an_agent(jobs: Jobs) -> N
 
 
 def test_the_time_limit_leads_into_the_next_link(jobs: Jobs) -> None:
-    """Two jobs side by side: one is warned, one is stopped. A loaded machine may take seconds for their second lives."""
+    """Two jobs side by side: one is warned, one is stopped. A loaded machine takes seconds for their second lives."""
     limit = ("--until-done", "--time", "1")
     warned, _ = nvrx_submit(jobs, STOPS_EARLY, *limit, "--warn-time", "48")
     stopped, _ = nvrx_submit(jobs, PLAIN, *limit, "--warn-time", "0", "--ft-stop-before-end", "45")
