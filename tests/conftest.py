@@ -40,7 +40,7 @@ TIER_OF = {
     **dict.fromkeys(("test_hang.py", "test_redact.py", "test_rules.py"), "fast"),
     **dict.fromkeys(("test_cache.py", "test_drain_policy.py", "test_policy.py", "test_xid.py"), "fast"),
     **dict.fromkeys(("test_api_faults.py", "test_api_text.py", "test_env.py", "test_nodelist.py"), "fast"),
-    **dict.fromkeys(("test_control.py", "test_minicluster.py"), "fast"),
+    "test_control.py": "fast",
     **dict.fromkeys(("test_bad_input.py", "test_wire_streams.py", "test_wire_strangers.py"), "process"),
     **dict.fromkeys(("test_docs.py", "test_gpu_trial.py", "test_numa.py"), "process"),
 }

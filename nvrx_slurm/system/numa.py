@@ -73,12 +73,9 @@ def by_gpu(
         addresses = list(gpus.pci_addresses(env).values())
     except (Absent, HardwareError) as why:
         return (Binding((), f"not bound: {why}"),) * nproc
-    return tuple(
-        _at(addresses[local_rank], strict, sys_root, allowed)
-        if local_rank < len(addresses)
-        else Binding((), f"not bound: there are {len(addresses)} GPUs for {nproc} workers")
-        for local_rank in range(nproc)
-    )
+    found = [_at(address, strict, sys_root, allowed) for address in addresses[:nproc]]
+    lacking = Binding((), f"not bound: there are {len(addresses)} GPUs for {nproc} workers")
+    return (*found, *[lacking] * (nproc - len(found)))
 
 
 def _at(address: str, strict: bool, sys_root: Path, allowed: Allowed) -> Binding:
