@@ -13,7 +13,7 @@ from pathlib import Path
 import dgx
 import slurm_builds
 from minicluster import MiniCluster
-from nvrx_job import PATIENCE_S, wait_in
+from nvrx_job import WAIT_S, wait_in
 
 from nvrx_slurm.slurm.api import text
 from nvrx_slurm.slurm.api.facts import NodeFacts
@@ -104,7 +104,7 @@ class HookedCluster:
         def found() -> list[str]:
             return [line for line in self.log()[after:] if words in line]
 
-        came = wait_in(self.root, lambda: bool(found()), PATIENCE_S)
+        came = wait_in(self.root, lambda: bool(found()), WAIT_S)
         assert came, f"never logged: {words!r}, but\n" + "\n".join(line for line in self.log() if " job " in line)
         return found()[0]
 

@@ -25,7 +25,7 @@ from stage import await_end, running_with
 
 from nvrx_slurm.system.inotify import Inotify
 
-PATIENCE_S = 60.0
+WAIT_S = 60.0
 
 PRELUDE = """
 import os, signal, sys
@@ -51,9 +51,9 @@ if CYCLE == 0:
 """  # fmt: skip
 
 
-def wait_in(directory: Path, done: Callable[[], bool], patience_s: float) -> bool:
+def wait_in(directory: Path, done: Callable[[], bool], wait_s: float) -> bool:
     """Wait for something in a directory, by inotify; whether it came in time."""
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + wait_s
     changes = Inotify()
     try:
         changes.watch(str(directory))
@@ -70,7 +70,7 @@ def start_again(cluster: MiniCluster, job_id: int) -> None:
 
     A start in the second of the requeue may be refused ("Job credential revoked"), and Slurm may set its time later.
     """
-    cluster.wait_job(job_id, PATIENCE_S, until="PENDING")
+    cluster.wait_job(job_id, WAIT_S, until="PENDING")
     for _ in range(8):
         cluster.run("scontrol", "update", f"JobId={job_id}", "StartTime=now+2")
         if until(lambda: cluster.job(job_id)["JobState"] != "PENDING", 6.0):
@@ -111,19 +111,19 @@ class Job:
         self.wait_for(lambda: len(self.marks(what, cycle)) >= count, f"{count} x {what!r} of cycle {cycle}")
         return self.marks(what, cycle)
 
-    def wait_for(self, done: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
+    def wait_for(self, done: Callable[[], bool], what: str, wait_s: float = WAIT_S) -> None:
         """Wait for something in the job's directory, by inotify."""
-        if not wait_in(self.directory, done, patience_s):
+        if not wait_in(self.directory, done, wait_s):
             logs = "\n".join(f"{path.name}:\n{path.read_text()}" for path in self.directory.rglob("agents/*.log"))
             raise AssertionError(f"never came: {what}; the job said:\n{self.said()}\n{logs}")
 
     def wait_end(self) -> JobEnd:
         """Wait for the job's end, repairing nodes that were lost (Slurm calls it "completing" until then)."""
-        self.cluster.wait_job(self.job_id, PATIENCE_S, until="COMPLETING")
+        self.cluster.wait_job(self.job_id, WAIT_S, until="COMPLETING")
         for name, state in self.cluster.status().items():
             if state.startswith("dead"):
                 self.cluster.restart_node(name)
-        return self.cluster.wait_job(self.job_id, PATIENCE_S)
+        return self.cluster.wait_job(self.job_id, WAIT_S)
 
     @property
     def run_dir(self) -> Path:
@@ -187,7 +187,7 @@ class Jobs:
         env |= {"PATH": self._path(), "TEST_JOB": str(job.directory), "TMPDIR": str(job.directory)}
         done = subprocess.run(
             argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            timeout=PATIENCE_S, check=False,
+            timeout=WAIT_S, check=False,
         )  # fmt: skip
         assert done.returncode == code, done.stdout
         return done.stdout
@@ -208,7 +208,7 @@ def nvrx_submit(jobs: Jobs, worker: str, *flags: str, code: int = 0) -> tuple[Jo
     env |= {"TEST_JOB": str(job.directory), "TMPDIR": str(job.directory)}
     done = subprocess.run(
         [sys.executable, "-m", "nvrx_slurm.cli.toolbox", "submit", *flags, "worker.py"],
-        env=env, cwd=job.directory, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S,
+        env=env, cwd=job.directory, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WAIT_S,
     )  # fmt: skip
     assert done.returncode == code, done.stdout + done.stderr
     job.job_id = int(done.stdout.split()[2].rstrip(":,"))

@@ -24,7 +24,7 @@ from nvrx_slurm.slurm.api.cli import Slurm
 from nvrx_slurm.slurm.api.facts import NoAnswer, NotKnown, SlurmError
 
 PYSLURM = "25.11"  # the version of the wheel
-PATIENCE_S = 30.0
+WAIT_S = 30.0
 NOBODY = 65534
 REPO = Path(__file__).resolve().parents[2]
 ANOTHER_USER = """
@@ -87,7 +87,7 @@ def slurm(
 
 
 def until(done: Callable[[], object], what: str) -> None:
-    assert minicluster.until(done, PATIENCE_S), what
+    assert minicluster.until(done, WAIT_S), what
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import signal
 
 import one_writer
 import pytest
-from nvrx_job import PATIENCE_S, Job, Jobs, wait_in
+from nvrx_job import WAIT_S, Job, Jobs, wait_in
 
 WAITS = """
 import time
@@ -39,7 +39,7 @@ def lose(jobs: Jobs, job: Job, victim: str, ranks: int, cycle: int) -> None:
 def wait_said(job: Job, text: str, count: int = 1) -> None:
     """Wait until so many agents have said `text`."""
     agents = job.run_dir / "agents"
-    assert wait_in(agents, lambda: sum(text in a.read_text() for a in agents.iterdir()) >= count, PATIENCE_S), text
+    assert wait_in(agents, lambda: sum(text in a.read_text() for a in agents.iterdir()) >= count, WAIT_S), text
 
 
 def assert_ended(job: Job, state: str, code: int, lost: set[str]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import minicluster_init as init
 import pytest
 from minicluster import until
-from nvrx_job import PATIENCE_S, Jobs, kill
+from nvrx_job import WAIT_S, Jobs, kill
 from stage import running_with
 
 pytestmark = pytest.mark.slurm
@@ -69,9 +69,9 @@ def test_a_killed_srun_costs_the_job_nothing(jobs: Jobs) -> None:
     job.wait_marks("up", 2)
     parents = {one.pid: init._stat(one.pid)[1] for one in running_with(str(job.directory)) if one.name == "srun"}
     ((shepherd, srun),) = ((pid, parent) for pid, parent in parents.items() if parent in parents)
-    assert until(lambda: bool(pipes(shepherd) & pipes(parents[srun])), PATIENCE_S)  # the front holds it
+    assert until(lambda: bool(pipes(shepherd) & pipes(parents[srun])), WAIT_S)  # the front holds it
     kill(srun, signal.SIGKILL)
-    assert until(lambda: "srun was killed by SIGKILL" in job.said(), PATIENCE_S)
+    assert until(lambda: "srun was killed by SIGKILL" in job.said(), WAIT_S)
     (job.directory / "go").touch()
     assert job.wait_end().exit_code == 1, job.said()
     assert len(job.marks("up")) == 2 and job.result()["first_cause"]["exit_code"] == 7

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from minicluster import MiniCluster, until
 from minicluster_init import signal_process
-from nvrx_job import CLIENT, EXCLUDES_N2, PATIENCE_S, Job, Jobs, nvrx_submit, start_again
+from nvrx_job import CLIENT, EXCLUDES_N2, WAIT_S, Job, Jobs, nvrx_submit, start_again
 
 from nvrx_slurm.cli.toolbox import main
 
@@ -47,7 +47,7 @@ def chain(job: Job) -> list[int]:
 
 
 def ends(jobs: Jobs, job_ids: list[int]) -> list[tuple[str, int]]:
-    found = [jobs.cluster.wait_job(job_id, PATIENCE_S) for job_id in job_ids]
+    found = [jobs.cluster.wait_job(job_id, WAIT_S) for job_id in job_ids]
     return [(end.state, end.exit_code) for end in found]
 
 
@@ -76,11 +76,11 @@ def test_submit_wait_and_the_output_follow_the_coordinator_when_the_batch_host_d
     flags = ("--nodes", "3", "--spares", "1", "--max-restarts", "1", "--wait")
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(nvrx_submit, jobs, holds, *flags, code=1)
-        assert until(lambda: bool(jobs.made) and len(jobs.made[-1].marks("up")) == 2, PATIENCE_S)
+        assert until(lambda: bool(jobs.made) and len(jobs.made[-1].marks("up")) == 2, WAIT_S)
         assert jobs.cluster.kill_node("n1")
-        assert until(lambda: (jobs.made[-1].run_dir / "result.json").exists(), PATIENCE_S)
+        assert until(lambda: (jobs.made[-1].run_dir / "result.json").exists(), WAIT_S)
         ended_s = time.monotonic()
-        job, printed = waiting.result(PATIENCE_S)
+        job, printed = waiting.result(WAIT_S)
         assert time.monotonic() - ended_s < 5.0
     assert "job ends with code 1" in printed and "job ends with code 1" in output(job)
     jobs.cluster.restart_node("n1")
@@ -93,7 +93,7 @@ def test_without_its_batch_host_the_job_is_requeued_by_an_agent(jobs: Jobs) -> N
     job.wait_marks("up", 2, cycle=1)
     jobs.cluster.run("scancel", "--signal=USR1", str(job.job_id))
     job.wait_marks("saved", 2)
-    jobs.cluster.wait_job(job.job_id, PATIENCE_S, until="COMPLETING")
+    jobs.cluster.wait_job(job.job_id, WAIT_S, until="COMPLETING")
     jobs.cluster.restart_node("n1")
     start_again(jobs.cluster, job.job_id)
     assert ends(jobs, [job.job_id]) == [("COMPLETED", 0)], output(job)
@@ -106,7 +106,7 @@ def test_the_time_limit_leads_into_the_next_link(jobs: Jobs) -> None:
     warned, _ = nvrx_submit(jobs, STOPS_EARLY, *limit, "--warn-time", "48")
     stopped, _ = nvrx_submit(jobs, PLAIN, *limit, "--warn-time", "0", "--ft-stop-before-end", "45")
     for job, code in ((warned, 138), (stopped, 143)):
-        assert until(lambda job=job: "is requeued" in output(job), PATIENCE_S), output(job)
+        assert until(lambda job=job: "is requeued" in output(job), WAIT_S), output(job)
         start_again(jobs.cluster, job.job_id)
         assert ends(jobs, [job.job_id]) == [("COMPLETED", 0)], output(job)
         assert codes(job, f"{job.job_id}/r0", f"{job.job_id}/r1") == [code, 0]
@@ -153,11 +153,11 @@ def test_slurmctld_that_is_away_at_the_end_costs_the_job_nothing(cluster_root: P
         stopped = [one for one in cluster.scan() if one.name == "slurmctld" and signal_process(one, signal.SIGSTOP)]
         assert stopped
         (job.directory / "go").touch()
-        assert until(lambda: "ends with code 1" in output(job), PATIENCE_S)
+        assert until(lambda: "ends with code 1" in output(job), WAIT_S)
         assert not until(lambda: "requeued" in output(job), 4.0)  # longer than one question takes
         for one in stopped:
             signal_process(one, signal.SIGCONT)
-        assert until(lambda: cluster.job(job.job_id)["Restarts"] == "1", PATIENCE_S), output(job)
+        assert until(lambda: cluster.job(job.job_id)["Restarts"] == "1", WAIT_S), output(job)
 
 
 def test_an_excluded_node_is_excluded_from_the_next_link(jobs: Jobs) -> None:
@@ -183,7 +183,7 @@ def test_a_preempted_job_goes_on_in_its_next_life(cluster_root: Path) -> None:
         job, _ = nvrx_submit(jobs, STOPS_EARLY, "--until-done", "--partition", "low")
         job.wait_marks("up", 1)
         urgent = cluster.submit("#!/bin/sh\nexit 0\n", "--partition=high", "--exclusive")
-        assert cluster.wait_job(urgent, PATIENCE_S).state == "COMPLETED"
+        assert cluster.wait_job(urgent, WAIT_S).state == "COMPLETED"
         start_again(cluster, job.job_id)
         assert ends(jobs, [job.job_id]) == [("COMPLETED", 0)], output(job)
         assert cluster.job(job.job_id)["Restarts"] == "1"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from hooked_cluster import HookedCluster as Cluster
 from hooked_cluster import running
-from nvrx_job import PATIENCE_S, start_again
+from nvrx_job import WAIT_S, start_again
 
 from nvrx_slurm.slurm.api.facts import NodeFacts
 
@@ -44,7 +44,7 @@ def drained_by_a_person(note: NodeFacts, reason: str) -> bool:
 def test_the_doctor_finds_them_in_order(cluster: Cluster) -> None:
     argv = [sys.executable, "-m", "nvrx_slurm.cli.toolbox", "doctor", "--json"]
     env = {**os.environ, **cluster.slurm.env()}
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=WAIT_S, check=False)
     lines = {line["name"]: line for line in json.loads(done.stdout)}
     assert done.returncode == 0, done.stdout
     assert lines["slurm"]["text"].startswith("Slurm 2")
@@ -60,7 +60,7 @@ def test_a_prolog_that_fails_drains_that_node_and_the_job_runs_elsewhere(cluster
     job = cluster.slurm.submit(OK, "--requeue", "--nodes=1")
     cluster.wait_log(f"n1 job {job}: drained")
     start_again(cluster.slurm, job)
-    assert cluster.slurm.wait_job(job, PATIENCE_S).state == "COMPLETED"
+    assert cluster.slurm.wait_job(job, WAIT_S).state == "COMPLETED"
     assert cluster.slurm.output(job) in ("ran on n2\n", "ran on n3\n")
     assert cluster.slurm.job(job)["Restarts"] == "1"
     note = cluster.note("n1")
@@ -93,14 +93,14 @@ def test_a_job_may_skip_what_the_site_allows(cluster: Cluster) -> None:
     cluster.break_("fan", "n1")
     job = cluster.slurm.submit(OK, "--nodes=1", "--nodelist=n1", "--comment=nvrx:skip=fan,disk")
     assert cluster.wait_log(f"nvrx-prolog: n1 job {job}: nvrx:skip=fan,disk").endswith(" skips fan")
-    assert cluster.slurm.wait_job(job, PATIENCE_S).state == "COMPLETED"
+    assert cluster.slurm.wait_job(job, WAIT_S).state == "COMPLETED"
     assert cluster.slurm.output(job) == "ran on n1\n"
 
 
 def test_the_epilog_looks_after_a_failure_and_not_after_success(cluster: Cluster) -> None:
     for code in (0, 3):
         job = cluster.slurm.submit(f"#!/bin/sh\n: >{cluster.facts}/fan-n1\nexit {code}\n", "--nodes=1")
-        cluster.slurm.wait_job(job, PATIENCE_S)
+        cluster.slurm.wait_job(job, WAIT_S)
         if code:
             cluster.wait_log(f"nvrx-epilog: n1 job {job}: drained: nvrx:fan:the fan is broken")
         else:
