@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nvrx_job import CLIENT, Job, Jobs
 
-TWO_PLUS_TWO = "--spares=2 --nproc-per-node=2"
+TWO_AND_ONE = "--spares=1 --nproc-per-node=2"
 STUBBORN = """
 signal.signal(signal.SIGTERM, lambda *_: mark("term"))
 mark("ready")
@@ -38,7 +38,7 @@ while True:
 def assert_143_everywhere(job: Job) -> None:
     """Every agent knew the end and its code."""
     assert job.result()["code"] == 143
-    for infra_rank in range(4):
+    for infra_rank in range(3):
         assert job.agent_log(infra_rank).count(" ends with code 143: ") == 1
 
 
@@ -47,7 +47,7 @@ def ranks(job: Job, what: str) -> list[int]:
 
 
 def test_scancel_ends_workers_within_kill_wait_and_leaves_nothing(jobs: Jobs) -> None:
-    job = jobs.submit(STUBBORN, TWO_PLUS_TWO)
+    job = jobs.submit(STUBBORN, TWO_AND_ONE, nodes=3)
     job.wait_marks("ready", 4)
     began = time.monotonic()
     jobs.cluster.run("scancel", str(job.job_id))
@@ -60,7 +60,7 @@ def test_scancel_ends_workers_within_kill_wait_and_leaves_nothing(jobs: Jobs) ->
 
 
 def test_signals_to_the_front_alone_are_passed_on_and_its_code_is_143(jobs: Jobs) -> None:
-    job = jobs.submit(STAYS, TWO_PLUS_TWO)
+    job = jobs.submit(STAYS, TWO_AND_ONE, nodes=3)
     job.wait_marks("ready", 4)
     jobs.cluster.run("scancel", "--signal=USR1", "--batch", str(job.job_id))
     job.wait_marks("told", 4)
