@@ -90,7 +90,7 @@ class PySlurm(Slurm):
         """End the child."""
         child, self._child = self._child, None
         if child is not None:
-            with child, self._errors:
+            with suppress(BrokenPipeError), child, self._errors:  # a request that no one has read
                 child.kill()
 
     def job(self, job_id: int) -> JobFacts:
