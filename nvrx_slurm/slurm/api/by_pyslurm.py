@@ -52,9 +52,9 @@ class PySlurm(Slurm):
         """One request to the child. Raises SlurmError; NoAnswer after 10 s."""
         bound_s = self.tools.timeout_s
         with self.tools.turn.take(bound_s):
-            child = self._running()
             request = json.dumps({"call": call, "args": args})
             try:
+                child = self._running()
                 answer = json.loads(bounded.call(lambda: _exchange(child, request), bound_s, "nvrx pyslurm"))
             except (OSError, ValueError):
                 why = f"pyslurm's process ended: {self._last_line() or 'it does not say why'}"
@@ -80,7 +80,8 @@ class PySlurm(Slurm):
 
     def _last_line(self) -> str:
         """What the child, or libslurm in it, said last."""
-        assert self._child is not None
+        if self._child is None:
+            return ""
         with suppress(subprocess.TimeoutExpired):
             self._child.wait(_ENDING_S)  # its output has ended, it follows
         self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - _ERROR_BYTES))
