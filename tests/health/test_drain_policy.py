@@ -31,7 +31,6 @@ def test_any_reason_survives_slurm(failed: list[tuple[str, str]]) -> None:
     text = drain.reason(Finding(check, Verdict.FAIL, said) for check, said in failed)
     assert text.isascii() and text.isprintable() and not set(text) & set('=[]"`$\\|&')
     line = f"NodeName=n1 State=IDLE+DRAIN CPUAlloc=0 Reason={text} [root@2026-11-21T12:00:00] Comment=none"
-    assert next(slurm_text.records(line, "NodeName"))["Comment"] == "none"
     note = parse_note(line)
     assert note.states == {"IDLE", "DRAIN"} and note.reason_by == "root"
     why = drain.ours(note)
