@@ -13,7 +13,7 @@ from pathlib import Path
 import dgx
 import slurm_builds
 from minicluster import MiniCluster
-from nvrx_job import WAIT_S, wait_in
+from nvrx_job import WAIT_S, start_again, wait_in
 
 from nvrx_slurm.slurm.api import text
 from nvrx_slurm.slurm.api.facts import NodeFacts
@@ -114,3 +114,15 @@ class HookedCluster:
             after = len(self.log())
             for node in nodes:
                 self.wait_log(f"nvrx-periodic: {node}: pass", after)
+
+    def assert_prolog_drains(self, node: str) -> None:
+        """A job that would run on `node`, whose fan is broken, drains it and runs on another one."""
+        self.break_("fan", node)
+        job = self.slurm.submit("#!/bin/sh\necho ran on $SLURMD_NODENAME\n", "--requeue", "--nodes=1")
+        self.wait_log(f"{node} job {job}: drained")
+        start_again(self.slurm, job)
+        assert self.slurm.wait_job(job, WAIT_S).state == "COMPLETED"
+        assert self.slurm.output(job).startswith("ran on n") and node not in self.slurm.output(job)
+        assert self.slurm.job(job)["Restarts"] == "1"
+        note = self.note(node)
+        assert "DRAIN" in note.states and (note.reason, note.reason_by) == ("nvrx:fan:the fan is broken", "root")

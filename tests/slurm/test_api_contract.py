@@ -48,9 +48,7 @@ slurm.close()
 
 
 @pytest.fixture(scope="module")
-def cluster(
-    slurm_version: str,
-) -> Iterator[MiniCluster]:
+def cluster(slurm_version: str) -> Iterator[MiniCluster]:
     """Three nodes of one version, for all tests here."""
     root = Path("/tmp", f"nvrx-api-{os.getpid()}-{slurm_version or 'debian'}")
     with MiniCluster(root, 3, kill_wait_s=5, die_with_owner=True, slurm=slurm_version) as running:
@@ -59,12 +57,7 @@ def cluster(
 
 
 @pytest.fixture(params=["cli", "pyslurm"])
-def slurm(
-    request: pytest.FixtureRequest,
-    slurm_version: str,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> Iterator[Slurm]:
+def slurm(request: pytest.FixtureRequest, slurm_version: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:
     """A backend, as `connect` gives it."""
     if request.param == "pyslurm":
         wheel = next(slurm_builds.builds().glob("pyslurm-*.whl"), None) if slurm_version == PYSLURM else None
@@ -144,7 +137,10 @@ def test_exit_codes_and_the_end_without_a_batch_host(slurm: Slurm, script: Path)
     assert [slurm.job(one).exit_code for one in jobs] == [93, 137, 7]
 
 
-def test_nodes(slurm: Slurm) -> None:
+def test_nodes_and_the_configuration(slurm: Slurm, slurm_version: str) -> None:
+    config = slurm.config()
+    assert config["KillWait"].startswith("5") and not config.get("Epilog")
+    assert config["SLURM_VERSION"].startswith(slurm_version or "22.05")
     assert {name: one.states for name, one in slurm.nodes().items()} == dict.fromkeys(("n1", "n2", "n3"), {"IDLE"})
     assert slurm.nodes(["n1"])["n1"].address == "127.0.0.1" and slurm.nodes(["n1"])["n1"].port > 0
     slurm.drain("n2", 'a "broken", b=c disk')
@@ -154,12 +150,6 @@ def test_nodes(slurm: Slurm) -> None:
     assert slurm.nodes(["n2"])["n2"].reason == "another"
     slurm.undrain("n2")
     until(lambda: slurm.nodes(["n2"])["n2"].states == {"IDLE"}, "it is in service")
-
-
-def test_the_configuration(slurm: Slurm, slurm_version: str) -> None:
-    config = slurm.config()
-    assert config["KillWait"].startswith("5") and not config.get("Epilog")
-    assert config["SLURM_VERSION"].startswith(slurm_version or "22.05")
 
 
 def test_what_is_not_known(slurm: Slurm) -> None:

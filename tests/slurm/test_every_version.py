@@ -82,14 +82,7 @@ def test_the_time_limit_is_told_before(jobs: Jobs) -> None:
 
 
 def test_the_prolog_drains_a_broken_node(jobs: Jobs, hooked: HookedCluster) -> None:
-    hooked.break_("fan", "n1")
-    job = jobs.cluster.submit("#!/bin/sh\necho ran on $SLURMD_NODENAME\n", "--requeue", "--nodes=1")
-    hooked.wait_log(f"n1 job {job}: drained")
-    start_again(jobs.cluster, job)
-    assert jobs.cluster.wait_job(job, WAIT_S).state == "COMPLETED"
-    assert jobs.cluster.output(job) in ("ran on n2\n", "ran on n3\n")
-    note = hooked.note("n1")
-    assert "DRAIN" in note.states and (note.reason, note.reason_by) == ("nvrx:fan:the fan is broken", "root")
+    hooked.assert_prolog_drains("n1")
     jobs.cluster.reset()
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from hooked_cluster import HookedCluster as Cluster
 from hooked_cluster import running
-from nvrx_job import WAIT_S, start_again
+from nvrx_job import WAIT_S
 
 from nvrx_slurm.slurm.api.facts import NodeFacts
 
@@ -56,15 +56,7 @@ OK = "#!/bin/sh\necho ran on $SLURMD_NODENAME\n"
 
 
 def test_a_prolog_that_fails_drains_that_node_and_the_job_runs_elsewhere(cluster: Cluster) -> None:
-    cluster.break_("fan", "n1")
-    job = cluster.slurm.submit(OK, "--requeue", "--nodes=1")
-    cluster.wait_log(f"n1 job {job}: drained")
-    start_again(cluster.slurm, job)
-    assert cluster.slurm.wait_job(job, WAIT_S).state == "COMPLETED"
-    assert cluster.slurm.output(job) in ("ran on n2\n", "ran on n3\n")
-    assert cluster.slurm.job(job)["Restarts"] == "1"
-    note = cluster.note("n1")
-    assert "DRAIN" in note.states and (note.reason, note.reason_by) == ("nvrx:fan:the fan is broken", "root")
+    cluster.assert_prolog_drains("n1")
     for other in ("n2", "n3"):
         assert in_service(cluster.note(other))
 
