@@ -16,8 +16,8 @@ from nvrx_slurm.cli.log_tree import RUN, result_of
 from nvrx_slurm.config.layers import Config
 from nvrx_slurm.core.chain import ChainDecision, ChainLimits, ChainLink, Next, decide
 from nvrx_slurm.node.run_dir import RunDir
+from nvrx_slurm.slurm.api.cli import Slurm
 from nvrx_slurm.slurm.api.facts import NoAnswer, SlurmError
-from nvrx_slurm.slurm.api.interface import Slurm
 from nvrx_slurm.slurm.env import SlurmContext
 
 _MAX_EXCLUDED = 64  # nodes that one link hands on to the next

@@ -14,7 +14,7 @@ import click
 
 from nvrx_slurm.child.bounded_process import Ended, run
 from nvrx_slurm.errors import ExitCode, NvrxError, UsageError
-from nvrx_slurm.slurm.api.interface import Slurm
+from nvrx_slurm.slurm.api.cli import Slurm
 from nvrx_slurm.slurm.control import seconds
 from nvrx_slurm.system import trust
 

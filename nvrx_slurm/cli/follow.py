@@ -12,8 +12,8 @@ from pathlib import Path
 from nvrx_slurm.cli.log_tree import result_of
 from nvrx_slurm.core.chain import FINAL
 from nvrx_slurm.errors import ExitCode
+from nvrx_slurm.slurm.api.cli import Slurm
 from nvrx_slurm.slurm.api.facts import JobFacts, NoAnswer, NotKnown
-from nvrx_slurm.slurm.api.interface import Slurm
 
 _OVER = frozenset(
     {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED"}

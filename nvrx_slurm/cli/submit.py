@@ -20,8 +20,8 @@ from nvrx_slurm.config.settings import Setting, settings_of
 from nvrx_slurm.config.submit import SubmitConfig, resolve_submit
 from nvrx_slurm.errors import ExitCode, NvrxError, UsageError
 from nvrx_slurm.slurm.api import connect
+from nvrx_slurm.slurm.api.cli import Slurm
 from nvrx_slurm.slurm.api.facts import SlurmError
-from nvrx_slurm.slurm.api.interface import Slurm
 from nvrx_slurm.slurm.script import Surroundings, render
 
 SUBMIT_SETTINGS: dict[str, Setting] = {item.name: item for item in settings_of(SubmitConfig)}

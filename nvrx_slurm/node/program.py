@@ -241,15 +241,13 @@ class Program:
     async def _end_job(self, job_id: int, code: int, out_of_time: bool) -> None:
         """Where the batch host is gone, no batch script ends the Slurm job; Slurm may take minutes to notice."""
         from nvrx_slurm.core.chain import ChainLink, Next, decide
-        from nvrx_slurm.slurm import batch_host
 
         chain = self._job.until_done
         again = chain is not None and decide([ChainLink(code, 0.0, out_of_time)], chain, 0.0).next is Next.CONTINUE
         until_s, tries = asyncio.get_running_loop().time() + _BATCH_HOST_S, 0
         while asyncio.get_running_loop().time() < until_s:
-            end = partial(
-                batch_host.end_if_gone, self._job.control, job_id, code, tries >= _TRIES_BEFORE_SCANCEL, again
-            )
+            with_scancel = tries >= _TRIES_BEFORE_SCANCEL
+            end = partial(self._job.control.end_without_batch_host, job_id, code, with_scancel, again)
             try:
                 if done := await bounded.call_async(end, _ASK_SLURM_S, "Slurm"):
                     self._console.say(done)

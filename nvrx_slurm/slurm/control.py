@@ -1,6 +1,6 @@
-"""What nvrx-run asks Slurm. Where no answer is no reason to stop, these methods give a default instead of an error.
+"""What nvrx-run asks Slurm, and how it ends a job that has lost its batch host.
 
-They block: never call one on an event loop. `slurm.api` has the questions themselves.
+All of this blocks: never call it on an event loop. `slurm.api` has the questions themselves.
 """
 
 from __future__ import annotations
@@ -9,22 +9,43 @@ import os
 import re
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from enum import Enum
 from functools import cached_property
+from typing import TYPE_CHECKING, TypeVar
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm.api import connect
-from nvrx_slurm.slurm.api.facts import SlurmError
-from nvrx_slurm.slurm.api.interface import Slurm
+from nvrx_slurm.slurm.api.facts import NoAnswer, NotInstalled, NotKnown, SlurmError
+from nvrx_slurm.system.probe import is_refused
+
+if TYPE_CHECKING:
+    from nvrx_slurm.slurm.api.cli import Slurm
+
+T = TypeVar("T")
+Default = TypeVar("Default")
 
 END_TIME = "SLURM_JOB_END_TIME"
 KILL_WAIT_S = 30.0  # slurm.conf(5), KillWait
 # State words after which a node's processes of a job are certainly gone (scontrol(1), "NODE STATES").
 _GONE = frozenset({"DOWN", "POWERED_DOWN", "POWERING_DOWN", "REBOOT_ISSUED"})
+_SLURMD_PORT = 6818
+_CONNECT_S = 2.0
+
+
+class BatchHost(Enum):
+    """What is known of the host of the batch script."""
+
+    ALIVE = "it answers; or the job has no batch script, or has ended"
+    GONE = "Slurm says that it is down, or nothing listens at the port of its slurmd"
+    SILENT = "it does not answer, and Slurm has not given it up yet; or Slurm does not answer"
 
 
 class Control:
-    """Questions to Slurm by one backend, which is made for the first of them."""
+    """Questions to Slurm by one backend, which is made for the first of them.
+
+    Where no answer is no reason to stop, these methods give a default instead of an error.
+    """
 
     def __init__(self, choice: str = "auto") -> None:
         """`choice`: as --slurm-api says."""
@@ -35,6 +56,12 @@ class Control:
         """The backend. Raises NotUsable where pyslurm was asked for and does not work."""
         return connect(self._choice)[0]
 
+    def _ask(self, question: Callable[[Slurm], T], otherwise: Default) -> T | Default:
+        try:
+            return question(self.slurm)
+        except SlurmError:
+            return otherwise
+
     def node_address(self, name: str) -> str:
         """Where other nodes reach node `name`: the name itself if it resolves, else Slurm's NodeAddr for it.
 
@@ -42,10 +69,7 @@ class Control:
         """
         if _resolves(name):
             return name
-        try:
-            address = self.slurm.nodes([name])[name].address
-        except SlurmError:
-            address = ""
+        address = self._ask(lambda slurm: slurm.nodes([name])[name].address, "")
         if address and address != name and _resolves(address):
             return address
         raise UsageError(
@@ -59,43 +83,32 @@ class Control:
         env: where SLURM_JOB_END_TIME is looked up (23.02 and later set it; the limit may have been changed since);
         default os.environ. Without it Slurm is asked.
         """
-        text = (os.environ if env is None else env).get(END_TIME, "")
-        if text.isascii() and text.isdigit() and 0 < int(text) < 1 << 33:
-            return max(0.0, int(text) - time.time())
-        try:
-            return self.slurm.job(job_id).time_left_s
-        except SlurmError:
-            return None
+        end_s = (os.environ if env is None else env).get(END_TIME, "")
+        if re.fullmatch(r"[1-9][0-9]{0,9}", end_s):
+            return max(0.0, int(end_s) - time.time())
+        return self._ask(lambda slurm: slurm.job(job_id).time_left_s, None)
 
     def kill_wait_s(self) -> float:
         """Seconds Slurm leaves between SIGTERM and SIGKILL (KillWait); 30, its default, if unknown."""
-        try:
-            return seconds(self.slurm.config(), "KillWait", KILL_WAIT_S)
-        except SlurmError:
-            return KILL_WAIT_S
+        return self._ask(lambda slurm: seconds(slurm.config(), "KillWait", KILL_WAIT_S), KILL_WAIT_S)
 
     def job_nodes(self, job_id: int) -> list[str] | None:
         """The nodes that the job has now and that Slurm does not consider dead; None if unknown.
 
-        A batch script's variables keep the nodes it began with, also after a `--no-kill` job has lost some.
+        A batch script's variables keep the nodes it began with, also after a `--no-kill` job has lost some. Raises
+        NotUsable.
         """
-        slurm = self.slurm  # a command ends where it is not usable
+        slurm = self.slurm
         try:
             names = slurm.job(job_id).nodes
         except SlurmError:
             return None
-        try:
-            states = slurm.nodes(names) if names else {}
-        except SlurmError:
-            return list(names) or None
-        return [name for name in names if not is_gone(states[name].states)] or None
+        states = self._ask(lambda slurm: slurm.nodes(names) if names else {}, {})
+        return [name for name in names if name not in states or not states[name].states & _GONE] or None
 
     def step_id(self, job_id: int, step_name: str) -> str | None:
         """ "JOB.STEP" of the running step of `job_id` with that name (srun --job-name); None when there is none."""
-        try:
-            steps = self.slurm.steps(job_id)
-        except SlurmError:
-            return None
+        steps = self._ask(lambda slurm: slurm.steps(job_id), [])
         return next((step.step_id for step in steps if step.name == step_name), None)
 
     def signal_step(self, job_id: int, step_name: str, signum: int) -> bool:
@@ -108,21 +121,64 @@ class Control:
         if step is None:
             return False
         try:
-            self.slurm.signal(job_id, signum, step)
+            self.slurm.signal(step, signum)
         except SlurmError:
             return False
         return True
+
+    # --- a job that may have lost its batch host ----------------------------------------------------------------
+
+    def batch_host(self, job_id: int) -> BatchHost:
+        """Ask Slurm and the host itself. Blocks up to 32 s. Raises NotInstalled where Slurm cannot be asked."""
+        try:
+            name = self.slurm.job(job_id).batch_host
+            if not name:
+                return BatchHost.ALIVE
+            host = self.slurm.nodes([name])[name]
+        except NotKnown:
+            return BatchHost.ALIVE
+        except NotInstalled:
+            raise
+        except SlurmError:
+            return BatchHost.SILENT
+        if host.states & _GONE:
+            return BatchHost.GONE
+        refused = is_refused(host.address or name, host.port or _SLURMD_PORT, _CONNECT_S)
+        return {True: BatchHost.GONE, False: BatchHost.ALIVE, None: BatchHost.SILENT}[refused]
+
+    def end_without_batch_host(self, job_id: int, code: int, with_scancel: bool, requeue: bool = False) -> str:
+        """End the job with `code` (0 to 255), if its batch host is gone. Returns what was done; "": the host is alive.
+
+        The srun and the batch script die with their host. With `--no-kill` and output to files the step lives on, and
+        the job stays RUNNING after the step's end. Slurm can end it with the right code, for its owner too.
+        `with_scancel`: scancel the job where Slurm refuses. `requeue`: the job is to start again. Blocks up to 62 s.
+        Raises NoAnswer when Slurm or the host does not answer, or Slurm refuses: try again. NotInstalled: as
+        `batch_host`.
+        """
+        found = self.batch_host(job_id)
+        if found is BatchHost.SILENT:
+            raise NoAnswer("neither Slurm nor the host tells whether it is alive")
+        if found is BatchHost.ALIVE:
+            return ""
+        gone = f"the batch host of job {job_id} is gone"
+        try:
+            if requeue:
+                self.slurm.requeue(job_id)
+                return f"{gone}: the job is requeued"
+            self.slurm.complete(job_id, code)
+            return f"{gone}: the job was ended with code {code}"
+        except SlurmError as error:
+            if isinstance(error, NoAnswer) or not with_scancel:
+                raise NoAnswer(str(error)) from None
+            self.slurm.cancel(job_id)
+            failed = "requeue" if requeue else "slurm_complete_job"
+            return f"{gone}, and {failed} failed ({error}); scancel ended the job"
 
 
 def seconds(config: Mapping[str, str], name: str, otherwise: float) -> float:
     """The number in a value of slurm.conf such as "30 sec"."""
     found = re.match(r"\d{1,9}\b", config.get(name, ""))
     return float(found[0]) if found else otherwise
-
-
-def is_gone(states: frozenset[str]) -> bool:
-    """Whether Slurm considers the node dead: then, as far as it knows, no process of a job runs there."""
-    return bool(states & _GONE)
 
 
 def _resolves(name: str) -> bool:

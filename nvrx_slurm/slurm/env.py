@@ -9,7 +9,7 @@ step SLURM_STEP_* wins over SLURM_JOB_*. `slurm.control` asks Slurm for the pres
 
 from __future__ import annotations
 
-import hashlib
+import random
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -70,11 +70,14 @@ def detect(env: Mapping[str, str], several: bool = False, by_name: bool = False)
     job_id = _number(env, "SLURM_JOB_ID")
     step_id = _step_id(env)
     in_step = step_id >= 0
-    if in_step and not several:
-        _check_one_task_per_node(env)
     array_job, array_task = env.get("SLURM_ARRAY_JOB_ID", ""), _number(env, "SLURM_ARRAY_TASK_ID", default=-1)
-    nodes = _nodes(env, in_step)
-    digits = "".join(re.findall(r"[0-9]", env.get("SLURMD_NODENAME", "")))[:18] if by_name else ""
+    nodes = nodelist.expand((in_step and env.get("SLURM_STEP_NODELIST")) or env.get("SLURM_JOB_NODELIST", ""))
+    # topology/tree's addresses (switch names) have no order; without a topology the pattern is "node".
+    in_blocks = env.get("SLURM_TOPOLOGY_ADDR_PATTERN") == "block.node"
+    address = env.get("SLURM_TOPOLOGY_ADDR", "") if in_blocks else ""
+    order = tuple(int(found[:18]) for found in re.findall(r"[0-9]+", address))  # "block03.node17" is (3, 17)
+    if by_name and (digits := re.sub(r"[^0-9]", "", env.get("SLURMD_NODENAME", ""))):
+        order = (int(digits[:18]),)
     return SlurmContext(
         job_id=job_id,
         job_name_id=f"{array_job}_{array_task}" if array_job and array_task >= 0 else str(job_id),
@@ -82,16 +85,16 @@ def detect(env: Mapping[str, str], several: bool = False, by_name: bool = False)
         array_task_id=array_task,
         procid=_number(env, "SLURM_PROCID"),
         nnodes=len(nodes) or _number(env, "SLURM_JOB_NUM_NODES", default=1),
-        nodes=nodes,
+        nodes=tuple(nodes),
         nodename=env.get("SLURMD_NODENAME", ""),
         cpus_per_task=_number(env, "SLURM_CPUS_PER_TASK"),
         gpus_per_node=_number(env, "SLURM_GPUS_ON_NODE"),
         restart_count=_number(env, "SLURM_RESTART_COUNT"),
         cluster_name=env.get("SLURM_CLUSTER_NAME", ""),
         conf=env.get("SLURM_CONF", ""),
-        order=(int(digits),) if digits else _order(env),
-        block=_block_and_node(env)[0],
-        launchers=_tasks_per_node(env, in_step, len(nodes)) if several else 1,
+        order=order,
+        block=address.partition(".")[0],
+        launchers=_launchers(env, in_step, len(nodes), several),
         localid=_number(env, "SLURM_LOCALID"),
         cyclic=env.get("SLURM_DISTRIBUTION", "").startswith("cyclic"),
         cross_procid=_number(env, "CROSS_SLURM_PROCID") if env.get("CROSS_SLURM_PROCID") else None,
@@ -113,16 +116,10 @@ def coordinator_ports(ctx: SlurmContext) -> list[int]:
     """8 distinct ports in 20000..29999 to try in this order, the same for all tasks of one step.
 
     So no port has to be published: all tasks of the step know where to listen and where to connect. Derived from
-    (cluster, slurm.conf, job, step, restarts) by SHA-256, so that jobs on shared nodes seldom collide.
+    (cluster, slurm.conf, job, step, restarts), so that jobs on shared nodes seldom collide.
     """
     identity = (ctx.cluster_name, ctx.conf, ctx.job_id, ctx.step_id, ctx.restart_count)
-    ports: dict[int, None] = {}
-    draw = 0
-    while len(ports) < _PORT_COUNT:
-        digest = hashlib.sha256("\0".join(map(str, (*identity, draw))).encode()).digest()
-        ports[_PORTS.start + int.from_bytes(digest[:8], "big") % len(_PORTS)] = None
-        draw += 1
-    return list(ports)
+    return random.Random("\0".join(map(str, identity))).sample(_PORTS, _PORT_COUNT)
 
 
 def _number(env: Mapping[str, str], name: str, default: int = 0) -> int:
@@ -142,23 +139,21 @@ def _step_id(env: Mapping[str, str]) -> int:
     return step if step < _FIRST_SPECIAL_STEP else -1
 
 
-def _check_one_task_per_node(env: Mapping[str, str]) -> None:
-    name = "SLURM_STEP_TASKS_PER_NODE" if env.get("SLURM_STEP_TASKS_PER_NODE") else "SLURM_TASKS_PER_NODE"
-    text = env.get(name, "")
-    if any(count != 1 for count in nodelist.expand_counts(text)):
-        raise UsageError(
-            f"{name}={text}: nvrx-run needs one task per node; use --ntasks-per-node=1 with srun, or set"
-            " NVRX_ENABLE_MULTI_LAUNCHERS_PER_NODE=1 if each task shall be an agent."
-        )
-
-
-def _tasks_per_node(env: Mapping[str, str], in_step: bool, nodes: int) -> int:
+def _launchers(env: Mapping[str, str], in_step: bool, nodes: int, several: bool) -> int:
     """How many agents each node has, or gets by a step: as many as the job has tasks per node.
 
     Not by SLURM_TASKS_PER_NODE in a batch script, which counts CPUs where the job asked for no number of tasks.
     """
     if in_step:
-        counts = nodelist.expand_counts(env.get("SLURM_STEP_TASKS_PER_NODE", "")) or [1]
+        name = "SLURM_STEP_TASKS_PER_NODE" if env.get("SLURM_STEP_TASKS_PER_NODE") else "SLURM_TASKS_PER_NODE"
+        counts = nodelist.expand_counts(env.get(name, "")) or [1]
+        if not several and set(counts) != {1}:
+            raise UsageError(
+                f"{name}={env[name]}: nvrx-run needs one task per node; use --ntasks-per-node=1 with srun, or set"
+                " NVRX_ENABLE_MULTI_LAUNCHERS_PER_NODE=1 if each task shall be an agent."
+            )
+    elif not several:
+        counts = [1]
     elif wanted := _number(env, "SLURM_NTASKS_PER_NODE"):
         counts = [wanted]
     else:
@@ -167,23 +162,3 @@ def _tasks_per_node(env: Mapping[str, str], in_step: bool, nodes: int) -> int:
     if min(counts) != max(counts):
         raise UsageError("nvrx-run needs the same number of tasks on each node; use --ntasks-per-node with srun.")
     return counts[0]
-
-
-def _nodes(env: Mapping[str, str], in_step: bool) -> tuple[str, ...]:
-    step = env.get("SLURM_STEP_NODELIST") if in_step else None
-    return tuple(nodelist.expand(step or env.get("SLURM_JOB_NODELIST", "")))
-
-
-def _order(env: Mapping[str, str]) -> tuple[int, ...]:
-    """Numbers of each component of a `block.node` address: "block03.node17" -> (3, 17); () for any other pattern.
-
-    topology/tree's addresses (switch names) have no order; without a topology the pattern is "node".
-    """
-    return tuple(int(number[:18]) for part in _block_and_node(env) for number in re.findall(r"[0-9]+", part))
-
-
-def _block_and_node(env: Mapping[str, str]) -> tuple[str, str]:
-    if env.get("SLURM_TOPOLOGY_ADDR_PATTERN", "") != "block.node":
-        return "", ""
-    block, _, node = env.get("SLURM_TOPOLOGY_ADDR", "").partition(".")
-    return block, node

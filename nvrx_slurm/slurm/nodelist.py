@@ -14,7 +14,6 @@ from itertools import product
 from nvrx_slurm.errors import UsageError
 
 MAX_HOSTS = 65536  # Slurm's own bound (MAX_SLURM_NODES) on nodes of one cluster
-_MAX_TEXT = 1 << 20  # characters
 _NAME = re.compile(r"(?:[^\s,\[\]]|\[[^\[\]]*\])+")
 _BRACKET = re.compile(r"(\[[^]]*\])")
 _COMMA = "\0"  # stands for a comma inside brackets
@@ -30,8 +29,6 @@ def expand(hostlist: str) -> list[str]:
     text = hostlist.strip()
     if text in ("", "(null)"):
         return []
-    if len(text) > _MAX_TEXT:
-        raise UsageError(f"host list of {len(text)} characters is too long; at most {_MAX_TEXT} are read.")
     hosts: list[str] = []
     for part in _BRACKET.sub(lambda found: found[0].replace(",", _COMMA), text).split(","):
         if not _NAME.fullmatch(part):

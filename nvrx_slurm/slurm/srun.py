@@ -40,10 +40,8 @@ def _pipes(pid: int, mode: int) -> dict[str, str]:
 
 def without_no_kill(job_id: int) -> bool:
     """Whether this host has an srun of the job, and none of them was told --no-kill."""
-    told, conf = (
-        [],
-        b"SLURM_CONF=" + os.environ.get("SLURM_CONF", "").encode(),
-    )  # another cluster may use the job id, too
+    told = []
+    conf = b"SLURM_CONF=" + os.environ.get("SLURM_CONF", "").encode()  # another cluster may use the job id, too
     for entry in filter(str.isdecimal, os.listdir("/proc")):
         with suppress(OSError):  # another user's, or gone
             process = Path("/proc", entry)

@@ -32,18 +32,14 @@ class Socket(NamedTuple):
 
 def open_sockets() -> set[Socket]:
     """All sockets of this process (empty where there is no /proc)."""
-    found = set()
-    for fd in _numbers(_SELF / "fd"):
-        target = _target(fd)
-        if target.startswith("socket:["):
-            found.add(Socket(fd, int(target[8:-1])))
-    return found
+    targets = {fd: _target(fd) for fd in _descriptors()}
+    return {Socket(fd, int(target[8:-1])) for fd, target in targets.items() if target.startswith("socket:[")}
 
 
 def gloo_sockets() -> set[Socket]:
     """Connections and listeners of all gloo process groups: what gloo's event loops wait on."""
-    watched = {fd for epoll in _numbers(_SELF / "fd") for fd in _watched_by_gloo(epoll)}
-    return {found for found in open_sockets() if found.fd in watched} if watched else set()
+    watched = {fd for epoll in _descriptors() for fd in _watched_by_gloo(epoll)}
+    return {found for found in open_sockets() if found.fd in watched}
 
 
 def to_port(port: int) -> set[Socket]:
@@ -134,8 +130,7 @@ def _target(fd: int) -> str:
         return ""
 
 
-def _numbers(directory: Path) -> list[int]:
-    try:
-        return [int(name) for name in os.listdir(directory) if name.isdecimal()]
-    except OSError:
-        return []
+def _descriptors() -> list[int]:
+    with contextlib.suppress(OSError):
+        return list(map(int, os.listdir(_SELF / "fd")))
+    return []

@@ -24,7 +24,8 @@ IN_PROCESS_NAME = "inprocess.jsonl"  # in a cycle's directory: restarts in proce
 MAX_SOCKET_PATH_BYTES = 107  # sockaddr_un.sun_path without its final zero, see unix(7)
 _PREFIX = "nvrx-agent-"  # long enough that no other program uses it by chance
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
-_MAX_LOOKED_AT = 10_000  # entries of a crowded /tmp
+_NAMES = (BOARD_NAME, HEALTH_NAME, WARM_NAME)  # of what an agent has there besides sockets
+_MAX_ENTRIES = 10_000  # of a crowded /tmp
 _RANDOM = 8  # characters that mkdtemp appends
 _SOCKET_NAME_BYTES = 24  # room for one below the directory ("/rank127.1000000")
 _SHORT = ("/tmp", "/dev/shm")  # used where $TMPDIR is too long for a socket or has no flock(2)
@@ -100,6 +101,7 @@ class PrivateDir:
     """
 
     def __init__(self) -> None:
+        _sweep()
         made, self._lock = _make()
         self.path = made.with_name(f"{_PREFIX}{made.name[-_RANDOM:]}")
         os.rename(made, self.path)  # the sweep of other agents sees the directory only now, when it is locked
@@ -138,7 +140,6 @@ def _make() -> tuple[Path, int]:
             continue
         made = None
         try:
-            _sweep(Path(place))
             made = Path(tempfile.mkdtemp(prefix=f".new-{_PREFIX}", dir=place))
             return made, lock_directory(made)
         except OSError as error:
@@ -156,8 +157,19 @@ def agent_dirs() -> list[Path]:
     """The private directories of this user's agents on this node, also of dead ones."""
     from pathlib import Path
 
-    found = (path for place in _places() for path in islice(Path(place).glob(f"{_PREFIX}*"), _MAX_LOOKED_AT))
-    return [path for path in found if path.is_dir() and path.stat().st_uid == os.geteuid()]
+    found = []
+    for place in _places():
+        with contextlib.suppress(OSError), os.scandir(place) as entries:
+            found += [Path(e.path) for e in islice(entries, _MAX_ENTRIES) if e.name.startswith(_PREFIX) and _is_ours(e)]
+    return found
+
+
+def _is_ours(entry: os.DirEntry[str]) -> bool:
+    try:
+        status = entry.stat(follow_symlinks=False)
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
 
 
 def _fits(base: str) -> bool:
@@ -165,34 +177,16 @@ def _fits(base: str) -> bool:
     return len(os.fsencode(base)) + below <= MAX_SOCKET_PATH_BYTES
 
 
-def _sweep(base: Path) -> None:
-    """Remove directories whose agents are gone."""
-    try:
-        with os.scandir(base) as entries:
-            names = [e.name for e in islice(entries, _MAX_LOOKED_AT) if e.name.startswith(_PREFIX)]
-    except OSError:
-        return
-    for name in names:
-        directory = base / name
-        try:
-            found = directory.lstat()
-            ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
-            lock = lock_directory(directory) if ours else -1
-        except OSError:
-            continue  # gone, not readable, or its owner lives
-        if lock >= 0:
-            _remove_agent_files(directory)
-            os.close(lock)
-
-
-def _remove_agent_files(directory: Path) -> None:
-    """Remove the directory unless it holds a file that no agent makes: then another program owns it."""
+def _sweep() -> None:
+    """Remove directories whose agents are gone, unless one holds a file of another program."""
     import shutil
 
-    try:
-        ours = (BOARD_NAME, HEALTH_NAME, WARM_NAME)
-        entries = list(directory.iterdir())
-        if all(stat.S_ISSOCK(entry.lstat().st_mode) or entry.name in ours for entry in entries):
-            shutil.rmtree(directory)
-    except OSError:
-        return  # another agent removes it at this moment
+    for directory in agent_dirs():
+        try:
+            lock = lock_directory(directory)
+        except OSError:
+            continue  # its owner lives, or it is gone
+        with contextlib.suppress(OSError):
+            if all(path.is_socket() or path.name in _NAMES for path in directory.iterdir()):
+                shutil.rmtree(directory)
+        os.close(lock)

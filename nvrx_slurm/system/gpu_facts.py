@@ -5,7 +5,7 @@ See `gpus.by_gpu` for their parameters and errors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -27,11 +27,10 @@ def driver_version(say: Say = quiet) -> str:
 def with_minors(minors: Iterable[int], say: Say = quiet) -> Env:
     """The `env` of the GPUs with these device files (/dev/nvidia3 is 3), as Slurm numbers them; not all are NVML's."""
     uuids = dict(_minors({}, say=say).values())
-    wanted = list(minors)
-    for minor in wanted:
-        if minor not in uuids:
-            raise HardwareError(f"NVML shows no GPU with the device file /dev/nvidia{minor}")
-    return {"CUDA_VISIBLE_DEVICES": ",".join(uuids[minor] for minor in wanted)}
+    try:
+        return {"CUDA_VISIBLE_DEVICES": ",".join(uuids[minor] for minor in minors)}
+    except KeyError as missing:
+        raise HardwareError(f"NVML shows no GPU with the device file /dev/nvidia{missing}") from None
 
 
 @by_gpu("device file")
@@ -115,13 +114,13 @@ class Fabric(NamedTuple):
     degraded: tuple[str, ...]
 
 
-# nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_*: (shift, width, the values that are bad); all begin with 0 = not supported.
-_FABRIC_HEALTH: dict[str, tuple[int, int, Callable[[int], bool]]] = {
-    "bandwidth": (0, 0x3, lambda value: value == 1),
-    "route recovery under way": (2, 0x3, lambda value: value == 1),
-    "route unhealthy": (4, 0x3, lambda value: value == 1),
-    "access timeout recovery under way": (6, 0x3, lambda value: value == 1),
-    "incorrect configuration": (8, 0xF, lambda value: value > 1),
+# nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_*: shift and mask of a field, and its bad values; 0 = not supported.
+_FABRIC_HEALTH = {
+    "bandwidth": (0, 0x3, {1}),
+    "route recovery under way": (2, 0x3, {1}),
+    "route unhealthy": (4, 0x3, {1}),
+    "access timeout recovery under way": (6, 0x3, {1}),
+    "incorrect configuration": (8, 0xF, {*range(2, 16)}),
 }
 
 
@@ -140,7 +139,8 @@ def fabric(nvml: ModuleType, handle: Any) -> Fabric | None:
     if info.state == nvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED:
         return None
     state = FABRIC_STATES[info.state] if info.state < len(FABRIC_STATES) else f"state {info.state}"
-    return Fabric(state, int(info.status), degraded(info.healthMask))
+    degraded = (name for name, (at, mask, bad) in _FABRIC_HEALTH.items() if info.healthMask >> at & mask in bad)
+    return Fabric(state, int(info.status), tuple(degraded))
 
 
 @by_gpu("NVLink domain")
@@ -150,13 +150,8 @@ def cluster_uuids(nvml: ModuleType, handle: Any) -> str | None:
     return uuid.hex() if any(uuid) else None
 
 
-def degraded(mask: int) -> tuple[str, ...]:
-    """The bad news in a health mask of the fabric."""
-    return tuple(name for name, (at, width, bad) in _FABRIC_HEALTH.items() if bad(mask >> at & width))
-
-
-# Error counters of NVLink, the newest way first: of each link by scope (Hopper and later), and of links 0..11
-# by field.
+# Error counters of NVLink, the newest way first: of each link by scope (Hopper and later), and by fields that links
+# 0..11 have.
 _BY_SCOPE = (
     "NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS",
     "NVML_FI_DEV_NVLINK_COUNT_RCV_ERRORS",
@@ -164,7 +159,6 @@ _BY_SCOPE = (
     "NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY",
 )
 _BY_FIELD = ("NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_L", "NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_L")
-_LINKS_BY_FIELD = 12
 
 
 @by_gpu("NVLink errors")
@@ -176,12 +170,7 @@ def nvlink_errors(nvml: ModuleType, handle: Any) -> dict[int, int] | None:
     links = range(nvml.NVML_NVLINK_MAX_LINKS)
     active = [link for link in links if known(nvml, partial(nvml.nvmlDeviceGetNvLinkState, handle, link))]
     by_scope = [(link, (getattr(nvml, name, None), link)) for link in active for name in _BY_SCOPE]
-    by_field = [
-        (link, (getattr(nvml, f"{name}{link}", None), 0))
-        for link in active
-        for name in _BY_FIELD
-        if link < _LINKS_BY_FIELD
-    ]
+    by_field = [(link, (getattr(nvml, f"{name}{link}", None), 0)) for link in active for name in _BY_FIELD]
     return _counted(nvml, handle, by_scope) or _counted(nvml, handle, by_field) or None
 
 

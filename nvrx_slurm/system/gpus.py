@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -33,7 +33,6 @@ SAYS_NOTHING = frozenset(
     {"UNINITIALIZED", "ALREADY_INITIALIZED", "INSUFFICIENT_SIZE", "FUNCTION_NOT_FOUND", "NO_PERMISSION", "MEMORY"}
     | {"INSUFFICIENT_RESOURCES", "ARGUMENT_VERSION_MISMATCH", "DEPRECATED"}
 )
-_ACTION = "NVML_GPU_RECOVERY_ACTION_"
 _MIB = 1 << 20
 
 
@@ -69,10 +68,8 @@ def count(env: Env) -> int:
     0 where there is no driver. An empty CUDA_VISIBLE_DEVICES hides all; entries after -1 do not count (CUDA's rule).
     """
     visible = _visible(env)
-    if visible is not None:
-        return len(visible)
     try:
-        return seen()
+        return seen() if visible is None else len(visible)
     except (Absent, HardwareError):
         return 0
 
@@ -145,10 +142,8 @@ def recovery_actions(nvml: ModuleType, handle: Any) -> str | None:
     value = nvml.nvmlDeviceGetFieldValues(handle, [field])[0]
     if value.nvmlReturn != nvml.NVML_SUCCESS:
         raise nvml.NVMLError(value.nvmlReturn)
-    if value.value.uiVal == nvml.NVML_GPU_RECOVERY_ACTION_NONE:
-        return NO_ACTION
-    names = {getattr(nvml, name): name.removeprefix(_ACTION) for name in dir(nvml) if name.startswith(_ACTION)}
-    return names.get(value.value.uiVal, f"UNKNOWN({value.value.uiVal})")
+    action = value.value.uiVal
+    return _names(nvml, "NVML_GPU_RECOVERY_ACTION_").get(action, f"UNKNOWN({action})")
 
 
 @by_gpu("NVLink")
@@ -188,18 +183,13 @@ def read(fn: Callable[[ModuleType], T], timeout_s: float = TIMEOUT_S) -> T:
     except ImportError as error:
         raise Absent(f"nvidia-ml-py cannot be imported ({error})") from None
 
-    def opened() -> T:
-        with _opened(pynvml):
-            return fn(pynvml)
-
     try:
-        return bounded.call(opened, timeout_s, "nvrx NVML")
+        return bounded.call(partial(_read, pynvml, fn), timeout_s, "nvrx NVML")
     except bounded.Overrun:
         raise HardwareError(f"NVML did not answer within {timeout_s:g} s") from None
 
 
-@contextmanager
-def _opened(nvml: ModuleType) -> Iterator[None]:
+def _read(nvml: ModuleType, fn: Callable[[ModuleType], T]) -> T:
     try:
         if not _Process.is_open:
             nvml.nvmlInit()
@@ -211,7 +201,7 @@ def _opened(nvml: ModuleType) -> Iterator[None]:
         raise NvmlFailed(code, f"NVML cannot be opened: {error}") from None
     try:
         with _sentence(nvml, "NVML"):
-            yield
+            return fn(nvml)
     finally:
         if not _Process.is_open:
             with suppress(nvml.NVMLError):  # what was read is good all the same
@@ -238,13 +228,13 @@ def known(nvml: ModuleType, fn: Callable[[], T]) -> T | None:
 
 def _code(nvml: ModuleType, error: Any) -> str:
     """Name of an NVMLError's number, without NVML_ERROR_; "" for a number this nvidia-ml-py does not know."""
-    if not _codes:
-        prefix = "NVML_ERROR_"
-        _codes.update({getattr(nvml, name): name.removeprefix(prefix) for name in dir(nvml) if name.startswith(prefix)})
-    return _codes.get(error.value, "")
+    return _names(nvml, "NVML_ERROR_").get(error.value, "")
 
 
-_codes: dict[int, str] = {}  # there are a thousand names to search
+@cache
+def _names(nvml: ModuleType, prefix: str) -> dict[int, str]:
+    """Names of NVML's constants, without their prefix, by number. Kept, as there are a thousand names to search."""
+    return {getattr(nvml, name): name.removeprefix(prefix) for name in dir(nvml) if name.startswith(prefix)}
 
 
 def _chosen(nvml: ModuleType, env: Env, device_index: int | None) -> list[int]:
@@ -252,14 +242,13 @@ def _chosen(nvml: ModuleType, env: Env, device_index: int | None) -> list[int]:
     present = _present(nvml)
     visible = _visible(env)
     shown = present if visible is None else [_number(nvml, entry, present) for entry in visible]
+    if not shown:
+        raise Absent("this process sees no GPU")
     if device_index is None or len(shown) == 1:
-        chosen = shown
-    else:
-        chosen = shown[device_index : device_index + 1] if device_index >= 0 else []
-    if not chosen:
-        asked = "" if device_index is None else f", none with number {device_index}"
-        raise Absent(f"this process sees {len(shown)} GPUs{asked}")
-    return chosen
+        return shown
+    if not 0 <= device_index < len(shown):
+        raise Absent(f"this process sees {len(shown)} GPUs, none with number {device_index}")
+    return [shown[device_index]]
 
 
 def _present(nvml: ModuleType) -> list[int]:
@@ -292,8 +281,7 @@ def _number(nvml: ModuleType, entry: str, present: list[int]) -> int:
 
 def _visible(env: Env) -> list[str] | None:
     """Entries of CUDA_VISIBLE_DEVICES; None if it is not set."""
-    value = env.get("CUDA_VISIBLE_DEVICES")
-    if value is None:
+    if "CUDA_VISIBLE_DEVICES" not in env:
         return None
-    entries = [entry.strip() for entry in value.split(",") if entry.strip()]
+    entries = [entry.strip() for entry in env["CUDA_VISIBLE_DEVICES"].split(",") if entry.strip()]
     return entries[: entries.index("-1")] if "-1" in entries else entries

@@ -10,10 +10,10 @@ _OWN_FILES = 256  # logs, monitors and the like
 def files_for(connections: int) -> str:
     """Make room for `connections` open streams (RLIMIT_NOFILE); returns a sentence if there is too little, else ""."""
     needed = (connections + _OWN_FILES) * 4 // 3  # unauthenticated peers may take a quarter (control/admission.py)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= needed:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # the kernel allows no infinite number
+    if soft >= needed:
         return ""
-    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    allowed = min(needed, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
     if allowed >= needed:
         return ""

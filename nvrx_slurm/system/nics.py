@@ -11,6 +11,7 @@ from nvrx_slurm.system import pci
 from nvrx_slurm.system.hardware import Absent, HardwareError
 from nvrx_slurm.system.pci import Place
 
+_CLASS = "class/infiniband"
 SYSROOT_ENV = "NVRX_SYSROOT"
 ACTIVE = "ACTIVE"
 _STATES = frozenset({"NOP", "DOWN", "INIT", "ARMED", ACTIVE, "ACTIVE_DEFER"})
@@ -27,15 +28,13 @@ ERRORS = (
 class Port(NamedTuple):
     """`state`: the kernel's word (DOWN, INIT, ARMED, ACTIVE, ACTIVE_DEFER); `link_downed`: how often the link went
     down since the counter was reset, None if it is not kept; `phys_state`: "LinkUp", "Polling", ...; `rate_gbps`:
-    Gb/s, None if not told; `link_layer`: "InfiniBand" or "Ethernet"; `errors`: the counters of ERRORS that are kept."""
+    Gb/s, None if not told; `errors`: the counters of ERRORS that are kept."""
 
     nic: str
-    number: int
     state: str
     link_downed: int | None
     phys_state: str = ""
     rate_gbps: float | None = None
-    link_layer: str = ""
     errors: Mapping[str, int] = {}
 
 
@@ -75,24 +74,19 @@ def nearest(root: Place, pci_address: str, topology: Mapping[str, pci.Way] | Non
     def way(address: str, device: str) -> pci.Way:
         return pci.way(root, device) if topology is None else topology.get(address, ())
 
-    addresses = {nic: _address(root, nic) for nic in names(root)}
+    addresses = {nic: os.path.basename(os.path.realpath(f"{root}/{_CLASS}/{nic}/device")) for nic in names(root)}
     start = way(pci_address, f"{root}/bus/pci/devices/{pci_address}")
     if not start:
         raise Absent(f"no PCI device {pci_address} is {f'below {root}' if topology is None else 'in the PCI topology'}")
-    found = pci.nearest(start, {nic: way(at, f"{root}/{_CLASS}/{nic}/device") for nic, at in addresses.items()})
+    ways = {nic: way(at, f"{root}/{_CLASS}/{nic}/device") for nic, at in addresses.items()}
+    shared = {nic: len(os.path.commonprefix([start, other])) for nic, other in ways.items()}
+    found = {nic for nic, parts in shared.items() if parts and parts == max(shared.values())}
     node = pci.numa_node(root, pci_address)
     if not found and node is not None:
         found = {nic for nic, at in addresses.items() if pci.numa_node(root, at) == node}
     if not found:
         raise Absent(f"no NIC is near the PCI device {pci_address}")
     return found
-
-
-_CLASS = "class/infiniband"
-
-
-def _address(root: Place, nic: str) -> str:
-    return os.path.basename(os.path.realpath(f"{root}/{_CLASS}/{nic}/device"))
 
 
 def _port(nic: str, port: str, directory: str) -> Port:
@@ -103,12 +97,10 @@ def _port(nic: str, port: str, directory: str) -> Port:
     counters = {name: pci.number(f"{directory}/counters/{name}") for name in ("link_downed", *ERRORS)}
     return Port(
         nic=nic,
-        number=int(port),
         state=state(said, f"{directory}/state"),
         link_downed=counters.pop("link_downed"),
         phys_state=word(pci.text(f"{directory}/phys_state") or ""),
         rate_gbps=float(rate[1]) if rate else None,
-        link_layer=pci.text(f"{directory}/link_layer") or "",
         errors={name: count for name, count in counters.items() if count is not None},
     )
 

@@ -25,7 +25,7 @@ def prefixes(nproc: int, gpus_per_numa: int, strict: bool, online: Path = ONLINE
 
     Raises UsageError without numactl, or for a NUMA node that this machine lacks.
     """
-    require_numactl(BY_NUMBER)
+    _require_numactl(BY_NUMBER)
     last = (nproc - 1) // gpus_per_numa
     here = _numbers(online)
     if here is not None and not set(range(last + 1)) <= here:
@@ -73,12 +73,9 @@ def by_gpu(
         addresses = list(gpus.pci_addresses(env).values())
     except (Absent, HardwareError) as why:
         return (Binding((), f"not bound: {why}"),) * nproc
-    return tuple(
-        _at(addresses[local_rank], strict, sys_root, allowed)
-        if local_rank < len(addresses)
-        else Binding((), f"not bound: there are {len(addresses)} GPUs for {nproc} workers")
-        for local_rank in range(nproc)
-    )
+    found = [_at(address, strict, sys_root, allowed) for address in addresses[:nproc]]
+    lacking = Binding((), f"not bound: there are {len(addresses)} GPUs for {nproc} workers")
+    return (*found, *[lacking] * (nproc - len(found)))
 
 
 def _at(address: str, strict: bool, sys_root: Path, allowed: Allowed) -> Binding:
@@ -99,7 +96,7 @@ def _at(address: str, strict: bool, sys_root: Path, allowed: Allowed) -> Binding
     return Binding(("numactl", where, memory), f"NUMA node {node} of {gpu}, {part} of its CPUs")
 
 
-def require_numactl(what: str) -> None:
+def _require_numactl(what: str) -> None:
     """Raises UsageError without it; `what` needs it."""
     if shutil.which("numactl") is None:
         raise UsageError(f"{what} needs the numactl command, which is not on PATH; install it, or unset it")
@@ -109,7 +106,7 @@ def check(found: Iterable[Sequence[str]], what: str = BY_NUMBER) -> None:
     """Try these prefixes, which `what` asked for. Raises UsageError: numactl is missing or refuses (a container without
     set_mempolicy, a cpuset)."""
     for words in dict.fromkeys(tuple(words) for words in found if words):
-        require_numactl(what)
+        _require_numactl(what)
         try:
             done = subprocess.run(
                 [*words, "true"], stdin=subprocess.DEVNULL, capture_output=True, timeout=_TRY_TIMEOUT_S, check=False

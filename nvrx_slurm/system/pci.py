@@ -6,7 +6,7 @@ A device's way is the tuple of what is passed from the top (host bridge, root po
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
@@ -45,13 +45,6 @@ def numa_node(root: Place, address: str) -> int | None:
     return number(f"{root}/{_DEVICES}/{address}/numa_node")
 
 
-def nearest(start: Way, others: Mapping[str, Way]) -> set[str]:
-    """Names of those that share the longest way with `start`; none if all are on other trees."""
-    shared = {name: len(os.path.commonprefix([start, other])) for name, other in others.items()}
-    longest = max(shared.values(), default=0)
-    return {name for name, parts in shared.items() if parts == longest} if longest else set()
-
-
 def topology(file: Place) -> dict[str, Way]:
     """The way to each device by its address, from an XML file as NCCL_TOPO_FILE takes it: `pci` elements with a `busid`
     inside `cpu` and `pci` elements. Raises OSError, and ValueError that says what is wrong with it.
@@ -66,18 +59,18 @@ def topology(file: Place) -> dict[str, Way]:
         top = ElementTree.fromstring(data)
     except (ElementTree.ParseError, ValueError, LookupError) as error:  # or an unknown encoding
         raise ValueError(f"the PCI topology {file} is no XML: {error}") from None
-    found: dict[str, Way] = {}
-    todo: list[tuple[Element, Way]] = [(top, ())]
-    while todo:
-        element, above = todo.pop()
-        for position, child in enumerate(element):
-            here = (*above, f"{child.tag} {position}")  # bridges may share made-up addresses, places are unique
-            if child.tag == "pci" and child.get("busid"):
-                found[child.get("busid", "")[-_ADDRESS_CHARS:].lower()] = here
-            todo.append((child, here))
+    found = dict(_ways(top, ()))
     if not found:
         raise ValueError(f"the PCI topology {file} has no pci element with a busid")
     return found
+
+
+def _ways(element: Element, above: Way) -> Iterator[tuple[str, Way]]:
+    for position, child in enumerate(element):
+        here = (*above, f"{child.tag} {position}")  # bridges may share made-up addresses, places are unique
+        if child.tag == "pci" and child.get("busid"):
+            yield child.get("busid", "")[-_ADDRESS_CHARS:].lower(), here
+        yield from _ways(child, here)
 
 
 def listed(directory: Place) -> list[str]:

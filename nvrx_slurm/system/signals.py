@@ -12,7 +12,7 @@ from pathlib import Path
 
 _SFD_CLOEXEC, _SFD_NONBLOCK = 0x80000, 0x800
 _INFO_BYTES = 128  # struct signalfd_siginfo
-_INFO = struct.Struct("IiiII")  # signo, errno, code, pid, uid
+_INFO = struct.Struct(f"I8xI{_INFO_BYTES - 16}x")  # ssi_signo and ssi_pid
 _SIGSET_BYTES = 128
 
 
@@ -42,14 +42,9 @@ class SignalReader:
     def read(self) -> list[Received]:
         """The signals that have come; empty when there are none."""
         try:
-            data = os.read(self.fd, _INFO_BYTES * 16)
+            return [Received(*info) for info in _INFO.iter_unpack(os.read(self.fd, _INFO_BYTES * 16))]
         except BlockingIOError:
             return []
-        found = []
-        for start in range(0, len(data), _INFO_BYTES):
-            signum, _, _, pid, _ = _INFO.unpack_from(data, start)
-            found.append(Received(signum, pid))
-        return found
 
 
 def sent_by_slurm(received: Received) -> bool:

@@ -34,7 +34,7 @@ from nvrx_slurm.errors import NvrxError, UsageError
 _TOOLS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "sinfo", "scontrol", "scancel")
 _PATH_EXTRA = "/usr/sbin:/sbin:/usr/bin:/bin"  # where the daemons are; not on every user's PATH
 _MARK = "NVRX_MINICLUSTER"  # in the daemons' environment: marks the cluster
-_POLL_S = 0.1  # Slurm has no event to wait on for "node registered" or "job ended"; each look is a process
+_POLL_S = 0.2  # Slurm has no event to wait on for "node registered" or "job ended"; each look is a process
 _CLIENT_S = 30.0  # bound of one sbatch, sinfo, scontrol
 _NOT_ENDED = {
     "PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STOPPED", "RESIZING", "REQUEUED",

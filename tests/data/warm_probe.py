@@ -60,37 +60,8 @@ def search_path():
 
 @fact
 def interpreter():
-    hooks = [
-        sys.excepthook.__name__,
-        sys.displayhook.__name__,
-        sys.breakpointhook.__name__,
-        sys.gettrace(),
-        sys.getprofile(),
-    ]
-    return [
-        repr(sys.flags),
-        sys.warnoptions,
-        repr(sys._xoptions),
-        hooks,
-        sys.getrecursionlimit(),
-        sys.getswitchinterval(),
-        "PYTHONHASHSEED" in os.environ and hash("text"),
-    ]
-
-
-@fact
-def encodings():
-    import locale
-
-    names = [sys.getfilesystemencoding(), sys.getfilesystemencodeerrors(), locale.getpreferredencoding()]
-    return [*names, locale.setlocale(locale.LC_ALL)]
-
-
-@fact
-def warning_filters():
-    import warnings
-
-    return repr(warnings.filters)
+    hooks = [sys.excepthook.__name__, sys.displayhook.__name__, sys.gettrace(), sys.getprofile()]
+    return [repr(sys.flags), sys.warnoptions, repr(sys._xoptions), hooks, sys.getrecursionlimit(), gc.isenabled()]
 
 
 @fact
@@ -161,45 +132,14 @@ def threads():
     import threading
 
     main = threading.current_thread()
-    return [
-        len(os.listdir("/proc/self/task")),
-        main is threading.main_thread(),
-        main.name,
-        main.native_id == os.getpid(),
-    ]
+    threads = len(os.listdir("/proc/self/task"))
+    return [threads, main is threading.main_thread(), main.name, main.native_id == os.getpid()]
 
 
 @fact
 def frames():
     depth = [(frame.filename, frame.function) for frame in inspect.stack()]
     return depth[depth.index((__file__, "fact")) :]
-
-
-@fact
-def security():
-    return status("Uid", "Gid", "Groups", "CapEff", "NoNewPrivs", "Seccomp", "Umask", "CoreDumping")
-
-
-@fact
-def attributes():
-    """Of the process, most of them by prctl(2): dumpable, keepcaps, securebits, timer slack, subreaper, THP, ..."""
-    import ctypes
-
-    libc = ctypes.CDLL(None)
-    files = [read(f"/proc/self/{name}") for name in ("oom_score_adj", "personality", "cgroup")]
-    return [*files, *(libc.prctl(number, 0, 0, 0, 0) for number in (3, 7, 23, 27, 30, 37, 39, 42))]
-
-
-@fact
-def collector():
-    return [gc.isenabled(), gc.get_threshold(), gc.get_debug()]
-
-
-@fact
-def dumps():
-    import faulthandler
-
-    return [faulthandler.is_enabled(), read("/proc/self/coredump_filter")]
 
 
 @fact

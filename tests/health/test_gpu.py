@@ -138,7 +138,7 @@ def test_a_job_looks_at_its_own_gpus(
 # --- NVML that fails ------------------------------------------------------------------------------------------------
 
 FUNCTIONS = sorted(set(re.findall(r'(?:BEGIN|outcome)\("(nvml\w+)"', standin.SOURCE.read_text())))
-for elsewhere in ("nvmlDeviceGetPciInfo", "nvmlDeviceGetMinorNumber"):  # test_numa_auto.py, test_gpu_processes.py
+for elsewhere in ("nvmlDeviceGetPciInfo", "nvmlDeviceGetMinorNumber"):  # system/test_numa.py, test_gpu_processes.py
     FUNCTIONS.remove(elsewhere)
 ALSO = {  # of older drivers
     "nvmlDeviceGetMemoryInfo": ("nvmlDeviceGetMemoryInfo_v2 13",),

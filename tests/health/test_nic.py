@@ -110,9 +110,9 @@ def test_files_elsewhere_by_template(dgx: Node) -> None:
 
 
 def test_ports_are_learned() -> None:
-    ports = {"a/1": Port("a", 1, "ACTIVE", 0, rate_gbps=400.0), "b/1": Port("b", 1, "DOWN", 0)}
+    ports = {"a/1": Port("a", "ACTIVE", 0, rate_gbps=400.0), "b/1": Port("b", "DOWN", 0)}
     assert learn_ports(PortFacts(ports, {})) == {"nic_ports": ("a/1",), "nic_rate_gbps": 400.0}
-    ports["c/1"] = Port("c", 1, "ACTIVE", 0)
+    ports["c/1"] = Port("c", "ACTIVE", 0)
     assert learn_ports(PortFacts(ports, {})) == {"nic_ports": ("a/1", "c/1")}
     judge = CHECKS["nic-ports"].judge
     assert judge(PortFacts(ports, {"b/1": 0.0}), {"nic_ports": (), "nic_rate_gbps": None}) == (F, "b/1 is DOWN")

@@ -10,7 +10,7 @@ import pytest
 
 from nvrx_slurm.node.coordination import time_left
 from nvrx_slurm.node.coordination.time_left import TimeLeft
-from nvrx_slurm.slurm.api.cli import CommandLine
+from nvrx_slurm.slurm.api.cli import Slurm
 from nvrx_slurm.slurm.control import Control
 
 SAYS = "says() { echo JobId=7 JobState=RUNNING ExitCode=0:0 RunTime=00:00:00 TimeLimit=$1; }"
@@ -72,7 +72,7 @@ def test_slurm_tells(
 ) -> None:  # fmt: skip
     fake_scontrol(tmp_path, monkeypatch, script.format(tmp_path))
     control = Control("cli")
-    assert isinstance(control.slurm, CommandLine)
+    assert isinstance(control.slurm, Slurm)
     control.slurm.tools.timeout_s = 0.5 if "sleep" in script else 10.0
     assert answers(job_id, times, control) == found
     assert count(tmp_path) == asked

@@ -13,7 +13,7 @@ from pathlib import Path
 import dgx
 import slurm_builds
 from minicluster import MiniCluster
-from nvrx_job import PATIENCE_S, wait_in
+from nvrx_job import WAIT_S, start_again, wait_in
 
 from nvrx_slurm.slurm.api import text
 from nvrx_slurm.slurm.api.facts import NodeFacts
@@ -104,11 +104,25 @@ class HookedCluster:
         def found() -> list[str]:
             return [line for line in self.log()[after:] if words in line]
 
-        came = wait_in(self.root, lambda: bool(found()), PATIENCE_S)
+        came = wait_in(self.root, lambda: bool(found()), WAIT_S)
         assert came, f"never logged: {words!r}, but\n" + "\n".join(line for line in self.log() if " job " in line)
         return found()[0]
 
-    def wait_round(self, node: str) -> None:
-        """Wait until the periodic hook has begun and ended on `node` from now on."""
+    def wait_rounds(self, *nodes: str) -> None:
+        """Wait until the periodic hook has begun and ended on these nodes from now on."""
         for _ in range(2):
-            self.wait_log(f"nvrx-periodic: {node}: pass", len(self.log()))
+            after = len(self.log())
+            for node in nodes:
+                self.wait_log(f"nvrx-periodic: {node}: pass", after)
+
+    def assert_prolog_drains(self, node: str) -> None:
+        """A job that would run on `node`, whose fan is broken, drains it and runs on another one."""
+        self.break_("fan", node)
+        job = self.slurm.submit("#!/bin/sh\necho ran on $SLURMD_NODENAME\n", "--requeue", "--nodes=1")
+        self.wait_log(f"{node} job {job}: drained")
+        start_again(self.slurm, job)
+        assert self.slurm.wait_job(job, WAIT_S).state == "COMPLETED"
+        assert self.slurm.output(job).startswith("ran on n") and node not in self.slurm.output(job)
+        assert self.slurm.job(job)["Restarts"] == "1"
+        note = self.note(node)
+        assert "DRAIN" in note.states and (note.reason, note.reason_by) == ("nvrx:fan:the fan is broken", "root")

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import minicluster_init as init
-from minicluster import JobEnd, MiniCluster
+from minicluster import JobEnd, MiniCluster, until
 from stage import await_end, running_with
 
 from nvrx_slurm.system.inotify import Inotify
 
-PATIENCE_S = 60.0
+WAIT_S = 60.0
 
 PRELUDE = """
 import os, signal, sys
@@ -42,23 +42,18 @@ from nvrx_slurm.fault_tolerance import RankMonitorClient
 client = RankMonitorClient()
 client.init_workload_monitoring()
 """
-ASKS = CLIENT + """
+EXCLUDES_N2 = CLIENT + """
 from nvrx_slurm.fault_tolerance import WorkloadAction, WorkloadControlRequest
-def ask(action, why):
-    client.send_workload_control_request(WorkloadControlRequest(action, why))
-"""  # fmt: skip
-SHUTS_DOWN = ASKS + "if RANK == 1:\n    ask(WorkloadAction.ShutdownWorkload, 'loss is NaN')\nsignal.pause()\n"
-EXCLUDES_N2 = ASKS + """
 if CYCLE == 0:
     if os.environ["SLURMD_NODENAME"] == "n2":
-        ask(WorkloadAction.ExcludeThisNode, "its GPU lies")
+        client.send_workload_control_request(WorkloadControlRequest(WorkloadAction.ExcludeThisNode, "its GPU lies"))
     signal.pause()
 """  # fmt: skip
 
 
-def wait_in(directory: Path, done: Callable[[], bool], patience_s: float) -> bool:
+def wait_in(directory: Path, done: Callable[[], bool], wait_s: float) -> bool:
     """Wait for something in a directory, by inotify; whether it came in time."""
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + wait_s
     changes = Inotify()
     try:
         changes.watch(str(directory))
@@ -73,10 +68,14 @@ def wait_in(directory: Path, done: Callable[[], bool], patience_s: float) -> boo
 def start_again(cluster: MiniCluster, job_id: int) -> None:
     """Wait until the job is requeued, and have it start now; Slurm alone would hold it for two minutes.
 
-    A start in the second of the requeue may be refused ("Job credential revoked").
+    A start in the second of the requeue may be refused ("Job credential revoked"), and Slurm may set its time later.
     """
-    cluster.wait_job(job_id, PATIENCE_S, until="PENDING")
-    cluster.run("scontrol", "update", f"JobId={job_id}", "StartTime=now+2")
+    cluster.wait_job(job_id, WAIT_S, until="PENDING")
+    for _ in range(8):
+        cluster.run("scontrol", "update", f"JobId={job_id}", "StartTime=now+2")
+        if until(lambda: cluster.job(job_id)["JobState"] != "PENDING", 6.0):
+            return
+    raise AssertionError(f"job {job_id} does not start: {cluster.job(job_id)}")
 
 
 class Mark(NamedTuple):
@@ -112,19 +111,19 @@ class Job:
         self.wait_for(lambda: len(self.marks(what, cycle)) >= count, f"{count} x {what!r} of cycle {cycle}")
         return self.marks(what, cycle)
 
-    def wait_for(self, done: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
+    def wait_for(self, done: Callable[[], bool], what: str, wait_s: float = WAIT_S) -> None:
         """Wait for something in the job's directory, by inotify."""
-        if not wait_in(self.directory, done, patience_s):
+        if not wait_in(self.directory, done, wait_s):
             logs = "\n".join(f"{path.name}:\n{path.read_text()}" for path in self.directory.rglob("agents/*.log"))
             raise AssertionError(f"never came: {what}; the job said:\n{self.said()}\n{logs}")
 
     def wait_end(self) -> JobEnd:
         """Wait for the job's end, repairing nodes that were lost (Slurm calls it "completing" until then)."""
-        self.cluster.wait_job(self.job_id, PATIENCE_S, until="COMPLETING")
+        self.cluster.wait_job(self.job_id, WAIT_S, until="COMPLETING")
         for name, state in self.cluster.status().items():
             if state.startswith("dead"):
                 self.cluster.restart_node(name)
-        return self.cluster.wait_job(self.job_id, PATIENCE_S)
+        return self.cluster.wait_job(self.job_id, WAIT_S)
 
     @property
     def run_dir(self) -> Path:
@@ -188,7 +187,7 @@ class Jobs:
         env |= {"PATH": self._path(), "TEST_JOB": str(job.directory), "TMPDIR": str(job.directory)}
         done = subprocess.run(
             argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            timeout=PATIENCE_S, check=False,
+            timeout=WAIT_S, check=False,
         )  # fmt: skip
         assert done.returncode == code, done.stdout
         return done.stdout
@@ -209,7 +208,7 @@ def nvrx_submit(jobs: Jobs, worker: str, *flags: str, code: int = 0) -> tuple[Jo
     env |= {"TEST_JOB": str(job.directory), "TMPDIR": str(job.directory)}
     done = subprocess.run(
         [sys.executable, "-m", "nvrx_slurm.cli.toolbox", "submit", *flags, "worker.py"],
-        env=env, cwd=job.directory, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S,
+        env=env, cwd=job.directory, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WAIT_S,
     )  # fmt: skip
     assert done.returncode == code, done.stdout + done.stderr
     job.job_id = int(done.stdout.split()[2].rstrip(":,"))

@@ -20,15 +20,14 @@ from minicluster import MiniCluster
 from minicluster_init import signal_process
 
 from nvrx_slurm.slurm import api
-from nvrx_slurm.slurm.api.cli import CommandLine
+from nvrx_slurm.slurm.api.cli import Slurm
 from nvrx_slurm.slurm.api.facts import NoAnswer, NotKnown, SlurmError
-from nvrx_slurm.slurm.api.interface import Slurm
 
 PYSLURM = "25.11"  # the version of the wheel
-PATIENCE_S = 30.0
+WAIT_S = 30.0
 NOBODY = 65534
 REPO = Path(__file__).resolve().parents[2]
-STRANGER = """
+ANOTHER_USER = """
 import sys
 from nvrx_slurm.slurm import api
 from nvrx_slurm.slurm.api.facts import SlurmError
@@ -49,9 +48,7 @@ slurm.close()
 
 
 @pytest.fixture(scope="module")
-def cluster(
-    slurm_version: str,
-) -> Iterator[MiniCluster]:
+def cluster(slurm_version: str) -> Iterator[MiniCluster]:
     """Three nodes of one version, for all tests here."""
     root = Path("/tmp", f"nvrx-api-{os.getpid()}-{slurm_version or 'debian'}")
     with MiniCluster(root, 3, kill_wait_s=5, die_with_owner=True, slurm=slurm_version) as running:
@@ -60,12 +57,7 @@ def cluster(
 
 
 @pytest.fixture(params=["cli", "pyslurm"])
-def slurm(
-    request: pytest.FixtureRequest,
-    slurm_version: str,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> Iterator[Slurm]:
+def slurm(request: pytest.FixtureRequest, slurm_version: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:
     """A backend, as `connect` gives it."""
     if request.param == "pyslurm":
         wheel = next(slurm_builds.builds().glob("pyslurm-*.whl"), None) if slurm_version == PYSLURM else None
@@ -88,7 +80,7 @@ def slurm(
 
 
 def until(done: Callable[[], object], what: str) -> None:
-    assert minicluster.until(done, PATIENCE_S), what
+    assert minicluster.until(done, WAIT_S), what
 
 
 @pytest.fixture
@@ -105,11 +97,10 @@ def script(tmp_path: Path) -> Path:
 def test_a_job_from_submission_to_its_end(slurm: Slurm, script: Path, tmp_path: Path) -> None:
     job_id = slurm.submit(script, ["--begin=now+1hour", '--job-name=it\'s "a" job', "--exclude=n3"])
     job = slurm.job(job_id)
-    assert (job.name, job.state, job.reason) == ('it\'s "a" job', "PENDING", "BeginTime")
+    assert (job.state, job.reason) == ("PENDING", "BeginTime")
     assert (job.nodes, job.excluded, job.restarts, job.requeue, job.time_left_s) == ((), ("n3",), 0, True, None)
 
     slurm.exclude(job_id, ["n1"])
-    assert isinstance(slurm, CommandLine)
     slurm.tools.run("scontrol", "update", f"JobId={job_id}", "StartTime=now", "TimeLimit=5", 'Comment=b = "c", d')
     until(lambda: slurm.job(job_id).state == "RUNNING", "it runs")
     job = slurm.job(job_id)
@@ -121,13 +112,10 @@ def test_a_job_from_submission_to_its_end(slurm: Slurm, script: Path, tmp_path: 
     until(lambda: len(slurm.steps(job_id)) == 2, "both steps run")
     steps = {step.step_id: step for step in slurm.steps(job_id)}
     assert set(steps) == {f"{job_id}.batch", f"{job_id}.0"}
-    assert (steps[f"{job_id}.0"].name, steps[f"{job_id}.0"].nodes) == ("a step", ("n2", "n3"))
+    assert steps[f"{job_id}.0"].name == "a step"
     until(lambda: len(list(tmp_path.glob("ready.?"))) == 2, "both tasks wait for it")
-    slurm.signal(job_id, signal.SIGUSR1, f"{job_id}.0")
+    slurm.signal(f"{job_id}.0", signal.SIGUSR1)
     until((tmp_path / "got").exists, "the step got the signal")
-    (tmp_path / "got").unlink()
-    slurm.signal(job_id, signal.SIGUSR1)
-    until((tmp_path / "got").exists, "the step got the signal of the job")
 
     slurm.requeue(job_id)
     until(lambda: slurm.job(job_id).state == "PENDING", "it waits again")
@@ -149,7 +137,10 @@ def test_exit_codes_and_the_end_without_a_batch_host(slurm: Slurm, script: Path)
     assert [slurm.job(one).exit_code for one in jobs] == [93, 137, 7]
 
 
-def test_nodes(slurm: Slurm) -> None:
+def test_nodes_and_the_configuration(slurm: Slurm, slurm_version: str) -> None:
+    config = slurm.config()
+    assert config["KillWait"].startswith("5") and not config.get("Epilog")
+    assert config["SLURM_VERSION"].startswith(slurm_version or "22.05")
     assert {name: one.states for name, one in slurm.nodes().items()} == dict.fromkeys(("n1", "n2", "n3"), {"IDLE"})
     assert slurm.nodes(["n1"])["n1"].address == "127.0.0.1" and slurm.nodes(["n1"])["n1"].port > 0
     slurm.drain("n2", 'a "broken", b=c disk')
@@ -161,16 +152,10 @@ def test_nodes(slurm: Slurm) -> None:
     until(lambda: slurm.nodes(["n2"])["n2"].states == {"IDLE"}, "it is in service")
 
 
-def test_the_configuration(slurm: Slurm, slurm_version: str) -> None:
-    config = slurm.config()
-    assert config["KillWait"].startswith("5") and not config.get("Epilog")
-    assert config["SLURM_VERSION"].startswith(slurm_version or "22.05")
-
-
 def test_what_is_not_known(slurm: Slurm) -> None:
     for ask in (
         lambda: slurm.job(99999), lambda: slurm.requeue(99999), lambda: slurm.exclude(99999, ["n1"]),
-        lambda: slurm.signal(99999, signal.SIGUSR1, "99999.0"),
+        lambda: slurm.signal("99999.0", signal.SIGUSR1),
         lambda: slurm.nodes(["n1", "zz"]), lambda: slurm.nodes(["zz"]), lambda: slurm.drain("zz", "x"),
         lambda: slurm.complete(99999, 0),
     ):  # fmt: skip
@@ -186,7 +171,7 @@ def test_what_is_forbidden(slurm: Slurm, script: Path, cluster: MiniCluster) -> 
     python = f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}"
     env = {**os.environ, "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{REPO}:{sysconfig.get_path('purelib')}"}
     done = subprocess.run(
-        [python, "-c", STRANGER, str(job_id)], env=env, user=NOBODY, group=NOBODY, extra_groups=(), cwd="/",
+        [python, "-c", ANOTHER_USER, str(job_id)], env=env, user=NOBODY, group=NOBODY, extra_groups=(), cwd="/",
         timeout=60, check=False, capture_output=True, text=True,
     )  # fmt: skip
     if "nvrx_slurm" in done.stderr and "ModuleNotFoundError" in done.stderr:
@@ -201,7 +186,7 @@ def test_what_is_forbidden(slurm: Slurm, script: Path, cluster: MiniCluster) -> 
 def test_both_backends_answer_the_same(slurm: Slurm, script: Path) -> None:
     if slurm.name == "cli":
         pytest.skip("compared where pyslurm is")
-    other = CommandLine()
+    other = Slurm()
     array = slurm.submit(script, ["--hold", "--job-name=a\nb, c='d'", "--array=1-3%2", "--comment= e=f"])
     running = slurm.submit(script)
     until(lambda: len(slurm.steps(running)) == 2, "it runs")
@@ -221,7 +206,6 @@ def test_both_backends_answer_the_same(slurm: Slurm, script: Path) -> None:
 
 def test_slurmctld_that_hangs_or_is_gone(slurm: Slurm, cluster: MiniCluster) -> None:
     """It costs bounded time, is asked seldom, and answers again when it is back."""
-    assert isinstance(slurm, CommandLine)
     slurm.tools.timeout_s = 0.5
     stopped = [one for one in cluster.scan() if one.name == "slurmctld" and signal_process(one, signal.SIGSTOP)]
     assert stopped

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,16 +13,28 @@ from minicluster import MiniCluster
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm import nodelist
-from nvrx_slurm.slurm.api.cli import CommandLine
-from nvrx_slurm.slurm.api.facts import NoAnswer
+from nvrx_slurm.slurm.api.cli import Slurm
+from nvrx_slurm.slurm.api.facts import NoAnswer, NotInstalled
 from nvrx_slurm.slurm.api.tools import Tools
-from nvrx_slurm.slurm.control import Control, is_gone, seconds
+from nvrx_slurm.slurm.control import BatchHost, Control, seconds
 
 
 @pytest.fixture
 def control() -> Control:
     """Without the back-off after what earlier tests did."""
     return Control("cli")
+
+
+@pytest.fixture
+def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Puts shell scripts in the place of Slurm's tools."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+    def make(name: str, text: str) -> None:
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+
+    return make
 
 
 def test_time_left_from_the_environment_needs_no_tool(control: Control) -> None:
@@ -34,11 +48,6 @@ def test_kill_wait(value: str, found: float) -> None:
     assert seconds({"KillWait": value}, "KillWait", 30.0) == found
 
 
-def _tool(folder: Path, name: str, text: str) -> None:
-    (folder / name).write_text(f"#!/bin/sh\n{text}\n")
-    (folder / name).chmod(0o755)
-
-
 def test_without_slurm(control: Control, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert control.time_left_s(1, {}) is None
@@ -47,31 +56,66 @@ def test_without_slurm(control: Control, monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert control.node_address("localhost") == "localhost"
     with pytest.raises(UsageError, match=r"node no-such-node\.invalid: .* NodeAddr"):
         control.node_address("no-such-node.invalid")
+    with pytest.raises(NotInstalled):
+        control.batch_host(1)
 
 
-def test_node_addr_where_the_name_does_not_resolve(
-    control: Control, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    _tool(tmp_path, "scontrol", "echo NodeName=$3 NodeAddr=127.0.0.1 State=IDLE")
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+def test_node_addr_where_the_name_does_not_resolve(control: Control, tool: Callable[[str, str], None]) -> None:
+    tool("scontrol", "echo NodeName=$3 NodeAddr=127.0.0.1 State=IDLE")
     assert control.node_address("no-such-node.invalid") == "127.0.0.1"
 
 
-def test_slow_tools_are_not_asked_again_and_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    _tool(tmp_path, "scontrol", f"echo asked >> {tmp_path}/asked; exec sleep 60")
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    slurm = CommandLine(Tools(timeout_s=0.2))
+JOB = "echo JobId=7 JobState=RUNNING ExitCode=0:0 BatchHost=n1"
+NODE = "echo NodeName=n1 State={state} NodeAddr={address} Port={port}"
+UNKNOWN = "echo Invalid job id specified >&2; exit 1"
+AWAY = "echo Unable to contact slurm controller >&2; exit 1"
+UP = NODE.format(state="ALLOCATED", address="127.0.0.1", port="{port}")
+
+
+@pytest.mark.parametrize(
+    ("job", "node", "found"),
+    [
+        (JOB, UP, BatchHost.ALIVE),
+        (JOB, UP.replace("{port}", "1"), BatchHost.GONE),
+        (JOB, NODE.format(state="DOWN*", address="127.0.0.1", port=1), BatchHost.GONE),
+        (JOB, NODE.format(state="IDLE", address="no-such-node.invalid", port=1), BatchHost.SILENT),
+        (JOB, AWAY, BatchHost.SILENT),
+        (f"{JOB} BatchFlag=0", AWAY, BatchHost.ALIVE),
+        (UNKNOWN, AWAY, BatchHost.ALIVE),
+    ],
+)
+def test_batch_host(control: Control, tool: Callable[[str, str], None], job: str, node: str, found: BatchHost) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as slurmd:
+        node = node.replace("{port}", str(slurmd.getsockname()[1]))
+        tool("scontrol", f"case $2 in job) {job};; node) {node};; *) exit 9;; esac")
+        assert control.batch_host(7) is found
+
+
+def test_what_slurm_refuses_is_tried_again_and_then_cancelled(
+    control: Control, tool: Callable[[str, str], None], tmp_path: Path
+) -> None:
+    node = NODE.format(state="DOWN", address="127.0.0.1", port=1)
+    tool("scontrol", f"case $2 in job) {JOB};; node) {node};; *) echo disabled >&2; exit 1;; esac")
+    tool("scancel", f"echo $* >> {tmp_path}/cancelled")
+    with pytest.raises(NoAnswer, match="disabled"):
+        control.end_without_batch_host(7, 1, with_scancel=False, requeue=True)
+    assert "scancel ended the job" in control.end_without_batch_host(7, 1, with_scancel=True)
+    assert (tmp_path / "cancelled").read_text() == "7\n"
+
+
+def test_slow_tools_are_not_asked_again_and_again(tool: Callable[[str, str], None], tmp_path: Path) -> None:
+    tool("scontrol", f"echo asked >> {tmp_path}/asked; exec sleep 60")
+    slurm = Slurm(Tools(timeout_s=2.0))
     for _ in range(5):
         with pytest.raises(NoAnswer):
             slurm.job(1)
     assert (tmp_path / "asked").read_text() == "asked\n"
 
 
-def test_one_call_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_one_call_at_a_time(tool: Callable[[str, str], None], tmp_path: Path) -> None:
     """Two at once would find the lock directory there."""
-    _tool(tmp_path, "squeue", f"mkdir {tmp_path}/one || exit 9; sleep 0.05; rmdir {tmp_path}/one; echo '7.0|n1|x'")
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    slurm = CommandLine()
+    tool("squeue", f"mkdir {tmp_path}/one || exit 9; sleep 0.05; rmdir {tmp_path}/one; echo '7.0|x'")
+    slurm = Slurm()
     with ThreadPoolExecutor(4) as pool:
         assert [len(steps) for steps in pool.map(slurm.steps, range(8))] == [1] * 8
 
@@ -87,6 +131,6 @@ def test_against_a_real_cluster(control: Control, minicluster: MiniCluster, monk
     left = control.time_left_s(job, {})
     assert left is not None and 500 < left <= 600
     minicluster.run("scontrol", "update", "NodeName=n4", "State=DOWN", "Reason=test")
-    assert is_gone(control.slurm.nodes(["n4"])["n4"].states)
+    assert "DOWN" in control.slurm.nodes(["n4"])["n4"].states
     for text in ("n[01-03,7]-ib[0-1]", "a[8-11],b,c[9-10]", "n[08-12]", "x[1-2]y[03-04]", "n1,n1"):
         assert nodelist.expand(text) == minicluster.run("scontrol", "show", "hostnames", text).split()

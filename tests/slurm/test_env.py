@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm.env import SlurmContext, array_infra_rank, coordinator_ports, detect
@@ -30,11 +28,6 @@ def seen(base: dict[str, str], **changes: str | None) -> SlurmContext:
     found = detect({k: v for k, v in env.items() if changes.get(k, "") is not None})
     assert found is not None
     return found
-
-
-@pytest.mark.parametrize("env", [{}, {"SLURM_CONF": "/r/slurm.conf"}, {"SLURM_JOB_ID": ""}, {"SLURM_PROCID": "0"}])
-def test_not_in_a_job(env: dict[str, str]) -> None:
-    assert detect(env) is None
 
 
 ARRAY_TASK = {"SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "3"}
@@ -61,6 +54,7 @@ def test_what_the_variables_tell(base: dict[str, str], changes: dict[str, str], 
 
 
 def test_infra_ranks_of_an_array() -> None:
+    assert detect({"SLURM_JOB_ID": "", "SLURM_PROCID": "0"}) is None  # no job
     assert array_infra_rank(seen(STEP)) == 1
     assert array_infra_rank(seen(STEP, **ARRAY_TASK)) == 3 * 4 + 1
     assert array_infra_rank(seen(STEP, **ARRAY_TASK, CROSS_SLURM_PROCID="17")) == 17
@@ -69,8 +63,7 @@ def test_infra_ranks_of_an_array() -> None:
 @pytest.mark.parametrize(
     ("text", "step_id"),
     [
-        ("0", 0), ("5", 5), ("4294967279", 4294967279), ("4294967280", -1), ("4294967290", -1), ("4294967295", -1),
-        ("-6", -1), ("interactive", -1), ("batch", -1), ("", -1),
+        ("0", 0), ("4294967279", 4294967279), ("4294967280", -1), ("-6", -1), ("interactive", -1), ("", -1),
     ],
 )  # fmt: skip
 def test_special_steps_are_no_steps(text: str, step_id: int) -> None:
@@ -85,19 +78,16 @@ def test_one_launcher_per_node(text: str) -> None:
     assert seen(BATCH, SLURM_TASKS_PER_NODE=text).step_id == -1
 
 
-@pytest.mark.parametrize("name", ["SLURM_PROCID", "SLURM_JOB_ID", "SLURM_GPUS_ON_NODE", "CROSS_SLURM_PROCID"])
-@pytest.mark.parametrize("bad", ["x", "1.5", "١", "9" * 30, "0x1"])
-def test_numbers_that_are_none(name: str, bad: str) -> None:
-    with pytest.raises(UsageError, match=name):
-        seen(STEP, **{name: bad})
+@pytest.mark.parametrize("bad", ["x", "1.5", "١", "9" * 30])
+def test_numbers_that_are_none(bad: str) -> None:
+    with pytest.raises(UsageError, match="SLURM_PROCID"):
+        seen(STEP, SLURM_PROCID=bad)
 
 
 @pytest.mark.parametrize(
     ("pattern", "addr", "order"),
     [
-        ("block.node", "b03.node17", (3, 17)), ("block.node", "rack2-b1.n0x9", (2, 1, 0, 9)),
-        ("block.node", "b1.n10", (1, 10)), ("switch.switch.node", "s0.s2.n17", ()), ("node", "n2", ()),
-        ("", "b1.n1", ()),
+        ("block.node", "rack2-b01.n0x9", (2, 1, 0, 9)), ("switch.switch.node", "s0.s2.n17", ()), ("", "b1.n1", ()),
     ],
 )  # fmt: skip
 def test_topology_order(pattern: str, addr: str, order: tuple[int, ...]) -> None:
@@ -111,9 +101,4 @@ def test_all_tasks_of_a_step_agree_on_the_ports() -> None:
     assert ports != coordinator_ports(seen(STEP, SLURM_RESTART_COUNT="1"))
     assert ports != coordinator_ports(seen(STEP, SLURM_CONF="/other/slurm.conf"))
 
-
-@given(st.integers(0, 1 << 32), st.integers(0, 100), st.text(max_size=5))
-def test_ports_are_distinct_and_in_range(job: int, step: int, cluster: str) -> None:
-    ports = coordinator_ports(SlurmContext(job, str(job), step_id=step, cluster_name=cluster))
-    assert len(set(ports)) == len(ports) == 8
-    assert all(20000 <= port <= 29999 for port in ports)
+    assert len(set(ports)) == 8 and all(20000 <= port <= 29999 for port in ports)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 from hooked_cluster import HookedCluster, running
 from minicluster import until
-from nvrx_job import CLIENT, EXCLUDES_N2, PATIENCE_S, Jobs, kill, nvrx_submit, start_again
+from nvrx_job import CLIENT, EXCLUDES_N2, WAIT_S, Jobs, kill, nvrx_submit, start_again
 
 pytestmark = [pytest.mark.matrix, pytest.mark.skipif(os.geteuid() != 0, reason="Slurm's hooks run as root")]
 
@@ -82,14 +82,7 @@ def test_the_time_limit_is_told_before(jobs: Jobs) -> None:
 
 
 def test_the_prolog_drains_a_broken_node(jobs: Jobs, hooked: HookedCluster) -> None:
-    hooked.break_("fan", "n1")
-    job = jobs.cluster.submit("#!/bin/sh\necho ran on $SLURMD_NODENAME\n", "--requeue", "--nodes=1")
-    hooked.wait_log(f"n1 job {job}: drained")
-    start_again(jobs.cluster, job)
-    assert jobs.cluster.wait_job(job, PATIENCE_S).state == "COMPLETED"
-    assert jobs.cluster.output(job) in ("ran on n2\n", "ran on n3\n")
-    note = hooked.note("n1")
-    assert "DRAIN" in note.states and (note.reason, note.reason_by) == ("nvrx:fan:the fan is broken", "root")
+    hooked.assert_prolog_drains("n1")
     jobs.cluster.reset()
 
 
@@ -97,7 +90,7 @@ def test_a_submitted_job_is_requeued_without_the_node_that_it_excluded(jobs: Job
     first_life = EXCLUDES_N2.replace("CYCLE == 0", '"SLURM_RESTART_COUNT" not in os.environ')
     job, _ = nvrx_submit(jobs, first_life, "--nodes", "2", "--until-done")
     job.wait_marks("up", 2)
-    assert until(lambda: jobs.cluster.job(job.job_id)["ExcNodeList"] == "n2", PATIENCE_S)
+    assert until(lambda: jobs.cluster.job(job.job_id)["ExcNodeList"] == "n2", WAIT_S)
     start_again(jobs.cluster, job.job_id)
     end = job.wait_end()
     assert (end.state, end.exit_code) == ("COMPLETED", 0)

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import slurm_builds
 from minicluster import MiniCluster
-
-from nvrx_slurm.errors import UsageError
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -39,32 +35,3 @@ def test_the_script_lives_over_several_processes(cluster_root: Path, needs_slurm
         said = script("down")  # finds all by scanning, the state file being of no use
     assert "slurmctld[" in said
     assert MiniCluster(cluster_root).scan() == []
-
-
-def test_a_build_is_unpacked_by_one_process_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The script stands in for the real `install`, which unpacks to /opt."""
-    monkeypatch.setattr(slurm_builds, "_HOME", tmp_path)
-    monkeypatch.setenv("NVRX_SLURM_BUILDS", str(tmp_path / "builds"))
-    with pytest.raises(UsageError, match="NVRX_SLURM_BUILDS"):
-        slurm_builds.install("25.11")
-    with pytest.raises(UsageError, match="no build of Slurm 1.2"):
-        slurm_builds.install("1.2")
-    broken = tmp_path / "slurm-25.11/sbin/slurmctld"  # of an unpacking that was interrupted
-    script = tmp_path / "builds/install"
-    for file, text in ((broken, ""), (script, SLOW.format(root=tmp_path, broken=broken))):
-        file.parent.mkdir(parents=True)
-        file.write_text(text)
-        file.chmod(0o755)
-    with ThreadPoolExecutor() as two:
-        assert list(two.map(slurm_builds.install, ["25.11", "25.11"])) == [None, None]
-    assert (tmp_path / "asked").read_text() == "25.11\n" * 2
-
-
-SLOW = """#!/bin/sh -e
-[ ! -e {broken} ]
-mkdir {root}/alone
-echo "$1" >>{root}/asked
-sleep 0.2
-mkdir -p {root}/slurm-$1/include/slurm && : >{root}/slurm-$1/include/slurm/slurm_version.h
-rmdir {root}/alone
-"""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm.nodelist import MAX_HOSTS, expand, expand_counts
@@ -30,27 +28,13 @@ def test_expand(text: str, hosts: list[str]) -> None:
         ("n[3-1]", "'3-1'"), ("n[1,x]", "'x'"), ("n[]", "''"), ("n[1-2-3]", "'1-2-3'"), ("n[٣]", "'٣'"),
         ("n1 n2", "'n1 n2'"),
         ("n[0-65536]", "65536 names"), ("n[0-255]x[0-256]", "65536 names"), ("n[0-65535],m", "65536 names"),
-        ("n[0-999999999999999999]", "65536 names"),
     ],
 )  # fmt: skip
 def test_expand_refuses(text: str, why: str) -> None:
     with pytest.raises(UsageError, match="host list") as caught:
         expand(text)
     assert why in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_the_bound_itself_is_allowed() -> None:
-    assert len(expand("n[0-255]x[0-255]")) == MAX_HOSTS
-
-
-@given(st.text(alphabet="n[]-,0123 ", max_size=12))
-def test_any_text_expands_or_is_refused_in_one_sentence(text: str) -> None:
-    try:
-        hosts = expand(text)
-    except UsageError as error:
-        assert "\n" not in str(error)
-    else:
-        assert all(host and not set(host) & set("[], ") for host in hosts)
+    assert len(expand("n[0-255]x[0-255]")) == MAX_HOSTS  # the bound itself is allowed
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import minicluster_init as init
 import pytest
 from minicluster import until
-from nvrx_job import PATIENCE_S, Jobs, kill
+from nvrx_job import WAIT_S, Jobs, kill
 from stage import running_with
 
 pytestmark = pytest.mark.slurm
@@ -69,9 +69,9 @@ def test_a_killed_srun_costs_the_job_nothing(jobs: Jobs) -> None:
     job.wait_marks("up", 2)
     parents = {one.pid: init._stat(one.pid)[1] for one in running_with(str(job.directory)) if one.name == "srun"}
     ((shepherd, srun),) = ((pid, parent) for pid, parent in parents.items() if parent in parents)
-    assert until(lambda: bool(pipes(shepherd) & pipes(parents[srun])), PATIENCE_S)  # the front holds it
+    assert until(lambda: bool(pipes(shepherd) & pipes(parents[srun])), WAIT_S)  # the front holds it
     kill(srun, signal.SIGKILL)
-    assert until(lambda: "srun was killed by SIGKILL" in job.said(), PATIENCE_S)
+    assert until(lambda: "srun was killed by SIGKILL" in job.said(), WAIT_S)
     (job.directory / "go").touch()
     assert job.wait_end().exit_code == 1, job.said()
     assert len(job.marks("up")) == 2 and job.result()["first_cause"]["exit_code"] == 7
@@ -93,8 +93,8 @@ def test_a_step_that_slurm_does_not_start_is_given_up(jobs: Jobs) -> None:
     lead = """mkfifo go begun
 srun --exact bash -c 'echo x > begun; read < go' & busy=$!
 read -n 1 < begun
-nvrx-run --rdzv-conf=join_timeout=7 --srun-arg=--exact worker.py; echo "waited: $?"
+nvrx-run --rdzv-conf=join_timeout=4 --srun-arg=--exact worker.py; echo "waited: $?"
 echo x > go; wait $busy; exit 0"""
     job = jobs.submit("", nodes=1, lead=lead)
     assert job.wait_end().exit_code == 0, job.said()
-    assert "waited: 94" in job.said() and "Slurm has not started the step within 7 s" in job.said(), job.said()
+    assert "waited: 94" in job.said() and "Slurm has not started the step within 4 s" in job.said(), job.said()

@@ -1,10 +1,90 @@
-"""The places of a Slurm cluster where nvrx-run can be: srun directly, arrays, wrong shapes."""
+"""Places of nvrx-run on a real Slurm: srun directly, several agents per node, segments, job arrays, blocks."""
 
 from __future__ import annotations
 
-import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
 
-from nvrx_job import EXCLUDES_N2, Jobs
+import minicluster_init as init
+import pytest
+from minicluster import MiniCluster
+from nvrx_job import EXCLUDES_N2, Job, Jobs, kill
+
+SEVERAL = "export NVRX_ENABLE_MULTI_LAUNCHERS_PER_NODE=yes\n"
+TELLS = "mark(f\"local-{os.environ['LOCAL_RANK']}-of-{os.environ['LOCAL_WORLD_SIZE']}\")\n"
+WAITS = TELLS + "if CYCLE < 2:\n    signal.pause()\n"
+
+
+def places(job: Job, cycle: int) -> list[tuple[int, str]]:
+    """(rank, node) of all workers of a cycle."""
+    return [(mark.rank, mark.node) for mark in job.marks("up", cycle)]
+
+
+def test_two_agents_per_node_survive_a_killed_rank_and_a_lost_node(jobs: Jobs) -> None:
+    flags = "--nnodes=4 --nproc-per-node=1 --max-restarts=3"
+    job = jobs.submit(WAITS, flags, nodes=3, sbatch=("--ntasks-per-node=2",), lead=SEVERAL)
+
+    job.wait_marks("local-0-of-2", 2, cycle=0)
+    last = job.wait_marks("local-1-of-2", 2, cycle=0)[1]
+    assert places(job, 0) == [(0, "n1"), (1, "n1"), (2, "n2"), (3, "n2")]
+    assert (last.rank, last.node) == (3, "n2")
+    kill(last.pid, signal.SIGKILL)
+
+    job.wait_marks("local-1-of-2", 2, cycle=1)
+    job.wait_marks("up", 4, cycle=1)
+    assert places(job, 1) == places(job, 0)
+    assert jobs.cluster.kill_node("n2")
+
+    end = job.wait_end()
+    assert (end.state, end.exit_code) == ("COMPLETED", 0), job.said()
+    assert places(job, 2) == [(0, "n1"), (1, "n1"), (2, "n3"), (3, "n3")]
+    assert [mark.rank for mark in job.marks("local-1-of-2", 2)] == [1, 3]
+    result = job.result()
+    assert result["restarts_used"] == 2
+    assert {path.name for path in job.run_dir.glob("agents/agent_*.log")} == {f"agent_{i}.log" for i in range(6)}
+
+
+def test_a_segment_of_a_replacement_group_moves_as_a_whole(jobs: Jobs) -> None:
+    """n1 and n2 are one group, n3 and n4 the other: the loss of n2 moves both ranks."""
+    prolog = '#!/bin/bash\necho "export NVRX_REPLACEMENT_GROUP_ID=group-$((SLURM_NODEID / 2))"\n'
+    lead = f"cat >group.sh <<'EOF'\n{prolog}EOF\nchmod +x group.sh\n"
+    flags = "--nnodes=2 --ft-segment=2 --nproc-per-node=1 --max-restarts=1 --srun-arg=--task-prolog=$PWD/group.sh"
+    job = jobs.submit("if CYCLE == 0:\n    signal.pause()\n", flags, lead=lead)
+    job.wait_marks("up", 2, cycle=0)
+    assert places(job, 0) == [(0, "n1"), (1, "n2")]
+    assert jobs.cluster.kill_node("n2")
+    assert job.wait_end().exit_code == 0, job.said()
+    assert places(job, 1) == [(0, "n3"), (1, "n4")]
+    assert "new: n3 as group rank 0, n4 as group rank 1" in job.said()
+
+
+def test_a_task_of_a_job_array_is_a_replacement_group(jobs: Jobs) -> None:
+    """Each of two array tasks has two nodes. A lost agent of the first moves both ranks to the second."""
+    job = jobs.new("if CYCLE == 0:\n    signal.pause()\n")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    script = (
+        "#!/bin/bash\nsrun -i none --no-kill --kill-on-bad-exit=0 --wait=0 --mpi=none nvrx-run --nnodes=2:4"
+        f" --ft-segment=2 --rdzv-endpoint=localhost:{port} --rdzv-id=$SLURM_ARRAY_JOB_ID --max-restarts=1"
+        " --nproc-per-node=1 worker.py\n"
+    )
+    shape = ("--array=0-1", "--nodes=2", "--ntasks-per-node=1", "--exclusive", "--no-kill")
+    shape += (f"--output={job.directory}/%a.out",)
+    job.job_id = jobs.cluster.submit(script, *shape, *jobs.environment(job), f"--chdir={job.directory}")
+    first = job.wait_marks("up", 2, cycle=0)
+    _, agent, _ = init._stat(first[1].pid)
+    kill(agent, signal.SIGKILL)
+    second = job.wait_marks("up", 2, cycle=1)
+    nodes = [{mark.node for mark in marks} for marks in (first, second)]
+    assert all(len(some) == 2 for some in nodes) and not nodes[0] & nodes[1]
+    jobs.cluster.wait_job(f"{job.job_id}_1", 60.0)
+    jobs.cluster.wait_job(f"{job.job_id}_0", 60.0)
+    said = (job.directory / "0.out").read_text()
+    assert "0 of 2 active nodes keep their group rank" in said and "job ends with code 0" in said, said
 
 
 def test_srun_directly_needs_no_token_where_munge_is_and_shows_the_highest_code(jobs: Jobs) -> None:
@@ -19,17 +99,27 @@ def test_srun_directly_needs_no_token_where_munge_is_and_shows_the_highest_code(
     assert "job ends with code 0" in out and job.result()["code"] == 0
 
 
-def test_tasks_of_a_job_array_are_jobs_of_their_own(jobs: Jobs) -> None:
-    job = jobs.submit(
-        'mark("task" + os.environ["SLURM_ARRAY_TASK_ID"])\n',
-        "--nproc-per-node=1",
-        nodes=2,
-        sbatch=("--array=0-1", f"--output={jobs.cluster.root}/jobs/%A_%a.out"),
-    )
-    for task in range(2):
-        marks = job.wait_marks(f"task{task}", 2)
-        assert [mark.rank for mark in marks] == [0, 1]
-    for name in (f"{job.job_id}_0", f"{job.job_id}_1"):
-        assert jobs.cluster.wait_job(name, 30).state == "COMPLETED"
-        result = job.directory / "nvrx_logs" / name / "r0" / "result.json"
-        assert json.loads(result.read_text())["code"] == 0
+@pytest.mark.matrix
+def test_a_segment_of_a_block_moves_as_a_whole(needs_slurm: None, cluster_root: Path) -> None:
+    """Three blocks of two nodes. (Debian's 22.05 has no topology of blocks.)"""
+    if reason := MiniCluster.available("25.11"):
+        pytest.skip(reason)
+    blocks = "BlockName=left Nodes=n[1-2]\nBlockName=right Nodes=n[3-4]\nBlockName=far Nodes=n[5-6]\nBlockSizes=2\n"
+    (cluster_root / "topology.conf").write_text(blocks)
+    flags = "--ft-segment=2 --spares=2 --max-restarts=1"
+    extra = ("TopologyPlugin=topology/block",)
+    with MiniCluster(cluster_root, 6, kill_wait_s=5, die_with_owner=True, slurm="25.11", extra=extra) as cluster:
+        jobs = Jobs(cluster)
+        job = jobs.submit("if CYCLE == 0:\n    signal.pause()\n", flags, 6)
+        assert [mark.node for mark in job.wait_marks("up", 4, cycle=0)] == ["n1", "n2", "n3", "n4"]
+        assert jobs.cluster.kill_node("n3")
+        assert [mark.node for mark in job.wait_marks("up", 4, cycle=1)] == ["n1", "n2", "n5", "n6"]
+        end = job.wait_end()
+        assert (end.state, end.exit_code) == ("COMPLETED", 0), job.said()
+
+        env = {**os.environ, **cluster.env(), "SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-6]"}
+        command = [sys.executable, "-m", "nvrx_slurm.cli.run", "--dry-run", *flags.split(), "worker.py"]
+        told = subprocess.run(command, env=env, cwd=job.directory, capture_output=True, text=True, timeout=60)
+        rows = [line.split() for line in told.stdout.splitlines() if line.startswith("  n")]
+        assert [row[0] for row in rows if "spare" in row] == ["n5", "n6"] and len(rows) == 6, told.stdout + told.stderr
+        jobs.check()

@@ -1,4 +1,4 @@
-"""A user without privileges, on a cluster of root's daemons: the job survives, and Slurm's rules hold."""
+"""A user without privileges, on a cluster of root's daemons. What is forbidden is in the contract of the API."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from minicluster import MiniCluster, MiniClusterError
+from minicluster import MiniCluster
 from nvrx_job import Job, Jobs, kill
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for another user")
@@ -20,7 +20,6 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for
 NOBODY = 65534
 REPO = Path(__file__).resolve().parents[2]
 PACKAGES = f"{REPO}:{sysconfig.get_path('purelib')}"
-REFUSED = "Invalid user id|Access/permission denied"  # slurm_errno.h; which one depends on the request
 FIRST_CYCLE_STAYS = """
 mark(f"uid={os.getuid()}")
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -83,19 +82,9 @@ def jobs(python: Path, cluster_root: Path, needs_slurm: None) -> Iterator[UsersJ
     shutil.rmtree(cluster_root / "jobs")
 
 
-def test_the_job_survives_and_what_is_forbidden_hurts_nothing(jobs: UsersJobs) -> None:
+def test_the_job_of_an_ordinary_user_survives(jobs: UsersJobs) -> None:
     job = jobs.submit(FIRST_CYCLE_STAYS, "--spares=1 --max-restarts=2", 3, ("--requeue", "--time=5"))
     ready = job.wait_marks("ready", 2)
-
-    for forbidden in (
-        ("NodeName=n1", "State=DRAIN", "Reason=mine"),
-        ("NodeName=n1", "State=DOWN", "Reason=mine"),
-        (f"JobId={job.job_id}", "TimeLimit=10"),
-    ):
-        with pytest.raises(MiniClusterError, match=REFUSED):
-            jobs.cluster.run("scontrol", "update", *forbidden)
-    assert set(jobs.cluster.status().values()) == {"up", "mixed"}
-    jobs.cluster.run("scontrol", "update", f"JobId={job.job_id}", "TimeLimit=4")  # a shorter one is allowed
 
     kill(ready[0].pid, signal.SIGKILL)
     end = job.wait_end()

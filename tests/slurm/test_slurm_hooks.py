@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from hooked_cluster import HookedCluster as Cluster
 from hooked_cluster import running
-from nvrx_job import PATIENCE_S, start_again
+from nvrx_job import WAIT_S
 
 from nvrx_slurm.slurm.api.facts import NodeFacts
 
@@ -44,7 +44,7 @@ def drained_by_a_person(note: NodeFacts, reason: str) -> bool:
 def test_the_doctor_finds_them_in_order(cluster: Cluster) -> None:
     argv = [sys.executable, "-m", "nvrx_slurm.cli.toolbox", "doctor", "--json"]
     env = {**os.environ, **cluster.slurm.env()}
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=WAIT_S, check=False)
     lines = {line["name"]: line for line in json.loads(done.stdout)}
     assert done.returncode == 0, done.stdout
     assert lines["slurm"]["text"].startswith("Slurm 2")
@@ -56,15 +56,7 @@ OK = "#!/bin/sh\necho ran on $SLURMD_NODENAME\n"
 
 
 def test_a_prolog_that_fails_drains_that_node_and_the_job_runs_elsewhere(cluster: Cluster) -> None:
-    cluster.break_("fan", "n1")
-    job = cluster.slurm.submit(OK, "--requeue", "--nodes=1")
-    cluster.wait_log(f"n1 job {job}: drained")
-    start_again(cluster.slurm, job)
-    assert cluster.slurm.wait_job(job, PATIENCE_S).state == "COMPLETED"
-    assert cluster.slurm.output(job) in ("ran on n2\n", "ran on n3\n")
-    assert cluster.slurm.job(job)["Restarts"] == "1"
-    note = cluster.note("n1")
-    assert "DRAIN" in note.states and (note.reason, note.reason_by) == ("nvrx:fan:the fan is broken", "root")
+    cluster.assert_prolog_drains("n1")
     for other in ("n2", "n3"):
         assert in_service(cluster.note(other))
 
@@ -74,6 +66,7 @@ def test_only_our_drain_is_taken_back(cluster: Cluster) -> None:
     before = len(cluster.log())
     for node in ("n1", "n3"):
         cluster.break_("disk", node)
+    for node in ("n1", "n3"):
         cluster.wait_log(f"nvrx-periodic: {node}: drained: nvrx:disk:the disk is broken", before)
     cluster.slurm.run("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=a new fan on Monday")
     cluster.slurm.run("scontrol", "update", "NodeName=n3", "State=DRAIN", "Reason=nvrx:disk: a new one on Monday")
@@ -81,8 +74,7 @@ def test_only_our_drain_is_taken_back(cluster: Cluster) -> None:
     assert cluster.note("n1").reason == "nvrx:disk:the disk is broken"
     cluster.mend()
     cluster.wait_log("nvrx-periodic: n1: taken back: disk passes again", before)
-    for node in ("n2", "n3"):
-        cluster.wait_round(node)
+    cluster.wait_rounds("n2", "n3")
     assert in_service(cluster.note("n1"))
     assert drained_by_a_person(cluster.note("n2"), "a new fan on Monday")
     assert drained_by_a_person(cluster.note("n3"), "a new disk on Monday")
@@ -93,14 +85,14 @@ def test_a_job_may_skip_what_the_site_allows(cluster: Cluster) -> None:
     cluster.break_("fan", "n1")
     job = cluster.slurm.submit(OK, "--nodes=1", "--nodelist=n1", "--comment=nvrx:skip=fan,disk")
     assert cluster.wait_log(f"nvrx-prolog: n1 job {job}: nvrx:skip=fan,disk").endswith(" skips fan")
-    assert cluster.slurm.wait_job(job, PATIENCE_S).state == "COMPLETED"
+    assert cluster.slurm.wait_job(job, WAIT_S).state == "COMPLETED"
     assert cluster.slurm.output(job) == "ran on n1\n"
 
 
 def test_the_epilog_looks_after_a_failure_and_not_after_success(cluster: Cluster) -> None:
     for code in (0, 3):
         job = cluster.slurm.submit(f"#!/bin/sh\n: >{cluster.facts}/fan-n1\nexit {code}\n", "--nodes=1")
-        cluster.slurm.wait_job(job, PATIENCE_S)
+        cluster.slurm.wait_job(job, WAIT_S)
         if code:
             cluster.wait_log(f"nvrx-epilog: n1 job {job}: drained: nvrx:fan:the fan is broken")
         else:

@@ -1,7 +1,8 @@
-"""The small edges to the kernel: ports that stay ours, children that cannot outlive us, GPUs that are counted."""
+"""The small edges to the kernel: ports and connections, children that cannot outlive us, GPUs that are counted."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from nvrx_slurm.child import processes
-from nvrx_slurm.system import gpus
+from nvrx_slurm.system import connections, gpus
 from nvrx_slurm.system.ports import PortReservation
 
 WAIT_MS = 20_000
@@ -28,23 +29,30 @@ def readable(fd: int, timeout_ms: float = WAIT_MS) -> bool:
 # --- ports ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "::"])
-def test_reserved_port_can_be_listened_on_by_its_user_only(host: str) -> None:
+def test_reserved_port_can_be_listened_on_by_its_user_only() -> None:
     reserved = PortReservation()
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        if family == socket.AF_INET6 and not socket.has_ipv6:
-            pytest.skip("no IPv6 here")
+    hosts = {socket.AF_INET: "127.0.0.1"} | ({socket.AF_INET6: "::1"} if socket.has_ipv6 else {})
+    for family, host in hosts.items():
         with socket.socket(family) as careless, pytest.raises(OSError):
             careless.bind((host, reserved.port))  # without SO_REUSEADDR
-        with socket.socket(family) as server:
-            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            server.bind((host, reserved.port))
-            server.listen()
-            target = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-            socket.create_connection((target, reserved.port), 5).close()
-    finally:
-        reserved.release()
+        with socket.create_server((host, reserved.port), family=family):
+            socket.create_connection((host, reserved.port), 5).close()
+    reserved.release()
+
+
+def test_the_end_of_a_connection_is_seen_though_another_server_is_at_its_port() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as first:
+        host, port = first.getsockname()
+        with socket.create_connection((host, port)):
+            theirs, _ = first.accept()
+            ours = connections.to_port(port)
+            assert len(ours) == 1
+            assert not connections.await_end(ours, 0.0)
+            first.close()
+            theirs.close()
+            with socket.create_server((host, port)):
+                assert connections.await_end(ours, WAIT_MS / 1000)
+    assert connections.await_end(ours, 0.0)  # not there any more
 
 
 # --- children ---------------------------------------------------------------------------------------------------------
@@ -117,18 +125,11 @@ sys.stdin.read()
         assert readable(reader.fileno(), 2000) or reader.read() in (b"", None)
     parent.stdin.close()
     parent.stdout.close()
-    left = [p for p in os.listdir("/proc") if p.isdigit() and _command(p).endswith(f"8>{fifo}; exec sleep 1000")]
-    for pid in left:
-        fd = os.pidfd_open(int(pid))
-        assert readable(fd, 1000), f"{pid} outlived its parent"
-        os.close(fd)
-
-
-def _command(pid: str) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return ""
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if f"8>{fifo}; exec sleep".encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                with open(os.pidfd_open(int(pid)), "rb") as left:
+                    assert readable(left.fileno(), 1000), f"{pid} outlived its parent"
 
 
 # --- GPUs -------------------------------------------------------------------------------------------------------------

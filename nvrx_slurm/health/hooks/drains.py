@@ -22,7 +22,7 @@ from nvrx_slurm.health import cache
 from nvrx_slurm.health.check import Finding, NodeView, Verdict
 
 if TYPE_CHECKING:
-    from nvrx_slurm.slurm.api.cli import CommandLine  # needed for a drain only
+    from nvrx_slurm.slurm.api.cli import Slurm  # needed for a drain only
     from nvrx_slurm.slurm.api.facts import NodeFacts
 
 SETTLE_S = 60.0  # a drain that slurmctld did not confirm in time may still take effect
@@ -213,9 +213,9 @@ class Drains:
         if late := self.record.update(since_s=asked_s):  # another hook saw the node drained still
             self.drain([Finding(check, Verdict.FAIL, "failed while the node was taken back") for check in late])
 
-    def _slurm(self) -> CommandLine:
-        from nvrx_slurm.slurm.api.cli import CommandLine
+    def _slurm(self) -> Slurm:
+        from nvrx_slurm.slurm.api.cli import Slurm
         from nvrx_slurm.slurm.api.tools import Tools, find
 
         until_s = min(self._until_s - _MARGIN_S, time.monotonic() + _SCONTROL_S)
-        return CommandLine(Tools(trusted=find(self._path), until_s=until_s))
+        return Slurm(Tools(trusted=find(self._path), until_s=until_s))

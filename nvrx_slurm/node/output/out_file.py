@@ -8,9 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from nvrx_slurm.node.output.console import Console
-from nvrx_slurm.slurm import batch_host
 from nvrx_slurm.slurm.api.facts import SlurmError
-from nvrx_slurm.slurm.control import Control
+from nvrx_slurm.slurm.control import BatchHost, Control
 
 OUT_ENV = "NVRX_OUT"  # the file that nvrx-run in front of the step writes to; set by it for the tasks
 _TRIES, _PAUSE_S = 64, 15.0
@@ -31,12 +30,12 @@ class OutFile:
 
     def _take(self, control: Control, job_id: int, begin: int) -> None:
         with suppress(OSError, SlurmError):  # not every node may have the file
-            out, found = os.environ.get(OUT_ENV), batch_host.BatchHost.SILENT
+            out, found = os.environ.get(OUT_ENV), BatchHost.SILENT
             for turn in range(_TRIES if out else 0):
-                found = batch_host.check(control, job_id)
-                if found is not batch_host.BatchHost.SILENT or self._over.wait(min(_PAUSE_S, 0.5 * 2**turn)):
+                found = control.batch_host(job_id)
+                if found is not BatchHost.SILENT or self._over.wait(min(_PAUSE_S, 0.5 * 2**turn)):
                     break
-            if out and found is batch_host.BatchHost.GONE:
+            if out and found is BatchHost.GONE:
                 fd = os.open(out, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
                 console = Console("nvrx-run")
                 console.follow(Path(os.readlink("/proc/self/fd/1")), "", fd, begin)

@@ -1,4 +1,4 @@
-"""The one way to Slurm: `connect(choice)` gives a backend with the methods of `interface.Slurm`.
+"""The one way to Slurm: `connect(choice)` gives a `Slurm`, see `cli`.
 
 Backends are pyslurm, where it is installed for this cluster's version, and Slurm's command line tools. Both give the
 same answers and errors (`facts`). All calls block and are bounded. No call is made on the way of a restart.
@@ -6,9 +6,13 @@ same answers and errors (`facts`). All calls block and are bounded. No call is m
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm.api.facts import NotInstalled
-from nvrx_slurm.slurm.api.interface import Slurm
+
+if TYPE_CHECKING:
+    from nvrx_slurm.slurm.api.cli import Slurm
 
 
 class NotUsable(NotInstalled, UsageError):
@@ -18,15 +22,11 @@ class NotUsable(NotInstalled, UsageError):
 def connect(choice: str = "auto") -> tuple[Slurm, str]:
     """A new backend by --slurm-api (auto, cli or pyslurm), and one sentence why it is this one. Raises NotUsable."""
     # Imported here: most processes never ask Slurm.
-    from nvrx_slurm.slurm.api.cli import CommandLine
+    from nvrx_slurm.slurm.api import by_pyslurm, cli
 
     if choice == "cli":
-        return CommandLine(), "as --slurm-api says"
-    from nvrx_slurm.slurm.api import by_pyslurm
-
-    found, problem = by_pyslurm.load()
-    if found is not None:
-        return found, "pyslurm is of this cluster's version"
-    if choice == "pyslurm":
-        raise NotUsable(f"--slurm-api pyslurm: {problem}; install it for this cluster's version, or use cli")
-    return CommandLine(), problem
+        return cli.Slurm(), "as --slurm-api says"
+    found, why = by_pyslurm.load()
+    if found is None and choice == "pyslurm":
+        raise NotUsable(f"--slurm-api pyslurm: {why}; install it for this cluster's version, or use cli")
+    return found or cli.Slurm(), why

@@ -1,6 +1,7 @@
 """The backend by pyslurm, which runs in a child process of its own.
 
-What it does not do better is inherited from the command line tools: `config`, `submit` and `complete`.
+What it does not do better is inherited from the command line tools: `config`, `blocks`, `submit` and `complete`, and
+the changes of nodes, which only root's hooks make.
 """
 
 from __future__ import annotations
@@ -8,27 +9,24 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
-from typing import Any, BinaryIO
+from typing import IO, Any
 
-from nvrx_slurm.child import bounded_process
+from nvrx_slurm.child import bootstrap
 from nvrx_slurm.slurm.api import text
-from nvrx_slurm.slurm.api.cli import CommandLine
+from nvrx_slurm.slurm.api.cli import Slurm
 from nvrx_slurm.slurm.api.facts import JobFacts, NoAnswer, NodeFacts, NotKnown, SlurmError, StepFacts
+from nvrx_slurm.system import bounded
 
-_MAX_BYTES = 64 << 20  # of an answer
-_CHUNK_BYTES = 1 << 20
 _ERROR_BYTES = 4096
 _ENDING_S = 1.0
 
 
 def load() -> tuple[PySlurm | None, str]:
-    """The backend, or None and why not: pyslurm has to be installed, to load, and to be of the cluster's version."""
+    """The backend, or None, and why: pyslurm has to be installed, to load, and to be of the cluster's version."""
     if find_spec("pyslurm") is None:
         return None, "pyslurm is not installed"
     found = PySlurm()
@@ -40,58 +38,45 @@ def load() -> tuple[PySlurm | None, str]:
     if mine.split(".")[:2] != cluster.split(".")[:2]:
         found.close()
         return None, f"pyslurm {mine} does not match Slurm {cluster}"
-    return found, ""
+    return found, "pyslurm is of this cluster's version"
 
 
-class PySlurm(CommandLine):
-    """See interface.Slurm. The child starts at the first question, and again after one that it did not answer."""
+class PySlurm(Slurm):
+    """See Slurm. The child starts at the first question, and again after one that it did not answer."""
 
     name = "pyslurm"
-    _child: subprocess.Popen[bytes] | None = None
-    _errors: BinaryIO  # what the child says on stderr
+    _child: subprocess.Popen[str] | None = None
+    _errors: IO[bytes]  # what the child says on stderr; a file is never full, unlike a pipe that is not read
 
     def ask(self, call: str, *args: Any) -> Any:
         """One request to the child. Raises SlurmError; NoAnswer after 10 s."""
         bound_s = self.tools.timeout_s
         with self.tools.turn.take(bound_s):
-            until_s = time.monotonic() + bound_s
+            request = json.dumps({"call": call, "args": args})
             try:
-                line = self._exchange(json.dumps({"call": call, "args": args}).encode() + b"\n", until_s)
-                found = json.loads(line)
+                child = self._running()
+                answer = json.loads(bounded.call(lambda: _exchange(child, request), bound_s, "nvrx pyslurm"))
             except (OSError, ValueError):
-                said = self._last_line()
+                why = f"pyslurm's process ended: {self._last_line() or 'it does not say why'}"
                 self.close()
-                raise NoAnswer(f"pyslurm's process ended: {said or 'it does not say why'}") from None
-            except NoAnswer:
-                self.close()
-                raise
-            if "error" in found:
-                raise text.error(f"pyslurm's {call}", str(found["error"]))
-            return found["ok"]
+                raise NoAnswer(why) from None
+            except bounded.Overrun:
+                self.close()  # which ends the thread, too
+                raise NoAnswer(f"pyslurm did not answer within {bound_s:g} s") from None
+            if "error" in answer:
+                raise text.error(f"pyslurm's {call}", str(answer["error"]))
+            return answer["ok"]
 
-    def _exchange(self, request: bytes, until_s: float) -> bytes:
+    def _running(self) -> subprocess.Popen[str]:
+        """The child, started if there is none."""
         if self._child is None or self._child.poll() is not None:
             self.close()
-            argv = [sys.executable, "-P", "-m", "nvrx_slurm.slurm.api.pyslurm_child"]
-            if sys.version_info < (3, 11):
-                argv.remove("-P")
-            # A file is never full, unlike a pipe that is not read.
             self._errors = tempfile.TemporaryFile()  # noqa: SIM115
             self._child = subprocess.Popen(
-                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, bufsize=0
-            )
-        child = self._child
-        assert child.stdin is not None and child.stdout is not None
-        child.stdin.write(request)
-        answer = bytearray()
-        while not answer.endswith(b"\n"):
-            if not bounded_process.wait([child.stdout.fileno()], until_s):
-                raise NoAnswer(f"pyslurm did not answer within {self.tools.timeout_s:g} s")
-            more = os.read(child.stdout.fileno(), _CHUNK_BYTES)
-            if not more or len(answer) > _MAX_BYTES:
-                raise OSError("no answer" if not more else "too long an answer")
-            answer += more
-        return bytes(answer)
+                bootstrap.command("nvrx_slurm.slurm.api.pyslurm_child"),
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, errors="replace",
+            )  # fmt: skip
+        return self._child
 
     def _last_line(self) -> str:
         """What the child, or libslurm in it, said last."""
@@ -106,10 +91,8 @@ class PySlurm(CommandLine):
         """End the child."""
         child, self._child = self._child, None
         if child is not None:
-            with child, self._errors:
+            with suppress(BrokenPipeError), child, self._errors:  # a request that no one has read
                 child.kill()
-
-    # --- questions --------------------------------------------------------------------------------------------
 
     def job(self, job_id: int) -> JobFacts:
         """By Job.load."""
@@ -124,29 +107,23 @@ class PySlurm(CommandLine):
             found = self.ask("steps", job_id)
         except NotKnown:
             return []
-        return [StepFacts(step_id, name, text.hosts(nodes)) for step_id, name, nodes in found]
+        return [StepFacts(*step) for step in found]
 
-    def nodes(self, names: Iterable[str] = ()) -> dict[str, NodeFacts]:
+    def _nodes(self, wanted: list[str]) -> dict[str, NodeFacts]:
         """By Node.load, Nodes.load."""
-        wanted = [text.node_name(name) for name in names]
-        rows = self.ask("nodes", wanted)
-        found = {
-            name: NodeFacts(name, frozenset(state.replace("*", "").split("+")), reason, by, address, port, tuple(parts))
-            for name, state, reason, by, address, port, parts in rows
-        }
-        if missing := [name for name in wanted if name not in found]:
-            raise NotKnown(f"Slurm: node {missing[0]} not found")
+        found = {}
+        for plain in self.ask("nodes", wanted):
+            lists = {"states": frozenset(plain["states"]), "partitions": tuple(plain["partitions"])}
+            found[plain["name"]] = NodeFacts(**plain | lists)
         return found
 
-    # --- changes ----------------------------------------------------------------------------------------------
-
-    def signal(self, job_id: int, signum: int, step: str = "") -> None:
+    def signal(self, step_id: str, signum: int) -> None:
         """By send_signal."""
-        self.ask("signal", job_id, signum, step)
+        self.ask("signal", step_id, signum)
 
     def cancel(self, job_id: int) -> None:
         """By Job.cancel."""
-        with suppress(NotKnown):  # it has ended
+        with suppress(NotKnown):
             self.ask("cancel", job_id)
 
     def requeue(self, job_id: int) -> None:
@@ -157,14 +134,9 @@ class PySlurm(CommandLine):
         """By Job.modify."""
         self.ask("exclude", job_id, [text.node_name(name) for name in nodes])
 
-    def drain(self, node: str, reason: str) -> None:
-        """By Node.modify."""
-        self.ask("update_node", text.node_name(node), {"state": "DRAIN", "reason": reason})
 
-    def set_reason(self, node: str, reason: str) -> None:
-        """By Node.modify."""
-        self.ask("update_node", text.node_name(node), {"reason": reason})
-
-    def undrain(self, node: str) -> None:
-        """By Node.modify."""
-        self.ask("update_node", text.node_name(node), {"state": "UNDRAIN"})
+def _exchange(child: subprocess.Popen[str], request: str) -> str:
+    """The answer to one request; "" from a child that has ended."""
+    assert child.stdin is not None and child.stdout is not None
+    print(request, file=child.stdin, flush=True)
+    return child.stdout.readline()

@@ -1,4 +1,4 @@
-"""The backend by Slurm's command line tools, and what both backends do by them."""
+"""The one interface to Slurm, by Slurm's command line tools. `by_pyslurm` has another backend for a part of it."""
 
 from __future__ import annotations
 
@@ -6,83 +6,94 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from nvrx_slurm.slurm.api import completion, text
+from nvrx_slurm.slurm.api import text
 from nvrx_slurm.slurm.api.facts import JobFacts, NodeFacts, NotKnown, SlurmError, StepFacts
 from nvrx_slurm.slurm.api.tools import Tools
 
 _SUBMIT_S = 60.0  # a job_submit plugin of the site may take its time
 
 
-class CommandLine:
-    """See interface.Slurm."""
+class Slurm:
+    """Questions to Slurm and changes, each one call to slurmctld at most, bounded, and never two at a time.
 
-    name = "cli"
+    All methods block; never call one on an event loop. All raise SlurmError: NoAnswer when slurmctld is away or slow,
+    NotKnown for a job, step or node that is not there, NotAllowed where this user may not.
+    """
+
+    name = "cli"  # or "pyslurm"
 
     def __init__(self, tools: Tools | None = None) -> None:
         self.tools = tools or Tools()
 
+    # --- questions --------------------------------------------------------------------------------------------
+
     def job(self, job_id: int) -> JobFacts:
-        """By scontrol show job."""
+        """One job; of an array's id the task that has it."""
         return text.job(self._scontrol("show", "job", str(job_id), "-o"), job_id)
 
     def steps(self, job_id: int) -> list[StepFacts]:
-        """By squeue --steps."""
+        """The steps of a job that run now; [] when none does."""
         try:
-            return text.steps(self.tools.run("squeue", "--steps", "-h", "-j", str(job_id), "-o", "%i|%N|%j"))
+            return text.steps(self.tools.run("squeue", "--steps", "-h", "-j", str(job_id), "-o", "%i|%j"))
         except NotKnown:
             return []
 
     def nodes(self, names: Iterable[str] = ()) -> dict[str, NodeFacts]:
-        """By scontrol show node."""
+        """These nodes, or all, in one call. A name that Slurm does not know raises NotKnown."""
         wanted = [text.node_name(name) for name in names]
-        found = text.nodes(self._scontrol("show", "node", *([",".join(wanted)] if wanted else []), "-o"))
+        found = self._nodes(wanted)
         missing = [name for name in wanted if name not in found]
         if missing:
             raise NotKnown(f"Slurm: its answer does not name node {missing[0]}")
         return found
 
+    def _nodes(self, wanted: list[str]) -> dict[str, NodeFacts]:
+        return text.nodes(self._scontrol("show", "node", *([",".join(wanted)] if wanted else []), "-o"))
+
     def blocks(self) -> dict[str, str]:
-        """By scontrol show topology, for both backends."""
+        """The block of each node in topology/block; {} where Slurm has another topology."""
         return text.blocks(self._scontrol("show", "topology"))
 
     def config(self) -> dict[str, str]:
-        """By scontrol show config."""
+        """slurm.conf as slurmctld runs it, by name; "(null)" is "". Values of Prolog[0], Prolog[1] are joined."""
         found = text.config(self._scontrol("show", "config"))
         if "SLURM_VERSION" not in found:
             raise SlurmError("Slurm's answer about its configuration has no field SLURM_VERSION")
         return found
 
-    def signal(self, job_id: int, signum: int, step: str = "") -> None:
-        """By scancel --signal: unlike a signal to srun, this delivers just the signal."""
-        self.tools.run("scancel", f"--signal={signum}", step or str(job_id))
+    # --- changes ----------------------------------------------------------------------------------------------
+
+    def signal(self, step_id: str, signum: int) -> None:
+        """Send `signum`, and nothing else, to the tasks of one step ("7.0")."""
+        self.tools.run("scancel", f"--signal={signum}", step_id)
 
     def cancel(self, job_id: int) -> None:
-        """By scancel."""
-        with suppress(NotKnown):  # it has ended
+        """scancel the job; of an array's id all its tasks. One that has ended, or is not known, is no error."""
+        with suppress(NotKnown):
             self.tools.run("scancel", str(job_id))
 
     def requeue(self, job_id: int) -> None:
-        """By scontrol requeue."""
+        """End the job and put it back into the queue."""
         self._scontrol("requeue", str(job_id))
 
     def exclude(self, job_id: int, nodes: Sequence[str]) -> None:
-        """By scontrol update."""
+        """Set the nodes that a waiting job must not get (sbatch --exclude)."""
         self._scontrol("update", f"JobId={job_id}", f"ExcNodeList={','.join(map(text.node_name, nodes))}")
 
     def drain(self, node: str, reason: str) -> None:
-        """By scontrol update."""
+        """Let no new jobs start on the node."""
         self._scontrol("update", f"NodeName={text.node_name(node)}", "State=DRAIN", f"Reason={reason}")
 
     def set_reason(self, node: str, reason: str) -> None:
-        """By scontrol update."""
+        """Change the reason and leave the state as it is."""
         self._scontrol("update", f"NodeName={text.node_name(node)}", f"Reason={reason}")
 
     def undrain(self, node: str) -> None:
-        """By scontrol update."""
+        """Take off the drain and nothing else: a node that is down stays down."""
         self._scontrol("update", f"NodeName={text.node_name(node)}", "State=UNDRAIN")
 
     def submit(self, script: Path, options: Sequence[str] = ()) -> int:
-        """By sbatch, for both backends: its plugins, and options of plugins, exist only there."""
+        """sbatch the script with `options` before it; the job's id."""
         said = self.tools.run("sbatch", "--parsable", *options, str(script), timeout_s=_SUBMIT_S)
         job_id = said.strip().rpartition("\n")[2].partition(";")[0]
         if not (job_id.isascii() and job_id.isdigit()):
@@ -90,13 +101,15 @@ class CommandLine:
         return int(job_id)
 
     def complete(self, job_id: int, code: int) -> None:
-        """By libslurm, for both backends: no tool and not pyslurm can."""
+        """End a job that has lost its batch host, with exit code `code` (0..255). Only libslurm can, no tool."""
+        from nvrx_slurm.slurm.api import completion  # loads ctypes, for this only
+
         config = self.config()
         with self.tools.turn.take(completion.TIMEOUT_S):
             completion.run(job_id, code, config["SLURM_VERSION"], config.get("PluginDir", ""))
 
     def close(self) -> None:
-        """Nothing is left."""
+        """End what the backend has started."""
 
     def _scontrol(self, *words: str) -> str:
         return self.tools.run("scontrol", *words)

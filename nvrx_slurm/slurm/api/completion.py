@@ -8,11 +8,9 @@ from __future__ import annotations
 import ctypes
 import glob
 import os
-import re
 import signal
-import sys
 
-from nvrx_slurm.child import bounded_process
+from nvrx_slurm.child import bootstrap, bounded_process
 from nvrx_slurm.slurm.api import text
 from nvrx_slurm.slurm.api.facts import NoAnswer
 
@@ -22,9 +20,7 @@ _NO_VAL = 0xFFFFFFFE  # slurm.h
 
 def run(job_id: int, code: int, version: str, plugins: str) -> None:
     """End the job with `code` (0..255). `version`, `plugins`: SLURM_VERSION and PluginDir. Raises SlurmError."""
-    argv = [sys.executable, "-P", "-m", "nvrx_slurm.slurm.api.completion", str(job_id), str(code), version, plugins]
-    if sys.version_info < (3, 11):
-        argv.remove("-P")
+    argv = bootstrap.command("nvrx_slurm.slurm.api.completion", str(job_id), str(code), version, plugins)
     try:
         ended = bounded_process.run(argv, os.environ, TIMEOUT_S)
     except OSError as error:  # no process can be started now
@@ -48,38 +44,25 @@ class _StepId(ctypes.Structure):
 
 def _job(job_id: int, version: str) -> ctypes.c_uint32 | ctypes._Pointer[_StepId]:
     """What this Slurm's slurm_complete_job takes: from 25.11 on a pointer to a step's id, before it a job's number."""
-    found = re.match(r"(\d+)\.(\d+)", version)
-    if found is None or (int(found[1]), int(found[2])) < (25, 11):
+    if tuple(map(int, version.split(".")[:2])) < (25, 11):
         return ctypes.c_uint32(job_id)
     return ctypes.pointer(_StepId(0, job_id, _NO_VAL, _NO_VAL))
 
 
 def _library(plugins: str) -> ctypes.CDLL:
     """libslurm of this Slurm: in its PluginDir, or where the linker finds it. Raises OSError."""
-    folders = plugins.split(":") if plugins else []
-    candidates = [path for folder in folders for path in glob.glob(f"{folder}/libslurmfull*.so")]
-    for path in (*candidates, "libslurm.so"):
-        try:
-            return ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL, use_errno=True)  # its plugins need its symbols
-        except OSError as error:
-            last = error
-    raise last
+    found = [path for folder in plugins.split(":") for path in glob.glob(f"{folder}/libslurmfull*.so")]
+    path = found[0] if found else "libslurm.so"
+    return ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL, use_errno=True)  # its plugins need its symbols
 
 
-def _complete(job_id: int, code: int, version: str, plugins: str) -> str:
-    """Call slurm_complete_job. Returns Slurm's reason against it, "" if there is none. Raises OSError."""
+def main(arguments: list[str]) -> str | int:
+    """Call slurm_complete_job. Returns Slurm's reason against it, 0 if there is none. Raises OSError."""
+    job_id, code, version, plugins = int(arguments[0]), int(arguments[1]), arguments[2], arguments[3]
     slurm = _library(plugins)
-    if hasattr(slurm, "slurm_init"):  # from 22.05 on
-        slurm.slurm_init(None)
+    slurm.slurm_init(None)
     if slurm.slurm_complete_job(_job(job_id, version), ctypes.c_uint32(code << 8)) == 0:  # as wait(2) tells a code
-        return ""
+        return 0
     error = slurm.slurm_get_errno() if hasattr(slurm, "slurm_get_errno") else ctypes.get_errno()
     slurm.slurm_strerror.restype = ctypes.c_char_p
     return (slurm.slurm_strerror(error) or b"unknown error").decode(errors="replace")
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(_complete(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]) or 0)
-    except OSError as failed:
-        sys.exit(str(failed))

@@ -32,7 +32,6 @@ class JobFacts:
     """One job. States are Slurm's long words in upper case; unknown ones are kept as they are."""
 
     job_id: int
-    name: str
     state: str  # "PENDING", "RUNNING", "COMPLETING", "COMPLETED", ...
     reason: str  # why it waits: "Priority", "JobHeldUser", ...; "" = none
     nodes: tuple[str, ...]  # allocated now; () while it waits
@@ -49,11 +48,10 @@ class JobFacts:
 
 @dataclass(frozen=True, slots=True)
 class StepFacts:
-    """A running step: its id in Slurm's words ("7.0", "7.batch"), its name (srun --job-name), its nodes."""
+    """A running step: its id in Slurm's words ("7.0", "7.batch"), its name (srun --job-name)."""
 
     step_id: str
     name: str
-    nodes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

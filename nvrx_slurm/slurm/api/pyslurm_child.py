@@ -29,7 +29,6 @@ def _job(job_id: int) -> dict[str, Any]:
     left_s = math.inf if job.time_limit is None else float(job.run_time_remaining or 0)
     return {
         "job_id": job.id,
-        "name": job.name or "",
         "state": job.state,
         "reason": "" if job.state_reason in (None, "None") else job.state_reason,
         "nodes": job.allocated_nodes or "",
@@ -45,45 +44,41 @@ def _job(job_id: int) -> dict[str, Any]:
     }
 
 
-def _steps(job_id: int) -> list[tuple[str, str, str]]:
+def _steps(job_id: int) -> list[tuple[str, str]]:
     try:
         steps = pyslurm.JobSteps.load(job_id).values()
     except (KeyError, pyslurm.RPCError) as error:
         if isinstance(error, KeyError) or "step info" in str(error):  # the job has none, now
             return []
         raise
-    return [(f"{job_id}.{step.id}", step.name or "", ",".join(step.allocated_nodes or [])) for step in steps]
+    return [(f"{job_id}.{step.id}", step.name or "") for step in steps]
 
 
-def _nodes(names: list[str]) -> list[tuple[Any, ...]]:
+def _nodes(names: list[str]) -> list[dict[str, Any]]:
     nodes = [pyslurm.Node.load(names[0])] if len(names) == 1 else pyslurm.Nodes.load().values()
     wanted = set(names)
     return [
-        (node.name, node.state, *_reason(node), node.address or "", node.slurmd_port or 0, node.partitions or [])
+        {
+            "name": node.name,
+            "states": node.state.replace("*", "").split("+"),
+            "reason": node.reason or "",
+            "reason_by": node.reason_user or "" if node.reason else "",  # Slurm remembers it also after the reason
+            "address": node.address or "",
+            "port": node.slurmd_port or 0,
+            "partitions": node.partitions or [],
+        }
         for node in nodes
         if not wanted or node.name in wanted
     ]
 
 
-def _reason(node: Any) -> tuple[str, str]:
-    """The reason and its user, whom Slurm remembers also after the reason."""
-    return (node.reason, node.reason_user or "") if node.reason else ("", "")
-
-
-def _signal(job_id: int, signum: int, step: str) -> None:
-    if not step:
-        pyslurm.Job(job_id).send_signal(signum, steps="children")
-        return
-    name = step.partition(".")[2]
-    pyslurm.JobStep.load(job_id, int(name) if name.isdigit() else name).send_signal(signum)  # without load: no effect
+def _signal(step_id: str, signum: int) -> None:
+    job, _, step = step_id.partition(".")
+    pyslurm.JobStep.load(int(job), int(step) if step.isdigit() else step).send_signal(signum)  # without load: no effect
 
 
 def _exclude(job_id: int, nodes: list[str]) -> None:
     pyslurm.Job(job_id).modify(pyslurm.JobSubmitDescription(excluded_nodes=nodes))
-
-
-def _update_node(name: str, changes: dict[str, str]) -> None:
-    pyslurm.Node.load(name).modify(pyslurm.Node(**changes))
 
 
 _CALLS: dict[str, Callable[..., Any]] = {
@@ -94,7 +89,6 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "cancel": lambda job_id: pyslurm.Job(job_id).cancel(),
     "requeue": lambda job_id: pyslurm.Job(job_id).requeue(),
     "exclude": _exclude,
-    "update_node": _update_node,
     "version": lambda: [pyslurm.__version__, pyslurm.slurmctld.Config.load().version],
 }
 
@@ -107,7 +101,7 @@ def _answer(line: str) -> dict[str, Any]:
         return {"error": str(error) or type(error).__name__}
 
 
-def main() -> None:
+def main(_arguments: list[str]) -> None:
     """Serve until stdin ends."""
     signal.alarm(ALARM_S)
     pyslurm.slurm_init()
@@ -115,7 +109,3 @@ def main() -> None:
         signal.alarm(ALARM_S)
         print(json.dumps(_answer(line)), file=_out, flush=True)
         signal.alarm(0)
-
-
-if __name__ == "__main__":
-    main()

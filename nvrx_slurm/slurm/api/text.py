@@ -8,57 +8,33 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm import nodelist
 from nvrx_slurm.slurm.api.facts import JobFacts, NoAnswer, NodeFacts, NotAllowed, NotKnown, SlurmError, StepFacts
 
 _DURATION = re.compile(r"(?:(\d{1,6})-)?(?:(\d{1,6}):)?(\d{1,6}):(\d{1,2})", re.ASCII)
-_KEY = re.compile(r"(?:^|\s)([A-Za-z][\w:/]*)=", re.ASCII)
-# Texts of users, from their key to the next key of Slurm's.
-_TEXTS = {
-    "JobId": {
-        "JobName": re.compile(r"\sJobName=(.*?)\sUserId=", re.DOTALL),
-        "Comment": re.compile(r"\sWorkDir=.*?\sComment=(.*?)\s+StdErr=", re.DOTALL),
-    },
-    "NodeName": {"Reason": re.compile(r"\sReason=(.*?\s\[[^\[\]@]*@[^\[\]]*\])", re.DOTALL)},
-}
+_JOB_NAME = re.compile(r"(?<=\sJobName=).*?(?=\sUserId=)", re.DOTALL)
+_REASON = re.compile(r"\sReason=(.*?)\s\[([^\[\]@]*)@[^\[\]]*\]", re.DOTALL)  # with who set it, and when
 _SETTING = re.compile(r"^(\w+)(?:\[\d+\])?[ \t]*=[ \t]*(.*)$", re.MULTILINE)
-_SET_BY = re.compile(r"\s*\[([^\[\]@]*)@[^\[\]]*\]$")
 _NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}", re.ASCII)
 # Short forms behind a state (sinfo(1), "NODE STATE CODES").
 _MARKS = {"*": "NOT_RESPONDING", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "$": "MAINTENANCE"}
 _NOTHING = frozenset({"", "(null)", "None", "N/A"})
 # What slurm_strerror(3) says, in words that no version has changed.
-_KINDS = (
-    (
-        NotKnown,
-        re.compile(
-            r"invalid job id|invalid node name|job/step already completing or completed|"
-            r"^(?:job|node|step)\b.{0,300}\b(?:not found|does not exist)$",
-            re.I,
-        ),
-    ),
-    (
-        NotAllowed,
-        re.compile(r"access/permission denied|access denied|permission denied|not permitted|invalid user id", re.I),
-    ),
-    (
-        NoAnswer,
-        re.compile(
-            r"unable to contact|timed out|zero bytes|not responding|standby|connection (?:refused|failure|reset)|"
-            r"temporarily|authentication|munge|communication|shutting down|busy",
-            re.I,
-        ),
-    ),
-)
+_KINDS: dict[type[SlurmError], str] = {
+    NotKnown: r"invalid job id|invalid node name|job/step already completing or completed|"
+    r"^(?:job|node|step)\b.{0,300}\b(?:not found|does not exist)$",
+    NotAllowed: r"access/permission denied|access denied|permission denied|not permitted|invalid user id",
+    NoAnswer: r"unable to contact|timed out|zero bytes|not responding|standby|connection (?:refused|failure|reset)|"
+    r"temporarily|authentication|munge|communication|shutting down|busy",
+}
 
 
 def error(by: str, said: str) -> SlurmError:
     """The error for what `by` (a tool, or libslurm) says: one sentence with at most 200 characters of it."""
     text = "".join(c if c.isprintable() else "?" for c in " ".join(said.split())[:200]) or "it does not say why"
-    kind = next((kind for kind, words in _KINDS if words.search(text)), SlurmError)
+    kind = next((kind for kind, words in _KINDS.items() if re.search(words, text, re.I)), SlurmError)
     return kind(f"{by} failed: {text}")
 
 
@@ -69,108 +45,68 @@ def node_name(name: str) -> str:
     return name
 
 
-def fields(record: str) -> dict[str, str]:
-    """KEY=VALUE of one record of `scontrol show ... -o`; "" where Slurm prints a word for nothing."""
-    keys = list(_KEY.finditer(record))
-    ends = [*(key.start() for key in keys), len(record)][1:]
-    found: dict[str, str] = {}
-    for key, end in zip(keys, ends, strict=True):
-        value = record[key.end() : end].strip()
-        found.setdefault(key[1], "" if value in _NOTHING else value)
-    return found
-
-
-def records(text: str, first: str) -> Iterator[dict[str, str]]:
-    """The fields of each record of `scontrol show ... -o`, all of which begin with the field `first`."""
-    for record, chosen in _pieces(text, first):
-        yield fields(record) | chosen
-
-
-def _pieces(text: str, first: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Each record without the texts of users, and these."""
+def records(text: str, first: str) -> list[str]:
+    """Each record of `scontrol show ... -o`; all records begin with the field `first`."""
     starts = [found.start() for found in re.finditer(rf"^{first}=", text, re.MULTILINE)]
-    for start, end in zip(starts, [*starts[1:], len(text)], strict=False):
-        record, chosen = text[start:end], dict[str, str]()
-        for name, pattern in _TEXTS.get(first, {}).items():
-            if found := pattern.search(record):
-                chosen[name] = found[1]
-                record = record[: found.start(1)] + record[found.end(1) :]  # `Key=` in it is no field
-        yield record, chosen
+    return [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=False)]
 
 
 def job(text: str, job_id: int) -> JobFacts:
     """The job with this id in `scontrol show job ID -o`; of an array, whose id its last task has, the first record."""
-    found = list(records(text, "JobId"))
+    found = [_JOB_NAME.sub("", record, count=1) for record in records(text, "JobId")]  # `Key=` in it is no field
     if not found:
         raise SlurmError(f"Slurm's answer about job {job_id} has no field JobId: {text[:80]!r}")
-    return job_facts(next((one for one in found if one.get("JobId") == str(job_id)), found[0]))
-
-
-def job_facts(one: Mapping[str, str]) -> JobFacts:
-    """A job, from the fields of its record. Raises SlurmError for a missing field."""
+    one = next((one for one in found if _field(one, "JobId") == str(job_id)), found[0])
     code, _, signum = _need(one, "ExitCode").partition(":")
     state = _need(one, "JobState").split(",")[0]
     return JobFacts(
-        job_id=_number(_need(one, "JobId")),
-        name=one.get("JobName", ""),
+        job_id=_number(_field(one, "JobId")),
         state=state,
-        reason=one.get("Reason", ""),
-        nodes=hosts(one.get("NodeList", "")),
-        excluded=hosts(one.get("ExcNodeList", "")),
-        restarts=_number(one.get("Restarts", "0")),
-        requeue=one.get("Requeue", "0") == "1",
-        partition=one.get("Partition", ""),
-        reservation=one.get("Reservation", ""),
-        num_nodes=_number(one.get("NumNodes", "0").partition("-")[0]),
-        batch_host=one.get("BatchHost", "") if one.get("BatchFlag", "1") != "0" else "",
+        reason=_field(one, "Reason"),
+        nodes=hosts(_field(one, "NodeList")),
+        excluded=hosts(_field(one, "ExcNodeList")),
+        restarts=_number(_field(one, "Restarts", "0")),
+        requeue=_field(one, "Requeue", "0") == "1",
+        partition=_field(one, "Partition"),
+        reservation=_field(one, "Reservation"),
+        num_nodes=_number(_field(one, "NumNodes", "0").partition("-")[0]),
+        batch_host=_field(one, "BatchHost") if _field(one, "BatchFlag", "1") != "0" else "",
         time_left_s=_time_left_s(one) if state == "RUNNING" else None,
         exit_code=128 + _number(signum) if _number(signum) else _number(code),
     )
 
 
 def steps(text: str) -> list[StepFacts]:
-    """Of `squeue --steps -h -o "%i|%N|%j"`. A name may hold anything, so it comes last."""
-    found = []
-    for line in text.splitlines():
-        parts = line.strip().split("|", 2)
-        if len(parts) == 3:
-            found.append(StepFacts(parts[0], parts[2], hosts(parts[1])))
-    return found
+    """Of `squeue --steps -h -o "%i|%j"`. A name may hold anything, so it comes last."""
+    lines = (line.strip().partition("|") for line in text.splitlines())
+    return [StepFacts(step_id, name) for step_id, bar, name in lines if bar]
 
 
 def nodes(text: str) -> dict[str, NodeFacts]:
     """Of `scontrol show node -o`: "IDLE+DRAIN", "DOWN*", "MIXED+CLOUD+NOT_RESPONDING"."""
     found: dict[str, NodeFacts] = {}
-    for record, chosen in _pieces(text, "NodeName"):
-        name, state, address, port = (_word(record, key) for key in ("NodeName", "State", "NodeAddr", "Port"))
+    for one in records(text, "NodeName"):
+        name, state, reason = _field(one, "NodeName"), _field(one, "State"), _REASON.search(one)
         words = re.findall(r"[A-Z_]+", state.upper()) + [word for mark, word in _MARKS.items() if mark in state]
         if not words:
             raise SlurmError(f"Slurm's answer about node {name} has no field State")
-        reason = chosen.get("Reason") or (fields(record).get("Reason", "") if " Reason=" in record else "")
-        by = _SET_BY.search(reason)
         found[name] = NodeFacts(
-            name,
-            frozenset(words),
-            reason[: by.start()] if by else reason,
-            by[1] if by else "",
-            address,
-            _number(port),
-            tuple(filter(None, _word(record, "Partitions").split(","))),
+            name=name,
+            states=frozenset(words),
+            reason=reason[1] if reason else _field(one, "Reason"),
+            reason_by=reason[2] if reason else "",
+            address=_field(one, "NodeAddr"),
+            port=_number(_field(one, "Port")),
+            partitions=tuple(filter(None, _field(one, "Partitions").split(","))),
         )
     return found
-
-
-def _word(record: str, key: str) -> str:
-    """The value, which has no blanks, of the first field `key`; "" if there is none. Faster than `fields`."""
-    word = f" {record}".partition(f" {key}=")[2].partition(" ")[0].strip()
-    return "" if word in _NOTHING else word
 
 
 def blocks(text: str) -> dict[str, str]:
     """Of `scontrol show topology`: "BlockName=b1 BlockIndex=0 Nodes=n[1-4] BlockSize=4"."""
     found: dict[str, str] = {}
     for one in records(text, "BlockName"):
-        found |= dict.fromkeys(hosts(one.get("Nodes", "")), one["BlockName"])
+        found |= dict.fromkeys(hosts(_field(one, "Nodes")), _field(one, "BlockName"))
     return found
 
 
@@ -200,15 +136,22 @@ def seconds(text: str) -> float | None:
     return float(((days * 24 + hours) * 60 + minutes) * 60 + rest)
 
 
-def _time_left_s(one: Mapping[str, str]) -> float | None:
-    limit_s, run_s = seconds(one.get("TimeLimit", "")), seconds(one.get("RunTime", ""))
+def _time_left_s(job: str) -> float | None:
+    limit_s, run_s = seconds(_field(job, "TimeLimit")), seconds(_field(job, "RunTime"))
     return None if limit_s is None or run_s is None else max(0.0, limit_s - run_s)
 
 
-def _need(one: Mapping[str, str], name: str) -> str:
-    if name not in one:
-        raise SlurmError(f"Slurm's answer about job {_number(one.get('JobId', ''))} has no field {name}")
-    return one[name]
+def _need(job: str, name: str) -> str:
+    if f" {name}=" not in job:
+        raise SlurmError(f"Slurm's answer about job {_field(job, 'JobId')} has no field {name}")
+    return _field(job, name)
+
+
+def _field(record: str, name: str, otherwise: str = "") -> str:
+    """The value, which has no blanks, of the first field `name`; "" where Slurm prints a word for nothing."""
+    _, found, rest = f" {record}".partition(f" {name}=")
+    value = rest.split(maxsplit=1)[0] if found and rest[:1].strip() else ""
+    return otherwise if not found else "" if value in _NOTHING else value
 
 
 def _number(text: str) -> int:
