@@ -9,8 +9,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -106,14 +104,6 @@ class Daemon:
         with pytest.raises(grpc.RpcError) as error:
             self.answer(*args)
         return error.value.code().name, error.value.details()
-
-    @contextmanager
-    def connected(self, count: int) -> Iterator[list[Any]]:
-        """So many calls to ask with, each by a connection of its own."""
-        with ExitStack() as stack:
-            options = [("grpc.use_local_subchannel_pool", 1)]
-            channels = [grpc.insecure_channel(f"unix:{self.socket}", options) for _ in range(count)]
-            yield [call_of(stack.enter_context(channel)) for channel in channels]
 
     def lines(self, name: str) -> list[str]:
         file = self.dir / name
