@@ -107,7 +107,7 @@ class NodeView:
 
     def __init__(self, root: str = "/", env: Mapping[str, str] | None = None, state_dir: str = "") -> None:
         self.root = os.path.abspath(root)
-        self.state_dir = state_dir  # where results and counters are kept; "": see `cache.private_directory`
+        self.state_dir = state_dir  # where results and counters are kept; "": see `kept`
         self.env: Mapping[str, str] = os.environ if env is None else env
         self.deadline_s = float("inf")  # of this check, time.monotonic()
         self.note: Any = None  # writable buffer of NOTE_BYTES, shared with the runner

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 DEFAULT_CONFIG = "/etc/nvrx/health.yaml"
 MAX_DEADLINE_S = 3600.0
-# What hooks tell, or keep on the node, under these names is no check's: contexts, and these.
-_NOT_FOR_CHECKS = (*CONTEXTS, "prologs", "gpu-leftovers", "acknowledged-events")
+LEFTOVERS = "gpu-leftovers"  # the epilog's own check, in reasons of drains
 # Slurm says "Prolog hung" after 8 s and kills a HealthCheckProgram after 60 s (slurm.conf(5)).
 DEADLINES_S = {"prolog": 6.0, "epilog": 20.0, "periodic": 50.0, "preflight": 5.0, "manual": 30.0}
 
@@ -146,15 +145,6 @@ def _is_hidden(path: str) -> bool:
     return False
 
 
-def trials(config: str | None = None, sysroot: str = "/") -> list[Check]:
-    """For each check of the site one that only looks whether this user can run it here. Raises UsageError."""
-    from nvrx_slurm.config import site as site_file
-    from nvrx_slurm.health.checks import site_checks
-
-    path = config or _default_config(sysroot)
-    return [site_checks.trial(one, path) for one in site_file.load(path, CONTEXTS, ACTIONS).own] if path else []
-
-
 def _with_site(path: str, node: str, checks: dict[str, Check]) -> Rules:
     # Only here, since reading YAML and its values costs more than all checks of a healthy node.
     from nvrx_slurm.config import site as site_file
@@ -164,10 +154,8 @@ def _with_site(path: str, node: str, checks: dict[str, Check]) -> Rules:
     site = site_file.load(trust.require(path, UsageError), CONTEXTS, ACTIONS)
     everything = {**checks}
     for one in site.own:
-        if one.name in everything:
+        if one.name in (*everything, LEFTOVERS):
             raise UsageError(f"{path}: own: there is a check called {one.name} already; choose another name")
-        if one.name in _NOT_FOR_CHECKS or one.name.startswith("drained-"):
-            raise UsageError(f"{path}: own: {one.name} means something else to the hooks; choose another name")
         everything[one.name] = _ruled(site_checks.check(one, path), one.rule)
     ours = _groups_of(site, node)
     everyone = Group("", "", site.expect, site.checks)

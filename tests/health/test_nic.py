@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from recorded import CHECKS, EXPECTED, F, N, Node, P, U
 
-from nvrx_slurm.health import cache
+from nvrx_slurm.health import kept
 from nvrx_slurm.health.check import NodeView
 from nvrx_slurm.health.checks import nic
 from nvrx_slurm.health.checks.nic import PortFacts, learn_ports
@@ -70,7 +69,8 @@ def test_junk_in_a_state_is_unknown(dgx: Node) -> None:
 
 
 def test_a_port_of_the_site_fails_also_where_nothing_can_be_kept(dgx: Node) -> None:
-    directory = Path(cache.private_directory(NodeView(str(dgx.root))))
+    directory = dgx / "run/nvrx-health"
+    directory.mkdir()
     directory.chmod(0o777)  # its files cannot be trusted
     port(dgx, "mlx5_3", "state", "1: DOWN")
     assert dgx.found("nic-ports", nic_ports=("mlx5_3/1",)) == (F, "mlx5_3/1 is DOWN, LinkUp")
@@ -164,7 +164,7 @@ def test_a_port_whose_link_is_down_fails_at_once(
 
 def test_a_link_that_went_down_counts_for_an_hour(dgx: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [1000.0]
-    monkeypatch.setattr(cache, "now_s", lambda: now_s[0])
+    monkeypatch.setattr(kept, "now_s", lambda: now_s[0])
     port(dgx, "mlx5_2", "counters/link_downed", "7")
     assert dgx.found("nic-errors") == (P, "0 errors lately")  # those before the first look do not count
     port(dgx, "mlx5_2", "counters/link_downed", "9")

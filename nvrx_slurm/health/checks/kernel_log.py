@@ -12,8 +12,8 @@ import stat
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from nvrx_slurm.health import kept
 from nvrx_slurm.health.check import Expected, NodeView, Setting, Verdict, listed, system_check
-from nvrx_slurm.health.checks import counters
 from nvrx_slurm.health.checks.xid import Event, Remedy, meaning, parsed, remedy
 from nvrx_slurm.system.hardware import Absent
 
@@ -92,7 +92,7 @@ def _record(chunk: bytes) -> Record | None:
 def acknowledged(node: NodeView) -> int:
     """Sequence number of the last acknowledged record; -1 if there is none."""
     try:
-        return int(counters.recall(node, _MARK).get("sequence", -1))
+        return int(kept.recall(node, _MARK).get("sequence", -1))
     except (Absent, OSError):
         return -1
 
@@ -104,7 +104,7 @@ def acknowledge(node: NodeView) -> list[Event]:
     """
     events = gather(node, {})
     last = max((record.sequence for record in records(node)), default=-1)
-    counters.remember(node, _MARK, {"sequence": last})
+    kept.remember(node, _MARK, {"sequence": last})
     return events
 
 

@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from nvrx_slurm.health import kept
 from nvrx_slurm.health.check import QUICK, Expected, NodeView, Setting, Verdict, check, judged, listed, system_check
-from nvrx_slurm.health.checks import counters
 from nvrx_slurm.system import nics, pci
 from nvrx_slurm.system.hardware import Absent
 from nvrx_slurm.system.nics import ACTIVE, Port
@@ -60,11 +60,11 @@ def earlier(node: NodeView, found: Mapping[str, Port]) -> dict[str, float]:
     """Rates of the ports that were ACTIVE before this look, which is kept for the next one; {} if none can be kept."""
     active = {name: port.rate_gbps or 0.0 for name, port in found.items() if port.state == ACTIVE}
     try:
-        with counters.alone(node, _PORTS):
-            before: dict[str, float] = counters.recall(node, _PORTS).get("rates", {})
+        with kept.alone(node, _PORTS):
+            before: dict[str, float] = kept.recall(node, _PORTS).get("rates", {})
             rates = before | {name: max(rate, before.get(name, 0.0)) for name, rate in active.items()}
             if rates != before:
-                counters.remember(node, _PORTS, {"rates": rates})
+                kept.remember(node, _PORTS, {"rates": rates})
             return before
     except (Absent, OSError):  # nic_ports alone decides then
         return {}
@@ -142,7 +142,7 @@ def gather_errors(node: NodeView, expected: Expected) -> dict[str, int]:
         now |= {f"{name} {counter}": count for counter, count in port.errors.items()}
     if not now:
         raise Absent("no port keeps error counters")
-    return counters.rises(node, _ERRORS, now, expected["nic_window_s"])
+    return kept.rises(node, _ERRORS, now, expected["nic_window_s"])
 
 
 @system_check(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from nvrx_slurm.health import kept
 from nvrx_slurm.health.check import Expected, NodeView, Setting, Verdict, judged, listed
-from nvrx_slurm.health.checks import counters
 from nvrx_slurm.health.checks.gpu import Facts, each, gauge, nvml_check, reading
 from nvrx_slurm.system import gpu_facts, gpus
 from nvrx_slurm.system.gpu_facts import Fabric
@@ -49,7 +49,7 @@ def gather_errors(node: NodeView, expected: Expected) -> dict[str, int]:
         for gpu, links in found.items()
         for link, count in links.items()
     }
-    return counters.rises(node, _ERRORS, now, expected["nvlink_window_s"])
+    return kept.rises(node, _ERRORS, now, expected["nvlink_window_s"])
 
 
 @gauge(

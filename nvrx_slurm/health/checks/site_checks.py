@@ -44,14 +44,6 @@ def check(own: SiteCheck, where: str) -> Check:
     )
 
 
-def trial(own: SiteCheck, where: str) -> Check:
-    """Only whether this user can run the check here. Raises as `check`."""
-    return check(own, where)._replace(
-        gather=lambda node, expected: _require_usable(own.run),
-        judge=lambda facts, expected: (Verdict.PASS, "can be run"),
-    )
-
-
 def _require_usable(argv: Sequence[str]) -> None:
     """Raises UsageError unless the command is executable and trusted; for root also all files among its arguments.
 

@@ -15,11 +15,11 @@ import time
 from typing import NamedTuple
 
 from nvrx_slurm.health.check import Check, Expected, NodeView, Verdict, listed
+from nvrx_slurm.health.policy import LEFTOVERS
 from nvrx_slurm.slurm import jobs
 from nvrx_slurm.system.hardware import Absent
 
 WAIT_S = 5.0  # for them to end; a process that takes longer is blocked in the driver
-NAME = "gpu-leftovers"
 _MARGIN_S = 0.3
 _GPU = re.compile(r"nvidia[0-9]+")
 _PID = re.compile(r"[0-9]{1,9}")
@@ -43,7 +43,7 @@ class Facts(NamedTuple):
 def check(job: Job) -> Check:
     """The check that ends them and fails if one does not end."""
     return Check(
-        name=NAME,
+        name=LEFTOVERS,
         reads="/proc/*/fd, cgroup, status and environ",
         fails="A GPU process of the job that ended does not end on SIGKILL.",
         gather=lambda node, expected: end(node, job),
