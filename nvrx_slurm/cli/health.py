@@ -158,7 +158,7 @@ def ack(sysroot: str) -> None:
     from nvrx_slurm.system.hardware import Absent
 
     try:
-        count = len(kernel_log.acknowledge(NodeView(sysroot)))
+        count = kernel_log.acknowledge(NodeView(sysroot))
     except (OSError, Absent) as error:
         raise UsageError(f"the kernel log cannot be acknowledged: {error}") from None
     click.echo(f"{count} XIDs and SXIDs are acknowledged")

@@ -9,21 +9,7 @@ from typing import Any
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health.check import Check, Setting
 
-FAMILIES = (
-    "storage",
-    "space",
-    "memory",
-    "cpu",
-    "processes",
-    "services",
-    "kernel_log",
-    "pcie",
-    "gpu",
-    "gpu_processes",
-    "nvlink",
-    "nic",
-    "node_service",
-)
+FAMILIES = ("storage", "system", "kernel_log", "gpu", "gpu_processes", "nic", "node_service")
 
 
 def built_in() -> dict[str, Check]:

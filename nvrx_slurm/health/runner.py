@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from nvrx_slurm.child import bounded_process, descendants
 from nvrx_slurm.child.bounded_process import BoundedProcess, wait
@@ -33,13 +33,13 @@ _MAX_UNREAD_BYTES = 1 << 20  # of answers; one read takes 64 KiB
 _ALARM_S = 2  # a child ends itself that long after its budget, should this process be gone
 
 
-class Result:
-    """Findings of a run. `notes`: sentences about no check's subject (a process has not ended)."""
+class Result(NamedTuple):
+    """Findings of a run. `notes`: sentences about no check's subject (a process has not ended). `learned`: settings by
+    `Check.learn`."""
 
-    def __init__(self) -> None:
-        self.findings: list[Finding] = []
-        self.notes: list[str] = []
-        self.learned: dict[str, Any] = {}  # settings by `Check.learn` of all checks that have one
+    findings: list[Finding]
+    notes: list[str]
+    learned: dict[str, Any]
 
 
 class _Child:
@@ -89,10 +89,10 @@ class _Child:
         self.started_s = time.monotonic()
 
 
-def run(checks: Sequence[Check], node: NodeView, expected: Expected, deadline_s: float) -> Result:
-    """A finding for each check, in their order, after at most `deadline_s` seconds (and a fraction)."""
+def run(checks: Sequence[Check], node: NodeView, expected: Expected, deadline_s: float, learns: bool = False) -> Result:
+    """A finding for each check, in their order, after at most `deadline_s` seconds (and a fraction). See `Run`."""
     gc.freeze()  # garbage collection in the children would copy the pages of this process
-    under_way = Run(checks, node, expected, deadline_s)
+    under_way = Run(checks, node, expected, deadline_s, learns)
     try:
         under_way.begin()
         while not under_way.done:
@@ -102,30 +102,37 @@ def run(checks: Sequence[Check], node: NodeView, expected: Expected, deadline_s:
         under_way.close()
 
 
+def grouped(checks: Iterable[Check]) -> list[list[Check]]:
+    """Checks that share a child process, in lists."""
+    groups: dict[str, list[Check]] = {}
+    for check in checks:
+        groups.setdefault(check.group or f" {check.name}", []).append(check)
+    return list(groups.values())
+
+
 class Run:
-    """Checks under way. Only `close` waits, so several runs can go on at once.
+    """Checks under way. Only `close` waits, so several runs can go on at once. `learns`: call `Check.learn`, too.
 
     The caller calls `begin`, then `go_on` with those of `fds` that can be read, or at `wake_s`, until it is `done`;
     and `close` in any case.
     """
 
-    def __init__(self, checks: Sequence[Check], node: NodeView, expected: Expected, deadline_s: float) -> None:
-        self._checks, self._node, self._expected = checks, node, expected
+    def __init__(
+        self, checks: Sequence[Check], node: NodeView, expected: Expected, deadline_s: float, learns: bool = False
+    ) -> None:
+        self._checks, self._node, self._expected, self._learns = checks, node, expected, learns
         self._end_s = time.monotonic() + deadline_s
         self._findings: dict[str, Finding] = {}
-        self._result = Result()
+        self._learned: dict[str, Any] = {}
         self._children: list[_Child] = []
         self._killed: list[BoundedProcess] = []
 
     def begin(self) -> None:
         """Start all groups."""
-        groups: dict[str, list[Check]] = {}
-        for check in self._checks:
-            if why := _absent(check, self._node, self._expected):
-                self._findings[check.name] = Finding(check.name, Verdict.NOT_APPLICABLE, why)
-            else:
-                groups.setdefault(check.group or f" {check.name}", []).append(check)
-        for group in groups.values():
+        absent = {check.name: why for check in self._checks if (why := _absent(check, self._node, self._expected))}
+        for name, why in absent.items():
+            self._findings[name] = Finding(name, Verdict.NOT_APPLICABLE, why)
+        for group in grouped(check for check in self._checks if check.name not in absent):
             self._start(group)
 
     @property
@@ -158,11 +165,10 @@ class Run:
 
     def result(self) -> Result:
         """When it is done."""
-        if left := len(self._killed):
-            within = f"within {bounded_process.REAP_S:g} s"
-            self._result.notes.append(f"{left} check process(es) were killed and have not ended {within}")
-        self._result.findings = [_with_action(self._findings[check.name], check) for check in self._checks]
-        return self._result
+        left, within = len(self._killed), f"within {bounded_process.REAP_S:g} s"
+        notes = [f"{left} check process(es) were killed and have not ended {within}"] if left else []
+        findings = [_with_action(self._findings[check.name], check) for check in self._checks]
+        return Result(findings, notes, self._learned)
 
     def close(self) -> None:
         """End it as it is. Waits for killed children, at most bounded_process.REAP_S."""
@@ -190,7 +196,7 @@ class Run:
 
         def work(pipe: int) -> None:
             self._node.note = note
-            _answer(checks, self._node, self._expected, pipe, self._end_s)
+            self._answer(checks, pipe)
 
         return _Child(checks, bounded_process.fork(work, limit=_MAX_UNREAD_BYTES), note, started_s, self._end_s)
 
@@ -220,7 +226,7 @@ class Run:
 
     def _take(self, child: _Child, line: bytes) -> None:
         verdict, text, learned = json.loads(line)
-        self._result.learned.update(learned)
+        self._learned.update(learned)
         self._findings[child.checks[0].name] = child.finding(Verdict(verdict), text)
 
     def _give_up(self, child: _Child, text: str) -> None:
@@ -235,22 +241,22 @@ class Run:
         self._children.remove(child)
         self._killed.append(child.process)
 
-
-def _answer(checks: Sequence[Check], node: NodeView, expected: Expected, pipe: int, end_s: float) -> None:
-    """In the forked process: do one check after the other, and send (verdict, sentence, learned settings) of each."""
-    if checks[0].group == NVML:
-        gpus.keep_open()
-    for check in checks:
-        node.deadline_s = min(end_s, time.monotonic() + check.budget_s)
-        signal.alarm(max(1, int(node.deadline_s - time.monotonic()) + _ALARM_S))
-        node.doing("")
-        learned: dict[str, Any] = {}
-        verdict, text = examine(check, node, expected, learned)
-        write_all(pipe, json.dumps((verdict, text, learned)).encode() + b"\n")
+    def _answer(self, checks: Sequence[Check], pipe: int) -> None:
+        """In the forked process: do one check after the other; send (verdict, sentence, learned settings) of each."""
+        node = self._node
+        if checks[0].group == NVML:
+            gpus.keep_open()
+        for check in checks:
+            node.deadline_s = min(self._end_s, time.monotonic() + check.budget_s)
+            signal.alarm(max(1, int(node.deadline_s - time.monotonic()) + _ALARM_S))
+            node.doing("")
+            learned: dict[str, Any] = {}
+            verdict, text = examine(check, node, self._expected, learned if self._learns else None)
+            write_all(pipe, json.dumps((verdict, text, learned)).encode() + b"\n")
 
 
 def _absent(check: Check, node: NodeView, expected: Expected) -> str:
-    """Reason why a check does not apply, if it is known without a look."""
+    """Reason why a check does not apply, if nothing needs to be read for it."""
     if check.needs_root and node.live and os.geteuid() != 0:
         return "only root can read this"
     return f"no {check.only_if} is given" if check.only_if and not expected.get(check.only_if) else ""
@@ -266,10 +272,9 @@ def examine(
     try:
         if why := _absent(check, node, expected):
             raise Absent(why)
-        facts = check.gather(node, expected)
+        verdict, text = check.examine(node, expected)
         if check.learn and learned is not None:
-            learned.update(check.learn(facts))
-        verdict, text = check.judge(facts, expected)
+            learned.update(check.learn(node, expected))
         return Verdict(verdict), one_line(text)
     except Absent as error:
         return Verdict.NOT_APPLICABLE, one_line(error)

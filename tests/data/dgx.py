@@ -40,12 +40,6 @@ _MOUNTINFO = """\
 78 22 0:62 / /home rw,relatime shared:42 - nfs4 nfs01:/export/home rw,vers=4.2,hard,proto=tcp
 79 22 0:63 / /mnt/data\\040sets ro,relatime shared:43 - nfs nfs02:/datasets ro,vers=3,hard
 """
-_STATVFS = """\
-/ 4096 468843606 350000000 119144448 115000000 0
-/tmp 4096 468843606 350000000 119144448 115000000 0
-/var 4096 468843606 350000000 119144448 115000000 0
-/dev/shm 4096 264191287 264000000 264191287 264191000 0
-"""
 _MEMINFO = f"""\
 MemTotal:       {MEMORY_KIB} kB
 MemFree:        1960000000 kB
@@ -90,7 +84,6 @@ def write(root: Path, path: str, text: str) -> None:
 def _system() -> dict[str, str]:
     half, cpu, clock = CPUS // 2, "/sys/devices/system/cpu", "/sys/devices/system/clocksource/clocksource0"
     files = {
-        "/.statvfs": _STATVFS,
         "/dev/kmsg": _KMSG,
         "/proc/driver/nvidia/version": _LOADED,
         "/proc/interrupts": _INTERRUPTS,
@@ -99,7 +92,6 @@ def _system() -> dict[str, str]:
         "/proc/sys/kernel/random/boot_id": "6c1c8d2e-7d55-4a53-9a10-3f1ea9c5a001\n",
         "/sys/fs/lustre/health_check": "healthy\n",
         f"{cpu}/online": f"0-{CPUS - 1}\n",
-        f"{cpu}/present": f"0-{CPUS - 1}\n",
         f"{clock}/current_clocksource": "tsc\n",
         f"{clock}/available_clocksource": "tsc hpet acpi_pm \n",
     }
@@ -120,18 +112,12 @@ def _processes() -> dict[str, str]:
         proc = f"/proc/{pid if pid == 1 else pid + 1000}"
         files[f"{proc}/comm"] = f"{comm}\n"
         files[f"{proc}/stat"] = stat_line(int(Path(proc).name), comm, "S")
-        files[f"{proc}/status"] = status(comm, 5120)
     return files
 
 
 def stat_line(pid: int, comm: str, state: str) -> str:
     """A /proc/PID/stat of an ordinary process."""
     return f"{pid} ({comm}) {state} 1 {pid} {pid} 0 -1 4194560 900 0 0 0 12 7 0 0 20 0 1 0 {1000 + pid} 0 0\n"
-
-
-def status(comm: str, switches: int) -> str:
-    """The end of a /proc/PID/status."""
-    return f"Name:\t{comm}\nvoluntary_ctxt_switches:\t{switches}\nnonvoluntary_ctxt_switches:\t3\n"
 
 
 def _switch(root: Path, index: int) -> None:

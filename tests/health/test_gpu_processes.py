@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 from gpu_harness import GpuNode
-from recorded import F, N, Node, P, U
+from recorded import CHECKS, F, N, Node, P, U
 
 from nvrx_slurm.health.check import NodeView
-from nvrx_slurm.health.checks.gpu_processes import Facts, gather
+from nvrx_slurm.health.checks import gpu_processes as module
+from nvrx_slurm.health.checks.gpu_processes import GpuUse
+from nvrx_slurm.health.runner import examine
 from nvrx_slurm.slurm import jobs
 
 CGROUP = "0::/system.slice/slurmstepd.scope/job_{}/step_0/user/task_0\n"
@@ -62,16 +64,6 @@ def test_slurm_means_device_files(node: GpuNode) -> None:
         node.say(f"nvmlDeviceGetMinorNumber {code}")
         assert node.found("gpu-processes", PROLOG, gpu_settle_s=0)[0] in (U, N)
     assert node.stand_in.met().count("nvmlDeviceGetMinorNumber") >= 3
-
-
-def test_without_cgroups_the_environment_says_the_job(node: GpuNode) -> None:
-    node.say("processes.3 4712:70000")
-    node.node.write("/proc/4712/environ", "HOME=/root\0SLURM_JOB_ID=7\0")
-    assert node.found("gpu-processes", gpu_settle_s=0)[0] is P
-    assert node.found("gpu-processes", PROLOG, gpu_settle_s=0)[0] is P
-    assert node.found("gpu-processes", PROLOG | {"SLURM_JOB_ID": "8"}, gpu_settle_s=0)[0] is F
-    node.node.write("/proc/4712/cgroup", CGROUP.format(9))  # which is believed if it is there
-    assert node.found("gpu-processes", PROLOG, gpu_settle_s=0)[0] is F
 
 
 @pytest.mark.parametrize(
@@ -134,12 +126,10 @@ def test_gpus_without_memory_of_their_own_are_judged_by_processes(node: GpuNode)
 
 def test_what_ends_in_the_meantime_is_not_blamed(dgx: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second look, one second later, finds it gone."""
-    from nvrx_slurm.health.checks import gpu_processes
-
-    looks = iter([Facts({"GPU 0": 9000.0}, {}, None), Facts({"GPU 0": 3.0}, {}, None)])
+    uses = iter([GpuUse({"GPU 0": 9000.0}, {}), GpuUse({"GPU 0": 3.0}, {})])
     waited: list[float] = []
-    monkeypatch.setattr(gpu_processes, "_read", lambda node: next(looks))
-    monkeypatch.setattr(gpu_processes.time, "sleep", waited.append)
+    monkeypatch.setattr(module, "gpu_use", lambda node, expected: next(uses))
+    monkeypatch.setattr(module.time, "sleep", waited.append)
     expected = {"gpu_memory_used_mb": 512.0, "gpu_processes": (), "gpu_settle_s": 1000.0}
-    assert gather(NodeView(str(dgx.root)), expected).used_mb == {"GPU 0": 3.0}
+    assert examine(CHECKS["gpu-processes"], NodeView(str(dgx.root)), expected)[0] is P
     assert waited == [1.0]

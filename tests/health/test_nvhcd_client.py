@@ -21,7 +21,7 @@ from test_check_server import _PROGRAM, CheckServer
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import policy, runner
 from nvrx_slurm.health.check import NodeView, Verdict
-from nvrx_slurm.health.checks.node_service import CHECKS, Reply
+from nvrx_slurm.health.checks.node_service import judge
 
 pytestmark = pytest.mark.xdist_group("nvhcd client")  # most tests share one service
 
@@ -117,7 +117,7 @@ def test_an_answer_becomes_a_verdict(services: Path, behaviour: str, verdict: Ve
 )
 def test_what_is_a_verdict(output: str, verdict: Verdict) -> None:
     for success in (True, False):
-        found, text = CHECKS[0].judge(Reply(success, output, ""), {})
+        found, text = judge(success, output, "")
         assert found is (verdict if success else Verdict.FAIL)
         assert 0 < len(text) < 1000, "the runner shortens it, but it should not have to do so by much"
 

@@ -75,7 +75,7 @@ def test_only_and_skip(bare: Node) -> None:
         ("hooks: {allow_skip: [all, lustr]}", "hooks.allow_skip: there is no check 'lustr'; did you mean lustre?"),
         ("own: [{name: lustre, run: /bin/true}]", "there is a check called lustre already"),
         ("own: [{name: x, run: bin/true}]", "own check x: run must begin with an absolute path"),
-        ("own: [{name: prolog, run: /bin/true}]", "own: prolog means something else to the hooks; choose another name"),
+        ("own: [{name: gpu-leftovers, run: /bin/true}]", "there is a check called gpu-leftovers already"),
     ],
 )
 def test_a_wrong_file_is_one_sentence_with_its_place(bare: Node, text: str, said: str) -> None:

@@ -22,7 +22,7 @@ from nvrx_slurm.system.hardware import Absent
 
 def check(gather: Callable[[NodeView, Expected], Any], name: str = "one", **more: Any) -> Check:
     """A check that passes when `gather` returns."""
-    return Check(name, "nothing", "Never.", gather, lambda facts, expected: (Verdict.PASS, str(facts)), **more)
+    return Check(name, "nothing", "Never.", lambda node, expected: (Verdict.PASS, str(gather(node, expected))), **more)
 
 
 def run(*checks: Check, deadline_s: float = BOUND_S, root: str = "/") -> runner.Result:
@@ -83,7 +83,7 @@ def raises(error: BaseException) -> Callable[[NodeView, Expected], None]:
 def test_whatever_a_check_does_is_a_finding(gather: Any, verdict: Verdict, text: str) -> None:
     one = check(gather)
     if text == "is not a valid Verdict":
-        one = one._replace(judge=lambda facts, expected: ("well", "x"))  # type: ignore[arg-type,return-value]
+        one = one._replace(examine=lambda node, expected: ("well", "x"))  # type: ignore[arg-type,return-value]
     (finding,) = run(one).findings
     assert finding.verdict is verdict
     assert text in finding.text

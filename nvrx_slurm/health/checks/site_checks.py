@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from nvrx_slurm.child import bounded_process
 from nvrx_slurm.child.bounded_process import Ended
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.health.check import OUTSIDE_PREFLIGHT, Check, Expected, NodeView, Verdict
+from nvrx_slurm.health.check import OUTSIDE_PREFLIGHT, Check, NodeView, Verdict
 from nvrx_slurm.system import trust
 
 if TYPE_CHECKING:
@@ -37,8 +37,7 @@ def check(own: SiteCheck, where: str) -> Check:
         name=own.name,
         reads=" ".join(argv),
         fails="The command exits with 1.",
-        gather=lambda node, expected: run(argv, node),
-        judge=judge,
+        examine=lambda node, expected: judge(run(argv, node)),
         contexts=OUTSIDE_PREFLIGHT,
         budget_s=BUDGET_S,
     )
@@ -80,7 +79,7 @@ def run(argv: list[str], node: NodeView) -> Ended:
         orphans.kill(())
 
 
-def judge(ended: Ended, expected: Expected) -> tuple[Verdict, str]:
+def judge(ended: Ended) -> tuple[Verdict, str]:
     """By exit code; any other code, a signal and no end at all are unknown."""
     texts = (data.decode(errors="replace").strip() for data in (ended.stdout, ended.stderr))
     line = next((text.splitlines()[0] for text in texts if text), "")

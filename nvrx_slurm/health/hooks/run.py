@@ -42,7 +42,6 @@ class Hook:
         self.node, self.name = NodeView(env.get("NVRX_SYSROOT") or "/"), policy.node_name()
         job = env.get("SLURM_JOB_ID", "")
         self.job_ids = (job, env.get("SLURM_JOB_SLUID", job)) if job else ()
-        self.uid = int(_number(env.get("SLURM_JOB_UID"), -1))
         self.comment = env.get("SLURM_JOB_COMMENT", "")
         codes = [env.get(f"SLURM_JOB_{name}", "0") for name in ("EXIT_CODE", "EXIT_CODE2", "DERIVED_EC")]
         self.failed = any(code.strip("0:") for code in codes)
@@ -108,7 +107,7 @@ def _skipped(hook: Hook, rules: policy.Rules) -> set[str]:
 def _epilog(hook: Hook, rules: policy.Rules) -> int:
     failed: list[Finding] = []
     if rules.hooks.kill_gpu_processes and hook.job_ids:
-        failed += _to_drain(_examine(hook, rules, [leftovers.check(leftovers.Job(hook.job_ids, hook.uid))]))
+        failed += _to_drain(_examine(hook, rules, [leftovers.check(hook.job_ids)]))
     if hook.failed:
         failed += _to_drain(_examine(hook, rules, _of(rules, hook.when)))
     # If we cannot drain the node, REFUSE makes Slurm drain it with its own reason.
