@@ -122,27 +122,16 @@ def node_name() -> str:
 
 def _default_config(sysroot: str) -> str:
     path = os.path.abspath(sysroot).rstrip("/") + DEFAULT_CONFIG
-    return path if os.path.lexists(path) or _is_hidden(path) else ""
+    return path if os.path.lexists(path) else ""
 
 
 def _unusable(path: str) -> str:
     """Reason why this user cannot use a site file, "" if there is none."""
-    if _is_hidden(path):
-        return f"{path} may not be read by uid {os.geteuid()}"
     try:
         trust.require(path, UsageError)
     except UsageError as error:
         return str(error)
-    return ""
-
-
-def _is_hidden(path: str) -> bool:
-    """Whether a file may be there that this user may not read."""
-    try:
-        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
-    except OSError as error:
-        return isinstance(error, PermissionError)
-    return False
+    return "" if os.access(path, os.R_OK) else f"{path} may not be read by uid {os.geteuid()}"
 
 
 def _with_site(path: str, node: str, checks: dict[str, Check]) -> Rules:

@@ -17,6 +17,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 from nvrx_slurm.child import bounded_process, descendants
@@ -27,7 +28,6 @@ from nvrx_slurm.system import gpus
 from nvrx_slurm.system.files import write_all
 from nvrx_slurm.system.hardware import Absent
 
-MAX_RESULT_BYTES = 16384
 _PROMPT_S = 0.25  # with a check that others wait behind
 _MAX_UNREAD_BYTES = 1 << 20  # of answers; one read takes 64 KiB
 _ALARM_S = 2  # a child ends itself that long after its budget, should this process be gone
@@ -43,16 +43,14 @@ class Result(NamedTuple):
 
 
 class _Child:
-    """Checks under way in a forked process, the first of `checks` since `started_s`."""
+    """Checks under way in a forked process, the first of `checks` since `started_s`, all until `end_s`."""
 
-    def __init__(
-        self, checks: Sequence[Check], process: BoundedProcess, note: mmap.mmap, started_s: float, end_s: float
-    ) -> None:
+    def __init__(self, checks: Sequence[Check], process: BoundedProcess, note: mmap.mmap, end_s: float) -> None:
         self.checks = list(checks)
         self.process = process
         self.note = note
         self.end_s = end_s
-        self.started_s = started_s
+        self.started_s = time.monotonic()
 
     @property
     def until_s(self) -> float:
@@ -64,29 +62,14 @@ class _Child:
         """When to inspect it, if it does not answer before."""
         return min(self.until_s, self.started_s + _PROMPT_S) if len(self.checks) > 1 else self.until_s
 
-    def doing(self) -> str:
-        """ ", reading /some/file" or ""."""
-        phrase = self.note[:NOTE_BYTES].partition(b"\0")[0].decode(errors="replace")
-        return f", {phrase}" if phrase else ""
-
     def finding(self, verdict: Verdict, text: str) -> Finding:
         """Of the check under way."""
-        took_s = round(time.monotonic() - self.started_s, 4)
-        return Finding(self.checks[0].name, verdict, one_line(text), took_s)
+        return Finding(self.checks[0].name, verdict, one_line(text), round(time.monotonic() - self.started_s, 4))
 
-    def line(self) -> bytes:
-        """The next whole line of its answers, at most MAX_RESULT_BYTES long; b"" if there is none."""
-        kept = self.process.stdout.kept
-        line, newline, rest = kept.partition(b"\n")
-        if not newline or len(line) >= MAX_RESULT_BYTES:
-            return b""
-        kept[:] = rest
-        return bytes(line)
-
-    def next(self) -> None:
-        """The check under way has its finding."""
-        del self.checks[0]
-        self.started_s = time.monotonic()
+    def unknown(self, text: str) -> Finding:
+        """Of the check under way, with what it noted last: ", reading /some/file"."""
+        phrase = self.note[:NOTE_BYTES].partition(b"\0")[0].decode(errors="replace")
+        return self.finding(Verdict.UNKNOWN, f"{text}, {phrase}" if phrase else text)
 
 
 def run(checks: Sequence[Check], node: NodeView, expected: Expected, deadline_s: float, learns: bool = False) -> Result:
@@ -182,58 +165,44 @@ class Run:
 
     def _start(self, checks: Sequence[Check]) -> None:
         """One child for all of them; without one they have their findings."""
-        if not checks:
-            return
-        if time.monotonic() >= self._end_s:
-            return self._without(checks, "timed out before it could begin")
-        try:
-            self._children.append(self._forked(checks))
-        except OSError as error:
-            self._without(checks, f"no process could be started for it: {error.strerror}")
-
-    def _forked(self, checks: Sequence[Check]) -> _Child:
-        note, started_s = mmap.mmap(-1, NOTE_BYTES), time.monotonic()
-
-        def work(pipe: int) -> None:
-            self._node.note = note
-            self._answer(checks, pipe)
-
-        return _Child(checks, bounded_process.fork(work, limit=_MAX_UNREAD_BYTES), note, started_s, self._end_s)
-
-    def _without(self, checks: Iterable[Check], text: str) -> None:
+        why = "timed out before it could begin"
+        if checks and time.monotonic() < self._end_s:
+            note = mmap.mmap(-1, NOTE_BYTES)
+            try:
+                process = bounded_process.fork(partial(self._answer, checks, note), limit=_MAX_UNREAD_BYTES)
+                self._children.append(_Child(checks, process, note, self._end_s))
+                return
+            except OSError as error:
+                why = f"no process could be started for it: {error.strerror}"
         for check in checks:
-            self._findings[check.name] = Finding(check.name, Verdict.UNKNOWN, text)
+            self._findings[check.name] = Finding(check.name, Verdict.UNKNOWN, why)
 
     def _inspect(self, child: _Child, ready: bool) -> None:
         """Take the findings that a child has sent; see whether it ended without, or the time of a check is up."""
-        output = child.process.stdout
+        output, why = child.process.stdout, ""
         if ready:
             output.read()
-        while child.checks and (line := child.line()):
-            self._take(child, line)
-            child.next()
-        if not child.checks:
-            self._end(child)
-        elif len(output.kept) > MAX_RESULT_BYTES:
-            self._give_up(child, f"its answer is longer than {MAX_RESULT_BYTES} bytes")
-        elif output.fd < 0:
-            self._give_up(child, f"its process ended without an answer{child.doing()}")
-        elif time.monotonic() >= child.until_s:
-            self._give_up(child, f"timed out after {max(0.0, child.until_s - child.started_s):.1f} s{child.doing()}")
-        elif time.monotonic() >= child.wake_s:
-            others, child.checks = child.checks[1:], child.checks[:1]
-            self._start(others)
-
-    def _take(self, child: _Child, line: bytes) -> None:
-        verdict, text, learned = json.loads(line)
-        self._learned.update(learned)
-        self._findings[child.checks[0].name] = child.finding(Verdict(verdict), text)
-
-    def _give_up(self, child: _Child, text: str) -> None:
-        """The check under way is unknown; those behind it go on without it."""
-        self._findings[child.checks[0].name] = child.finding(Verdict.UNKNOWN, text)
+        while child.checks and b"\n" in output.kept:
+            line, _, output.kept[:] = output.kept.partition(b"\n")
+            verdict, text, learned = json.loads(line)
+            self._learned.update(learned)
+            self._findings[child.checks[0].name] = child.finding(Verdict(verdict), text)
+            del child.checks[0]
+            child.started_s = time.monotonic()
+        if child.checks and output.fd < 0:
+            why = "its process ended without an answer"
+        elif child.checks and time.monotonic() >= child.until_s:
+            why = f"timed out after {max(0.0, child.until_s - child.started_s):.1f} s"
+        elif child.checks:
+            if time.monotonic() >= child.wake_s:  # those behind a slow check go on without it
+                others, child.checks = child.checks[1:], child.checks[:1]
+                self._start(others)
+            return
+        others = child.checks[1:]
+        if why:
+            self._findings[child.checks[0].name] = child.unknown(why)
         self._end(child)
-        self._start(child.checks[1:])
+        self._start(others)
 
     def _end(self, child: _Child) -> None:
         child.process.kill()
@@ -241,9 +210,10 @@ class Run:
         self._children.remove(child)
         self._killed.append(child.process)
 
-    def _answer(self, checks: Sequence[Check], pipe: int) -> None:
+    def _answer(self, checks: Sequence[Check], note: mmap.mmap, pipe: int) -> None:
         """In the forked process: do one check after the other; send (verdict, sentence, learned settings) of each."""
         node = self._node
+        node.note = note
         if checks[0].group == NVML:
             gpus.keep_open()
         for check in checks:

@@ -25,7 +25,6 @@ SWITCHES = (
 )
 GPUS = [f"0000:{gpu}:00.0" for _, gpu, _ in SWITCHES]
 NICS = [f"mlx5_{index}" for index in range(len(SWITCHES))]
-SERVICES = ("chronyd", "munge", "nvidia-fabricmanager", "nvidia-persistenced", "slurmd", "sshd")
 CPUS, MEMORY_KIB = 224, 2_113_530_296
 
 _MOUNTINFO = """\
@@ -65,7 +64,7 @@ _LOADED = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  R
 
 def build(root: Path) -> Path:
     """Write the tree below `root`, which is made."""
-    for path, text in {**_system(), **_processes()}.items():
+    for path, text in _system().items():
         write(root, path, text)
     for directory in ("lustre/fs0/projects", "home/alice", "mnt/data sets/c4", "raid", "tmp", "var", "dev/shm", "run"):
         (root / directory).mkdir(parents=True, exist_ok=True)
@@ -82,7 +81,7 @@ def write(root: Path, path: str, text: str) -> None:
 
 
 def _system() -> dict[str, str]:
-    half, cpu, clock = CPUS // 2, "/sys/devices/system/cpu", "/sys/devices/system/clocksource/clocksource0"
+    half, cpu = CPUS // 2, "/sys/devices/system/cpu"
     files = {
         "/dev/kmsg": _KMSG,
         "/proc/driver/nvidia/version": _LOADED,
@@ -92,8 +91,6 @@ def _system() -> dict[str, str]:
         "/proc/sys/kernel/random/boot_id": "6c1c8d2e-7d55-4a53-9a10-3f1ea9c5a001\n",
         "/sys/fs/lustre/health_check": "healthy\n",
         f"{cpu}/online": f"0-{CPUS - 1}\n",
-        f"{clock}/current_clocksource": "tsc\n",
-        f"{clock}/available_clocksource": "tsc hpet acpi_pm \n",
     }
     for numa in range(2):
         node = f"/sys/devices/system/node/node{numa}"
@@ -103,21 +100,6 @@ def _system() -> dict[str, str]:
         for counter in ("ue_count", "ce_count"):
             files[f"/sys/devices/system/edac/mc/mc{controller}/{counter}"] = "0\n"
     return files
-
-
-def _processes() -> dict[str, str]:
-    files = {}
-    for pid, name in enumerate(("systemd", *SERVICES), start=1):
-        comm = "munged" if name == "munge" else name[:15]
-        proc = f"/proc/{pid if pid == 1 else pid + 1000}"
-        files[f"{proc}/comm"] = f"{comm}\n"
-        files[f"{proc}/stat"] = stat_line(int(Path(proc).name), comm, "S")
-    return files
-
-
-def stat_line(pid: int, comm: str, state: str) -> str:
-    """A /proc/PID/stat of an ordinary process."""
-    return f"{pid} ({comm}) {state} 1 {pid} {pid} 0 -1 4194560 900 0 0 0 12 7 0 0 20 0 1 0 {1000 + pid} 0 0\n"
 
 
 def _switch(root: Path, index: int) -> None:

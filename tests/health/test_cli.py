@@ -23,13 +23,13 @@ def nvrx(dgx: Node, command: str, *args: str) -> Result:
 
 def test_run_shows_a_table_with_failures_first(dgx: Node) -> None:
     dgx.write("/sys/fs/lustre/health_check", "NOT HEALTHY\n")
-    dgx.write("/sys/devices/system/clocksource/clocksource0/current_clocksource", "hpet\n")
-    found = nvrx(dgx, "run", "--node", "dgx07")
+    site = dgx.site(checks={"cpu-count": {"on_fail": "warn"}}, expect={"cpus": 1})
+    found = nvrx(dgx, "run", "--node", "dgx07", "--config", site)
     assert found.exit_code == 1
     lines = found.stdout.splitlines()
     assert lines[0].split() == [*["FAIL", "lustre"], *lines[0].split()[2:]]
     assert lines[0].endswith("[drain]")
-    assert lines[1].startswith("WARN") and "clock-source" in lines[1]
+    assert lines[1].startswith("WARN") and "cpu-count" in lines[1]
     assert "storage-paths" not in found.stdout
     assert lines[-1].startswith("dgx07: fail in ") and ": 1 fail, 1 warn, " in lines[-1]
     assert "storage-paths" in nvrx(dgx, "run", "--all").stdout

@@ -8,18 +8,7 @@ from functools import partial, wraps
 from typing import Any
 
 from nvrx_slurm.health import kept
-from nvrx_slurm.health.check import (
-    NVML,
-    OUTSIDE_PREFLIGHT,
-    Check,
-    Expected,
-    NodeView,
-    Setting,
-    Verdict,
-    check,
-    judged,
-    listed,
-)
+from nvrx_slurm.health.check import NVML, OUTSIDE_PREFLIGHT, Check, Expected, NodeView, Setting, Verdict, check, judged
 from nvrx_slurm.system import gpu_facts, gpus, pci, trust
 from nvrx_slurm.system.gpu_facts import Ecc, Fabric, Heat, Rows
 from nvrx_slurm.system.hardware import Absent, HardwareError
@@ -201,12 +190,7 @@ def gpu_ecc(found: Ecc, expected: Expected) -> str:
     return f"has {found.corrected} corrected ECC errors" if many else ""
 
 
-@gauge(
-    "gpu-row-remap",
-    gpu_facts.remapped_rows,
-    "NVML: remapped rows (Ampere and later)",
-    "have no row to remap",
-)
+@gauge("gpu-row-remap", gpu_facts.remapped_rows, "NVML: remapped rows (Ampere and later)", "have no row to remap")
 def gpu_row_remap(rows: Rows, expected: Expected) -> str:
     """A row could not be remapped, or is to be remapped by a reset."""
     if rows.failed:
@@ -271,8 +255,8 @@ def nvlink(links: Mapping[int, bool], expected: Expected) -> str:
     wanted, up = expected["nvlinks"], sum(links.values())
     if wanted is not None:
         return f"has {up} NVLinks up instead of {wanted}" if up < wanted else ""
-    down = [link for link, is_up in links.items() if not is_up]
-    return f"has NVLink {listed(down)} down" if up and down else ""  # a GPU without a bridge or switch has none up
+    down = ", ".join(str(link) for link, is_up in links.items() if not is_up)
+    return f"has NVLink {down} down" if up and down else ""  # a GPU without a bridge or switch has none up
 
 
 @nvml_check(

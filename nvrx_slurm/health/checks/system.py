@@ -1,4 +1,4 @@
-"""Processors, memory, processes, services and the clock, by the kernel's files and systemd."""
+"""Processors, memory, services and the clock, by the kernel's files and systemd."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from nvrx_slurm.system.hardware import Absent
 # --- processors -------------------------------------------------------------------------------------------------------
 
 _ONLINE = "/sys/devices/system/cpu/online"
-_CLOCKS = "/sys/devices/system/clocksource/clocksource0"
-# Threads read these without a system call (vDSO); with another clock each reading is slow.
-_FAST_CLOCKS = ("tsc", "arch_sys_counter", "kvm-clock", "hyperv_clocksource_tsc_page")
 
 
 def cpus_online(node: NodeView) -> int:
@@ -37,27 +34,6 @@ def cpu_count(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
     online, wanted = cpus_online(node), expected["cpus"]
     wrong = [f"{online} CPUs are online instead of {wanted}"] if wanted not in (None, online) else []
     return judged(wrong, f"{online} CPUs are online")
-
-
-def current_clock(node: NodeView) -> str:
-    """The kernel's clock source. Raises OSError and Absent."""
-    return node.text(f"{_CLOCKS}/current_clocksource", 4096, absent="the kernel does not tell its clock source").strip()
-
-
-@system_check(
-    "clock-source",
-    f"{_CLOCKS}/current_clocksource",
-    settings=(Setting("clock_source", "text", None, "clock source, for example tsc"),),
-    on_fail="warn",
-    learn=lambda node, expected: {"clock_source": current_clock(node)},
-)
-def clock_source(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
-    """The kernel's clock source is not the expected one, or it fell back from a fast one to a slow one."""
-    current, wanted = current_clock(node), expected["clock_source"]
-    available = node.text(f"{_CLOCKS}/available_clocksource", 4096).split()
-    better = [wanted] if wanted else [name for name in available if name in _FAST_CLOCKS]
-    wrong = [f"the clock source is {current} instead of {better[0]}"] if better and current not in better else []
-    return judged(wrong, f"the clock source is {current}")
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
@@ -112,60 +88,6 @@ def memory_errors(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
         raise Absent("the kernel counts no memory errors here (no EDAC driver, no MCE)")
     wrong = [f"uncorrected memory errors: {count} on {name}" for name, count in errors.items() if count]
     return judged(wrong, "no uncorrected error since boot")
-
-
-# --- processes --------------------------------------------------------------------------------------------------------
-
-_MAX_PROCESSES = 65536
-_KERNEL_THREAD = 0x00200000  # PF_KTHREAD of include/linux/sched.h; these sleep in D as a matter of course
-
-
-def state_of(node: NodeView, pid: str) -> tuple[str, str, bool]:
-    """("name (pid)", state, whether it is the kernel's) by /proc/PID/stat (proc(5)); state "" if it is gone."""
-    try:
-        # A name may hold anything, parentheses too.
-        before, _, after = node.text(f"/proc/{pid}/stat", 4096).rpartition(")")
-        fields = after.split()
-        return f"{before.partition('(')[2]} ({pid})", fields[0], bool(int(fields[6]) & _KERNEL_THREAD)
-    except (FileNotFoundError, ProcessLookupError):
-        return "", "", False
-    except (IndexError, ValueError):
-        raise ValueError(f"/proc/{pid}/stat holds {before[:40]!r}") from None
-
-
-def _scheduled(node: NodeView, pid: str) -> str:
-    """Counts that grow whenever a process is scheduled; "" if it is gone or the kernel does not count."""
-    try:
-        return node.text(f"/proc/{pid}/schedstat", 4096)
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-
-
-@system_check(
-    "stuck-processes",
-    "/proc/*/stat, and where a process is in state D /proc/*/schedstat",
-    contexts=("epilog", "periodic", "manual"),
-    settings=(
-        Setting("stuck_s", "seconds", 3.0, "how long a process must stay blocked, in seconds"),
-        Setting("zombies_max", "count", 200, "zombies that a node may have"),
-    ),
-    budget_s=10.0,
-    on_fail="warn",
-)
-def stuck_processes(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
-    """A process stays blocked in the kernel (state D) without being scheduled, or there are too many zombies."""
-    states = {pid: state_of(node, pid) for pid in list(filter(str.isdecimal, node.names("/proc")))[:_MAX_PROCESSES]}
-    zombies = [name.rpartition(" ")[0] for name, state, _ in states.values() if state == "Z"]
-    waiting = [pid for pid, (_, state, is_kernel) in states.items() if state == "D" and not is_kernel]
-    blocked = {pid: _scheduled(node, pid) for pid in waiting}
-    if blocked:
-        node.doing(f"waiting whether {len(blocked)} processes stay blocked")
-        time.sleep(expected["stuck_s"])
-    stuck = [pid for pid, was in blocked.items() if state_of(node, pid) == states[pid] and _scheduled(node, pid) == was]
-    wrong = [f"{states[pid][0]} is blocked in the kernel for {expected['stuck_s']:g} s and more" for pid in stuck]
-    if len(zombies) > expected["zombies_max"]:
-        wrong.append(f"{len(zombies)} zombies: {listed(dict.fromkeys(zombies))}")
-    return judged(wrong, f"no process is blocked in the kernel, {len(zombies)} zombies")
 
 
 # --- services and the clock -------------------------------------------------------------------------------------------
@@ -229,12 +151,4 @@ def time_sync(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
     return judged(wrong if timex[_STATUS_AT] & _STA_UNSYNC else [], "the clock is synchronized")
 
 
-CHECKS = (
-    memory_size,
-    memory_errors,
-    cpu_count,
-    clock_source,
-    stuck_processes,
-    services,
-    time_sync,
-)
+CHECKS = (memory_size, memory_errors, cpu_count, services, time_sync)
