@@ -8,9 +8,11 @@ import modules of the current directory.
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 
+from nvrx_slurm.child.bounded_process import JOB_SIGNALS
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import policy, report, runner
 from nvrx_slurm.health.check import CONTEXTS, NodeView
@@ -19,10 +21,9 @@ from nvrx_slurm.health.check import CONTEXTS, NodeView
 def examine_node(plan: policy.Selection, sysroot: str, state_dir: str = "") -> report.Report:
     """Run the selected checks. To be called in a process without threads."""
     started_s = time.monotonic()
-    node = NodeView(sysroot, state_dir=state_dir)
-    result = runner.run(plan.checks, node, plan.expected, plan.deadline_s)
-    notes = [*plan.notes, *result.notes]
-    return report.Report(plan.node, plan.when, result.findings, notes, round(time.monotonic() - started_s, 4))
+    result = runner.run(plan.checks, NodeView(sysroot, state_dir=state_dir), plan.expected, plan.deadline_s)
+    took_s = round(time.monotonic() - started_s, 4)
+    return report.Report(plan.node, plan.when, result.findings, [*plan.notes, *result.notes], took_s)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -45,7 +46,8 @@ def main(argv: list[str] | None = None) -> int:
     given = vars(parser.parse_args(argv))
     state_dir, serve, no_checks, interval_s = (given.pop(n) for n in ("state_dir", "serve", "no_checks", "interval"))
     if serve:
-        runner.ignore_job_signals()  # it ends at the end of its questions
+        for signum in JOB_SIGNALS:  # Slurm sends them to the whole step; it ends at the end of its questions
+            signal.signal(signum, signal.SIG_IGN)
     else:
         runner.stop_on_sigterm()
     try:

@@ -140,21 +140,13 @@ class NodeView:
         """
         self.doing(f"reading {absolute}")
         try:
-            fd = os.open(self.path(absolute), os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            if absent:
-                raise Absent(absent) from None
-            raise
-        try:
-            data = b""
-            while len(data) < limit and (more := os.read(fd, limit - len(data))):
-                data += more
+            with open(self.path(absolute), "rb") as file:
+                return file.read(limit).decode(errors="replace")
         except OSError as error:
+            if absent and isinstance(error, FileNotFoundError):
+                raise Absent(absent) from None
             error.filename = absolute  # read(2) was not told it
             raise
-        finally:
-            os.close(fd)
-        return data.decode(errors="replace")
 
     def number(self, absolute: str) -> int:
         """The count in a file. Raises OSError, and ValueError as `whole`."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import gc
 import os
 import re
-import sys
 import time
 from collections.abc import Sequence
 
@@ -33,6 +32,7 @@ class _Task:
         self.checks = list(checks)
         self.deadline_s = deadline_s
         self.due_s = due_s
+        self.questions = 0  # without an answer
         self.findings: list[Finding] = []
         self.run: runner.Run | None = None
         self.is_answered = True  # a process of the last run may still be blocked in the kernel
@@ -58,9 +58,7 @@ class CheckServer:
     def __init__(self, plan: policy.Selection, node: NodeView, interval_s: float) -> None:
         self._plan, self._node, self._interval_s = plan, node, interval_s
         self._check = _Task(plan.checks, plan.deadline_s)
-        self._questions = 0  # "check", not answered yet
         self._memory = _Task([MEMORY], _NEVER)
-        self._memory_is_asked = False
         self._watches = [_Task(checks, plan.deadline_s, due_s=0.0) for checks in runner.grouped(plan.watched)]
         self._failing: frozenset[str] = frozenset()  # of the watched
         self._runs: list[runner.Run] = []  # all that have processes
@@ -94,14 +92,11 @@ class CheckServer:
         self._data = rest[:_MAX_LINE_BYTES]
         for line in lines:
             if line.strip() == b"check":
-                self._questions += 1
+                self._check.questions += 1
                 self._check.due_s = 0.0
             elif seconds := _MEMORY.fullmatch(line.strip()):
-                self._memory_is_asked = True
+                self._memory.questions = 1
                 self._memory.deadline_s, self._memory.due_s = float(seconds[1]), 0.0
-            else:
-                said = f"nvrx health: {line[:60]!r} is no question; write: check, or: memory SECONDS"
-                print(said, file=sys.stderr, flush=True)
         return bool(more)
 
     def _begin_what_is_due(self) -> float:
@@ -127,12 +122,12 @@ class CheckServer:
         if news:
             self._tell_failures([note for result in news for note in result.notes])
         if checked := self._check.news():
-            self._questions -= 1
-            self._check.due_s = 0.0 if self._questions else _NEVER
+            self._check.questions -= 1
+            self._check.due_s = 0.0 if self._check.questions else _NEVER
             self._say(checked.findings, [*self._plan.notes, *checked.notes], asked=True)
         memory = self._memory.news()
-        if self._memory_is_asked and (memory or self._memory.is_blocked):
-            self._memory_is_asked, self._memory.due_s = False, _NEVER
+        if self._memory.questions and (memory or self._memory.is_blocked):
+            self._memory.questions, self._memory.due_s = 0, _NEVER
             notes, used_mb = (memory.notes, memory.learned) if memory else ([], {})
             self._say(self._memory.findings, notes, asked=True, used_mb=used_mb)
         return bool(news or checked or memory)

@@ -14,11 +14,8 @@ FAMILIES = ("storage", "system", "kernel_log", "gpu", "gpu_processes", "nic", "n
 
 def built_in() -> dict[str, Check]:
     """The checks of this package, by name, in the order of FAMILIES."""
-    found: dict[str, Check] = {}
-    for family in FAMILIES:
-        for check in import_module(f"nvrx_slurm.health.checks.{family}").CHECKS:
-            found[check.name] = check
-    return found
+    families = [import_module(f"nvrx_slurm.health.checks.{family}") for family in FAMILIES]
+    return {check.name: check for family in families for check in family.CHECKS}
 
 
 def settings(checks: Iterable[Check]) -> dict[str, Setting]:

@@ -49,15 +49,12 @@ class Report(NamedTuple):
         """Failures first; checks that do not apply to this node only if `everything`."""
         shown = [f for f in self.findings if everything or f.verdict is not Verdict.NOT_APPLICABLE]
         shown.sort(key=lambda finding: _ORDER.index(_word(finding)))
-        width = max([len(finding.check) for finding in shown], default=0)
-        lines = [_row(finding, width) for finding in shown]
-        hidden = len(self.findings) - len(shown)
+        width = max((len(finding.check) for finding in shown), default=0)
         words = [_word(finding) for finding in self.findings]
         counts = ", ".join(f"{count} {word.lower()}" for word in _ORDER if (count := words.count(word)))
-        more = " (--all shows what does not apply)" if hidden else ""
-        return "\n".join(
-            [*lines, f"{self.node}: {self.verdict.value} in {self.seconds:.2f} s: {counts or 'no checks'}{more}"]
-        )
+        more = " (--all shows what does not apply)" if len(shown) < len(words) else ""
+        last = f"{self.node}: {self.verdict.value} in {self.seconds:.2f} s: {counts or 'no checks'}{more}"
+        return "\n".join([*(_row(finding, width) for finding in shown), last])
 
 
 def from_json(line: str) -> Report:

@@ -150,7 +150,10 @@ class Run:
         """When it is done."""
         left, within = len(self._killed), f"within {bounded_process.REAP_S:g} s"
         notes = [f"{left} check process(es) were killed and have not ended {within}"] if left else []
-        findings = [_with_action(self._findings[check.name], check) for check in self._checks]
+        findings = []
+        for check, finding in ((check, self._findings[check.name]) for check in self._checks):
+            action = {Verdict.FAIL: check.on_fail, Verdict.UNKNOWN: check.on_unknown}.get(finding.verdict, "")
+            findings.append(finding._replace(action=action))
         return Result(findings, notes, self._learned)
 
     def close(self) -> None:
@@ -257,11 +260,6 @@ def examine(
         return Verdict.UNKNOWN, one_line(said)
 
 
-def _with_action(finding: Finding, check: Check) -> Finding:
-    actions = {Verdict.FAIL: check.on_fail, Verdict.UNKNOWN: check.on_unknown}
-    return finding._replace(action=actions.get(finding.verdict, ""))
-
-
 def stop_on_sigterm() -> None:
     """Make SIGTERM end this process and all its children, also one that was just forked and no `Run` knows yet."""
 
@@ -271,9 +269,3 @@ def stop_on_sigterm() -> None:
         sys.exit(128 + signum)
 
     signal.signal(signal.SIGTERM, end)
-
-
-def ignore_job_signals() -> None:
-    """Ignore the signals that Slurm sends to every process of a job's step. Checks, in children, may die of them."""
-    for signum in bounded_process.JOB_SIGNALS:
-        signal.signal(signum, signal.SIG_IGN)

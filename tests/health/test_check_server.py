@@ -140,16 +140,6 @@ def test_each_question_is_answered_by_the_report_of_the_preflight(dgx: Node, ser
     assert [server.line()[0], server.line()[0]] == [True, True]
 
 
-def test_what_is_no_question_is_said_and_costs_nothing(dgx: Node, serve: Serve) -> None:
-    server = serve("--only", "lustre")
-    server.say("chek\nmemory nan\n" + "x" * 100_000 + "\nch")
-    server.say("eck\n")
-    assert server.line()[0]
-    code, error = server.end()
-    assert code == 0 and len(error.splitlines()) == 3 and len(error) < 500
-    assert error.count("is no question") == 3
-
-
 @pytest.mark.parametrize(
     ("args", "said"),
     [

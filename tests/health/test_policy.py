@@ -101,7 +101,6 @@ def test_an_own_check_is_not_at_the_preflight_unless_the_site_says_so(bare: Node
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"when": "prologue"}, "--when prologue: must be one of prolog"),
         ({"only": ["mount"]}, "--only: there is no check 'mount'; did you mean mounts?"),
         ({"expect": {"cpu": 1}}, "--expect: 'cpu' is not a key; did you mean cpus?"),
         ({"deadline_s": 0.0}, "--deadline 0: must be seconds > 0"),

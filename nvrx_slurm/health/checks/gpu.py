@@ -55,24 +55,13 @@ gauge = partial(gpu_check, contexts=OUTSIDE_PREFLIGHT)
 
 # Not a check of a node, but read like one: in a child that can be killed, or given up in a driver that does not answer.
 MEMORY = Check(
-    name="gpu-memory",
-    reads="NVML: memory in use",
-    fails="Never.",
-    examine=lambda node, expected: (Verdict.PASS, ""),
-    contexts=(),
-    budget_s=gpus.TIMEOUT_S,
+    "gpu-memory", "NVML: memory in use", "Never.", lambda node, expected: (Verdict.PASS, ""), contexts=(), group=NVML,
     learn=lambda node, expected: gpus.memory_used_mb(node.env, timeout_s=2 * gpus.TIMEOUT_S, say=node.doing),
-    group=NVML,
-)
+    budget_s=gpus.TIMEOUT_S,
+)  # fmt: skip
 
 
 # --- how many -------------------------------------------------------------------------------------------------------
-
-
-def learn_count(node: NodeView, expected: Expected) -> dict[str, Any]:
-    """The GPUs that NVML shows."""
-    count = gpus.seen()
-    return {"gpus": count} if count else {}
 
 
 def given_gpus(env: Mapping[str, str]) -> int | None:
@@ -90,7 +79,7 @@ def given_gpus(env: Mapping[str, str]) -> int | None:
     "gpu-count",
     "NVML, GPUs of NVIDIA in /sys/bus/pci/devices, in a job SLURM_GPUS_ON_NODE",
     settings=(Setting("gpus", "count", None, "GPUs that NVML must show"),),
-    learn=learn_count,
+    learn=lambda node, expected: {"gpus": gpus.seen()},
 )
 def gpu_count(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
     """NVML shows fewer GPUs than the job was given; outside of jobs not gpus, else not those on the PCI bus."""

@@ -103,9 +103,8 @@ def judge(use: GpuUse, expected: Expected) -> tuple[Verdict, str]:
     for gpu, mb in use.used_mb.items():
         if mb > expected["gpu_memory_used_mb"] and not use.processes.get(gpu):
             wrong.append(f"in use without a process: {gpu} holds {mb:.0f} MiB")
-    untold = [gpu for gpu, found in use.processes.items() if not found and gpu not in use.used_mb]
-    why = use.why or f"{untold[0]} does not tell its memory" if untold and (use.why or use.used_mb) else ""
-    unknown = [f"no process is left over, but {why}"] if why else []
+    is_used = any(use.processes.values())
+    unknown = [f"no process is left over, but {use.why}"] if use.why and not is_used else []
     return judged(wrong, f"no process is left over on {len(use.processes)} GPUs", unknown)
 
 

@@ -53,12 +53,11 @@ def active(found: Mapping[str, Port]) -> dict[str, float]:
 def earlier(node: NodeView, found: Mapping[str, Port]) -> dict[str, float]:
     """Rates of the ports that were ACTIVE before this run, which is kept for the next one; {} if none can be kept."""
     try:
-        with kept.alone(node, _PORTS):
-            before: dict[str, float] = kept.recall(node, _PORTS).get("rates", {})
-            rates = before | {name: max(rate, before.get(name, 0.0)) for name, rate in active(found).items()}
-            if rates != before:
-                kept.remember(node, _PORTS, {"rates": rates})
-            return before
+        before: dict[str, float] = kept.recall(node, _PORTS).get("rates", {})
+        rates = before | {name: max(rate, before.get(name, 0.0)) for name, rate in active(found).items()}
+        if rates != before:
+            kept.remember(node, _PORTS, {"rates": rates})
+        return before
     except (Absent, OSError):  # nic_ports alone decides then
         return {}
 

@@ -43,7 +43,7 @@ def check(own: SiteCheck, where: str) -> Check:
     )
 
 
-def _require_usable(argv: Sequence[str]) -> None:
+def require_usable(argv: Sequence[str]) -> None:
     """Raises UsageError unless the command is executable and trusted; for root also all files among its arguments.
 
     The path itself is executed, not the target of its links: many programs look at the name of their call.
@@ -66,7 +66,7 @@ def run(argv: list[str], node: NodeView) -> Ended:
     def stop(signum: int, frame: object) -> None:
         raise SystemExit(128 + signum)
 
-    _require_usable(argv)
+    require_usable(argv)
     node.doing(f"running {argv[0]}")
     slurm = {name: value for name, value in node.env.items() if name.startswith("SLURM")}
     signal.signal(signal.SIGTERM, stop)
@@ -83,12 +83,8 @@ def judge(ended: Ended) -> tuple[Verdict, str]:
     """By exit code; any other code, a signal and no end at all are unknown."""
     texts = (data.decode(errors="replace").strip() for data in (ended.stdout, ended.stderr))
     line = next((text.splitlines()[0] for text in texts if text), "")
-    said = f": {line}" if line else ""
-    if ended.code is None:
-        return Verdict.UNKNOWN, f"timed out{said}"
-    if ended.code < 0:
-        return Verdict.UNKNOWN, f"ended by signal {-ended.code}{said}"
-    verdict = _VERDICTS.get(ended.code)
-    if verdict is None:
-        return Verdict.UNKNOWN, f"exit code {ended.code}, not 0, 1 or 2{said}"
-    return verdict, line or f"exit code {ended.code}"
+    if ended.code in _VERDICTS:
+        return _VERDICTS[ended.code], line or f"exit code {ended.code}"
+    by_signal = ended.code is not None and ended.code < 0
+    how = f"ended by signal {-(ended.code or 0)}" if by_signal else f"exit code {ended.code}, not 0, 1 or 2"
+    return Verdict.UNKNOWN, f"{'timed out' if ended.code is None else how}{f': {line}' if line else ''}"

@@ -26,9 +26,8 @@ _ESCAPES = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\043", "#"), ("
 
 
 class Mount(NamedTuple):
-    """A line of /proc/self/mountinfo."""
+    """Of a line of /proc/self/mountinfo."""
 
-    target: str
     type: str
     options: tuple[str, ...]
 
@@ -39,13 +38,14 @@ def mounts(node: NodeView) -> dict[str, Mount]:
     Raises OSError, and ValueError where no line is a mount.
     """
     lines = node.text(_MOUNTINFO, 16 << 20).split("\n")  # str.splitlines would split names with other separators
-    there = {mount.target: mount for line in lines if (mount := _mount(line))}
+    there = dict(mount for line in lines if (mount := _mount(line)))
     if not there:
         raise ValueError(f"{_MOUNTINFO} holds no line that is a mount")
     return there
 
 
-def _mount(line: str) -> Mount | None:
+def _mount(line: str) -> tuple[str, Mount] | None:
+    """(target, mount)."""
     left, _, right = line.partition(" - ")
     fields, after = left.split(" "), right.split(" ")
     if len(fields) < 6 or len(after) < 3:
@@ -53,7 +53,7 @@ def _mount(line: str) -> Mount | None:
     target = fields[4]
     for escape, char in _ESCAPES:
         target = target.replace(escape, char)
-    return Mount(target, after[0], (*fields[5].split(","), *after[2].split(",")))
+    return target, Mount(after[0], (*fields[5].split(","), *after[2].split(",")))
 
 
 @system_check("lustre", _LUSTRE)
@@ -91,7 +91,7 @@ def learn_mounts(node: NodeView, expected: Expected) -> dict[str, tuple[str, ...
 def mounts_check(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
     """An expected mount is missing or read-only, or a Lustre or NFS mount cannot be listed."""
     there, needed = mounts(node), expected["mounts"]
-    remote = [mount.target for mount in there.values() if mount.type in REMOTE_TYPES]
+    remote = [target for target, mount in there.items() if mount.type in REMOTE_TYPES]
     if not remote and not needed:
         raise Absent("no Lustre or NFS is mounted, and none is expected")
     wanted = dict.fromkeys([*remote, *(target for target in needed if target in there)])
@@ -144,11 +144,8 @@ def read_path(node: NodeView, path: str) -> None:
         with os.scandir(place) as entries:
             list(islice(entries, _MAX_NAMES))
     elif stat.S_ISREG(kind):
-        fd = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            os.read(fd, _FIRST_BYTES)
-        finally:
-            os.close(fd)
+        with open(place, "rb", buffering=0) as file:
+            file.read(_FIRST_BYTES)
 
 
 # --- local disks ------------------------------------------------------------------------------------------------------
@@ -156,25 +153,10 @@ def read_path(node: NodeView, path: str) -> None:
 _USERS = ("/tmp", "/var/tmp")  # users write there
 _WORLD_WRITABLE = 0o002
 _DISKS = (
-    Setting("disk_paths", "paths", ("/", "/tmp", "/var"), "where there must be room"),
+    Setting("disk_paths", "paths", ("/", "/var"), "where there must be room"),
     Setting("disk_free_percent", "percent", 3.0, "room that must be free"),
     Setting("inodes_free_percent", "percent", 1.0, "inodes that must be free"),
 )
-
-
-def _room(node: NodeView, expected: Expected, scratch: bool) -> tuple[Verdict, str]:
-    """Of the file systems that users can write to, which a job may fill, or of the others."""
-    users = {os.stat(node.path(path)).st_dev for path in _USERS if os.path.exists(node.path(path))}
-    rooms: dict[str, os.statvfs_result] = {}
-    for path in filter(lambda path: os.path.exists(node.path(path)), expected["disk_paths"]):
-        node.doing(f"asking for the free space of {path}")
-        found = os.stat(node.path(path))
-        if scratch == (found.st_dev in users or bool(found.st_mode & _WORLD_WRITABLE)):
-            rooms[path] = os.statvfs(node.path(path))
-    if not rooms:
-        raise Absent(f"none of disk_paths is on a file system that users can{'' if scratch else 'not'} write to")
-    wrong = [f"{path} has {lack}" for path, room in rooms.items() if (lack := lacking(room, expected))]
-    return judged(wrong, f"{len(rooms)} file systems have room")
 
 
 def lacking(room: os.statvfs_result, expected: Expected) -> str:
@@ -192,13 +174,18 @@ def lacking(room: os.statvfs_result, expected: Expected) -> str:
 @system_check("disk-space", "statvfs(3) of each path of disk_paths", settings=_DISKS)
 def disk_space(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
     """A local file system that only the system writes to has too little room or too few inodes."""
-    return _room(node, expected, scratch=False)
-
-
-@system_check("scratch-space", "as disk-space", settings=_DISKS, on_fail="warn")
-def scratch_space(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
-    """A local file system that users can write to (that of /tmp or /var/tmp) has too little room or too few inodes."""
-    return _room(node, expected, scratch=True)
+    there = {path: node.path(path) for path in expected["disk_paths"] if os.path.exists(node.path(path))}
+    users = {os.stat(node.path(path)).st_dev for path in _USERS if os.path.exists(node.path(path))}
+    rooms: dict[str, os.statvfs_result] = {}
+    for path, place in there.items():
+        node.doing(f"asking for the free space of {path}")
+        found = os.stat(place)
+        if found.st_dev not in users and not found.st_mode & _WORLD_WRITABLE:  # a job may fill the others
+            rooms[path] = os.statvfs(place)
+    if not rooms:
+        raise Absent("users can write to the file systems of all disk_paths")
+    wrong = [f"{path} has {lack}" for path, room in rooms.items() if (lack := lacking(room, expected))]
+    return judged(wrong, f"{len(rooms)} file systems have room")
 
 
 _SHM = "/dev/shm"
@@ -236,4 +223,4 @@ def shm_space(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
     return judged(wrong, f"{_SHM} has {free_gb:.1f} of {size_gb:.1f} GB free")
 
 
-CHECKS = (lustre, mounts_check, storage_paths, disk_space, scratch_space, shm_space)
+CHECKS = (lustre, mounts_check, storage_paths, disk_space, shm_space)

@@ -36,11 +36,10 @@ _REASON = re.compile(r"nvrx:([a-z0-9-]+(?:,[a-z0-9-]+)*):(.*)", re.ASCII)
 _UNFIT = re.compile(r"[^A-Za-z0-9 ._/:,;()%+*<>'-]", re.ASCII)
 # Words of scontrol(1), "NODE STATES", and of older versions. _PLAIN: states that a node drained by us may have besides;
 # any other state means that others changed the node.
-_PERMANENT = frozenset({"CLOUD", "DYNAMIC_NORM", "DYNAMIC_FUTURE"})
-_PLAIN = _PERMANENT | {"DRAIN", "IDLE", "ALLOCATED", "MIXED", "COMPLETING", "RESERVED", "PLANNED", "BLOCKED"}
-_REPAIRED = frozenset({"MAINT", "MAINTENANCE", "REBOOT", "REBOOT_REQUESTED", "REBOOT_ISSUED"})
-_SWITCHED_OFF = frozenset({"POWER_DOWN", "POWERING_DOWN", "POWERED_DOWN"})
-_OUT = _REPAIRED | _SWITCHED_OFF | {"DRAIN", "DRAINED", "DRAINING", "DOWN", "FAIL", "FAILING", "NOT_RESPONDING"}
+_PLAIN = frozenset({"DRAIN", "IDLE", "ALLOCATED", "MIXED", "COMPLETING", "RESERVED", "PLANNED", "BLOCKED"})
+_PLAIN |= {"CLOUD", "DYNAMIC_NORM", "DYNAMIC_FUTURE"}
+_OUT = frozenset({"DRAIN", "DRAINED", "DRAINING", "DOWN", "FAIL", "FAILING", "NOT_RESPONDING", "MAINT", "MAINTENANCE"})
+_OUT |= {"REBOOT", "REBOOT_REQUESTED", "REBOOT_ISSUED", "POWER_DOWN", "POWERING_DOWN", "POWERED_DOWN"}
 
 
 class Reason(NamedTuple):

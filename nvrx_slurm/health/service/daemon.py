@@ -6,6 +6,7 @@ Unix socket decide which users may ask.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -35,6 +36,7 @@ from nvrx_slurm.config import nvhcd as config
 from nvrx_slurm.health import report
 from nvrx_slurm.health.check import one_line
 from nvrx_slurm.health.checks.node_service import METHOD, parse_output
+from nvrx_slurm.health.checks.site_checks import require_usable
 from nvrx_slurm.health.service import nvhcd_pb2 as pb
 from nvrx_slurm.system import trust
 
@@ -120,7 +122,7 @@ class Runs:
         self._orphans = processes.Orphans()
         self._blocked = 0  # pid of a command that SIGKILL did not end
         if self._script:
-            _require_usable(self._script)
+            require_usable([self._script])
 
     def answer(self, args: Sequence[str]) -> pb.HealthCheckResponse:
         """The answer of one run. `args` are for scripts. Raises UsageError and OSError where the run tells nothing."""
@@ -128,7 +130,7 @@ class Runs:
             raise UsageError(f"process {self._blocked} of an earlier run is blocked in the kernel and cannot be ended")
         if not self._script:
             return _of_own_checks(*self._run(self._own_checks))
-        _require_usable(self._script)
+        require_usable([self._script])
         return _of_script(*self._run([self._script, *args]))
 
     def kill(self) -> None:
@@ -150,12 +152,6 @@ class Runs:
             how = "did not end in time and was killed" if ended.code is None else f"was ended by signal {-ended.code}"
             raise UsageError(f"{argv[0]} {how}: {error}")
         return ended.code, ended.stdout.decode(errors="replace").strip(), error
-
-
-def _require_usable(script: str) -> None:
-    trust.require(script, UsageError)
-    if not os.path.isfile(script) or not os.access(script, os.X_OK):
-        raise UsageError(f"{script} cannot be executed; give it mode 755")
 
 
 def _of_script(code: int, printed: str, error: str) -> pb.HealthCheckResponse:
@@ -224,14 +220,9 @@ def _published(settings: config.Settings, listen: Callable[[str], int]) -> Itera
 
 def _require_free(path: str) -> None:
     """Raises UsageError unless there is nothing, or a socket on which no process listens."""
-    try:
-        if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise UsageError(f"socket_path {path} is there already and not a socket; remove it or choose another path")
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            probe.settimeout(_PROBE_S)
-            probe.connect(path)
-    except (FileNotFoundError, ConnectionRefusedError):
-        return
-    except (BlockingIOError, TimeoutError):
-        pass  # a process listens, and takes no connections
-    raise UsageError(f"socket_path {path}: a process listens there already; stop that daemon or choose another path")
+    if os.path.lexists(path) and not stat.S_ISSOCK(os.lstat(path).st_mode):
+        raise UsageError(f"socket_path {path} is there already and not a socket; remove it or choose another path")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_PROBE_S)
+        if probe.connect_ex(path) not in (errno.ENOENT, errno.ECONNREFUSED):
+            raise UsageError(f"socket_path {path}: a process listens there already; stop it or choose another path")
