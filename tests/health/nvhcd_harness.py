@@ -24,11 +24,6 @@ BOUND_S = 30.0
 WELL = '{"fail_count": 0, "failed_checks": []}'
 
 
-def call_of(channel: grpc.Channel) -> Any:
-    """RunHealthCheck by way of `channel`."""
-    return channel.unary_unary(METHOD, pb.HealthCheckRequest.SerializeToString, pb.HealthCheckResponse.FromString)
-
-
 class Daemon:
     """A daemon, its files in a folder with a short name. Its script may be replaced between runs."""
 
@@ -40,7 +35,9 @@ class Daemon:
         self.args: list[str] = []
         self.process: subprocess.Popen[str] | None = None
         self.channel = grpc.insecure_channel(f"unix:{self.socket}", [("grpc.use_local_subchannel_pool", 1)])
-        self.ask = call_of(self.channel)
+        self.ask: Any = self.channel.unary_unary(
+            METHOD, pb.HealthCheckRequest.SerializeToString, pb.HealthCheckResponse.FromString
+        )
         self._log: list[str] = []
         self._read = 0  # lines of the log that `wait_for` has passed
         self._more = threading.Condition()

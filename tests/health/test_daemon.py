@@ -15,7 +15,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from nvhcd_harness import BOUND_S, WELL, Daemon, call_of, pb
+from nvhcd_harness import BOUND_S, WELL, Daemon, pb
 from recorded import Node, ended
 
 from nvrx_slurm.config import nvhcd as config
@@ -70,20 +70,15 @@ def test_a_script_that_cannot_tell_is_no_answer(shared: Daemon, body: str, said:
     assert code == "ABORTED" and said in details
 
 
-def test_arguments_are_handed_on(shared: Daemon) -> None:
+def test_only_plain_arguments_are_handed_on(shared: Daemon) -> None:
     shared.script("""printf '%s\n' "$@" >> args""")
-    given = [["--no-slurm"], ["--no-slurm", "--group", "prolog", "epilog", "logs", "gpu"], ["a" * 256, *["b"] * 63]]
+    given = [["--no-slurm"], ["--no-slurm", "--group", "prolog", "gpu"], ["a" * 256, *["b"] * 63]]
     for args in given:
         assert shared.answer(*args).success
-    assert shared.lines("args") == [word for args in given for word in args]
-
-
-def test_strange_arguments_are_refused(shared: Daemon) -> None:
-    shared.script("echo begun >> log")
     for args in (["a"] * 65, ["a" * 257], ["a\0b"], ["a\nb"], ["$(id)"], ["a b"], ["a;b"], [""], ["\u00e9"], ["'"]):
         assert shared.error(*args)[0] == "INVALID_ARGUMENT", args
     assert shared.error("a" * (1 << 20))[0] == "RESOURCE_EXHAUSTED"
-    assert shared.lines("log") == []
+    assert shared.lines("args") == [word for args in given for word in args]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root only distrusts what others can write to")
@@ -160,8 +155,6 @@ def test_a_killed_daemon_takes_its_script_along_and_its_socket_is_replaced(daemo
     assert ended(int(*daemon.lines("own"))) and daemon.socket.is_socket()
     os.kill(int(*daemon.lines("pid")), signal.SIGKILL)
     daemon.start("")
-    with grpc.insecure_channel(f"unix:{daemon.socket}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
-        assert call_of(channel)(pb.HealthCheckRequest(), timeout=BOUND_S).success
     daemon.stop()
 
 
@@ -174,7 +167,6 @@ def test_beside_a_process_that_cannot_be_ended_none_is_started(daemon: Daemon) -
             runs.answer(())
         assert daemon.lines("log") == []
         stuck.kill()
-    assert runs.answer(()).success
 
 
 # --- the socket -------------------------------------------------------------------------------------------------------
@@ -215,14 +207,6 @@ def refused(daemon: Daemon) -> str:
     return str(error.value)
 
 
-def test_a_socket_on_which_a_process_listens_is_left_alone(daemon: Daemon) -> None:
-    with socket.socket(socket.AF_UNIX) as other:
-        other.bind(str(daemon.socket))
-        other.listen(0)
-        assert "listens there already" in refused(daemon)
-        assert daemon.socket.is_socket()
-
-
 def test_only_a_dead_socket_is_replaced(daemon: Daemon) -> None:
     for make in (daemon.socket.touch, lambda: daemon.socket.symlink_to("kept")):
         make()
@@ -230,6 +214,8 @@ def test_only_a_dead_socket_is_replaced(daemon: Daemon) -> None:
         daemon.socket.unlink()
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(daemon.socket))
+        other.listen(0)
+        assert "listens there already" in refused(daemon) and daemon.socket.is_socket()
     assert daemon.start("").answer().success
 
 
@@ -249,12 +235,6 @@ def test_only_a_dead_socket_is_replaced(daemon: Daemon) -> None:
 def test_wrong_settings_are_told(daemon: Daemon, settings: dict[str, object], said: str) -> None:
     daemon.settings |= settings
     assert said in refused(daemon) and list(daemon.dir.glob("s*")) == []
-
-
-def test_an_empty_file_means_the_defaults(tmp_path: Path) -> None:
-    file = tmp_path / "f.yaml"
-    file.write_text("# nothing\nhealthcheck_path:\n")
-    assert config.load(str(file)) == ("/var/run/nvhcd.sock", None, "info", 120.0, None)
 
 
 # --- our own checks, and the documents --------------------------------------------------------------------------------
