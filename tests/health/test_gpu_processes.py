@@ -104,17 +104,13 @@ def test_memory_without_a_process_is_left_over(node: GpuNode) -> None:
     assert node.found("gpu-processes", gpu_settle_s=0)[0] is F
 
 
-@pytest.mark.parametrize("code", [3, 15])
-def test_memory_that_a_new_driver_does_not_tell_is_unknown(node: GpuNode, code: int) -> None:
+def test_memory_that_a_new_driver_does_not_tell_is_unknown(node: GpuNode) -> None:
     """The old function counts the driver's own memory, too: 604 MiB of an idle H100."""
-    node.say("used 4", "reserved 600", f"nvmlDeviceGetMemoryInfo_v2.3 {code}")
+    node.say("used 4", "reserved 600", "nvmlDeviceGetMemoryInfo_v2.3 15")
     verdict, text = node.found("gpu-processes")
     assert verdict is U and "GPU 3" in text and node.stand_in.met(), text
-    node.say("reserved 600", f"nvmlDeviceGetMemoryInfo_v2 {code}", "processes.3 4712:70000")
+    node.say("reserved 600", "nvmlDeviceGetMemoryInfo_v2 15", "processes.3 4712:70000")
     assert node.found("gpu-processes", gpu_settle_s=0)[0] is F, "hidden by what is unknown"
-    node.say("reserved 600", f"nvmlDeviceGetMemoryInfo_v2.3 {code}", "processes.3 4711:70000")
-    verdict, text = node.found("gpu-processes")
-    assert (verdict is P) == (code in (2, 3, 4, 6, 21)), text  # others make all of the reading fail
 
 
 def test_gpus_without_memory_of_their_own_are_judged_by_processes(node: GpuNode) -> None:

@@ -192,14 +192,6 @@ def test_a_wrong_budget_is_handled_as_on_error_says(hooks: Hooks) -> None:
     assert hooks.sh("prolog").code == 1 and hooks.asked()
 
 
-def test_lines_may_end_as_editors_end_them(hooks: Hooks) -> None:
-    """As on Windows, and without a last newline; later lines go over earlier ones."""
-    file = hooks.root / "hooks/hooks.conf"
-    settings = file.read_text().splitlines()
-    file.write_bytes("\r\n".join([*settings, f"CONFIG='{hooks.root}/no-such-file'"]).encode())
-    assert "no-such-file" in hooks.sh("prolog").log, "the last line is not read"
-
-
 # --- time -------------------------------------------------------------------------------------------------------------
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from recorded import CHECKS, EXPECTED, LUSTRE, F, N, Node, P
+from recorded import CHECKS, EXPECTED, LUSTRE, F, N, Node, P, U
 
+from nvrx_slurm.config.layers import Config
 from nvrx_slurm.health.check import CONTEXTS, NodeView, Verdict
 from nvrx_slurm.health.checks import storage
 from nvrx_slurm.health.runner import examine
+from nvrx_slurm.node.preflight.preflight_settings import preflight_spec
 
 GPU3, NIC5 = "/sys/bus/pci/devices/0000:61:00.0", "/sys/class/infiniband/mlx5_5/device"
 MCS = "/sys/devices/system/edac/mc"
@@ -100,6 +103,17 @@ def test_a_healthy_node_passes_everywhere(dgx: Node, when: str) -> None:
 def test_what_a_disk_lacks(facts: dict[str, int], lack: str) -> None:
     room = {"f_blocks": 1000, "f_bavail": 900, "f_files": 1000, "f_favail": 900, "f_flag": 0}
     assert storage.lacking(SimpleNamespace(**room | facts), EXPECTED) == lack  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_storage_that_hangs_fails_only_if_asked_for(hung_home: Node, strict: bool) -> None:
+    paths = ("--only=mounts", "--only=storage-paths", "--expect=storage_paths=/home,/lustre/fs0", "--deadline=1")
+    code, report = hung_home.program(*paths, f"--expect=storage_hang_is_failure={strict}")
+    assert code == (1 if strict else 3)
+    for finding in report.findings:
+        assert finding.verdict is (F if strict else U) and "/home did not answer" in finding.text, finding
+    config = replace(Config(), ft=replace(Config().ft, storage_hang_is_failure=strict))
+    assert ("--expect=storage_hang_is_failure=true" in preflight_spec(config).arguments) is strict
 
 
 def test_what_a_good_node_has_is_learned(dgx: Node) -> None:

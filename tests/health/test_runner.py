@@ -103,25 +103,6 @@ def test_one_that_hangs_is_named_with_what_it_reads_and_the_others_are_not_held_
     assert result.findings[1].seconds >= 0.3
 
 
-def test_what_a_check_started_ends_with_it() -> None:
-    """Its group is killed, also when it has answered."""
-
-    def forks(node: NodeView, expected: Expected) -> str:
-        ours, theirs = os.pipe()
-        for _ in range(3):
-            if os.fork() == 0:
-                os.write(theirs, f"{os.getpid()} ".encode())
-                signal.pause()
-        pids = ""
-        while pids.count(" ") < 3:
-            pids += os.read(ours, 4096).decode()
-        return pids
-
-    (finding,) = run(check(forks, budget_s=BOUND_S)).findings
-    assert finding.verdict is Verdict.PASS and len(finding.text.split()) == 3, finding
-    assert all(ended(int(pid)) for pid in finding.text.split()), "a grandchild survived"
-
-
 def group(*gathers: Callable[[NodeView, Expected], Any], **more: Any) -> list[Check]:
     """Checks that share a child: "0", "1", ..."""
     return [check(gather, str(at), group="one", **more) for at, gather in enumerate(gathers)]
