@@ -140,19 +140,6 @@ def test_each_question_is_answered_by_the_report_of_the_preflight(dgx: Node, ser
     assert [server.line()[0], server.line()[0]] == [True, True]
 
 
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        (("--watch", "gpu-recovry"), "mean gpu-recovery?"),
-        (("--watch", "lustre", "--interval", "0"), "--interval 0"),
-    ],
-)
-def test_wrong_arguments_are_one_sentence(dgx: Node, serve: Serve, args: tuple[str, ...], said: str) -> None:
-    code, error = serve(*args).end()
-    assert code == 2
-    assert error.startswith("nvrx health: ") and said in error and len(error.splitlines()) == 1
-
-
 def test_the_end_of_its_owner_ends_it_and_its_checks(dgx: Node, serve: Serve) -> None:
     fifo = Fifo(dgx, LUSTRE)
     server = serve("--only", "lustre", "--deadline", "600")

@@ -109,8 +109,6 @@ def test_scontrol_that_does_not_work(tmp_path: Path, body: str, within_s: float,
 def test_scontrol_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SlurmError, match="cannot be run"):
         note(tmp_path / "none")
-    with pytest.raises(SlurmError, match="cannot be run"):
-        note(tmp_path)
     monkeypatch.setattr("nvrx_slurm.slurm.api.tools.PLACES", (str(tmp_path / "none"),))
     with pytest.raises(SlurmError, match="set SCONTROL"):
         find()

@@ -10,7 +10,6 @@ from nvrx_slurm.health.check import NodeView
 from nvrx_slurm.health.checks import gpu_processes as module
 from nvrx_slurm.health.checks.gpu_processes import GpuUse
 from nvrx_slurm.health.runner import examine
-from nvrx_slurm.slurm import jobs
 
 CGROUP = "0::/system.slice/slurmstepd.scope/job_{}/step_0/user/task_0\n"
 PROLOG = {"SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "2,3", "SLURM_SCRIPT_CONTEXT": "prolog_slurmd"}
@@ -64,21 +63,6 @@ def test_slurm_means_device_files(node: GpuNode) -> None:
         node.say(f"nvmlDeviceGetMinorNumber {code}")
         assert node.found("gpu-processes", PROLOG, gpu_settle_s=0)[0] in (U, N)
     assert node.stand_in.met().count("nvmlDeviceGetMinorNumber") >= 3
-
-
-@pytest.mark.parametrize(
-    ("cgroup", "job"),
-    [
-        (CGROUP.format(7), "7"),
-        ("0::/../slurmstepd.scope/job_s1ABC\n", "s1ABC"),  # in a cgroup namespace
-        ("4:freezer:/slurm/uid_1000/job_7/step_0\n1:name=systemd:/system.slice/slurmd.service\n", "7"),
-        ("0::/user.slice/user-1000.slice/user@1000.service/slurmstepd.scope/job_7\n", None),
-        ("0::/docker/not_slurm_at_all/job_7\n", None),
-    ],
-)
-def test_only_slurm_s_own_cgroups_name_a_job(dgx: Node, cgroup: str, job: str | None) -> None:
-    dgx.write("/proc/4711/cgroup", cgroup)
-    assert jobs.of_cgroup(NodeView(str(dgx.root), {}), 4711) == ({job} if job else set())
 
 
 def test_services_may_be_there(node: GpuNode) -> None:

@@ -56,13 +56,6 @@ def test_a_failure_drains_with_our_reason(
     assert ("lustre: fail: " in ran.log) == (env != SUCCESS and "SLURM_JOB_EXIT_CODE" not in env or bool(asked))
 
 
-def test_all_checks_that_failed_are_in_the_reason(hooks: Hooks) -> None:
-    hooks.own("fan", ["prolog"]).touch()
-    hooks.break_lustre()
-    assert hooks.run("prolog").code == 1
-    assert set(hooks.updates()[0].split("nvrx:")[1].partition(":")[0].split(",")) == {"lustre", "fan"}
-
-
 @pytest.mark.parametrize(
     ("note", "said"),
     [(drained("fan 3 is loud", "MIXED+DRAIN", "alice"), "already (fan 3"),

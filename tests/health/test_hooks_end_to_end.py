@@ -268,14 +268,6 @@ class SystemLog:
             while True:
                 sender.sendto(b"<30>x", str(self.path))
 
-    def lines(self) -> list[str]:
-        found = []
-        while True:
-            try:
-                found.append(self.socket.recv(65536, socket.MSG_DONTWAIT).decode())
-            except BlockingIOError:
-                return found
-
 
 @pytest.fixture
 def system_log(hooks: Hooks) -> Iterator[SystemLog]:
@@ -286,15 +278,6 @@ def system_log(hooks: Hooks) -> Iterator[SystemLog]:
         hooks.around = found.around
         yield found
         found.socket.close()
-
-
-def test_the_system_log_gets_each_line_with_its_level(hooks: Hooks, system_log: SystemLog) -> None:
-    hooks.install(LOG=hooks.root / "no/such/log")
-    hooks.break_lustre()
-    assert hooks.sh("prolog").code == 1
-    said = [(line.partition(">")[0], line.partition("]: ")[2]) for line in system_log.lines()]
-    starts = ["<27 n1 job 7: lustre: fail", "<30 n1 job 7: fail: 1 checks", "<27 n1 job 7: drained: nvrx", "<27 LOG="]
-    assert [f"{level} {text}"[: len(start)] for (level, text), start in zip(said, starts, strict=True)] == starts
 
 
 @pytest.mark.parametrize("works", [True, False])

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from recorded import BOUND_S, Node
+from recorded import Node
 
-from nvrx_slurm.child import bounded_process
 from nvrx_slurm.health import kept
 from nvrx_slurm.health.check import NodeView
 from nvrx_slurm.system.hardware import Absent
@@ -84,31 +81,3 @@ def test_a_directory_that_others_can_write_to_is_not_used(node: NodeView, tmp_pa
     for use in (lambda: kept.recall(node, "heavy"), lambda: kept.remember(node, "heavy", {})):
         with pytest.raises((OSError, Absent)):
             use()
-
-
-def test_a_run_waits_for_another_one(node: NodeView, file: Path) -> None:
-    def hold(pipe: int) -> None:
-        with kept.alone(node, "heavy"):
-            os.write(pipe, b"held")
-            signal.pause()
-
-    holder = bounded_process.fork(hold, BOUND_S)
-    bounded_process.wait([holder.stdout.fd], float("inf"))
-    waiter = bounded_process.fork(lambda pipe: kept.alone(node, "heavy").__enter__(), 0.3)
-    assert waiter.finish().code is None
-    holder.end()
-    with kept.alone(node, "heavy"):
-        assert kept.recall(node, "heavy")["fact"] == 1
-
-
-def test_a_file_is_written_whole_or_not_at_all(node: NodeView, file: Path) -> None:
-    """RLIMIT_FSIZE takes a part of the file and refuses the rest, as a full disk does."""
-
-    def limited(pipe: int) -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-        kept.remember(node, "heavy", {"fact": "x" * 5000})
-
-    assert bounded_process.fork(limited, BOUND_S).finish().code == 1
-    assert kept.recall(node, "heavy")["fact"] == 1
-    assert not list(file.parent.glob(".*"))

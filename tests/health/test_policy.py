@@ -112,13 +112,6 @@ def test_wrong_arguments_are_told(bare: Node, more: dict[str, Any], said: str) -
     assert said in str(error.value)
 
 
-def test_assignments() -> None:
-    assert policy.assignments(["a=b=c", "d="]) == {"a": "b=c", "d": ""}
-    for wrong in ("a", "=b"):
-        with pytest.raises(UsageError, match="must be NAME=VALUE"):
-            policy.assignments([wrong])
-
-
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "reference" / "health-checks.md"
 
 
