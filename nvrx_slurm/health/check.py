@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 QUICK, NVML = "quick", "NVML"  # groups: files of the kernel that answer at once; NVML, opened once for all its checks
 
-Expected = Mapping[str, Any]  # by `Setting.name`: what this node should have, and thresholds
+Expected = Mapping[str, Any]  # by `SiteKey.name`: what this node should have, and thresholds
 CONTEXTS = ("prolog", "epilog", "periodic", "preflight", "manual")
 # For faults that are no reason to take a node out of a running job, unless the site says so.
 OUTSIDE_PREFLIGHT = ("prolog", "epilog", "periodic", "manual")
@@ -40,7 +40,7 @@ class Verdict(str, Enum):
     NOT_APPLICABLE = "not applicable"
 
 
-class Finding(NamedTuple):
+class CheckFinding(NamedTuple):
     """`text`: one sentence of at most MAX_TEXT characters. `seconds`: duration of the check. `action`: one
     of ACTIONS, "" if the finding asks for none."""
 
@@ -51,8 +51,8 @@ class Finding(NamedTuple):
     action: str = ""
 
 
-class Setting(NamedTuple):
-    """A value that a site may set under `expect:`. `kind`: a word of `config.site.KINDS`. Default None: no
+class SiteKey(NamedTuple):
+    """A key of `expect:` in a site file. `kind`: a word of `config.site.KINDS`. Default None: no
     expectation."""
 
     name: str
@@ -75,7 +75,7 @@ class Check(NamedTuple):
     fails: str  # for people: when it fails, in one sentence
     examine: Callable[[NodeView, Expected], tuple[Verdict, str]]
     contexts: tuple[str, ...] = CONTEXTS
-    settings: tuple[Setting, ...] = ()  # those it uses of `expected` (other checks may use them, too)
+    settings: tuple[SiteKey, ...] = ()  # those it uses of `expected` (other checks may use them, too)
     budget_s: float = 2.0
     needs_root: bool = False  # else NOT_APPLICABLE for other users, except below a --sysroot
     only_if: str = ""  # the setting without which it does not apply

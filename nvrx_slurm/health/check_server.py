@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 
 from nvrx_slurm.health import policy, report, runner
-from nvrx_slurm.health.check import Check, Finding, NodeView, Verdict
+from nvrx_slurm.health.check import Check, CheckFinding, NodeView, Verdict
 from nvrx_slurm.health.checks.gpu import MEMORY
 from nvrx_slurm.system.files import write_all
 
@@ -33,7 +33,7 @@ class _Task:
         self.deadline_s = deadline_s
         self.due_s = due_s
         self.questions = 0  # without an answer
-        self.findings: list[Finding] = []
+        self.findings: list[CheckFinding] = []
         self.run: runner.Run | None = None
         self.is_answered = True  # a process of the last run may still be blocked in the kernel
 
@@ -144,7 +144,7 @@ class CheckServer:
             self._say(findings, notes, asked=False)
         self._failing = failing
 
-    def _say(self, findings: list[Finding], notes: list[str], **more: object) -> None:
+    def _say(self, findings: list[CheckFinding], notes: list[str], **more: object) -> None:
         took_s = max((finding.seconds for finding in findings), default=0.0)
         told = report.Report(self._plan.node, self._plan.when, findings, notes, took_s)
         write_all(_STDOUT, told.as_json(**more).encode() + b"\n")

@@ -7,7 +7,7 @@ from nvrx_slurm.health import policy, registry, runner
 from nvrx_slurm.health.check import NodeView, Verdict
 
 DEADLINE_S = 30.0
-# Services to look for while the site names none.
+# Services that are asked for while the site names none.
 _SERVICES = ("slurmd", "munge", "sshd", "chronyd", "sssd", "openibd", "nvidia-persistenced", "nvidia-fabricmanager")
 _HEAD = """\
 # What nvrx health expects of this site's nodes.

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.health.check import Check, Setting
+from nvrx_slurm.health.check import Check, SiteKey
 
 FAMILIES = ("storage", "system", "kernel_log", "gpu", "gpu_processes", "nic", "node_service")
 
@@ -18,7 +18,7 @@ def built_in() -> dict[str, Check]:
     return {check.name: check for family in families for check in family.CHECKS}
 
 
-def settings(checks: Iterable[Check]) -> dict[str, Setting]:
+def settings(checks: Iterable[Check]) -> dict[str, SiteKey]:
     """What a site may set under `expect:` for these checks, by name."""
     return {setting.name: setting for check in checks for setting in check.settings}
 

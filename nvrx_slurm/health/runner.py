@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, NoReturn
 from nvrx_slurm.child import bounded_process, descendants
 from nvrx_slurm.child.bounded_process import BoundedProcess, wait
 from nvrx_slurm.errors import NvrxError
-from nvrx_slurm.health.check import NOTE_BYTES, NVML, Check, Expected, Finding, NodeView, Verdict, one_line
+from nvrx_slurm.health.check import NOTE_BYTES, NVML, Check, CheckFinding, Expected, NodeView, Verdict, one_line
 from nvrx_slurm.system import gpus
 from nvrx_slurm.system.files import write_all
 from nvrx_slurm.system.hardware import Absent
@@ -37,7 +37,7 @@ class Result(NamedTuple):
     """Findings of a run. `notes`: sentences about no check's subject (a process has not ended). `learned`: settings by
     `Check.learn`."""
 
-    findings: list[Finding]
+    findings: list[CheckFinding]
     notes: list[str]
     learned: dict[str, Any]
 
@@ -62,11 +62,11 @@ class _Child:
         """When to inspect it, if it does not answer before."""
         return min(self.until_s, self.started_s + _PROMPT_S) if len(self.checks) > 1 else self.until_s
 
-    def finding(self, verdict: Verdict, text: str) -> Finding:
+    def finding(self, verdict: Verdict, text: str) -> CheckFinding:
         """Of the check under way."""
-        return Finding(self.checks[0].name, verdict, one_line(text), round(time.monotonic() - self.started_s, 4))
+        return CheckFinding(self.checks[0].name, verdict, one_line(text), round(time.monotonic() - self.started_s, 4))
 
-    def unknown(self, text: str) -> Finding:
+    def unknown(self, text: str) -> CheckFinding:
         """Of the check under way, with what it noted last: ", reading /some/file"."""
         phrase = self.note[:NOTE_BYTES].partition(b"\0")[0].decode(errors="replace")
         return self.finding(Verdict.UNKNOWN, f"{text}, {phrase}" if phrase else text)
@@ -105,7 +105,7 @@ class Run:
     ) -> None:
         self._checks, self._node, self._expected, self._learns = checks, node, expected, learns
         self._end_s = time.monotonic() + deadline_s
-        self._findings: dict[str, Finding] = {}
+        self._findings: dict[str, CheckFinding] = {}
         self._learned: dict[str, Any] = {}
         self._children: list[_Child] = []
         self._killed: list[BoundedProcess] = []
@@ -114,7 +114,7 @@ class Run:
         """Start all groups."""
         absent = {check.name: why for check in self._checks if (why := _absent(check, self._node, self._expected))}
         for name, why in absent.items():
-            self._findings[name] = Finding(name, Verdict.NOT_APPLICABLE, why)
+            self._findings[name] = CheckFinding(name, Verdict.NOT_APPLICABLE, why)
         for group in grouped(check for check in self._checks if check.name not in absent):
             self._start(group)
 
@@ -178,7 +178,7 @@ class Run:
             except OSError as error:
                 why = f"no process could be started for it: {error.strerror}"
         for check in checks:
-            self._findings[check.name] = Finding(check.name, Verdict.UNKNOWN, why)
+            self._findings[check.name] = CheckFinding(check.name, Verdict.UNKNOWN, why)
 
     def _inspect(self, child: _Child, ready: bool) -> None:
         """Take the findings that a child has sent; see whether it ended without, or the time of a check is up."""

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from recorded import Node
 
 from nvrx_slurm.cli.toolbox import main
-from nvrx_slurm.health.check import Finding, Verdict
+from nvrx_slurm.health.check import CheckFinding, Verdict
 from nvrx_slurm.health.report import Report, from_json
 
 
@@ -76,7 +76,7 @@ def test_a_report_that_is_none_is_refused(line: str) -> None:
 
 
 def test_a_report_survives_json() -> None:
-    report = Report("n1", "preflight", [Finding("a", Verdict.UNKNOWN, "x", 0.1, "drain")], ["note"], 0.2)
+    report = Report("n1", "preflight", [CheckFinding("a", Verdict.UNKNOWN, "x", 0.1, "drain")], ["note"], 0.2)
     assert from_json(report.as_json()) == report
 
 

@@ -51,9 +51,9 @@ def test_the_layers_of_a_site(bare: Node) -> None:
     assert "mounts" not in {check.name for check in found.checks}
     assert plan(bare, config=config, node="cpu1").expected["cpus"] == 224
     assert plan(bare, config=config, node="cpu2").expected["cpus"] == 96
-    stranger = plan(bare, config=config, node="login")
-    assert stranger.expected["cpus"] == 1
-    assert stranger.notes == (f"login is in none of the groups of {config}",)
+    elsewhere = plan(bare, config=config, node="login")
+    assert elsewhere.expected["cpus"] == 1
+    assert elsewhere.notes == (f"login is in none of the groups of {config}",)
 
 
 def test_only_and_skip(bare: Node) -> None:

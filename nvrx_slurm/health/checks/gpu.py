@@ -8,7 +8,7 @@ from functools import partial, wraps
 from typing import Any
 
 from nvrx_slurm.health import kept
-from nvrx_slurm.health.check import NVML, OUTSIDE_PREFLIGHT, Check, Expected, NodeView, Setting, Verdict, check, judged
+from nvrx_slurm.health.check import NVML, OUTSIDE_PREFLIGHT, Check, Expected, NodeView, SiteKey, Verdict, check, judged
 from nvrx_slurm.system import gpu_facts, gpus, pci, trust
 from nvrx_slurm.system.gpu_facts import Ecc, Fabric, Heat, Rows
 from nvrx_slurm.system.hardware import Absent, HardwareError
@@ -78,7 +78,7 @@ def given_gpus(env: Mapping[str, str]) -> int | None:
 @nvml_check(
     "gpu-count",
     "NVML, GPUs of NVIDIA in /sys/bus/pci/devices, in a job SLURM_GPUS_ON_NODE",
-    settings=(Setting("gpus", "count", None, "GPUs that NVML must show"),),
+    settings=(SiteKey("gpus", "count", None, "GPUs that NVML must show"),),
     learn=lambda node, expected: {"gpus": gpus.seen()},
 )
 def gpu_count(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
@@ -128,7 +128,7 @@ _MODULE = re.compile(r"Kernel Module\b.*?\s(\d+\.\d[\d.]*)\s")
     "gpu-driver",
     "NVML and /proc/driver/nvidia/version",
     contexts=OUTSIDE_PREFLIGHT,
-    settings=(Setting("gpu_driver", "text", None, "version of the driver, for example 570.86.15"),),
+    settings=(SiteKey("gpu_driver", "text", None, "version of the driver, for example 570.86.15"),),
     learn=lambda node, expected: {"gpu_driver": gpu_facts.driver_version()},
 )
 def gpu_driver(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
@@ -167,8 +167,8 @@ def gpu_persistence(on: bool, expected: Expected) -> str:
     "NVML: volatile ECC errors, corrected and not",
     "have few ECC errors or none",
     settings=(
-        Setting("gpu_ecc_uncorrected_max", "count", 0, "uncorrected ECC errors that a GPU may have"),
-        Setting("gpu_ecc_corrected_max", "count", 50_000_000, "corrected ECC errors that a GPU may have"),
+        SiteKey("gpu_ecc_uncorrected_max", "count", 0, "uncorrected ECC errors that a GPU may have"),
+        SiteKey("gpu_ecc_corrected_max", "count", 50_000_000, "corrected ECC errors that a GPU may have"),
     ),
 )
 def gpu_ecc(found: Ecc, expected: Expected) -> str:
@@ -196,7 +196,7 @@ _REASONS = f"reasons that fail, of {', '.join(gpu_facts.THROTTLE_REASONS)}"
     gpu_facts.throttle_reasons,
     "NVML: reasons why clocks are held down",
     "run at the clocks they want",
-    settings=(Setting("gpu_throttle_reasons", "names", _GRAVE_REASONS, _REASONS),),
+    settings=(SiteKey("gpu_throttle_reasons", "names", _GRAVE_REASONS, _REASONS),),
 )
 def gpu_throttle(reasons: tuple[str, ...], expected: Expected) -> str:
     """A GPU is slowed down by heat or by its power supply."""
@@ -209,7 +209,7 @@ def gpu_throttle(reasons: tuple[str, ...], expected: Expected) -> str:
     gpu_facts.temperatures,
     "NVML: temperature of the chip, and where it slows down",
     "are cool enough",
-    settings=(Setting("gpu_temperature_max", "number", None, "degrees Celsius that a GPU may have"),),
+    settings=(SiteKey("gpu_temperature_max", "number", None, "degrees Celsius that a GPU may have"),),
 )
 def gpu_temperature(heat: Heat, expected: Expected) -> str:
     """A GPU is so hot that it slows down, or hotter than gpu_temperature_max."""
@@ -236,7 +236,7 @@ def learn_links(node: NodeView, expected: Expected) -> dict[str, Any]:
     gpus.nvlinks,
     "NVML: state of each NVLink",
     "have their NVLinks up",
-    settings=(Setting("nvlinks", "count", None, "NVLinks that each GPU must have up"),),
+    settings=(SiteKey("nvlinks", "count", None, "NVLinks that each GPU must have up"),),
     learn=learn_links,
 )
 def nvlink(links: Mapping[int, bool], expected: Expected) -> str:
@@ -253,8 +253,8 @@ def nvlink(links: Mapping[int, bool], expected: Expected) -> str:
     "NVML: receive errors, replays and recoveries of each NVLink, compared with earlier runs",
     contexts=OUTSIDE_PREFLIGHT,
     settings=(
-        Setting("nvlink_errors_max", "count", 1000, "errors that an NVLink may count within nvlink_window_s"),
-        Setting("nvlink_window_s", "seconds", 3600.0, "how long errors of an NVLink count, in seconds"),
+        SiteKey("nvlink_errors_max", "count", 1000, "errors that an NVLink may count within nvlink_window_s"),
+        SiteKey("nvlink_window_s", "seconds", 3600.0, "how long errors of an NVLink count, in seconds"),
     ),
 )
 def nvlink_errors(node: NodeView, expected: Expected) -> tuple[Verdict, str]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from nvrx_slurm.health.check import NVML, Expected, NodeView, Setting, Verdict, check, judged
+from nvrx_slurm.health.check import NVML, Expected, NodeView, SiteKey, Verdict, check, judged
 from nvrx_slurm.health.checks.gpu import in_script, visible
 from nvrx_slurm.slurm import jobs
 from nvrx_slurm.system import gpu_facts, gpus
@@ -78,9 +78,9 @@ _SERVICES = ("nvidia-persiste", "nv-hostengine", "nvidia-cuda-mps", "Xorg", "dcg
     group=NVML,
     contexts=("prolog", "epilog", "manual"),
     settings=(
-        Setting("gpu_memory_used_mb", "number", 512.0, "MiB that may be in use on a GPU without a process"),
-        Setting("gpu_settle_s", "seconds", 2.5, "how long a killed process may take to be gone, in seconds"),
-        Setting("gpu_processes", "names", _SERVICES, "processes that may be on GPUs, by name (15 characters)"),
+        SiteKey("gpu_memory_used_mb", "number", 512.0, "MiB that may be in use on a GPU without a process"),
+        SiteKey("gpu_settle_s", "seconds", 2.5, "how long a killed process may take to be gone, in seconds"),
+        SiteKey("gpu_processes", "names", _SERVICES, "processes that may be on GPUs, by name (15 characters)"),
     ),
     budget_s=5.0,
 )

@@ -17,7 +17,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from nvrx_slurm.health import kept
-from nvrx_slurm.health.check import Expected, NodeView, Setting, Verdict, listed, system_check
+from nvrx_slurm.health.check import Expected, NodeView, SiteKey, Verdict, listed, system_check
 from nvrx_slurm.system.hardware import Absent
 
 KMSG = "/dev/kmsg"
@@ -161,8 +161,8 @@ def acknowledge(node: NodeView) -> int:
     "kernel-log",
     f"{KMSG}: XIDs and SXIDs since boot, or since `nvrx health ack`",
     settings=(
-        Setting("xid_ignore", "counts", (), "XIDs that never fail here"),
-        Setting("xid_fail", "counts", (), "XIDs that fail here in addition to the table"),
+        SiteKey("xid_ignore", "counts", (), "XIDs that never fail here"),
+        SiteKey("xid_fail", "counts", (), "XIDs that fail here in addition to the table"),
     ),
     needs_root=True,
 )

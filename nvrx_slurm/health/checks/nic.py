@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nvrx_slurm.health import kept
-from nvrx_slurm.health.check import QUICK, Expected, NodeView, Setting, Verdict, check, judged, system_check
+from nvrx_slurm.health.check import QUICK, Expected, NodeView, SiteKey, Verdict, check, judged, system_check
 from nvrx_slurm.system import nics, pci
 from nvrx_slurm.system.hardware import Absent
 from nvrx_slurm.system.nics import ACTIVE, Port
@@ -20,8 +20,8 @@ _COMING = ("INIT", "ARMED")
 _LINK_UP = "LinkUp"
 _SETTLE_S, _APART_S, _MARGIN_S = 3.0, 0.2, 0.5
 _PATHS = (
-    Setting("link_state_path", "text", None, "where a NIC's state is instead, with {nic} in it"),
-    Setting("link_downed_path", "text", None, "where a NIC's link_downed is instead, with {nic} in it"),
+    SiteKey("link_state_path", "text", None, "where a NIC's state is instead, with {nic} in it"),
+    SiteKey("link_downed_path", "text", None, "where a NIC's link_downed is instead, with {nic} in it"),
 )
 
 
@@ -79,8 +79,8 @@ def learn_ports(node: NodeView, expected: Expected) -> dict[str, Any]:
     "/sys/class/infiniband/*/ports/*: state, phys_state, rate; how they were since boot",
     group=QUICK,
     settings=(
-        Setting("nic_ports", "names", (), "ports that must be ACTIVE, for example mlx5_0/1"),
-        Setting("nic_rate_gbps", "number", None, "Gb/s that each active port must have"),
+        SiteKey("nic_ports", "names", (), "ports that must be ACTIVE, for example mlx5_0/1"),
+        SiteKey("nic_rate_gbps", "number", None, "Gb/s that each active port must have"),
         *_PATHS,
     ),
     learn=learn_ports,
@@ -114,9 +114,9 @@ def nic_ports(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
     _ERRORS,
     "/sys/class/infiniband/*/ports/*/counters: link_downed and errors, compared with earlier runs",
     settings=(
-        Setting("nic_link_downed_max", "count", 0, "how often a link may go down within nic_window_s"),
-        Setting("nic_errors_max", "count", 1000, "errors of a kind that a port may count within nic_window_s"),
-        Setting("nic_window_s", "seconds", 3600.0, "how long errors of a port count, in seconds"),
+        SiteKey("nic_link_downed_max", "count", 0, "how often a link may go down within nic_window_s"),
+        SiteKey("nic_errors_max", "count", 1000, "errors of a kind that a port may count within nic_window_s"),
+        SiteKey("nic_window_s", "seconds", 3600.0, "how long errors of a port count, in seconds"),
         *_PATHS,
     ),
 )
@@ -173,7 +173,7 @@ def _gt_per_s(directory: str, which: str) -> float | None:
     f"{_DEVICES}/*/current_link_* and max_link_* of GPUs and RDMA NICs and of the ports above them",
     group=QUICK,
     settings=(
-        Setting("pcie_gpu_speed", "bool", False, "whether a GPU's link must have full speed even when it is idle"),
+        SiteKey("pcie_gpu_speed", "bool", False, "whether a GPU's link must have full speed even when it is idle"),
     ),
 )
 def pcie_links(node: NodeView, expected: Expected) -> tuple[Verdict, str]:

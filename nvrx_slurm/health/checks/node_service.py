@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from nvrx_slurm.errors import NEEDS_GRPC
-from nvrx_slurm.health.check import Expected, NodeView, Setting, Verdict, check, listed
+from nvrx_slurm.health.check import Expected, NodeView, SiteKey, Verdict, check, listed
 from nvrx_slurm.system import trust
 
 METHOD = "/nvhcd.HealthCheckService/RunHealthCheck"
@@ -72,7 +72,7 @@ def parse_output(text: str) -> dict[str, Any] | None:
     "node-service",
     "the answer of the nvhcd-compatible daemon at node_service",
     contexts=("preflight", "manual"),
-    settings=(Setting("node_service", "unix-socket", None, "socket of the service: a path or unix:///path"),),
+    settings=(SiteKey("node_service", "unix-socket", None, "socket of the service: a path or unix:///path"),),
     only_if="node_service",
     budget_s=TIMEOUT_S + 1,
 )

@@ -1,6 +1,6 @@
 """Checks of a site: an executable with exit code 0 (pass), 1 (fail) or 2 (unknown) that prints one line.
 
-The executable is looked at only in the child process that runs the check. A problem with it is unknown of this one
+The executable is read only in the child process that runs the check. A problem with it is unknown of this one
 check, and no reason to leave out the others.
 """
 
@@ -46,7 +46,7 @@ def check(own: SiteCheck, where: str) -> Check:
 def require_usable(argv: Sequence[str]) -> None:
     """Raises UsageError unless the command is executable and trusted; for root also all files among its arguments.
 
-    The path itself is executed, not the target of its links: many programs look at the name of their call.
+    The path itself is executed, not the target of its links: many programs read the name of their call.
     """
     for word in argv:
         if word is argv[0] or (trust.as_root() and word.startswith("/") and os.path.lexists(word)):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import NamedTuple
 
-from nvrx_slurm.health.check import Expected, NodeView, Setting, Verdict, check, judged, listed, system_check
+from nvrx_slurm.health.check import Expected, NodeView, SiteKey, Verdict, check, judged, listed, system_check
 from nvrx_slurm.system.hardware import Absent
 
 # --- Lustre and NFS ---------------------------------------------------------------------------------------------------
@@ -64,10 +64,10 @@ def lustre(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
     return judged(wrong, "Lustre says healthy", [] if word else [f"{_LUSTRE} is empty"])
 
 
-_HANG = Setting("storage_hang_is_failure", "bool", False, "whether a mount or path that gives no answer in time fails")
+_HANG = SiteKey("storage_hang_is_failure", "bool", False, "whether a mount or path that gives no answer in time fails")
 _MOUNTS = (
-    Setting("mounts", "paths", (), "mount targets that must be there and answer"),
-    Setting("writable_mounts", "paths", (), "mount targets that must not be mounted read-only"),
+    SiteKey("mounts", "paths", (), "mount targets that must be there and answer"),
+    SiteKey("writable_mounts", "paths", (), "mount targets that must not be mounted read-only"),
     _HANG,
 )
 
@@ -125,7 +125,7 @@ def _judged(
 @check(
     "storage-paths",
     "the paths of storage_paths: 4 KiB of a file, the names in a directory, else stat",
-    settings=(Setting("storage_paths", "paths", (), "files and directories that must be readable"), _HANG),
+    settings=(SiteKey("storage_paths", "paths", (), "files and directories that must be readable"), _HANG),
     only_if="storage_paths",
     budget_s=5.0,
 )
@@ -153,9 +153,9 @@ def read_path(node: NodeView, path: str) -> None:
 _USERS = ("/tmp", "/var/tmp")  # users write there
 _WORLD_WRITABLE = 0o002
 _DISKS = (
-    Setting("disk_paths", "paths", ("/", "/var"), "where there must be room"),
-    Setting("disk_free_percent", "percent", 3.0, "room that must be free"),
-    Setting("inodes_free_percent", "percent", 1.0, "inodes that must be free"),
+    SiteKey("disk_paths", "paths", ("/", "/var"), "where there must be room"),
+    SiteKey("disk_free_percent", "percent", 3.0, "room that must be free"),
+    SiteKey("inodes_free_percent", "percent", 1.0, "inodes that must be free"),
 )
 
 
@@ -207,8 +207,8 @@ def shm_gb(node: NodeView) -> tuple[float, float]:
     "shm-space",
     "statvfs(3) of /dev/shm",
     settings=(
-        Setting("shm_size_gb", "number", None, "size of /dev/shm, in 10^9 bytes"),
-        Setting("shm_free_gb", "number", 0.01, "room that must be free, in 10^9 bytes"),
+        SiteKey("shm_size_gb", "number", None, "size of /dev/shm, in 10^9 bytes"),
+        SiteKey("shm_free_gb", "number", 0.01, "room that must be free, in 10^9 bytes"),
     ),
     learn=lambda node, expected: {"shm_size_gb": int(shm_gb(node)[0] * 0.99 * 10) / 10},
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from nvrx_slurm.health.check import Expected, NodeView, Setting, Verdict, judged, listed, system_check, whole
+from nvrx_slurm.health.check import Expected, NodeView, SiteKey, Verdict, judged, listed, system_check, whole
 from nvrx_slurm.system.hardware import Absent
 
 # --- processors -------------------------------------------------------------------------------------------------------
@@ -26,7 +26,7 @@ def cpus_online(node: NodeView) -> int:
 @system_check(
     "cpu-count",
     _ONLINE,
-    settings=(Setting("cpus", "count", None, "logical CPUs online"),),
+    settings=(SiteKey("cpus", "count", None, "logical CPUs online"),),
     learn=lambda node, expected: {"cpus": cpus_online(node)},
 )
 def cpu_count(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
@@ -58,8 +58,8 @@ def memory_gb(node: NodeView) -> tuple[float, float]:
     "memory-size",
     "/proc/meminfo",
     settings=(
-        Setting("memory_gb", "number", None, "memory that the kernel must see, in 10^9 bytes"),
-        Setting("memory_free_gb", "number", None, "memory that must be available, in 10^9 bytes"),
+        SiteKey("memory_gb", "number", None, "memory that the kernel must see, in 10^9 bytes"),
+        SiteKey("memory_free_gb", "number", None, "memory that must be available, in 10^9 bytes"),
     ),
     learn=lambda node, expected: {"memory_gb": int(memory_gb(node)[0] * 0.99)},
 )
@@ -96,7 +96,7 @@ _SYSTEMCTL = "/usr/bin/systemctl"
 _STA_UNSYNC = 0x0040  # adjtimex(2)
 _STATUS_AT = 10  # field `status` of struct timex, counted in ints
 _MARGIN_S = 0.3
-_SERVICES = Setting("services", "names", (), "services that must run, for example slurmd, munge")
+_SERVICES = SiteKey("services", "names", (), "services that must run, for example slurmd, munge")
 
 
 def running_services(node: NodeView, names: list[str]) -> list[str]:

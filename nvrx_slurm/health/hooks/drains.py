@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from nvrx_slurm.errors import NvrxError
 from nvrx_slurm.health import kept
-from nvrx_slurm.health.check import Finding, NodeView, Verdict
+from nvrx_slurm.health.check import CheckFinding, NodeView, Verdict
 from nvrx_slurm.system.hardware import Absent
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Reason(NamedTuple):
     text: str
 
 
-def reason(findings: Iterable[Finding], evidence: str = "") -> str:
+def reason(findings: Iterable[CheckFinding], evidence: str = "") -> str:
     """The reason for these failures, at least one. `evidence`: what is known of the job before them, a few words."""
     failed = list(findings)
     text, about = (
@@ -90,7 +90,7 @@ def extended(note: NodeFacts, checks: Iterable[str]) -> str:
     return f"nvrx:{','.join([*why.checks, *missing])}:{why.text}" if why and missing else ""
 
 
-def recovered(checks: Iterable[str], findings: Iterable[Finding]) -> bool:
+def recovered(checks: Iterable[str], findings: Iterable[CheckFinding]) -> bool:
     """Whether all these checks pass now. UNKNOWN and NOT_APPLICABLE do not count as a pass."""
     return {finding.check for finding in findings if finding.verdict is Verdict.PASS}.issuperset(checks)
 
@@ -114,7 +114,7 @@ class Drains:
         self._node, self._name, self._path, self._until_s, self._say = node, name, scontrol, until_s, say
         self._evidence = evidence
 
-    def drain(self, failed: list[Finding]) -> bool:
+    def drain(self, failed: list[CheckFinding]) -> bool:
         """Drain the node unless it is out of service already. Returns whether it is out of service now."""
         why = reason(failed, self._evidence)
         try:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from nvrx_slurm.errors import NvrxError
 from nvrx_slurm.health import kept, policy, report, runner
-from nvrx_slurm.health.check import Check, Finding, NodeView, Verdict
+from nvrx_slurm.health.check import Check, CheckFinding, NodeView, Verdict
 from nvrx_slurm.health.hooks import leftovers
 from nvrx_slurm.health.hooks.drains import Drains, recovered
 from nvrx_slurm.health.hooks.log import HookLog
@@ -105,7 +105,7 @@ def _skipped(hook: Hook, rules: policy.Rules) -> set[str]:
 
 
 def _epilog(hook: Hook, rules: policy.Rules) -> int:
-    failed: list[Finding] = []
+    failed: list[CheckFinding] = []
     if rules.hooks.kill_gpu_processes and hook.job_ids:
         failed += _to_drain(_examine(hook, rules, [leftovers.check(hook.job_ids)]))
     if hook.failed:
@@ -163,6 +163,6 @@ def _examine(hook: Hook, rules: policy.Rules, checks: list[Check]) -> report.Rep
     return found
 
 
-def _to_drain(found: report.Report) -> list[Finding]:
+def _to_drain(found: report.Report) -> list[CheckFinding]:
     """The failures to drain for. Epilog and periodic hook have no job to refuse: they only log the action "fail"."""
     return [finding for finding in found.findings if finding.action == "drain"]
