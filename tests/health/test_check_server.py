@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from gpu_harness import GpuNode
-from recorded import BOUND_S, LUSTRE, F, N, Node, P, U, ended
+from recorded import BOUND_S, LUSTRE, F, Node, P, U, ended
 from standin import StandIn
 
 from nvrx_slurm.health import report
@@ -73,11 +73,6 @@ class CheckServer:
     def children(self) -> list[int]:
         pid = self.process.pid
         return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-    def switches(self) -> int:
-        """How often it went to sleep so far."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
-        return sum(int(line.split()[1]) for line in status if line.startswith("voluntary_ctxt_switches"))
 
     def end(self) -> tuple[int, str]:
         """(exit code, stderr) after the end of its stdin."""
@@ -192,23 +187,6 @@ def test_a_watched_check_that_hangs_holds_up_no_answer(dgx: Node, serve: Serve) 
     assert server.children(), "the watched check is not at it any more"
     assert [f.verdict for f in answer.findings] == [P]
     os.close(writer)
-
-
-def test_nothing_to_watch_is_no_wake_up(dgx: Node, serve: Serve) -> None:
-    """Without GPUs, mounts and storage paths there is nothing to be done until somebody asks."""
-    dgx.write(MOUNTS, ONE_ROOT)
-    server = serve("--watch", "gpu-recovery", "--interval", "0.05")
-    answer = server.ask()
-    if named(answer, "gpu-recovery").verdict is not N:
-        pytest.skip("there are GPUs on this machine")
-    poller = select.poll()  # its end would be an event; otherwise looks at it, with a bound
-    poller.register(server.process.stderr or 0, select.POLLIN)
-    for _ in range(int(BOUND_S)):
-        before = server.switches()
-        assert not poller.poll(1000)
-        if server.switches() == before:
-            break
-    assert server.switches() == before and server.children() == []
 
 
 # --- GPUs -------------------------------------------------------------------------------------------------------------
