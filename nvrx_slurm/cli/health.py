@@ -153,14 +153,13 @@ def init(output: str | None, node: str, sysroot: str) -> None:
 @_SYSROOT
 def ack(sysroot: str) -> None:
     """Acknowledge the XIDs in the kernel log after a repair without a reboot: they count no more. For root."""
-    from nvrx_slurm.health.cache import Unusable
     from nvrx_slurm.health.check import NodeView
     from nvrx_slurm.health.checks import kernel_log
     from nvrx_slurm.system.hardware import Absent
 
     try:
-        count = len(kernel_log.acknowledge(NodeView(sysroot)))
-    except (OSError, Absent, Unusable) as error:
+        count = kernel_log.acknowledge(NodeView(sysroot))
+    except (OSError, Absent) as error:
         raise UsageError(f"the kernel log cannot be acknowledged: {error}") from None
     click.echo(f"{count} XIDs and SXIDs are acknowledged")
 

@@ -219,7 +219,7 @@ class FaultToleranceConfig(AttributionSettings):
     )
     pci_topo_file: str | None = setting(
         k.optional(k.PATH), None, g.HEALTH,
-        help="XML with the topology of GPUs and NICs; default: as the PCI bus tells.",
+        help="Accepted as in NVRx; not needed, because the ports of all NICs are checked.",
     )  # fmt: skip
     link_down_path_template: str | None = setting(
         k.optional(k.PATH), None, g.HEALTH, help="Path of a NIC's link_downed counter, with {nic}."

@@ -8,42 +8,22 @@ import modules of the current directory.
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
-from typing import TYPE_CHECKING
 
+from nvrx_slurm.child.bounded_process import JOB_SIGNALS
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import policy, report, runner
 from nvrx_slurm.health.check import CONTEXTS, NodeView
-
-if TYPE_CHECKING:
-    import argparse
 
 
 def examine_node(plan: policy.Selection, sysroot: str, state_dir: str = "") -> report.Report:
     """Run the selected checks. To be called in a process without threads."""
     started_s = time.monotonic()
-    node = NodeView(sysroot, state_dir=state_dir)
-    result = runner.run(plan.checks, node, plan.expected, plan.deadline_s)
-    notes = [*plan.notes, *result.notes]
-    return report.Report(plan.node, plan.when, result.findings, notes, round(time.monotonic() - started_s, 4))
-
-
-def _plan(given: argparse.Namespace) -> policy.Selection:
-    if given.no_checks:
-        return policy.Selection(given.node or policy.node_name(), given.when, [], {}, policy.DEADLINES_S[given.when])
-    return policy.select(
-        given.when,
-        only=given.only,
-        include=given.include,
-        skip=given.skip,
-        watch=given.watch,
-        config=given.config,
-        sysroot=given.sysroot,
-        node=given.node,
-        expect=policy.assignments(given.expect),
-        deadline_s=given.deadline,
-    )
+    result = runner.run(plan.checks, NodeView(sysroot, state_dir=state_dir), plan.expected, plan.deadline_s)
+    took_s = round(time.monotonic() - started_s, 4)
+    return report.Report(plan.node, plan.when, result.findings, [*plan.notes, *result.notes], took_s)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -52,40 +32,43 @@ def main(argv: list[str] | None = None) -> int:
 
     parser = argparse.ArgumentParser(prog="python -I -m nvrx_slurm.health", allow_abbrev=False)
     parser.add_argument("--when", choices=CONTEXTS, default="manual")
-    parser.add_argument("--only", action="append", default=[])
-    parser.add_argument("--include", action="append", default=[])
-    parser.add_argument("--skip", action="append", default=[])
+    for name in ("--only", "--include", "--skip", "--watch"):
+        parser.add_argument(name, action="append", default=[])
+    parser.add_argument("--expect", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--config")
     parser.add_argument("--sysroot", default="/")
-    parser.add_argument("--state-dir", default="")  # an agent's own, as batch jobs have no /run/user/UID
     parser.add_argument("--node", default="")
-    parser.add_argument("--deadline", type=float)
-    parser.add_argument("--expect", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--deadline", type=float, dest="deadline_s")
+    parser.add_argument("--state-dir", default="")  # an agent's own, as batch jobs have no /run/user/UID
     parser.add_argument("--serve", action="store_true")  # see `check_server`
     parser.add_argument("--no-checks", action="store_true")  # with --serve: only GPU memory; no site file is read
-    parser.add_argument("--watch", action="append", default=[])
     parser.add_argument("--interval", type=float, default=30.0)
-    given = parser.parse_args(argv)
-    if given.serve:
-        runner.ignore_job_signals()  # it ends at the end of its questions
+    given = vars(parser.parse_args(argv))
+    state_dir, serve, no_checks, interval_s = (given.pop(n) for n in ("state_dir", "serve", "no_checks", "interval"))
+    if serve:
+        for signum in JOB_SIGNALS:  # Slurm sends them to the whole step; it ends at the end of its questions
+            signal.signal(signum, signal.SIG_IGN)
     else:
         runner.stop_on_sigterm()
     try:
-        plan = _plan(given)
-        if not 0 < given.interval <= policy.MAX_DEADLINE_S:
-            raise UsageError(f"--interval {given.interval:g}: must be seconds > 0 and <= {policy.MAX_DEADLINE_S:g}")
+        if not 0 < interval_s <= policy.MAX_DEADLINE_S:
+            raise UsageError(f"--interval {interval_s:g}: must be seconds > 0 and <= {policy.MAX_DEADLINE_S:g}")
+        given["expect"] = policy.assignments(given["expect"])
+        when = given["when"]
+        nothing = policy.Selection(policy.node_name(), when, [], {}, policy.DEADLINES_S[when])
+        plan = nothing if no_checks else policy.select(**given)
     except UsageError as error:
         print(f"nvrx health: {error}", file=sys.stderr)
         return report.EXIT_USAGE
-    if given.serve:
+    if serve:
         from nvrx_slurm.health.check_server import CheckServer
         from nvrx_slurm.health.checks import node_service
 
         if plan.expected.get("node_service"):
             node_service.preload()  # gRPC's import takes long
-        CheckServer(plan, NodeView(given.sysroot, state_dir=given.state_dir), given.interval).serve()
+        CheckServer(plan, NodeView(given["sysroot"], state_dir=state_dir), interval_s).serve()
         return report.EXIT_PASS
-    found = examine_node(plan, given.sysroot, given.state_dir)
+    found = examine_node(plan, given["sysroot"], state_dir)
     print(found.as_json(), flush=True)
     return found.exit_code
 

@@ -1,6 +1,6 @@
-"""The protocol of a check: `gather` reads the node (it may block, in a child process), `judge` decides (pure).
+"""The protocol of a check: one function reads the node and decides. It may block, because it runs in a child process.
 
-A new check is a function `judge` with the decorator `check`, in the tuple CHECKS of a module in health/checks that
+A new check is such a function with the decorator `check`, in the tuple CHECKS of a module in health/checks that
 `registry.FAMILIES` names. Slurm's prolog loads this module for every job: only cheap imports.
 """
 
@@ -13,11 +13,13 @@ from enum import Enum
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+from nvrx_slurm.system.hardware import Absent
+
 T = TypeVar("T")
 
 QUICK, NVML = "quick", "NVML"  # groups: files of the kernel that answer at once; NVML, opened once for all its checks
 
-Expected = Mapping[str, Any]  # by `Setting.name`: what this node should have, and thresholds
+Expected = Mapping[str, Any]  # by `SiteKey.name`: what this node should have, and thresholds
 CONTEXTS = ("prolog", "epilog", "periodic", "preflight", "manual")
 # For faults that are no reason to take a node out of a running job, unless the site says so.
 OUTSIDE_PREFLIGHT = ("prolog", "epilog", "periodic", "manual")
@@ -38,7 +40,7 @@ class Verdict(str, Enum):
     NOT_APPLICABLE = "not applicable"
 
 
-class Finding(NamedTuple):
+class CheckFinding(NamedTuple):
     """`text`: one sentence of at most MAX_TEXT characters. `seconds`: duration of the check. `action`: one
     of ACTIONS, "" if the finding asks for none."""
 
@@ -49,8 +51,8 @@ class Finding(NamedTuple):
     action: str = ""
 
 
-class Setting(NamedTuple):
-    """A value that a site may set under `expect:`. `kind`: a word of `config.site.KINDS`. Default None: no
+class SiteKey(NamedTuple):
+    """A key of `expect:` in a site file. `kind`: a word of `config.site.KINDS`. Default None: no
     expectation."""
 
     name: str
@@ -60,8 +62,8 @@ class Setting(NamedTuple):
 
 
 class Check(NamedTuple):
-    """One check. `gather(node, expected)` returns facts of any type for `judge(facts, expected)`, which returns the
-    verdict and one sentence. `gather` need not handle errors:
+    """One check. `examine(node, expected)` reads the node and returns the verdict and one sentence. It need not handle
+    errors:
 
     * `system.hardware.Absent("why")` -> NOT_APPLICABLE;
     * OSError, ValueError, `HardwareError` and any other exception -> UNKNOWN, with its sentence;
@@ -71,26 +73,23 @@ class Check(NamedTuple):
     name: str  # kebab-case
     reads: str  # for people: files and calls
     fails: str  # for people: when it fails, in one sentence
-    gather: Callable[[NodeView, Expected], Any]
-    judge: Callable[[Any, Expected], tuple[Verdict, str]]
+    examine: Callable[[NodeView, Expected], tuple[Verdict, str]]
     contexts: tuple[str, ...] = CONTEXTS
-    settings: tuple[Setting, ...] = ()  # those it uses of `expected` (other checks may use them, too)
+    settings: tuple[SiteKey, ...] = ()  # those it uses of `expected` (other checks may use them, too)
     budget_s: float = 2.0
     needs_root: bool = False  # else NOT_APPLICABLE for other users, except below a --sysroot
     only_if: str = ""  # the setting without which it does not apply
     on_fail: str = "drain"
     on_unknown: str = "warn"
-    learn: Callable[[Any], dict[str, Any]] | None = None  # facts of a good node -> settings, for `nvrx health init`
+    learn: Callable[[NodeView, Expected], dict[str, Any]] | None = None  # settings of a good node, for `health init`
     group: str = ""  # checks of one group share a child process; "": a process of its own, for those that may block
 
 
-def check(
-    name: str, gather: Callable[[NodeView, Expected], Any], reads: str, **more: Any
-) -> Callable[[Callable[[Any, Expected], tuple[Verdict, str]]], Check]:
-    """Make the decorated function the `judge` of a Check; its docstring says when the check fails."""
+def check(name: str, reads: str, **more: Any) -> Callable[[Callable[[NodeView, Expected], tuple[Verdict, str]]], Check]:
+    """Make the decorated function the `examine` of a Check; its docstring says when the check fails."""
 
-    def declare(judge: Callable[[Any, Expected], tuple[Verdict, str]]) -> Check:
-        return Check(name, reads, " ".join((judge.__doc__ or "").split()), gather, judge, **more)
+    def declare(examine: Callable[[NodeView, Expected], tuple[Verdict, str]]) -> Check:
+        return Check(name, reads, " ".join((examine.__doc__ or "").split()), examine, **more)
 
     return declare
 
@@ -107,7 +106,7 @@ class NodeView:
 
     def __init__(self, root: str = "/", env: Mapping[str, str] | None = None, state_dir: str = "") -> None:
         self.root = os.path.abspath(root)
-        self.state_dir = state_dir  # where results and counters are kept; "": see `cache.private_directory`
+        self.state_dir = state_dir  # where results and counters are kept; "": see `kept`
         self.env: Mapping[str, str] = os.environ if env is None else env
         self.deadline_s = float("inf")  # of this check, time.monotonic()
         self.note: Any = None  # writable buffer of NOTE_BYTES, shared with the runner
@@ -116,6 +115,13 @@ class NodeView:
     def live(self) -> bool:
         """Whether this is the node itself and not a recorded tree."""
         return self.root == "/"
+
+    def is_host(self) -> bool:
+        """Whether the node's own processes are seen, by the parent of the kernel's threads. False in a container."""
+        try:
+            return self.text("/proc/2/comm", 64).strip() == "kthreadd"
+        except OSError:
+            return False
 
     def path(self, absolute: str) -> str:
         """The path of `absolute` ("/proc/meminfo") below the root."""
@@ -127,20 +133,20 @@ class NodeView:
             data = phrase.encode(errors="replace")[: NOTE_BYTES - 1]
             self.note[: len(data) + 1] = data + b"\0"
 
-    def text(self, absolute: str, limit: int = 1 << 20) -> str:
-        """The first `limit` bytes of a file, as text (bytes that are no UTF-8 replaced). Raises OSError."""
+    def text(self, absolute: str, limit: int = 1 << 20, absent: str = "") -> str:
+        """The first `limit` bytes of a file, as text (bytes that are no UTF-8 replaced). Raises OSError.
+
+        With `absent`, a sentence, it raises Absent where there is no such file.
+        """
         self.doing(f"reading {absolute}")
-        fd = os.open(self.path(absolute), os.O_RDONLY | os.O_CLOEXEC)
         try:
-            data = b""
-            while len(data) < limit and (more := os.read(fd, limit - len(data))):
-                data += more
+            with open(self.path(absolute), "rb") as file:
+                return file.read(limit).decode(errors="replace")
         except OSError as error:
+            if absent and isinstance(error, FileNotFoundError):
+                raise Absent(absent) from None
             error.filename = absolute  # read(2) was not told it
             raise
-        finally:
-            os.close(fd)
-        return data.decode(errors="replace")
 
     def number(self, absolute: str) -> int:
         """The count in a file. Raises OSError, and ValueError as `whole`."""

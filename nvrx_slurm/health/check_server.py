@@ -11,12 +11,11 @@ from __future__ import annotations
 import gc
 import os
 import re
-import sys
 import time
 from collections.abc import Sequence
 
 from nvrx_slurm.health import policy, report, runner
-from nvrx_slurm.health.check import Check, Finding, NodeView, Verdict
+from nvrx_slurm.health.check import Check, CheckFinding, NodeView, Verdict
 from nvrx_slurm.health.checks.gpu import MEMORY
 from nvrx_slurm.system.files import write_all
 
@@ -27,69 +26,41 @@ _MEMORY = re.compile(rb"memory ([0-9]{1,4}(?:\.[0-9]{1,6})?)")
 
 
 class _Task:
-    """Checks that are run one run at a time. `findings`: those of the last run; `due_s`: when to begin the next one."""
+    """Checks that run one run at a time: `due_s` is when to begin the next one. `findings`: those of the last run."""
 
-    def __init__(self, checks: Sequence[Check], every_s: float) -> None:
+    def __init__(self, checks: Sequence[Check], deadline_s: float, due_s: float = _NEVER) -> None:
         self.checks = list(checks)
-        self.every_s = every_s
-        self.due_s = 0.0
-        self.findings: list[Finding] = []
-        self._run: runner.Run | None = None
-        self._taken = False  # its result; a process of it may be blocked in the kernel, and then no other is started
+        self.deadline_s = deadline_s
+        self.due_s = due_s
+        self.questions = 0  # without an answer
+        self.findings: list[CheckFinding] = []
+        self.run: runner.Run | None = None
+        self.is_answered = True  # a process of the last run may still be blocked in the kernel
 
     @property
-    def idle(self) -> bool:
-        """Whether no process of it is left."""
-        return self._run is None
-
-    @property
-    def stuck(self) -> bool:
-        """Whether nothing but a process that is blocked in the kernel is left of its last run."""
-        return self._run is not None and self._taken
-
-    def wake_s(self) -> float:
-        """When to start the next run."""
-        return self.due_s if self.idle else _NEVER
-
-    def started(self, run: runner.Run) -> None:
-        """`run` is under way."""
-        self.due_s = time.monotonic() + self.every_s
-        self._run, self._taken = run, False
+    def is_blocked(self) -> bool:
+        """Whether nothing but a process that is blocked in the kernel is left of the last run."""
+        return self.is_answered and self.run is not None and not self.run.gone
 
     def news(self) -> runner.Result | None:
         """The result of a run that has just ended."""
-        run, result = self._run, None
-        if run and run.done and not self._taken:
-            self._taken, result = True, run.result()
-            self.findings = result.findings
-        if run and run.gone:
-            self._run = None
+        if self.is_answered or self.run is None or not self.run.done:
+            return None
+        self.is_answered = True
+        result = self.run.result()
+        self.findings = result.findings
         return result
-
-    def keep_what_applies(self) -> None:
-        """Stop scheduling checks that do not apply to this node."""
-        there = {finding.check for finding in self.findings if finding.verdict is not Verdict.NOT_APPLICABLE}
-        if self.findings:
-            self.checks = [check for check in self.checks if check.name in there]
-        if not self.checks:
-            self.due_s = _NEVER
 
 
 class CheckServer:
     """`plan.watched` are run every `interval_s` seconds, less those that do not apply to this node."""
 
     def __init__(self, plan: policy.Selection, node: NodeView, interval_s: float) -> None:
-        self._plan, self._node = plan, node
-        groups: dict[str, list[Check]] = {}
-        for check in plan.watched:
-            groups.setdefault(check.group or f" {check.name}", []).append(check)
-        self._watches = [_Task(checks, interval_s) for checks in groups.values()]
-        self._failing: frozenset[str] = frozenset()  # of the watched
-        self._questions = 0  # not answered yet, the one under way included
-        self._asked: runner.Run | None = None
-        self._asked_s = 0.0
+        self._plan, self._node, self._interval_s = plan, node, interval_s
+        self._check = _Task(plan.checks, plan.deadline_s)
         self._memory = _Task([MEMORY], _NEVER)
-        self._memory_s: float | None = None  # for a reading that is asked for and not answered yet
+        self._watches = [_Task(checks, plan.deadline_s, due_s=0.0) for checks in runner.grouped(plan.watched)]
+        self._failing: frozenset[str] = frozenset()  # of the watched
         self._runs: list[runner.Run] = []  # all that have processes
         self._data = b""
 
@@ -98,13 +69,12 @@ class CheckServer:
         gc.freeze()  # once: garbage collection in the children would copy the pages of this process
         try:
             while True:
-                self._begin_what_is_due()
-                if self._take_what_is_done():
+                wake_s = self._begin_what_is_due()
+                if self._tell_what_is_done():
                     continue  # a check may be due again, or a question may wait
                 self._runs = [run for run in self._runs if not run.gone]
                 fds = [_STDIN, *(fd for run in self._runs for fd in run.fds())]
-                wake_s = [run.wake_s() for run in self._runs] + [task.wake_s() for task in self._watches]
-                ready = runner.wait(fds, min(wake_s, default=_NEVER))
+                ready = runner.wait(fds, min([wake_s, *(run.wake_s() for run in self._runs)]))
                 if _STDIN in ready and not self._read():
                     return
                 for run in self._runs:
@@ -122,64 +92,59 @@ class CheckServer:
         self._data = rest[:_MAX_LINE_BYTES]
         for line in lines:
             if line.strip() == b"check":
-                self._questions += 1
+                self._check.questions += 1
+                self._check.due_s = 0.0
             elif seconds := _MEMORY.fullmatch(line.strip()):
-                self._memory_s = float(seconds[1])
-            else:
-                said = f"nvrx health: {line[:60]!r} is no question; write: check, or: memory SECONDS"
-                print(said, file=sys.stderr, flush=True)
+                self._memory.questions = 1
+                self._memory.deadline_s, self._memory.due_s = float(seconds[1]), 0.0
         return bool(more)
 
-    def _begin_what_is_due(self) -> None:
-        if self._questions and self._asked is None:
-            self._asked_s = time.monotonic()
-            self._asked = self._begin(self._plan.checks, self._plan.deadline_s)
-        for task in self._watches:
-            if task.wake_s() <= time.monotonic():
-                task.started(self._begin(task.checks, self._plan.deadline_s))
-        if self._memory_s is not None and self._memory.idle:
-            self._memory.started(self._begin(self._memory.checks, self._memory_s))
+    def _begin_what_is_due(self) -> float:
+        """Returns when the next run is to begin."""
+        wake_s = _NEVER
+        for task in (self._check, self._memory, *self._watches):
+            # Beside a blocked process of the same checks none is started, but the preflight has to be answered.
+            if not task.is_answered or (task.is_blocked and task is not self._check):
+                continue
+            if task.due_s <= time.monotonic():
+                task.due_s = time.monotonic() + self._interval_s if task in self._watches else _NEVER
+                task.is_answered = False
+                learns = task is self._memory
+                task.run = runner.Run(task.checks, self._node, self._plan.expected, task.deadline_s, learns=learns)
+                self._runs.append(task.run)
+                task.run.begin()
+            wake_s = min(wake_s, task.due_s)
+        return wake_s
 
-    def _begin(self, checks: Sequence[Check], deadline_s: float) -> runner.Run:
-        run = runner.Run(checks, self._node, self._plan.expected, deadline_s)
-        self._runs.append(run)
-        run.begin()
-        return run
-
-    def _take_what_is_done(self) -> bool:
+    def _tell_what_is_done(self) -> bool:
         """Whether there was something."""
         news = [result for task in self._watches if (result := task.news())]
         if news:
-            self._tell_news([note for result in news for note in result.notes])
-        answered = self._asked is not None and self._asked.done
-        if self._asked and answered:
-            self._questions -= 1
-            result, self._asked = self._asked.result(), None
-            notes = [*self._plan.notes, *result.notes]
-            self._say(result.findings, notes, time.monotonic() - self._asked_s, asked=True)
-        return self._tell_memory() or bool(news) or answered
+            self._tell_failures([note for result in news for note in result.notes])
+        if checked := self._check.news():
+            self._check.questions -= 1
+            self._check.due_s = 0.0 if self._check.questions else _NEVER
+            self._say(checked.findings, [*self._plan.notes, *checked.notes], asked=True)
+        memory = self._memory.news()
+        if self._memory.questions and (memory or self._memory.is_blocked):
+            self._memory.questions, self._memory.due_s = 0, _NEVER
+            notes, used_mb = (memory.notes, memory.learned) if memory else ([], {})
+            self._say(self._memory.findings, notes, asked=True, used_mb=used_mb)
+        return bool(news or checked or memory)
 
-    def _tell_memory(self) -> bool:
-        """Whether there was an answer: a new reading, or the last one if its process is still blocked in the kernel."""
-        result = self._memory.news()
-        if self._memory_s is None or not (result or self._memory.stuck):
-            return result is not None
-        self._memory_s = None
-        notes, used_mb = (result.notes, result.learned) if result else ([], {})
-        findings = self._memory.findings
-        self._say(findings, notes, findings[0].seconds, asked=True, used_mb=used_mb)
-        return True
-
-    def _tell_news(self, notes: list[str]) -> None:
+    def _tell_failures(self, notes: list[str]) -> None:
         """Report failures of the watched checks that were not reported already."""
         findings = [finding for task in self._watches for finding in task.findings]
-        for task in self._watches:
-            task.keep_what_applies()
+        absent = {finding.check for finding in findings if finding.verdict is Verdict.NOT_APPLICABLE}
+        for task in self._watches:  # what does not apply to this node is not run again
+            task.checks = [check for check in task.checks if check.name not in absent]
+        self._watches = [task for task in self._watches if task.checks]
         failing = frozenset(finding.check for finding in findings if finding.action in report.GRAVE)
         if failing and failing != self._failing:
-            self._say(findings, notes, max(finding.seconds for finding in findings), asked=False)
+            self._say(findings, notes, asked=False)
         self._failing = failing
 
-    def _say(self, findings: list[Finding], notes: list[str], took_s: float, **more: object) -> None:
-        told = report.Report(self._plan.node, self._plan.when, findings, notes, round(took_s, 4))
+    def _say(self, findings: list[CheckFinding], notes: list[str], **more: object) -> None:
+        took_s = max((finding.seconds for finding in findings), default=0.0)
+        told = report.Report(self._plan.node, self._plan.when, findings, notes, took_s)
         write_all(_STDOUT, told.as_json(**more).encode() + b"\n")

@@ -7,23 +7,13 @@ from nvrx_slurm.health import policy, registry, runner
 from nvrx_slurm.health.check import NodeView, Verdict
 
 DEADLINE_S = 30.0
-# Services to look for while the site names none.
-_SERVICES = (
-    "slurmd",
-    "munge",
-    "sshd",
-    "chronyd",
-    "nvidia-persistenced",
-    "nvidia-fabricmanager",
-    "nvidia-imex",
-    "nvidia-dcgm",
-    "openibd",
-    "sssd",
-)
+# Services that are asked for while the site names none.
+_SERVICES = ("slurmd", "munge", "sshd", "chronyd", "sssd", "openibd", "nvidia-persistenced", "nvidia-fabricmanager")
 _HEAD = """\
 # What nvrx health expects of this site's nodes.
 # See docs/reference/health-checks.md; check it with: nvrx health run --config FILE
-# Written from what {node} had; take out what may differ, and put all nodes that are alike into nodes (dgx[01-32]).
+# Written from what {node} had; take out what may differ, also mounts that come and go (autofs).
+# Put all nodes that are alike into nodes (dgx[01-32]).
 """
 
 
@@ -41,8 +31,8 @@ def site_file(node: str = "", sysroot: str = "/") -> tuple[str, list[str]]:
     checks = registry.built_in()
     expected = {**registry.defaults(checks.values()), "services": _SERVICES}
     learning = [check for check in checks.values() if check.learn]
-    found = runner.run(learning, NodeView(sysroot), expected, DEADLINE_S)
+    found = runner.run(learning, NodeView(sysroot), expected, DEADLINE_S, learns=True)
     known = {key: list(value) if isinstance(value, (list, tuple)) else value for key, value in found.learned.items()}
     notes = [f"{finding.check}: {finding.text}" for finding in found.findings if finding.verdict is Verdict.UNKNOWN]
-    group = {"nodes": name, "expect": {key: known[key] for key in sorted(known) if known[key] not in ([], None)}}
+    group = {"nodes": name, "expect": {key: known[key] for key in sorted(known) if known[key]}}
     return _HEAD.format(node=name) + document_text({"groups": {"nodes": group}}), notes

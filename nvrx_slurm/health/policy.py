@@ -12,12 +12,11 @@ from nvrx_slurm.health.check import ACTIONS, CONTEXTS, Check
 from nvrx_slurm.system import trust
 
 if TYPE_CHECKING:
-    from nvrx_slurm.config.site import Group, Rule, Site
+    from nvrx_slurm.config.site import Group, Rule
 
 DEFAULT_CONFIG = "/etc/nvrx/health.yaml"
 MAX_DEADLINE_S = 3600.0
-# What hooks tell, or keep on the node, under these names is no check's: contexts, and these.
-_NOT_FOR_CHECKS = (*CONTEXTS, "prologs", "gpu-leftovers", "acknowledged-events")
+LEFTOVERS = "gpu-leftovers"  # the epilog's own check, in reasons of drains
 # Slurm says "Prolog hung" after 8 s and kills a HealthCheckProgram after 60 s (slurm.conf(5)).
 DEADLINES_S = {"prolog": 6.0, "epilog": 20.0, "periodic": 50.0, "preflight": 5.0, "manual": 30.0}
 
@@ -72,8 +71,6 @@ def select(
     `config`: None = DEFAULT_CONFIG below `sysroot` if it is there. `node`: default: Slurm's name of this one.
     `expect`: values that go over the site's, by name of the setting, typed or as text. Raises UsageError.
     """
-    if when not in CONTEXTS:
-        raise UsageError(f"--when {when}: must be one of {', '.join(CONTEXTS)}")
     if deadline_s is not None and not 0 < deadline_s <= MAX_DEADLINE_S:
         raise UsageError(f"--deadline {deadline_s:g}: must be seconds > 0 and <= {MAX_DEADLINE_S:g}")
     rules = read_rules(config, sysroot, node, expect, may_do_without=when == "preflight")
@@ -123,36 +120,16 @@ def node_name() -> str:
 
 def _default_config(sysroot: str) -> str:
     path = os.path.abspath(sysroot).rstrip("/") + DEFAULT_CONFIG
-    return path if os.path.lexists(path) or _is_hidden(path) else ""
+    return path if os.path.lexists(path) else ""
 
 
 def _unusable(path: str) -> str:
     """Reason why this user cannot use a site file, "" if there is none."""
-    if _is_hidden(path):
-        return f"{path} may not be read by uid {os.geteuid()}"
     try:
         trust.require(path, UsageError)
     except UsageError as error:
         return str(error)
-    return ""
-
-
-def _is_hidden(path: str) -> bool:
-    """Whether a file may be there that this user may not read."""
-    try:
-        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
-    except OSError as error:
-        return isinstance(error, PermissionError)
-    return False
-
-
-def trials(config: str | None = None, sysroot: str = "/") -> list[Check]:
-    """For each check of the site one that only looks whether this user can run it here. Raises UsageError."""
-    from nvrx_slurm.config import site as site_file
-    from nvrx_slurm.health.checks import site_checks
-
-    path = config or _default_config(sysroot)
-    return [site_checks.trial(one, path) for one in site_file.load(path, CONTEXTS, ACTIONS).own] if path else []
+    return "" if os.access(path, os.R_OK) else f"{path} may not be read by uid {os.geteuid()}"
 
 
 def _with_site(path: str, node: str, checks: dict[str, Check]) -> Rules:
@@ -164,44 +141,34 @@ def _with_site(path: str, node: str, checks: dict[str, Check]) -> Rules:
     site = site_file.load(trust.require(path, UsageError), CONTEXTS, ACTIONS)
     everything = {**checks}
     for one in site.own:
-        if one.name in everything:
+        if one.name in (*everything, LEFTOVERS):
             raise UsageError(f"{path}: own: there is a check called {one.name} already; choose another name")
-        if one.name in _NOT_FOR_CHECKS or one.name.startswith("drained-"):
-            raise UsageError(f"{path}: own: {one.name} means something else to the hooks; choose another name")
         everything[one.name] = _ruled(site_checks.check(one, path), one.rule)
-    ours = _groups_of(site, node)
-    everyone = Group("", "", site.expect, site.checks)
-    expected = registry.defaults(everything.values())
-    for group in (everyone, *site.groups):  # those of other nodes, too, are looked at: mistakes are told early
+    expected, ours = registry.defaults(everything.values()), 0
+    for group in (Group("", node, site.expect, site.checks), *site.groups):  # the first one: of all nodes
         where = f"{path}: groups.{group.name}." if group.name else f"{path}: "
-        values = _parsed(group.expect, everything, f"{where}expect")
+        values = _parsed(group.expect, everything, f"{where}expect")  # also of other nodes: mistakes are told early
         registry.require_known(group.checks, everything, f"{where}checks")
-        if group is everyone or group in ours:
+        if node in _nodes_of(group, where):
+            ours += 1
             expected |= values
             everything |= {name: _ruled(everything[name], rule) for name, rule in group.checks.items()}
     allowed = HookSettings(**site.hooks)
-    skippable = [name for name in allowed.allow_skip if name != "all"]
-    registry.require_known(skippable, everything, f"{path}: hooks.allow_skip")
-    notes = () if ours or not site.groups else (f"{node} is in none of the groups of {path}",)
-    deadlines = {**DEADLINES_S, **site.deadlines}
-    return Rules(node, everything, expected, deadlines, allowed, notes)
+    registry.require_known(allowed.allow_skip, (*everything, "all"), f"{path}: hooks.allow_skip")
+    notes = () if ours > 1 or not site.groups else (f"{node} is in none of the groups of {path}",)
+    return Rules(node, everything, expected, {**DEADLINES_S, **site.deadlines}, allowed, notes)
 
 
-def _groups_of(site: Site, node: str) -> list[Group]:
-    """The groups that this node is in, in the order of the file: later ones go over earlier ones."""
+def _nodes_of(group: Group, where: str) -> list[str]:
     from nvrx_slurm.slurm.nodelist import expand
 
-    found = []
-    for group in site.groups:
-        try:
-            names = expand(group.nodes)
-        except UsageError as error:
-            raise UsageError(f"{site.path}: groups.{group.name}.nodes: {error}") from None
-        if not names:
-            raise UsageError(f"{site.path}: groups.{group.name}.nodes names no node; add a host list or remove it")
-        if node in names:
-            found.append(group)
-    return found
+    try:
+        names = expand(group.nodes)
+    except UsageError as error:
+        raise UsageError(f"{where}nodes: {error}") from None
+    if not names:
+        raise UsageError(f"{where}nodes names no node; add a host list or remove it")
+    return names
 
 
 def _parsed(raw: Mapping[str, object], checks: Mapping[str, Check], where: str) -> dict[str, Any]:

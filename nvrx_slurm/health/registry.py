@@ -7,35 +7,18 @@ from importlib import import_module
 from typing import Any
 
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.health.check import Check, Setting
+from nvrx_slurm.health.check import Check, SiteKey
 
-FAMILIES = (
-    "storage",
-    "space",
-    "memory",
-    "cpu",
-    "processes",
-    "services",
-    "kernel_log",
-    "pcie",
-    "gpu",
-    "gpu_processes",
-    "nvlink",
-    "nic",
-    "node_service",
-)
+FAMILIES = ("storage", "system", "kernel_log", "gpu", "gpu_processes", "nic", "node_service")
 
 
 def built_in() -> dict[str, Check]:
     """The checks of this package, by name, in the order of FAMILIES."""
-    found: dict[str, Check] = {}
-    for family in FAMILIES:
-        for check in import_module(f"nvrx_slurm.health.checks.{family}").CHECKS:
-            found[check.name] = check
-    return found
+    families = [import_module(f"nvrx_slurm.health.checks.{family}") for family in FAMILIES]
+    return {check.name: check for family in families for check in family.CHECKS}
 
 
-def settings(checks: Iterable[Check]) -> dict[str, Setting]:
+def settings(checks: Iterable[Check]) -> dict[str, SiteKey]:
     """What a site may set under `expect:` for these checks, by name."""
     return {setting.name: setting for check in checks for setting in check.settings}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from nvrx_slurm.health.check import Finding, Verdict
+from nvrx_slurm.health.check import CheckFinding, Verdict
 
 EXIT_PASS, EXIT_FAIL, EXIT_USAGE, EXIT_UNKNOWN = 0, 1, 2, 3
 GRAVE = ("drain", "fail")  # actions; the other one is "warn"
@@ -17,12 +17,12 @@ class Report(NamedTuple):
 
     node: str
     when: str
-    findings: list[Finding]
+    findings: list[CheckFinding]
     notes: list[str]
     seconds: float
 
     @property
-    def grave(self) -> list[Finding]:
+    def grave(self) -> list[CheckFinding]:
         """Findings with a grave action: failures, and unknowns that the site treats as such. Warnings are not here."""
         return [finding for finding in self.findings if finding.action in GRAVE]
 
@@ -49,33 +49,30 @@ class Report(NamedTuple):
         """Failures first; checks that do not apply to this node only if `everything`."""
         shown = [f for f in self.findings if everything or f.verdict is not Verdict.NOT_APPLICABLE]
         shown.sort(key=lambda finding: _ORDER.index(_word(finding)))
-        width = max([len(finding.check) for finding in shown], default=0)
-        lines = [_row(finding, width) for finding in shown]
-        hidden = len(self.findings) - len(shown)
+        width = max((len(finding.check) for finding in shown), default=0)
         words = [_word(finding) for finding in self.findings]
         counts = ", ".join(f"{count} {word.lower()}" for word in _ORDER if (count := words.count(word)))
-        more = " (--all shows what does not apply)" if hidden else ""
-        return "\n".join(
-            [*lines, f"{self.node}: {self.verdict.value} in {self.seconds:.2f} s: {counts or 'no checks'}{more}"]
-        )
+        more = " (--all shows what does not apply)" if len(shown) < len(words) else ""
+        last = f"{self.node}: {self.verdict.value} in {self.seconds:.2f} s: {counts or 'no checks'}{more}"
+        return "\n".join([*(_row(finding, width) for finding in shown), last])
 
 
 def from_json(line: str) -> Report:
     """The report in a line of `as_json`, whose values have its types. Raises ValueError for what is no report."""
     try:
         plain: dict[str, Any] = json.loads(line)
-        findings = [Finding(**{**raw, "verdict": Verdict(raw["verdict"])}) for raw in plain["findings"]]
+        findings = [CheckFinding(**{**raw, "verdict": Verdict(raw["verdict"])}) for raw in plain["findings"]]
         return Report(plain["node"], plain["when"], findings, plain["notes"], plain["seconds"])
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"not a health report: {error}") from None
 
 
-def _row(finding: Finding, width: int) -> str:
+def _row(finding: CheckFinding, width: int) -> str:
     action = f" [{finding.action}]" if finding.action in GRAVE else ""
     return f"{_word(finding):14} {finding.check:{width}}  {finding.text}{action}"
 
 
-def _word(finding: Finding) -> str:
+def _word(finding: CheckFinding) -> str:
     """Of _ORDER: a failure without a grave action is only WARN."""
     if finding.verdict is Verdict.FAIL:
         return "FAIL" if finding.action in GRAVE else "WARN"

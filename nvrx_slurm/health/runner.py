@@ -17,42 +17,40 @@ import signal
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any, NamedTuple, NoReturn
 
 from nvrx_slurm.child import bounded_process, descendants
 from nvrx_slurm.child.bounded_process import BoundedProcess, wait
 from nvrx_slurm.errors import NvrxError
-from nvrx_slurm.health.check import NOTE_BYTES, NVML, Check, Expected, Finding, NodeView, Verdict, one_line
+from nvrx_slurm.health.check import NOTE_BYTES, NVML, Check, CheckFinding, Expected, NodeView, Verdict, one_line
 from nvrx_slurm.system import gpus
 from nvrx_slurm.system.files import write_all
 from nvrx_slurm.system.hardware import Absent
 
-MAX_RESULT_BYTES = 16384
 _PROMPT_S = 0.25  # with a check that others wait behind
 _MAX_UNREAD_BYTES = 1 << 20  # of answers; one read takes 64 KiB
 _ALARM_S = 2  # a child ends itself that long after its budget, should this process be gone
 
 
-class Result:
-    """Findings of a run. `notes`: sentences about no check's subject (a process has not ended)."""
+class Result(NamedTuple):
+    """Findings of a run. `notes`: sentences about no check's subject (a process has not ended). `learned`: settings by
+    `Check.learn`."""
 
-    def __init__(self) -> None:
-        self.findings: list[Finding] = []
-        self.notes: list[str] = []
-        self.learned: dict[str, Any] = {}  # settings by `Check.learn` of all checks that have one
+    findings: list[CheckFinding]
+    notes: list[str]
+    learned: dict[str, Any]
 
 
 class _Child:
-    """Checks under way in a forked process, the first of `checks` since `started_s`."""
+    """Checks under way in a forked process, the first of `checks` since `started_s`, all until `end_s`."""
 
-    def __init__(
-        self, checks: Sequence[Check], process: BoundedProcess, note: mmap.mmap, started_s: float, end_s: float
-    ) -> None:
+    def __init__(self, checks: Sequence[Check], process: BoundedProcess, note: mmap.mmap, end_s: float) -> None:
         self.checks = list(checks)
         self.process = process
         self.note = note
         self.end_s = end_s
-        self.started_s = started_s
+        self.started_s = time.monotonic()
 
     @property
     def until_s(self) -> float:
@@ -64,35 +62,20 @@ class _Child:
         """When to inspect it, if it does not answer before."""
         return min(self.until_s, self.started_s + _PROMPT_S) if len(self.checks) > 1 else self.until_s
 
-    def doing(self) -> str:
-        """ ", reading /some/file" or ""."""
-        phrase = self.note[:NOTE_BYTES].partition(b"\0")[0].decode(errors="replace")
-        return f", {phrase}" if phrase else ""
-
-    def finding(self, verdict: Verdict, text: str) -> Finding:
+    def finding(self, verdict: Verdict, text: str) -> CheckFinding:
         """Of the check under way."""
-        took_s = round(time.monotonic() - self.started_s, 4)
-        return Finding(self.checks[0].name, verdict, one_line(text), took_s)
+        return CheckFinding(self.checks[0].name, verdict, one_line(text), round(time.monotonic() - self.started_s, 4))
 
-    def line(self) -> bytes:
-        """The next whole line of its answers, at most MAX_RESULT_BYTES long; b"" if there is none."""
-        kept = self.process.stdout.kept
-        line, newline, rest = kept.partition(b"\n")
-        if not newline or len(line) >= MAX_RESULT_BYTES:
-            return b""
-        kept[:] = rest
-        return bytes(line)
-
-    def next(self) -> None:
-        """The check under way has its finding."""
-        del self.checks[0]
-        self.started_s = time.monotonic()
+    def unknown(self, text: str) -> CheckFinding:
+        """Of the check under way, with what it noted last: ", reading /some/file"."""
+        phrase = self.note[:NOTE_BYTES].partition(b"\0")[0].decode(errors="replace")
+        return self.finding(Verdict.UNKNOWN, f"{text}, {phrase}" if phrase else text)
 
 
-def run(checks: Sequence[Check], node: NodeView, expected: Expected, deadline_s: float) -> Result:
-    """A finding for each check, in their order, after at most `deadline_s` seconds (and a fraction)."""
+def run(checks: Sequence[Check], node: NodeView, expected: Expected, deadline_s: float, learns: bool = False) -> Result:
+    """A finding for each check, in their order, after at most `deadline_s` seconds (and a fraction). See `Run`."""
     gc.freeze()  # garbage collection in the children would copy the pages of this process
-    under_way = Run(checks, node, expected, deadline_s)
+    under_way = Run(checks, node, expected, deadline_s, learns)
     try:
         under_way.begin()
         while not under_way.done:
@@ -102,30 +85,37 @@ def run(checks: Sequence[Check], node: NodeView, expected: Expected, deadline_s:
         under_way.close()
 
 
+def grouped(checks: Iterable[Check]) -> list[list[Check]]:
+    """Checks that share a child process, in lists."""
+    groups: dict[str, list[Check]] = {}
+    for check in checks:
+        groups.setdefault(check.group or f" {check.name}", []).append(check)
+    return list(groups.values())
+
+
 class Run:
-    """Checks under way. Only `close` waits, so several runs can go on at once.
+    """Checks under way. Only `close` waits, so several runs can go on at once. `learns`: call `Check.learn`, too.
 
     The caller calls `begin`, then `go_on` with those of `fds` that can be read, or at `wake_s`, until it is `done`;
     and `close` in any case.
     """
 
-    def __init__(self, checks: Sequence[Check], node: NodeView, expected: Expected, deadline_s: float) -> None:
-        self._checks, self._node, self._expected = checks, node, expected
+    def __init__(
+        self, checks: Sequence[Check], node: NodeView, expected: Expected, deadline_s: float, learns: bool = False
+    ) -> None:
+        self._checks, self._node, self._expected, self._learns = checks, node, expected, learns
         self._end_s = time.monotonic() + deadline_s
-        self._findings: dict[str, Finding] = {}
-        self._result = Result()
+        self._findings: dict[str, CheckFinding] = {}
+        self._learned: dict[str, Any] = {}
         self._children: list[_Child] = []
         self._killed: list[BoundedProcess] = []
 
     def begin(self) -> None:
         """Start all groups."""
-        groups: dict[str, list[Check]] = {}
-        for check in self._checks:
-            if why := _absent(check, self._node, self._expected):
-                self._findings[check.name] = Finding(check.name, Verdict.NOT_APPLICABLE, why)
-            else:
-                groups.setdefault(check.group or f" {check.name}", []).append(check)
-        for group in groups.values():
+        absent = {check.name: why for check in self._checks if (why := _absent(check, self._node, self._expected))}
+        for name, why in absent.items():
+            self._findings[name] = CheckFinding(name, Verdict.NOT_APPLICABLE, why)
+        for group in grouped(check for check in self._checks if check.name not in absent):
             self._start(group)
 
     @property
@@ -158,11 +148,13 @@ class Run:
 
     def result(self) -> Result:
         """When it is done."""
-        if left := len(self._killed):
-            within = f"within {bounded_process.REAP_S:g} s"
-            self._result.notes.append(f"{left} check process(es) were killed and have not ended {within}")
-        self._result.findings = [_with_action(self._findings[check.name], check) for check in self._checks]
-        return self._result
+        left, within = len(self._killed), f"within {bounded_process.REAP_S:g} s"
+        notes = [f"{left} check process(es) were killed and have not ended {within}"] if left else []
+        findings = []
+        for check, finding in ((check, self._findings[check.name]) for check in self._checks):
+            action = {Verdict.FAIL: check.on_fail, Verdict.UNKNOWN: check.on_unknown}.get(finding.verdict, "")
+            findings.append(finding._replace(action=action))
+        return Result(findings, notes, self._learned)
 
     def close(self) -> None:
         """End it as it is. Waits for killed children, at most bounded_process.REAP_S."""
@@ -176,58 +168,44 @@ class Run:
 
     def _start(self, checks: Sequence[Check]) -> None:
         """One child for all of them; without one they have their findings."""
-        if not checks:
-            return
-        if time.monotonic() >= self._end_s:
-            return self._without(checks, "timed out before it could begin")
-        try:
-            self._children.append(self._forked(checks))
-        except OSError as error:
-            self._without(checks, f"no process could be started for it: {error.strerror}")
-
-    def _forked(self, checks: Sequence[Check]) -> _Child:
-        note, started_s = mmap.mmap(-1, NOTE_BYTES), time.monotonic()
-
-        def work(pipe: int) -> None:
-            self._node.note = note
-            _answer(checks, self._node, self._expected, pipe, self._end_s)
-
-        return _Child(checks, bounded_process.fork(work, limit=_MAX_UNREAD_BYTES), note, started_s, self._end_s)
-
-    def _without(self, checks: Iterable[Check], text: str) -> None:
+        why = "timed out before it could begin"
+        if checks and time.monotonic() < self._end_s:
+            note = mmap.mmap(-1, NOTE_BYTES)
+            try:
+                process = bounded_process.fork(partial(self._answer, checks, note), limit=_MAX_UNREAD_BYTES)
+                self._children.append(_Child(checks, process, note, self._end_s))
+                return
+            except OSError as error:
+                why = f"no process could be started for it: {error.strerror}"
         for check in checks:
-            self._findings[check.name] = Finding(check.name, Verdict.UNKNOWN, text)
+            self._findings[check.name] = CheckFinding(check.name, Verdict.UNKNOWN, why)
 
     def _inspect(self, child: _Child, ready: bool) -> None:
         """Take the findings that a child has sent; see whether it ended without, or the time of a check is up."""
-        output = child.process.stdout
+        output, why = child.process.stdout, ""
         if ready:
             output.read()
-        while child.checks and (line := child.line()):
-            self._take(child, line)
-            child.next()
-        if not child.checks:
-            self._end(child)
-        elif len(output.kept) > MAX_RESULT_BYTES:
-            self._give_up(child, f"its answer is longer than {MAX_RESULT_BYTES} bytes")
-        elif output.fd < 0:
-            self._give_up(child, f"its process ended without an answer{child.doing()}")
-        elif time.monotonic() >= child.until_s:
-            self._give_up(child, f"timed out after {max(0.0, child.until_s - child.started_s):.1f} s{child.doing()}")
-        elif time.monotonic() >= child.wake_s:
-            others, child.checks = child.checks[1:], child.checks[:1]
-            self._start(others)
-
-    def _take(self, child: _Child, line: bytes) -> None:
-        verdict, text, learned = json.loads(line)
-        self._result.learned.update(learned)
-        self._findings[child.checks[0].name] = child.finding(Verdict(verdict), text)
-
-    def _give_up(self, child: _Child, text: str) -> None:
-        """The check under way is unknown; those behind it go on without it."""
-        self._findings[child.checks[0].name] = child.finding(Verdict.UNKNOWN, text)
+        while child.checks and b"\n" in output.kept:
+            line, _, output.kept[:] = output.kept.partition(b"\n")
+            verdict, text, learned = json.loads(line)
+            self._learned.update(learned)
+            self._findings[child.checks[0].name] = child.finding(Verdict(verdict), text)
+            del child.checks[0]
+            child.started_s = time.monotonic()
+        if child.checks and output.fd < 0:
+            why = "its process ended without an answer"
+        elif child.checks and time.monotonic() >= child.until_s:
+            why = f"timed out after {max(0.0, child.until_s - child.started_s):.1f} s"
+        elif child.checks:
+            if time.monotonic() >= child.wake_s:  # those behind a slow check go on without it
+                others, child.checks = child.checks[1:], child.checks[:1]
+                self._start(others)
+            return
+        others = child.checks[1:]
+        if why:
+            self._findings[child.checks[0].name] = child.unknown(why)
         self._end(child)
-        self._start(child.checks[1:])
+        self._start(others)
 
     def _end(self, child: _Child) -> None:
         child.process.kill()
@@ -235,22 +213,23 @@ class Run:
         self._children.remove(child)
         self._killed.append(child.process)
 
-
-def _answer(checks: Sequence[Check], node: NodeView, expected: Expected, pipe: int, end_s: float) -> None:
-    """In the forked process: do one check after the other, and send (verdict, sentence, learned settings) of each."""
-    if checks[0].group == NVML:
-        gpus.keep_open()
-    for check in checks:
-        node.deadline_s = min(end_s, time.monotonic() + check.budget_s)
-        signal.alarm(max(1, int(node.deadline_s - time.monotonic()) + _ALARM_S))
-        node.doing("")
-        learned: dict[str, Any] = {}
-        verdict, text = examine(check, node, expected, learned)
-        write_all(pipe, json.dumps((verdict, text, learned)).encode() + b"\n")
+    def _answer(self, checks: Sequence[Check], note: mmap.mmap, pipe: int) -> None:
+        """In the forked process: do one check after the other; send (verdict, sentence, learned settings) of each."""
+        node = self._node
+        node.note = note
+        if checks[0].group == NVML:
+            gpus.keep_open()
+        for check in checks:
+            node.deadline_s = min(self._end_s, time.monotonic() + check.budget_s)
+            signal.alarm(max(1, int(node.deadline_s - time.monotonic()) + _ALARM_S))
+            node.doing("")
+            learned: dict[str, Any] = {}
+            verdict, text = examine(check, node, self._expected, learned if self._learns else None)
+            write_all(pipe, json.dumps((verdict, text, learned)).encode() + b"\n")
 
 
 def _absent(check: Check, node: NodeView, expected: Expected) -> str:
-    """Reason why a check does not apply, if it is known without a look."""
+    """Reason why a check does not apply, if nothing needs to be read for it."""
     if check.needs_root and node.live and os.geteuid() != 0:
         return "only root can read this"
     return f"no {check.only_if} is given" if check.only_if and not expected.get(check.only_if) else ""
@@ -266,10 +245,9 @@ def examine(
     try:
         if why := _absent(check, node, expected):
             raise Absent(why)
-        facts = check.gather(node, expected)
+        verdict, text = check.examine(node, expected)
         if check.learn and learned is not None:
-            learned.update(check.learn(facts))
-        verdict, text = check.judge(facts, expected)
+            learned.update(check.learn(node, expected))
         return Verdict(verdict), one_line(text)
     except Absent as error:
         return Verdict.NOT_APPLICABLE, one_line(error)
@@ -282,11 +260,6 @@ def examine(
         return Verdict.UNKNOWN, one_line(said)
 
 
-def _with_action(finding: Finding, check: Check) -> Finding:
-    actions = {Verdict.FAIL: check.on_fail, Verdict.UNKNOWN: check.on_unknown}
-    return finding._replace(action=actions.get(finding.verdict, ""))
-
-
 def stop_on_sigterm() -> None:
     """Make SIGTERM end this process and all its children, also one that was just forked and no `Run` knows yet."""
 
@@ -296,9 +269,3 @@ def stop_on_sigterm() -> None:
         sys.exit(128 + signum)
 
     signal.signal(signal.SIGTERM, end)
-
-
-def ignore_job_signals() -> None:
-    """Ignore the signals that Slurm sends to every process of a job's step. Checks, in children, may die of them."""
-    for signum in bounded_process.JOB_SIGNALS:
-        signal.signal(signum, signal.SIG_IGN)

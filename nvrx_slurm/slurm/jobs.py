@@ -1,4 +1,4 @@
-"""Which Slurm jobs a process belongs to: by its cgroup; where Slurm tracks no jobs by cgroup, by its environment."""
+"""Which Slurm jobs a process belongs to: by its cgroup."""
 
 from __future__ import annotations
 
@@ -22,9 +22,3 @@ def of_cgroup(node: NodeView, pid: int) -> set[str]:
     """
     paths = [line.split(":", 2)[-1] for line in node.text(f"/proc/{pid}/cgroup", 65536).split("\n")]
     return {found[1] for path in paths if (found := _JOB.match(path))}
-
-
-def of_environment(node: NodeView, pid: int) -> set[str]:
-    """Job ids in the environment of a process, which sets it as it likes. Raises OSError if it cannot be read."""
-    entries = node.text(f"/proc/{pid}/environ").split("\0")
-    return {entry.partition("=")[2] for entry in entries if entry.startswith("SLURM_JOB_ID=")}

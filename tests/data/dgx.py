@@ -25,7 +25,6 @@ SWITCHES = (
 )
 GPUS = [f"0000:{gpu}:00.0" for _, gpu, _ in SWITCHES]
 NICS = [f"mlx5_{index}" for index in range(len(SWITCHES))]
-SERVICES = ("chronyd", "munge", "nvidia-fabricmanager", "nvidia-persistenced", "slurmd", "sshd")
 CPUS, MEMORY_KIB = 224, 2_113_530_296
 
 _MOUNTINFO = """\
@@ -39,12 +38,6 @@ _MOUNTINFO = """\
 77 22 0:61 / /lustre/fs0 rw,relatime shared:41 - lustre 10.1.0.2@o2ib:10.1.0.3@o2ib:/fs0 rw,flock,lazystatfs
 78 22 0:62 / /home rw,relatime shared:42 - nfs4 nfs01:/export/home rw,vers=4.2,hard,proto=tcp
 79 22 0:63 / /mnt/data\\040sets ro,relatime shared:43 - nfs nfs02:/datasets ro,vers=3,hard
-"""
-_STATVFS = """\
-/ 4096 468843606 350000000 119144448 115000000 0
-/tmp 4096 468843606 350000000 119144448 115000000 0
-/var 4096 468843606 350000000 119144448 115000000 0
-/dev/shm 4096 264191287 264000000 264191287 264191000 0
 """
 _MEMINFO = f"""\
 MemTotal:       {MEMORY_KIB} kB
@@ -71,7 +64,7 @@ _LOADED = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  R
 
 def build(root: Path) -> Path:
     """Write the tree below `root`, which is made."""
-    for path, text in {**_system(), **_processes()}.items():
+    for path, text in _system().items():
         write(root, path, text)
     for directory in ("lustre/fs0/projects", "home/alice", "mnt/data sets/c4", "raid", "tmp", "var", "dev/shm", "run"):
         (root / directory).mkdir(parents=True, exist_ok=True)
@@ -88,9 +81,8 @@ def write(root: Path, path: str, text: str) -> None:
 
 
 def _system() -> dict[str, str]:
-    half, cpu, clock = CPUS // 2, "/sys/devices/system/cpu", "/sys/devices/system/clocksource/clocksource0"
+    half, cpu = CPUS // 2, "/sys/devices/system/cpu"
     files = {
-        "/.statvfs": _STATVFS,
         "/dev/kmsg": _KMSG,
         "/proc/driver/nvidia/version": _LOADED,
         "/proc/interrupts": _INTERRUPTS,
@@ -99,9 +91,6 @@ def _system() -> dict[str, str]:
         "/proc/sys/kernel/random/boot_id": "6c1c8d2e-7d55-4a53-9a10-3f1ea9c5a001\n",
         "/sys/fs/lustre/health_check": "healthy\n",
         f"{cpu}/online": f"0-{CPUS - 1}\n",
-        f"{cpu}/present": f"0-{CPUS - 1}\n",
-        f"{clock}/current_clocksource": "tsc\n",
-        f"{clock}/available_clocksource": "tsc hpet acpi_pm \n",
     }
     for numa in range(2):
         node = f"/sys/devices/system/node/node{numa}"
@@ -111,27 +100,6 @@ def _system() -> dict[str, str]:
         for counter in ("ue_count", "ce_count"):
             files[f"/sys/devices/system/edac/mc/mc{controller}/{counter}"] = "0\n"
     return files
-
-
-def _processes() -> dict[str, str]:
-    files = {}
-    for pid, name in enumerate(("systemd", *SERVICES), start=1):
-        comm = "munged" if name == "munge" else name[:15]
-        proc = f"/proc/{pid if pid == 1 else pid + 1000}"
-        files[f"{proc}/comm"] = f"{comm}\n"
-        files[f"{proc}/stat"] = stat_line(int(Path(proc).name), comm, "S")
-        files[f"{proc}/status"] = status(comm, 5120)
-    return files
-
-
-def stat_line(pid: int, comm: str, state: str) -> str:
-    """A /proc/PID/stat of an ordinary process."""
-    return f"{pid} ({comm}) {state} 1 {pid} {pid} 0 -1 4194560 900 0 0 0 12 7 0 0 20 0 1 0 {1000 + pid} 0 0\n"
-
-
-def status(comm: str, switches: int) -> str:
-    """The end of a /proc/PID/status."""
-    return f"Name:\t{comm}\nvoluntary_ctxt_switches:\t{switches}\nnonvoluntary_ctxt_switches:\t3\n"
 
 
 def _switch(root: Path, index: int) -> None:

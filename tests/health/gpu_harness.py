@@ -24,9 +24,10 @@ from nvrx_slurm.health.check import NodeView
 from nvrx_slurm.health.runner import examine
 checks = registry.built_in()
 for line in sys.stdin:
-    name, root, env, expect = json.loads(line)
-    expected = registry.defaults(checks.values()) | expect
-    print(json.dumps(examine(checks[name], NodeView(root, env), expected)), flush=True)
+    name, root, env, expect, learns = json.loads(line)
+    expected, learned = registry.defaults(checks.values()) | expect, {}
+    found = examine(checks[name], NodeView(root, env), expected, learned if learns else None)
+    print(json.dumps((*found, learned)), flush=True)
 """
 
 
@@ -65,6 +66,7 @@ class GpuNode:
         self.stand_in = examiner.stand_in
         Path(f"{self.stand_in.state}.met").unlink(missing_ok=True)
         addresses = node.recorded.GPUS
+        node.write("/proc/2/comm", "kthreadd\n")  # not a container
         self._healthy = ["count 8", "links 18", "field208 0", "field215 0"]
         self._healthy += [f"bus.{index} 0x{address[5:7]}" for index, address in enumerate(addresses)]
         self.say()
@@ -75,9 +77,13 @@ class GpuNode:
 
     def found(self, check: str, env: dict[str, str] | None = None, /, **expect: object) -> tuple[Verdict, str]:
         """What a check says."""
-        verdict, text = self.examiner.ask(check, str(self.node.root), env or {}, expect)
+        verdict, text, _ = self.examiner.ask(check, str(self.node.root), env or {}, expect, False)
         assert text.isprintable() and text
         return Verdict(verdict), text
+
+    def learned(self, check: str) -> dict[str, Any]:
+        """The settings that a check learns."""
+        return dict(self.examiner.ask(check, str(self.node.root), {}, {}, True)[2])
 
     def program(self, *args: str) -> tuple[int, Report]:
         """As Node.program, with this NVML."""

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import pytest
 
 from nvrx_slurm.health import registry, runner
-from nvrx_slurm.health.check import NodeView
 from nvrx_slurm.health.hooks import run as hooks_run
 
 REPO = Path(__file__).resolve().parents[2]
@@ -26,16 +25,16 @@ CHECKS = ("lustre",)  # the others are switched off: these tests are not about t
 LUSTRE = "nvrx:lustre:/sys/fs/lustre/health_check says 'NOT HEALTHY' instead of healthy"
 SHOW, UNDRAIN = "show node n1 -o", "update NodeName=n1 State=UNDRAIN"
 DRAIN = f"update NodeName=n1 State=DRAIN Reason={LUSTRE}"
-# Keeps what it is told, as slurmctld does, and each call as a line of `asked`. `show` waits while FIFO `hold` exists.
+# Keeps what it is told, as slurmctld does, and each call as a line of `asked`.
 SCONTROL = """#!/bin/sh
 echo "$*" >>{root}/asked
 if [ -e {root}/scontrol-hangs ]; then exec sleep 600; fi
 if [ -e {root}/scontrol-fails ]; then echo "slurm_update error: Invalid user id" >&2; exit 1; fi
 drained() {{ echo "NodeName=n1 State=IDLE+DRAIN Reason=${{1#Reason=}} [root@2026-11-21T12:00:00]" >{root}/note; }}
 case "$1 $3" in
-show*) cat {root}/note; if [ -p {root}/hold ]; then read -r word <{root}/hold; fi; exit 0 ;;
+show*) cat {root}/note ;;
 *State=DRAIN) drained "$4" ;;
-*State=UNDRAIN) if [ -x {root}/during ]; then {root}/during; fi; echo "NodeName=n1 State=IDLE" >{root}/note ;;
+*State=UNDRAIN) echo "NodeName=n1 State=IDLE" >{root}/note ;;
 *Reason=*) drained "$3" ;;
 esac
 """
@@ -82,14 +81,6 @@ class Hooks:
         }  # fmt: skip
         self.slurm_says("NodeName=n1 State=IDLE ThreadsPerCore=1")
         self.site()
-
-    @property
-    def view(self) -> NodeView:
-        return NodeView(str(self.node))
-
-    @property
-    def record(self) -> Path:
-        return self.node / "run/nvrx-health/drained-n1.json"
 
     def site(self, checks: dict[str, dict[str, object]] | None = None, **document: object) -> None:
         """Write the site file (YAML is a superset of JSON)."""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +24,6 @@ BOUND_S = 30.0
 WELL = '{"fail_count": 0, "failed_checks": []}'
 
 
-def call_of(channel: grpc.Channel) -> Any:
-    """RunHealthCheck by way of `channel`."""
-    return channel.unary_unary(METHOD, pb.HealthCheckRequest.SerializeToString, pb.HealthCheckResponse.FromString)
-
-
 class Daemon:
     """A daemon, its files in a folder with a short name. Its script may be replaced between runs."""
 
@@ -42,10 +35,10 @@ class Daemon:
         self.args: list[str] = []
         self.process: subprocess.Popen[str] | None = None
         self.channel = grpc.insecure_channel(f"unix:{self.socket}", [("grpc.use_local_subchannel_pool", 1)])
-        self.ask = call_of(self.channel)
+        self.ask: Any = self.channel.unary_unary(
+            METHOD, pb.HealthCheckRequest.SerializeToString, pb.HealthCheckResponse.FromString
+        )
         self._log: list[str] = []
-        self._read = 0  # lines of the log that `wait_for` has passed
-        self._more = threading.Condition()
 
     def script(self, body: str) -> Path:
         """The health check script: `body` of a shell script that runs in the folder, without files of earlier ones."""
@@ -65,9 +58,8 @@ class Daemon:
         file = self.dir / "nvhcd.yaml"
         file.write_text(json.dumps(self.settings))
         argv = [sys.executable, "-m", "nvrx_slurm.cli.toolbox", "health", "serve", "--config", str(file), *self.args]
-        self.process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        self._log, self._read = [], 0
-        threading.Thread(target=self._follow, args=[self.process, self._log], daemon=True).start()
+        self.process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, bufsize=1)
+        self._log = []
         return self.process
 
     def start(self, body: str | None = None) -> Daemon:
@@ -78,25 +70,15 @@ class Daemon:
         self.wait_for("listening on")
         return self
 
-    def wait_for(self, words: str, times: int = 1) -> None:
-        """Wait until so many further lines of its log have these words."""
-        with self._more:
-            while times:
-                while self._read == len(self._log):
-                    assert self._more.wait(BOUND_S), f"{words!r} is not in its log: {self._log}"
-                line = self._log[self._read]
-                assert line, f"it ended: {self._log}"
-                self._read += 1
-                times -= words in line
-
-    def _follow(self, process: subprocess.Popen[str], log: list[str]) -> None:
-        assert process.stderr is not None
-        line = "x"
-        while line:
-            line = process.stderr.readline()  # "" at its end
-            with self._more:
-                log.append(line)
-                self._more.notify_all()
+    def wait_for(self, words: str) -> None:
+        """Wait until a further line of its log has these words."""
+        assert self.process is not None and self.process.stderr is not None
+        line = ""
+        while words not in line:
+            assert select.select([self.process.stderr], [], [], BOUND_S)[0], f"{words!r} is not in its log: {self._log}"
+            line = self.process.stderr.readline()
+            assert line, f"it ended: {self._log}"
+            self._log.append(line)
 
     def answer(self, *args: str) -> Any:
         return self.ask(pb.HealthCheckRequest(args=args), timeout=BOUND_S)
@@ -106,14 +88,6 @@ class Daemon:
         with pytest.raises(grpc.RpcError) as error:
             self.answer(*args)
         return error.value.code().name, error.value.details()
-
-    @contextmanager
-    def connected(self, count: int) -> Iterator[list[Any]]:
-        """So many calls to ask with, each by a connection of its own."""
-        with ExitStack() as stack:
-            options = [("grpc.use_local_subchannel_pool", 1)]
-            channels = [grpc.insecure_channel(f"unix:{self.socket}", options) for _ in range(count)]
-            yield [call_of(stack.enter_context(channel)) for channel in channels]
 
     def lines(self, name: str) -> list[str]:
         file = self.dir / name
@@ -130,5 +104,5 @@ class Daemon:
         """By SIGTERM; it leaves no socket."""
         assert self.process is not None
         self.process.terminate()
-        assert self.process.wait(BOUND_S) == 0, self._log
-        assert not self.socket.exists() and "Traceback" not in "".join(self._log)
+        _, log = self.process.communicate(timeout=BOUND_S)
+        assert self.process.returncode == 0 and not self.socket.exists() and "Traceback" not in log, log

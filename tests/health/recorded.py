@@ -15,6 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from nvrx_slurm.health import registry
 from nvrx_slurm.health.check import NodeView, Verdict
@@ -45,6 +46,7 @@ def _template(directory: str) -> str:
     root = tempfile.mkdtemp(prefix="dgx-", dir=directory)
     _recorded().build(Path(root))
     Path(root, f"run/user/{os.geteuid()}").mkdir(parents=True)
+    Path(root, "tmp").mkdir(exist_ok=True)
     return root
 
 
@@ -95,6 +97,12 @@ class Node:
     def found(self, check: str, env: dict[str, str] | None = None, /, **expect: object) -> tuple[Verdict, str]:
         """The finding of one check, in this process."""
         return examine(CHECKS[check], NodeView(str(self.root), env or {}), EXPECTED | expect)
+
+    def learned(self, check: str) -> dict[str, Any]:
+        """The settings that one check learns."""
+        found: dict[str, Any] = {}
+        examine(CHECKS[check], NodeView(str(self.root), {}), EXPECTED, found)
+        return found
 
     def start(self, *args: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
         """`python -I -m nvrx_slurm.health` on this node, as a hook or the agent starts it; `env` is added."""

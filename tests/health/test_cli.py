@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ from click.testing import CliRunner, Result
 from recorded import Node
 
 from nvrx_slurm.cli.toolbox import main
-from nvrx_slurm.health.check import Finding, Verdict
+from nvrx_slurm.health.check import CheckFinding, Verdict
 from nvrx_slurm.health.report import Report, from_json
 
 
@@ -23,13 +21,13 @@ def nvrx(dgx: Node, command: str, *args: str) -> Result:
 
 def test_run_shows_a_table_with_failures_first(dgx: Node) -> None:
     dgx.write("/sys/fs/lustre/health_check", "NOT HEALTHY\n")
-    dgx.write("/sys/devices/system/clocksource/clocksource0/current_clocksource", "hpet\n")
-    found = nvrx(dgx, "run", "--node", "dgx07")
+    site = dgx.site(checks={"cpu-count": {"on_fail": "warn"}}, expect={"cpus": 1})
+    found = nvrx(dgx, "run", "--node", "dgx07", "--config", site)
     assert found.exit_code == 1
     lines = found.stdout.splitlines()
     assert lines[0].split() == [*["FAIL", "lustre"], *lines[0].split()[2:]]
     assert lines[0].endswith("[drain]")
-    assert lines[1].startswith("WARN") and "clock-source" in lines[1]
+    assert lines[1].startswith("WARN") and "cpu-count" in lines[1]
     assert "storage-paths" not in found.stdout
     assert lines[-1].startswith("dgx07: fail in ") and ": 1 fail, 1 warn, " in lines[-1]
     assert "storage-paths" in nvrx(dgx, "run", "--all").stdout
@@ -67,12 +65,6 @@ def test_json_is_one_line_for_machines(dgx: Node) -> None:
     assert from_json(found.stdout).exit_code == 0
 
 
-GOOD = (
-    '{"node": "n", "when": "preflight", "findings": [{"check": "c", "verdict": "fail", "text": "t"}], '
-    '"notes": [], "seconds": 0}'
-)
-
-
 @pytest.mark.parametrize(
     "line",
     ["", "{}", "[]", '{"findings": [{"verdict": "well"}]}', "[" * 200_000],
@@ -84,37 +76,27 @@ def test_a_report_that_is_none_is_refused(line: str) -> None:
 
 
 def test_a_report_survives_json() -> None:
-    assert from_json(GOOD).verdict is Verdict.PASS
-    report = Report("n1", "preflight", [Finding("a", Verdict.UNKNOWN, "x", 0.1, "drain")], ["note"], 0.2)
+    report = Report("n1", "preflight", [CheckFinding("a", Verdict.UNKNOWN, "x", 0.1, "drain")], ["note"], 0.2)
     assert from_json(report.as_json()) == report
 
 
 def test_list_and_explain_tell_what_holds_on_this_node(dgx: Node) -> None:
-    site = dgx.site(checks={"lustre": {"when": ["preflight"], "budget": 1.5}}, expect={"mounts": ["/home"]})
-    listed = nvrx(dgx, "list", "--config", site).stdout
-    assert "lustre  (1.5 s; preflight; lane quick)" in listed
-    assert "kernel-log" in listed and "root)" in listed
-    explained = nvrx(dgx, "explain", "mounts", "--config", site, "--node", "dgx07").stdout
-    assert re.search(r"^mounts +/home  \(mount targets", explained, re.M)
-    wrong = nvrx(dgx, "explain", "mount")
-    assert (wrong.exit_code, wrong.stderr) == (
-        2,
-        "nvrx health: nvrx health explain: there is no check 'mount'; did you mean mounts?\n",
-    )
-
-
-def test_list_and_explain_tell_machines_the_same(dgx: Node) -> None:
     site = dgx.site(checks={"mounts": {"when": ["preflight"], "budget": 1.5}}, expect={"mounts": ["/home"]})
-    listed = {one["name"]: one for one in json.loads(nvrx(dgx, "list", "--json", "--config", site).stdout)}
-    explained = json.loads(nvrx(dgx, "explain", "mounts", "--json", "--config", site, "--node", "dgx07").stdout)
-    assert explained == {"node": "dgx07", **listed["mounts"]}
-    told = {key: explained[key] for key in ("contexts", "lane", "budget_s", "needs_root", "on_fail")}
+    where = ("--config", site, "--node", "dgx07")
+    text = nvrx(dgx, "list", *where).stdout
+    assert "mounts  (1.5 s; preflight)" in text and "kernel-log" in text and "root)" in text
+    explained = nvrx(dgx, "explain", "mounts", *where).stdout
+    assert re.search(r"^mounts +/home  \(mount targets", explained, re.M)
+    listed = {one["name"]: one for one in json.loads(nvrx(dgx, "list", "--json", *where).stdout)}
+    plain = json.loads(nvrx(dgx, "explain", "mounts", "--json", *where).stdout)
+    assert plain == {"node": "dgx07", **listed["mounts"]}
+    told = {key: plain[key] for key in ("contexts", "lane", "budget_s", "needs_root", "on_fail")}
     assert told == {
         "contexts": ["preflight"], "lane": None, "budget_s": 1.5, "needs_root": False, "on_fail": "drain",
     }  # fmt: skip
-    assert explained["expects"]["mounts"] == ["/home"]
-    assert listed["gpu-ecc"]["lane"] == "NVML"
-    assert nvrx(dgx, "explain", "mount", "--json").exit_code == 2
+    assert plain["expects"]["mounts"] == ["/home"] and listed["gpu-ecc"]["lane"] == "NVML"
+    wrong = nvrx(dgx, "explain", "mount")
+    assert wrong.exit_code == 2 and "there is no check 'mount'; did you mean mounts?" in wrong.stderr
 
 
 def test_init_writes_a_file_that_this_node_passes_and_a_worse_one_fails(dgx: Node, tmp_path: Path) -> None:
@@ -125,14 +107,12 @@ def test_init_writes_a_file_that_this_node_passes_and_a_worse_one_fails(dgx: Nod
     assert "/lustre/fs0, /home, /mnt/data sets" in explained
     mountinfo = (dgx / "/proc/self/mountinfo").read_text()
     dgx.write("/proc/self/mountinfo", "\n".join(line for line in mountinfo.splitlines() if "nfs4" not in line))
-    dgx.remove("/proc/1006")  # slurmd
-    dgx.write("/proc/2/comm", "kthreadd\n")
     dgx.edit("/proc/meminfo", "2113530296", "1981434653")
     dgx.write("/sys/devices/system/cpu/online", "0-222\n")
     found = nvrx(dgx, "run", "--node", "dgx07", "--config", str(file))
     assert found.exit_code == 1
     failed = {line.split()[1] for line in found.stdout.splitlines() if line.startswith("FAIL")}
-    assert failed == {"mounts", "services", "memory-size", "cpu-count"}
+    assert failed == {"mounts", "memory-size", "cpu-count"}
     again = nvrx(dgx, "init", "--output", str(file))
     assert (again.exit_code, "File exists" in again.stderr) == (2, True)
     assert nvrx(dgx, "init", "--node", "a[1-2]").exit_code == 2
@@ -151,17 +131,3 @@ def test_ack_ends_what_was_repaired(dgx: Node) -> None:
     dgx.write("/proc/sys/kernel/random/boot_id", "another\n")
     (dgx / "/dev/kmsg").write_text("4,30,1,-;NVRM: Xid (PCI:0000:52:00): 48, DBE\n")
     assert nvrx(dgx, "run", "--only", "kernel-log").exit_code == 1, "another boot counts anew"
-
-
-def test_the_program_loads_nothing_that_a_prolog_need_not_wait_for(dgx: Node) -> None:
-    code = (
-        "import sys; from nvrx_slurm.health.__main__ import main\n"
-        f"main(['--when', 'prolog', '--sysroot', {str(dgx.root)!r}])\n"
-        "print(*sys.modules, file=sys.stderr)"
-    )
-    argv = [sys.executable, "-I", "-c", code]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
-    loaded = {name.split(".")[0] for name in done.stderr.split()}
-    heavy = {"torch", "grpc", "click", "yaml", "filelock", "asyncio", "subprocess", "logging", "multiprocessing"}
-    assert not loaded & heavy
-    assert "nvrx_slurm.config" not in done.stderr.split()

@@ -1,20 +1,15 @@
-"""NICs: ports, counters that start anew, and the NICs that are near each GPU."""
+"""NICs: ports, and counters that start anew."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-from recorded import CHECKS, EXPECTED, F, N, Node, P, U
+from recorded import F, N, Node, P, U
 
-from nvrx_slurm.health import cache
-from nvrx_slurm.health.check import NodeView
+from nvrx_slurm.health import kept
 from nvrx_slurm.health.checks import nic
-from nvrx_slurm.health.checks.nic import PortFacts, learn_ports
-from nvrx_slurm.system import pci
-from nvrx_slurm.system.nics import Port
 
 IB = "/sys/class/infiniband"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
@@ -60,21 +55,16 @@ def test_junk_in_a_state_is_unknown(dgx: Node) -> None:
     assert dgx.found("nic-ports")[0] is P
     for junk in ("", "4: ACTIVELY", "\x00\x01"):
         port(dgx, "mlx5_1", "state", junk)
-        for name in ("nic-ports", "gpu-nics"):
-            verdict, text = dgx.found(name)
-            assert verdict is U and "infiniband/mlx5_1/ports/1/state holds " in text
-    port(dgx, "mlx5_1", "state", "4: ACTIVE")
-    dgx.write("/elsewhere/mlx5_0", "junk")
-    verdict, text = dgx.found("nic-ports", link_state_path="/elsewhere/{nic}")
-    assert verdict is U and "/elsewhere/mlx5_0 holds " in text
+        verdict, text = dgx.found("nic-ports")
+        assert verdict is U and "infiniband/mlx5_1/ports/1/state holds " in text
 
 
 def test_a_port_of_the_site_fails_also_where_nothing_can_be_kept(dgx: Node) -> None:
-    directory = Path(cache.private_directory(NodeView(str(dgx.root))))
+    directory = dgx / "run/nvrx-health"
+    directory.mkdir()
     directory.chmod(0o777)  # its files cannot be trusted
     port(dgx, "mlx5_3", "state", "1: DOWN")
     assert dgx.found("nic-ports", nic_ports=("mlx5_3/1",)) == (F, "mlx5_3/1 is DOWN, LinkUp")
-    assert dgx.found("gpu-nics", nic_ports=("mlx5_3/1",))[0] is F
     assert dgx.found("nic-ports")[0] is P and list(directory.iterdir()) == []
     verdict, text = dgx.found("nic-errors")
     assert verdict is U and "only its owner" in text
@@ -87,35 +77,27 @@ def test_no_infiniband_does_not_apply_and_unreadable_is_unknown(dgx: Node) -> No
     dgx.remove(f"{IB}/mlx5_3/ports/1/state")
     assert dgx.found("nic-ports")[0] is U
     dgx.remove(IB)
-    for name in ("nic-ports", "nic-errors", "gpu-nics"):
+    for name in ("nic-ports", "nic-errors"):
         assert dgx.found(name)[0] is N
 
 
 def test_files_elsewhere_by_template(dgx: Node) -> None:
-    """--ft-link-state-path-template and --ft-link-down-path-template of seed 000."""
-    for index in range(8):
-        dgx.write(f"/ib/mlx5_{index}/state", "4: ACTIVE\n")
-        dgx.write(f"/ib/mlx5_{index}/downs", "3\n")
+    """--ft-link-state-path-template and --ft-link-down-path-template."""
     templates = {"link_state_path": "/ib/{nic}/state", "link_downed_path": "/ib/{nic}/downs"}
-    assert dgx.found("nic-ports", **templates)[0] is P
-    assert dgx.found("nic-errors", **templates)[0] is P
-    dgx.write("/ib/mlx5_4/state", "1: DOWN\n")
-    dgx.write("/ib/mlx5_5/downs", "4\n")
-    assert dgx.found("nic-ports", **templates) == (F, "mlx5_4/1 is DOWN, LinkUp")
-    assert dgx.found("nic-errors", **templates) == (F, "the link of mlx5_5/1 went down 1 times")
-    dgx.write("/ib/mlx5_5/downs", "junk\n")
-    verdict, text = dgx.found("nic-errors", **templates)
-    assert verdict is U and text.startswith("/ib/mlx5_5/downs holds 'junk'")
-    assert dgx.found("nic-ports", link_state_path="/nowhere/{nic}")[0] is U
+    for states, downs, verdict in (("4: ACTIVE", 3, P), ("1: DOWN", 4, F), ("junk", "junk", U)):
+        for index in range(8):
+            dgx.write(f"/ib/mlx5_{index}/state", f"{states}\n")
+            dgx.write(f"/ib/mlx5_{index}/downs", f"{downs}\n")
+        for name in ("nic-ports", "nic-errors"):
+            assert dgx.found(name, **templates)[0] is verdict
 
 
-def test_ports_are_learned() -> None:
-    ports = {"a/1": Port("a", "ACTIVE", 0, rate_gbps=400.0), "b/1": Port("b", "DOWN", 0)}
-    assert learn_ports(PortFacts(ports, {})) == {"nic_ports": ("a/1",), "nic_rate_gbps": 400.0}
-    ports["c/1"] = Port("c", "ACTIVE", 0)
-    assert learn_ports(PortFacts(ports, {})) == {"nic_ports": ("a/1", "c/1")}
-    judge = CHECKS["nic-ports"].judge
-    assert judge(PortFacts(ports, {"b/1": 0.0}), {"nic_ports": (), "nic_rate_gbps": None}) == (F, "b/1 is DOWN")
+def test_ports_are_learned(dgx: Node) -> None:
+    port(dgx, "mlx5_7", "state", "1: DOWN")
+    names = tuple(f"mlx5_{index}/1" for index in range(7))
+    assert dgx.learned("nic-ports") == {"nic_ports": names, "nic_rate_gbps": 400.0}
+    port(dgx, "mlx5_0", "rate", "junk")
+    assert dgx.learned("nic-ports") == {"nic_ports": names}
 
 
 # --- ports that wait for the subnet manager -------------------------------------------------------------------------
@@ -133,18 +115,18 @@ def _looks(monkeypatch: pytest.MonkeyPatch, before_each: Callable[[], None]) -> 
     return waits
 
 
-@pytest.mark.parametrize(("name", "state"), [("nic-ports", "2: INIT"), ("gpu-nics", "3: ARMED")])
+@pytest.mark.parametrize("state", ["2: INIT", "3: ARMED"])
 def test_a_subnet_manager_that_has_just_started_is_waited_for(
-    dgx: Node, monkeypatch: pytest.MonkeyPatch, name: str, state: str
+    dgx: Node, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
     names = [f"mlx5_{n}" for n in range(7)]
     port(dgx, "mlx5_7", "state", "2: INIT")  # was never active, and is not waited for
-    assert dgx.found(name)[0] is P
+    assert dgx.found("nic-ports")[0] is P
     waits = _looks(monkeypatch, lambda: [port(dgx, each, "state", "4: ACTIVE") for each in names] and None)
     for each in names:
         port(dgx, each, "state", state)
-    assert dgx.found(name)[0] is P and len(waits) == 1
-    assert dgx.found(name)[0] is P and len(waits) == 1, "waited for a port that is not wanted"
+    assert dgx.found("nic-ports")[0] is P and len(waits) == 1
+    assert dgx.found("nic-ports")[0] is P and len(waits) == 1, "waited for a port that is not wanted"
 
 
 @pytest.mark.parametrize(("file", "text"), [("state", "1: DOWN"), ("phys_state", "2: Polling"), ("phys_state", "")])
@@ -164,7 +146,7 @@ def test_a_port_whose_link_is_down_fails_at_once(
 
 def test_a_link_that_went_down_counts_for_an_hour(dgx: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [1000.0]
-    monkeypatch.setattr(cache, "now_s", lambda: now_s[0])
+    monkeypatch.setattr(kept, "now_s", lambda: now_s[0])
     port(dgx, "mlx5_2", "counters/link_downed", "7")
     assert dgx.found("nic-errors") == (P, "0 errors lately")  # those before the first look do not count
     port(dgx, "mlx5_2", "counters/link_downed", "9")
@@ -186,80 +168,3 @@ def test_many_errors_fail_and_a_counter_that_goes_back_does_not(dgx: Node) -> No
         assert dgx.found("nic-errors")[0] is verdict, count
     assert dgx.found("nic-errors") == (F, "mlx5_2/1 counted 1001 x symbol_error")
     assert dgx.found("nic-errors", nic_errors_max=5000)[0] is P
-
-
-# --- NICs of GPUs ---------------------------------------------------------------------------------------------------
-
-
-def test_a_gpu_whose_nic_is_down_is_named(dgx: Node) -> None:
-    assert dgx.found("gpu-nics") == (P, "8 GPUs have an active NIC near them")
-    port(dgx, "mlx5_3", "state", "1: DOWN")
-    assert dgx.found("gpu-nics") == (F, "mlx5_3, nearest to GPU 0000:61:00.0, has no active port")
-    assert dgx.found("nic-ports")[0] is F  # it reads the same
-
-
-def test_a_gpu_whose_nic_was_never_cabled_passes(dgx: Node) -> None:
-    port(dgx, "mlx5_3", "state", "1: DOWN")
-    for _ in range(2):
-        assert dgx.found("gpu-nics") == (P, "7 GPUs have an active NIC near them")
-    assert dgx.found("gpu-nics", nic_ports=("mlx5_3/1",))[0] is F
-    port(dgx, "mlx5_4", "state", "1: DOWN")
-    assert dgx.found("gpu-nics")[0] is F
-
-
-def test_a_node_may_have_fewer_nics_than_gpus(dgx: Node) -> None:
-    """Those behind another bridge, and on another NUMA node, have none near them."""
-    for index in range(1, 8):
-        dgx.remove(f"{IB}/mlx5_{index}")
-    assert dgx.found("gpu-nics") == (P, "4 GPUs have an active NIC near them")
-
-
-def test_the_nic_next_to_each_gpu_is_learned_and_expected(dgx: Node) -> None:
-    learn = CHECKS["gpu-nics"].learn
-    assert learn is not None
-    learned = learn(CHECKS["gpu-nics"].gather(NodeView(str(dgx.root), {}), EXPECTED))
-    assert learned["gpu_nics"][:2] == ("0000:1b:00.0=mlx5_0", "0000:43:00.0=mlx5_1") and len(learned["gpu_nics"]) == 8
-    assert dgx.found("gpu-nics", **learned)[0] is P
-    assert dgx.found("gpu-nics", gpu_nics=("0000:1B:00.0 = mlx5_4",)) == (F, "GPU 0000:1b:00.0 is not next to mlx5_4")
-
-
-def _xml(pairs: list[tuple[str, str]]) -> str:
-    """As Azure's files: bridges with made-up addresses."""
-    bridges = "".join(
-        f'<pci busid="ffff:ff:01.0" class="0x060400"><pci busid="{gpu}" class="0x030200"/>'
-        f'<pci busid="{nic}" class="0x020700"/></pci>'
-        for gpu, nic in pairs
-    )
-    return f'<system version="1"><cpu numaid="0">{bridges}</cpu></system>'
-
-
-def test_a_file_replaces_the_tree(dgx: Node) -> None:
-    """--ft-pci-topo-file: the first GPU next to the last NIC and so on."""
-    nics = [f"0000:{nic}:00.0" for _, _, nic in dgx.recorded.SWITCHES]
-    dgx.write("/topo.xml", _xml(list(zip(dgx.recorded.GPUS, reversed(nics), strict=True))))
-    expect = {"pci_topo_file": "/topo.xml"}
-    assert dgx.found("gpu-nics", gpu_nics=("0000:1b:00.0=mlx5_7", "0000:df:00.0=mlx5_0"), **expect)[0] is P
-    assert dgx.found("gpu-nics", gpu_nics=("0000:1b:00.0=mlx5_0",), **expect)[0] is F
-    dgx.write("/topo.xml", _xml([("0000:1b:00.0", "0000:dc:00.0")]))
-    verdict, text = dgx.found("gpu-nics", **expect)
-    assert verdict is F and text.startswith("GPU 0000:43:00.0 has no NIC")
-
-
-_LETTERS = "bcdefghijk"
-BOMB = "".join(
-    f'<!ENTITY {letter} "{(f"&{before};") * 10}">' for before, letter in zip(_LETTERS, _LETTERS[1:], strict=False)
-)
-BOMB = f'<!DOCTYPE a [<!ENTITY b "bbbbbbbbbb">{BOMB}]><system>&k;</system>'
-
-
-def test_a_bad_file_is_a_sentence(dgx: Node) -> None:
-    for text, said in (
-        ("", "is no XML"),
-        ("<system/>", "no pci element"),
-        (f"<system>{' ' * pci.MAX_TOPOLOGY_BYTES}</system>", "longer than"),
-        (BOMB, "topology"),
-    ):
-        dgx.write("/topo.xml", text)
-        verdict, sentence = dgx.found("gpu-nics", pci_topo_file="/topo.xml")
-        assert verdict is U and said in sentence, (text[:40], sentence)
-    assert dgx.found("gpu-nics", pci_topo_file="/nowhere.xml")[0] is U

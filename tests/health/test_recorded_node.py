@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from recorded import CHECKS, EXPECTED, LUSTRE, F, N, Node, P, U
 
+from nvrx_slurm.config.layers import Config
 from nvrx_slurm.health.check import CONTEXTS, NodeView, Verdict
+from nvrx_slurm.health.checks import storage
 from nvrx_slurm.health.runner import examine
+from nvrx_slurm.node.preflight.preflight_settings import preflight_spec
 
 GPU3, NIC5 = "/sys/bus/pci/devices/0000:61:00.0", "/sys/class/infiniband/mlx5_5/device"
 MCS = "/sys/devices/system/edac/mc"
 CPU = "/sys/devices/system/cpu"
-CLOCK = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
 MOUNTS = "/proc/self/mountinfo"
 KMSG = "/dev/kmsg"
 ONE_ROOT = "22 1 8:2 / / rw - ext4 /dev/sda1 rw\n"
@@ -41,21 +45,6 @@ def xid(text: str) -> Change:
     return lambda node: node.add(KMSG, f"4,3000,8211000001,-;{text}\n")
 
 
-def process(pid: int, comm: str, state: str, node: Node) -> None:
-    node.write(f"/proc/{pid}/stat", node.recorded.stat_line(pid, comm, state))
-    node.write(f"/proc/{pid}/status", node.recorded.status(comm, 77))
-    node.write(f"/proc/{pid}/comm", comm)
-
-
-def zombies(node: Node) -> None:
-    for pid in range(5000, 5003):
-        process(pid, "orphan", "Z", node)
-
-
-GONE: Change = {"/proc/1006": None}  # slurmd
-SHARES = {"disk_paths": ("/",)}
-FULL_TMP = {"/.statvfs": "/ 9 9 9 9 9 0\n/tmp 9 1000 9 9 9 0\n/var 9 9 9 9 9 0\n"}
-
 # check, what is broken, what is expected, verdict, part of the sentence
 BROKEN: list[tuple[str, Change, dict[str, object], Verdict, str]] = [
     ("lustre", {LUSTRE: "NOT HEALTHY\n"}, {}, F, "'NOT HEALTHY'"),
@@ -63,24 +52,18 @@ BROKEN: list[tuple[str, Change, dict[str, object], Verdict, str]] = [
     ("mounts", {MOUNTS: ("/home rw", "/hame rw")}, {"mounts": ("/home",)}, F, "not mounted: /home"),
     ("mounts", {MOUNTS: ("home rw,vers", "home ro,vers")}, {"writable_mounts": ("/home",)}, F, "read-only: /home"),
     ("mounts", {MOUNTS: ONE_ROOT}, {}, N, "no Lustre or NFS"),
-    ("disk-space", {"/.statvfs": "/ 4 9 9 9000 1 0\n"}, {}, F, "/ has 0.0% of its inodes"),
-    ("disk-space", {"/.statvfs": "/ 131072 9000 0 600 0 1\n"}, SHARES, P, "1 file systems"),  # read-only: squashfs
-    ("scratch-space", FULL_TMP, {}, F, "/tmp has 0.9% free"),
-    ("shm-space", {"/.statvfs": ("/dev/shm 4096 264191287 264000000", "/dev/shm 4096 9 0")}, {}, F, "0.0 GB free"),
-    ("shm-space", {}, {"shm_size_gb": 2000.0}, F, "1082.1 GB instead of 2000 GB"),
+    ("disk-space", {}, {}, N, "users can write"),  # all of this tree is on the file system of its /tmp
+    ("disk-space", {"/tmp": None}, {"disk_free_percent": 100.0}, F, "/var has "),
+    ("shm-space", {}, {"shm_size_gb": 1e9}, F, "GB instead of 1e+09 GB"),
+    ("shm-space", {}, {"shm_free_gb": 1e9}, F, "GB free, at least 1e+09 are needed"),
     ("memory-size", {"/proc/meminfo": ("2113530296", "1981434653")}, {"memory_gb": 2142}, F, "2029 GB"),
     ("memory-errors", {f"{MCS}/mc2/ue_count": "3\n"}, {}, F, "3 on mc2"),
     ("cpu-count", {f"{CPU}/online": "0-63,65-223"}, {"cpus": 224}, F, "223 CPUs are online instead of 224"),
-    ("clock-source", {CLOCK: "hpet\n"}, {}, F, "hpet though there is tsc"),
-    ("stuck-processes", lambda n: process(4711, "python) R (x", "D", n), {"stuck_s": 0.01}, F, "python) R (x (4711)"),
-    ("stuck-processes", zombies, {"zombies_max": 2}, F, "3 zombies: orphan"),
-    ("services", {**GONE, "/proc/2/comm": "kthreadd\n"}, {"services": ("slurmd.service", "munge")}, F, "slurmd is not"),
-    ("services", GONE, {"services": ("slurmd", "munge")}, U, "slurmd cannot be seen"),  # in a container
-    ("time-sync", {"/proc/1002": None}, {}, F, "none of chronyd"),
     ("kernel-log", xid("NVRM: Xid (PCI:0000:52:00): 48, DBE"), {"xid_ignore": (48,)}, P, "1 x XID 48"),
     ("kernel-log", xid("NVRM: Xid (PCI:0000:52:00): 94, Contained"), {"xid_fail": (94,)}, F, "needs a GPU reset"),
-    ("pcie-links", {f"{NIC5}/current_link_speed": "16.0 GT/s PCIe\n"}, {}, F, "runs at 16 instead of 32 GT/s"),
-    ("pcie-links", {f"{GPU3}/current_link_speed": "2.5 GT/s"}, {"pcie_gpu_speed": True}, F, "at 2.5 instead"),
+    ("pcie-links", {f"{NIC5}/current_link_speed": "16.0 GT/s PCIe\n"}, {}, F, "has 16 instead of 32 GT/s"),
+    ("pcie-links", {f"{GPU3}/current_link_width": "8\n"}, {}, F, "has 8 instead of 16 lanes"),
+    ("pcie-links", {f"{GPU3}/current_link_speed": "2.5 GT/s"}, {"pcie_gpu_speed": True}, F, "has 2.5 instead"),
     ("pcie-links", {f"{GPU3}/../max_link_width": "8\n", f"{GPU3}/current_link_width": "8\n"}, {}, P, "16 links"),
     ("storage-paths", {}, {"storage_paths": ("/home/alice", "/nowhere")}, F, "/nowhere: No such file"),
     ("storage-paths", {"/raid/blob": "x"}, {"storage_paths": ("/raid/blob", "/raid")}, P, "/raid/blob, /raid"),
@@ -103,43 +86,50 @@ def test_a_healthy_node_passes_everywhere(dgx: Node, when: str) -> None:
     assert (code, wrong, report.notes) == (0, [], [])
     assert {f.check for f in report.findings} == {c.name for c in CHECKS.values() if when in c.contexts}
     passed = {f.check for f in report.findings if f.verdict is P}
-    applies = {"lustre", "mounts", "disk-space", "shm-space", "memory-size", "memory-errors", "cpu-count", "pcie-links"}
+    applies = {"lustre", "mounts", "shm-space", "memory-size", "memory-errors", "cpu-count", "pcie-links"}
     assert passed and passed >= {name for name in applies if when in CHECKS[name].contexts}
 
 
-def test_a_full_scratch_disk_drains_no_node(dgx: Node) -> None:
-    apply(dgx, FULL_TMP)
-    code, report = dgx.program("--when", "epilog", "--only", "disk-space", "--only", "scratch-space")
-    assert code == 0 and [(f.verdict, f.action) for f in report.findings] == [(P, ""), (F, "warn")]
+@pytest.mark.parametrize(
+    ("facts", "lack"),
+    [
+        ({}, ""),
+        ({"f_bavail": 29}, "2.9% free, at least 3% are needed"),
+        ({"f_favail": 5}, "0.5% of its inodes free, at least 1% are needed"),
+        ({"f_favail": 0, "f_files": 0}, ""),  # not counted
+        ({"f_bavail": 0, "f_flag": os.ST_RDONLY}, ""),  # squashfs
+    ],
+)
+def test_what_a_disk_lacks(facts: dict[str, int], lack: str) -> None:
+    room = {"f_blocks": 1000, "f_bavail": 900, "f_files": 1000, "f_favail": 900, "f_flag": 0}
+    assert storage.lacking(SimpleNamespace(**room | facts), EXPECTED) == lack  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("less_mb", [1, 100])
-def test_a_node_with_a_little_less_shm_than_the_one_it_was_learned_on_passes(dgx: Node, less_mb: int) -> None:
-    check = CHECKS["shm-space"]
-    assert check.learn is not None
-    learned: dict[str, object] = {}
-    for mb, verdict in ((0, P), (less_mb, P), (50_000, F)):
-        dgx.write("/.statvfs", f"/dev/shm 4096 {264184571 - mb * 256} 264000000 264184571 264184000 0\n")
-        learned = learned or check.learn(check.gather(NodeView(str(dgx.root), {}), {}))
-        assert dgx.found("shm-space", **learned)[0] is verdict
+@pytest.mark.parametrize("strict", [False, True])
+def test_storage_that_hangs_fails_only_if_asked_for(hung_home: Node, strict: bool) -> None:
+    paths = ("--only=mounts", "--only=storage-paths", "--expect=storage_paths=/home,/lustre/fs0", "--deadline=1")
+    code, report = hung_home.program(*paths, f"--expect=storage_hang_is_failure={strict}")
+    assert code == (1 if strict else 3)
+    for finding in report.findings:
+        assert finding.verdict is (F if strict else U) and "/home did not answer" in finding.text, finding
+    config = replace(Config(), ft=replace(Config().ft, storage_hang_is_failure=strict))
+    assert ("--expect=storage_hang_is_failure=true" in preflight_spec(config).arguments) is strict
 
 
-def test_mounts_on_demand_are_not_learned(dgx: Node) -> None:
-    learn = CHECKS["mounts"].learn
-    assert learn is not None
-    dgx.add(MOUNTS, "95 22 0:60 / /auto rw - autofs /etc/auto.home rw,indirect\n")
-    dgx.add(MOUNTS, "96 95 0:61 / /auto/alice rw - nfs4 n:/alice rw\n97 22 0:62 / /automatic rw - nfs4 n:/a rw\n")
-    dgx.add(MOUNTS, "98 22 0:63 / /direct rw - autofs systemd-1 rw,direct\n99 98 0:64 / /direct rw - nfs n:/d rw\n")
-    learned = learn(CHECKS["mounts"].gather(NodeView(str(dgx.root), {}), EXPECTED))
-    assert learned["mounts"] == ("/lustre/fs0", "/home", "/mnt/data sets", "/automatic")
-    assert learned["writable_mounts"] == ("/lustre/fs0", "/home", "/automatic")
+def test_what_a_good_node_has_is_learned(dgx: Node) -> None:
+    learned = dgx.learned("mounts")
+    assert learned["mounts"] == ("/lustre/fs0", "/home", "/mnt/data sets")
+    assert learned["writable_mounts"] == ("/lustre/fs0", "/home")
+    for name in ("shm-space", "memory-size", "cpu-count"):
+        assert dgx.found(name, **dgx.learned(name))[0] is P, name
+    assert dgx.learned("memory-size") == {"memory_gb": 2142} and dgx.learned("cpu-count") == {"cpus": 224}
 
 
 def test_no_check_raises_on_a_node_without_anything(tmp_path: Path) -> None:
     for name, check in CHECKS.items():
         verdict, text = examine(check, NodeView(str(tmp_path), {}), EXPECTED)
         assert isinstance(verdict, Verdict) and text and "Error" not in text, name
-        assert verdict is not P or name == "stuck-processes", name
+        assert verdict is not P or name == "disk-space", name
 
 
 @pytest.mark.parametrize("junk", [b"", b"\xff\xfe\xfd", b"9" * 400])

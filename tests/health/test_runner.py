@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +13,7 @@ from typing import Any
 import pytest
 from recorded import BOUND_S, LUSTRE, HungMount, Node, ended
 
+from nvrx_slurm.child import bounded_process, descendants
 from nvrx_slurm.health import runner
 from nvrx_slurm.health.check import Check, Expected, NodeView, Verdict
 from nvrx_slurm.system.hardware import Absent
@@ -22,37 +21,15 @@ from nvrx_slurm.system.hardware import Absent
 
 def check(gather: Callable[[NodeView, Expected], Any], name: str = "one", **more: Any) -> Check:
     """A check that passes when `gather` returns."""
-    return Check(name, "nothing", "Never.", gather, lambda facts, expected: (Verdict.PASS, str(facts)), **more)
+    return Check(name, "nothing", "Never.", lambda node, expected: (Verdict.PASS, str(gather(node, expected))), **more)
 
 
 def run(*checks: Check, deadline_s: float = BOUND_S, root: str = "/") -> runner.Result:
-    """All of it; afterwards this process has the children it had."""
-    before = children()
+    """All of it; afterwards no child of it is left."""
+    before = set(bounded_process.own)
     result = runner.run(checks, NodeView(root, {}), {}, deadline_s)
-    late = children() - before
-    assert not late or any("have not ended" in note for note in result.notes)
-    for pid in late:  # killed, but on a busy machine not gone within the moment that `run` waits
-        assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+    assert bounded_process.own == before
     return result
-
-
-@pytest.fixture(autouse=True)
-def before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Children of earlier tests in this process are none of ours, and neither are orphans of checks."""
-    ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER, which earlier tests may have set
-    monkeypatch.setattr(sys.modules[__name__], "_BEFORE", _children())
-
-
-_BEFORE: set[int] = set()
-
-
-def _children() -> set[int]:
-    tasks = Path("/proc/self/task").iterdir()
-    return {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
-
-
-def children() -> set[int]:
-    return _children() - _BEFORE
 
 
 def forever(node: NodeView, expected: Expected) -> None:
@@ -83,7 +60,7 @@ def raises(error: BaseException) -> Callable[[NodeView, Expected], None]:
 def test_whatever_a_check_does_is_a_finding(gather: Any, verdict: Verdict, text: str) -> None:
     one = check(gather)
     if text == "is not a valid Verdict":
-        one = one._replace(judge=lambda facts, expected: ("well", "x"))  # type: ignore[arg-type,return-value]
+        one = one._replace(examine=lambda node, expected: ("well", "x"))  # type: ignore[arg-type,return-value]
     (finding,) = run(one).findings
     assert finding.verdict is verdict
     assert text in finding.text
@@ -101,25 +78,6 @@ def test_one_that_hangs_is_named_with_what_it_reads_and_the_others_are_not_held_
     ]
     assert result.findings[1].text == "timed out after 0.3 s, reading /lustre/a b"
     assert result.findings[1].seconds >= 0.3
-
-
-def test_what_a_check_started_ends_with_it() -> None:
-    """Its group is killed, also when it has answered."""
-
-    def forks(node: NodeView, expected: Expected) -> str:
-        ours, theirs = os.pipe()
-        for _ in range(3):
-            if os.fork() == 0:
-                os.write(theirs, f"{os.getpid()} ".encode())
-                signal.pause()
-        pids = ""
-        while pids.count(" ") < 3:
-            pids += os.read(ours, 4096).decode()
-        return pids
-
-    (finding,) = run(check(forks, budget_s=BOUND_S)).findings
-    assert finding.verdict is Verdict.PASS and len(finding.text.split()) == 3, finding
-    assert all(ended(int(pid)) for pid in finding.text.split()), "a grandchild survived"
 
 
 def group(*gathers: Callable[[NodeView, Expected], Any], **more: Any) -> list[Check]:
@@ -229,7 +187,7 @@ def test_one_that_is_blocked_in_the_kernel_is_said_and_left(tmp_path: Path) -> N
 
     taker = threading.Thread(target=mount.take, daemon=True)
     taker.start()
-    before = children()
+    before = descendants.children(os.getpid())
     try:
         started_s = time.monotonic()
         result = runner.run([check(looks, budget_s=1.0)], NodeView("/", {}), {}, BOUND_S)
@@ -238,7 +196,7 @@ def test_one_that_is_blocked_in_the_kernel_is_said_and_left(tmp_path: Path) -> N
         assert not taker.is_alive(), "nobody asked"
     finally:
         mount.close()  # lets it go
-    for pid in children() - before:
+    for pid in set(descendants.children(os.getpid())).difference(before):
         assert os.waitpid(pid, 0)[1] == signal.SIGKILL
     assert len(result.notes) == 1 and "1 check process(es)" in result.notes[0]
     assert took_s < BOUND_S / 2

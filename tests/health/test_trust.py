@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -233,23 +232,6 @@ def test_root_stays_root_in_a_namespace_with_the_hosts_root(shared: Path, map_: 
     who, said = in_namespace(map_, roots, other, uid=0)
     assert (who, said[0]) == ("0 True", "")
     assert said[1].endswith(f"{other} can be changed by others than root; correct owner and mode")
-
-
-def test_a_user_may_try_hooks_of_the_user(shared: Path) -> None:
-    """Root does not run them."""
-    hooks = shared / "hooks"
-    shutil.copytree(REPO / "prolog", hooks)
-    ran = shared / "ran"
-    ran.touch()
-    python = script(shared / "python", f"echo $(/usr/bin/id -u) >>{ran}")
-    (hooks / "hooks.conf").write_text(f"PYTHON={python}\nON_ERROR=fail\n")
-    give(shared, hooks, python, ran, *hooks.iterdir())
-    for user, code, lines in ((0, 1, []), (NOBODY, 0, [str(NOBODY)])):
-        done = subprocess.run(
-            [str(hooks / "prolog")], user=user, env={}, stdin=subprocess.DEVNULL, capture_output=True, timeout=BOUND_S,
-            check=False,
-        )  # fmt: skip
-        assert (done.returncode, ran.read_text().split()) == (code, lines)
 
 
 # --- links into a user's mount namespace ------------------------------------------------------------------------------

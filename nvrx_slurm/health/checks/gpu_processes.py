@@ -6,45 +6,37 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from nvrx_slurm.health.check import NVML, Expected, NodeView, Setting, Verdict, check, judged, listed
+from nvrx_slurm.health.check import NVML, Expected, NodeView, SiteKey, Verdict, check, judged
 from nvrx_slurm.health.checks.gpu import in_script, visible
 from nvrx_slurm.slurm import jobs
 from nvrx_slurm.system import gpu_facts, gpus
 from nvrx_slurm.system.hardware import Absent, HardwareError
 
-_APART_S = 1.0  # between two looks
+_APART_S = 1.0  # between two readings
 _MARGIN_S = 0.5
 
 
-class Process(NamedTuple):
-    """A process on a GPU. `jobs`: Slurm jobs (ids as in cgroups) that it belongs to."""
-
-    pid: int
-    name: str
-    jobs: frozenset[str]
-
-
-class Facts(NamedTuple):
-    """`used_mb` and `processes` by GPU. `ours`: the jobs that may be there; None: any job, since jobs share the node or
-    this is not a script of a job. `why`: reason why no memory in use is known."""
+class GpuUse(NamedTuple):
+    """By GPU: MiB in use, and "name (pid)" of each process with whether it may be there. `why`: reason why no memory is
+    known."""
 
     used_mb: Mapping[str, float]
-    processes: Mapping[str, list[Process]]
-    ours: frozenset[str] | None
+    processes: Mapping[str, Mapping[str, bool]]
     why: str = ""
 
 
-def _read(node: NodeView) -> Facts:
-    env = chosen(node)
-    pids = gpu_facts.processes(env, say=node.doing)
+def gpu_use(node: NodeView, expected: Expected) -> GpuUse:
+    """Who uses the GPUs of this job, or of this node, now. Raises Absent and HardwareError."""
+    env, allowed = chosen(node), may_be_there(node.env)
+    processes: dict[str, dict[str, bool]] = {}
+    for gpu, pids in gpu_facts.processes(env, say=node.doing).items():
+        processes[gpu] = dict(found for pid in pids if (found := _process(node, pid, allowed, expected)))
     try:
-        used_mb, why = gpus.memory_used_mb(env, say=node.doing), ""
+        return GpuUse(gpus.memory_used_mb(env, say=node.doing), processes)
     except Absent:  # GPUs that have no memory of their own
-        used_mb, why = {}, ""
+        return GpuUse({}, processes)
     except HardwareError as failure:
-        used_mb, why = {}, str(failure)
-    found = {gpu: [one for pid in some if (one := _process(node, pid))] for gpu, some in pids.items()}
-    return Facts(used_mb, found, may_be_there(node.env), why)
+        return GpuUse({}, processes, str(failure))
 
 
 def chosen(node: NodeView) -> Mapping[str, str]:
@@ -66,72 +58,54 @@ def may_be_there(env: Mapping[str, str]) -> frozenset[str] | None:
     return frozenset(env[name] for name in ("SLURM_JOB_ID", "SLURM_JOB_SLUID") if env.get(name))
 
 
-def _process(node: NodeView, pid: int) -> Process | None:
-    """None if it has ended. Where Slurm tracks no jobs by cgroup, the environment names the job."""
+def _process(node: NodeView, pid: int, allowed: frozenset[str] | None, expected: Expected) -> tuple[str, bool] | None:
+    """("name (pid)", whether it may be there); None if it has ended."""
     try:
         name = node.text(f"/proc/{pid}/comm", 64).strip()
-        return Process(pid, name, frozenset(jobs.of_cgroup(node, pid) or _of_environment(node, pid)))
+        of_jobs = jobs.of_cgroup(node, pid)
     except (FileNotFoundError, ProcessLookupError):
         return None
-
-
-def _of_environment(node: NodeView, pid: int) -> set[str]:
-    try:
-        return jobs.of_environment(node, pid)
-    except OSError:  # of another user
-        return set()
-
-
-def _may(process: Process, facts: Facts, expected: Expected) -> bool:
-    if process.name in expected["gpu_processes"]:
-        return True
-    return bool(process.jobs if facts.ours is None else process.jobs & facts.ours)
-
-
-def gather(node: NodeView, expected: Expected) -> Facts:
-    """A look every second for `gpu_settle_s`, until nothing is wrong: a killed process may still be ending."""
-    until_s = min(time.monotonic() + expected["gpu_settle_s"], node.deadline_s - _MARGIN_S)
-    while True:
-        facts = _read(node)
-        if gpu_processes.judge(facts, expected)[0] is not Verdict.FAIL or time.monotonic() + _APART_S > until_s:
-            return facts
-        node.doing("waiting for processes on GPUs to end")
-        time.sleep(_APART_S)
+    may = bool(of_jobs if allowed is None else of_jobs & allowed)
+    return f"{name} ({pid})", may or name in expected["gpu_processes"]
 
 
 _SERVICES = ("nvidia-persiste", "nv-hostengine", "nvidia-cuda-mps", "Xorg", "dcgm-exporter")
-_SETTINGS = (
-    Setting("gpu_memory_used_mb", "number", 512.0, "MiB that may be in use on a GPU without a process"),
-    Setting("gpu_settle_s", "seconds", 2.5, "how long a killed process may take to be gone, in seconds"),
-    Setting("gpu_processes", "names", _SERVICES, "processes that may be on GPUs, by name (15 characters)"),
-)
 
 
 @check(
     "gpu-processes",
-    gather,
     "NVML: processes and memory in use; /proc/PID/comm and cgroup of those; SLURM_JOB_GPUS",
     group=NVML,
     contexts=("prolog", "epilog", "manual"),
-    settings=_SETTINGS,
+    settings=(
+        SiteKey("gpu_memory_used_mb", "number", 512.0, "MiB that may be in use on a GPU without a process"),
+        SiteKey("gpu_settle_s", "seconds", 2.5, "how long a killed process may take to be gone, in seconds"),
+        SiteKey("gpu_processes", "names", _SERVICES, "processes that may be on GPUs, by name (15 characters)"),
+    ),
     budget_s=5.0,
 )
-def gpu_processes(facts: Facts, expected: Expected) -> tuple[Verdict, str]:
+def gpu_processes(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
     """A process of no job is on a GPU (in a job's prolog and epilog: of another job, on its GPUs), or memory is in use
     without a process."""
-    strange: dict[str, str] = {}
-    for gpu, processes in facts.processes.items():
-        for process in processes:
-            if not _may(process, facts, expected):
-                strange.setdefault(f"{process.name} ({process.pid})", gpu)
-    wrong = [f"left over: {name} on {gpu}" for name, gpu in strange.items()]
-    most, used_mb = expected["gpu_memory_used_mb"], facts.used_mb
-    held = [gpu for gpu, mb in used_mb.items() if mb > most and not facts.processes.get(gpu)]
-    wrong += [f"in use without a process: {gpu} holds {used_mb[gpu]:.0f} MiB" for gpu in held]
-    untold = [gpu for gpu, some in facts.processes.items() if not some and gpu not in used_mb]
-    untold = untold if used_mb or facts.why else []  # GPUs without memory of their own tell none
-    unknown = [f"no process is left over, but {facts.why or f'{listed(untold)} does not tell its memory'}"]
-    return judged(wrong, f"no process is left over on {len(facts.processes)} GPUs", unknown if untold else [])
+    until_s = min(time.monotonic() + expected["gpu_settle_s"], node.deadline_s - _MARGIN_S)
+    while True:  # until nothing is wrong: a killed process may still be ending
+        verdict, text = judge(gpu_use(node, expected), expected)
+        if verdict is not Verdict.FAIL or time.monotonic() + _APART_S > until_s:
+            return verdict, text
+        node.doing("waiting for processes on GPUs to end")
+        time.sleep(_APART_S)
+
+
+def judge(use: GpuUse, expected: Expected) -> tuple[Verdict, str]:
+    """By one reading."""
+    left = {name: gpu for gpu, found in use.processes.items() for name, may in found.items() if not may}
+    wrong = [f"left over: {name} on {gpu}" for name, gpu in left.items()]
+    for gpu, mb in use.used_mb.items():
+        if mb > expected["gpu_memory_used_mb"] and not use.processes.get(gpu):
+            wrong.append(f"in use without a process: {gpu} holds {mb:.0f} MiB")
+    is_used = any(use.processes.values())
+    unknown = [f"no process is left over, but {use.why}"] if use.why and not is_used else []
+    return judged(wrong, f"no process is left over on {len(use.processes)} GPUs", unknown)
 
 
 CHECKS = (gpu_processes,)

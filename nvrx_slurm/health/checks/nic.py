@@ -1,13 +1,14 @@
-"""InfiniBand and RoCE: ports, their error counters, and the NICs that are near each GPU."""
+"""InfiniBand and RoCE ports with their error counters, and PCI Express links of NICs and GPUs."""
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
-from nvrx_slurm.health.check import QUICK, Expected, NodeView, Setting, Verdict, check, judged, listed, system_check
-from nvrx_slurm.health.checks import counters
+from nvrx_slurm.health import kept
+from nvrx_slurm.health.check import QUICK, Expected, NodeView, SiteKey, Verdict, check, judged, system_check
 from nvrx_slurm.system import nics, pci
 from nvrx_slurm.system.hardware import Absent
 from nvrx_slurm.system.nics import ACTIVE, Port
@@ -18,11 +19,9 @@ _LINK_DOWNED = "link_downed"
 _COMING = ("INIT", "ARMED")
 _LINK_UP = "LinkUp"
 _SETTLE_S, _APART_S, _MARGIN_S = 3.0, 0.2, 0.5
-_BUDGET_S = 4.0
-_NIC_PORTS = Setting("nic_ports", "names", (), "ports that must be ACTIVE, for example mlx5_0/1")
 _PATHS = (
-    Setting("link_state_path", "text", None, "where a NIC's state is instead, with {nic} in it"),
-    Setting("link_downed_path", "text", None, "where a NIC's link_downed is instead, with {nic} in it"),
+    SiteKey("link_state_path", "text", None, "where a NIC's state is instead, with {nic} in it"),
+    SiteKey("link_downed_path", "text", None, "where a NIC's link_downed is instead, with {nic} in it"),
 )
 
 
@@ -46,118 +45,90 @@ def _named(template: str, port: Port) -> str:
     return template.replace("{nic}", port.nic).replace("{dev_name}", port.nic)
 
 
-# --- ports ----------------------------------------------------------------------------------------------------------
-
-
-class PortFacts(NamedTuple):
-    """The ports now; `before`: rate in Gb/s (0 = not told) of each port that was ACTIVE at a look since boot."""
-
-    ports: Mapping[str, Port]
-    before: Mapping[str, float]
+def active(found: Mapping[str, Port]) -> dict[str, float]:
+    """Rate in Gb/s (0 = not told) of each port that is ACTIVE."""
+    return {name: port.rate_gbps or 0.0 for name, port in found.items() if port.state == ACTIVE}
 
 
 def earlier(node: NodeView, found: Mapping[str, Port]) -> dict[str, float]:
-    """Rates of the ports that were ACTIVE before this look, which is kept for the next one; {} if none can be kept."""
-    active = {name: port.rate_gbps or 0.0 for name, port in found.items() if port.state == ACTIVE}
+    """Rates of the ports that were ACTIVE before this run, which is kept for the next one; {} if none can be kept."""
     try:
-        with counters.alone(node, _PORTS):
-            before: dict[str, float] = counters.recall(node, _PORTS).get("rates", {})
-            rates = before | {name: max(rate, before.get(name, 0.0)) for name, rate in active.items()}
-            if rates != before:
-                counters.remember(node, _PORTS, {"rates": rates})
-            return before
+        before: dict[str, float] = kept.recall(node, _PORTS).get("rates", {})
+        rates = before | {name: max(rate, before.get(name, 0.0)) for name, rate in active(found).items()}
+        if rates != before:
+            kept.remember(node, _PORTS, {"rates": rates})
+        return before
     except (Absent, OSError):  # nic_ports alone decides then
         return {}
 
 
-def gather_ports(node: NodeView, expected: Expected) -> PortFacts:
-    """The ports now and before. Ports that only wait for the subnet manager are read again for `_SETTLE_S`."""
-    until_s = min(time.monotonic() + _SETTLE_S, node.deadline_s - _MARGIN_S)
-    found = ports(node, expected)
-    before = earlier(node, found)
-    while _are_coming(found, _wanted(before, expected)) and time.monotonic() + _APART_S < until_s:
-        node.doing("waiting for the subnet manager")
-        time.sleep(_APART_S)
-        found = ports(node, expected)
-    return PortFacts(found, before)
+def _lacking(found: Mapping[str, Port], wanted: list[str]) -> dict[str, Port | None]:
+    """The wanted ports that are not ACTIVE; None: not there."""
+    return {name: found.get(name) for name in wanted if name not in active(found)}
 
 
-def _are_coming(found: Mapping[str, Port], wanted: Iterable[str]) -> bool:
-    """Whether some wanted ports are not ACTIVE, and all of those only wait for the subnet manager."""
-    lacking = [found.get(name) for name in wanted if _not_active(name, found.get(name))]
-    return bool(lacking) and all(port and port.state in _COMING and port.phys_state == _LINK_UP for port in lacking)
-
-
-def _wanted(before: Mapping[str, float], expected: Expected) -> tuple[str, ...]:
-    """Ports that must be ACTIVE: those that the site names, else those that were; not ports without a cable."""
-    return tuple(expected["nic_ports"] or before)
-
-
-def _not_active(name: str, port: Port | None) -> str:
-    if port is None:
-        return f"{name} is not there"
-    physical = f", {port.phys_state}" if port.phys_state else ""
-    return "" if port.state == ACTIVE else f"{name} is {port.state}{physical}"
-
-
-def learn_ports(facts: PortFacts) -> dict[str, Any]:
+def learn_ports(node: NodeView, expected: Expected) -> dict[str, Any]:
     """The ports that are ACTIVE, and the rate of the slowest."""
-    active = {name: port for name, port in facts.ports.items() if port.state == ACTIVE}
-    rates = [port.rate_gbps or 0.0 for port in active.values()]
-    learned: dict[str, Any] = {"nic_ports": tuple(active)}
-    return {**learned, "nic_rate_gbps": min(rates)} if rates and all(rates) else learned
+    rates = active(ports(node, expected))
+    slowest = {"nic_rate_gbps": min(rates.values())} if rates and all(rates.values()) else {}
+    return {"nic_ports": tuple(rates), **slowest}
 
 
 @check(
     _PORTS,
-    gather_ports,
     "/sys/class/infiniband/*/ports/*: state, phys_state, rate; how they were since boot",
     group=QUICK,
-    settings=(_NIC_PORTS, Setting("nic_rate_gbps", "number", None, "Gb/s that each active port must have"), *_PATHS),
+    settings=(
+        SiteKey("nic_ports", "names", (), "ports that must be ACTIVE, for example mlx5_0/1"),
+        SiteKey("nic_rate_gbps", "number", None, "Gb/s that each active port must have"),
+        *_PATHS,
+    ),
     learn=learn_ports,
-    budget_s=_BUDGET_S,
+    budget_s=4.0,
 )
-def nic_ports(facts: PortFacts, expected: Expected) -> tuple[Verdict, str]:
+def nic_ports(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
     """A port of nic_ports (without it: that was ACTIVE since boot) is not ACTIVE (where it waits for the subnet
     manager: for 3 s), or is slower than it was."""
-    wanted = _wanted(facts.before, expected)
-    wrong = [said for name in wanted if (said := _not_active(name, facts.ports.get(name)))]
-    active = {name: port for name, port in facts.ports.items() if port.state == ACTIVE}
-    for name, port in active.items():
-        least = max(expected["nic_rate_gbps"] or 0.0, facts.before.get(name, 0.0))
-        if port.rate_gbps is not None and port.rate_gbps < least:
-            wrong.append(f"{name} runs at {port.rate_gbps:g} instead of {least:g} Gb/s")
-    return judged(wrong, f"{len(active)} of {len(facts.ports)} ports are active")
-
-
-# --- errors ---------------------------------------------------------------------------------------------------------
-
-
-def gather_errors(node: NodeView, expected: Expected) -> dict[str, int]:
-    """How counters of all ports ("mlx5_0/1 link_downed") rose within the window."""
-    now = {}
-    for name, port in ports(node, expected).items():
-        if port.link_downed is not None:
-            now[f"{name} {_LINK_DOWNED}"] = port.link_downed
-        now |= {f"{name} {counter}": count for counter, count in port.errors.items()}
-    if not now:
-        raise Absent("no port keeps error counters")
-    return counters.rises(node, _ERRORS, now, expected["nic_window_s"])
+    until_s = min(time.monotonic() + _SETTLE_S, node.deadline_s - _MARGIN_S)
+    found = ports(node, expected)
+    before = earlier(node, found)
+    wanted = list(expected["nic_ports"] or before)  # not ports without a cable
+    while (lacking := _lacking(found, wanted)) and time.monotonic() + _APART_S < until_s:
+        if not all(port and port.state in _COMING and port.phys_state == _LINK_UP for port in lacking.values()):
+            break
+        node.doing("waiting for the subnet manager")
+        time.sleep(_APART_S)
+        found = ports(node, expected)
+    wrong = []
+    for name, port in lacking.items():
+        physical = f", {port.phys_state}" if port and port.phys_state else ""
+        wrong.append(f"{name} is {port.state}{physical}" if port else f"{name} is not there")
+    for name, rate in active(found).items():
+        least = max(expected["nic_rate_gbps"] or 0.0, before.get(name, 0.0))
+        if 0.0 < rate < least:
+            wrong.append(f"{name} runs at {rate:g} instead of {least:g} Gb/s")
+    return judged(wrong, f"{len(active(found))} of {len(found)} ports are active")
 
 
 @system_check(
     _ERRORS,
-    gather_errors,
-    "/sys/class/infiniband/*/ports/*/counters: link_downed and errors, compared with earlier looks",
+    "/sys/class/infiniband/*/ports/*/counters: link_downed and errors, compared with earlier runs",
     settings=(
-        Setting("nic_link_downed_max", "count", 0, "how often a link may go down within nic_window_s"),
-        Setting("nic_errors_max", "count", 1000, "errors of a kind that a port may count within nic_window_s"),
-        Setting("nic_window_s", "seconds", 3600.0, "how long errors of a port count, in seconds"),
+        SiteKey("nic_link_downed_max", "count", 0, "how often a link may go down within nic_window_s"),
+        SiteKey("nic_errors_max", "count", 1000, "errors of a kind that a port may count within nic_window_s"),
+        SiteKey("nic_window_s", "seconds", 3600.0, "how long errors of a port count, in seconds"),
         *_PATHS,
     ),
 )
-def nic_errors(risen: Mapping[str, int], expected: Expected) -> tuple[Verdict, str]:
+def nic_errors(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
     """A link went down, or a port counted too many errors, within nic_window_s."""
+    now: dict[str, int] = {}
+    for name, port in ports(node, expected).items():
+        counts = {_LINK_DOWNED: port.link_downed, **port.errors}
+        now |= {f"{name} {kind}": count for kind, count in counts.items() if count is not None}
+    if not now:
+        raise Absent("no port keeps error counters")
+    risen = kept.rises(node, _ERRORS, now, expected["nic_window_s"])
     wrong = []
     for counter, count in risen.items():
         name, _, kind = counter.partition(" ")
@@ -168,70 +139,59 @@ def nic_errors(risen: Mapping[str, int], expected: Expected) -> tuple[Verdict, s
     return judged(wrong, f"{sum(risen.values())} errors lately")
 
 
-# --- NICs of GPUs ---------------------------------------------------------------------------------------------------
+# --- PCI Express ------------------------------------------------------------------------------------------------------
+
+_DEVICES = "/sys/bus/pci/devices"
+_MAX_WIDTH = 32  # a device that does not answer reads as 63 or 255
 
 
-class NearFacts(NamedTuple):
-    """NICs that are nearest to each GPU, by its PCI address; those of all that have an ACTIVE port; see PortFacts."""
+def pci_devices(node: NodeView) -> dict[str, str]:
+    """Directories by name ("GPU 0000:1b:00.0"): GPUs of NVIDIA by their class, NICs by /sys/class/infiniband."""
+    node.doing(f"reading {_DEVICES}")
+    sysfs = node.path("/sys")
+    devices = {f"GPU {address}": node.path(f"{_DEVICES}/{address}") for address in pci.gpus(sysfs)}
+    for nic in nics.names(sysfs):
+        device = os.path.realpath(node.path(f"/sys/class/infiniband/{nic}/device"))
+        if pci.text(f"{device}/max_link_width"):  # software RDMA (rxe, siw) has no device
+            devices[f"NIC {nic} ({os.path.basename(device)})"] = device
+    return devices
 
-    near: Mapping[str, tuple[str, ...]]
-    active: frozenset[str]
-    before: Mapping[str, float]
+
+def _lanes(directory: str, which: str) -> float | None:
+    found = pci.number(f"{directory}/{which}_link_width")
+    return found if found and found <= _MAX_WIDTH else None
 
 
-def gather_near(node: NodeView, expected: Expected) -> NearFacts:
-    """By the PCI tree of sysfs, or of `pci_topo_file`."""
-    root = node.path("/sys")
-    addresses = pci.gpus(root)
-    if not addresses:
-        raise Absent("there is no GPU")
-    found, before = gather_ports(node, expected)
-    active = frozenset(port.nic for port in found.values() if port.state == ACTIVE)
-    if not active:
-        raise Absent("no NIC port is active")
-    file = expected["pci_topo_file"]
-    node.doing(f"reading {file}" if file else "reading the PCI tree")
-    tree = pci.topology(node.path(file)) if file else None
-
-    def near(address: str) -> tuple[str, ...]:
-        try:
-            return tuple(sorted(nics.nearest(root, address, tree)))
-        except Absent:
-            return ()
-
-    return NearFacts({address: near(address) for address in addresses}, active, before)
+def _gt_per_s(directory: str, which: str) -> float | None:
+    """Of "16.0 GT/s PCIe"; None for "Unknown"."""
+    number, _, unit = (pci.text(f"{directory}/{which}_link_speed") or "").partition(" ")
+    return float(number) if unit.startswith("GT/s") and number.replace(".", "", 1).isdecimal() else None
 
 
 @check(
-    "gpu-nics",
-    gather_near,
-    "/sys/bus/pci/devices (or pci_topo_file): the way to each GPU and NIC; states of the NICs' ports",
+    "pcie-links",
+    f"{_DEVICES}/*/current_link_* and max_link_* of GPUs and RDMA NICs and of the ports above them",
     group=QUICK,
     settings=(
-        Setting("gpu_nics", "names", (), "the NIC next to each GPU, as 0000:1b:00.0=mlx5_0"),
-        _NIC_PORTS,
-        Setting("pci_topo_file", "text", None, "XML with the PCI tree, as for NCCL_TOPO_FILE"),
-        *_PATHS,
+        SiteKey("pcie_gpu_speed", "bool", False, "whether a GPU's link must have full speed even when it is idle"),
     ),
-    learn=lambda facts: {"gpu_nics": tuple(f"{gpu}={nic}" for gpu, near in facts.near.items() for nic in near)},
-    budget_s=_BUDGET_S,
 )
-def gpu_nics(facts: NearFacts, expected: Expected) -> tuple[Verdict, str]:
-    """The NICs nearest to a GPU had an active port and have none, or are not the NIC of gpu_nics."""
-    if not any(facts.near.values()):
-        return Verdict.UNKNOWN, "no GPU has a NIC near it on the PCI tree; give pci_topo_file"
-    wrong = []
-    idle = {gpu: near for gpu, near in facts.near.items() if not facts.active & set(near)}
-    wanted = {name.partition("/")[0] for name in _wanted(facts.before, expected)}
-    for gpu, near in idle.items():
-        if not near and expected["pci_topo_file"]:  # without the file a node may have fewer NICs than GPUs
-            wrong.append(f"GPU {gpu} has no NIC near it")
-        elif wanted & set(near):
-            wrong.append(f"{listed(near)}, nearest to GPU {gpu}, has no active port")
-    for gpu, _, nic in (pair.partition("=") for pair in expected["gpu_nics"]):
-        if nic.strip() not in facts.near.get(gpu.strip().lower(), ()):
-            wrong.append(f"GPU {gpu.strip().lower()} is not next to {nic.strip()}")
-    return judged(wrong, f"{len(facts.near) - len(idle)} GPUs have an active NIC near them")
+def pcie_links(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
+    """A link has fewer lanes, or a NIC's less speed, than both its ends can have."""
+    wrong, unknown, devices = [], [], pci_devices(node)
+    if not devices:
+        raise Absent("no GPU and no RDMA NIC is on PCI Express here")
+    for name, device in devices.items():
+        port = os.path.dirname(os.path.realpath(device))  # a slower slot is no fault of the device
+        for read, unit in ((_lanes, "lanes"), (_gt_per_s, "GT/s")):
+            ends = [most for end in (device, port) if (most := read(end, "max"))]
+            now, most = read(device, "current"), min(ends, default=None)
+            idle = read is _gt_per_s and name.startswith("GPU") and not expected["pcie_gpu_speed"]
+            if now is None or most is None:
+                unknown += [f"{name} does not tell the width of its link"] if read is _lanes else []
+            elif now < most and not idle:  # idle GPUs slow their links down
+                wrong.append(f"{name} has {now:g} instead of {most:g} {unit}")
+    return judged(wrong, f"{len(devices)} links have all their lanes", unknown)
 
 
-CHECKS = (nic_ports, nic_errors, gpu_nics)
+CHECKS = (nic_ports, nic_errors, pcie_links)

@@ -10,30 +10,22 @@ import json
 import os
 import stat
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 from nvrx_slurm.errors import NEEDS_GRPC
-from nvrx_slurm.health.check import Expected, NodeView, Setting, Verdict, check, listed
+from nvrx_slurm.health.check import Expected, NodeView, SiteKey, Verdict, check, listed
 from nvrx_slurm.system import trust
 
 METHOD = "/nvhcd.HealthCheckService/RunHealthCheck"
 ARGS = ("--no-slurm",)  # seed 000
 TIMEOUT_S = 60.0
 _MARGIN_S = 0.25  # to report a missing answer before this check's own time is up
-_MAX_REPLY_BYTES = 4 << 20
+_OPTIONS = (("grpc.max_receive_message_length", 4 << 20), ("grpc.enable_http_proxy", 0), ("grpc.enable_retries", 0))
 _SHOWN = 80  # characters of what is wrong
 
 
-class Reply(NamedTuple):
-    """A HealthCheckResponse without its exit code."""
-
-    success: bool
-    output: str
-    error: str
-
-
 def preload() -> None:
-    """Import the modules of `gather` before the checks are forked. Makes no channel: gRPC's threads do not survive a
+    """Import the modules of the call before the checks are forked. Makes no channel: gRPC's threads do not survive a
     fork. What cannot be imported is said by the check."""
     with contextlib.suppress(ImportError):
         import urllib.parse  # noqa: F401
@@ -43,26 +35,11 @@ def preload() -> None:
         from nvrx_slurm.health.service import nvhcd_pb2  # noqa: F401
 
 
-def gather(node: NodeView, expected: Expected) -> Reply:
-    """The service's answer. Raises OSError or ValueError where there is none."""
-    path = expected["node_service"]
-    place = node.path(path)
-    node.doing(f"looking for {path}")
-    try:
-        mode = os.stat(place).st_mode
-    except FileNotFoundError:
-        raise ValueError(f"there is no {path}: its daemon does not run, or it is not mounted in here") from None
-    if not stat.S_ISSOCK(mode):
-        raise ValueError(f"{path} is no socket")
-    if trust.as_root():  # a user's agent may believe the user's service; root believes no user
-        place = trust.require(place, ValueError)
-    node.doing(f"waiting for {path}")
-    left_s = node.deadline_s - _MARGIN_S - time.monotonic()
-    return _call(place, max(0.0, min(TIMEOUT_S, left_s)))
+def _call(path: str, timeout_s: float) -> Any:
+    """The HealthCheckResponse to one call, over a channel of its own, to the socket at `path`.
 
-
-def _call(path: str, timeout_s: float) -> Reply:
-    """One call, over a channel of its own, to the socket at `path`. Raises ValueError if it fails, for any cause."""
+    Raises ValueError if the call fails, for any cause.
+    """
     from urllib.parse import quote
 
     try:
@@ -72,26 +49,14 @@ def _call(path: str, timeout_s: float) -> Reply:
 
     from nvrx_slurm.health.service import nvhcd_pb2 as pb
 
-    options = [
-        ("grpc.max_receive_message_length", _MAX_REPLY_BYTES),
-        ("grpc.enable_http_proxy", 0),
-        ("grpc.enable_retries", 0),
-    ]
-    with grpc.insecure_channel(f"unix:{quote(path)}", options=options) as channel:
-        run = channel.unary_unary(
-            METHOD,
-            request_serializer=pb.HealthCheckRequest.SerializeToString,
-            response_deserializer=pb.HealthCheckResponse.FromString,
-        )
+    with grpc.insecure_channel(f"unix:{quote(path)}", options=_OPTIONS) as channel:
+        run = channel.unary_unary(METHOD, pb.HealthCheckRequest.SerializeToString, pb.HealthCheckResponse.FromString)
         try:
-            reply: Any = run(pb.HealthCheckRequest(args=ARGS), timeout=timeout_s)
+            return run(pb.HealthCheckRequest(args=ARGS), timeout=timeout_s)
         except grpc.RpcError as error:  # it is a grpc.Call, too
-            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise ValueError(f"timed out: no answer from {path} within {timeout_s:.0f} s") from None
             kind = error.code().name.lower().replace("_", " ")
             why = str(error.details()).rpartition(" error: ")[2]  # gRPC's own sentences name the address several times
             raise ValueError(f"no answer from {path}: {kind}: {why}") from None
-    return Reply(reply.success, reply.output, reply.error)
 
 
 def parse_output(text: str) -> dict[str, Any] | None:
@@ -105,26 +70,41 @@ def parse_output(text: str) -> dict[str, Any] | None:
 
 @check(
     "node-service",
-    gather,
     "the answer of the nvhcd-compatible daemon at node_service",
     contexts=("preflight", "manual"),
-    settings=(Setting("node_service", "unix-socket", None, "socket of the service: a path or unix:///path"),),
+    settings=(SiteKey("node_service", "unix-socket", None, "socket of the service: a path or unix:///path"),),
     only_if="node_service",
     budget_s=TIMEOUT_S + 1,
 )
-def node_service(reply: Reply, expected: Expected) -> tuple[Verdict, str]:
+def node_service(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
     """The service says that the node is not healthy, or its output is not JSON with a fail_count (seed 000)."""
-    verdict = parse_output(reply.output)
-    said = f": {reply.error}" if reply.error.strip() else ""
-    if verdict is None:
-        return Verdict.FAIL, f"its output is no JSON with a number fail_count, but {reply.output[:_SHOWN]!r}{said}"
-    if verdict["fail_count"] != 0:
-        failed = verdict.get("failed_checks") or []
+    path = expected["node_service"]
+    place = node.path(path)
+    node.doing(f"waiting for {path}")
+    try:
+        mode = os.stat(place).st_mode
+    except FileNotFoundError:
+        raise ValueError(f"there is no {path}: its daemon does not run, or it is not mounted in here") from None
+    if not stat.S_ISSOCK(mode):
+        raise ValueError(f"{path} is no socket")
+    if trust.as_root():  # a user's agent may believe the user's service; root believes no user
+        place = trust.require(place, ValueError)
+    left_s = node.deadline_s - _MARGIN_S - time.monotonic()
+    reply = _call(place, max(0.0, min(TIMEOUT_S, left_s)))
+    return judge(reply.success, reply.output, reply.error)
+
+
+def judge(success: bool, output: str, error: str) -> tuple[Verdict, str]:
+    """What the fields of a HealthCheckResponse mean."""
+    found = parse_output(output)
+    said = f": {error}" if error.strip() else ""
+    if found is None:
+        return Verdict.FAIL, f"its output is no JSON with a number fail_count, but {output[:_SHOWN]!r}{said}"
+    if found["fail_count"] != 0:
+        failed = found.get("failed_checks") or []
         names = listed(str(name)[:_SHOWN] for name in (failed if isinstance(failed, list) else [failed]))
-        return Verdict.FAIL, f"fail_count is {verdict['fail_count']:g}{f' ({names})' if names else ''}{said}"
-    if not reply.success:
-        return Verdict.FAIL, f"success is false{said}"
-    return Verdict.PASS, "the service found nothing wrong"
+        return Verdict.FAIL, f"fail_count is {found['fail_count']:g}{f' ({names})' if names else ''}{said}"
+    return (Verdict.PASS, "the service found nothing wrong") if success else (Verdict.FAIL, f"success is false{said}")
 
 
 CHECKS = (node_service,)

@@ -1,6 +1,6 @@
 """Checks of a site: an executable with exit code 0 (pass), 1 (fail) or 2 (unknown) that prints one line.
 
-The executable is looked at only in the child process that runs the check. A problem with it is unknown of this one
+The executable is read only in the child process that runs the check. A problem with it is unknown of this one
 check, and no reason to leave out the others.
 """
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from nvrx_slurm.child import bounded_process
 from nvrx_slurm.child.bounded_process import Ended
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.health.check import OUTSIDE_PREFLIGHT, Check, Expected, NodeView, Verdict
+from nvrx_slurm.health.check import OUTSIDE_PREFLIGHT, Check, NodeView, Verdict
 from nvrx_slurm.system import trust
 
 if TYPE_CHECKING:
@@ -37,25 +37,16 @@ def check(own: SiteCheck, where: str) -> Check:
         name=own.name,
         reads=" ".join(argv),
         fails="The command exits with 1.",
-        gather=lambda node, expected: run(argv, node),
-        judge=judge,
+        examine=lambda node, expected: judge(run(argv, node)),
         contexts=OUTSIDE_PREFLIGHT,
         budget_s=BUDGET_S,
     )
 
 
-def trial(own: SiteCheck, where: str) -> Check:
-    """Only whether this user can run the check here. Raises as `check`."""
-    return check(own, where)._replace(
-        gather=lambda node, expected: _require_usable(own.run),
-        judge=lambda facts, expected: (Verdict.PASS, "can be run"),
-    )
-
-
-def _require_usable(argv: Sequence[str]) -> None:
+def require_usable(argv: Sequence[str]) -> None:
     """Raises UsageError unless the command is executable and trusted; for root also all files among its arguments.
 
-    The path itself is executed, not the target of its links: many programs look at the name of their call.
+    The path itself is executed, not the target of its links: many programs read the name of their call.
     """
     for word in argv:
         if word is argv[0] or (trust.as_root() and word.startswith("/") and os.path.lexists(word)):
@@ -75,7 +66,7 @@ def run(argv: list[str], node: NodeView) -> Ended:
     def stop(signum: int, frame: object) -> None:
         raise SystemExit(128 + signum)
 
-    _require_usable(argv)
+    require_usable(argv)
     node.doing(f"running {argv[0]}")
     slurm = {name: value for name, value in node.env.items() if name.startswith("SLURM")}
     signal.signal(signal.SIGTERM, stop)
@@ -88,16 +79,12 @@ def run(argv: list[str], node: NodeView) -> Ended:
         orphans.kill(())
 
 
-def judge(ended: Ended, expected: Expected) -> tuple[Verdict, str]:
+def judge(ended: Ended) -> tuple[Verdict, str]:
     """By exit code; any other code, a signal and no end at all are unknown."""
     texts = (data.decode(errors="replace").strip() for data in (ended.stdout, ended.stderr))
     line = next((text.splitlines()[0] for text in texts if text), "")
-    said = f": {line}" if line else ""
-    if ended.code is None:
-        return Verdict.UNKNOWN, f"timed out{said}"
-    if ended.code < 0:
-        return Verdict.UNKNOWN, f"ended by signal {-ended.code}{said}"
-    verdict = _VERDICTS.get(ended.code)
-    if verdict is None:
-        return Verdict.UNKNOWN, f"exit code {ended.code}, not 0, 1 or 2{said}"
-    return verdict, line or f"exit code {ended.code}"
+    if ended.code in _VERDICTS:
+        return _VERDICTS[ended.code], line or f"exit code {ended.code}"
+    by_signal = ended.code is not None and ended.code < 0
+    how = f"ended by signal {-(ended.code or 0)}" if by_signal else f"exit code {ended.code}, not 0, 1 or 2"
+    return Verdict.UNKNOWN, f"{'timed out' if ended.code is None else how}{f': {line}' if line else ''}"

@@ -1,16 +1,14 @@
-"""Draining this node and taking it back: pure rules, a record on the node, and scontrol.
+"""Draining this node and taking it back: pure rules, and scontrol.
 
 A reason is `nvrx:CHECK[,CHECK...]:TEXT`: all checks that failed, then one short sentence about the first. A node is
 taken back only if root drained it with such a reason and nothing else has happened to it since.
 
-The record keeps the checks for which hooks drained the node, so that a healthy node costs slurmctld no question. It
-also keeps checks that failed while slurmctld could not be told. It lasts until the next boot.
+A healthy node asks slurmctld once per hour whether it is drained: the last answer is kept on the node.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import syslog
 import time
@@ -18,17 +16,17 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from nvrx_slurm.errors import NvrxError
-from nvrx_slurm.health import cache
-from nvrx_slurm.health.check import Finding, NodeView, Verdict
+from nvrx_slurm.health import kept
+from nvrx_slurm.health.check import CheckFinding, NodeView, Verdict
+from nvrx_slurm.system.hardware import Absent
 
 if TYPE_CHECKING:
     from nvrx_slurm.slurm.api.cli import Slurm  # needed for a drain only
     from nvrx_slurm.slurm.api.facts import NodeFacts
 
-SETTLE_S = 60.0  # a drain that slurmctld did not confirm in time may still take effect
+ASK_AGAIN_S = 3600.0  # a drain of ours that was missed, as one that slurmctld confirmed late, is found then
 _SCONTROL_S = 10.0  # for both calls of a drain together; the prolog has less
 _MARGIN_S = 0.8  # to give up a scontrol that is blocked in the kernel, and to write LOG, before hook.sh ends the hook
-_LOCK_S = 1.0  # for other hooks to write the record, which is in memory
 
 # --- the rules --------------------------------------------------------------------------------------------------------
 
@@ -38,11 +36,10 @@ _REASON = re.compile(r"nvrx:([a-z0-9-]+(?:,[a-z0-9-]+)*):(.*)", re.ASCII)
 _UNFIT = re.compile(r"[^A-Za-z0-9 ._/:,;()%+*<>'-]", re.ASCII)
 # Words of scontrol(1), "NODE STATES", and of older versions. _PLAIN: states that a node drained by us may have besides;
 # any other state means that others changed the node.
-_PERMANENT = frozenset({"CLOUD", "DYNAMIC_NORM", "DYNAMIC_FUTURE"})
-_PLAIN = _PERMANENT | {"DRAIN", "IDLE", "ALLOCATED", "MIXED", "COMPLETING", "RESERVED", "PLANNED", "BLOCKED"}
-_REPAIRED = frozenset({"MAINT", "MAINTENANCE", "REBOOT", "REBOOT_REQUESTED", "REBOOT_ISSUED"})
-_SWITCHED_OFF = frozenset({"POWER_DOWN", "POWERING_DOWN", "POWERED_DOWN"})
-_OUT = _REPAIRED | _SWITCHED_OFF | {"DRAIN", "DRAINED", "DRAINING", "DOWN", "FAIL", "FAILING", "NOT_RESPONDING"}
+_PLAIN = frozenset({"DRAIN", "IDLE", "ALLOCATED", "MIXED", "COMPLETING", "RESERVED", "PLANNED", "BLOCKED"})
+_PLAIN |= {"CLOUD", "DYNAMIC_NORM", "DYNAMIC_FUTURE"}
+_OUT = frozenset({"DRAIN", "DRAINED", "DRAINING", "DOWN", "FAIL", "FAILING", "NOT_RESPONDING", "MAINT", "MAINTENANCE"})
+_OUT |= {"REBOOT", "REBOOT_REQUESTED", "REBOOT_ISSUED", "POWER_DOWN", "POWERING_DOWN", "POWERED_DOWN"}
 
 
 class Reason(NamedTuple):
@@ -52,7 +49,7 @@ class Reason(NamedTuple):
     text: str
 
 
-def reason(findings: Iterable[Finding], evidence: str = "") -> str:
+def reason(findings: Iterable[CheckFinding], evidence: str = "") -> str:
     """The reason for these failures, at least one. `evidence`: what is known of the job before them, a few words."""
     failed = list(findings)
     text, about = (
@@ -93,53 +90,9 @@ def extended(note: NodeFacts, checks: Iterable[str]) -> str:
     return f"nvrx:{','.join([*why.checks, *missing])}:{why.text}" if why and missing else ""
 
 
-def recovered(checks: Iterable[str], findings: Iterable[Finding]) -> bool:
+def recovered(checks: Iterable[str], findings: Iterable[CheckFinding]) -> bool:
     """Whether all these checks pass now. UNKNOWN and NOT_APPLICABLE do not count as a pass."""
     return {finding.check for finding in findings if finding.verdict is Verdict.PASS}.issuperset(checks)
-
-
-# --- the record -------------------------------------------------------------------------------------------------------
-
-
-class Record:
-    """For which checks hooks drained the node `name`, or were about to, with the times of the last failures
-    (`cache.now_s`)."""
-
-    def __init__(self, node: NodeView, name: str) -> None:
-        self._node, self._name = node, name
-
-    def read(self) -> dict[str, float] | None:
-        """{}: we did not drain the node. None: unknown, as after a boot. Only {} saves the question to slurmctld."""
-        try:
-            record = cache.read_private(self._path())
-            if record["boot"] != cache.boot_id(self._node):
-                return None
-            return {str(check): float(at_s) for check, at_s in record["checks"].items()}
-        except (OSError, cache.Unusable, KeyError, TypeError, ValueError, AttributeError):
-            return None
-
-    def update(self, failed: Iterable[str] = (), since_s: float = 0.0) -> dict[str, float]:
-        """Record that the checks `failed` failed now, drop failures from before `since_s`, and return the new record.
-
-        If a failure cannot be recorded, the old record is removed: slurmctld is asked each time then.
-        """
-        from nvrx_slurm.system.files import file_lock  # not needed on a healthy node
-
-        try:
-            with file_lock(f"{self._path()}.lock", _LOCK_S):
-                known = self.read() or {}
-                kept = {check: at_s for check, at_s in known.items() if at_s >= since_s}
-                kept.update(dict.fromkeys(failed, cache.now_s()))
-                cache.write_private(self._path(), {"boot": cache.boot_id(self._node), "checks": kept})
-                return kept
-        except (OSError, cache.Unusable):
-            if failed:
-                with contextlib.suppress(OSError, cache.Unusable):
-                    os.unlink(self._path())
-            return {}
-
-    def _path(self) -> str:
-        return f"{cache.private_directory(self._node)}/drained-{self._name}.json"
 
 
 # --- scontrol ---------------------------------------------------------------------------------------------------------
@@ -158,60 +111,66 @@ class Drains:
         say: Callable[[int, str], None],
         evidence: str = "",
     ) -> None:
-        self._name, self._path, self._until_s, self._say = name, scontrol, until_s, say
+        self._node, self._name, self._path, self._until_s, self._say = node, name, scontrol, until_s, say
         self._evidence = evidence
-        self.record = Record(node, name)
 
-    def drain(self, failed: list[Finding]) -> bool:
+    def drain(self, failed: list[CheckFinding]) -> bool:
         """Drain the node unless it is out of service already. Returns whether it is out of service now."""
-        checks = [finding.check for finding in failed]
         why = reason(failed, self._evidence)
-        asked_s = cache.now_s()
         try:
-            self.record.update(checks)  # first: the periodic hook may run at the same time
             slurm = self._slurm()
             note = slurm.nodes([self._name])[self._name]
-            if not may_drain(note):
-                states = "+".join(sorted(note.states))
-                self._say(syslog.LOG_NOTICE, f"not drained for {why!r}: it is {states} already ({note.reason})")
-                if both := extended(note, checks):
-                    slurm.set_reason(self._name, both)
-                    self._say(syslog.LOG_ERR, f"drained for more: {both}")
+            if may_drain(note):
+                slurm.drain(self._name, why)
+                self._say(syslog.LOG_ERR, f"drained: {why}")
                 return True
-            slurm.drain(self._name, why)
+            states = "+".join(sorted(note.states))
+            self._say(syslog.LOG_NOTICE, f"not drained for {why!r}: it is {states} already ({note.reason})")
+            if both := extended(note, [finding.check for finding in failed]):
+                slurm.set_reason(self._name, both)
+                self._say(syslog.LOG_ERR, f"drained for more: {both}")
+            return True
         except (NvrxError, ImportError) as error:  # ImportError: a module is missing, or others can change it
             self._say(syslog.LOG_ERR, f"the node cannot be drained for {why!r}: {error}")
             return False
-        self.record.update(checks, asked_s - SETTLE_S)  # it was in service: forget older failures
-        self._say(syslog.LOG_ERR, f"drained: {why}")
-        return True
+        finally:
+            self._keep_in_service(False)
 
     def ours(self) -> Reason | None:
-        """Our reason if the node is plainly drained by us. Asks slurmctld, and records a drain that is not ours."""
-        asked_s = cache.now_s()
+        """Our reason if the node is plainly drained by us; slurmctld is asked only where that is possible."""
+        if self._was_in_service():
+            return None
         try:
             note = self._slurm().nodes([self._name])[self._name]
         except NvrxError as error:
             self._say(syslog.LOG_WARNING, f"cannot tell whether this node is drained: {error}")
             return None
-        if not may_be_ours(note):
-            self.record.update(since_s=asked_s - SETTLE_S)
+        self._keep_in_service(not may_be_ours(note))
         return ours(note)
 
-    def undrain(self, why: Reason, recorded: dict[str, float] | None, text: str) -> None:
-        """Take the node back unless its reason or record has changed while the checks ran. `text`: for the log."""
-        asked_s = cache.now_s()
+    def undrain(self, why: Reason, text: str) -> None:
+        """Take the node back unless its reason has changed while the checks ran. `text`: for the log."""
         try:
             slurm = self._slurm()
-            if ours(slurm.nodes([self._name])[self._name]) != why or self.record.read() != recorded:
+            if ours(slurm.nodes([self._name])[self._name]) != why:
                 return
             slurm.undrain(self._name)
         except NvrxError as error:
             self._say(syslog.LOG_ERR, f"the node cannot be taken back: {error}")
             return
         self._say(syslog.LOG_NOTICE, f"taken back: {text}")
-        if late := self.record.update(since_s=asked_s):  # another hook saw the node drained still
-            self.drain([Finding(check, Verdict.FAIL, "failed while the node was taken back") for check in late])
+
+    def _was_in_service(self) -> bool:
+        """Whether slurmctld said within the last hour, and since boot, that we did not drain the node."""
+        with contextlib.suppress(OSError, Absent):
+            asked_s = kept.recall(self._node, f"in-service-{self._name}").get("asked_s")
+            return isinstance(asked_s, float) and kept.now_s() - asked_s < ASK_AGAIN_S
+        return False
+
+    def _keep_in_service(self, is_in_service: bool) -> None:
+        answer = {"asked_s": kept.now_s()} if is_in_service else {}
+        with contextlib.suppress(OSError, Absent):
+            kept.remember(self._node, f"in-service-{self._name}", answer)
 
     def _slurm(self) -> Slurm:
         from nvrx_slurm.slurm.api.cli import Slurm

@@ -1,8 +1,7 @@
 """GPU processes that a job left behind: the epilog ends those, and no others.
 
-A process belongs to the job if its cgroup does (`job_ID` as a part of a path of Slurm's). Where Slurm makes no such
-cgroups, three things must hold: it runs as the job's user, who is not root; its environment names the job; its cgroup
-belongs to no other job. A GPU process has a /dev/nvidiaN open.
+A process belongs to the job if its cgroup does (`job_ID` as a part of a path of Slurm's). A GPU process has a
+/dev/nvidiaN open.
 """
 
 from __future__ import annotations
@@ -12,52 +11,36 @@ import re
 import select
 import signal
 import time
-from typing import NamedTuple
+from collections.abc import Collection
 
-from nvrx_slurm.health.check import Check, Expected, NodeView, Verdict, listed
+from nvrx_slurm.health.check import Check, NodeView, Verdict, listed
+from nvrx_slurm.health.policy import LEFTOVERS
 from nvrx_slurm.slurm import jobs
 from nvrx_slurm.system.hardware import Absent
 
 WAIT_S = 5.0  # for them to end; a process that takes longer is blocked in the driver
-NAME = "gpu-leftovers"
 _MARGIN_S = 0.3
 _GPU = re.compile(r"nvidia[0-9]+")
-_PID = re.compile(r"[0-9]{1,9}")
-_UID = re.compile(r"^Uid:\s+(\d+)", re.MULTILINE)
 
 
-class Job(NamedTuple):
-    """`ids`: names of the job in cgroups: its id, and from Slurm 26.05 its SLUID."""
-
-    ids: tuple[str, ...]
-    uid: int
-
-
-class Facts(NamedTuple):
-    """ "name (pid)" of the processes that ended, and of those that did not."""
-
-    ended: list[str]
-    left: list[str]
-
-
-def check(job: Job) -> Check:
-    """The check that ends them and fails if one does not end."""
+def check(job: Collection[str]) -> Check:
+    """The check that ends them and fails if one does not end. `job`: its names in cgroups: its id, and from Slurm 26.05
+    its SLUID."""
     return Check(
-        name=NAME,
-        reads="/proc/*/fd, cgroup, status and environ",
+        name=LEFTOVERS,
+        reads="/proc/*/fd and cgroup",
         fails="A GPU process of the job that ended does not end on SIGKILL.",
-        gather=lambda node, expected: end(node, job),
-        judge=judge,
+        examine=lambda node, expected: end(node, job),
         budget_s=WAIT_S + 2.0,
     )
 
 
-def end(node: NodeView, job: Job) -> Facts:
+def end(node: NodeView, job: Collection[str]) -> tuple[Verdict, str]:
     """Send SIGKILL to each GPU process of the job and wait for their end. Raises Absent on a node without GPU."""
     if not any(_GPU.fullmatch(name) for name in node.names("/dev")):
         raise Absent("there is no GPU")
     waiting: dict[int, str] = {}  # pidfd -> "name (pid)"
-    for pid in [int(name) for name in node.names("/proc") if _PID.fullmatch(name) and int(name) != os.getpid()]:
+    for pid in [int(name) for name in node.names("/proc") if name.isdecimal() and int(name) != os.getpid()]:
         if not _is_to_end(node, job, pid):
             continue
         try:
@@ -71,24 +54,18 @@ def end(node: NodeView, job: Job) -> Facts:
             except OSError:
                 continue  # gone; its end is seen below
     ended = _wait(waiting, min(time.monotonic() + WAIT_S, node.deadline_s - _MARGIN_S))
-    return Facts(ended, list(waiting.values()))
+    if waiting:
+        return Verdict.FAIL, f"GPU processes of a job that ended do not end: {listed(waiting.values())}"
+    if ended:
+        return Verdict.PASS, f"ended {len(ended)} left-over GPU processes: {listed(ended)}"
+    return Verdict.PASS, "no GPU process was left over"
 
 
-def _is_to_end(node: NodeView, job: Job, pid: int) -> bool:
+def _is_to_end(node: NodeView, job: Collection[str], pid: int) -> bool:
     try:
-        return belongs(node, job, pid) and _has_gpu_open(node, pid)
-    except (OSError, ValueError):
+        return not jobs.of_cgroup(node, pid).isdisjoint(job) and _has_gpu_open(node, pid)
+    except OSError:
         return False  # gone
-
-
-def belongs(node: NodeView, job: Job, pid: int) -> bool:
-    """Whether the process is the job's, by the rules above. Raises OSError when it is gone."""
-    if found := jobs.of_cgroup(node, pid):
-        return bool(found & set(job.ids))
-    if job.uid == 0:
-        return False
-    uid = _UID.search(node.text(f"/proc/{pid}/status", 65536))
-    return bool(uid and int(uid[1]) == job.uid) and job.ids[0] in jobs.of_environment(node, pid)
 
 
 def _has_gpu_open(node: NodeView, pid: int) -> bool:
@@ -113,12 +90,3 @@ def _wait(waiting: dict[int, str], until_s: float) -> list[str]:
             poller.unregister(pidfd)
             ended.append(waiting.pop(pidfd))
     return ended
-
-
-def judge(facts: Facts, expected: Expected) -> tuple[Verdict, str]:
-    """FAIL if a process did not end."""
-    if facts.left:
-        return Verdict.FAIL, f"GPU processes of a job that ended do not end: {listed(facts.left)}"
-    if facts.ended:
-        return Verdict.PASS, f"ended {len(facts.ended)} left-over GPU processes: {listed(facts.ended)}"
-    return Verdict.PASS, "no GPU process was left over"

@@ -35,8 +35,9 @@ class HookLog:
         """Log one line with a `level` of syslog(3). Never waits, never raises."""
         stamp = time.strftime("%b %e %H:%M:%S")
         text = f"<{syslog.LOG_DAEMON | level}>{stamp} {self._tag}[{os.getpid()}]: {line[:_MAX_CHARACTERS]}"
+        flags = _socket.SOCK_DGRAM | _socket.SOCK_NONBLOCK | _socket.SOCK_CLOEXEC
         with contextlib.suppress(OSError):  # no system log, or its queue is full
-            _send(text.encode(errors="replace"))
+            _socket.socket(_socket.AF_UNIX, flags).sendto(text.encode(errors="replace"), _SOCKET)
         with contextlib.suppress(OSError, ValueError):  # the terminal is gone
             print(f"{self._tag}: {line}", file=sys.stderr)
         self._lines.append(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {self._tag}: {line}\n")
@@ -54,14 +55,6 @@ class HookLog:
             problem = f"no process could be started: {error.strerror}"
         if problem:
             self.say(syslog.LOG_ERR, f"LOG={self.file} cannot be used: {problem}")
-
-
-def _send(data: bytes) -> None:
-    sender = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM | _socket.SOCK_NONBLOCK | _socket.SOCK_CLOEXEC)
-    try:
-        sender.sendto(data, _SOCKET)
-    finally:
-        sender.close()
 
 
 def _append(file: str, data: bytes, pipe: int) -> None:

@@ -4,7 +4,7 @@
     epilog     ends left-over GPU processes; runs its checks if the job failed; a failure drains
     periodic   runs its checks; a failure drains; takes back a node of ours once the checks that failed pass
 
-A healthy node causes no call of slurmctld. Logging never decides. hook.sh ends a hook that exceeds its budget.
+A healthy node causes one call of slurmctld per hour. Logging never decides. hook.sh ends a hook at its budget.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from nvrx_slurm.errors import NvrxError
-from nvrx_slurm.health import cache, policy, report, runner
-from nvrx_slurm.health.check import Check, Finding, NodeView, Verdict
+from nvrx_slurm.health import kept, policy, report, runner
+from nvrx_slurm.health.check import Check, CheckFinding, NodeView, Verdict
 from nvrx_slurm.health.hooks import leftovers
 from nvrx_slurm.health.hooks.drains import Drains, recovered
 from nvrx_slurm.health.hooks.log import HookLog
@@ -35,14 +35,13 @@ class Hook:
     Slurm 26.05; empty outside of a job. `failed`: the job failed. `until_s`: end of the budget (time.monotonic())."""
 
     def __init__(self, when: str, env: Mapping[str, str]) -> None:
-        budget_s, now_s = _number(env.get("NVRX_BUDGET"), 6.0), cache.now_s()
+        budget_s, now_s = _number(env.get("NVRX_BUDGET"), 6.0), kept.now_s()
         elapsed_s = now_s - _number(env.get("NVRX_SINCE"), now_s)
         self.until_s = time.monotonic() + budget_s - (elapsed_s if 0 <= elapsed_s <= budget_s else _ASSUMED_S)
         self.when = when
         self.node, self.name = NodeView(env.get("NVRX_SYSROOT") or "/"), policy.node_name()
         job = env.get("SLURM_JOB_ID", "")
         self.job_ids = (job, env.get("SLURM_JOB_SLUID", job)) if job else ()
-        self.uid = int(_number(env.get("SLURM_JOB_UID"), -1))
         self.comment = env.get("SLURM_JOB_COMMENT", "")
         codes = [env.get(f"SLURM_JOB_{name}", "0") for name in ("EXIT_CODE", "EXIT_CODE2", "DERIVED_EC")]
         self.failed = any(code.strip("0:") for code in codes)
@@ -106,9 +105,9 @@ def _skipped(hook: Hook, rules: policy.Rules) -> set[str]:
 
 
 def _epilog(hook: Hook, rules: policy.Rules) -> int:
-    failed: list[Finding] = []
+    failed: list[CheckFinding] = []
     if rules.hooks.kill_gpu_processes and hook.job_ids:
-        failed += _to_drain(_examine(hook, rules, [leftovers.check(leftovers.Job(hook.job_ids, hook.uid))]))
+        failed += _to_drain(_examine(hook, rules, [leftovers.check(hook.job_ids)]))
     if hook.failed:
         failed += _to_drain(_examine(hook, rules, _of(rules, hook.when)))
     # If we cannot drain the node, REFUSE makes Slurm drain it with its own reason.
@@ -116,19 +115,17 @@ def _epilog(hook: Hook, rules: policy.Rules) -> int:
 
 
 def _periodic(hook: Hook, rules: policy.Rules) -> int:
-    recorded = hook.drains.record.read()
-    why = None if recorded == {} else hook.drains.ours()
-    drained_for = dict.fromkeys([*why.checks, *(recorded or ())]) if why else {}
-    checks = _of(rules, hook.when, drained_for)
-    found = _examine(hook, rules, checks)
+    why = hook.drains.ours()
+    drained_for = why.checks if why else ()
+    found = _examine(hook, rules, _of(rules, hook.when, drained_for))
     if failed := _to_drain(found):
         if any(finding.check not in drained_for for finding in failed):
             hook.drains.drain(failed)
     elif why and rules.hooks.undrain:
         off = [name for name in drained_for if name in rules.checks and not _in_hooks(rules.checks[name])]
-        if recovered(drained_for.keys() - off, found.findings):
+        if recovered(set(drained_for).difference(off), found.findings):
             said = [f"{name} {'is switched off' if name in off else 'passes again'}" for name in drained_for]
-            hook.drains.undrain(why, recorded, ", ".join(said))
+            hook.drains.undrain(why, ", ".join(said))
     return OK
 
 
@@ -159,13 +156,13 @@ def _examine(hook: Hook, rules: policy.Rules, checks: list[Check]) -> report.Rep
     for note in found.notes:
         hook.say(syslog.LOG_WARNING, note)
     for finding in found.findings:
-        if finding.verdict in (Verdict.FAIL, Verdict.UNKNOWN) or finding.check == leftovers.NAME:
+        if finding.verdict in (Verdict.FAIL, Verdict.UNKNOWN) or finding.check == policy.LEFTOVERS:
             hook.say(_LEVELS[finding.action], f"{finding.check}: {finding.verdict.value}: {finding.text}")
     if checks:
         hook.say(syslog.LOG_INFO, f"{found.verdict.value}: {len(checks)} checks in {took_s:.2f} s")
     return found
 
 
-def _to_drain(found: report.Report) -> list[Finding]:
+def _to_drain(found: report.Report) -> list[CheckFinding]:
     """The failures to drain for. Epilog and periodic hook have no job to refuse: they only log the action "fail"."""
     return [finding for finding in found.findings if finding.action == "drain"]

@@ -1,12 +1,13 @@
 """`nvrx health serve`: the daemon behind a node health check endpoint, nvhcd-compatible.
 
-One thread with one asyncio loop. The mode and group of its Unix socket decide which users may ask; gRPC's own limits
-bound calls and connections.
+gRPC's only worker thread takes one call after the other, and each call has a run of its own. The mode and group of the
+Unix socket decide which users may ask.
 """
 
 from __future__ import annotations
 
-import asyncio
+import errno
+import json
 import logging
 import os
 import re
@@ -16,7 +17,8 @@ import socket
 import stat
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import quote
@@ -25,20 +27,23 @@ from nvrx_slurm.errors import NEEDS_GRPC, ExitCode, UsageError
 
 try:
     import grpc
-    import grpc.aio
 except ModuleNotFoundError:
     raise ModuleNotFoundError(NEEDS_GRPC, name="grpc") from None
 
+from nvrx_slurm.child import bounded_process, processes
+from nvrx_slurm.child.descendants import children
 from nvrx_slurm.config import nvhcd as config
+from nvrx_slurm.health import report
 from nvrx_slurm.health.check import one_line
-from nvrx_slurm.health.checks.node_service import METHOD
+from nvrx_slurm.health.checks.node_service import METHOD, parse_output
+from nvrx_slurm.health.checks.site_checks import require_usable
 from nvrx_slurm.health.service import nvhcd_pb2 as pb
-from nvrx_slurm.health.service.runs import NoAnswer, OwnChecks, Runs, Script
 from nvrx_slurm.system import trust
-from nvrx_slurm.system.files import MAX_SOCKET_PATH_BYTES
 
 MAX_ARGS = 64
 MAX_CALLS = 256  # that wait for an answer
+MAX_OUTPUT_BYTES = 1 << 20  # of stdout; the end of a longer output is kept
+MAX_ERROR_BYTES = 16384
 # The characters of options and names: the script runs as root for all users that may connect, and is often shell.
 _ARG = re.compile(r"[A-Za-z0-9_.,:=/@%+-]{1,256}")
 _LIMITS = [
@@ -47,8 +52,10 @@ _LIMITS = [
     ("grpc.server_handshake_timeout_ms", 10_000),  # a peer that says nothing
     ("grpc.max_concurrent_streams", 4),  # calls of one connection
 ]
-_GRACE_S = 0.5  # for last answers
+_CANNOT_EXECUTE = (126, 127)  # as shells and our trampoline report it
+_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _PROBE_S = 2.0  # for another daemon at the same path to take a connection
+_STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 log = logging.getLogger(__name__)
 
@@ -63,49 +70,121 @@ def main(path: str, sysroot: str = "/") -> int:
     shape = "nvrx health serve: %(levelname)s: %(message)s"
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format=shape)
     logging.getLogger("nvrx_slurm").setLevel(settings.log_level.upper())
-    what = Script(settings.healthcheck_path) if settings.healthcheck_path else OwnChecks(sysroot)
-    asyncio.run(_serve(settings, what))
-    return ExitCode.OK
-
-
-async def _serve(settings: config.Settings, what: Script | OwnChecks) -> None:
-    loop, stopped = asyncio.get_running_loop(), asyncio.Event()
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, stopped.set)
-    runs = Runs(what, settings.timeout, os.environ)
-    loop.add_signal_handler(signal.SIGCHLD, runs.reap_orphans)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)  # before gRPC's threads begin
+    runs = Runs(settings, sysroot)
     server = _server(runs)
     with _published(settings, server.add_insecure_port):
-        await server.start()
+        server.start()
         log.info("listening on %s; runs %s", settings.socket_path, settings.healthcheck_path or "our own checks")
-        await stopped.wait()
-    await runs.stop()
-    ending = asyncio.ensure_future(server.stop(_GRACE_S))
-    if not (await asyncio.wait({ending}, timeout=2 * _GRACE_S))[0]:
-        os._exit(ExitCode.OK)  # gRPC waits for a peer that does not read, and cannot be interrupted
+        signal.sigwait(_STOPPING)
+    runs.kill()
+    os._exit(ExitCode.OK)  # calls end with their connection; gRPC would wait for a peer that does not read
 
 
-def _server(runs: Runs) -> Any:
-    async def run_health_check(request: Any, context: Any) -> Any:
+def _server(runs: Runs) -> grpc.Server:
+    def run_health_check(request: Any, context: Any) -> Any:
         args = tuple(request.args)
         if len(args) > MAX_ARGS or not all(map(_ARG.fullmatch, args)):
-            await context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT,
-                f"args must be at most {MAX_ARGS}, each of 1 to 256 letters, digits and _.,:=/@%+-",
-            )
-        log.debug("asked with %s", args)
-        answer = await runs.ask(args)
-        if isinstance(answer, NoAnswer):
-            await context.abort(grpc.StatusCode[answer.status], one_line(answer.text))
+            text = f"args must be at most {MAX_ARGS}, each of 1 to 256 letters, digits and _.,:=/@%+-"
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
+        if not context.is_active():
+            return pb.HealthCheckResponse()  # nobody waits for it any more
+        try:
+            answer = runs.answer(args)
+        except (UsageError, OSError) as error:  # nothing is known about the node
+            log.error("no answer: %s", one_line(error))
+            context.abort(grpc.StatusCode.ABORTED, one_line(error))
+        level = logging.INFO if answer.success else logging.WARNING
+        log.log(level, "exit code %d: %s", answer.exit_code, one_line(f"{answer.output} {answer.error}"))
         return answer
 
-    server = grpc.aio.server(maximum_concurrent_rpcs=MAX_CALLS, options=_LIMITS)
+    server = grpc.server(ThreadPoolExecutor(1), maximum_concurrent_rpcs=MAX_CALLS, options=_LIMITS)
     _, service, name = METHOD.split("/")
     handler = grpc.unary_unary_rpc_method_handler(
         run_health_check, pb.HealthCheckRequest.FromString, pb.HealthCheckResponse.SerializeToString
     )
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {name: handler}),))
     return server
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+class Runs:
+    """Runs of the site's script, or of our own preflight checks. Raises UsageError for a script that cannot be used."""
+
+    def __init__(self, settings: config.Settings, sysroot: str) -> None:
+        self._script = settings.healthcheck_path
+        self._timeout_s = settings.timeout
+        # Without `node-service`, which would ask this daemon.
+        own = ("--when", "preflight", "--skip", "node-service", "--sysroot", sysroot)
+        self._own_checks = [sys.executable, "-I", "-m", "nvrx_slurm.health", *own]
+        self._orphans = processes.Orphans()
+        self._blocked = 0  # pid of a command that SIGKILL did not end
+        if self._script:
+            require_usable([self._script])
+
+    def answer(self, args: Sequence[str]) -> pb.HealthCheckResponse:
+        """The answer of one run. `args` are for scripts. Raises UsageError and OSError where the run tells nothing."""
+        if self._blocked in children(os.getpid()):
+            raise UsageError(f"process {self._blocked} of an earlier run is blocked in the kernel and cannot be ended")
+        if not self._script:
+            return _of_own_checks(*self._run(self._own_checks))
+        require_usable([self._script])
+        return _of_script(*self._run([self._script, *args]))
+
+    def kill(self) -> None:
+        """SIGKILL to all processes of a run, in whatever session."""
+        self._orphans.kill([])
+
+    def _run(self, argv: list[str]) -> tuple[int, str, str]:
+        """(exit code, stdout, stderr) of a command. Kills what it leaves running. Raises as `answer`."""
+        log.debug("running %s", one_line(" ".join(argv)))
+        env = {"PATH": _PATH, **os.environ}
+        process = bounded_process.execute(argv, env, self._timeout_s, limit=MAX_OUTPUT_BYTES, last=True)
+        try:
+            ended = process.finish()
+        finally:
+            self.kill()
+        self._blocked = process.pid if ended.blocked else 0
+        error = ended.stderr[-MAX_ERROR_BYTES:].decode(errors="replace").strip()
+        if ended.code is None or ended.code < 0:
+            how = "did not end in time and was killed" if ended.code is None else f"was ended by signal {-ended.code}"
+            raise UsageError(f"{argv[0]} {how}: {error}")
+        return ended.code, ended.stdout.decode(errors="replace").strip(), error
+
+
+def _of_script(code: int, printed: str, error: str) -> pb.HealthCheckResponse:
+    """The script's JSON with a fail_count, as a whole or on its last such line; else JSON made of the exit code.
+
+    Output that is meant as JSON and cannot be read is a failure whatever the exit code, as for clients (seed 000).
+    """
+    lines = [line for line in printed.split("\n") if "fail_count" in line]
+    readable = (text for text in (printed, *reversed(lines)) if parse_output(text) is not None)
+    output = next(readable, "")
+    if not output and code in _CANNOT_EXECUTE:
+        raise UsageError(f"the script ended with {code}, cannot be executed: {error}")
+    if not output:
+        failed = [f"exit code {code}"] if code else []
+        if not failed and (lines or printed.startswith("{")):
+            failed = ["its output cannot be read"]
+        output = _output(failed)
+    return pb.HealthCheckResponse(success=code == 0, exit_code=code, output=output, error=error)
+
+
+def _of_own_checks(code: int, printed: str, error: str) -> pb.HealthCheckResponse:
+    """Only findings with the action drain or fail count as failures."""
+    try:
+        grave = report.from_json(printed).grave
+    except ValueError:
+        raise UsageError(f"the checks could not be run: {error or f'they ended with {code}'}") from None
+    said = "; ".join(f"{finding.check}: {finding.text}" for finding in grave)[:MAX_ERROR_BYTES]
+    output = _output([finding.check for finding in grave])
+    return pb.HealthCheckResponse(success=not grave, exit_code=code, output=output, error=said)
+
+
+def _output(failed: list[str]) -> str:
+    return json.dumps({"fail_count": len(failed), "failed_checks": failed})
 
 
 # --- the socket -------------------------------------------------------------------------------------------------------
@@ -125,19 +204,13 @@ def _published(settings: config.Settings, listen: Callable[[str], int]) -> Itera
         _require_free(path)
         with tempfile.TemporaryDirectory(prefix=".", dir=directory) as private:
             made = f"{private}/s"
-            if len(os.fsencode(made)) > MAX_SOCKET_PATH_BYTES:
-                raise UsageError(f"socket_path {path}: the name of its directory is too long; choose a shorter one")
             listen(f"unix:{quote(made)}")
             if settings.group is not None:
                 shutil.chown(made, group=settings.group)
             os.chmod(made, 0o666 if settings.group is None else 0o660)
             os.rename(made, path)
-    except LookupError:
-        raise UsageError(f"group: there is no group {settings.group!r} on this node") from None
-    except RuntimeError as error:  # gRPC's
-        raise UsageError(f"socket_path {path}: {error}; choose another directory") from None
-    except OSError as error:
-        raise UsageError(f"socket_path {path}: {error.strerror}; correct it or choose another path") from None
+    except (OSError, LookupError, RuntimeError) as error:  # of an unknown group; of gRPC
+        raise UsageError(f"socket_path {path}: {error}; correct it or choose another path") from None
     try:
         yield
     finally:
@@ -147,14 +220,9 @@ def _published(settings: config.Settings, listen: Callable[[str], int]) -> Itera
 
 def _require_free(path: str) -> None:
     """Raises UsageError unless there is nothing, or a socket on which no process listens."""
-    try:
-        if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise UsageError(f"socket_path {path} is there already and not a socket; remove it or choose another path")
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            probe.settimeout(_PROBE_S)
-            probe.connect(path)
-    except (FileNotFoundError, ConnectionRefusedError):
-        return
-    except (BlockingIOError, TimeoutError):
-        pass  # a process listens, and takes no connections
-    raise UsageError(f"socket_path {path}: a process listens there already; stop that daemon or choose another path")
+    if os.path.lexists(path) and not stat.S_ISSOCK(os.lstat(path).st_mode):
+        raise UsageError(f"socket_path {path} is there already and not a socket; remove it or choose another path")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_PROBE_S)
+        if probe.connect_ex(path) not in (errno.ENOENT, errno.ECONNREFUSED):
+            raise UsageError(f"socket_path {path}: a process listens there already; stop it or choose another path")

@@ -58,13 +58,12 @@ def preflight_spec(config: Config) -> PreflightSpec:
     if ft.enable_dist_storage_healthcheck:
         told += ["--include=lustre", "--include=mounts"]
     if not ft.enable_nic_healthcheck:
-        told += ["--skip=nic-ports", "--skip=gpu-nics"]
+        told += ["--skip=nic-ports"]
     if ft.enable_nic_monitor:
         told += ["--watch=nic-errors"]
     expected = {
         "storage_paths": ft.storage_healthcheck_path,
         "node_service": ft.node_health_check_endpoint,
-        "pci_topo_file": ft.pci_topo_file,
         "link_state_path": ft.link_state_path_template,
         "link_downed_path": ft.link_down_path_template,
         "storage_hang_is_failure": "true" if ft.storage_hang_is_failure else "",

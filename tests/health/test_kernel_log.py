@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 import pytest
-from recorded import CHECKS, Node
+from recorded import Node
 
 from nvrx_slurm.health.check import NodeView, Verdict
-from nvrx_slurm.health.checks.kernel_log import gather
-from nvrx_slurm.health.checks.xid import XIDS, Event, Remedy, meaning, parsed, remedy
+from nvrx_slurm.health.checks.kernel_log import XIDS, DriverEvent, Repair, events, judge, parsed, repair
 
 EXPECTED = {"xid_ignore": (), "xid_fail": ()}
-judge = CHECKS["kernel-log"].judge
 CHANGED = "GPU recovery action changed from"
 
 
 @pytest.mark.parametrize(
     ("line", "code", "due"),
     [
-        ("NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off", 79, Remedy.REBOOT),
-        ("NVRM: GPU at 0000:3b:00.0: Xid (PCI:0000:3b:00): 54", 54, Remedy.ISOLATE),
-        ("nvidia-nvswitch3: SXid (PCI:0000:3b:00): 20034, Fatal, Link 32 LTSSM Fault", 20034, Remedy.RESET),
-        ("nvidia-nvswitch0: SXid (PCI:0000:3b:00): 12028, Non-fatal, Link 5 egress", 12028, Remedy.MONITOR),
-        (f"NVRM: Xid (PCI:0000:3b:00): 154, {CHANGED} 0x0 (None) to 0x2 (Node Reboot Required)", 154, Remedy.REBOOT),
-        (f"NVRM: Xid (PCI:0000:3b:00): 154, {CHANGED} 0x0 (None) to 0x1 (GPU Reset Required)", 154, Remedy.RESET),
+        ("NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off", 79, Repair.REBOOT),
+        ("NVRM: GPU at 0000:3b:00.0: Xid (PCI:0000:3b:00): 54", 54, Repair.ISOLATE),
+        ("nvidia-nvswitch3: SXid (PCI:0000:3b:00): 20034, Fatal, Link 32 LTSSM Fault", 20034, Repair.RESET),
+        ("nvidia-nvswitch0: SXid (PCI:0000:3b:00): 12028, Non-fatal, Link 5 egress", 12028, Repair.MONITOR),
+        (f"NVRM: Xid (PCI:0000:3b:00): 154, {CHANGED} 0x0 (None) to 0x2 (Node Reboot Required)", 154, Repair.REBOOT),
+        (f"NVRM: Xid (PCI:0000:3b:00): 154, {CHANGED} 0x0 (None) to 0x1 (GPU Reset Required)", 154, Repair.RESET),
     ],
 )
-def test_lines(line: str, code: int, due: Remedy) -> None:
+def test_lines(line: str, code: int, due: Repair) -> None:
     event = parsed(line, 7)
     assert event is not None
     assert event[:3] == ("SXID" if "SXid" in line else "XID", code, "0000:3b:00") and event.sequence == 7
-    assert remedy(event) is due
-    assert meaning(event) or not event.text
+    assert repair(event) is due
 
 
 @pytest.mark.parametrize(
@@ -51,19 +48,19 @@ def test_lines_that_are_none(line: str) -> None:
 def test_only_records_of_the_kernel_itself_count(dgx: Node, priority: int, there: bool) -> None:
     """8 and more: of a facility, which is what a process said there (root's, or whose container may)."""
     dgx.write("/dev/kmsg", f"{priority},7,100,-;NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus\n")
-    assert [event.code for event in gather(NodeView(str(dgx.root)), {})] == [79] * there
+    assert [event.code for event in events(NodeView(str(dgx.root)))] == [79] * there
 
 
 def test_every_code_has_a_meaning_and_the_worst_comes_first() -> None:
     assert all(words for _, words in XIDS.values())
-    events = [Event("XID", code, "0000:3b:00", "", 1) for code in (31, 48, 79, 54, 64)]
-    verdict, text = judge(events, EXPECTED)
+    found = [DriverEvent("XID", code, "0000:3b:00", "", 1) for code in (31, 48, 79, 54, 64)]
+    verdict, text = judge(found, EXPECTED)
     assert verdict is Verdict.FAIL
     assert text.startswith("XID 54 on 0000:3b:00") and text.endswith("needs a person at the node")
     assert "31" not in text
 
 
 def test_the_same_event_a_thousand_times_is_one() -> None:
-    verdict, text = judge([Event("XID", 79, "0000:3b:00", "", n) for n in range(1000)], EXPECTED)
-    assert (verdict, text) == (Verdict.FAIL, "XID 79 on 0000:3b:00 (GPU has fallen off the bus): needs a reboot")
-    assert judge([Event("XID", 31, "0000:3b:00", "", n) for n in range(1000)], EXPECTED)[1].endswith("(1000 x XID 31)")
+    for code, end in ((79, "(GPU has fallen off the bus): needs a reboot"), (31, "(1000 x XID 31)")):
+        found = [DriverEvent("XID", code, "0000:3b:00", "", n) for n in range(1000)]
+        assert judge(found, EXPECTED)[1].endswith(end)

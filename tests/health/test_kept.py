@@ -1,0 +1,83 @@
+"""What is kept on the node: never taken from files that others could write, and written as a whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from recorded import Node
+
+from nvrx_slurm.health import kept
+from nvrx_slurm.health.check import NodeView
+from nvrx_slurm.system.hardware import Absent
+
+
+@pytest.fixture
+def node(bare: Node) -> NodeView:
+    bare.write("/proc/sys/kernel/random/boot_id", "one\n")
+    return NodeView(str(bare.root), {})
+
+
+@pytest.fixture
+def file(node: NodeView, tmp_path: Path) -> Path:
+    """A file with one fact, in a directory of the agent's own: batch jobs have no /run/user/UID."""
+    node.state_dir = str(tmp_path / "mine")
+    kept.remember(node, "heavy", {"fact": 1})
+    assert kept.recall(node, "heavy")["fact"] == 1
+    return tmp_path / "mine/heavy.kept"
+
+
+def _link(file: Path) -> None:
+    """To a file that would be believed at its own path."""
+    file.rename(file.parent / "other")
+    file.symlink_to("other")
+
+
+def _fifo(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file, 0o600)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda file: file.write_text("{"),
+        lambda file: file.write_text("[]"),
+        lambda file: file.write_text(json.dumps({"boot": "another", "fact": 1})),
+        lambda file: file.chmod(0o666),
+        _link,
+        _fifo,
+        pytest.param(
+            lambda file: os.chown(file, 65534, 65534),
+            marks=pytest.mark.skipif(os.geteuid() != 0, reason="chown needs root"),
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_believed_is_ignored_and_replaced(
+    node: NodeView, file: Path, damage: Callable[[Path], object]
+) -> None:
+    assert file.parent.stat().st_mode & 0o777 == 0o700 and file.stat().st_mode & 0o777 == 0o600
+    damage(file)
+    assert kept.recall(node, "heavy") == {}
+    kept.remember(node, "heavy", {"fact": 2})
+    assert kept.recall(node, "heavy")["fact"] == 2
+
+
+@pytest.mark.parametrize("spoil", ["open", "link", "no /run"])
+def test_a_directory_that_others_can_write_to_is_not_used(node: NodeView, tmp_path: Path, spoil: str) -> None:
+    kept.remember(node, "heavy", {})
+    (directory,) = Path(node.root).glob("run/**/nvrx-health")
+    shutil.rmtree(directory if spoil != "no /run" else Path(node.root, "run"))
+    if spoil == "open":
+        directory.mkdir()
+        directory.chmod(0o777)
+    elif spoil == "link":
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+        directory.symlink_to(tmp_path / "elsewhere")
+    for use in (lambda: kept.recall(node, "heavy"), lambda: kept.remember(node, "heavy", {})):
+        with pytest.raises((OSError, Absent)):
+            use()
