@@ -15,11 +15,11 @@ import click
 from click.core import ParameterSource
 
 from nvrx_slurm import __version__
-from nvrx_slurm.config import other_nvrx
+from nvrx_slurm.config import other_launchers
 from nvrx_slurm.config.groups import GROUPS
 from nvrx_slurm.config.kinds import nearest
 from nvrx_slurm.config.layers import SETTINGS, Resolved, resolve
-from nvrx_slurm.config.settings import Setting, shown
+from nvrx_slurm.config.settings import Declaration, shown
 from nvrx_slurm.errors import ExitCode, NvrxError
 
 PROGRAM = "nvrx-run"
@@ -38,7 +38,7 @@ class SettingsCommand(click.Command):
     """A command whose options are settings: its help has their groups."""
 
     groups: Sequence[str] = GROUPS
-    settings: Mapping[str, Setting] = SETTINGS
+    settings: Mapping[str, Declaration] = SETTINGS
 
     def __init__(self, name: str, **extra: Any) -> None:
         """`extra`: as click.Command takes it."""
@@ -51,22 +51,18 @@ class SettingsCommand(click.Command):
         super().__init__(name, context, **extra)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The supported options by group, then how many others are known."""
+        """The options by group."""
         by_group: dict[str, list[tuple[str, str]]] = {group: [] for group in self.groups}
         for item in self.settings.values():
-            if item.built and item.flags:
+            if item.flags:
                 by_group[item.group].append(_help_row(item))
         for group, rows in by_group.items():
             with formatter.section(group):
                 formatter.write_dl(rows, col_max=34)
         with formatter.section("Other"):
             formatter.write_dl([("-h, --help", "Show this text."), ("--version", "Show the version.")])
-        refused = sum(1 for item in self.settings.values() if not item.built)
         formatter.write_paragraph()
-        formatter.write_text(
-            f"{refused} more settings of torchrun and ft_launcher are not supported; {PROGRAM} says what to use"
-            " instead. docs/reference/configuration.md lists all, with environment variables and YAML keys."
-        )
+        formatter.write_text("docs/reference/configuration.md lists all, with environment variables and YAML keys.")
 
 
 class RunCommand(SettingsCommand):
@@ -89,7 +85,7 @@ class RunCommand(SettingsCommand):
         sys.exit(int(code or 0))
 
 
-def _help_row(item: Setting) -> tuple[str, str]:
+def _help_row(item: Declaration) -> tuple[str, str]:
     short = [flag for flag in item.flags if not flag.startswith("--")]
     value = "" if item.form == "switch" else f" {item.kind.metavar}"
     default = shown(item, item.default)
@@ -109,7 +105,7 @@ def _sentence(error: click.ClickException, words: list[str]) -> str:
     known = {_option_name(flag): flag for item in SETTINGS.values() for flag in item.flags if flag.startswith("--")}
     guess = nearest(_option_name(typed), known)
     advice = f"did you mean {known[guess]}?" if guess else f"see {PROGRAM} --help (the script's own flags go after it)"
-    advice = other_nvrx.instead(_option_name(typed)) or f"; {advice}"
+    advice = other_launchers.instead(_option_name(typed)) or f"; {advice}"
     return f"{typed.partition('=')[0]} is not a flag of {PROGRAM}{advice}"
 
 
@@ -117,12 +113,12 @@ def _option_name(word: str) -> str:
     return spelling(word.lstrip("-").partition("=")[0])
 
 
-def setting_option(item: Setting) -> click.Option:
+def setting_option(item: Declaration) -> click.Option:
     """The option of a setting; its value stays text."""
     extra: dict[str, Any] = {"is_flag": True} if item.form == "switch" else {"metavar": item.kind.metavar, "type": str}
     if item.form == "repeat":
         extra["multiple"] = True
-    return click.Option([item.key, *item.flags], default=None, hidden=not item.built, help=item.help or None, **extra)
+    return click.Option([item.key, *item.flags], default=None, help=item.help, **extra)
 
 
 def flags_given(ctx: click.Context) -> dict[str, Any]:
@@ -162,12 +158,11 @@ def nvrx_run_options(body: Body) -> click.Command:
 
 
 def print_config(resolved: Resolved) -> str:
-    """The table of `--print-config`: name, value and origin of every built setting, then the notes."""
+    """The table of `--print-config`: name, value and origin of every setting, then the notes."""
     rows = [("setting", "value", "from")]
     for item in SETTINGS.values():
-        if item.built:
-            value = shown(item, getattr(getattr(resolved.config, item.section), item.name))
-            rows.append((item.key, value, str(resolved.origins[item.key])))
+        value = shown(item, getattr(getattr(resolved.config, item.section), item.name))
+        rows.append((item.key, value, str(resolved.origins[item.key])))
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     lines = [f"{name:{widths[0]}}  {value:{widths[1]}}  {origin}" for name, value, origin in rows]
     return "\n".join([*lines, *(f"note: {note}" for note in (*resolved.notes, *_slurm_api(resolved)))])

@@ -16,7 +16,7 @@ import click
 from nvrx_slurm.cli.options import SettingsCommand, flags_given, setting_option
 from nvrx_slurm.config.groups import GROUPS, GROUPS_SUBMIT
 from nvrx_slurm.config.layers import SETTINGS, Config, resolve
-from nvrx_slurm.config.settings import Setting, settings_of
+from nvrx_slurm.config.settings import Declaration, settings_of
 from nvrx_slurm.config.submit import SubmitConfig, resolve_submit
 from nvrx_slurm.errors import ExitCode, NvrxError, UsageError
 from nvrx_slurm.slurm.api import connect
@@ -24,7 +24,7 @@ from nvrx_slurm.slurm.api.facts import SlurmError
 from nvrx_slurm.slurm.api.interface import Slurm
 from nvrx_slurm.slurm.script import Surroundings, render
 
-SUBMIT_SETTINGS: dict[str, Setting] = {item.name: item for item in settings_of(SubmitConfig)}
+SUBMIT_SETTINGS: dict[str, Declaration] = {item.name: item for item in settings_of(SubmitConfig)}
 _HERE_ONLY = ("dry_run", "print_config")  # flags of nvrx-run that mean this command, not the job
 
 
@@ -75,7 +75,7 @@ def _text(
     return render(wanted, config.launch, flags, words, place)
 
 
-def _words(item: Setting, value: Any) -> Iterator[str]:
+def _words(item: Declaration, value: Any) -> Iterator[str]:
     """A flag of nvrx-run as it was given here."""
     if item.name in _HERE_ONLY:
         return

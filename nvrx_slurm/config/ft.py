@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 
 from nvrx_slurm.config import groups as g
 from nvrx_slurm.config import kinds as k
-from nvrx_slurm.config import other_nvrx
+from nvrx_slurm.config import other_launchers
 from nvrx_slurm.config import values as v
 from nvrx_slurm.config.attribution import AttributionSettings
 from nvrx_slurm.config.files import read_section, write_section
-from nvrx_slurm.config.settings import Layer, Origin, parsed, setting, settings_of, unsupported
+from nvrx_slurm.config.settings import Layer, Origin, parsed, setting, settings_of
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.types import FaultKind
 
@@ -181,9 +181,10 @@ class FaultToleranceConfig(AttributionSettings):
         k.integer(1, 255), 93, g.RESTARTS,
         help="Exit code for a job that should not be started again: a rank shut it down, or it made no progress.",
     )  # fmt: skip
-    check_remaining_processes: bool = unsupported(
-        k.BOOL, False, g.RESTARTS, "leave it out, what workers leave behind is killed in any case"
-    )
+    check_remaining_processes: bool = setting(
+        k.BOOL, False, g.RESTARTS, no_effect="what workers leave behind is killed in any case",
+        help="Accepted for compatibility.",
+    )  # fmt: skip
     gpu_memory_reclaim_timeout: float = setting(
         k.SECONDS, 50.0, g.DEVICES, help="Longest wait for GPU memory to be free before a restart; 0: no wait."
     )
@@ -278,7 +279,7 @@ class FaultToleranceConfig(AttributionSettings):
 
     def rank_settings(self) -> dict[str, Any]:
         """What a rank finds in `RankMonitorClient.cfg`: all that is about monitoring; plain JSON."""
-        shown = (item for item in settings_of(type(self)) if item.group == g.MONITORING and item.built)
+        shown = (item for item in settings_of(type(self)) if item.group == g.MONITORING)
         return {item.name: getattr(self, item.name) for item in shown} | self.rank_limits()
 
     @classmethod
@@ -319,7 +320,7 @@ def yaml_layer(path: str, strict: bool = True) -> Layer:
         if name in known:
             layer[str(name)] = (raw, Origin("yaml", f"{path}: {where}.{name}"))
         elif strict:
-            near = other_nvrx.instead(f"ft_{name}") or k.did_you_mean(str(name), sorted(known))
+            near = other_launchers.instead(f"ft_{name}") or k.did_you_mean(str(name), sorted(known))
             hint = near or "; remove it, or use the flag"
             raise UsageError(f"{path}: {where}.{name} is not a known key{hint}")
     return layer

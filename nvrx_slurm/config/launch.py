@@ -8,11 +8,9 @@ from typing import ClassVar
 
 from nvrx_slurm.config import groups as g
 from nvrx_slurm.config import kinds as k
-from nvrx_slurm.config import rendezvous
 from nvrx_slurm.config import values as v
-from nvrx_slurm.config.rendezvous import RendezvousConfig
-from nvrx_slurm.config.settings import Section, setting, unsupported
-from nvrx_slurm.config.values import NodeRange, Streams
+from nvrx_slurm.config.settings import Section, setting
+from nvrx_slurm.config.values import NodeRange, RendezvousConfig, Streams
 from nvrx_slurm.errors import UsageError
 
 
@@ -106,7 +104,7 @@ class LaunchConfig(Section):
         help="c10d or static, for torchrun's sake; both mean the built-in coordinator.",
     )  # fmt: skip
     rdzv_endpoint: str = setting(
-        rendezvous.ENDPOINTS, "", g.RENDEZVOUS, env="pet",
+        v.ENDPOINTS, "", g.RENDEZVOUS, env="pet",
         help="Where the first coordinator listens, then further nodes that may coordinate and tell late nodes where "
         "the coordinator is. Default: the nodes of the Slurm job, else --master-addr and --master-port.",
     )  # fmt: skip
@@ -114,7 +112,7 @@ class LaunchConfig(Section):
         k.TEXT, "none", g.RENDEZVOUS, env="pet", help="Name of the job; nodes with another one are refused."
     )
     rdzv_conf: RendezvousConfig = setting(
-        rendezvous.RDZV_CONF, RendezvousConfig(), g.RENDEZVOUS, env="pet",
+        v.RDZV_CONF, RendezvousConfig(), g.RENDEZVOUS, env="pet",
         help="join_timeout=300 (wait for MIN nodes; timeout=N is its default), last_call_timeout=1 (then for spares), "
         "is_host=true|false; read_timeout, close_timeout, store_connect_wait_seconds and use_libuv are accepted and "
         "change nothing.",
@@ -186,26 +184,9 @@ class LaunchConfig(Section):
         "node: as inside an allocation for --nnodes and --spares.",
     )  # fmt: skip
 
-    # torchrun's, not supported
-    logs_specs: str = unsupported(k.TEXT, "default", g.TORCHRUN, "use --redirects, --tee and --local-ranks-filter")
-    event_log_handler: str = unsupported(k.TEXT, "null", g.TORCHRUN, "read events/*.jsonl below --log-dir", env="pet")
-    duplicate_stdout_filters: str | None = unsupported(
-        k.optional(k.TEXT), None, g.TORCHRUN, "search the files of the ranks below --log-dir", env="pet"
-    )
-    duplicate_stderr_filters: str | None = unsupported(
-        k.optional(k.TEXT), None, g.TORCHRUN, "search the files of the ranks below --log-dir", env="pet"
-    )
-    numa_binding: str | None = unsupported(k.optional(k.TEXT), None, g.TORCHRUN, "use --numa-bind auto")
-    signals_to_handle: str = unsupported(
-        k.TEXT, "SIGTERM,SIGINT,SIGHUP,SIGQUIT", g.TORCHRUN,
-        "leave it out, SIGTERM, SIGINT, SIGHUP and SIGQUIT end the job", env="pet",
-    )  # fmt: skip
-    shutdown_timeout: float | None = unsupported(
-        k.TIMEOUT, None, g.TORCHRUN, "use --workers-stop-timeout and --term-timeout", env="pet"
-    )
-    virtual_local_rank: bool = unsupported(
-        k.BOOL, False, g.TORCHRUN,
-        "leave it out, and select the device by LOCAL_RANK in the script", env="pet", form="switch",
+    logs_specs: str = setting(
+        k.choice("default"), "default", g.LOGS, no_effect="--redirects, --tee and --local-ranks-filter say it",
+        help="Accepted for torchrun's sake; only default exists.",
     )  # fmt: skip
     gpus_per_numa: int | None = setting(
         k.optional(k.integer(1, 1024)), None, g.DEVICES, flag="",
@@ -219,7 +200,6 @@ class LaunchConfig(Section):
     sysroot: str = setting(
         k.PATH, "/", g.DEVICES, help="Where the node's /sys is, if not at / (in a container, or a recorded node)."
     )
-    node_local_tmpdir: str | None = unsupported(k.optional(k.PATH), None, g.LOGS, "use --log-dir", flag="")
     inject_gpu_failure: frozenset[tuple[int, int]] = setting(
         v.PREFLIGHT_FAILURES, frozenset(), g.HEALTH, flag="",
         help="CYCLE:INFRA_RANK,...: let the node's check before that cycle fail (for tests).",
@@ -278,7 +258,7 @@ class LaunchConfig(Section):
         if self.standalone:
             return ()
         if self.rdzv_endpoint:
-            return rendezvous.split_endpoints(self.rdzv_endpoint)
+            return v.split_endpoints(self.rdzv_endpoint)
         if self.master_addr is None:
             return ()
         return ((self.master_addr, 29500 if self.master_port is None else self.master_port),)

@@ -1,7 +1,4 @@
-"""How a setting is declared: one `setting(...)` in a dataclass is its flag, its variable, its YAML key and its docs.
-
-`unsupported(...)` declares a name of torchrun's or ft_launcher's that is refused, with what to do instead.
-"""
+"""How a setting is declared: one `setting(...)` in a dataclass is its flag, its variable, its YAML key and its docs."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from nvrx_slurm.errors import UsageError
 
 
 @dataclass(frozen=True)
-class Setting:
+class Declaration:
     """One field of a section; `setting()` declares it."""
 
     section: str  # "launch" or "ft", as in `Config`; "submit"
@@ -27,12 +24,6 @@ class Setting:
     env: tuple[str, ...]  # the first one that is set counts
     form: str = "value"  # "value", "switch" (takes no value) or "repeat"
     no_effect: str = ""  # why this accepted value changes nothing
-    instead: str = ""  # not "": not supported; what to do instead
-
-    @property
-    def built(self) -> bool:
-        """Whether values other than the default are accepted."""
-        return not self.instead
 
     @property
     def key(self) -> str:
@@ -40,9 +31,9 @@ class Setting:
         return f"ft_{self.name}" if self.section == "ft" else self.name
 
 
-def shown(setting: Setting, value: Any) -> str:
+def shown(item: Declaration, value: Any) -> str:
     """A value as one line of text, as it could be given in a flag ("" = an empty value)."""
-    plain = setting.kind.show(value)
+    plain = item.kind.show(value)
     if plain is None:
         return "none"
     if isinstance(plain, bool):
@@ -55,18 +46,13 @@ def shown(setting: Setting, value: Any) -> str:
 def setting(kind: Kind, default: Any, group: str, help: str, **more: Any) -> Any:
     """Declare a field.
 
-    `more`: form, no_effect (see `Setting`); flag = the main spelling where it does not follow from the name,
+    `more`: form, no_effect (see `Declaration`); flag = the main spelling where it does not follow from the name,
     "" for none; aliases = further spellings; env = "nvrx", "pet" (torchrun's), "both" or "submit".
     """
     metadata = {"kind": kind, "group": group, "help": help, **more}
     if isinstance(default, dict):
         return field(default_factory=lambda: dict(default), metadata=metadata)
     return field(default=default, metadata=metadata)
-
-
-def unsupported(kind: Kind, default: Any, group: str, instead: str, **more: Any) -> Any:
-    """Declare a field of torchrun's or ft_launcher's that only takes its default; `instead`: what to do instead."""
-    return setting(kind, default, group, "", instead=instead, **more)
 
 
 class Section:
@@ -83,7 +69,7 @@ class Section:
                 raise UsageError(f"{type(self).__name__}: {item.name}={raw!r} {error}") from None
 
 
-def _setting_of(section: str, f: Any) -> Setting:
+def _declaration(section: str, f: Any) -> Declaration:
     more = dict(f.metadata)
     key = f"ft_{f.name}" if section == "ft" else f.name
     main = more.pop("flag", "--" + key.replace("_", "-"))
@@ -92,12 +78,12 @@ def _setting_of(section: str, f: Any) -> Setting:
     env = names[more.pop("env", "nvrx")]
     default = f.default if f.default is not MISSING else f.default_factory()
     flags = tuple(filter(None, (main, *more.pop("aliases", ()))))
-    return Setting(section=section, name=f.name, default=default, flags=flags, env=env, **more)
+    return Declaration(section=section, name=f.name, default=default, flags=flags, env=env, **more)
 
 
-def settings_of(cls: type[Section]) -> tuple[Setting, ...]:
+def settings_of(cls: type[Section]) -> tuple[Declaration, ...]:
     """The settings of one section, in order of declaration."""
-    return tuple(_setting_of(cls.section, f) for f in fields(cls))  # type: ignore[arg-type]
+    return tuple(_declaration(cls.section, f) for f in fields(cls))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -121,7 +107,7 @@ Layer = dict[str, tuple[Any, Origin]]
 """Raw values of one source and where each stood."""
 
 
-def parsed(item: Setting, raw: object, origin: Origin) -> Any:
+def parsed(item: Declaration, raw: object, origin: Origin) -> Any:
     """The value of `raw`, or a UsageError that begins with its origin."""
     try:
         return item.kind.parse(raw)

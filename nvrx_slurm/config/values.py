@@ -8,14 +8,18 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntFlag
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nvrx_slurm.config.kinds import (
     ABSOLUTE_PATH,
+    BOOL,
+    POSITIVE_SECONDS,
+    SECONDS,
     TEXT,
     TIMEOUT,
     Kind,
     as_number,
+    as_text,
     did_you_mean,
     integer,
     list_of,
@@ -251,3 +255,88 @@ def _log_path(raw: object) -> str:
 
 
 LOG_PATH = Kind("PATH", _log_path)
+
+
+# --- the rendezvous, in torchrun's grammar ----------------------------------------------------------------------------
+
+
+def split_endpoint(text: str, default_port: int = 29400) -> tuple[str, int]:
+    """(host, port) of HOST[:PORT] or [IPV6]:PORT; port 0..65535. Raises ValueError("must be ...")."""
+    host, port = text.strip(), ""
+    if host.startswith("["):
+        host, closed, rest = host[1:].partition("]")
+        port = rest[1:]
+        good = bool(closed) and (not rest or rest.startswith(":"))
+    else:
+        good = host.count(":") <= 1
+        host, _, port = host.partition(":")
+    number = int(port) if port.isdecimal() and len(port) < 6 else default_port if not port else -1
+    if not good or not host or not 0 <= number <= 65535 or any(c.isspace() or c in "/@" for c in host):
+        raise ValueError("must be HOST:PORT (an IPv6 address in brackets), for example node1:29400")
+    return host, number
+
+
+def split_endpoints(text: str) -> tuple[tuple[str, int], ...]:
+    """(host, port) of each in HOST[:PORT],... Raises ValueError("must be ...")."""
+    return tuple(map(split_endpoint, text.split(",")))
+
+
+def _endpoints(raw: object) -> str:
+    if raw == "":
+        return ""
+    text = as_text(raw, "must be HOST:PORT").strip()
+    split_endpoints(text)
+    return text
+
+
+ENDPOINTS = Kind("HOST[:PORT],...", _endpoints)
+
+
+@dataclass(frozen=True)
+class RendezvousConfig:
+    """`--rdzv-conf`, times in seconds."""
+
+    is_host: bool | None = None  # this node starts the coordinator; None = decided by infra rank or endpoint
+    join_timeout: float = 300.0  # > 0: how long too few nodes are waited for; default: `timeout` where that is given
+    last_call_timeout: float = 1.0  # >= 0: how long a complete job waits for spares before its first plan
+    ignored: tuple[str, ...] = ()  # keys that were given and change nothing here
+
+    def __str__(self) -> str:
+        names = ("is_host", "join_timeout", "last_call_timeout")
+        given = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(RendezvousConfig, name)}
+        return ",".join(f"{name}={value}" for name, value in given.items())
+
+
+_RDZV_KINDS = {
+    "is_host": optional(BOOL),
+    "join_timeout": POSITIVE_SECONDS,
+    "timeout": POSITIVE_SECONDS,
+    "last_call_timeout": SECONDS,
+}
+_RDZV_IGNORED = ("read_timeout", "close_timeout", "store_connect_wait_seconds", "use_libuv")
+_RDZV_REFUSED = ("replacement_group_size", "segment", "segment_check_interval")
+
+
+def _rdzv_conf(raw: object) -> RendezvousConfig:
+    if isinstance(raw, RendezvousConfig):
+        return raw
+    text = raw.strip("'\"") if isinstance(raw, str) else raw  # quotes that a launcher's script passes on
+    given = pairs(text, "=", "must be KEY=VALUE,... with each key once, for example join_timeout=600")
+    ignored = tuple(name for name in _RDZV_IGNORED if given.pop(name, None) is not None)
+    for name, value in given.items():
+        if name in _RDZV_REFUSED:
+            raise ValueError(f"{name} is not supported; leave it out")
+        if name not in _RDZV_KINDS:
+            near = did_you_mean(name, _RDZV_KINDS) or f" (known: {', '.join(_RDZV_KINDS)})"
+            raise ValueError(f"{name} is not a key of --rdzv-conf{near}")
+        try:
+            given[name] = _RDZV_KINDS[name].parse(value)
+        except ValueError as error:
+            raise ValueError(f"{name} {error}") from None
+    if "timeout" in given:  # with torchrun, users raise it for nodes that come late
+        given.setdefault("join_timeout", given["timeout"])
+    values: dict[str, Any] = {name: value for name, value in given.items() if name != "timeout"}
+    return RendezvousConfig(**values, ignored=ignored)
+
+
+RDZV_CONF = Kind("KEY=VALUE,...", _rdzv_conf, str)

@@ -29,10 +29,7 @@ MEET = ("--nnodes=2", "--rdzv-endpoint=nosuchhost.invalid:29400", "--rdzv-conf=j
         ("--local-ranks-filter=99 train.py", ("names local rank 99", "local rank 0 only")),
         ("--nproc-per-node=4 --local-ranks-filter=0,4 train.py", ("names local rank 4", "local ranks 0 to 3")),
         ("--ft-cfg-path=gone.yaml train.py", ("gone.yaml does not exist", "--ft-cfg-path")),
-        (  # all at once, each with what to do instead
-            "--event-log-handler=x --numa-binding=node --virtual-local-rank train.py",
-            ("--event-log-handler is", "use --numa-bind auto", "--virtual-local-rank is"),
-        ),
+        ("--numa-binding=node train.py", ("--numa-binding is not", "use --numa-bind auto")),
         ("--ft-segment=4 --nnodes=6:8 --rdzv-endpoint=h:1 train.py", ("--ft-segment 4", "6")),
         ("--ft-segment=4 --restart-policy=min-healthy train.py", ("--ft-segment", "min-healthy")),
         ("--ft-segment=1 train.py", ("--ft-segment 1", "NVRX_REPLACEMENT_GROUP_ID")),

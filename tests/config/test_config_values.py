@@ -9,10 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvrx_slurm.config import kinds as k
-from nvrx_slurm.config import rendezvous as r
 from nvrx_slurm.config import values as v
-from nvrx_slurm.config.rendezvous import RendezvousConfig
-from nvrx_slurm.config.values import NodeRange, Std, Streams
+from nvrx_slurm.config.values import NodeRange, RendezvousConfig, Std, Streams
 
 SECTIONS = {"setup": 600.0, "step": 30.0, "idle": None, "eval": None}
 MANY = {f"section {n}": 1.0 for n in range(v.MAX_SECTIONS)}
@@ -40,15 +38,11 @@ TAKEN: list[tuple[k.Kind, list[object], object]] = [
     (v.SECTION_TIMEOUTS, ["setup:600, step:30,idle:none,eval:", SECTIONS | {"eval": "none"}], SECTIONS),
     (v.SECTION_TIMEOUTS, [MANY], MANY),
     (v.PREFLIGHT_FAILURES, ["1:0, 2:3", "2:3,1:0,"], frozenset({(1, 0), (2, 3)})),
-    (r.RDZV_CONF, ["join_timeout=600,is_host=1"], RendezvousConfig(join_timeout=600.0, is_host=True)),
-    (
-        r.RDZV_CONF,
-        ["timeout=600", "'timeout=600'", '"timeout=600"'],
-        RendezvousConfig(join_timeout=600.0, timeout=600.0),
-    ),
-    (r.RDZV_CONF, ["timeout=9,join_timeout=8"], RendezvousConfig(join_timeout=8.0, timeout=9.0)),
-    (r.RDZV_CONF, [""], RendezvousConfig()),
-    (r.RDZV_CONF, [{"read_timeout": 5}], RendezvousConfig(read_timeout=5.0)),
+    (v.RDZV_CONF, ["join_timeout=600,is_host=1"], RendezvousConfig(join_timeout=600.0, is_host=True)),
+    (v.RDZV_CONF, ["timeout=600", "'timeout=600'", '"timeout=600"'], RendezvousConfig(join_timeout=600.0)),
+    (v.RDZV_CONF, ["timeout=9,join_timeout=8"], RendezvousConfig(join_timeout=8.0)),
+    (v.RDZV_CONF, [""], RendezvousConfig()),
+    (v.RDZV_CONF, [{"read_timeout": 5}], RendezvousConfig(ignored=("read_timeout",))),
 ]
 # kind, a word of the sentence, what is refused
 REFUSED: list[tuple[k.Kind, str, list[object]]] = [
@@ -73,14 +67,14 @@ REFUSED: list[tuple[k.Kind, str, list[object]]] = [
     (v.SECTION_TIMEOUTS, "at most 128", [MANY | {"one more": 1.0}, {"x" * 5000: 1.0}]),
     (v.RESTARTS_BY_FAULT, "FAULT:N", ["hung:2", "hang:-1", "hang:1,hang:2", "hang", 5]),
     (v.PREFLIGHT_FAILURES, "CYCLE:INFRA_RANK", ["1", "1:x", "-1:0", "1:2:3"]),
-    (r.ENDPOINTS, "HOST:PORT", [":1", "h:x", "h:65536", "h:-1", "::1", "[::1", "[::1]x", "http://h:1", "a b:1"]),
-    (r.ENDPOINTS, "HOST:PORT", ["h:1,", ",h:1"]),
-    (r.RDZV_CONF, "did you mean join_timeout", ["join_timout=3"]),
-    (r.RDZV_CONF, "known: is_host", ["zzz=3"]),
-    (r.RDZV_CONF, "join_timeout must be", ["join_timeout=x"]),
-    (r.RDZV_CONF, "KEY=VALUE", ["join_timeout", "join_timeout=1,join_timeout=2"]),
-    (r.RDZV_CONF, "segment is not supported", ["segment=4"]),
-    (r.RDZV_CONF, "is_host must be", ["is_host=maybe"]),
+    (v.ENDPOINTS, "HOST:PORT", [":1", "h:x", "h:65536", "h:-1", "::1", "[::1", "[::1]x", "http://h:1", "a b:1"]),
+    (v.ENDPOINTS, "HOST:PORT", ["h:1,", ",h:1"]),
+    (v.RDZV_CONF, "did you mean join_timeout", ["join_timout=3"]),
+    (v.RDZV_CONF, "known: is_host", ["zzz=3"]),
+    (v.RDZV_CONF, "join_timeout must be", ["join_timeout=x"]),
+    (v.RDZV_CONF, "KEY=VALUE", ["join_timeout", "join_timeout=1,join_timeout=2"]),
+    (v.RDZV_CONF, "segment is not supported", ["segment=4"]),
+    (v.RDZV_CONF, "is_host must be", ["is_host=maybe"]),
 ]  # fmt: skip
 
 
@@ -107,7 +101,7 @@ def test_what_a_kind_refuses(kind: k.Kind, sentence: str, raws: list[object]) ->
     ],
 )  # fmt: skip
 def test_endpoints(text: str, expected: tuple[str, int]) -> None:
-    assert r.split_endpoint(text) == expected
+    assert v.split_endpoint(text) == expected
 
 
 def test_streams_of_a_local_rank() -> None:
@@ -123,7 +117,7 @@ TIMEOUTS = st.builds(RendezvousConfig, join_timeout=st.floats(0.001, k.MAX_SECON
 VALUES = st.one_of(
     st.tuples(st.just(v.NNODES), NODE_RANGES),
     st.tuples(st.just(v.STREAMS), SOME_STREAMS | st.sampled_from(Std).map(Streams)),
-    st.tuples(st.just(r.RDZV_CONF), TIMEOUTS),
+    st.tuples(st.just(v.RDZV_CONF), TIMEOUTS),
 )
 
 
@@ -134,7 +128,7 @@ def test_what_is_shown_reads_back(pair: tuple[k.Kind, object]) -> None:
 
 
 KINDS = [k.BOOL, k.SECONDS, k.TIMEOUT, v.NNODES, v.NPROC, v.STREAMS, v.RANKS, v.SIGNAL, v.LOG_LEVEL, v.SECTION_TIMEOUTS]
-KINDS += [r.RDZV_CONF, k.WORDS, k.TEXT, k.PATH, k.ABSOLUTE_PATHS, r.ENDPOINTS, k.integer(0), k.choice("a", "b")]
+KINDS += [v.RDZV_CONF, k.WORDS, k.TEXT, k.PATH, k.ABSOLUTE_PATHS, v.ENDPOINTS, k.integer(0), k.choice("a", "b")]
 JUNK = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.binary(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),

@@ -53,7 +53,7 @@ def section(text: str) -> str:
 BAD_FILES: list[tuple[str | bytes, str]] = [
     (section("rank_heartbeat_timout: 3"), "rank_heartbeat_timout is not .* did you mean rank_heartbeat_timeout"),
     (section("zzzzzz: 3"), "fault_tolerance.zzzzzz is not a known key; remove it"),
-    (section("health_logging: {prefix: /a}"), "health_logging is not a known key; another version of NVRx has it"),
+    (section("health_logging: {prefix: /a}"), "health_logging is not a known key; torchrun or another version"),
     (section("1: 3"), "fault_tolerance.1 is not a known key"),
     ("a: {fault_tolerance: {rank_heartbeat_timeout: true}}", "a.fault_tolerance.rank_heartbeat_timeout = True: "),
     (section("log_level: [1]"), r"log_level = \[1\]: must be"),
