@@ -32,9 +32,7 @@ def _submit(ctx: click.Context, script: str | None, script_args: tuple[str, ...]
     given = flags_given(ctx)
     config = resolve({key: value for key, value in given.items() if key in SETTINGS}, os.environ).config
     wanted = resolve_submit({key: value for key, value in given.items() if key in SUBMIT_SETTINGS}, os.environ)
-    for wrong, sentence in wanted.contradictions(config.launch, config.stop_before_end_s):
-        if wrong:
-            raise UsageError(sentence)
+    wanted.check(config.launch, config.stop_before_end_s)
     words = (script, *script_args) if script else ()
     if config.launch.dry_run:
         click.echo(_text(config, wanted, given, words, None, ""), nl=False)

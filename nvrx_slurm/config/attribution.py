@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -14,6 +13,7 @@ from nvrx_slurm.config.ft_logs import LogSettings
 from nvrx_slurm.config.kinds import UNIX_SOCKET, Kind, as_text
 from nvrx_slurm.config.settings import setting
 from nvrx_slurm.config.values import LOG_LEVEL
+from nvrx_slurm.errors import UsageError
 
 _SAFE = re.compile(r"http://(localhost|127(\.\d+){3}|\[::1\])([:/]|$)|https:", re.IGNORECASE)  # no key in the clear
 MANAGED = "localhost"  # the endpoint for which the job runs the service itself
@@ -61,10 +61,10 @@ class AttributionSettings(LogSettings):
     attribution_endpoint: str | None = setting(
         k.optional(ENDPOINT), None, g.ATTRIBUTION,
         help="Service that analyses the logs of failed cycles: localhost runs one for this job, on the coordinator's "
-        "node; http://HOST:PORT, https://HOST:PORT or unix:///PATH runs elsewhere. It never delays a restart.",
+        "node; http://HOST:PORT, https://HOST:PORT or unix:///PATH runs elsewhere.",
     )  # fmt: skip
     attribution_startup_timeout: float = setting(
-        k.POSITIVE_SECONDS, 20.0, g.ATTRIBUTION, help="A service of this job that is not up after this time is said."
+        k.POSITIVE_SECONDS, 20.0, g.ATTRIBUTION, "A service of this job that is not up after this time is said."
     )
     attribution_llm_api_key_file: str | None = setting(
         k.optional(k.PATH), None, g.ATTRIBUTION,
@@ -72,28 +72,28 @@ class AttributionSettings(LogSettings):
     )  # fmt: skip
     attribution_llm_base_url: str | None = setting(
         k.optional(URL), None, g.ATTRIBUTION,
-        help="OpenAI-compatible service of a language model, for example https://HOST/v1. Evidence of failed cycles "
-        "goes there, redacted. none: no language model.",
+        help="OpenAI-compatible service, https://HOST/v1, that gets evidence of failed cycles, redacted. none: no "
+        "model.",
     )  # fmt: skip
     attribution_llm_model: str | None = setting(
-        k.optional(k.TEXT), None, g.ATTRIBUTION, help="Name of the model at that service."
+        k.optional(k.TEXT), None, g.ATTRIBUTION, "Name of the model at that service."
     )
     attribution_llm_plain_http: bool = setting(
-        k.BOOL, False, g.ATTRIBUTION, help="Allow http:// to a language model on another host."
+        k.BOOL, False, g.ATTRIBUTION, "Allow http:// to a language model on another host."
     )
     attribution_analysis_backend: str = setting(
-        k.choice("lib"), "lib", g.ATTRIBUTION, help="Accepted for compatibility; there is one analysis."
+        k.choice("lib"), "lib", g.ATTRIBUTION, "Accepted for compatibility; there is one analysis."
     )
     attribution_stop_action: str = setting(
         k.choice("log", "no-restart"), "log", g.ATTRIBUTION,
-        help="What follows when attribution says that another try would end the same way, or the job fails three times "
-        "in a row in the same line of the script: a line on the console, or the end with --ft-no-restart-exit-code.",
+        help="What follows when another try would end the same way, or the same line of the script fails three times "
+        "in a row: a line on the console, or the end with --ft-no-restart-exit-code.",
     )  # fmt: skip
     attribution_log_level: int = setting(
-        LOG_LEVEL, logging.INFO, g.ATTRIBUTION, help="Level of the service's own log, beside the logs of the cycles."
+        LOG_LEVEL, logging.INFO, g.ATTRIBUTION, "Level of the service's own log, beside the logs of the cycles."
     )
     attribution_export_url: str | None = setting(
-        k.optional(URL), None, g.ATTRIBUTION, help="Every result of the job's own service is posted there as JSON."
+        k.optional(URL), None, g.ATTRIBUTION, "Every result of the job's own service is posted there as JSON."
     )
 
     @property
@@ -110,27 +110,21 @@ class AttributionSettings(LogSettings):
             return ""
         return "attribution has no effect: --ft-attribution-endpoint must be localhost, or begin with http or unix"
 
-    def attribution_contradictions(self) -> Iterator[tuple[bool, str]]:
-        """Pairs (is it so?, the sentence about it)."""
-        base_url, model = self.attribution_llm_base_url, self.attribution_llm_model
+    def check_attribution(self) -> None:
+        """Raises UsageError where settings contradict each other."""
+        endpoint, base_url, model = self.attribution_endpoint, self.attribution_llm_base_url, self.attribution_llm_model
         has_llm = bool(base_url or model or self.attribution_llm_api_key_file)
-        yield (
-            (has_llm or self.attribution_export_url is not None) and self.attribution_endpoint not in (None, MANAGED),
-            "--ft-attribution-llm-... and --ft-attribution-export-url are for a service that the job runs itself;"
-            f" give --ft-attribution-endpoint {MANAGED}, or leave them out",
-        )
-        yield (
-            self.attribution_endpoint is not None and self.per_cycle_applog_prefix is None,
-            f"--ft-attribution-endpoint {self.attribution_endpoint} analyses the logs of cycles;"
-            " give --ft-per-cycle-applog-prefix, too",
-        )
-        yield (
-            self.attribution_endpoint == MANAGED and has_llm and not (base_url and model),
-            "evidence goes to no language model that was not named; give both --ft-attribution-llm-base-url and"
-            " --ft-attribution-llm-model",
-        )
-        yield (
-            base_url is not None and not _SAFE.match(base_url) and not self.attribution_llm_plain_http,
-            f"--ft-attribution-llm-base-url {base_url} sends key and evidence unencrypted; give an https:// URL,"
-            " or allow it with --ft-attribution-llm-plain-http true",
-        )
+        if (has_llm or self.attribution_export_url is not None) and endpoint not in (None, MANAGED):
+            raise UsageError(
+                "--ft-attribution-llm-... and --ft-attribution-export-url are for a service that the job runs itself;"
+                f" give --ft-attribution-endpoint {MANAGED}, or leave them out"
+            )
+        if endpoint is not None and self.per_cycle_applog_prefix is None:
+            raise UsageError("--ft-attribution-endpoint needs the logs of cycles; give --ft-per-cycle-applog-prefix")
+        if endpoint == MANAGED and has_llm and not (base_url and model):
+            raise UsageError("give both --ft-attribution-llm-base-url and --ft-attribution-llm-model, or neither")
+        if base_url is not None and not _SAFE.match(base_url) and not self.attribution_llm_plain_http:
+            raise UsageError(
+                f"--ft-attribution-llm-base-url {base_url} sends key and evidence unencrypted; give an https:// URL,"
+                " or allow it with --ft-attribution-llm-plain-http true"
+            )

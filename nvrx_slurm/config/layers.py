@@ -10,7 +10,7 @@ from typing import Any
 from nvrx_slurm.config.files import MissingSection
 from nvrx_slurm.config.ft import FaultToleranceConfig, yaml_layer
 from nvrx_slurm.config.kinds import did_you_mean, nearest
-from nvrx_slurm.config.launch import LaunchConfig, contradictions
+from nvrx_slurm.config.launch import LaunchConfig
 from nvrx_slurm.config.settings import Declaration, Layer, Origin, parsed, settings_of
 from nvrx_slurm.errors import UsageError
 
@@ -29,11 +29,8 @@ class Config:
     ft: FaultToleranceConfig = field(default_factory=FaultToleranceConfig)
 
     def __post_init__(self) -> None:
-        for wrong, sentence in (*contradictions(self.launch), *self.ft.contradictions()):
-            if wrong:
-                raise UsageError(sentence)
-        if isinstance(self.launch.nproc_per_node, int):
-            self.launch.check_local_ranks(self.launch.nproc_per_node)
+        self.launch.check()
+        self.ft.check()
 
     @property
     def stop_before_end_s(self) -> float:

@@ -55,6 +55,11 @@ def setting(kind: Kind, default: Any, group: str, help: str, **more: Any) -> Any
     return field(default=default, metadata=metadata)
 
 
+def ignored(kind: Kind, default: Any, group: str, why: str, **more: Any) -> Any:
+    """Declare a field that is taken for the sake of torchrun or ft_launcher and changes nothing."""
+    return setting(kind, default, group, f"Accepted for compatibility: {why}.", no_effect=why, **more)
+
+
 class Section:
     """Base of the two dataclasses: every value passes its parser, also when made in Python. Raises UsageError."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,6 +12,7 @@ from nvrx_slurm.config import kinds as k
 from nvrx_slurm.config import values as v
 from nvrx_slurm.config.launch import LaunchConfig
 from nvrx_slurm.config.settings import Origin, Section, parsed, setting, settings_of
+from nvrx_slurm.errors import UsageError
 
 MAX_LINKS = 1000  # Slurm's MaxJobCount is 10,000 by default
 _JOB_NAME = re.compile(r"[^\s/%\\\"'`$]{1,200}")
@@ -50,38 +51,36 @@ class SubmitConfig(Section):
 
     section: ClassVar[str] = "submit"
 
-    job_name: str = setting(
-        k.Kind("NAME", _job_name), "nvrx", g.JOB, env="submit", aliases=("-J",), help="Name of the job."
-    )
+    job_name: str = setting(k.Kind("NAME", _job_name), "nvrx", g.JOB, "Name of the job.", env="submit", aliases=("-J",))
     nodes: int | None = setting(
         k.optional(k.integer(1, v.MAX_NODES)), None, g.JOB, env="submit", aliases=("-N",),
-        help="All nodes of the job: those that train and the spares. Default: MAX of --nnodes, else 1 and the spares.",
+        help="All nodes of the job, with the spares. Default: MAX of --nnodes, else 1 and the spares.",
     )  # fmt: skip
     gpus_per_node: int | None = setting(
-        k.optional(k.integer(0, 1024)), None, g.JOB, env="submit", help="GPUs that Slurm gives each node."
+        k.optional(k.integer(0, 1024)), None, g.JOB, "GPUs that Slurm gives each node.", env="submit"
     )
     cpus_per_task: int | None = setting(
         k.optional(k.integer(1, 65535)), None, g.JOB, env="submit", aliases=("-c",),
         help="CPUs of each node. Default: all, where the job has its nodes for itself.",
     )  # fmt: skip
-    exclusive: bool = setting(k.BOOL, True, g.JOB, env="submit", help="No other job runs on the nodes of this one.")
+    exclusive: bool = setting(k.BOOL, True, g.JOB, "No other job runs on the nodes of this one.", env="submit")
     time: str | None = setting(
         k.optional(k.Kind("TIME", _time)), None, g.JOB, env="submit",
         help="Time limit, as sbatch takes it. Default: that of the partition.",
     )  # fmt: skip
     warn_time: int = setting(
         k.integer(0, 65535, "SECONDS"), 120, g.JOB, env="submit",
-        help="Slurm sends the job the warning signal this long before the time limit; longer than the slowest "
-        "checkpoint. 0: none.",
+        help="Slurm sends the warning signal this long before the time limit; longer than the slowest checkpoint. 0: "
+        "none.",
     )  # fmt: skip
     partition: str | None = setting(
-        k.optional(k.TEXT), None, g.JOB, env="submit", aliases=("-p",), help="Partition of the job."
+        k.optional(k.TEXT), None, g.JOB, "Partition of the job.", env="submit", aliases=("-p",)
     )
     account: str | None = setting(
-        k.optional(k.TEXT), None, g.JOB, env="submit", aliases=("-A",), help="Account that is charged."
+        k.optional(k.TEXT), None, g.JOB, "Account that is charged.", env="submit", aliases=("-A",)
     )
     array: str | None = setting(
-        k.optional(k.TEXT), None, g.JOB, env="submit", aliases=("-a",), help="Make it a job array: 0-9, 1-10%1."
+        k.optional(k.TEXT), None, g.JOB, "Make it a job array: 0-9, 1-10%1.", env="submit", aliases=("-a",)
     )
     output: str | None = setting(
         k.optional(k.PATH), None, g.JOB, env="submit", aliases=("-o",),
@@ -89,17 +88,17 @@ class SubmitConfig(Section):
     )  # fmt: skip
     sbatch_args: tuple[str, ...] = setting(
         k.WORDS, (), g.JOB, env="submit", flag="--sbatch-arg", form="repeat",
-        help="One more option for sbatch, as in --sbatch-arg=--qos=high. May be repeated.",
+        help="One more option for sbatch: --sbatch-arg=--qos=high. May be repeated.",
     )  # fmt: skip
     venv: str | None = setting(
         k.optional(k.PATH), None, g.JOB, env="submit",
         help="Python environment that the job activates. Default: the one of this nvrx.",
     )  # fmt: skip
     container_image: str | None = setting(
-        k.optional(k.TEXT), None, g.CONTAINER, env="submit", help="Run the training in this image."
+        k.optional(k.TEXT), None, g.CONTAINER, "Run the training in this image.", env="submit"
     )
     container_runtime: str = setting(
-        k.choice("pyxis", "apptainer"), "pyxis", g.CONTAINER, env="submit", help="How it is run: pyxis or apptainer."
+        k.choice("pyxis", "apptainer"), "pyxis", g.CONTAINER, "How it is run: pyxis or apptainer.", env="submit"
     )
     container_mounts: str | None = setting(
         k.optional(k.TEXT), None, g.CONTAINER, env="submit",
@@ -118,38 +117,24 @@ class SubmitConfig(Section):
         help="Show the job's output until the job, or chain, ends, and exit with its code.",
     )  # fmt: skip
 
-    def contradictions(self, launch: LaunchConfig, stop_s: float) -> Iterator[tuple[bool, str]]:
-        """Pairs (is it so?, the sentence about it). `stop_s`: how long before its limit the job stops its ranks."""
-        least = launch.node_range(self.all_nodes(launch)).max
-        yield (
-            self.nodes is not None and self.nodes < least,
-            f"--nodes {self.nodes} is less than the {least} nodes of --nnodes and --spares; give at least {least}",
-        )
-        yield (
-            self.chain is not None and launch.until_done,
-            "--chain and --until-done exclude each other; keep one of them",
-        )
-        yield (
-            (self.chain is not None or launch.until_done) and self.array is not None,
-            "--array cannot be a chain, too; leave out --chain, --until-done or --array",
-        )
-        yield self.wait and self.array is not None, "--wait follows one job; leave it out with --array"
-        yield (
-            launch.enable_multi_launchers_per_node,
-            "NVRX_ENABLE_MULTI_LAUNCHERS_PER_NODE: nvrx submit asks for one launcher per node; write a batch script",
-        )
+    def check(self, launch: LaunchConfig, stop_s: float) -> None:
+        """Raises UsageError for a contradiction. `stop_s`: how long before its limit the job stops its ranks."""
+        least, chained = launch.node_range(self.all_nodes(launch)).max, self.chain is not None
+        if self.nodes is not None and self.nodes < least:
+            raise UsageError(f"--nodes {self.nodes} is less than the {least} nodes of --nnodes and --spares")
+        if chained and launch.until_done:
+            raise UsageError("--chain and --until-done exclude each other; keep one of them")
+        if self.array is not None and (chained or launch.until_done or self.wait):
+            raise UsageError("--array excludes --chain, --until-done and --wait; leave it or them out")
         limit_s = _seconds(self.time)
-        yield (
-            limit_s is not None and self.warn_time >= limit_s,
-            f"--warn-time {self.warn_time} is not shorter than --time {self.time}: the job would be warned at once",
-        )
-        yield (
-            0 < self.warn_time <= stop_s,
-            f"--warn-time {self.warn_time} comes no sooner than the end of the ranks, {stop_s:g} s before the limit"
-            " (--until-done, --ft-stop-before-end); make it longer",
-        )
-        more = self.container_mounts or self.container_workdir
-        yield bool(more) and not self.container_image, "--container-... options need --container-image; give it"
+        if limit_s is not None and self.warn_time >= limit_s:
+            raise UsageError(f"--warn-time {self.warn_time} is not shorter than --time {self.time}; make it shorter")
+        if 0 < self.warn_time <= stop_s:
+            raise UsageError(
+                f"--warn-time {self.warn_time} is not before the ranks' end, {stop_s:g} s before the limit"
+            )
+        if (self.container_mounts or self.container_workdir) and not self.container_image:
+            raise UsageError("--container-... options need --container-image; give it")
 
     def all_nodes(self, launch: LaunchConfig) -> int:
         """Nodes to ask Slurm for."""

@@ -49,9 +49,8 @@ def _row(item: Declaration) -> str:
     flag, *aliases = item.flags or ("",)
     value = "" if item.form == "switch" or not flag else f" {item.kind.metavar}"
     yaml_key = item.name if item.section == "ft" else ""
-    meaning = item.help + (f" No effect: {item.no_effect}." if item.no_effect else "")
     cells = [_code(flag + value), ", ".join(map(_code, aliases)), ", ".join(map(_code, item.env)), _code(yaml_key)]
-    return "| " + " | ".join([*cells, _code(shown(item, item.default)), meaning.replace("|", "\\|")]) + " |"
+    return "| " + " | ".join([*cells, _code(shown(item, item.default)), item.help.replace("|", "\\|")]) + " |"
 
 
 def _code(text: str) -> str:
