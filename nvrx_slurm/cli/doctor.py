@@ -70,10 +70,7 @@ def doctor(as_json: bool, hooks: str, slurm_api: str) -> None:
     """
     from nvrx_slurm.slurm.api import connect
 
-    try:
-        parts = examine(*connect(slurm_api), hooks)
-    except UsageError as error:
-        raise click.UsageError(str(error)) from None
+    parts = examine(*connect(slurm_api), hooks)
     if as_json:
         click.echo(json.dumps([{"part": name, **line._asdict()} for name, lines in parts.items() for line in lines]))
     else:

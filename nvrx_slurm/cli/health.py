@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from nvrx_slurm.errors import ExitCode, UsageError
+from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import policy
 from nvrx_slurm.health.check import CONTEXTS, Check
 
@@ -23,17 +23,7 @@ _NODE = click.option("--node", metavar="NAME", default="", help="The node's name
 _JSON = click.option("--json", "as_json", is_flag=True, help="JSON on one line, for machines.")
 
 
-class _Group(click.Group):
-    def invoke(self, ctx: click.Context) -> Any:
-        """A UsageError of a command is one sentence on stderr and exit code 2."""
-        try:
-            return super().invoke(ctx)
-        except UsageError as error:
-            click.echo(f"nvrx health: {error}", err=True)
-            sys.exit(ExitCode.USAGE)
-
-
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def health() -> None:
     """Health checks of this node."""
 

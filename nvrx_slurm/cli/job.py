@@ -12,15 +12,13 @@ from nvrx_slurm.cli import rendezvous
 from nvrx_slurm.cli.here import RUN_ENV, Here, Layout, layout, working_directory
 from nvrx_slurm.cli.worker import worker_spec
 from nvrx_slurm.config.ft import FaultToleranceConfig
-from nvrx_slurm.config.kinds import SECONDS
 from nvrx_slurm.core.agent.events import AgentSettings
 from nvrx_slurm.core.coordinator.coordinator import CoordinatorSettings
 from nvrx_slurm.core.coordinator.restarts import RestartLimits
-from nvrx_slurm.errors import UsageError
 from nvrx_slurm.node.job import Job
 from nvrx_slurm.node.preflight.preflight_settings import PreflightSpec, preflight_spec
 from nvrx_slurm.slurm import srun
-from nvrx_slurm.slurm.control import END_TIME
+from nvrx_slurm.slurm.control import END_TIME, KILL_WAIT_S
 from nvrx_slurm.system import numa
 from nvrx_slurm.types import KindCount, RestartPolicy
 
@@ -147,11 +145,8 @@ def _restart_limits(ft: FaultToleranceConfig) -> RestartLimits:
 
 
 def _kill_wait_s(env: Mapping[str, str]) -> float:
-    text = env.get(KILL_WAIT_ENV) or "30"  # Slurm's default
-    try:
-        return float(SECONDS.parse(text))
-    except ValueError as error:
-        raise UsageError(f"{KILL_WAIT_ENV}={text!r} {error}; correct or unset it") from None
+    text = env.get(KILL_WAIT_ENV, "")
+    return float(text) if text.replace(".", "", 1).isdecimal() else KILL_WAIT_S
 
 
 def _term_timeout_s(here: Here) -> float:
@@ -175,10 +170,6 @@ def notes(here: Here, job: Job) -> list[str]:
         "" if job.spec.wrapped else _hang_note(job.spec.limits) if job.spec.monitored else _UNMONITORED,
         here.ft.attribution_note,
     ]
-    if job.logs is not None:
-        from nvrx_slurm.cli.merged_logs import log_note
-
-        found.append(log_note(here, job.logs))
     return [*here.resolved.notes, *filter(None, found)]
 
 

@@ -6,7 +6,7 @@ import os
 
 from nvrx_slurm.cli.here import Here, Layout, working_directory
 from nvrx_slurm.core.logs.cycle_info import CycleFiles
-from nvrx_slurm.core.logs.names import JobName, cycle_file, expand, index_file, tells_jobs_apart
+from nvrx_slurm.core.logs.names import JobName, expand
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.node.output.logs import LogSpec
 
@@ -63,14 +63,3 @@ def check_writable(spec: LogSpec) -> None:
                     raise IsADirectoryError(21, os.strerror(21))
         except OSError as error:
             raise UsageError(f"{flag} {path}: {error.strerror}; give a path where this user may write") from None
-
-
-def log_note(here: Here, spec: LogSpec) -> str:
-    """A file of an earlier job is about to be appended to."""
-    template = here.ft.per_cycle_applog_prefix
-    if template is None or tells_jobs_apart(template):
-        return ""
-    first = cycle_file(spec.prefix, 0, 0 if spec.parts > 1 else -1)
-    if not os.path.exists(index_file(first)):
-        return ""
-    return f"{first} is there already, and this job appends to it; %j in --ft-per-cycle-applog-prefix keeps jobs apart"

@@ -1,14 +1,13 @@
-"""The options of `nvrx-run`, made from the settings of `nvrx_slurm.config`: nothing is declared twice.
+"""The commands whose options are the settings of `nvrx_slurm.config`: nothing is declared twice.
 
-`nvrx_run_options` turns a function into the command; values pass as text to `config.resolve`, which alone judges them.
+`nvrx_run_options` turns a function into `nvrx-run`; values pass as text to `config.resolve`, which alone judges them.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.util import find_spec
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import click
@@ -26,6 +25,8 @@ PROGRAM = "nvrx-run"
 
 # (configuration, training script or "" with --print-config, its arguments) -> exit code
 Body = Callable[[Resolved, str, tuple[str, ...]], int]
+# (values of the options that were given, training script or "", its arguments) -> exit code
+OnFlags = Callable[[dict[str, Any], str, tuple[str, ...]], int]
 
 
 def spelling(name: str) -> str:
@@ -35,30 +36,38 @@ def spelling(name: str) -> str:
 
 
 class SettingsCommand(click.Command):
-    """A command whose options are settings: its help has their groups."""
+    """A command `NAME [OPTIONS] SCRIPT [ARGS]` whose options are settings, by groups. `run` returns its exit code."""
 
-    groups: Sequence[str] = GROUPS
-    settings: Mapping[str, Declaration] = SETTINGS
-
-    def __init__(self, name: str, **extra: Any) -> None:
-        """`extra`: as click.Command takes it."""
+    def __init__(
+        self, name: str, run: OnFlags, settings: Mapping[str, Declaration], groups: Sequence[str], help: str | None
+    ) -> None:
         context = {
             "help_option_names": ["-h", "--help"],
             "allow_interspersed_args": False,
             "token_normalize_func": spelling,
             "max_content_width": 120,
         }
-        super().__init__(name, context, **extra)
+        params = [
+            *(_option(item) for item in settings.values() if item.flags),
+            click.Argument(["script"], required=False, metavar="SCRIPT", type=click.Path(readable=False)),
+            click.Argument(["script_args"], nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]..."),
+        ]
+        super().__init__(name, context, params=params, help=help)
+        self.settings, self._groups, self._run = settings, groups, run
+        click.version_option(__version__, message="nvrx_slurm %(version)s")(self)
+
+    def invoke(self, ctx: click.Context) -> int:
+        """Run with what stands on the command line: click must not mix in defaults of its own."""
+        given = (key for key in ctx.params if ctx.get_parameter_source(key) is ParameterSource.COMMANDLINE)
+        flags = {key: ctx.params[key] for key in given if key in self.settings}
+        return self._run(flags, ctx.params["script"] or "", tuple(ctx.params["script_args"]))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The options by group."""
-        by_group: dict[str, list[tuple[str, str]]] = {group: [] for group in self.groups}
-        for item in self.settings.values():
-            if item.flags:
-                by_group[item.group].append(_help_row(item))
-        for group, rows in by_group.items():
+        for group in self._groups:
             with formatter.section(group):
-                formatter.write_dl(rows, col_max=34)
+                items = [item for item in self.settings.values() if item.group == group and item.flags]
+                formatter.write_dl([_help_row(item) for item in items], col_max=34)
         with formatter.section("Other"):
             formatter.write_dl([("-h, --help", "Show this text."), ("--version", "Show the version.")])
         formatter.write_paragraph()
@@ -83,6 +92,14 @@ class RunCommand(SettingsCommand):
         except click.Abort:
             code = 130
         sys.exit(int(code or 0))
+
+
+def _option(item: Declaration) -> click.Option:
+    """The option of a setting; its value stays text."""
+    extra: dict[str, Any] = {"is_flag": True} if item.form == "switch" else {"metavar": item.kind.metavar, "type": str}
+    if item.form == "repeat":
+        extra["multiple"] = True
+    return click.Option([item.key, *item.flags], default=None, help=item.help, **extra)
 
 
 def _help_row(item: Declaration) -> tuple[str, str]:
@@ -113,20 +130,6 @@ def _option_name(word: str) -> str:
     return spelling(word.lstrip("-").partition("=")[0])
 
 
-def setting_option(item: Declaration) -> click.Option:
-    """The option of a setting; its value stays text."""
-    extra: dict[str, Any] = {"is_flag": True} if item.form == "switch" else {"metavar": item.kind.metavar, "type": str}
-    if item.form == "repeat":
-        extra["multiple"] = True
-    return click.Option([item.key, *item.flags], default=None, help=item.help, **extra)
-
-
-def flags_given(ctx: click.Context) -> dict[str, Any]:
-    """Values of options on the command line only: click must not mix in defaults of its own."""
-    given = (key for key in ctx.params if ctx.get_parameter_source(key) is ParameterSource.COMMANDLINE)
-    return {key: ctx.params[key] for key in given if not key.startswith("script")}
-
-
 def nvrx_run_options(body: Body) -> click.Command:
     """Make the `nvrx-run` command of `body(resolved, script, script_args) -> exit code`.
 
@@ -134,27 +137,16 @@ def nvrx_run_options(body: Body) -> click.Command:
     answered here; a missing script is an error before `body` is called.
     """
 
-    @click.pass_context
-    def command(ctx: click.Context, script: str | None, script_args: tuple[str, ...], **_: Any) -> int:
-        resolved = resolve(flags_given(ctx), os.environ)
+    def run(flags: dict[str, Any], script: str, args: tuple[str, ...]) -> int:
+        resolved = resolve(flags, os.environ)
         if resolved.config.launch.print_config:
             click.echo(print_config(resolved))
             return ExitCode.OK
         if not script:
             raise click.UsageError("no training script was given; write it after the flags, as in nvrx-run train.py")
-        return body(resolved, script, tuple(script_args))
+        return body(resolved, script, args)
 
-    made = RunCommand(
-        PROGRAM,
-        callback=command,
-        params=[
-            *(setting_option(item) for item in SETTINGS.values() if item.flags),
-            click.Argument(["script"], required=False, metavar="SCRIPT", type=click.Path(readable=False)),
-            click.Argument(["script_args"], nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]..."),
-        ],
-        help=body.__doc__,
-    )
-    return click.version_option(__version__, message="nvrx_slurm %(version)s")(made)
+    return RunCommand(PROGRAM, run, SETTINGS, GROUPS, body.__doc__)
 
 
 def print_config(resolved: Resolved) -> str:
@@ -165,11 +157,4 @@ def print_config(resolved: Resolved) -> str:
         rows.append((item.key, value, str(resolved.origins[item.key])))
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     lines = [f"{name:{widths[0]}}  {value:{widths[1]}}  {origin}" for name, value, origin in rows]
-    return "\n".join([*lines, *(f"note: {note}" for note in (*resolved.notes, *_slurm_api(resolved)))])
-
-
-def _slurm_api(resolved: Resolved) -> Iterator[str]:
-    """What --slurm-api auto means here, as far as it can be told without asking Slurm."""
-    if resolved.config.launch.slurm_api == "auto":
-        here = "pyslurm where it fits the cluster; see nvrx doctor" if find_spec("pyslurm") else "cli, without pyslurm"
-        yield f"--slurm-api auto means here: {here}"
+    return "\n".join([*lines, *(f"note: {note}" for note in resolved.notes)])

@@ -9,16 +9,16 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
-from nvrx_slurm.cli.options import SettingsCommand, flags_given, setting_option
+from nvrx_slurm.cli.options import SettingsCommand
 from nvrx_slurm.config.groups import GROUPS, GROUPS_SUBMIT
 from nvrx_slurm.config.layers import SETTINGS, Config, resolve
 from nvrx_slurm.config.settings import Declaration, settings_of
 from nvrx_slurm.config.submit import SubmitConfig, resolve_submit
-from nvrx_slurm.errors import ExitCode, NvrxError, UsageError
+from nvrx_slurm.errors import ExitCode, UsageError
 from nvrx_slurm.slurm.api import connect
 from nvrx_slurm.slurm.api.facts import SlurmError
 from nvrx_slurm.slurm.api.interface import Slurm
@@ -28,12 +28,11 @@ SUBMIT_SETTINGS: dict[str, Declaration] = {item.name: item for item in settings_
 _HERE_ONLY = ("dry_run", "print_config")  # flags of nvrx-run that mean this command, not the job
 
 
-def _submit(ctx: click.Context, script: str | None, script_args: tuple[str, ...]) -> int:
-    given = flags_given(ctx)
+def _submit(given: dict[str, Any], script: str, args: tuple[str, ...]) -> int:
     config = resolve({key: value for key, value in given.items() if key in SETTINGS}, os.environ).config
     wanted = resolve_submit({key: value for key, value in given.items() if key in SUBMIT_SETTINGS}, os.environ)
     wanted.check(config.launch, config.stop_before_end_s)
-    words = (script, *script_args) if script else ()
+    words = (script, *args) if script else ()
     if config.launch.dry_run:
         click.echo(_text(config, wanted, given, words, None, ""), nl=False)
         return ExitCode.OK
@@ -167,28 +166,11 @@ def _output(wanted: SubmitConfig, log_dir: Path, job: int) -> str:
     return (wanted.output or f"{log_dir}/%x_%j.out").replace("%x", wanted.job_name).replace("%j", str(job))
 
 
-class _Submit(SettingsCommand):
-    """Errors are one sentence on stderr, as those of nvrx-run."""
-
-    def invoke(self, ctx: click.Context) -> NoReturn:
-        try:
-            code = _submit(ctx, ctx.params["script"], ctx.params["script_args"])
-        except NvrxError as error:
-            click.echo(f"nvrx submit: {error}", err=True)
-            code = error.exit_code
-        sys.exit(code)
-
-    groups = (*GROUPS_SUBMIT, *GROUPS)
-    settings = SUBMIT_SETTINGS | SETTINGS
-
-
-submit = _Submit(
+submit = SettingsCommand(
     "submit",
-    params=[
-        *(setting_option(item) for item in (SUBMIT_SETTINGS | SETTINGS).values() if item.flags),
-        click.Argument(["script"], required=False, metavar="SCRIPT"),
-        click.Argument(["script_args"], nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]..."),
-    ],
+    _submit,
+    SUBMIT_SETTINGS | SETTINGS,
+    (*GROUPS_SUBMIT, *GROUPS),
     help="""Render an sbatch script that runs SCRIPT under nvrx-run, submit it, and say where its logs will be.
 
     All flags of nvrx-run are taken, too, and handed on. --dry-run prints the script. Without SCRIPT that takes the

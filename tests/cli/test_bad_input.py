@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_harness import ONE_TASK, Run
+from cli_harness import Run
 
 AS_NOBODY = """
 import difflib, os, sys, tempfile, nvrx_slurm.node.program, nvrx_slurm.cli.job  # while the files can still be read
@@ -79,7 +79,3 @@ def test_a_coordinator_that_does_not_resolve(work: Path, rank: int, code: int, s
     """Its own node is refused at once; the others look for it until the join timeout."""
     argv = ("-m", "nvrx_slurm.cli.run", *MEET, f"--node-rank={rank}", "train.py")
     ends(code, said, *argv, env={**os.environ, "NVRX_TOKEN": "a" * 64})
-
-
-def test_a_kill_wait_that_is_none(nvrx_run: Run) -> None:
-    nvrx_run("train.py", **ONE_TASK, NVRX_KILL_WAIT="soon").refused("NVRX_KILL_WAIT='soon'", "unset it")

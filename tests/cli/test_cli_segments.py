@@ -1,4 +1,4 @@
-"""Segments and several agents per node on the command line: domains, --dry-run, local ranks, refusals."""
+"""Segments and several agents per node on the command line: domains, local ranks, refusals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from nvrx_slurm.cli.rendezvous import node_domain
 from nvrx_slurm.cli.worker import numa_bindings
 from nvrx_slurm.config.layers import resolve
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.slurm.api import text
 from nvrx_slurm.system import gpus, numa
 
 SEVERAL = {"NVRX_ENABLE_MULTI_LAUNCHERS_PER_NODE": "true"}
@@ -105,43 +104,6 @@ def test_min_is_a_multiple_of_the_segment(nvrx_run: Run, work: Path) -> None:
     nvrx_run("--ft-segment=2", "--ft-restart-policy=min-healthy", "train.py").refused("--ft-segment", "min-healthy")
     nvrx_run("train.py", **ONE_TASK, **GROUP).refused("NVRX_REPLACEMENT_GROUP_ID needs --ft-segment")
     nvrx_run("--ft-segment=1", "train.py", **ONE_TASK).refused("--ft-segment 1 needs", "NVRX_REPLACEMENT_GROUP_ID")
-
-
-# --- --dry-run --------------------------------------------------------------------------------------------------------
-
-TOPOLOGY = """\
-BlockName=b1 BlockIndex=0 Nodes=n[1,3] BlockSize=2
-BlockName=b2 BlockIndex=1 Nodes=n2 BlockSize=2
-AggregatedBlock=b[1-2] BlockIndex=2 Nodes=n[1-3] BlockSize=4
-SwitchName=s0 Level=0 LinkSpeed=1 Nodes=n[1-3]
-"""
-
-
-def test_blocks_of_scontrol() -> None:
-    assert text.blocks(TOPOLOGY) == {"n1": "b1", "n3": "b1", "n2": "b2"}
-    assert text.blocks("") == {}
-
-
-@pytest.mark.parametrize(
-    ("answer", "flags", "shown"),
-    [
-        (TOPOLOGY, "--nnodes=2", {"n1": "ranks 0..0", "n2": "hot spare", "n3": "ranks 1..1"}),
-        (TOPOLOGY.replace("n[1,3]", "n1"), "--nnodes=2", {"n1": "ranks 0..0", "n3": "hot spare", "": "known only on"}),
-        (TOPOLOGY.replace("n[1,3]", "n1").replace("=n2", "=n[2,3]"), "--nnodes=2", {"n2": "ranks 0..0"}),
-    ],
-)
-def test_dry_run_shows_the_active_nodes(
-    nvrx_run: Run, work: Path, tmp_path: Path, answer: str, flags: str, shown: dict[str, str]
-) -> None:
-    bin_ = tmp_path / "bin"
-    bin_.mkdir()
-    (bin_ / "scontrol").write_text(f"#!/bin/sh\ncat <<'EOF'\n{answer}EOF\n")
-    (bin_ / "scontrol").chmod(0o755)
-    env = {**BATCH_SCRIPT, "PATH": f"{bin_}:/usr/bin:/bin"}
-    code, out, err = nvrx_run("--dry-run", "--ft-segment=2", flags, "train.py", **env)
-    assert (code, err) == (0, "")
-    lines = {line.split()[0]: line for line in out.splitlines() if " infra rank " in line}
-    assert [name for name, what in shown.items() if what not in lines.get(name, out)] == []
 
 
 # --- several agents per node ------------------------------------------------------------------------------------------

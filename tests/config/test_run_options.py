@@ -162,9 +162,7 @@ def test_print_config_and_version() -> None:
     assert rows["ft_log_level"] == ["DEBUG", "environment", "NVRX_FT_LOG_LEVEL"]
     assert rows["max_restarts"] == ["0", "default"]
     assert "note: --monitor-interval has no effect" in result.output
-    assert "note: --slurm-api auto means here: " in result.output
-    assert "means here" not in run("--print-config", "--slurm-api=cli")[0].output
-    assert len(print_config(resolve({}, {})).splitlines()) == 2 + len(SETTINGS)
+    assert len(print_config(resolve({}, {})).splitlines()) == 1 + len(SETTINGS)
     assert run("--version")[0].output.startswith("nvrx_slurm ")
 
 
