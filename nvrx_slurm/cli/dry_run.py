@@ -9,8 +9,8 @@ import sys
 from nvrx_slurm import compat
 from nvrx_slurm.cli.front import step_argv
 from nvrx_slurm.cli.here import Here, Layout, Site, layout, planned_allocation
+from nvrx_slurm.cli.job import contract, numa_bindings, worker_argv
 from nvrx_slurm.cli.options import spelling
-from nvrx_slurm.cli.worker import contract, numa_bindings, worker_argv
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.node.workers.worker_env import rank_env
 from nvrx_slurm.types import History, Node, Plan

@@ -23,10 +23,9 @@ from signal import Signals
 from typing import TYPE_CHECKING
 
 from nvrx_slurm.cli.here import RUN_ENV, Here, node_range, own_run_dir, run_dir
-from nvrx_slurm.cli.job import KILL_WAIT_ENV
+from nvrx_slurm.cli.job import KILL_WAIT_ENV, worker_argv
 from nvrx_slurm.cli.log_tree import result_of
 from nvrx_slurm.cli.step import ENDING, REFRESH_S, Step, step_name
-from nvrx_slurm.cli.worker import worker_argv
 from nvrx_slurm.config.launch import LaunchConfig
 from nvrx_slurm.control.auth import TOKEN_ENV, new_token
 from nvrx_slurm.core.chain import ended_from_outside

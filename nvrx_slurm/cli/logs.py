@@ -24,42 +24,37 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _FORMS = "a time is 90s, 10m, 2h or 1d ago, 13:45[:30] of today, or 2026-01-31T13:45[:30]"
 
 
-class _Ranks(click.ParamType):
-    name = "RANKS"
-
-    def convert(self, value: object, param: object, ctx: object) -> frozenset[int]:
-        """0,3-5 as {0, 3, 4, 5}."""
-        found: set[int] = set()
-        for part in str(value).split(","):
-            match = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}))?", part.strip())
-            if match is None or int(match[2] or match[1]) < int(match[1]):
-                self.fail(f"{part!r} is neither a rank nor a range; write 0,3-5")
-            found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
-        return frozenset(found)
+def _ranks(ctx: object, param: object, text: str | None) -> frozenset[int] | None:
+    """0,3-5 as {0, 3, 4, 5}."""
+    found: set[int] = set()
+    for part in text.split(",") if text is not None else ():
+        match = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}))?", part.strip())
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise click.BadParameter(f"{part!r} is neither a rank nor a range; write 0,3-5")
+        found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return frozenset(found) if text is not None else None
 
 
-class _Time(click.ParamType):
-    name = "TIME"
-
-    def convert(self, value: object, param: object, ctx: object) -> int:
-        """Unix milliseconds."""
-        text = str(value).strip()
-        try:
-            if match := _AGO.fullmatch(text):
-                return int((time.time() - int(match[1]) * _UNITS[match[2]]) * 1000)
-            today = f"{datetime.now():%Y-%m-%d}T" if "-" not in text else ""
-            return int(datetime.fromisoformat(today + text.replace(" ", "T")).timestamp() * 1000)
-        except (ValueError, OverflowError):
-            self.fail(f"{text!r} is no time; {_FORMS}")
+def _time(ctx: object, param: object, text: str | None) -> int | None:
+    """Unix milliseconds."""
+    try:
+        if text is None:
+            return None
+        if match := _AGO.fullmatch(text):
+            return int((time.time() - int(match[1]) * _UNITS[match[2]]) * 1000)
+        today = f"{datetime.now():%Y-%m-%d}T" if "-" not in text else ""
+        return int(datetime.fromisoformat(today + text).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        raise click.BadParameter(f"{text!r} is no time; {_FORMS}") from None
 
 
 @click.command()
 @click.argument("place", default="latest", callback=find_run)
-@click.option("--rank", "ranks", type=_Ranks(), help="Only these ranks, for example 0,3-5.")
+@click.option("--rank", "ranks", metavar="RANKS", callback=_ranks, help="Only these ranks, for example 0,3-5.")
 @click.option("--cycle", "cycle", default="last", metavar="N|all|last", help="Only this cycle. Default: the last one.")
 @click.option("--stream", type=click.Choice(["out", "err"]), help="Only standard output or standard error.")
-@click.option("--since", type=_Time(), default=None, help=f"Only lines from this time on; {_FORMS}.")
-@click.option("--until", type=_Time(), default=None, help="Only lines up to this time.")
+@click.option("--since", metavar="TIME", callback=_time, help=f"Only lines from this time on; {_FORMS}.")
+@click.option("--until", metavar="TIME", callback=_time, help="Only lines up to this time.")
 @click.option("--follow", "-f", is_flag=True, help="Go on with new lines and cycles until the job has ended.")
 @click.option("--raw", is_flag=True, help="Leave control characters as they are: ranks may then act on the terminal.")
 def logs(

@@ -44,13 +44,11 @@ def nvrx_run(resolved: Resolved, script: str, args: tuple[str, ...]) -> int:
     from nvrx_slurm.node.preflight import head_start
 
     with head_start.started(config) as ahead:  # before the other imports, which take as long as its start
-        from nvrx_slurm.cli.job import make_job, notes
-        from nvrx_slurm.cli.merged_logs import check_writable
+        from nvrx_slurm.cli.job import make_job
+        from nvrx_slurm.cli.notes import notes
         from nvrx_slurm.node.program import run
 
         job = make_job(here, script, args)
-        if job.logs is not None and job.coordinator is not None:
-            check_writable(job.logs)
         return run(job, ahead, notes(here, job))
 
 

@@ -66,10 +66,9 @@ def _of_this_node(run: Path) -> Iterator[dict[str, Any]]:
 
 def _of_all_nodes(run: Path, job: str) -> str:
     ask = [sys.executable, "-m", "nvrx_slurm.cli.toolbox", "stacks", "--here", str(run)]
+    step = ["srun", f"--jobid={job}", *_STEP, *ask]
     try:
-        done = subprocess.run(
-            ["srun", f"--jobid={job}", *_STEP, *ask], capture_output=True, text=True, timeout=_STEP_S, check=False
-        )
+        done = subprocess.run(step, capture_output=True, text=True, timeout=_STEP_S, check=False)
     except subprocess.TimeoutExpired as late:
         if late.stdout:  # of the nodes that live
             return late.stdout.decode(errors="replace")
@@ -89,7 +88,7 @@ def _tell(ranks: list[RankEvidence]) -> Iterator[str]:
     first = f"rank {verdict.culprits[0].rank} on node {verdict.culprits[0].host}: " if verdict.culprits else ""
     yield f"{len(ranks)} ranks; if they hang: {first}{verdict.why} ({verdict.confidence.value})"
     for rank in sorted(ranks, key=lambda rank: rank.rank):
-        section = f", in section {rank.section}" if rank.section else ""
         moves = "moves" if rank.moves else "does not move"
+        section = f", in section {rank.section}" if rank.section else ""
         yield f"rank {rank.rank} on node {rank.host}, pid {rank.pid}: state {rank.state}, {moves}{section}"
         yield stack(rank) or "  no Python stack"

@@ -24,7 +24,7 @@ MEET = ("--nnodes=2", "--rdzv-endpoint=nosuchhost.invalid:29400", "--rdzv-conf=j
     ("words", "parts"),
     [
         ("--nnodes=2 train.py", ("2 nodes have to meet", "--rdzv-endpoint HOST:PORT")),
-        ("--nnodes=2 --rdzv-endpoint=h:0 train.py", ("h:0 is for one node", "HOST:29400")),
+        ("--nnodes=2 --rdzv-endpoint=h:0 train.py", ("2 nodes have to meet", "29400")),
         ("--nproc-per-node=gpu train.py", ("--nproc-per-node=gpu", "no GPU on this node")),
         ("--local-ranks-filter=99 train.py", ("names local rank 99", "has 1 workers")),
         ("--nproc-per-node=4 --local-ranks-filter=0,4 train.py", ("names local rank 4", "has 4 workers")),

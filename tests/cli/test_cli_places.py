@@ -13,7 +13,8 @@ from cli_harness import BATCH, BATCH_SCRIPT, ONE_TASK, TASK, Run
 
 from nvrx_slurm.cli import rendezvous
 from nvrx_slurm.cli.here import Site, find_here, node_range
-from nvrx_slurm.cli.job import make_job, notes
+from nvrx_slurm.cli.job import make_job
+from nvrx_slurm.cli.notes import notes
 from nvrx_slurm.config.layers import resolve
 from nvrx_slurm.config.values import NodeRange
 from nvrx_slurm.errors import UsageError

@@ -12,9 +12,8 @@ from cli_harness import BATCH_SCRIPT, ONE_TASK, REPO, TASK, Run
 from standin import StandIn
 
 from nvrx_slurm.cli.here import Here, OnNode, find_here, node_range, on_node, workers_per_node
-from nvrx_slurm.cli.job import make_job
+from nvrx_slurm.cli.job import make_job, numa_bindings
 from nvrx_slurm.cli.rendezvous import node_domain
-from nvrx_slurm.cli.worker import numa_bindings
 from nvrx_slurm.config.layers import resolve
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.system import gpus, numa

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from nvrx_slurm.attribution.records import AttributionSpec, read_key
-from nvrx_slurm.cli.attribution import attribution_spec
 from nvrx_slurm.cli.here import Here, Site
+from nvrx_slurm.cli.job_logs import attribution_spec
 from nvrx_slurm.config.attribution import ENDPOINT, URL
 from nvrx_slurm.config.ft import FaultToleranceConfig
 from nvrx_slurm.config.layers import Config, Resolved

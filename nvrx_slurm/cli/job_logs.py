@@ -1,18 +1,68 @@
-"""The attribution service of this job, from its settings."""
+"""The merged logs of this job and the attribution service that reads them, from flags and Slurm."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+from contextlib import suppress
 
 from nvrx_slurm.attribution.records import AttributionSpec, read_key
-from nvrx_slurm.cli.here import Here
+from nvrx_slurm.cli.here import Here, Layout, working_directory
 from nvrx_slurm.config.attribution import MANAGED
+from nvrx_slurm.core.logs.cycle_info import CycleFiles
+from nvrx_slurm.core.logs.names import JobName, expand
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.node.output.logs import LogSpec
 from nvrx_slurm.node.run_dir import RunDir
 
+_NODES_EACH = 1_000  # of one aggregator
+_BATCHES_PER_S = 2_000  # of all nodes together
 _KEY_FILE_ENV = "LLM_API_KEY_FILE"
+
+
+def _job_name(here: Here, shape: Layout) -> JobName:
+    """What the placeholders in paths stand for."""
+    slurm = here.slurm
+    if slurm is None:
+        return JobName(shape.run_dir.job_id)
+    array, _, task = slurm.job_name_id.partition("_")
+    return JobName(str(slurm.job_id), array, task, slurm.restart_count)
+
+
+def log_spec(here: Here, shape: Layout) -> LogSpec | None:
+    """None: no merged logs are wanted."""
+    ft, nodes, name = here.ft, shape.nodes, _job_name(here, shape)
+    if ft.per_cycle_applog_prefix is None:
+        return None
+    return LogSpec(
+        prefix=expand(ft.per_cycle_applog_prefix, name),
+        logfile=expand(ft.nvrx_logfile, name) if ft.nvrx_logfile is not None else "",
+        port=ft.log_server_port,
+        parts=ft.log_aggregator_count or -(-nodes.max // _NODES_EACH) if nodes.max > 1 else 1,
+        grpc_port=ft.log_server_grpc_port,
+        drain_s=ft.log_server_graceful_shutdown_timeout,
+        batch_s=max(0.5, nodes.max / _BATCHES_PER_S),
+    )
+
+
+def cycle_files(here: Here, shape: Layout) -> CycleFiles | None:
+    """None: none are wanted. Of a merged log with several files the first one is named."""
+    folder, name, logs = here.ft.cycle_info_dir, _job_name(here, shape), log_spec(here, shape)
+    if folder is None:
+        return None
+    prefix, part = (logs.prefix, 0 if logs.parts > 1 else -1) if logs is not None else ("", -1)
+    return CycleFiles(os.path.join(working_directory(), folder), name.job, name.restart, prefix, part)
+
+
+def check_writable(spec: LogSpec) -> None:
+    """Raises UsageError where the merged files cannot be made."""
+    for path, flag in ((spec.prefix, "--ft-per-cycle-applog-prefix"), (spec.logfile, "--ft-nvrx-logfile")):
+        if not path:
+            continue
+        with suppress(OSError):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+        if not os.access(os.path.dirname(path), os.W_OK | os.X_OK) or os.path.isdir(path):
+            raise UsageError(f"{flag} {path} cannot be written; give the path of a file where this user may write")
 
 
 def attribution_spec(here: Here, run: RunDir, logs: LogSpec | None, hosts: bool) -> AttributionSpec | None:
