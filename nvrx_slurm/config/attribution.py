@@ -11,7 +11,7 @@ from nvrx_slurm.config import groups as g
 from nvrx_slurm.config import kinds as k
 from nvrx_slurm.config.ft_logs import LogSettings
 from nvrx_slurm.config.kinds import UNIX_SOCKET, Kind, as_text
-from nvrx_slurm.config.settings import setting
+from nvrx_slurm.config.settings import maybe, setting
 from nvrx_slurm.config.values import LOG_LEVEL
 from nvrx_slurm.errors import UsageError
 
@@ -58,43 +58,36 @@ URL = Kind("URL", lambda raw: _url(raw, "http://HOST[:PORT][/PATH] or https://HO
 class AttributionSettings(LogSettings):
     """Settings of services that are asked about failures; a part of `FaultToleranceConfig`."""
 
-    attribution_endpoint: str | None = setting(
-        k.optional(ENDPOINT), None, g.ATTRIBUTION,
+    attribution_endpoint: str | None = maybe(
+        ENDPOINT, begins=g.ATTRIBUTION,
         help="Service that analyses the logs of failed cycles: localhost runs one for this job, on the coordinator's "
         "node; http://HOST:PORT, https://HOST:PORT or unix:///PATH runs elsewhere.",
     )  # fmt: skip
     attribution_startup_timeout: float = setting(
-        k.POSITIVE_SECONDS, 20.0, g.ATTRIBUTION, "A service of this job that is not up after this time is said."
+        k.POSITIVE_SECONDS, 20.0, "A service of this job that is not up after this time is said."
     )
-    attribution_llm_api_key_file: str | None = setting(
-        k.optional(k.PATH), None, g.ATTRIBUTION,
-        help="File with the key of a language model, readable by its owner only. Default: LLM_API_KEY_FILE.",
-    )  # fmt: skip
-    attribution_llm_base_url: str | None = setting(
-        k.optional(URL), None, g.ATTRIBUTION,
+    attribution_llm_api_key_file: str | None = maybe(
+        k.PATH, "File with the key of a language model, readable by its owner only. Default: LLM_API_KEY_FILE."
+    )
+    attribution_llm_base_url: str | None = maybe(
+        URL,
         help="OpenAI-compatible service, https://HOST/v1, that gets evidence of failed cycles, redacted. none: no "
         "model.",
     )  # fmt: skip
-    attribution_llm_model: str | None = setting(
-        k.optional(k.TEXT), None, g.ATTRIBUTION, "Name of the model at that service."
-    )
-    attribution_llm_plain_http: bool = setting(
-        k.BOOL, False, g.ATTRIBUTION, "Allow http:// to a language model on another host."
-    )
+    attribution_llm_model: str | None = maybe(k.TEXT, "Name of the model at that service.")
+    attribution_llm_plain_http: bool = setting(k.BOOL, False, "Allow http:// to a language model on another host.")
     attribution_analysis_backend: str = setting(
-        k.choice("lib"), "lib", g.ATTRIBUTION, "Accepted for compatibility; there is one analysis."
+        k.choice("lib"), "lib", "Accepted for compatibility; there is one analysis."
     )
     attribution_stop_action: str = setting(
-        k.choice("log", "no-restart"), "log", g.ATTRIBUTION,
+        k.choice("log", "no-restart"), "log",
         help="What follows when another try would end the same way, or the same line of the script fails three times "
         "in a row: a line on the console, or the end with --ft-no-restart-exit-code.",
     )  # fmt: skip
     attribution_log_level: int = setting(
-        LOG_LEVEL, logging.INFO, g.ATTRIBUTION, "Level of the service's own log, beside the logs of the cycles."
+        LOG_LEVEL, logging.INFO, "Level of the service's own log, beside the logs of the cycles."
     )
-    attribution_export_url: str | None = setting(
-        k.optional(URL), None, g.ATTRIBUTION, "Every result of the job's own service is posted there as JSON."
-    )
+    attribution_export_url: str | None = maybe(URL, "Every result of the job's own service is posted there as JSON.")
 
     @property
     def attribution_service(self) -> str:

@@ -15,7 +15,7 @@ from nvrx_slurm.config import other_launchers
 from nvrx_slurm.config import values as v
 from nvrx_slurm.config.attribution import AttributionSettings
 from nvrx_slurm.config.files import read_section, write_section
-from nvrx_slurm.config.settings import Layer, Origin, ignored, parsed, setting, settings_of
+from nvrx_slurm.config.settings import Layer, Origin, ignored, maybe, parsed, setting, settings_of
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.types import FaultKind
 
@@ -29,193 +29,168 @@ class FaultToleranceConfig(AttributionSettings):
 
     section: ClassVar[str] = "ft"
 
-    initial_rank_heartbeat_timeout: float | None = setting(
-        k.TIMEOUT, None, g.MONITORING, "Kill a rank without a first heartbeat this long after it began to be monitored."
+    rdzv_impl: str = ignored(k.choice("barrier"), "barrier", "there is one way to meet", begins=g.RENDEZVOUS)
+    keepalive_interval: float = setting(
+        k.POSITIVE_SECONDS, 5.0, "A quiet connection between a node and the coordinator is probed this often."
     )
-    rank_heartbeat_timeout: float | None = setting(
-        k.TIMEOUT, None, g.MONITORING, "Kill a rank when this long passed since its last heartbeat."
+    keepalive_timeout: float = setting(
+        k.POSITIVE_SECONDS, 5.0, "A probe without an answer for this long means that the node is lost."
     )
-    rank_init_timeout: float | None = setting(
-        k.TIMEOUT, None, g.MONITORING,
-        help="Kill a rank that was started this long ago and never called init_workload_monitoring.",
-    )  # fmt: skip
-    rank_exit_timeout: float | None = setting(
-        k.TIMEOUT, None, g.MONITORING,
-        help="Kill a rank that has not ended this long after shutdown_workload_monitoring(), or after most other ranks"
-        " of its node. An end that takes longer than 60 s is said in any case.",
-    )  # fmt: skip
-    rank_termination_signal: signal.Signals = setting(
-        v.SIGNAL, signal.SIGKILL, g.MONITORING, "Sent, after SIGCONT, to a rank that hangs."
-    )
-    workload_check_interval: float = setting(
-        k.POSITIVE_SECONDS, 5.0, g.MONITORING,
-        help="A timeout that a rank calculates is at least this, unless a shorter one is configured. Nothing is "
-        "polled.",
-    )  # fmt: skip
-    log_level: int = setting(
-        v.LOG_LEVEL, logging.INFO, g.LOGS, "Level of our own messages: DEBUG, INFO, WARNING, ERROR, CRITICAL."
-    )
+
     warning_signal: signal.Signals | None = setting(
-        v.USER_SIGNAL, signal.SIGUSR1, g.RESTARTS,
+        v.USER_SIGNAL, signal.SIGUSR1, begins=g.RESTARTS,
         help="This signal means that the job is about to end: should_stop() is true in every rank, and no worker dies "
         "of it. A second one, 3 s later, ends the job. none: it is only passed on.",
     )  # fmt: skip
     warn_before_end: float = setting(
-        k.SECONDS, 0.0, g.RESTARTS,
+        k.SECONDS, 0.0,
         help="Warn all ranks this long before the time limit of the Slurm job, too; 0: only when a signal comes.",
     )  # fmt: skip
     stop_before_end: float = setting(
-        k.SECONDS, 0.0, g.RESTARTS,
+        k.SECONDS, 0.0,
         help="End the job as by SIGTERM this long before Slurm's time limit; 0: never, but with --until-done 30 s.",
     )  # fmt: skip
     restart_policy: str = setting(
-        k.choice("any-failed", "min-healthy"), "any-failed", g.RESTARTS, aliases=("--restart-policy",),
+        k.choice("any-failed", "min-healthy"), "any-failed", aliases=("--restart-policy",),
         help="any-failed: a fault of any worker restarts all. min-healthy: all nodes train, and faults restart all "
         "only when fewer than MIN of --nnodes run without one (for the in-process wrapper).",
     )  # fmt: skip
     max_restarts_by_fault: Mapping[FaultKind, int] = setting(
-        v.RESTARTS_BY_FAULT, {}, g.RESTARTS,
+        v.RESTARTS_BY_FAULT, {},
         help="How many of --max-restarts may be spent on these kinds of first cause: hang:2,node-lost:5.",
     )  # fmt: skip
     crash_loop_window: float = setting(
-        k.SECONDS, 5.0, g.RESTARTS, "A cycle that ends in a fault sooner than this has died at its start."
+        k.SECONDS, 5.0, "A cycle that ends in a fault sooner than this has died at its start."
     )
     crash_loop_backoff: float = setting(
-        k.SECONDS, 1.0, g.RESTARTS,
+        k.SECONDS, 1.0,
         help="Pause after ranks died at their start in two cycles in a row; doubles each time, up to 60. 0: none.",
     )  # fmt: skip
     stop_idle_timeout: float = setting(
-        k.SECONDS, 0.8, g.RESTARTS,
+        k.SECONDS, 0.8,
         help="SIGTERM to SIGKILL at a restart where all workers of the node sleep on. 0: --workers-stop-timeout.",
     )  # fmt: skip
-    restart_check_interval: float = ignored(
-        k.POSITIVE_SECONDS, 60.0, g.RESTARTS, "restarts follow from events, nothing is polled"
-    )
-    rdzv_impl: str = ignored(k.choice("barrier"), "barrier", g.RENDEZVOUS, "there is one way to meet")
-    keepalive_interval: float = setting(
-        k.POSITIVE_SECONDS, 5.0, g.RENDEZVOUS,
-        help="A quiet connection between a node and the coordinator is probed this often.",
-    )  # fmt: skip
-    keepalive_timeout: float = setting(
-        k.POSITIVE_SECONDS, 5.0, g.RENDEZVOUS, "A probe without an answer for this long means that the node is lost."
-    )
-
-    # Hang detection by sections and learned timeouts.
-    rank_section_timeouts: Mapping[str, float | None] = setting(
-        v.SECTION_TIMEOUTS, {}, g.MONITORING,
-        help="Kill a rank that stays longer in one of these sections; none: only time it.",
-    )  # fmt: skip
-    rank_out_of_section_timeout: float | None = setting(
-        k.TIMEOUT, None, g.MONITORING,
-        help="Kill a rank that was in no section for this long. With a section step and none named warmup, the time "
-        "before the first step does not count.",
-    )  # fmt: skip
-    safety_factor: float = setting(
-        k.real(1.0, high=1000.0), 5.0, g.MONITORING,
-        help="A timeout that a rank calculates is this many times the longest time seen.",
-    )  # fmt: skip
-    num_warmup_iterations: int = setting(
-        k.integer(0), 5, g.MONITORING,
-        help="So many first sections step have the timeout of the section warmup, if there is one.",
-    )  # fmt: skip
-    skip_section_response: bool = ignored(
-        k.BOOL, True, g.MONITORING, "heartbeats and sections go through shared memory, without an answer"
-    )
-    install_exception_hook: bool = setting(
-        k.BOOL, False, g.MONITORING,
-        help="An uncaught exception ends a rank at once after its traceback; nothing waits for threads or collectives.",
-    )  # fmt: skip
-
-    hang_collect: float = setting(
-        k.real(0.0, high=30.0, unit="seconds", metavar="SECONDS"), 1.5, g.MONITORING,
-        help="When a rank hangs, inspect all ranks for at most this long, and name the one that the others wait for; "
-        "0: do not. Without effect under min-healthy.",
-    )  # fmt: skip
-    hang_exclude: bool = setting(
-        k.BOOL, False, g.MONITORING,
-        help="Leave the node of that rank out where the evidence is clear and a spare is there; at most 5 % of the "
-        "nodes.",
-    )  # fmt: skip
-
-    # Restarts.
-    segment: int | None = setting(
-        k.optional(k.integer(1, v.MAX_NODES)), None, g.RESTARTS,
+    restart_check_interval: float = ignored(k.POSITIVE_SECONDS, 60.0, "restarts follow from events, nothing is polled")
+    segment: int | None = maybe(
+        k.integer(1, v.MAX_NODES),
         help="Give group ranks in segments of N nodes of one NVLink domain; MIN of --nnodes is a multiple of N.",
     )  # fmt: skip
     preload: tuple[str, ...] = setting(
-        v.PRELOAD, (), g.RESTARTS,
+        v.PRELOAD, (),
         help="Modules that a template process of each node imports once, for the workers that it forks: "
         "torch,torch._dynamo. auto: what the workers of the first cycle have loaded, out of a short list (numpy, "
         "torch, ...).",
     )  # fmt: skip
-    warm: str = setting(
-        k.choice("auto", "off"), "auto", g.RESTARTS, "off: execute each worker, fork none from a template."
-    )
-    checkpoint_iteration_file: str | None = setting(
-        k.optional(k.PATH), None, g.RESTARTS,
+    warm: str = setting(k.choice("auto", "off"), "auto", "off: execute each worker, fork none from a template.")
+    checkpoint_iteration_file: str | None = maybe(
+        k.PATH,
         help="File with the iteration of the last checkpoint, that the coordinator's node can read: what counts as "
         "progress.",
     )  # fmt: skip
     max_no_progress_cycles: int = setting(
-        k.integer(-1), 3, g.RESTARTS,
-        help="With a checkpoint iteration file: so many cycles without progress end the job; <= 0: never.",
-    )  # fmt: skip
+        k.integer(-1), 3, "With a checkpoint iteration file: so many cycles without progress end the job; <= 0: never."
+    )
     min_progress_iterations: int = setting(
-        k.integer(1), 1, g.RESTARTS, "So many iterations more than after the cycle before are progress."
+        k.integer(1), 1, "So many iterations more than after the cycle before are progress."
     )
-    no_restart_exit_code: int = setting(
-        k.integer(1, 255), 93, g.RESTARTS, "Exit code of a job that should not be started again."
-    )
-    check_remaining_processes: bool = ignored(
-        k.BOOL, False, g.RESTARTS, "what workers leave behind is killed in any case"
-    )
-    gpu_memory_reclaim_timeout: float = setting(
-        k.SECONDS, 50.0, g.DEVICES, "Longest wait for GPU memory to be free before a restart; 0: no wait."
-    )
-    gpu_memory_tolerance_mb: float = setting(
-        k.real(0.0, high=1e9, unit="megabytes", metavar="MB"), 512.0, g.DEVICES, "Used GPU memory that counts as free."
-    )
-    gpu_memory_poll_interval: float = setting(k.POSITIVE_SECONDS, 2.0, g.DEVICES, "Time between two looks at it.")
-    numa_bind_strict: bool = setting(
-        k.BOOL, True, g.DEVICES, "With NUMA binding: numactl --membind; false: --localalloc."
-    )
+    no_restart_exit_code: int = setting(k.integer(1, 255), 93, "Exit code of a job that should not be started again.")
+    check_remaining_processes: bool = ignored(k.BOOL, False, "what workers leave behind is killed in any case")
 
-    # Health checks.
+    initial_rank_heartbeat_timeout: float | None = setting(
+        k.TIMEOUT, None, begins=g.MONITORING,
+        help="Kill a rank without a first heartbeat this long after it began to be monitored.",
+    )  # fmt: skip
+    rank_heartbeat_timeout: float | None = setting(
+        k.TIMEOUT, None, "Kill a rank when this long passed since its last heartbeat."
+    )
+    rank_init_timeout: float | None = setting(
+        k.TIMEOUT, None, "Kill a rank that was started this long ago and never called init_workload_monitoring."
+    )
+    rank_exit_timeout: float | None = setting(
+        k.TIMEOUT, None,
+        help="Kill a rank that has not ended this long after shutdown_workload_monitoring(), or after most other ranks"
+        " of its node. An end that takes longer than 60 s is said in any case.",
+    )  # fmt: skip
+    rank_termination_signal: signal.Signals = setting(
+        v.SIGNAL, signal.SIGKILL, "Sent, after SIGCONT, to a rank that hangs."
+    )
+    workload_check_interval: float = setting(
+        k.POSITIVE_SECONDS, 5.0,
+        help="A timeout that a rank calculates is at least this, unless a shorter one is configured. Nothing is "
+        "polled.",
+    )  # fmt: skip
+    rank_section_timeouts: Mapping[str, float | None] = setting(
+        v.SECTION_TIMEOUTS, {}, "Kill a rank that stays longer in one of these sections; none: only time it."
+    )
+    rank_out_of_section_timeout: float | None = setting(
+        k.TIMEOUT, None,
+        help="Kill a rank that was in no section for this long. With a section step and none named warmup, the time "
+        "before the first step does not count.",
+    )  # fmt: skip
+    safety_factor: float = setting(
+        k.real(1.0, high=1000.0), 5.0, "A timeout that a rank calculates is this many times the longest time seen."
+    )
+    num_warmup_iterations: int = setting(
+        k.integer(0), 5, "So many first sections step have the timeout of the section warmup, if there is one."
+    )
+    skip_section_response: bool = ignored(
+        k.BOOL, True, "heartbeats and sections go through shared memory, without an answer"
+    )
+    install_exception_hook: bool = setting(
+        k.BOOL, False,
+        help="An uncaught exception ends a rank at once after its traceback; nothing waits for threads or collectives.",
+    )  # fmt: skip
+    hang_collect: float = setting(
+        k.real(0.0, high=30.0, unit="seconds", metavar="SECONDS"), 1.5,
+        help="When a rank hangs, inspect all ranks for at most this long, and name the one that the others wait for; "
+        "0: do not. Without effect under min-healthy.",
+    )  # fmt: skip
+    hang_exclude: bool = setting(
+        k.BOOL, False,
+        help="Leave the node of that rank out where the evidence is clear and a spare is there; at most 5 % of the "
+        "nodes.",
+    )  # fmt: skip
+
     node_health_checks: bool = setting(
-        k.BOOL, True, g.HEALTH, "Check this node before every cycle; one that fails is left out of the job."
+        k.BOOL, True, "Check this node before every cycle; one that fails is left out of the job.", begins=g.HEALTH
     )
     node_health_check_interval: float = setting(
-        k.POSITIVE_SECONDS, 5.0, g.HEALTH, "Time between two GPU (and NIC) checks while the node works or waits."
+        k.POSITIVE_SECONDS, 5.0, "Time between two GPU (and NIC) checks while the node works or waits."
     )
-    node_health_check_endpoint: str | None = setting(
-        k.optional(k.UNIX_SOCKET), None, g.HEALTH,
-        help="Unix socket of an nvhcd-compatible service that is asked before every cycle.",
-    )  # fmt: skip
-    enable_nic_healthcheck: bool = setting(k.BOOL, True, g.HEALTH, "Check the links of the NICs before every cycle.")
+    node_health_check_endpoint: str | None = maybe(
+        k.UNIX_SOCKET, "Unix socket of an nvhcd-compatible service that is asked before every cycle."
+    )
+    enable_nic_healthcheck: bool = setting(k.BOOL, True, "Check the links of the NICs before every cycle.")
     enable_nic_monitor: bool = setting(
-        k.BOOL, False, g.HEALTH, "Watch the error counters of the NICs (link_downed and others) all the time."
+        k.BOOL, False, "Watch the error counters of the NICs (link_downed and others) all the time."
     )
-    pci_topo_file: str | None = setting(
-        k.optional(k.PATH), None, g.HEALTH, "XML with the topology of GPUs and NICs; default: as the PCI bus tells."
-    )
-    link_down_path_template: str | None = setting(
-        k.optional(k.PATH), None, g.HEALTH, "Path of a NIC's link_downed counter, with {nic}."
-    )
-    link_state_path_template: str | None = setting(
-        k.optional(k.PATH), None, g.HEALTH, "Path of a NIC's port state, with {nic}."
-    )
+    pci_topo_file: str | None = maybe(k.PATH, "XML with the topology of GPUs and NICs; default: as the PCI bus tells.")
+    link_down_path_template: str | None = maybe(k.PATH, "Path of a NIC's link_downed counter, with {nic}.")
+    link_state_path_template: str | None = maybe(k.PATH, "Path of a NIC's port state, with {nic}.")
     enable_dist_storage_healthcheck: bool = setting(
-        k.BOOL, False, g.HEALTH, "Check Lustre's health and all Lustre and NFS mounts before every cycle."
+        k.BOOL, False, "Check Lustre's health and all Lustre and NFS mounts before every cycle."
     )
-    storage_healthcheck_path: str | None = setting(
-        k.optional(k.ABSOLUTE_PATHS), None, g.HEALTH,
-        flag="--ft-storage-health-check-path", aliases=("--ft-storage-healthcheck-path",),
+    storage_healthcheck_path: str | None = maybe(
+        k.ABSOLUTE_PATHS, flag="--ft-storage-health-check-path", aliases=("--ft-storage-healthcheck-path",),
         help="Absolute paths, separated by commas, that must be readable before every cycle.",
     )  # fmt: skip
     storage_hang_is_failure: bool = setting(
-        k.BOOL, False, g.HEALTH,
+        k.BOOL, False,
         help="A storage path that does not answer fails its check: a slow server can cost the job all its nodes.",
     )  # fmt: skip
+
+    gpu_memory_reclaim_timeout: float = setting(
+        k.SECONDS, 50.0, "Longest wait for GPU memory to be free before a restart; 0: no wait.", begins=g.DEVICES
+    )
+    gpu_memory_tolerance_mb: float = setting(
+        k.real(0.0, high=1e9, unit="megabytes", metavar="MB"), 512.0, "Used GPU memory that counts as free."
+    )
+    gpu_memory_poll_interval: float = setting(k.POSITIVE_SECONDS, 2.0, "Time between two looks at it.")
+    numa_bind_strict: bool = setting(k.BOOL, True, "With NUMA binding: numactl --membind; false: --localalloc.")
+
+    log_level: int = setting(
+        v.LOG_LEVEL, logging.INFO, "Level of our own messages: DEBUG, INFO, WARNING, ERROR, CRITICAL.", begins=g.LOGS
+    )
 
     @property
     def is_progress_tracking_enabled(self) -> bool:

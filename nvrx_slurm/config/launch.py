@@ -8,7 +8,7 @@ from typing import ClassVar
 from nvrx_slurm.config import groups as g
 from nvrx_slurm.config import kinds as k
 from nvrx_slurm.config import values as v
-from nvrx_slurm.config.settings import Section, ignored, setting
+from nvrx_slurm.config.settings import Section, ignored, maybe, setting, switch
 from nvrx_slurm.config.values import NodeRange, RendezvousConfig, Streams
 from nvrx_slurm.errors import UsageError
 
@@ -19,187 +19,151 @@ class LaunchConfig(Section):
 
     section: ClassVar[str] = "launch"
 
-    nnodes: NodeRange | None = setting(
-        k.optional(v.NNODES), None, g.NODES, env="pet",
+    nnodes: NodeRange | None = maybe(
+        v.NNODES, begins=g.NODES, env="pet",
         help="MIN nodes train, the others are hot spares. Default: the Slurm allocation less --spares; else 1.",
     )  # fmt: skip
-    nproc_per_node: int | str | None = setting(
-        k.optional(v.NPROC), None, g.NODES, env="pet",
-        help="Workers per node. Default: the GPUs that Slurm gave the node, else 1.",
-    )  # fmt: skip
-    node_rank: int | None = setting(
-        k.optional(k.integer(0, v.MAX_NODES)), None, g.NODES, env="pet",
-        help="Place of this node among the nodes, from 0. Default: Slurm's order.",
-    )  # fmt: skip
-    local_addr: str | None = setting(
-        k.optional(k.ADDRESS), None, g.NODES, env="pet",
-        help="Name or address under which other nodes reach this one. Default: Slurm's node address.",
-    )  # fmt: skip
-    standalone: bool = setting(
-        k.BOOL, False, g.NODES, env="pet", form="switch",
-        help="One node, right here, no rendezvous with others (also on a login node).",
-    )  # fmt: skip
-    role: str = setting(k.TEXT, "default", g.NODES, "ROLE_NAME of the workers.", env="pet")
-    module: bool = setting(
-        k.BOOL, False, g.NODES, env="pet", form="switch", aliases=("-m",),
-        help="The script is a Python module: run it as python -m does.",
-    )  # fmt: skip
-    no_python: bool = setting(
-        k.BOOL, False, g.NODES, "The script is a program of its own: start it without Python.", env="pet", form="switch"
+    nproc_per_node: int | str | None = maybe(
+        v.NPROC, "Workers per node. Default: the GPUs that Slurm gave the node, else 1.", env="pet"
     )
-    run_path: bool = setting(
-        k.BOOL, False, g.NODES, env="pet", form="switch",
-        help="Run the script with runpy.run_path inside a fresh interpreter.",
-    )  # fmt: skip
-    compat: bool = setting(
-        k.BOOL, False, g.NODES, flag="--nvrx-compat", form="switch",
+    node_rank: int | None = maybe(
+        k.integer(0, v.MAX_NODES), "Place of this node among the nodes, from 0. Default: Slurm's order.", env="pet"
+    )
+    local_addr: str | None = maybe(
+        k.ADDRESS, "Name or address under which other nodes reach this one. Default: Slurm's node address.", env="pet"
+    )
+    standalone: bool = switch("One node, right here, no rendezvous with others (also on a login node).", env="pet")
+    role: str = setting(k.TEXT, "default", "ROLE_NAME of the workers.", env="pet")
+    module: bool = switch("The script is a Python module: run it as python -m does.", env="pet", aliases=("-m",))
+    no_python: bool = switch("The script is a program of its own: start it without Python.", env="pet")
+    run_path: bool = switch("Run the script with runpy.run_path inside a fresh interpreter.", env="pet")
+    compat: bool = switch(
+        flag="--nvrx-compat",
         help="Workers that import nvidia_resiliency_ext get the modules of nvrx_slurm, even where NVRx is installed.",
     )  # fmt: skip
-    start_method: str = ignored(
-        k.choice("spawn"), "spawn", g.NODES, "--ft-warm says how workers are started", env="pet"
-    )
+    start_method: str = ignored(k.choice("spawn"), "spawn", "--ft-warm says how workers are started", env="pet")
 
-    spares: int | None = setting(
-        k.optional(k.integer(0, v.MAX_NODES)), None, g.SLURM,
+    spares: int | None = maybe(
+        k.integer(0, v.MAX_NODES), begins=g.SLURM,
         help="Keep N nodes as hot spares: of the Slurm allocation, or beyond MIN of --nnodes.",
     )  # fmt: skip
     srun_args: tuple[str, ...] = setting(
-        k.WORDS, (), g.SLURM, flag="--srun-arg", form="repeat",
+        k.WORDS, (), flag="--srun-arg", form="repeat",
         help="One more argument for the srun that nvrx-run starts: --srun-arg=--exclusive. May be repeated.",
     )  # fmt: skip
     slurm_api: str = setting(
-        k.choice("auto", "cli", "pyslurm"), "auto", g.SLURM,
+        k.choice("auto", "cli", "pyslurm"), "auto",
         help="How Slurm is asked: by its tools (cli), by pyslurm, or (auto) by pyslurm where it fits the cluster.",
     )  # fmt: skip
     step_prefix: tuple[str, ...] = setting(
-        k.WORDS, (), g.SLURM, form="repeat",
+        k.WORDS, (), form="repeat",
         help="One more word before nvrx-run in the tasks: --step-prefix=apptainer --step-prefix=exec ... May be "
         "repeated.",
     )  # fmt: skip
-    until_done: bool = setting(
-        k.BOOL, False, g.SLURM, form="switch",
-        help="Requeue the Slurm job until the training has ended: not after 0, 2, 93 or a signal.",
-    )  # fmt: skip
+    until_done: bool = switch("Requeue the Slurm job until the training has ended: not after 0, 2, 93 or a signal.")
     chain_failures: int = setting(
-        k.integer(1), 3, g.SLURM, "So many failures within --chain-failure-window end --until-done and a chain."
+        k.integer(1), 3, "So many failures within --chain-failure-window end --until-done and a chain."
     )
-    chain_failure_window: float = setting(k.POSITIVE_SECONDS, 3600.0, g.SLURM, "See --chain-failures.")
-    chain_links: str | None = setting(
-        k.optional(k.PATH), None, g.SLURM, "File with the ids of the jobs of a chain; nvrx submit sets it.", flag=""
+    chain_failure_window: float = setting(k.POSITIVE_SECONDS, 3600.0, "See --chain-failures.")
+    chain_links: str | None = maybe(k.PATH, "File with the ids of the jobs of a chain; nvrx submit sets it.", flag="")
+    enable_multi_launchers_per_node: bool = setting(
+        k.BOOL, False, flag="",
+        help="A step may have several tasks per node, each an agent with its own workers; --nnodes counts agents then.",
+    )  # fmt: skip
+    infra_rank_from_nodename: str | None = maybe(
+        k.TEXT, "If it is set: group ranks are given in the order of the digits in node names.", flag=""
     )
+    replacement_group_id: str | None = maybe(
+        k.TEXT, flag="",
+        help="With --ft-segment: the group, such as a task of a job array, in which this node's segment lies.",
+    )  # fmt: skip
 
     rdzv_backend: str = ignored(
-        k.choice("c10d", "static"), "c10d", g.RENDEZVOUS, "both names mean this package's own coordinator", env="pet"
-    )
+        k.choice("c10d", "static"), "c10d", begins=g.RENDEZVOUS, env="pet",
+        why="both names mean this package's own coordinator",
+    )  # fmt: skip
     rdzv_endpoint: str = setting(
-        v.ENDPOINTS, "", g.RENDEZVOUS, env="pet",
+        v.ENDPOINTS, "", env="pet",
         help="Where the first coordinator listens, then further nodes that may coordinate. Default: the nodes of the "
         "Slurm job, else --master-addr and --master-port.",
     )  # fmt: skip
-    rdzv_id: str = setting(
-        k.TEXT, "none", g.RENDEZVOUS, "Name of the job; nodes with another one are refused.", env="pet"
-    )
+    rdzv_id: str = setting(k.TEXT, "none", "Name of the job; nodes with another one are refused.", env="pet")
     rdzv_conf: RendezvousConfig = setting(
-        v.RDZV_CONF, RendezvousConfig(), g.RENDEZVOUS, env="pet",
+        v.RDZV_CONF, RendezvousConfig(), env="pet",
         help="join_timeout=300 (wait for MIN nodes; timeout=N is its default), last_call_timeout=1 (then for spares), "
         "is_host=true|false. Other keys of torchrun change nothing.",
     )  # fmt: skip
-    master_addr: str | None = setting(
-        k.optional(k.ADDRESS), None, g.RENDEZVOUS, env="pet",
-        help="Host of the coordinator where --rdzv-endpoint is not given.",
-    )  # fmt: skip
-    master_port: int | None = setting(
-        k.optional(k.integer(0, 65535, "PORT")), None, g.RENDEZVOUS, env="pet",
+    master_addr: str | None = maybe(k.ADDRESS, "Host of the coordinator where --rdzv-endpoint is not given.", env="pet")
+    master_port: int | None = maybe(
+        k.integer(0, 65535, "PORT"), env="pet",
         help="Port of the coordinator where --rdzv-endpoint is not given. Default with --master-addr: 29500.",
     )  # fmt: skip
 
     max_restarts: int = setting(
-        k.integer(0), 0, g.RESTARTS, "How often the workers may be started again, counted for the whole job.", env="pet"
-    )
+        k.integer(0), 0, begins=g.RESTARTS, env="pet",
+        help="How often the workers may be started again, counted for the whole job.",
+    )  # fmt: skip
     workers_stop_timeout: float = setting(
-        k.SECONDS, 15.0, g.RESTARTS, env="pet",
+        k.SECONDS, 15.0, env="pet",
         help="SIGTERM to SIGKILL when workers are stopped for a restart; see also --ft-stop-idle-timeout.",
     )  # fmt: skip
     term_timeout: float = setting(
-        k.SECONDS, 1800.0, g.RESTARTS, env="pet",
+        k.SECONDS, 1800.0, env="pet",
         help="SIGTERM to SIGKILL when nvrx-run is told to end. Inside Slurm, KillWait ends it earlier.",
     )  # fmt: skip
-    monitor_interval: float = ignored(
-        k.POSITIVE_SECONDS, 0.3, g.RESTARTS, "the end of a worker is seen at once", env="pet"
-    )
+    monitor_interval: float = ignored(k.POSITIVE_SECONDS, 0.3, "the end of a worker is seen at once", env="pet")
 
-    log_dir: str = setting(
-        k.PATH, "./nvrx_logs", g.LOGS, "Directory of the log tree, one for all nodes and jobs.", env="pet"
-    )
-    redirects: Streams = setting(
-        v.STREAMS, Streams(), g.LOGS, env="pet", aliases=("-r", "--redirect"),
-        help="Streams that go to their log file only: 0 none, 1 stdout, 2 stderr, 3 both; per local rank: 0:1,1:2.",
-    )  # fmt: skip
-    tee: Streams = setting(
-        v.STREAMS, Streams(), g.LOGS, env="pet", aliases=("-t",),
-        help="Streams that go to their log file and the console, in the numbers of --redirects.",
-    )  # fmt: skip
-    local_ranks_filter: tuple[int, ...] | None = setting(
-        k.optional(v.RANKS), None, g.LOGS, "Show only these local ranks on the console. Default: all.", env="pet"
-    )
-    console_prefix: str = setting(
-        k.choice("rank", "none"), "rank", g.LOGS,
-        help="What stands before the lines of a rank on the console: [rank N], or nothing.",
+    disable_rank_monitors: bool = setting(
+        k.BOOL, False, begins=g.MONITORING, flag="",
+        help="No rank monitors, RankMonitorClient does nothing (also without a launcher): hangs are not noticed.",
     )  # fmt: skip
 
-    ft_cfg_path: str | None = setting(
-        k.optional(k.PATH), None, g.CONFIGURATION, env="both", aliases=("--fault-tol-cfg-path",),
-        help="YAML file with a fault_tolerance: section at any depth.",
-    )  # fmt: skip
-    ft_ignore_missing_cfg: bool = setting(
-        k.BOOL, False, g.CONFIGURATION, form="switch", aliases=("--ignore-missing-fault-tol-cfg",),
-        help="Go on with the defaults where that file, or its fault_tolerance: section, is missing.",
-    )  # fmt: skip
-    print_config: bool = setting(
-        k.BOOL, False, g.CONFIGURATION, form="switch",
-        help="Print every setting with its value and where it came from, and exit.",
-    )  # fmt: skip
-    dry_run: bool = setting(
-        k.BOOL, False, g.CONFIGURATION, form="switch",
-        help="Print the srun line, the plan and the workers' environment, and exit. On a login node: as in an "
-        "allocation.",
-    )  # fmt: skip
-
-    logs_specs: str = ignored(
-        k.choice("default"), "default", g.LOGS, "--redirects, --tee and --local-ranks-filter say it"
-    )
-    gpus_per_numa: int | None = setting(
-        k.optional(k.integer(1, 1024)), None, g.DEVICES, flag="",
-        help="GPUs per NUMA node: worker i is bound to NUMA node i // N with numactl.",
-    )  # fmt: skip
-    numa_bind: str = setting(
-        k.choice("off", "auto"), "off", g.DEVICES,
-        help="auto: bind each worker with numactl to the NUMA node of its GPU; --dry-run shows where.",
-    )  # fmt: skip
-    sysroot: str = setting(
-        k.PATH, "/", g.DEVICES, "Where the node's /sys is, if not at / (in a container, or a recorded node)."
-    )
     inject_gpu_failure: frozenset[tuple[int, int]] = setting(
-        v.PREFLIGHT_FAILURES, frozenset(), g.HEALTH, flag="",
+        v.PREFLIGHT_FAILURES, frozenset(), begins=g.HEALTH, flag="",
         help="CYCLE:INFRA_RANK,...: let the node's check before that cycle fail (for tests).",
     )  # fmt: skip
 
-    disable_rank_monitors: bool = setting(
-        k.BOOL, False, g.MONITORING, flag="",
-        help="No rank monitors, RankMonitorClient does nothing (also without a launcher): hangs are not noticed.",
+    gpus_per_numa: int | None = maybe(
+        k.integer(1, 1024), begins=g.DEVICES, flag="",
+        help="GPUs per NUMA node: worker i is bound to NUMA node i // N with numactl.",
     )  # fmt: skip
-    enable_multi_launchers_per_node: bool = setting(
-        k.BOOL, False, g.SLURM, flag="",
-        help="A step may have several tasks per node, each an agent with its own workers; --nnodes counts agents then.",
+    numa_bind: str = setting(
+        k.choice("off", "auto"), "off",
+        help="auto: bind each worker with numactl to the NUMA node of its GPU; --dry-run shows where.",
     )  # fmt: skip
-    infra_rank_from_nodename: str | None = setting(
-        k.optional(k.TEXT), None, g.SLURM, flag="",
-        help="If it is set: group ranks are given in the order of the digits in node names.",
+    sysroot: str = setting(k.PATH, "/", "Where the node's /sys is, if not at / (in a container, or a recorded node).")
+
+    log_dir: str = setting(
+        k.PATH, "./nvrx_logs", "Directory of the log tree, one for all nodes and jobs.", begins=g.LOGS, env="pet"
+    )
+    redirects: Streams = setting(
+        v.STREAMS, Streams(), env="pet", aliases=("-r", "--redirect"),
+        help="Streams that go to their log file only: 0 none, 1 stdout, 2 stderr, 3 both; per local rank: 0:1,1:2.",
     )  # fmt: skip
-    replacement_group_id: str | None = setting(
-        k.optional(k.TEXT), None, g.SLURM, flag="",
-        help="With --ft-segment: the group, such as a task of a job array, in which this node's segment lies.",
+    tee: Streams = setting(
+        v.STREAMS, Streams(), env="pet", aliases=("-t",),
+        help="Streams that go to their log file and the console, in the numbers of --redirects.",
     )  # fmt: skip
+    local_ranks_filter: tuple[int, ...] | None = maybe(
+        v.RANKS, "Show only these local ranks on the console. Default: all.", env="pet"
+    )
+    console_prefix: str = setting(
+        k.choice("rank", "none"), "rank", "What stands before the lines of a rank on the console: [rank N], or nothing."
+    )
+    logs_specs: str = ignored(k.choice("default"), "default", "--redirects, --tee and --local-ranks-filter say it")
+
+    ft_cfg_path: str | None = maybe(
+        k.PATH, begins=g.CONFIGURATION, env="both", aliases=("--fault-tol-cfg-path",),
+        help="YAML file with a fault_tolerance: section at any depth.",
+    )  # fmt: skip
+    ft_ignore_missing_cfg: bool = switch(
+        aliases=("--ignore-missing-fault-tol-cfg",),
+        help="Go on with the defaults where that file, or its fault_tolerance: section, is missing.",
+    )  # fmt: skip
+    print_config: bool = switch("Print every setting with its value and where it came from, and exit.")
+    dry_run: bool = switch(
+        "Print the srun line, the plan and the workers' environment, and exit. On a login node: as in an allocation."
+    )
 
     def node_range(self, slurm_nodes: int | None = None) -> NodeRange:
         """How many nodes train (`min`) and may take part (`max`).

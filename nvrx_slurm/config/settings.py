@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar
 
-from nvrx_slurm.config.kinds import Kind
+from nvrx_slurm.config.kinds import BOOL, Kind, optional
 from nvrx_slurm.errors import UsageError
 
 
@@ -43,21 +43,32 @@ def shown(item: Declaration, value: Any) -> str:
     return format(plain, ".10g") if isinstance(plain, float) else str(plain)
 
 
-def setting(kind: Kind, default: Any, group: str, help: str, **more: Any) -> Any:
+def setting(kind: Kind, default: Any, help: str, **more: Any) -> Any:
     """Declare a field.
 
-    `more`: form, no_effect (see `Declaration`); flag = the main spelling where it does not follow from the name,
-    "" for none; aliases = further spellings; env = "nvrx", "pet" (torchrun's), "both" or "submit".
+    `more`: begins = the group of this field and of those that follow it; form, no_effect (see `Declaration`);
+    flag = the main spelling where it does not follow from the name, "" for none; aliases = further spellings;
+    env = "nvrx", "pet" (torchrun's) or "both".
     """
-    metadata = {"kind": kind, "group": group, "help": help, **more}
+    metadata = {"kind": kind, "help": help, **more}
     if isinstance(default, dict):
         return field(default_factory=lambda: dict(default), metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
-def ignored(kind: Kind, default: Any, group: str, why: str, **more: Any) -> Any:
+def switch(help: str, **more: Any) -> Any:
+    """Declare a flag without a value."""
+    return setting(BOOL, False, help, form="switch", **more)
+
+
+def maybe(kind: Kind, help: str, **more: Any) -> Any:
+    """Declare a field that is None until it is given."""
+    return setting(optional(kind), None, help, **more)
+
+
+def ignored(kind: Kind, default: Any, why: str, **more: Any) -> Any:
     """Declare a field that is taken for the sake of torchrun or ft_launcher and changes nothing."""
-    return setting(kind, default, group, f"Accepted for compatibility: {why}.", no_effect=why, **more)
+    return setting(kind, default, f"Accepted for compatibility: {why}.", no_effect=why, **more)
 
 
 class Section:
@@ -74,21 +85,30 @@ class Section:
                 raise UsageError(f"{type(self).__name__}: {item.name}={raw!r} {error}") from None
 
 
-def _declaration(section: str, f: Any) -> Declaration:
-    more = dict(f.metadata)
-    key = f"ft_{f.name}" if section == "ft" else f.name
-    main = more.pop("flag", "--" + key.replace("_", "-"))
-    nvrx, pet = "NVRX_" + key.upper(), "PET_" + key.upper()
-    names = {"nvrx": (nvrx,), "pet": (pet,), "both": (nvrx, pet), "submit": ("NVRX_SUBMIT_" + key.upper(),)}
-    env = names[more.pop("env", "nvrx")]
-    default = f.default if f.default is not MISSING else f.default_factory()
-    flags = tuple(filter(None, (main, *more.pop("aliases", ()))))
-    return Declaration(section=section, name=f.name, default=default, flags=flags, env=env, **more)
-
-
 def settings_of(cls: type[Section]) -> tuple[Declaration, ...]:
     """The settings of one section, in order of declaration."""
-    return tuple(_declaration(cls.section, f) for f in fields(cls))  # type: ignore[arg-type]
+    found, group = [], ""
+    for f in fields(cls):  # type: ignore[arg-type]
+        more = dict(f.metadata)
+        group = more.pop("begins", group)
+        found.append(_declaration(cls.section, group, f, more))
+    return tuple(found)
+
+
+def _declaration(section: str, group: str, f: Any, more: dict[str, Any]) -> Declaration:
+    key = f"ft_{f.name}" if section == "ft" else f.name
+    main = more.pop("flag", "--" + key.replace("_", "-"))
+    ours, pet = f"NVRX_{'SUBMIT_' if section == 'submit' else ''}{key.upper()}", f"PET_{key.upper()}"
+    env = {"nvrx": (ours,), "pet": (pet,), "both": (ours, pet)}[more.pop("env", "nvrx")]
+    return Declaration(
+        section=section,
+        name=f.name,
+        default=f.default if f.default is not MISSING else f.default_factory(),
+        group=group,
+        flags=tuple(filter(None, (main, *more.pop("aliases", ())))),
+        env=env,
+        **more,
+    )
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from nvrx_slurm.config import groups as g
 from nvrx_slurm.config import kinds as k
 from nvrx_slurm.config import values as v
 from nvrx_slurm.config.launch import LaunchConfig
-from nvrx_slurm.config.settings import Origin, Section, parsed, setting, settings_of
+from nvrx_slurm.config.settings import Origin, Section, maybe, parsed, setting, settings_of, switch
 from nvrx_slurm.errors import UsageError
 
 MAX_LINKS = 1000  # Slurm's MaxJobCount is 10,000 by default
@@ -51,71 +51,46 @@ class SubmitConfig(Section):
 
     section: ClassVar[str] = "submit"
 
-    job_name: str = setting(k.Kind("NAME", _job_name), "nvrx", g.JOB, "Name of the job.", env="submit", aliases=("-J",))
-    nodes: int | None = setting(
-        k.optional(k.integer(1, v.MAX_NODES)), None, g.JOB, env="submit", aliases=("-N",),
+    job_name: str = setting(k.Kind("NAME", _job_name), "nvrx", "Name of the job.", begins=g.JOB, aliases=("-J",))
+    nodes: int | None = maybe(
+        k.integer(1, v.MAX_NODES), aliases=("-N",),
         help="All nodes of the job, with the spares. Default: MAX of --nnodes, else 1 and the spares.",
     )  # fmt: skip
-    gpus_per_node: int | None = setting(
-        k.optional(k.integer(0, 1024)), None, g.JOB, "GPUs that Slurm gives each node.", env="submit"
+    gpus_per_node: int | None = maybe(k.integer(0, 1024), "GPUs that Slurm gives each node.")
+    cpus_per_task: int | None = maybe(
+        k.integer(1, 65535), "CPUs of each node. Default: all, where the job has its nodes for itself.", aliases=("-c",)
     )
-    cpus_per_task: int | None = setting(
-        k.optional(k.integer(1, 65535)), None, g.JOB, env="submit", aliases=("-c",),
-        help="CPUs of each node. Default: all, where the job has its nodes for itself.",
-    )  # fmt: skip
-    exclusive: bool = setting(k.BOOL, True, g.JOB, "No other job runs on the nodes of this one.", env="submit")
-    time: str | None = setting(
-        k.optional(k.Kind("TIME", _time)), None, g.JOB, env="submit",
-        help="Time limit, as sbatch takes it. Default: that of the partition.",
-    )  # fmt: skip
+    exclusive: bool = setting(k.BOOL, True, "No other job runs on the nodes of this one.")
+    time: str | None = maybe(k.Kind("TIME", _time), "Time limit, as sbatch takes it. Default: that of the partition.")
     warn_time: int = setting(
-        k.integer(0, 65535, "SECONDS"), 120, g.JOB, env="submit",
+        k.integer(0, 65535, "SECONDS"), 120,
         help="Slurm sends the warning signal this long before the time limit; longer than the slowest checkpoint. 0: "
         "none.",
     )  # fmt: skip
-    partition: str | None = setting(
-        k.optional(k.TEXT), None, g.JOB, "Partition of the job.", env="submit", aliases=("-p",)
+    partition: str | None = maybe(k.TEXT, "Partition of the job.", aliases=("-p",))
+    account: str | None = maybe(k.TEXT, "Account that is charged.", aliases=("-A",))
+    array: str | None = maybe(k.TEXT, "Make it a job array: 0-9, 1-10%1.", aliases=("-a",))
+    output: str | None = maybe(
+        k.PATH, "File of the job's own output. Default: %x_%j.out in --log-dir.", aliases=("-o",)
     )
-    account: str | None = setting(
-        k.optional(k.TEXT), None, g.JOB, "Account that is charged.", env="submit", aliases=("-A",)
-    )
-    array: str | None = setting(
-        k.optional(k.TEXT), None, g.JOB, "Make it a job array: 0-9, 1-10%1.", env="submit", aliases=("-a",)
-    )
-    output: str | None = setting(
-        k.optional(k.PATH), None, g.JOB, env="submit", aliases=("-o",),
-        help="File of the job's own output. Default: %x_%j.out in --log-dir.",
-    )  # fmt: skip
     sbatch_args: tuple[str, ...] = setting(
-        k.WORDS, (), g.JOB, env="submit", flag="--sbatch-arg", form="repeat",
+        k.WORDS, (), flag="--sbatch-arg", form="repeat",
         help="One more option for sbatch: --sbatch-arg=--qos=high. May be repeated.",
     )  # fmt: skip
-    venv: str | None = setting(
-        k.optional(k.PATH), None, g.JOB, env="submit",
-        help="Python environment that the job activates. Default: the one of this nvrx.",
-    )  # fmt: skip
-    container_image: str | None = setting(
-        k.optional(k.TEXT), None, g.CONTAINER, "Run the training in this image.", env="submit"
+    venv: str | None = maybe(k.PATH, "Python environment that the job activates. Default: the one of this nvrx.")
+
+    container_image: str | None = maybe(k.TEXT, "Run the training in this image.", begins=g.CONTAINER)
+    container_runtime: str = setting(k.choice("pyxis", "apptainer"), "pyxis", "How it is run: pyxis or apptainer.")
+    container_mounts: str | None = maybe(k.TEXT, "SRC:DST[:FLAGS],... Default: the working directory and --log-dir.")
+    container_workdir: str | None = maybe(
+        k.PATH, "Directory in the container where the script starts. Default: the working directory."
     )
-    container_runtime: str = setting(
-        k.choice("pyxis", "apptainer"), "pyxis", g.CONTAINER, "How it is run: pyxis or apptainer.", env="submit"
-    )
-    container_mounts: str | None = setting(
-        k.optional(k.TEXT), None, g.CONTAINER, env="submit",
-        help="SRC:DST[:FLAGS],... Default: the working directory and --log-dir.",
-    )  # fmt: skip
-    container_workdir: str | None = setting(
-        k.optional(k.PATH), None, g.CONTAINER, env="submit",
-        help="Directory in the container where the script starts. Default: the working directory.",
-    )  # fmt: skip
-    chain: int | None = setting(
-        k.optional(k.integer(2, MAX_LINKS)), None, g.CHAIN, env="submit",
+
+    chain: int | None = maybe(
+        k.integer(2, MAX_LINKS), begins=g.CHAIN,
         help="Submit so many jobs that run one after the other; those that are not needed any more are cancelled.",
     )  # fmt: skip
-    wait: bool = setting(
-        k.BOOL, False, g.CHAIN, env="submit", form="switch",
-        help="Show the job's output until the job, or chain, ends, and exit with its code.",
-    )  # fmt: skip
+    wait: bool = switch("Show the job's output until the job, or chain, ends, and exit with its code.")
 
     def check(self, launch: LaunchConfig, stop_s: float) -> None:
         """Raises UsageError for a contradiction. `stop_s`: how long before its limit the job stops its ranks."""
