@@ -20,8 +20,8 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from signal import Signals
-from typing import TYPE_CHECKING
 
+from nvrx_slurm.cli.chain import Chain
 from nvrx_slurm.cli.here import RUN_ENV, Here, node_range, own_run_dir, run_dir
 from nvrx_slurm.cli.job import KILL_WAIT_ENV, worker_argv
 from nvrx_slurm.cli.log_tree import result_of
@@ -34,11 +34,9 @@ from nvrx_slurm.node.output.console import Console
 from nvrx_slurm.node.output.out_file import OUT_ENV
 from nvrx_slurm.node.run_dir import RunDir
 from nvrx_slurm.slurm.api.facts import SlurmError
-from nvrx_slurm.slurm.control import END_TIME
+from nvrx_slurm.slurm.control import END_TIME, Control
+from nvrx_slurm.slurm.env import SlurmContext
 from nvrx_slurm.system.files import write_atomic
-
-if TYPE_CHECKING:
-    from nvrx_slurm.cli.chain import Chain
 
 NODE_LOG = "agents/agent_%t.log"  # below the run directory; %t is the task, here: the node
 _SURVIVAL = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--mpi=none")
@@ -88,13 +86,18 @@ def run_step(here: Here, script: str, args: tuple[str, ...], words: Sequence[str
         raise UsageError("srun is not on PATH here; install Slurm's client, or start the step from where it is")
     if not _in_container(here.launch):
         worker_argv(here.launch, script, args)
-    began_as, here = here.slurm, _as_it_is_now(here)
-    changed = here.slurm != began_as
+    assert here.slurm is not None
+    began_as = here.slurm
+    slurm = _as_it_is_now(began_as, here.control)
+    changed = slurm != began_as
+    here = replace(here, slurm=slurm)
     node_range(here)
     console = Console("nvrx-run", refresh_s=REFRESH_S)
     console.start()
     try:
-        chain = _chain(here, console.say)
+        chain = None
+        if here.launch.until_done or here.launch.chain_links is not None:
+            chain = Chain(here.resolved.config, slurm, here.control.slurm, console.say)
         wanted = run_dir(here)
         code = chain.begin(wanted.log_dir) if chain is not None else None
         if code is not None:
@@ -102,9 +105,9 @@ def run_step(here: Here, script: str, args: tuple[str, ...], words: Sequence[str
         directory = own_run_dir(wanted)
         directory.link_latest()  # a coordinator may never begin
         began_s = time.time()
-        step = _start_step(here, directory, words, console, changed)
+        step = _start_step(here, slurm, directory, words, console, changed)
         code = step.wait(here.launch.rdzv_conf.join_timeout)
-        _complete_result(here, directory, code, began_s, console.say)
+        _complete_result(here.control, slurm, directory, code, began_s, console.say)
         if chain is not None:
             chain.after(code, directory)
         return code
@@ -112,27 +115,28 @@ def run_step(here: Here, script: str, args: tuple[str, ...], words: Sequence[str
         console.finish(_LAST_WORDS_S)
 
 
-def _start_step(here: Here, directory: RunDir, words: Sequence[str], console: Console, changed: bool) -> Step:
+def _start_step(
+    here: Here, slurm: SlurmContext, directory: RunDir, words: Sequence[str], console: Console, changed: bool
+) -> Step:
     """`changed`: nodes of the allocation are lost since it began."""
-    assert here.slurm is not None
     log = directory.path / NODE_LOG.replace("%t", "0")
     log.parent.mkdir(exist_ok=True)
     log.touch()
     argv = step_argv(here, directory, words)
     if changed:  # the step that lost a node may hold the CPUs of the others for minutes
-        argv[1:1] = [f"--nodelist={','.join(here.slurm.nodes)}", "--overlap"]
+        argv[1:1] = [f"--nodelist={','.join(slurm.nodes)}", "--overlap"]
     line = shlex.join(argv)
     directory.srun_command.write_text(line + "\n")
     console.follow(log, "", 1)
-    verbose, tasks = here.ft.log_level <= logging.DEBUG, here.slurm.nnodes * here.slurm.launchers
+    verbose, tasks = here.ft.log_level <= logging.DEBUG, slurm.nnodes * slurm.launchers
     console.say(line if verbose else f"starting {tasks} tasks: the srun command is in {directory.srun_command}")
-    return Step(argv, _step_env(here, directory), log, directory, here.slurm.job_id, here.control, console)
+    return Step(argv, _step_env(here, slurm, directory), log, directory, slurm.job_id, here.control, console)
 
 
-def _complete_result(here: Here, directory: RunDir, code: int, began_s: float, say: Callable[[str], None]) -> None:
+def _complete_result(
+    control: Control, slurm: SlurmContext, directory: RunDir, code: int, began_s: float, say: Callable[[str], None]
+) -> None:
     """Add what ended a job that got a signal; of a step without a coordinator write the result itself."""
-    assert here.slurm is not None
-    slurm = here.slurm
     found, now_s = result_of(directory.path), time.time()
     result = found or {
         "code": code,
@@ -142,7 +146,7 @@ def _complete_result(here: Here, directory: RunDir, code: int, began_s: float, s
     }
     if code - 128 in ENDING and not result.get("out_of_time"):  # Slurm's signal tells no reason
         with suppress(SlurmError):
-            job = here.control.slurm.job(slurm.job_id)
+            job = control.slurm.job(slurm.job_id)
             why = ended_from_outside(job.state, job.reason, job.restarts > slurm.restart_count)
             say(f"job {slurm.job_id} got {Signals(code - 128).name}: {why}")
             result = {**result, "ended_by": why}
@@ -163,31 +167,17 @@ def _last_lines(directory: RunDir) -> str:
     return "; ".join(dict.fromkeys(words)) or "nothing"
 
 
-def _chain(here: Here, say: Callable[[str], None]) -> Chain | None:
-    """The chain that this job is a link of; None for most jobs."""
-    if not here.launch.until_done and here.launch.chain_links is None:
-        return None
-    from nvrx_slurm.cli.chain import Chain
-
-    assert here.slurm is not None
-    return Chain(here.resolved.config, here.slurm, here.control.slurm, say)
-
-
-def _as_it_is_now(here: Here) -> Here:
+def _as_it_is_now(slurm: SlurmContext, control: Control) -> SlurmContext:
     """The job's nodes of this moment: the variables are as old as the batch script, and nodes may be lost since."""
-    assert here.slurm is not None
-    nodes = tuple(here.control.job_nodes(here.slurm.job_id) or here.slurm.nodes)
-    return (
-        here if nodes == here.slurm.nodes else replace(here, slurm=replace(here.slurm, nodes=nodes, nnodes=len(nodes)))
-    )
+    nodes = tuple(control.job_nodes(slurm.job_id) or slurm.nodes)
+    return replace(slurm, nodes=nodes, nnodes=len(nodes))
 
 
-def _step_env(here: Here, directory: RunDir) -> dict[str, str]:
+def _step_env(here: Here, slurm: SlurmContext, directory: RunDir) -> dict[str, str]:
     """An image may be without Slurm's tools, so the agents are told what they would ask."""
-    assert here.slurm is not None
     env = {**os.environ, RUN_ENV: directory.run, OUT_ENV: os.path.realpath("/proc/self/fd/1")}
     if _in_container(here.launch) and END_TIME not in env:  # Slurm 22.05
-        left_s = here.control.time_left_s(here.slurm.job_id)
+        left_s = here.control.time_left_s(slurm.job_id)
         env |= {END_TIME: f"{time.time() + left_s:.0f}"} if left_s is not None and left_s < math.inf else {}
     env[TOKEN_ENV] = env.get(TOKEN_ENV) or new_token()
     env[KILL_WAIT_ENV] = env.get(KILL_WAIT_ENV) or f"{here.control.kill_wait_s():g}"

@@ -15,10 +15,9 @@ from click.core import ParameterSource
 
 from nvrx_slurm import __version__
 from nvrx_slurm.config import other_launchers
-from nvrx_slurm.config.groups import GROUPS
 from nvrx_slurm.config.kinds import nearest
 from nvrx_slurm.config.layers import SETTINGS, Resolved, resolve
-from nvrx_slurm.config.settings import Declaration, shown
+from nvrx_slurm.config.settings import Declaration, by_group, shown
 from nvrx_slurm.errors import ExitCode, NvrxError
 
 PROGRAM = "nvrx-run"
@@ -38,9 +37,7 @@ def spelling(name: str) -> str:
 class SettingsCommand(click.Command):
     """A command `NAME [OPTIONS] SCRIPT [ARGS]` whose options are settings, by groups. `run` returns its exit code."""
 
-    def __init__(
-        self, name: str, run: OnFlags, settings: Mapping[str, Declaration], groups: Sequence[str], help: str | None
-    ) -> None:
+    def __init__(self, name: str, run: OnFlags, settings: Mapping[str, Declaration], help: str | None) -> None:
         context = {
             "help_option_names": ["-h", "--help"],
             "allow_interspersed_args": False,
@@ -53,7 +50,7 @@ class SettingsCommand(click.Command):
             click.Argument(["script_args"], nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]..."),
         ]
         super().__init__(name, context, params=params, help=help)
-        self.settings, self._groups, self._run = settings, groups, run
+        self.settings, self._run = settings, run
         click.version_option(__version__, message="nvrx_slurm %(version)s")(self)
 
     def invoke(self, ctx: click.Context) -> int:
@@ -64,9 +61,8 @@ class SettingsCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The options by group."""
-        for group in self._groups:
+        for group, items in by_group(item for item in self.settings.values() if item.flags).items():
             with formatter.section(group):
-                items = [item for item in self.settings.values() if item.group == group and item.flags]
                 formatter.write_dl([_help_row(item) for item in items], col_max=34)
         with formatter.section("Other"):
             formatter.write_dl([("-h, --help", "Show this text."), ("--version", "Show the version.")])
@@ -146,7 +142,7 @@ def nvrx_run_options(body: Body) -> click.Command:
             raise click.UsageError("no training script was given; write it after the flags, as in nvrx-run train.py")
         return body(resolved, script, args)
 
-    return RunCommand(PROGRAM, run, SETTINGS, GROUPS, body.__doc__)
+    return RunCommand(PROGRAM, run, SETTINGS, body.__doc__)
 
 
 def print_config(resolved: Resolved) -> str:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from nvrx_slurm.child import processes
+from nvrx_slurm.cli.log_tree import result_of
 from nvrx_slurm.errors import ExitCode
 from nvrx_slurm.node.output.console import Console
 from nvrx_slurm.node.run_dir import RunDir
@@ -45,7 +46,7 @@ class Step:
         console: Console,
     ) -> None:
         """`log`: the first coordinator's output, which the console follows already."""
-        self._log, self._run_dir, self._result = log, run_dir, run_dir.result
+        self._log, self._run_dir = log, run_dir
         self._followed = {log}
         self._job_id, self._control = job_id, control
         self._name = step_name()
@@ -87,7 +88,7 @@ class Step:
                 self._say(f"srun was killed by {how}, perhaps for lack of memory: the job goes on without it")
             if self._read_fd in ready:
                 ended_by = self._pass_signals_on() or ended_by
-            elif self._result.exists() or (self._lost < 0 and not self._runs()):
+            elif self._run_dir.result.exists() or (self._lost < 0 and not self._runs()):
                 self._end_lingering()
                 if self._lost < 0:
                     return self._code(self._lost, ended_by)
@@ -151,20 +152,16 @@ class Step:
         signal.pidfd_send_signal(self._srun.pidfd, signum)
 
     def _log_has_begun(self) -> bool:
-        try:
+        with suppress(OSError):
             return self._log.stat().st_size > 0
-        except OSError:
-            return False
+        return False
 
     def _code(self, srun_code: int, ended_by: int) -> int:
-        try:
-            return int(json.loads(self._result.read_bytes())["code"])
-        except (OSError, ValueError, KeyError, TypeError):
-            pass  # the coordinator left no result, so srun's code counts
-        if ended_by:
-            return 128 + ended_by
-        if srun_code < 0:
-            return 128 - srun_code
+        result = result_of(self._run_dir.path)
+        if "code" in result:
+            return int(result["code"])
+        if ended_by or srun_code < 0:  # the coordinator left no result
+            return 128 + (ended_by or -srun_code)
         if srun_code > 128 and self._log_has_begun():
             self._say("the coordinator was lost and left no result; see the agents' logs")
             return ExitCode.COORDINATOR_LOST

@@ -14,7 +14,6 @@ from typing import Any
 import click
 
 from nvrx_slurm.cli.options import SettingsCommand
-from nvrx_slurm.config.groups import GROUPS, GROUPS_SUBMIT
 from nvrx_slurm.config.layers import SETTINGS, Config, resolve
 from nvrx_slurm.config.settings import Declaration, settings_of
 from nvrx_slurm.config.submit import SubmitConfig, resolve_submit
@@ -30,7 +29,7 @@ _HERE_ONLY = ("dry_run", "print_config")  # flags of nvrx-run that mean this com
 
 def _submit(given: dict[str, Any], script: str, args: tuple[str, ...]) -> int:
     config = resolve({key: value for key, value in given.items() if key in SETTINGS}, os.environ).config
-    wanted = resolve_submit({key: value for key, value in given.items() if key in SUBMIT_SETTINGS}, os.environ)
+    wanted = resolve_submit(given, os.environ)
     wanted.check(config.launch, config.stop_before_end_s)
     words = (script, *args) if script else ()
     if config.launch.dry_run:
@@ -38,10 +37,12 @@ def _submit(given: dict[str, Any], script: str, args: tuple[str, ...]) -> int:
         return ExitCode.OK
     if not script:
         raise UsageError("no training script was given; write it after the flags, as in nvrx submit --nodes 4 train.py")
-    _check(config, wanted, script)
+    elsewhere = wanted.container_image or config.launch.module or config.launch.no_python
+    if not elsewhere and not os.path.exists(script):
+        raise UsageError(f"there is no script {script} here; the job would start in {os.getcwd()}")
+    _venv(wanted)
     log_dir = Path(config.launch.log_dir)
-    _make(log_dir, "--log-dir")
-    _make(_output_dir(wanted, log_dir), "--output")
+    _make(log_dir, wanted)
     slurm, _ = connect(config.launch.slurm_api)
     name = f"chain_{time.strftime('%Y%m%d-%H%M%S')}_{secrets.token_hex(2)}"
     links = log_dir.absolute() / name if wanted.chain else None
@@ -102,28 +103,16 @@ def _expedites(slurm: Slurm) -> bool:
     return new and "enable_expedited_requeue" in config.get("SlurmctldParameters", "").lower()
 
 
-def _check(config: Config, wanted: SubmitConfig, script: str) -> None:
-    """Before anything is made. Raises UsageError."""
-    _venv(wanted)
-    elsewhere = wanted.container_image or config.launch.module or config.launch.no_python
-    if not elsewhere and not os.path.exists(script):
-        raise UsageError(f"there is no script {script} here; the job would start in {os.getcwd()}")
-
-
-def _output_dir(wanted: SubmitConfig, log_dir: Path) -> Path:
+def _make(log_dir: Path, wanted: SubmitConfig) -> None:
     """Slurm fails a job whose output file is in no directory, and says nothing."""
     if re.search(r"%[jJaA].*/", wanted.output or ""):
         raise UsageError(f"--output {wanted.output}: Slurm makes no directories; put the job's id in the file's name")
-    return Path(_output(wanted, log_dir, 0)).parent
-
-
-def _make(directory: Path, flag: str) -> None:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"the directory {directory} cannot be made: {error.strerror}; give another with {flag}"
-        ) from None
+    for directory in (log_dir, Path(_output(wanted, log_dir, 0)).parent):
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            why = f"the directory {directory} cannot be made: {error.strerror}"
+            raise UsageError(f"{why}; give another --log-dir or --output") from None
 
 
 def _submit_all(slurm: Slurm, text: str, wanted: SubmitConfig, log_dir: Path, links: Path | None) -> list[int]:
@@ -141,9 +130,7 @@ def _submit_all(slurm: Slurm, text: str, wanted: SubmitConfig, log_dir: Path, li
             kept.parent.mkdir(exist_ok=True)
             kept.write_text(text)
     except SlurmError as error:
-        if jobs:
-            raise SlurmError(f"{error}; submitted so far: {' '.join(map(str, jobs))}") from None
-        raise
+        raise SlurmError(f"{error}; submitted so far: {' '.join(map(str, jobs)) or 'none'}") from None
     except OSError as error:
         raise UsageError(f"{error.filename or log_dir}: {error.strerror}; give another --log-dir") from None
     finally:
@@ -170,7 +157,6 @@ submit = SettingsCommand(
     "submit",
     _submit,
     SUBMIT_SETTINGS | SETTINGS,
-    (*GROUPS_SUBMIT, *GROUPS),
     help="""Render an sbatch script that runs SCRIPT under nvrx-run, submit it, and say where its logs will be.
 
     All flags of nvrx-run are taken, too, and handed on. --dry-run prints the script. Without SCRIPT that takes the

@@ -7,7 +7,6 @@ import re
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from nvrx_slurm.config import groups as g
 from nvrx_slurm.config import kinds as k
 from nvrx_slurm.config.ft_logs import LogSettings
 from nvrx_slurm.config.kinds import UNIX_SOCKET, Kind, as_text
@@ -59,7 +58,7 @@ class AttributionSettings(LogSettings):
     """Settings of services that are asked about failures; a part of `FaultToleranceConfig`."""
 
     attribution_endpoint: str | None = maybe(
-        ENDPOINT, begins=g.ATTRIBUTION,
+        ENDPOINT, begins="Attribution",
         help="Service that analyses the logs of failed cycles: localhost runs one for this job, on the coordinator's "
         "node; http://HOST:PORT, https://HOST:PORT or unix:///PATH runs elsewhere.",
     )  # fmt: skip

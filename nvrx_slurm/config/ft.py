@@ -9,13 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from nvrx_slurm.config import groups as g
 from nvrx_slurm.config import kinds as k
 from nvrx_slurm.config import other_launchers
 from nvrx_slurm.config import values as v
 from nvrx_slurm.config.attribution import AttributionSettings
 from nvrx_slurm.config.files import read_section, write_section
-from nvrx_slurm.config.settings import Layer, Origin, ignored, maybe, parsed, setting, settings_of
+from nvrx_slurm.config.settings import MONITORING, Layer, Origin, ignored, maybe, parsed, setting, settings_of
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.types import FaultKind
 
@@ -29,7 +28,7 @@ class FaultToleranceConfig(AttributionSettings):
 
     section: ClassVar[str] = "ft"
 
-    rdzv_impl: str = ignored(k.choice("barrier"), "barrier", "there is one way to meet", begins=g.RENDEZVOUS)
+    rdzv_impl: str = ignored(k.choice("barrier"), "barrier", "there is one way to meet", begins="Rendezvous")
     keepalive_interval: float = setting(
         k.POSITIVE_SECONDS, 5.0, "A quiet connection between a node and the coordinator is probed this often."
     )
@@ -38,7 +37,7 @@ class FaultToleranceConfig(AttributionSettings):
     )
 
     warning_signal: signal.Signals | None = setting(
-        v.USER_SIGNAL, signal.SIGUSR1, begins=g.RESTARTS,
+        v.USER_SIGNAL, signal.SIGUSR1, begins="Restarts and stopping",
         help="This signal means that the job is about to end: should_stop() is true in every rank, and no worker dies "
         "of it. A second one, 3 s later, ends the job. none: it is only passed on.",
     )  # fmt: skip
@@ -97,7 +96,7 @@ class FaultToleranceConfig(AttributionSettings):
     check_remaining_processes: bool = ignored(k.BOOL, False, "what workers leave behind is killed in any case")
 
     initial_rank_heartbeat_timeout: float | None = setting(
-        k.TIMEOUT, None, begins=g.MONITORING,
+        k.TIMEOUT, None, begins=MONITORING,
         help="Kill a rank without a first heartbeat this long after it began to be monitored.",
     )  # fmt: skip
     rank_heartbeat_timeout: float | None = setting(
@@ -152,7 +151,10 @@ class FaultToleranceConfig(AttributionSettings):
     )  # fmt: skip
 
     node_health_checks: bool = setting(
-        k.BOOL, True, "Check this node before every cycle; one that fails is left out of the job.", begins=g.HEALTH
+        k.BOOL,
+        True,
+        "Check this node before every cycle; one that fails is left out.",
+        begins="Health checks",
     )
     node_health_check_interval: float = setting(
         k.POSITIVE_SECONDS, 5.0, "Time between two GPU (and NIC) checks while the node works or waits."
@@ -180,7 +182,7 @@ class FaultToleranceConfig(AttributionSettings):
     )  # fmt: skip
 
     gpu_memory_reclaim_timeout: float = setting(
-        k.SECONDS, 50.0, "Longest wait for GPU memory to be free before a restart; 0: no wait.", begins=g.DEVICES
+        k.SECONDS, 50.0, "Longest wait for GPU memory to be free before a restart; 0: no wait.", begins="GPUs and NUMA"
     )
     gpu_memory_tolerance_mb: float = setting(
         k.real(0.0, high=1e9, unit="megabytes", metavar="MB"), 512.0, "Used GPU memory that counts as free."
@@ -189,7 +191,7 @@ class FaultToleranceConfig(AttributionSettings):
     numa_bind_strict: bool = setting(k.BOOL, True, "With NUMA binding: numactl --membind; false: --localalloc.")
 
     log_level: int = setting(
-        v.LOG_LEVEL, logging.INFO, "Level of our own messages: DEBUG, INFO, WARNING, ERROR, CRITICAL.", begins=g.LOGS
+        v.LOG_LEVEL, logging.INFO, "Level of our own messages: DEBUG, INFO, WARNING, ERROR, CRITICAL.", begins="Logs"
     )
 
     @property
@@ -222,7 +224,7 @@ class FaultToleranceConfig(AttributionSettings):
 
     def rank_settings(self) -> dict[str, Any]:
         """What a rank finds in `RankMonitorClient.cfg`: all that is about monitoring; plain JSON."""
-        shown = (item for item in settings_of(type(self)) if item.group == g.MONITORING)
+        shown = (item for item in settings_of(type(self)) if item.group == MONITORING)
         return {item.name: getattr(self, item.name) for item in shown} | self.rank_limits()
 
     @classmethod

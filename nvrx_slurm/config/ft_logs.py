@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nvrx_slurm.config import groups as g
 from nvrx_slurm.config import kinds as k
 from nvrx_slurm.config import values as v
 from nvrx_slurm.config.settings import Section, ignored, maybe, setting
@@ -18,7 +17,7 @@ class LogSettings(Section):
     """Logs of one cycle in one file, and the programs that write it."""
 
     per_cycle_applog_prefix: str | None = maybe(
-        v.LOG_PATH, begins=g.LOG_SERVER, env="both",
+        v.LOG_PATH, begins="Log aggregation", env="both",
         help="One file per cycle with the lines of all ranks: /x/train.log gives /x/train_cycle0.log. Placeholders: %j"
         " job, %A array, %a task, %r requeues.",
     )  # fmt: skip

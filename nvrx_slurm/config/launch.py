@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from nvrx_slurm.config import groups as g
 from nvrx_slurm.config import kinds as k
 from nvrx_slurm.config import values as v
-from nvrx_slurm.config.settings import Section, ignored, maybe, setting, switch
+from nvrx_slurm.config.settings import MONITORING, Section, ignored, maybe, setting, switch
 from nvrx_slurm.config.values import NodeRange, RendezvousConfig, Streams
 from nvrx_slurm.errors import UsageError
 
@@ -20,7 +19,7 @@ class LaunchConfig(Section):
     section: ClassVar[str] = "launch"
 
     nnodes: NodeRange | None = maybe(
-        v.NNODES, begins=g.NODES, env="pet",
+        v.NNODES, begins="Nodes and workers", env="pet",
         help="MIN nodes train, the others are hot spares. Default: the Slurm allocation less --spares; else 1.",
     )  # fmt: skip
     nproc_per_node: int | str | None = maybe(
@@ -44,7 +43,7 @@ class LaunchConfig(Section):
     start_method: str = ignored(k.choice("spawn"), "spawn", "--ft-warm says how workers are started", env="pet")
 
     spares: int | None = maybe(
-        k.integer(0, v.MAX_NODES), begins=g.SLURM,
+        k.integer(0, v.MAX_NODES), begins="Slurm",
         help="Keep N nodes as hot spares: of the Slurm allocation, or beyond MIN of --nnodes.",
     )  # fmt: skip
     srun_args: tuple[str, ...] = setting(
@@ -79,7 +78,7 @@ class LaunchConfig(Section):
     )  # fmt: skip
 
     rdzv_backend: str = ignored(
-        k.choice("c10d", "static"), "c10d", begins=g.RENDEZVOUS, env="pet",
+        k.choice("c10d", "static"), "c10d", begins="Rendezvous", env="pet",
         why="both names mean this package's own coordinator",
     )  # fmt: skip
     rdzv_endpoint: str = setting(
@@ -100,7 +99,7 @@ class LaunchConfig(Section):
     )  # fmt: skip
 
     max_restarts: int = setting(
-        k.integer(0), 0, begins=g.RESTARTS, env="pet",
+        k.integer(0), 0, begins="Restarts and stopping", env="pet",
         help="How often the workers may be started again, counted for the whole job.",
     )  # fmt: skip
     workers_stop_timeout: float = setting(
@@ -114,17 +113,17 @@ class LaunchConfig(Section):
     monitor_interval: float = ignored(k.POSITIVE_SECONDS, 0.3, "the end of a worker is seen at once", env="pet")
 
     disable_rank_monitors: bool = setting(
-        k.BOOL, False, begins=g.MONITORING, flag="",
+        k.BOOL, False, begins=MONITORING, flag="",
         help="No rank monitors, RankMonitorClient does nothing (also without a launcher): hangs are not noticed.",
     )  # fmt: skip
 
     inject_gpu_failure: frozenset[tuple[int, int]] = setting(
-        v.PREFLIGHT_FAILURES, frozenset(), begins=g.HEALTH, flag="",
+        v.PREFLIGHT_FAILURES, frozenset(), begins="Health checks", flag="",
         help="CYCLE:INFRA_RANK,...: let the node's check before that cycle fail (for tests).",
     )  # fmt: skip
 
     gpus_per_numa: int | None = maybe(
-        k.integer(1, 1024), begins=g.DEVICES, flag="",
+        k.integer(1, 1024), begins="GPUs and NUMA", flag="",
         help="GPUs per NUMA node: worker i is bound to NUMA node i // N with numactl.",
     )  # fmt: skip
     numa_bind: str = setting(
@@ -134,7 +133,7 @@ class LaunchConfig(Section):
     sysroot: str = setting(k.PATH, "/", "Where the node's /sys is, if not at / (in a container, or a recorded node).")
 
     log_dir: str = setting(
-        k.PATH, "./nvrx_logs", "Directory of the log tree, one for all nodes and jobs.", begins=g.LOGS, env="pet"
+        k.PATH, "./nvrx_logs", "Directory of the log tree, one for all nodes and jobs.", begins="Logs", env="pet"
     )
     redirects: Streams = setting(
         v.STREAMS, Streams(), env="pet", aliases=("-r", "--redirect"),
@@ -153,7 +152,7 @@ class LaunchConfig(Section):
     logs_specs: str = ignored(k.choice("default"), "default", "--redirects, --tee and --local-ranks-filter say it")
 
     ft_cfg_path: str | None = maybe(
-        k.PATH, begins=g.CONFIGURATION, env="both", aliases=("--fault-tol-cfg-path",),
+        k.PATH, begins="Configuration and dry runs", env="both", aliases=("--fault-tol-cfg-path",),
         help="YAML file with a fault_tolerance: section at any depth.",
     )  # fmt: skip
     ft_ignore_missing_cfg: bool = switch(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar
 
 from nvrx_slurm.config.kinds import BOOL, Kind, optional
 from nvrx_slurm.errors import UsageError
+
+MONITORING = "Rank monitoring"  # the group whose settings ranks get
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,14 @@ class Section:
                 object.__setattr__(self, item.name, item.kind.parse(raw))
             except ValueError as error:
                 raise UsageError(f"{type(self).__name__}: {item.name}={raw!r} {error}") from None
+
+
+def by_group(settings: Iterable[Declaration]) -> dict[str, list[Declaration]]:
+    """The settings under the headings of --help and docs/reference/configuration.md."""
+    found: dict[str, list[Declaration]] = {}
+    for item in settings:
+        found.setdefault(item.group, []).append(item)
+    return found
 
 
 def settings_of(cls: type[Section]) -> tuple[Declaration, ...]:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from nvrx_slurm.config import groups as g
 from nvrx_slurm.config import kinds as k
 from nvrx_slurm.config import values as v
 from nvrx_slurm.config.launch import LaunchConfig
@@ -51,7 +50,7 @@ class SubmitConfig(Section):
 
     section: ClassVar[str] = "submit"
 
-    job_name: str = setting(k.Kind("NAME", _job_name), "nvrx", "Name of the job.", begins=g.JOB, aliases=("-J",))
+    job_name: str = setting(k.Kind("NAME", _job_name), "nvrx", "Name of the job.", begins="The job", aliases=("-J",))
     nodes: int | None = maybe(
         k.integer(1, v.MAX_NODES), aliases=("-N",),
         help="All nodes of the job, with the spares. Default: MAX of --nnodes, else 1 and the spares.",
@@ -79,7 +78,7 @@ class SubmitConfig(Section):
     )  # fmt: skip
     venv: str | None = maybe(k.PATH, "Python environment that the job activates. Default: the one of this nvrx.")
 
-    container_image: str | None = maybe(k.TEXT, "Run the training in this image.", begins=g.CONTAINER)
+    container_image: str | None = maybe(k.TEXT, "Run the training in this image.", begins="Container")
     container_runtime: str = setting(k.choice("pyxis", "apptainer"), "pyxis", "How it is run: pyxis or apptainer.")
     container_mounts: str | None = maybe(k.TEXT, "SRC:DST[:FLAGS],... Default: the working directory and --log-dir.")
     container_workdir: str | None = maybe(
@@ -87,7 +86,7 @@ class SubmitConfig(Section):
     )
 
     chain: int | None = maybe(
-        k.integer(2, MAX_LINKS), begins=g.CHAIN,
+        k.integer(2, MAX_LINKS), begins="Chains and waiting",
         help="Submit so many jobs that run one after the other; those that are not needed any more are cancelled.",
     )  # fmt: skip
     wait: bool = switch("Show the job's output until the job, or chain, ends, and exit with its code.")

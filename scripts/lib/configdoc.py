@@ -8,9 +8,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from nvrx_slurm.config.groups import GROUPS, GROUPS_SUBMIT
 from nvrx_slurm.config.layers import SETTINGS
-from nvrx_slurm.config.settings import Declaration, settings_of, shown
+from nvrx_slurm.config.settings import Declaration, by_group, settings_of, shown
 from nvrx_slurm.config.submit import SubmitConfig
 
 HEAD = """# Configuration
@@ -34,15 +33,14 @@ COLUMNS = "| flag | also | environment | YAML key | default | meaning |\n|---|--
 
 def render() -> str:
     """The whole document as Markdown."""
-    parts = [HEAD, *(_table("##", group, list(SETTINGS.values())) for group in GROUPS)]
+    parts = [HEAD, *(_table("##", *group) for group in by_group(SETTINGS.values()).items())]
     parts.append("## nvrx submit\n\nFlags of `nvrx submit`, which takes those above, too.\n")
-    parts += [_table("###", group, list(settings_of(SubmitConfig))) for group in GROUPS_SUBMIT]
+    parts += [_table("###", *group) for group in by_group(settings_of(SubmitConfig)).items()]
     return "\n".join(parts)
 
 
 def _table(level: str, group: str, items: list[Declaration]) -> str:
-    rows = [_row(item) for item in items if item.group == group]
-    return "\n".join([f"{level} {group}\n", COLUMNS, *rows, ""])
+    return "\n".join([f"{level} {group}\n", COLUMNS, *map(_row, items), ""])
 
 
 def _row(item: Declaration) -> str:
