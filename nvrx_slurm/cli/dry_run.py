@@ -8,7 +8,7 @@ import sys
 
 from nvrx_slurm import compat
 from nvrx_slurm.cli.front import step_argv
-from nvrx_slurm.cli.here import Here, Layout, Site, layout, planned_allocation
+from nvrx_slurm.cli.here import Here, Layout, StartPlace, layout, planned_allocation
 from nvrx_slurm.cli.job import contract, numa_bindings, worker_argv
 from nvrx_slurm.cli.options import spelling
 from nvrx_slurm.errors import UsageError
@@ -20,14 +20,14 @@ _NODES_SHOWN = 8
 
 def dry_run(here: Here, script: str, args: tuple[str, ...]) -> str:
     """The srun line, the plan per rank of cycle 0, and the first worker's environment, as text."""
-    if here.site is Site.LOGIN:
+    if here.place is StartPlace.LOGIN:
         here = planned_allocation(here)
     shape = layout(here)
     nodes, nproc, directory = shape.nodes, shape.nproc, shape.run_dir
-    lines = [f"place: {here.site.value}"]
-    if here.site is Site.LOGIN:
+    lines = [f"place: {here.place.value}"]
+    if here.place is StartPlace.LOGIN:
         lines.append(f"planned as inside an allocation of {nodes.max} nodes (--nnodes, --spares)")
-    if here.site is not Site.TASK and not here.launch.standalone:
+    if here.place is not StartPlace.TASK and not here.launch.standalone:
         flags = sys.argv[1 : len(sys.argv) - len(args) - 1]  # the rest is the script and its arguments
         words = [*(word for word in flags if spelling(word) != "--dry-run"), script, *args]
         line = shlex.join(step_argv(here, directory, words))

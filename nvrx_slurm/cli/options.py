@@ -111,10 +111,7 @@ def _sentence(error: click.ClickException, words: list[str]) -> str:
     if not isinstance(error, click.NoSuchOption):
         return " ".join(error.format_message().split()).rstrip(".") + f"; see {PROGRAM} --help"
     wrong = error.option_name
-    if wrong.startswith("--"):
-        typed = next((word for word in words if _option_name(word) == _option_name(wrong)), wrong)
-    else:  # click names one letter of "-nnodes"
-        typed = next((word for word in words if word[:1] == "-" != word[1:2] and wrong[1] in word), wrong)
+    typed = next((word for word in words if _option_name(word) == _option_name(wrong)), wrong)
     known = {_option_name(flag): flag for item in SETTINGS.values() for flag in item.flags if flag.startswith("--")}
     guess = nearest(_option_name(typed), known)
     advice = f"did you mean {known[guess]}?" if guess else f"see {PROGRAM} --help (the script's own flags go after it)"

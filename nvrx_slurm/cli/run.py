@@ -25,7 +25,7 @@ def nvrx_run(resolved: Resolved, script: str, args: tuple[str, ...]) -> int:
     without Slurm it runs on this machine, or on several by --nnodes and --rdzv-endpoint. Everything after SCRIPT is
     SCRIPT's.
     """
-    from nvrx_slurm.cli.here import Site, find_here
+    from nvrx_slurm.cli.here import StartPlace, find_here
 
     config, here = resolved.config, find_here(resolved, os.environ)
     if config.launch.dry_run:
@@ -33,9 +33,9 @@ def nvrx_run(resolved: Resolved, script: str, args: tuple[str, ...]) -> int:
 
         print(dry_run(here, script, args))
         return 0
-    if here.site is Site.LOGIN:
+    if here.place is StartPlace.LOGIN:
         raise UsageError(LOGIN_HELP)
-    if here.site is Site.BATCH:
+    if here.place is StartPlace.BATCH:
         from nvrx_slurm.cli.front import run_step
 
         return run_step(here, script, args, sys.argv[1:])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from nvrx_slurm.config import kinds as k
 from nvrx_slurm.config.ft_logs import LogSettings
@@ -16,41 +15,34 @@ from nvrx_slurm.errors import UsageError
 
 _SAFE = re.compile(r"http://(localhost|127(\.\d+){3}|\[::1\])([:/]|$)|https:", re.IGNORECASE)  # no key in the clear
 MANAGED = "localhost"  # the endpoint for which the job runs the service itself
-_TO_LISTEN_ON = ("*", "0", "0.0.0.0", "::")
+_HOST = r"(\[[0-9a-f:.]+\]|[^/?#@:\s\[\]*]+)"  # no user name and no password: logs and process lists show it
+_PORT = r":[1-9]\d{0,4}"
 
 
-def _url(raw: object, form: str, *schemes: str) -> str:
-    """A URL of that form, with a host that can be connected to. Raises ValueError."""
-    text = as_text(raw, f"must be {form}").strip()
-    try:
-        parts = urlsplit(text)
-        host, port = parts.hostname or "", parts.port
-    except ValueError:
-        host, port = "", 0
-    if not host or port == 0 or " " in text or parts.scheme not in schemes:
-        raise ValueError(f"must be {form}")
-    if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
-        raise ValueError("must have no user name and no password, no ? and no #: logs and process lists show it")
-    if host in _TO_LISTEN_ON:
-        raise ValueError(f"must name one host: {host} is an address to listen on")
-    return text
+def _url(pattern: str, form: str) -> Kind:
+    """A URL of that form."""
+
+    def parse(raw: object) -> str:
+        text = as_text(raw, f"must be {form}").strip()
+        if not re.fullmatch(pattern, text, re.IGNORECASE):
+            raise ValueError(f"must be {form}, without a user name, ? and #")
+        return text.rstrip("/")
+
+    return Kind("URL", parse)
+
+
+_SERVICE = _url(f"(https?|grpc)://{_HOST}{_PORT}/?", "localhost, http://HOST:PORT, https://HOST:PORT or unix:///PATH")
 
 
 def _endpoint(raw: object) -> str:
-    form = "localhost, http://HOST:PORT, https://HOST:PORT or unix:///PATH"
-    text = as_text(raw, f"must be {form}").strip()
+    text = str(raw).strip()
     if text.lower() == MANAGED:
         return MANAGED
-    if text.startswith("unix://"):
-        return f"unix://{UNIX_SOCKET.parse(text)}"
-    url = _url(text, form, "http", "https", "grpc").rstrip("/")
-    if not re.fullmatch(r"\w+://[^/]+:\d+", url):
-        raise ValueError(f"must be {form}")
-    return url
+    return f"unix://{UNIX_SOCKET.parse(text)}" if text.startswith("unix://") else str(_SERVICE.parse(raw))
 
 
 ENDPOINT = Kind("localhost|URL", _endpoint)
-URL = Kind("URL", lambda raw: _url(raw, "http://HOST[:PORT][/PATH] or https://HOST[:PORT][/PATH]", "http", "https"))
+URL = _url(f"https?://{_HOST}({_PORT})?(/[^?#\\s]*)?", "http://HOST[:PORT][/PATH] or https://HOST[:PORT][/PATH]")
 
 
 @dataclass(frozen=True)

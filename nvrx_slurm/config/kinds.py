@@ -37,6 +37,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {guess}?" if guess else ""
 
 
+def shorten(raw: object) -> str:
+    """A wrong value as an error sentence shows it."""
+    text = repr(raw)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
 class Kind(NamedTuple):
     """A kind of value. `parse` raises ValueError("must be ..."); `show` gives plain YAML data."""
 

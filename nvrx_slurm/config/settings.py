@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar
 
-from nvrx_slurm.config.kinds import BOOL, Kind, optional
+from nvrx_slurm.config.kinds import BOOL, Kind, optional, shorten
 from nvrx_slurm.errors import UsageError
 
 MONITORING = "Rank monitoring"  # the group whose settings ranks get
@@ -134,8 +134,7 @@ class Origin:
     def with_value(self, raw: object) -> str:
         """Begins an error sentence: `--nnodes '3:2'`, `PET_NNODES='3:2'`, `ft.yaml: fault_tolerance.x = 'y'`."""
         joint = {"flag": " ", "environment": "="}.get(self.layer, " = ")
-        text = repr(raw)
-        return f"{self.name}{joint}{text if len(text) <= 80 else text[:77] + '...'}"
+        return f"{self.name}{joint}{shorten(raw)}"
 
 
 Layer = dict[str, tuple[Any, Origin]]

@@ -23,6 +23,7 @@ from nvrx_slurm.config.kinds import (
     integer,
     list_of,
     real,
+    shorten,
 )
 from nvrx_slurm.errors import UsageError
 
@@ -87,13 +88,11 @@ def load(path: str, contexts: Sequence[str], actions: Sequence[str]) -> Site:
     """The site file at `path`. Raises UsageError that names file, key and what to do."""
     document = read_document(path, FLAG)
     top = _mapping(document, path, ("expect", "checks", "groups", "own", "deadlines", "hooks"))
+    own = top.get("own") or ()
+    if not isinstance(own, (list, tuple)):
+        raise UsageError(f"{path}: own must be a list; begin each of its entries with a dash")
     action = choice(*actions)
-    kinds = {
-        "when": list_of(choice(*contexts), "contexts"),
-        "on_fail": action,
-        "on_unknown": action,
-        "budget": _BUDGET,
-    }
+    kinds = {"when": list_of(choice(*contexts), "contexts"), "on_fail": action, "on_unknown": action, "budget": _BUDGET}
     return Site(
         path=path,
         expect=_mapping(top.get("expect"), f"{path}: expect"),
@@ -102,7 +101,7 @@ def load(path: str, contexts: Sequence[str], actions: Sequence[str]) -> Site:
             _group(name, raw, kinds, f"{path}: groups.{name}")
             for name, raw in _mapping(top.get("groups"), f"{path}: groups").items()
         ),
-        own=tuple(_own(raw, kinds, f"{path}: own[{at}]") for at, raw in enumerate(_sequence(top, path, "own"))),
+        own=tuple(_own(raw, kinds, f"{path}: own[{at}]") for at, raw in enumerate(own)),
         deadlines=typed(top.get("deadlines"), dict.fromkeys(contexts, _BUDGET), f"{path}: deadlines"),
         hooks=typed(top.get("hooks"), _HOOK_KINDS, f"{path}: hooks"),
     )
@@ -138,11 +137,7 @@ def _group(name: str, raw: object, kinds: Mapping[str, Kind], where: str) -> Gro
     )
 
 
-_HOOK_KINDS = {
-    "allow_skip": list_of(TEXT, "names of checks"),
-    "kill_gpu_processes": BOOL,
-    "undrain": BOOL,
-}
+_HOOK_KINDS = {"allow_skip": list_of(TEXT, "names of checks"), "kill_gpu_processes": BOOL, "undrain": BOOL}
 
 
 def typed(raw: object, kinds: Mapping[str, Kind], where: str) -> dict[str, Any]:
@@ -175,18 +170,8 @@ def _mapping(raw: object, where: str, known: Collection[str] | None = None) -> d
     return dict(raw)
 
 
-def _sequence(top: Mapping[str, object], path: str, key: str) -> Sequence[object]:
-    raw = top.get(key)
-    if raw is None:
-        return ()
-    if not isinstance(raw, list):
-        raise UsageError(f"{path}: {key} must be a list; begin each of its entries with a dash")
-    return raw
-
-
 def _value(kind: Kind, raw: object, where: str) -> Any:
     try:
         return kind.parse(raw)
     except ValueError as error:
-        shown = repr(raw)
-        raise UsageError(f"{where} {error}, not {shown if len(shown) <= 80 else shown[:77] + '...'}") from None
+        raise UsageError(f"{where} {error}, not {shorten(raw)}") from None

@@ -12,7 +12,7 @@ import pytest
 from cli_harness import BATCH, BATCH_SCRIPT, ONE_TASK, TASK, Run
 
 from nvrx_slurm.cli import rendezvous
-from nvrx_slurm.cli.here import Site, find_here, node_range
+from nvrx_slurm.cli.here import StartPlace, find_here, node_range
 from nvrx_slurm.cli.job import make_job
 from nvrx_slurm.cli.notes import notes
 from nvrx_slurm.config.layers import resolve
@@ -39,22 +39,22 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("env", "flags", "expected"),
     [
-        ({}, {}, Site.LOGIN),
-        ({}, {"standalone": True}, Site.ALONE),
-        ({}, {"nnodes": "1"}, Site.ALONE),
-        ({}, {"nnodes": "2", "dry_run": True}, Site.LOGIN),
-        ({}, {"nnodes": "2", "node_rank": "0", "rdzv_endpoint": "h:29400"}, Site.ALONE),
-        ({}, {"master_addr": "h", "nnodes": "2"}, Site.ALONE),
-        (BATCH, {}, Site.BATCH),  # an salloc shell on the login node
-        (BATCH_SCRIPT, {}, Site.BATCH),
-        (INTERACTIVE, {}, Site.BATCH),  # salloc with LaunchParameters=use_interactive_step
-        (TASK, {}, Site.TASK),
-        (TASK, {"standalone": True}, Site.ALONE),
+        ({}, {}, StartPlace.LOGIN),
+        ({}, {"standalone": True}, StartPlace.ALONE),
+        ({}, {"nnodes": "1"}, StartPlace.ALONE),
+        ({}, {"nnodes": "2", "dry_run": True}, StartPlace.LOGIN),
+        ({}, {"nnodes": "2", "node_rank": "0", "rdzv_endpoint": "h:29400"}, StartPlace.ALONE),
+        ({}, {"master_addr": "h", "nnodes": "2"}, StartPlace.ALONE),
+        (BATCH, {}, StartPlace.BATCH),  # an salloc shell on the login node
+        (BATCH_SCRIPT, {}, StartPlace.BATCH),
+        (INTERACTIVE, {}, StartPlace.BATCH),  # salloc with LaunchParameters=use_interactive_step
+        (TASK, {}, StartPlace.TASK),
+        (TASK, {"standalone": True}, StartPlace.ALONE),
     ],
 )
-def test_places(cluster: dict[str, str], env: dict[str, str], flags: dict[str, object], expected: Site) -> None:
+def test_places(cluster: dict[str, str], env: dict[str, str], flags: dict[str, object], expected: StartPlace) -> None:
     full = {**cluster, **env}
-    assert find_here(resolve(flags, full), full).site is expected
+    assert find_here(resolve(flags, full), full).place is expected
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_dry_run_in_a_batch_script(nvrx_run: Run, work: Path) -> None:
     assert (code, err) == (0, "")
     logs = work / "nvrx_logs/7/r0"
     expected = GOLDEN_BATCH.format(
-        place=Site.BATCH.value, python=sys.executable, logs=logs, words=f"{flags} train.py --lr 0.1 --dry-run",
+        place=StartPlace.BATCH.value, python=sys.executable, logs=logs, words=f"{flags} train.py --lr 0.1 --dry-run",
         environment=ENVIRONMENT.format(world=16, local=8, groups=2, job="7", logs=logs),
     )  # fmt: skip
     assert re.sub(r"nvrx-run\.\d+", "nvrx-run.PID", out) == expected
@@ -202,7 +202,7 @@ def test_dry_run_elsewhere(nvrx_run: Run, work: Path, cluster: dict[str, str]) -
     assert code == 0 and "srun line" not in out
     logs = work / "nvrx_logs/abc/r0"
     assert out.endswith(ENVIRONMENT.format(world=2, local=2, groups=1, job="abc", logs=logs))
-    assert nvrx_run("--dry-run", "train.py", **TASK).out.startswith(f"place: {Site.TASK.value}\n")
+    assert nvrx_run("--dry-run", "train.py", **TASK).out.startswith(f"place: {StartPlace.TASK.value}\n")
     pet = {"PET_NNODES": "2:3", "PET_NPROC_PER_NODE": "4", "PET_RDZV_ENDPOINT": "h:1"}
     assert "2 active nodes x 4 ranks, 1 spare nodes" in nvrx_run("--dry-run", "train.py", **pet).out
     assert "2 active nodes x 1 ranks" in nvrx_run("--dry-run", "--nproc_per_node=1", "train.py", **pet).out
@@ -218,7 +218,7 @@ def test_dry_run_elsewhere(nvrx_run: Run, work: Path, cluster: dict[str, str]) -
 def test_dry_run_on_a_login_node(nvrx_run: Run, cluster: dict[str, str], flags: str, nodes: int, plan: str) -> None:
     """As inside an allocation of that shape."""
     code, out, _ = nvrx_run("--dry-run", *flags.split(), "train.py", **cluster)
-    assert code == 0 and out.startswith(f"place: {Site.LOGIN.value}\n"), out
+    assert code == 0 and out.startswith(f"place: {StartPlace.LOGIN.value}\n"), out
     assert f" --nodes={nodes} " in out and f"plan of cycle 0: {plan} spare" in out
 
 

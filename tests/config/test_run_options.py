@@ -115,7 +115,6 @@ TIMEOUT = "--ft_param_rank_heartbeat_timout"
         ("--nproc_per_nod=2 t", "--nproc_per_nod is not a flag of nvrx-run; did you mean --nproc-per-node?"),
         (f"{TIMEOUT} 2", f"{TIMEOUT} is not a flag of nvrx-run; did you mean --ft-rank-heartbeat-timeout?"),
         ("--numa-binding=x", f"--numa-binding{OTHER.partition('leave')[0]}use --numa-bind auto"),
-        ("-nnodes=2 t", "-nnodes is not a flag of nvrx-run; did you mean --nnodes?"),
         ("--http-server-port=1 t", f"--http-server-port{OTHER} the launcher has no HTTP server"),
         (
             "--ft-use_infra_group_rank 1 t",

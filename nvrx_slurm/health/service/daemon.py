@@ -68,7 +68,7 @@ def main(path: str, sysroot: str = "/") -> int:
     return ExitCode.OK
 
 
-async def _serve(settings: config.Settings, what: Script | OwnChecks) -> None:
+async def _serve(settings: config.NvhcdFile, what: Script | OwnChecks) -> None:
     loop, stopped = asyncio.get_running_loop(), asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stopped.set)
@@ -112,7 +112,7 @@ def _server(runs: Runs) -> Any:
 
 
 @contextmanager
-def _published(settings: config.Settings, listen: Callable[[str], int]) -> Iterator[None]:
+def _published(settings: config.NvhcdFile, listen: Callable[[str], int]) -> Iterator[None]:
     """Keep gRPC's socket at its path during the block. Raises UsageError.
 
     gRPC makes the socket in a private directory. It is renamed once group and mode are right, which also replaces a
