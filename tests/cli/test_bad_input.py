@@ -17,6 +17,7 @@ from nvrx_slurm.cli.run import main
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 main(sys.argv[1:])
 """
+PREFIX = "--ft-per-cycle-applog-prefix"
 MEET = ("--nnodes=2", "--rdzv-endpoint=nosuchhost.invalid:29400", "--rdzv-conf=join_timeout=1")
 
 
@@ -26,7 +27,6 @@ MEET = ("--nnodes=2", "--rdzv-endpoint=nosuchhost.invalid:29400", "--rdzv-conf=j
         ("--nnodes=2 train.py", ("2 nodes have to meet", "--rdzv-endpoint HOST:PORT")),
         ("--nnodes=2 --rdzv-endpoint=h:0 train.py", ("2 nodes have to meet", "29400")),
         ("--nproc-per-node=gpu train.py", ("--nproc-per-node=gpu", "no GPU on this node")),
-        ("--local-ranks-filter=99 train.py", ("names local rank 99", "has 1 workers")),
         ("--nproc-per-node=4 --local-ranks-filter=0,4 train.py", ("names local rank 4", "has 4 workers")),
         ("--ft-cfg-path=gone.yaml train.py", ("gone.yaml does not exist", "--ft-cfg-path")),
         ("--numa-binding=node train.py", ("--numa-binding is not", "use --numa-bind auto")),
@@ -38,6 +38,16 @@ MEET = ("--nnodes=2", "--rdzv-endpoint=nosuchhost.invalid:29400", "--rdzv-conf=j
         ("x" * 300, ("does not exist",)),
         ("empty", ("without a __main__.py",)),
         ("--no-python ./plain", ("./plain is not an executable",)),
+        # merged logs
+        (f"{PREFIX}=logs/train.log train.py", (PREFIX, "absolute")),
+        (f"{PREFIX}=/logs/ train.py", (PREFIX, "file")),
+        (f"{PREFIX}=/logs/%q.log train.py", (PREFIX, "%j")),
+        (f"{PREFIX}=/proc/no/train.log train.py", (PREFIX, "/proc/no")),
+        (f"{PREFIX}=/tmp train.py", (PREFIX, "/tmp")),
+        (f"{PREFIX}=/tmp/x.log --ft-nvrx-logfile=/dev/null/n.log train.py", ("--ft-nvrx-logfile", "/dev/null")),
+        ("--ft-nvrx-logfile=/tmp/nvrx.log train.py", ("--ft-nvrx-logfile", PREFIX)),
+        ("--ft-log-server-grpc-port=7000 train.py", ("--ft-log-server-grpc-port", PREFIX)),
+        ("--ft-log-server-port=65536 train.py", ("--ft-log-server-port", "65471")),
     ],
 )
 def test_refused(nvrx_run: Run, work: Path, words: str, parts: tuple[str, ...]) -> None:

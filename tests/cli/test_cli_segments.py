@@ -100,9 +100,7 @@ def test_min_is_a_multiple_of_the_segment(nvrx_run: Run, work: Path) -> None:
     (work / "srun").touch(0o755)  # this machine may have no Slurm
     batch = {**BATCH_SCRIPT, "PATH": f"{work}:{os.environ['PATH']}"}
     nvrx_run("--ft-segment=2", "train.py", **batch).refused("--ft-segment 2 does not divide 3", "--nnodes")
-    nvrx_run("--ft-segment=2", "--ft-restart-policy=min-healthy", "train.py").refused("--ft-segment", "min-healthy")
     nvrx_run("train.py", **ONE_TASK, **GROUP).refused("NVRX_REPLACEMENT_GROUP_ID needs --ft-segment")
-    nvrx_run("--ft-segment=1", "train.py", **ONE_TASK).refused("--ft-segment 1 needs", "NVRX_REPLACEMENT_GROUP_ID")
 
 
 # --- several agents per node ------------------------------------------------------------------------------------------

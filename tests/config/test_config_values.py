@@ -93,18 +93,9 @@ def test_what_a_kind_refuses(kind: k.Kind, sentence: str, raws: list[object]) ->
             pytest.fail(f"{raw!r} was taken")
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("h:1", ("h", 1)), ("h", ("h", 29400)), ("[::1]:5", ("::1", 5)), ("[::1]", ("::1", 29400)),
-        ("localhost:0", ("localhost", 0)),
-    ],
-)  # fmt: skip
-def test_endpoints(text: str, expected: tuple[str, int]) -> None:
-    assert v.split_endpoint(text) == expected
-
-
-def test_streams_of_a_local_rank() -> None:
+def test_endpoints_and_streams() -> None:
+    ends = {"h:1": ("h", 1), "h": ("h", 29400), "[::1]:5": ("::1", 5), "[::1]": ("::1", 29400), "h:0": ("h", 0)}
+    assert {text: v.split_endpoint(text) for text in ends} == ends
     assert v.STREAMS.parse("3").of(7) is Std.ALL
     assert [v.STREAMS.parse("0:1,1:2").of(rank) for rank in (0, 1, 2)] == [Std.OUT, Std.ERR, Std.NONE]
 
