@@ -40,7 +40,7 @@ from nvrx_slurm.system.files import write_atomic
 
 NODE_LOG = "agents/agent_%t.log"  # below the run directory; %t is the task, here: the node
 _SURVIVAL = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--mpi=none")
-_LAST_WORDS_S = 2.0
+_FLUSH_S = 2.0
 _LOGS_READ, _TAIL_BYTES = 8, 4096  # of the agents' logs, for the reason of an end without a coordinator
 
 
@@ -112,7 +112,7 @@ def run_step(here: Here, script: str, args: tuple[str, ...], words: Sequence[str
             chain.after(code, directory)
         return code
     finally:
-        console.finish(_LAST_WORDS_S)
+        console.finish(_FLUSH_S)
 
 
 def _start_step(

@@ -226,10 +226,8 @@ def _warm(here: Here, argv: list[str], script: str, shared: bool) -> WarmSpec | 
 
 def _check_script(script: str) -> None:
     """Refuse it here once; otherwise each rank's Python would report it in each cycle."""
-    if not os.path.exists(script):  # False for a path that cannot be looked at, unlike Path.exists
+    if not os.path.exists(script):  # False for a path that is too long, unlike Path.exists
         raise UsageError(f"the training script {script} does not exist (in {working_directory()}); check the path")
-    if os.path.isdir(script) and not os.path.exists(os.path.join(script, "__main__.py")):
-        raise UsageError(f"the training script {script} is a directory without a __main__.py; give a file")
     if not os.access(script, os.R_OK):
         raise UsageError(f"the training script {script} may not be read by this user; check its permissions")
 
@@ -256,7 +254,7 @@ def _prefixes(here: Here, shape: Layout) -> tuple[tuple[str, ...], ...]:
 def _shown(launch: LaunchConfig, local_rank: int) -> int:
     """Bits of the streams of a local rank that the console shows (1 stdout, 2 stderr)."""
     only = launch.local_ranks_filter
-    if only is not None and local_rank not in only:
+    if only and local_rank not in only:
         return 0
     hidden = launch.redirects.of(local_rank) & ~launch.tee.of(local_rank)
     return int(Std.ALL & ~hidden)

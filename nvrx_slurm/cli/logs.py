@@ -18,7 +18,7 @@ from nvrx_slurm.core.logs.names import index_file
 from nvrx_slurm.core.logs.printable import printable
 from nvrx_slurm.logs.reader import MergedReader, Piece, cycles
 
-_LOOK_S = 0.3  # between two looks at files that grow
+_POLL_S = 0.3  # between two reads of files that grow
 _AGO = re.compile(r"(\d{1,9})([smhd])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _FORMS = "a time is 90s, 10m, 2h or 1d ago, 13:45[:30] of today, or 2026-01-31T13:45[:30]"
@@ -116,4 +116,4 @@ def _of_run(run: Path, cycle: str, follow: bool) -> Iterator[Piece]:
         if ended:
             return
         sys.stdout.flush()
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)

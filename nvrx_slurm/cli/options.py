@@ -15,7 +15,6 @@ from click.core import ParameterSource
 
 from nvrx_slurm import __version__
 from nvrx_slurm.config import other_launchers
-from nvrx_slurm.config.kinds import nearest
 from nvrx_slurm.config.layers import SETTINGS, Resolved, resolve
 from nvrx_slurm.config.settings import Declaration, by_group, shown
 from nvrx_slurm.errors import ExitCode, NvrxError
@@ -75,12 +74,11 @@ class RunCommand(SettingsCommand):
 
     def main(self, args: Sequence[str] | None = None, *_: Any, **extra: Any) -> NoReturn:
         """Run and exit the process: the body's code, 2 for wrong input, the error's own code for other NvrxErrors."""
-        words = list(sys.argv[1:] if args is None else args)
         extra.update(standalone_mode=False, prog_name=PROGRAM)
         try:
-            code = super().main(words, **extra)
+            code = super().main(args, **extra)
         except click.ClickException as error:
-            click.echo(f"{PROGRAM}: {_sentence(error, words)}", err=True)
+            click.echo(f"{PROGRAM}: {_sentence(error)}", err=True)
             code = ExitCode.USAGE
         except NvrxError as error:
             click.echo(f"{PROGRAM}: {error}", err=True)
@@ -106,21 +104,15 @@ def _help_row(item: Declaration) -> tuple[str, str]:
     return ", ".join([*short, item.flags[0]]) + value, item.help if told else f"{item.help} [{default}]"
 
 
-def _sentence(error: click.ClickException, words: list[str]) -> str:
-    """What was wrong and what to do, as one sentence in the user's spelling."""
+def _sentence(error: click.ClickException) -> str:
+    """What was wrong and what to do, as one sentence."""
     if not isinstance(error, click.NoSuchOption):
         return " ".join(error.format_message().split()).rstrip(".") + f"; see {PROGRAM} --help"
-    wrong = error.option_name
-    typed = next((word for word in words if _option_name(word) == _option_name(wrong)), wrong)
-    known = {_option_name(flag): flag for item in SETTINGS.values() for flag in item.flags if flag.startswith("--")}
-    guess = nearest(_option_name(typed), known)
-    advice = f"did you mean {known[guess]}?" if guess else f"see {PROGRAM} --help (the script's own flags go after it)"
-    advice = other_launchers.instead(_option_name(typed)) or f"; {advice}"
-    return f"{typed.partition('=')[0]} is not a flag of {PROGRAM}{advice}"
-
-
-def _option_name(word: str) -> str:
-    return spelling(word.lstrip("-").partition("=")[0])
+    advice = other_launchers.instead(error.option_name.lstrip("-"))
+    if not advice and error.possibilities:
+        advice = f"; did you mean {error.possibilities[0]}?"
+    advice = advice or f"; see {PROGRAM} --help (the script's own flags go after it)"
+    return f"{error.option_name} is not a flag of {PROGRAM}{advice}"
 
 
 def nvrx_run_options(body: Body) -> click.Command:

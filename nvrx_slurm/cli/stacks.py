@@ -1,4 +1,4 @@
-"""`nvrx stacks`: what the ranks of a running job do now, by the same look as at a hang. It ends nothing."""
+"""`nvrx stacks`: what the ranks of a running job do now, by the inspection of a hang. It ends nothing."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _STEP = ("--overlap", "--ntasks-per-node=1", "--mem=0", "--gres=none", "--input=
 def stacks(place: Path, here: bool) -> None:
     """Show what each rank of a running job does now: its state, its Python stack, and which rank the others wait for.
 
-    PLACE is a job id, or the directory of a run (default: the latest run). For a Slurm job it looks at all nodes by a
-    step of its own, from the allocation or a login node; else at the ranks of this node. Ranks go on as before. A rank
+    PLACE is a job id, or the directory of a run (default: the latest run). For a Slurm job it inspects all nodes by a
+    step of its own, from the allocation or a login node; else the ranks of this node. Ranks go on as before. A rank
     without init_workload_monitoring() has no stack.
     """
     run = place.resolve()
@@ -74,7 +74,7 @@ def _of_all_nodes(run: Path, job: str) -> str:
             return late.stdout.decode(errors="replace")
         raise click.UsageError(f"job {job}: srun did not answer within {_STEP_S:g} s") from None
     if done.returncode and not done.stdout:
-        raise click.UsageError(f"job {job} cannot be looked at: {' '.join(done.stderr.split())[-300:]}")
+        raise click.UsageError(f"job {job} cannot be inspected: {' '.join(done.stderr.split())[-300:]}")
     return done.stdout
 
 

@@ -54,7 +54,7 @@ def document_text(plain: Mapping[str, object]) -> str:
 
 
 def _sections(document: object) -> Iterator[tuple[str, object]]:
-    """(path of keys, value) of each `fault_tolerance` key; a part that anchors share is looked at once."""
+    """(path of keys, value) of each `fault_tolerance` key; a part that anchors share is visited once."""
     todo: list[tuple[str, object]] = [("", document)]
     seen: set[int] = set()
     while todo:

@@ -187,7 +187,7 @@ class FaultToleranceConfig(AttributionSettings):
     gpu_memory_tolerance_mb: float = setting(
         k.real(0.0, high=1e9, unit="megabytes", metavar="MB"), 512.0, "Used GPU memory that counts as free."
     )
-    gpu_memory_poll_interval: float = setting(k.POSITIVE_SECONDS, 2.0, "Time between two looks at it.")
+    gpu_memory_poll_interval: float = setting(k.POSITIVE_SECONDS, 2.0, "Time between two readings of it.")
     numa_bind_strict: bool = setting(k.BOOL, True, "With NUMA binding: numactl --membind; false: --localalloc.")
 
     log_level: int = setting(
@@ -201,7 +201,7 @@ class FaultToleranceConfig(AttributionSettings):
 
     @property
     def hang_collect_s(self) -> float:
-        """How long all ranks are looked at when one hangs; 0 under min-healthy, where the other ranks go on."""
+        """How long all ranks are inspected when one hangs; 0 under min-healthy, where the other ranks go on."""
         return 0.0 if self.restart_policy == "min-healthy" else self.hang_collect
 
     def check(self) -> None:

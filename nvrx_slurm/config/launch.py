@@ -143,8 +143,8 @@ class LaunchConfig(Section):
         v.STREAMS, Streams(), env="pet", aliases=("-t",),
         help="Streams that go to their log file and the console, in the numbers of --redirects.",
     )  # fmt: skip
-    local_ranks_filter: tuple[int, ...] | None = maybe(
-        v.RANKS, "Show only these local ranks on the console. Default: all.", env="pet"
+    local_ranks_filter: tuple[int, ...] = setting(
+        v.RANKS, (), "Show only these local ranks on the console. Default: all.", env="pet"
     )
     console_prefix: str = setting(
         k.choice("rank", "none"), "rank", "What stands before the lines of a rank on the console: [rank N], or nothing."

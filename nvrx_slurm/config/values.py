@@ -54,11 +54,10 @@ def _node_range(raw: object) -> NodeRange:
 def _preload(raw: object) -> tuple[str, ...]:
     if isinstance(raw, str) and raw.strip() == "auto":
         return ()
-    names: tuple[str, ...] = _MODULES.parse(raw)
-    for name in names:
-        if not all(part.isidentifier() for part in name.split(".")):
-            raise ValueError("must be auto or names of Python modules, for example torch,numpy")
-    return names
+    modules: tuple[str, ...] = _MODULES.parse(raw)
+    if not all(part.isidentifier() for name in modules for part in name.split(".")):
+        raise ValueError("must be auto or names of Python modules, for example torch,numpy")
+    return modules
 
 
 _MODULES = list_of(TEXT, "modules")
@@ -122,17 +121,7 @@ def _streams(raw: object) -> Streams:
 STREAMS = Kind("STREAMS", _streams, str)
 
 
-def _ranks(raw: object) -> tuple[int, ...]:
-    try:
-        ranks = set(list_of(integer(0, 1023), "ranks").parse(raw))
-    except ValueError:
-        ranks = set()
-    if not ranks:
-        raise ValueError("must be local ranks separated by commas, for example 0,1")
-    return tuple(sorted(ranks))
-
-
-RANKS = Kind("RANK,...", _ranks, lambda ranks: ",".join(map(str, ranks)))
+RANKS = list_of(integer(0, 1023), "local ranks")._replace(show=lambda ranks: ",".join(map(str, ranks)))
 
 
 def _signal(raw: object) -> signal.Signals:
@@ -199,9 +188,7 @@ def _section_timeouts(raw: object) -> dict[str, float | None]:
     problem = "must be NAME:SECONDS,... (SECONDS > 0, or none), each name once, for example setup:600,step:30"
     try:
         # "step:" without a number is "no timeout", as in the seeds' launcher
-        timeouts = {
-            name: TIMEOUT.parse(None if value == "" else value) for name, value in pairs(raw, ":", problem).items()
-        }
+        timeouts = {name: TIMEOUT.parse(s if s != "" else None) for name, s in pairs(raw, ":", problem).items()}
     except ValueError:
         raise ValueError(problem) from None
     if not all(name.isprintable() for name in timeouts):

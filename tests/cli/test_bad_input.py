@@ -36,7 +36,6 @@ MEET = ("--nnodes=2", "--rdzv-endpoint=nosuchhost.invalid:29400", "--rdzv-conf=j
         ("", ("no training script",)),
         ("gone.py", ("gone.py does not exist (in ",)),
         ("x" * 300, ("does not exist",)),
-        ("empty", ("without a __main__.py",)),
         ("--no-python ./plain", ("./plain is not an executable",)),
         # merged logs
         (f"{PREFIX}=logs/train.log train.py", (PREFIX, "absolute")),
@@ -51,10 +50,9 @@ MEET = ("--nnodes=2", "--rdzv-endpoint=nosuchhost.invalid:29400", "--rdzv-conf=j
     ],
 )
 def test_refused(nvrx_run: Run, work: Path, words: str, parts: tuple[str, ...]) -> None:
-    (work / "empty").mkdir()
     (work / "plain").write_text("#!/bin/sh\n")
     nvrx_run(*words.split(), CUDA_VISIBLE_DEVICES="", NVRX_TOKEN="a" * 64).refused(*parts)
-    assert sorted(path.name for path in work.iterdir()) == ["empty", "plain", "train.py"]
+    assert sorted(path.name for path in work.iterdir()) == ["plain", "train.py"]
 
 
 def ends(code: int, said: str, *argv: str, **how: Any) -> None:

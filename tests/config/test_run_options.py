@@ -112,13 +112,16 @@ TIMEOUT = "--ft_param_rank_heartbeat_timout"
     ("words", "sentence"),
     [
         ("--nnode 2 t", "--nnode is not a flag of nvrx-run; did you mean --nnodes?"),
-        ("--nproc_per_nod=2 t", "--nproc_per_nod is not a flag of nvrx-run; did you mean --nproc-per-node?"),
-        (f"{TIMEOUT} 2", f"{TIMEOUT} is not a flag of nvrx-run; did you mean --ft-rank-heartbeat-timeout?"),
+        ("--nproc_per_nod=2 t", "--nproc-per-nod is not a flag of nvrx-run; did you mean --nproc-per-node?"),
+        (
+            f"{TIMEOUT} 2",
+            "--ft-rank-heartbeat-timout is not a flag of nvrx-run; did you mean --ft-rank-heartbeat-timeout?",
+        ),
         ("--numa-binding=x", f"--numa-binding{OTHER.partition('leave')[0]}use --numa-bind auto"),
         ("--http-server-port=1 t", f"--http-server-port{OTHER} the launcher has no HTTP server"),
         (
             "--ft-use_infra_group_rank 1 t",
-            f"--ft-use_infra_group_rank{OTHER} a node keeps its group rank in all cycles",
+            f"--ft-use-infra-group-rank{OTHER} a node keeps its group rank in all cycles",
         ),
         ("--zzzzzzzz t", f"--zzzzzzzz is not a flag of nvrx-run{HELP} (the script's own flags go after it)"),
         ("--nnodes", f"Option '--nnodes' requires an argument{HELP}"),
