@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from nvrx_slurm.attribution.records import AttributionSpec, read_key
 from nvrx_slurm.cli.here import Here, Layout, working_directory
-from nvrx_slurm.config.attribution import MANAGED
+from nvrx_slurm.config.ft_logs import MANAGED
 from nvrx_slurm.core.logs.cycle_info import CycleFiles
 from nvrx_slurm.core.logs.names import JobName, expand
 from nvrx_slurm.errors import UsageError

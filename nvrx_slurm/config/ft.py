@@ -12,15 +12,15 @@ from typing import Any, ClassVar
 from nvrx_slurm.config import kinds as k
 from nvrx_slurm.config import other_launchers
 from nvrx_slurm.config import values as v
-from nvrx_slurm.config.attribution import AttributionSettings
 from nvrx_slurm.config.files import read_section, write_section
+from nvrx_slurm.config.ft_logs import LogSettings
 from nvrx_slurm.config.settings import MONITORING, Layer, Origin, ignored, maybe, parsed, setting, settings_of
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.types import FaultKind
 
 
 @dataclass(frozen=True)
-class FaultToleranceConfig(AttributionSettings):
+class FaultToleranceConfig(LogSettings):
     """Fault tolerance settings, with the names and defaults of the seeds. Times in seconds, None = no limit.
 
     Values may be given as in YAML or flags (`rank_termination_signal="SIGUSR1"`). Raises UsageError for a bad one.

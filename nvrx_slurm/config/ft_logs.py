@@ -1,20 +1,53 @@
-"""Settings of the merged logs: a part of `FaultToleranceConfig`."""
+"""Settings of merged logs and of services that are asked about failures: a part of `FaultToleranceConfig`."""
 
 from __future__ import annotations
 
+import logging
+import re
 from dataclasses import dataclass
 
 from nvrx_slurm.config import kinds as k
 from nvrx_slurm.config import values as v
+from nvrx_slurm.config.kinds import UNIX_SOCKET, Kind, as_text
 from nvrx_slurm.config.settings import Section, ignored, maybe, setting
 from nvrx_slurm.errors import UsageError
 
 MAX_PARTS = 64
+_SAFE = re.compile(r"http://(localhost|127(\.\d+){3}|\[::1\])([:/]|$)|https:", re.IGNORECASE)  # no key in the clear
+MANAGED = "localhost"  # the endpoint for which the job runs the service itself
+_HOST = r"(\[[0-9a-f:.]+\]|[^/?#@:\s\[\]*]+)"  # no user name and no password: logs and process lists show it
+_PORT = r":[1-9]\d{0,4}"
+
+
+def _url(pattern: str, form: str) -> Kind:
+    """A URL of that form."""
+
+    def parse(raw: object) -> str:
+        text = as_text(raw, f"must be {form}").strip()
+        if not re.fullmatch(pattern, text, re.IGNORECASE):
+            raise ValueError(f"must be {form}, without a user name, ? and #")
+        return text.rstrip("/")
+
+    return Kind("URL", parse)
+
+
+_SERVICE = _url(f"(https?|grpc)://{_HOST}{_PORT}/?", "localhost, http://HOST:PORT, https://HOST:PORT or unix:///PATH")
+
+
+def _endpoint(raw: object) -> str:
+    text = str(raw).strip()
+    if text.lower() == MANAGED:
+        return MANAGED
+    return f"unix://{UNIX_SOCKET.parse(text)}" if text.startswith("unix://") else str(_SERVICE.parse(raw))
+
+
+ENDPOINT = Kind("localhost|URL", _endpoint)
+URL = _url(f"https?://{_HOST}({_PORT})?(/[^?#\\s]*)?", "http://HOST[:PORT][/PATH] or https://HOST[:PORT][/PATH]")
 
 
 @dataclass(frozen=True)
 class LogSettings(Section):
-    """Logs of one cycle in one file, and the programs that write it."""
+    """Logs of one cycle in one file, the programs that write it, and the services that read it."""
 
     per_cycle_applog_prefix: str | None = maybe(
         v.LOG_PATH, begins="Log aggregation", env="both",
@@ -54,6 +87,70 @@ class LogSettings(Section):
     cycle_info_dir: str | None = maybe(
         k.PATH, "Directory for cycle_info.JOB.ATTEMPT.CYCLE (JSON) and the link that NVRX_CURRENT_CYCLE_INFO names."
     )
+
+    attribution_endpoint: str | None = maybe(
+        ENDPOINT, begins="Attribution",
+        help="Service that analyses the logs of failed cycles: localhost runs one for this job, on the coordinator's "
+        "node; http://HOST:PORT, https://HOST:PORT or unix:///PATH runs elsewhere.",
+    )  # fmt: skip
+    attribution_startup_timeout: float = setting(
+        k.POSITIVE_SECONDS, 20.0, "A service of this job that is not up after this time is said."
+    )
+    attribution_llm_api_key_file: str | None = maybe(
+        k.PATH, "File with the key of a language model, readable by its owner only. Default: LLM_API_KEY_FILE."
+    )
+    attribution_llm_base_url: str | None = maybe(
+        URL,
+        help="OpenAI-compatible service, https://HOST/v1, that gets evidence of failed cycles, redacted. none: no "
+        "model.",
+    )  # fmt: skip
+    attribution_llm_model: str | None = maybe(k.TEXT, "Name of the model at that service.")
+    attribution_llm_plain_http: bool = setting(k.BOOL, False, "Allow http:// to a language model on another host.")
+    attribution_analysis_backend: str = setting(
+        k.choice("lib"), "lib", "Accepted for compatibility; there is one analysis."
+    )
+    attribution_stop_action: str = setting(
+        k.choice("log", "no-restart"), "log",
+        help="What follows when another try would end the same way, or the same line of the script fails three times "
+        "in a row: a line on the console, or the end with --ft-no-restart-exit-code.",
+    )  # fmt: skip
+    attribution_log_level: int = setting(
+        v.LOG_LEVEL, logging.INFO, "Level of the service's own log, beside the logs of the cycles."
+    )
+    attribution_export_url: str | None = maybe(URL, "Every result of the job's own service is posted there as JSON.")
+
+    @property
+    def attribution_service(self) -> str:
+        """The endpoint that can be asked; "" = none: nothing speaks gRPC."""
+        endpoint = self.attribution_endpoint or ""
+        return "" if endpoint.startswith("grpc:") else endpoint
+
+    @property
+    def attribution_note(self) -> str:
+        """Said where settings do nothing; "" else."""
+        asked = self.attribution_endpoint or self.attribution_llm_base_url or self.attribution_export_url
+        if self.attribution_service or not asked:
+            return ""
+        return "attribution has no effect: --ft-attribution-endpoint must be localhost, or begin with http or unix"
+
+    def check_attribution(self) -> None:
+        """Raises UsageError where settings contradict each other."""
+        endpoint, base_url, model = self.attribution_endpoint, self.attribution_llm_base_url, self.attribution_llm_model
+        has_llm = bool(base_url or model or self.attribution_llm_api_key_file)
+        if (has_llm or self.attribution_export_url is not None) and endpoint not in (None, MANAGED):
+            raise UsageError(
+                "--ft-attribution-llm-... and --ft-attribution-export-url are for a service that the job runs itself;"
+                f" give --ft-attribution-endpoint {MANAGED}, or leave them out"
+            )
+        if endpoint is not None and self.per_cycle_applog_prefix is None:
+            raise UsageError("--ft-attribution-endpoint needs the logs of cycles; give --ft-per-cycle-applog-prefix")
+        if endpoint == MANAGED and has_llm and not (base_url and model):
+            raise UsageError("give both --ft-attribution-llm-base-url and --ft-attribution-llm-model, or neither")
+        if base_url is not None and not _SAFE.match(base_url) and not self.attribution_llm_plain_http:
+            raise UsageError(
+                f"--ft-attribution-llm-base-url {base_url} sends key and evidence unencrypted; give an https:// URL,"
+                " or allow it with --ft-attribution-llm-plain-http true"
+            )
 
     def check_logs(self) -> None:
         """Raises UsageError for what needs merged logs without them."""

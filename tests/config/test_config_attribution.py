@@ -11,8 +11,8 @@ import pytest
 from nvrx_slurm.attribution.records import AttributionSpec, read_key
 from nvrx_slurm.cli.here import Here, StartPlace
 from nvrx_slurm.cli.job_logs import attribution_spec
-from nvrx_slurm.config.attribution import ENDPOINT, URL
 from nvrx_slurm.config.ft import FaultToleranceConfig
+from nvrx_slurm.config.ft_logs import ENDPOINT, URL
 from nvrx_slurm.config.kinds import Kind
 from nvrx_slurm.config.layers import Config, Resolved
 from nvrx_slurm.errors import UsageError
