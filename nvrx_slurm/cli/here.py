@@ -126,17 +126,12 @@ def node_range(here: Here) -> NodeRange:
     if launch.replacement_group_id is not None and segment is None:
         raise UsageError("NVRX_REPLACEMENT_GROUP_ID needs --ft-segment N, the nodes of a group; give it, or unset it")
     if nodes.min % (segment or 1):
-        raise UsageError(
-            f"--ft-segment {segment} does not divide {nodes.min}, the number of active nodes"
-            " (MIN of --nnodes); change one of them"
-        )
+        raise UsageError(f"--ft-segment {segment} does not divide {nodes.min}, MIN of --nnodes; change one of them")
     if have is None or launch.endpoint is not None:
         return nodes
     needed = nodes.min + (launch.spares or 0)
     if needed > have:
-        raise UsageError(
-            f"--nnodes and --spares need at least {needed} nodes but the allocation has {have}; ask Slurm for more"
-        )
+        raise UsageError(f"--nnodes and --spares need {needed} nodes but the allocation has {have}; ask for more")
     return NodeRange(nodes.min, have)
 
 

@@ -78,10 +78,7 @@ def attribution_spec(here: Here, run: RunDir, logs: LogSpec | None, hosts: bool)
     if hosts and ft.attribution_llm_base_url:
         _check_key_file(key_file)
     if asked != MANAGED and importlib.util.find_spec("httpx") is None:
-        raise UsageError(
-            f"attribution with {asked}: the Python package httpx, which speaks to it, is not installed;"
-            " pip install 'nvrx_slurm[attribution]'"
-        )
+        raise UsageError(f"attribution with {asked}: httpx is not here; pip install 'nvrx_slurm[attribution]'")
     folder, name = os.path.split(logs.prefix)
     return AttributionSpec(
         endpoint="" if ft.attribution_service == MANAGED else ft.attribution_service,
@@ -105,7 +102,5 @@ def _check_key_file(path: str) -> None:
         read_key(path)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
-        raise UsageError(
-            f"the key file {path!r} of a language model cannot be used: {why}; correct"
-            f" --ft-attribution-llm-api-key-file or {_KEY_FILE_ENV}"
-        ) from None
+        flag = "--ft-attribution-llm-api-key-file"
+        raise UsageError(f"the key file {path!r} cannot be used: {why}; correct {flag} or {_KEY_FILE_ENV}") from None

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -57,16 +58,7 @@ def _time(ctx: object, param: object, text: str | None) -> int | None:
 @click.option("--until", metavar="TIME", callback=_time, help="Only lines up to this time.")
 @click.option("--follow", "-f", is_flag=True, help="Go on with new lines and cycles until the job has ended.")
 @click.option("--raw", is_flag=True, help="Leave control characters as they are: ranks may then act on the terminal.")
-def logs(
-    place: Path,
-    ranks: frozenset[int] | None,
-    cycle: str,
-    stream: str | None,
-    since: int | None,
-    until: int | None,
-    follow: bool,
-    raw: bool,
-) -> None:
+def logs(place: Path, cycle: str, follow: bool, raw: bool, **only: Any) -> None:
     """Show what the ranks of a job wrote, each line behind its rank.
 
     PLACE is a job id, the directory of a job or run (default: the latest run), or one merged file. Lines come in the
@@ -81,21 +73,22 @@ def logs(
         found = MergedReader(place).read(True)
     else:
         raise click.UsageError(f"{place} is neither the directory of a run nor a merged file with its .idx")
-    lines = (
-        piece.text
-        for piece in found
-        if (ranks is None or piece.rank in ranks)
-        and stream in (None, piece.stream)
-        and (not piece.at or (since or 0) <= piece.at <= (until or piece.at))
-    )
     try:
-        for text in lines:
-            sys.stdout.buffer.write(text if raw else printable(text).encode())
+        for piece in found:
+            if _wanted(piece, **only):
+                sys.stdout.buffer.write(piece.text if raw else printable(piece.text).encode())
         sys.stdout.buffer.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter complains at its end
     except OSError as error:
         raise click.ClickException(f"{error.filename or place}: {error.strerror}") from None
+
+
+def _wanted(
+    piece: Piece, ranks: frozenset[int] | None, stream: str | None, since: int | None, until: int | None
+) -> bool:
+    in_time = not piece.at or (since or 0) <= piece.at <= (until or piece.at)
+    return in_time and (ranks is None or piece.rank in ranks) and stream in (None, piece.stream)
 
 
 def _of_run(run: Path, cycle: str, follow: bool) -> Iterator[Piece]:

@@ -181,9 +181,7 @@ class LaunchConfig(Section):
         """Raises UsageError if a local rank is to be shown that `nproc` workers per node do not have."""
         last = max(self.local_ranks_filter or (0,))
         if last >= nproc:
-            raise UsageError(
-                f"--local-ranks-filter names local rank {last} but a node has {nproc} workers; see --nproc-per-node"
-            )
+            raise UsageError(f"--local-ranks-filter names local rank {last} but a node has {nproc} workers; correct it")
 
     @property
     def endpoints(self) -> tuple[tuple[str, int], ...]:

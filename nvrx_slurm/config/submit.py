@@ -104,9 +104,7 @@ class SubmitConfig(Section):
         if limit_s is not None and self.warn_time >= limit_s:
             raise UsageError(f"--warn-time {self.warn_time} is not shorter than --time {self.time}; make it shorter")
         if 0 < self.warn_time <= stop_s:
-            raise UsageError(
-                f"--warn-time {self.warn_time} is not before the ranks' end, {stop_s:g} s before the limit"
-            )
+            raise UsageError(f"--warn-time {self.warn_time} is too short: ranks end {stop_s:g} s before the limit")
         if (self.container_mounts or self.container_workdir) and not self.container_image:
             raise UsageError("--container-... options need --container-image; give it")
 

@@ -10,21 +10,8 @@ from dataclasses import dataclass
 from enum import IntFlag
 from typing import Any, NamedTuple
 
-from nvrx_slurm.config.kinds import (
-    ABSOLUTE_PATH,
-    BOOL,
-    POSITIVE_SECONDS,
-    SECONDS,
-    TEXT,
-    TIMEOUT,
-    Kind,
-    as_number,
-    as_text,
-    did_you_mean,
-    integer,
-    list_of,
-    optional,
-)
+from nvrx_slurm.config import kinds as k
+from nvrx_slurm.config.kinds import Kind
 from nvrx_slurm.core.logs import names
 from nvrx_slurm.core.rank.watch import MAX_SECTIONS
 from nvrx_slurm.types import FaultKind
@@ -60,7 +47,7 @@ def _preload(raw: object) -> tuple[str, ...]:
     return modules
 
 
-_MODULES = list_of(TEXT, "modules")
+_MODULES = k.list_of(k.TEXT, "modules")
 PRELOAD = Kind("auto|MODULE,...", _preload, lambda names: ",".join(names) or "auto")
 NNODES = Kind("MIN[:MAX]", _node_range, str)
 
@@ -69,7 +56,7 @@ def _nproc(raw: object) -> int | str:
     if isinstance(raw, str) and raw.strip().lower() in ("gpu", "cpu", "auto"):
         return raw.strip().lower()
     try:
-        return int(integer(1, 1024).parse(raw))
+        return int(k.integer(1, 1024).parse(raw))
     except ValueError as error:
         raise ValueError(f"{error}, or gpu, cpu or auto") from None
 
@@ -121,7 +108,7 @@ def _streams(raw: object) -> Streams:
 STREAMS = Kind("STREAMS", _streams, str)
 
 
-RANKS = list_of(integer(0, 1023), "local ranks")._replace(show=lambda ranks: ",".join(map(str, ranks)))
+RANKS = k.list_of(k.integer(0, 1023), "local ranks")._replace(show=lambda ranks: ",".join(map(str, ranks)))
 
 
 def _signal(raw: object) -> signal.Signals:
@@ -136,7 +123,7 @@ def _signal(raw: object) -> signal.Signals:
         return signal.Signals[word if word.startswith("SIG") else f"SIG{word}"]
     except (ValueError, KeyError):
         known = [member.name for member in signal.Signals]
-        raise ValueError(problem + did_you_mean(word, known)) from None
+        raise ValueError(problem + k.did_you_mean(word, known)) from None
 
 
 SIGNAL = Kind("SIGNAL", _signal, lambda member: member.name)
@@ -149,7 +136,7 @@ def _user_signal(raw: object) -> signal.Signals:
     return found
 
 
-USER_SIGNAL = optional(Kind("SIGUSR1|SIGUSR2", _user_signal, SIGNAL.show))
+USER_SIGNAL = k.optional(Kind("SIGUSR1|SIGUSR2", _user_signal, SIGNAL.show))
 
 _LEVELS = {name: getattr(logging, name) for name in ("DEBUG", "INFO", "WARNING", "WARN", "ERROR", "CRITICAL")}
 _LEVELS["DBG"] = logging.DEBUG
@@ -159,7 +146,7 @@ def _log_level(raw: object) -> int:
     if isinstance(raw, str) and raw.strip().upper() in _LEVELS:
         return int(_LEVELS[raw.strip().upper()])
     try:
-        return int(integer(0, 50).parse(raw))
+        return int(k.integer(0, 50).parse(raw))
     except ValueError:
         raise ValueError("must be DEBUG, INFO, WARNING, ERROR, CRITICAL or a number from 0 to 50") from None
 
@@ -188,7 +175,7 @@ def _section_timeouts(raw: object) -> dict[str, float | None]:
     problem = "must be NAME:SECONDS,... (SECONDS > 0, or none), each name once, for example setup:600,step:30"
     try:
         # "step:" without a number is "no timeout", as in the seeds' launcher
-        timeouts = {name: TIMEOUT.parse(s if s != "" else None) for name, s in pairs(raw, ":", problem).items()}
+        timeouts = {name: k.TIMEOUT.parse(s if s != "" else None) for name, s in pairs(raw, ":", problem).items()}
     except ValueError:
         raise ValueError(problem) from None
     if not all(name.isprintable() for name in timeouts):
@@ -207,7 +194,7 @@ def _restarts_by_fault(raw: object) -> dict[FaultKind, int]:
     problem = f"must be FAULT:N,... with N >= 0, each FAULT once and one of {kinds}; for example hang:2,node-lost:5"
     allowed: dict[FaultKind, int] = {}
     for name, count in pairs(raw, ":", problem).items():
-        number = as_number(count, int, problem)
+        number = k.as_number(count, int, problem)
         if name not in kinds.split(", ") or number < 0:
             raise ValueError(problem)
         allowed[FaultKind(name)] = number
@@ -234,7 +221,7 @@ PREFLIGHT_FAILURES = Kind(
 
 
 def _log_path(raw: object) -> str:
-    path: str = ABSOLUTE_PATH.parse(raw)
+    path: str = k.ABSOLUTE_PATH.parse(raw)
     if path.endswith("/"):
         raise ValueError("must be the path of a file, for example /logs/%j/train.log")
     names.check(path)
@@ -271,7 +258,7 @@ def split_endpoints(text: str) -> tuple[tuple[str, int], ...]:
 def _endpoints(raw: object) -> str:
     if raw == "":
         return ""
-    text = as_text(raw, "must be HOST:PORT").strip()
+    text = k.as_text(raw, "must be HOST:PORT").strip()
     split_endpoints(text)
     return text
 
@@ -295,10 +282,10 @@ class RendezvousConfig:
 
 
 _RDZV_KINDS = {
-    "is_host": optional(BOOL),
-    "join_timeout": POSITIVE_SECONDS,
-    "timeout": POSITIVE_SECONDS,
-    "last_call_timeout": SECONDS,
+    "is_host": k.optional(k.BOOL),
+    "join_timeout": k.POSITIVE_SECONDS,
+    "timeout": k.POSITIVE_SECONDS,
+    "last_call_timeout": k.SECONDS,
 }
 _RDZV_IGNORED = ("read_timeout", "close_timeout", "store_connect_wait_seconds", "use_libuv")
 _RDZV_REFUSED = ("replacement_group_size", "segment", "segment_check_interval")
@@ -314,7 +301,7 @@ def _rdzv_conf(raw: object) -> RendezvousConfig:
         if name in _RDZV_REFUSED:
             raise ValueError(f"{name} is not supported; leave it out")
         if name not in _RDZV_KINDS:
-            near = did_you_mean(name, _RDZV_KINDS) or f" (known: {', '.join(_RDZV_KINDS)})"
+            near = k.did_you_mean(name, _RDZV_KINDS) or f" (known: {', '.join(_RDZV_KINDS)})"
             raise ValueError(f"{name} is not a key of --rdzv-conf{near}")
         try:
             given[name] = _RDZV_KINDS[name].parse(value)
