@@ -39,10 +39,6 @@ def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus._Process, "no_library", True)
 
 
-def domain(flags: dict[str, object], env: dict[str, str]) -> str:
-    return node_domain(of(env, flags))
-
-
 @pytest.mark.parametrize(
     ("flags", "env", "expected"),
     [
@@ -61,9 +57,9 @@ def test_where_the_domain_comes_from(
 ) -> None:
     if expected is None:
         with pytest.raises(UsageError, match="--ft-segment 2 needs .*no libnvidia.*NVRX_REPLACEMENT_GROUP_ID"):
-            domain(flags, TASK | env)
+            node_domain(of(TASK | env, flags))
     else:
-        assert domain(flags, TASK | env) == expected
+        assert node_domain(of(TASK | env, flags)) == expected
 
 
 ASKS = """
