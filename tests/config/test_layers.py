@@ -144,7 +144,7 @@ def test_what_changes_nothing_is_said() -> None:
 
 
 def test_nodes_and_endpoints() -> None:
-    """tests/cli/test_cli_places.py has more of them."""
+    """tests/cli/test_here.py has more of them."""
     assert LaunchConfig(nnodes=NodeRange(2, 3)).node_range(8) == (2, 3)
     for launch, have in ((LaunchConfig(spares=4), 4), (LaunchConfig(spares=1), None)):
         with pytest.raises(UsageError, match="leaves no node"):

@@ -7,7 +7,7 @@ from pathlib import Path
 import configdoc
 import pytest
 from click.testing import CliRunner, Result
-from test_config_resolve import another_value
+from test_layers import another_value
 
 from nvrx_slurm.cli.options import nvrx_run_options, print_config, spelling
 from nvrx_slurm.config.layers import SETTINGS, Resolved, resolve
