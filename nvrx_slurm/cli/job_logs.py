@@ -10,7 +10,7 @@ from nvrx_slurm.attribution.records import AttributionSpec, read_key
 from nvrx_slurm.cli.here import Here, Layout, working_directory
 from nvrx_slurm.config.ft_logs import MANAGED
 from nvrx_slurm.core.logs.cycle_info import CycleFiles
-from nvrx_slurm.core.logs.names import JobName, expand
+from nvrx_slurm.core.logs.names import JobName, cycle_file, expand, index_file, tells_jobs_apart
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.node.output.logs import LogSpec
 from nvrx_slurm.node.run_dir import RunDir
@@ -63,6 +63,14 @@ def check_writable(spec: LogSpec) -> None:
             os.makedirs(os.path.dirname(path), exist_ok=True)
         if not os.access(os.path.dirname(path), os.W_OK | os.X_OK) or os.path.isdir(path):
             raise UsageError(f"{flag} {path} cannot be written; give the path of a file where this user may write")
+
+
+def log_note(here: Here, spec: LogSpec) -> str:
+    """A file of an earlier job is about to be appended to."""
+    first = cycle_file(spec.prefix, 0, 0 if spec.parts > 1 else -1)
+    if tells_jobs_apart(here.ft.per_cycle_applog_prefix or "%j") or not os.path.exists(index_file(first)):
+        return ""
+    return f"{first} is there already, and this job appends to it; %j in --ft-per-cycle-applog-prefix keeps jobs apart"
 
 
 def attribution_spec(here: Here, run: RunDir, logs: LogSpec | None, hosts: bool) -> AttributionSpec | None:

@@ -28,6 +28,10 @@ def notes(here: Here, job: Job) -> list[str]:
         "" if job.spec.wrapped else _hang_note(job.spec.limits) if job.spec.monitored else _UNMONITORED,
         here.ft.attribution_note,
     ]
+    if job.logs is not None:
+        from nvrx_slurm.cli.job_logs import log_note
+
+        found.append(log_note(here, job.logs))
     return [*here.resolved.notes, *filter(None, found)]
 
 

@@ -86,6 +86,7 @@ def test_names() -> None:
     job = names.JobName("4713", "4711", "2", 1)
     assert names.expand("/l/%j/%A_%a.r%r%%.log", job) == "/l/4713/4711_2.r1%.log"
     assert names.expand("/l/%A_%a", names.JobName("../../etc")) == "/l/.._.._etc_0"
+    assert [names.tells_jobs_apart(t) for t in ("/x", "/%j/x", "/%A/%a", "/%A", "/%r")] == [0, 1, 1, 0, 0]
     for bad in ("/x/%q.log", "/x/%"):
         with pytest.raises(ValueError, match="%j"):
             names.check(bad)

@@ -33,6 +33,12 @@ def expand(template: str, name: JobName) -> str:
     return _PLACEHOLDER.sub(lambda found: values[found[1]].replace("/", "_"), template)
 
 
+def tells_jobs_apart(template: str) -> bool:
+    """Whether two jobs with this template never write to one file."""
+    found = {match[1] for match in _PLACEHOLDER.finditer(template)}
+    return "j" in found or {"A", "a"} <= found
+
+
 def cycle_file(prefix: str, cycle: int, part: int = -1) -> str:
     """/x/train.log -> /x/train_cycle0.log; part >= 0: /x/train_cycle0.part1.log. Without a suffix it is .log."""
     stem, suffix = posixpath.splitext(prefix)
