@@ -21,7 +21,7 @@ from nvrx_slurm.slurm.api.facts import NoAnswer, SlurmError
 from nvrx_slurm.slurm.env import SlurmContext
 
 _MAX_EXCLUDED = 64  # nodes that one link hands on to the next
-_PATIENCE_S, _PAUSE_S = 900.0, 0.5  # slurmctld may be restarted when many jobs end
+_ASK_S, _PAUSE_S = 900.0, 0.5  # slurmctld may be restarted when many jobs end
 
 
 def limits(config: Config) -> ChainLimits:
@@ -30,9 +30,9 @@ def limits(config: Config) -> ChainLimits:
     return ChainLimits(config.launch.chain_failures, config.launch.chain_failure_window, signum)
 
 
-def _patiently(ask: Callable[[], None]) -> None:
+def _until_answered(ask: Callable[[], None]) -> None:
     """Ask until Slurm answers, at most 15 minutes. Raises SlurmError."""
-    until_s = time.monotonic() + _PATIENCE_S
+    until_s = time.monotonic() + _ASK_S
     while True:
         try:
             return ask()
@@ -83,7 +83,7 @@ class Chain:
                 self._say(found.why)
                 self._cancel_later()
             elif excluded and (later := self._later()):
-                _patiently(lambda: self._exclude(later[0], excluded))  # which hands them on
+                _until_answered(lambda: self._exclude(later[0], excluded))
         except SlurmError as error:
             self._say(f"Slurm: {error}")
 
@@ -91,24 +91,23 @@ class Chain:
         if found.next is not Next.CONTINUE:
             self._say(f"the job is not requeued: {found.why}")
             return
-        _patiently(lambda: self._slurm.requeue(self._job.job_id))
+        _until_answered(lambda: self._slurm.requeue(self._job.job_id))
         self._say(f"the job is requeued: {found.why}")
         # Slurm now sends SIGTERM to all processes here, also to the tool that asks it, and SIGKILL after KillWait.
         if excluded:
-            _patiently(lambda: self._exclude(self._job.job_id, excluded))
+            _until_answered(lambda: self._exclude(self._job.job_id, excluded))
 
     def _exclude(self, job_id: int, nodes: Sequence[str]) -> None:
         """Keep these nodes out of a job that waits, as far as enough others are left for it."""
         job = self._slurm.job(job_id)
         others = {name for name, node in self._slurm.nodes().items() if job.partition in node.partitions}
         others -= {*job.excluded}
-        new = [name for name in nodes if name in others]
-        room = min(_MAX_EXCLUDED, 0 if job.reservation else len(others) - job.num_nodes)
-        taken = new[: max(0, room)]
-        if taken:
+        room = 0 if job.reservation else max(0, min(_MAX_EXCLUDED, len(others) - job.num_nodes))
+        wanted = [name for name in nodes if name in others]
+        if taken := wanted[:room]:
             self._slurm.exclude(job_id, [*job.excluded, *taken])
             self._say(f"job {job_id} does not get {', '.join(taken[:8])}, which this one excluded")
-        if left := new[len(taken) :]:
+        if left := wanted[room:]:
             self._say(f"job {job_id} may get {', '.join(left[:8])} again: it needs the node")
 
     def _cancel_later(self) -> None:

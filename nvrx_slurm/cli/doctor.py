@@ -5,23 +5,20 @@ from __future__ import annotations
 import glob
 import json
 import os
-import pwd
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import click
 
-from nvrx_slurm.child.bounded_process import Ended, run
+from nvrx_slurm.child.bounded_process import run
 from nvrx_slurm.errors import ExitCode, NvrxError, UsageError
 from nvrx_slurm.slurm.api.cli import Slurm
-from nvrx_slurm.slurm.control import seconds
 from nvrx_slurm.system import trust
 
 OK, INFO, WARN, FAIL = "ok", "info", "warn", "fail"
 PROGRAMS = {"Prolog": "prolog", "Epilog": "epilog", "HealthCheckProgram": "healthcheck"}
 _MARK = "nvrx_slurm hook: "  # in the second line of prolog/prolog, prolog/epilog and prolog/healthcheck
-_STOP_TIMEOUT_S = 15.0  # default of --workers-stop-timeout
 _HOOK_SH_S = 60.0  # for hook.sh to answer
 _LONGEST_FILE = 65536
 _TOOLS = {"cli": "its command line tools", "pyslurm": "pyslurm"}
@@ -40,6 +37,24 @@ class Line(NamedTuple):
     advice: str = ""
 
 
+# name, key of slurm.conf, whether a value is wrong, status then, what follows from it, remedy
+Fact = tuple[str, str, Callable[[str], bool], str, str, str]
+_JOB_FACTS: tuple[Fact, ...] = (
+    ("may-requeue", "JobRequeue", lambda value: value == "0", INFO,
+     "only jobs that were submitted with --requeue are requeued (--until-done)", "sbatch --requeue"),
+    ("kill-on-bad-exit", "KillOnBadExit", lambda value: value == "1", WARN,
+     "a step of your own srun ends with its first task that fails", "srun --no-kill --kill-on-bad-exit=0 nvrx-run"),
+)  # fmt: skip
+_HOOK_FACTS: tuple[Fact, ...] = (
+    ("prolog-flags", "PrologFlags", lambda value: not {"alloc", "contain"} & set(value.lower().split(",")), FAIL,
+     "without Alloc the prolog runs only where a step starts", "slurm.conf: PrologFlags=Alloc,DeferBatch"),
+    ("requeue", "SchedulerParameters", lambda value: "nohold_on_prolog_fail" not in value.lower(), WARN,
+     "a job whose prolog fails is held", "slurm.conf: SchedulerParameters=...,nohold_on_prolog_fail and JobRequeue=1"),
+    ("health-check-interval", "HealthCheckInterval", lambda value: value.split()[:1] in ([], ["0"]), FAIL,
+     "the periodic hook never runs, and no node is taken back", "slurm.conf: HealthCheckInterval=300"),
+)  # fmt: skip
+
+
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON list instead of lines.")
 @click.option("--hooks", metavar="DIR", default="", help="Folder of the hooks (default: as slurm.conf says).")
@@ -55,10 +70,7 @@ def doctor(as_json: bool, hooks: str, slurm_api: str) -> None:
     """
     from nvrx_slurm.slurm.api import connect
 
-    try:
-        parts = examine(*connect(slurm_api), hooks)
-    except UsageError as error:
-        raise click.UsageError(str(error)) from None
+    parts = examine(*connect(slurm_api), hooks)
     if as_json:
         click.echo(json.dumps([{"part": name, **line._asdict()} for name, lines in parts.items() for line in lines]))
     else:
@@ -79,78 +91,29 @@ def _text(name: str, lines: list[Line]) -> str:
 
 def examine(backend: Slurm, why: str, hooks: str = "") -> dict[str, list[Line]]:
     """The lines of both parts. `why`: why this backend; `hooks`: folder of the hooks, "" as slurm.conf says."""
-    slurm, problem = dict[str, str](), ""  # slurm.conf by name; {} if Slurm does not answer
     try:
         slurm = backend.config()
+        job = [
+            Line("slurm", OK, f"Slurm {slurm.get('SLURM_VERSION', 'of unknown version')}"),
+            Line("slurm-api", OK, f"Slurm is asked by {_TOOLS[backend.name]}: {why}"),
+            *_judged(_JOB_FACTS, slurm),
+        ]
     except NvrxError as error:
-        problem = str(error)
+        slurm, job = {}, [Line("slurm", FAIL, f"no answer: {error}", "run this on a node of the cluster")]
     directory = os.path.realpath(hooks) if hooks else _directory(slurm)
     advice = "docs/how-to/install-slurm-hooks.md; for a folder: --hooks DIR"
-    missing = Line("hooks", INFO, "not installed; jobs do not need them", advice)
-    return {
-        "job": [*_slurm(slurm, problem, f"{_TOOLS[backend.name]}: {why}"), _munge()],
-        "hooks": [*_slurm_conf(slurm, directory), *_files(directory)] if directory else [missing],
-    }
+    found = [Line("hooks", INFO, "not installed; jobs do not need them", advice)]
+    if directory:
+        in_slurm_conf = [*_programs(slurm, directory), *_judged(_HOOK_FACTS, slurm)] if slurm else []
+        found = [*in_slurm_conf, *_files(directory)]
+    return {"job": [*job, _munge()], "hooks": found}
 
 
-def _judged(name: str, good: str, wrong: bool, status: str, text: str, advice: str) -> Line:
-    return Line(name, status, text, advice) if wrong else Line(name, OK, good)
-
-
-# --- a job ------------------------------------------------------------------------------------------------------------
-
-
-def _slurm(slurm: dict[str, str], problem: str, asked_by: str) -> Iterator[Line]:
-    if not slurm:
-        yield Line("slurm", FAIL, f"scontrol does not answer: {problem}", "run this on a node of the cluster")
-        return
-    yield Line("slurm", OK, f"Slurm {slurm.get('SLURM_VERSION', 'of unknown version')}")
-    yield Line("slurm-api", OK, f"Slurm is asked by {asked_by}")
-    yield from _rights(slurm)
-    kill_wait_s = seconds(slurm, "KillWait", 30)
-    text = f"{kill_wait_s:g} s from SIGTERM to SIGKILL at scancel and the time limit"
-    advice = f"slurm.conf: KillWait=30; until then --workers-stop-timeout below {kill_wait_s:g}"
-    yield _judged("kill-wait", text, kill_wait_s < _STOP_TIMEOUT_S, WARN, text, advice)
-    text = "KillOnBadExit=1: a step ends with its first task that fails"
-    advice = "nvrx-run in a batch script overrides it; with srun: srun --no-kill --kill-on-bad-exit=0 nvrx-run"
-    good = "a step outlives a task that fails; with sbatch --no-kill and srun --no-kill also a node"
-    yield _judged("kill-on-bad-exit", good, slurm.get("KillOnBadExit") == "1", WARN, text, advice)
-
-
-def _rights(slurm: dict[str, str]) -> Iterator[Line]:
-    """What this user may do to jobs and nodes, by Slurm's rules: slurmctld logs a forbidden try as a violation."""
-    text, advice = "you may requeue those of your jobs that were submitted with --requeue", "sbatch --requeue"
-    good = "you may requeue your own jobs (--until-done), unless a plugin of the site forbids it"
-    yield _judged("may-requeue", good, slurm.get("JobRequeue") == "0", INFO, text, advice)
-    yield Line("may-update", OK, "you may exclude nodes from your waiting jobs and shorten their time limits")
-    text = "only root, SlurmUser and Slurm's administrators drain nodes: for you a job excludes them instead"
-    yield Line("may-drain", *((OK, "you may drain nodes") if _drains(slurm) else (INFO, text)))
-    expedites = "enable_expedited_requeue" in slurm.get("SlurmctldParameters", "").lower()
-    text = "nvrx submit --until-done starts again at once after a lost node, with its nodes"
-    if expedites:
-        yield Line("expedited-requeue", OK, text)
-
-
-def _drains(slurm: dict[str, str]) -> bool:
-    """Whether slurmctld lets this user change nodes: operators of Slurm's accounting may not, administrators may."""
-    from nvrx_slurm.slurm.api.facts import SlurmError
-    from nvrx_slurm.slurm.api.tools import Tools
-
-    if os.geteuid() == 0 or slurm.get("SlurmUser", "").partition("(")[0] == _user():
-        return True
-    if slurm.get("AccountingStorageType") != "accounting_storage/slurmdbd":
-        return False
-    try:
-        return Tools().run("sacctmgr", "-nP", "show", "user", _user(), "format=AdminLevel").strip() == "Administrator"
-    except SlurmError:
-        return False
-
-
-def _user() -> str:
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return str(os.geteuid())
+def _judged(facts: Sequence[Fact], slurm: dict[str, str]) -> Iterator[Line]:
+    for name, key, is_wrong, status, text, advice in facts:
+        said = f"{key}={slurm.get(key, '')}"
+        wrong = is_wrong(slurm.get(key, ""))
+        yield Line(name, status, f"{said}: {text}", advice) if wrong else Line(name, OK, said)
 
 
 def _munge() -> Line:
@@ -159,56 +122,47 @@ def _munge() -> Line:
 
     try:
         munge = Munge.find(conf.munge_socket(os.environ))
-        if munge is not None:
-            munge.open(munge.seal(b"doctor"))
+        if munge is None:
+            return Line("munge", WARN, "no libmunge", "install munge; `srun nvrx-run` without a batch script needs it")
+        munge.open(munge.seal(b"doctor"))
     except NvrxError as error:
         return Line("munge", FAIL, str(error), "start munged")
-    advice = "install munge; `srun nvrx-run` without a batch script needs it"
-    return _judged("munge", "munged answers", munge is None, WARN, "no libmunge", advice)
+    return Line("munge", OK, "munged answers")
 
 
-# --- the hooks --------------------------------------------------------------------------------------------------------
-
-
-def _slurm_conf(slurm: dict[str, str], directory: str) -> Iterator[Line]:
-    if not slurm:
-        return
+def _programs(slurm: dict[str, str], directory: str) -> Iterator[Line]:
     for key, hook in PROGRAMS.items():
-        setting = slurm.get(key, "")
-        ours = any(f"{_MARK}{hook}." in _text_of(path) for path in _scripts(setting))
+        said = f"{key}={slurm.get(key, '')}"
+        ours = any(f"{_MARK}{hook}." in _text_of(path) for path in _scripts(slurm.get(key, "")))
         advice = f"slurm.conf: {key}={directory}/{hook}, or a script that hands on its exit code"
-        yield _judged(hook, f"{key}={setting}", not ours, FAIL, f"{key}={setting} is not ours", advice)
-    flags = slurm.get("PrologFlags", "")
-    bad = not {"alloc", "contain"} & set(flags.lower().split(","))
-    text, advice = "without Alloc the prolog runs only where a step starts", "slurm.conf: PrologFlags=Alloc,DeferBatch"
-    yield _judged("prolog-flags", f"PrologFlags={flags}", bad, FAIL, text, advice)
-    held = "nohold_on_prolog_fail" not in slurm.get("SchedulerParameters", "").lower()
-    bad = held or slurm.get("JobRequeue") == "0"
-    text = "a job whose prolog fails is held or ends"
-    advice = "slurm.conf: SchedulerParameters=...,nohold_on_prolog_fail and JobRequeue=1"
-    yield _judged("requeue", "a job whose prolog fails is started elsewhere", bad, WARN, text, advice)
-    interval_s = seconds(slurm, "HealthCheckInterval", 0)
-    text = "HealthCheckInterval=0: the periodic hook never runs, and no node is taken back"
-    advice = "slurm.conf: HealthCheckInterval=300"
-    yield _judged("health-check-interval", f"every {interval_s:g} s", interval_s == 0, FAIL, text, advice)
+        yield Line(hook, OK, said) if ours else Line(hook, FAIL, f"{said} is not ours", advice)
 
 
 def _files(directory: str) -> Iterator[Line]:
-    problems = [problem for name in PROGRAMS.values() if (problem := _untrusted(f"{directory}/{name}"))]
-    advice = f"chown -R root:root {directory}; chmod 755 its scripts; see {directory}/hooks.conf"
-    yield _judged("hook-files", "only root can change them", bool(problems), FAIL, "; ".join(problems), advice)
+    problems = [why for name in (*PROGRAMS.values(), "hook.sh", "hooks.conf") if (why := _untrusted(directory, name))]
+    if problems:
+        advice = f"chown -R root:root {directory}; chmod 755 its scripts"
+        yield Line("hook-files", FAIL, "; ".join(problems), advice)
+        return
+    yield Line("hook-files", OK, "only root can change them")
     try:
-        version = _hook_sh(directory, "version")
-        settings = _hook_sh(directory, "settings").stdout.decode(errors="replace").splitlines()
+        settings = dict(line.partition("=")[::2] for line in _hook_sh(directory, "settings").splitlines())
+        version = _hook_sh(directory, "version").strip()
     except (OSError, UsageError) as error:
+        advice = f"correct PYTHON, PACKAGE (the folder with nvrx_slurm in it), or its owner; see {directory}/hooks.conf"
         yield Line("python", FAIL, str(error), advice)
         return
-    conf = {name: value for name, _, value in (line.partition("=") for line in settings)}
-    said = " ".join(version.stderr.decode(errors="replace").split())[-400:]
-    advice = f"correct PYTHON, PACKAGE (the folder with nvrx_slurm in it), or its owner; see {directory}/hooks.conf"
-    good = f"{conf.get('PYTHON')} with nvrx_slurm {version.stdout.decode().strip()}"
-    yield _judged("python", good, bool(version.code), FAIL, said, advice)
-    yield _site_file(conf.get("CONFIG", ""))
+    yield Line("python", OK, f"{settings.get('PYTHON')} with nvrx_slurm {version}")
+    yield _site_file(settings.get("CONFIG", ""))
+
+
+def _hook_sh(directory: str, word: str) -> str:
+    """What hook.sh prints for one of its words for us. Raises OSError, and UsageError if it fails."""
+    ended = run(["/bin/sh", f"{directory}/hook.sh", word], {"LC_ALL": "C"}, _HOOK_SH_S)
+    if ended.code != 0:
+        said = " ".join(ended.stderr.decode(errors="replace").split())[-400:]
+        raise UsageError(said or f"{directory}/hook.sh {word} does not end; look at what it starts")
+    return ended.stdout.decode(errors="replace")
 
 
 def _site_file(named: str) -> Line:
@@ -217,8 +171,7 @@ def _site_file(named: str) -> Line:
     path = named or policy.DEFAULT_CONFIG
     if not os.path.lexists(path):
         text = f"{path} is missing: the expected state of this node is unknown"
-        advice = f"nvrx health init --output {path}  # on a good node"
-        return Line("site-file", FAIL if named else WARN, text, advice)
+        return Line("site-file", FAIL if named else WARN, text, f"nvrx health init --output {path}  # on a good node")
     try:
         rules = policy.read_rules(path)
     except NvrxError as error:
@@ -240,24 +193,14 @@ def _text_of(path: str) -> str:
         return ""
 
 
-def _untrusted(path: str) -> str:
+def _untrusted(directory: str, name: str) -> str:
     """Why a file is not trusted or cannot be executed, "" otherwise."""
+    path = f"{directory}/{name}"
     try:
         trust.require(path, UsageError)
     except UsageError as error:
         return str(error)
-    return "" if os.access(path, os.X_OK) else f"{path} is not executable"
-
-
-def _hook_sh(directory: str, word: str) -> Ended:
-    """Run hook.sh with one of its words for us. Raises OSError, and UsageError if it is not trusted or hangs."""
-    shell = f"{directory}/hook.sh"
-    for path in (shell, f"{directory}/hooks.conf"):
-        trust.require(path, UsageError)
-    ended = run(["/bin/sh", shell, word], {"LC_ALL": "C"}, _HOOK_SH_S)
-    if ended.code is None:
-        raise UsageError(f"{shell} {word} does not end within {_HOOK_SH_S:g} s; look at what it starts")
-    return ended
+    return "" if os.access(path, os.X_OK) or name in ("hook.sh", "hooks.conf") else f"{path} is not executable"
 
 
 def _directory(slurm: dict[str, str]) -> str:

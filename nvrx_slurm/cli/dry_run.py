@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Sequence
 
 from nvrx_slurm import compat
 from nvrx_slurm.cli.front import step_argv
-from nvrx_slurm.cli.here import Here, Layout, Site, layout, planned_allocation
+from nvrx_slurm.cli.here import Here, Layout, StartPlace, layout, planned_allocation
+from nvrx_slurm.cli.job import contract, numa_bindings, worker_argv
 from nvrx_slurm.cli.options import spelling
-from nvrx_slurm.cli.worker import contract, numa_bindings, worker_argv
-from nvrx_slurm.core.coordinator.gathering import Placement, place
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.node.workers.worker_env import rank_env
-from nvrx_slurm.slurm.api.facts import SlurmError
 from nvrx_slurm.types import History, Node, Plan
 
 _NODES_SHOWN = 8
@@ -23,14 +20,14 @@ _NODES_SHOWN = 8
 
 def dry_run(here: Here, script: str, args: tuple[str, ...]) -> str:
     """The srun line, the plan per rank of cycle 0, and the first worker's environment, as text."""
-    if here.site is Site.LOGIN:
+    if here.place is StartPlace.LOGIN:
         here = planned_allocation(here)
     shape = layout(here)
     nodes, nproc, directory = shape.nodes, shape.nproc, shape.run_dir
-    lines = [f"place: {here.site.value}"]
-    if here.site is Site.LOGIN:
+    lines = [f"place: {here.place.value}"]
+    if here.place is StartPlace.LOGIN:
         lines.append(f"planned as inside an allocation of {nodes.max} nodes (--nnodes, --spares)")
-    if here.site is not Site.TASK and not here.launch.standalone:
+    if here.place is not StartPlace.TASK and not here.launch.standalone:
         flags = sys.argv[1 : len(sys.argv) - len(args) - 1]  # the rest is the script and its arguments
         words = [*(word for word in flags if spelling(word) != "--dry-run"), script, *args]
         line = shlex.join(step_argv(here, directory, words))
@@ -45,35 +42,19 @@ def dry_run(here: Here, script: str, args: tuple[str, ...]) -> str:
 
 
 def _node_rows(here: Here, shape: Layout) -> list[str]:
-    nodes, nproc, segment = shape.nodes, shape.nproc, here.ft.segment
+    nodes, nproc = shape.nodes, shape.nproc
     names = here.slurm.agents if here.slurm is not None else ()
-    group_ranks, notes = {index: index for index in range(nodes.min)}, []
-    if segment is not None:
-        found = _planned(here, names, nodes.min, segment)
-        if isinstance(found, str):
-            notes = [f"  {found}"]
-        else:
-            group_ranks = {int(index): group_rank for group_rank, index in enumerate(found.active)}
     rows = []
     for index in range(min(nodes.max, _NODES_SHOWN)):
         name = names[index] if index < len(names) else f"node {index}"
-        first = group_ranks[index] * nproc if index in group_ranks else -1
-        ranks = f"ranks {first}..{first + nproc - 1}" if first >= 0 else "hot spare"
+        first = index * nproc
+        ranks = f"ranks {first}..{first + nproc - 1}" if index < nodes.min else "hot spare"
         rows.append(f"  {name:16} infra rank {index:<6} {ranks}")
-    return rows + (["  ..."] if nodes.max > _NODES_SHOWN else []) + notes
-
-
-def _planned(here: Here, names: Sequence[str], active: int, segment: int) -> Placement | str:
-    """The first placement of these nodes, by number, as far as Slurm tells; else a sentence."""
-    try:
-        block_of = here.control.slurm.blocks() if names else {}
-    except SlurmError:
-        block_of = {}
-    if not names or not all(name in block_of for name in names):
-        return "the domains of the nodes are known only on them, so other nodes may be active"
-    nodes = [Node(str(rank), rank, name, "", 1, domain=block_of[name]) for rank, name in enumerate(names)]
-    found = place(nodes, {}, active, segment)
-    return found or f"Slurm's blocks do not have {active // segment} complete segments of {segment} among these nodes"
+    if nodes.max > _NODES_SHOWN:
+        rows.append("  ...")
+    if here.ft.segment is not None:
+        rows.append("  other nodes may be active: only they know their NVLink domains (--ft-segment)")
+    return rows
 
 
 def _numa_rows(here: Here, shape: Layout) -> list[str]:
@@ -81,9 +62,7 @@ def _numa_rows(here: Here, shape: Layout) -> list[str]:
         found = numa_bindings(here, shape.nproc, shape.on_node)
     except UsageError as error:  # the compute nodes may have what a login node lacks
         return ["", f"NUMA binding, if the workers ran on this node: {error}"]
-    rows = [
-        f"  local rank {rank}: {shlex.join(where.prefix) or '-'}  ({where.text})" for rank, where in enumerate(found)
-    ]
+    rows = [f"  local rank {rank}: {shlex.join(one.prefix) or '-'}  ({one.text})" for rank, one in enumerate(found)]
     return ["", "NUMA binding, if the workers ran on this node:", *rows] if rows else []
 
 

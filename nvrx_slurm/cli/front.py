@@ -10,8 +10,10 @@ import json
 import logging
 import math
 import os
+import select
 import shlex
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -19,31 +21,34 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from signal import Signals
-from typing import TYPE_CHECKING
 
+from nvrx_slurm.child import processes
+from nvrx_slurm.cli.chain import Chain
 from nvrx_slurm.cli.here import RUN_ENV, Here, node_range, own_run_dir, run_dir
-from nvrx_slurm.cli.job import KILL_WAIT_ENV
+from nvrx_slurm.cli.job import KILL_WAIT_ENV, worker_argv
 from nvrx_slurm.cli.log_tree import result_of
-from nvrx_slurm.cli.step import ENDING, REFRESH_S, Step, step_name
-from nvrx_slurm.cli.worker import worker_argv
 from nvrx_slurm.config.launch import LaunchConfig
 from nvrx_slurm.control.auth import TOKEN_ENV, new_token
 from nvrx_slurm.core.chain import ended_from_outside
-from nvrx_slurm.errors import UsageError
+from nvrx_slurm.errors import ExitCode, UsageError
 from nvrx_slurm.node.output.console import Console
 from nvrx_slurm.node.output.out_file import OUT_ENV
 from nvrx_slurm.node.run_dir import RunDir
-from nvrx_slurm.slurm.api.facts import SlurmError
-from nvrx_slurm.slurm.control import END_TIME
+from nvrx_slurm.slurm import srun
+from nvrx_slurm.slurm.api.facts import NoAnswer, SlurmError
+from nvrx_slurm.slurm.control import END_TIME, Control
+from nvrx_slurm.slurm.env import SlurmContext
 from nvrx_slurm.system.files import write_atomic
-
-if TYPE_CHECKING:
-    from nvrx_slurm.cli.chain import Chain
 
 NODE_LOG = "agents/agent_%t.log"  # below the run directory; %t is the task, here: the node
 _SURVIVAL = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--mpi=none")
-_LAST_WORDS_S = 2.0
+_FLUSH_S = 2.0
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+WARNING = (signal.SIGUSR1, signal.SIGUSR2)
+REFRESH_S = 1.0
+_ASK_S = 15.0  # between two questions whether a step without srun still runs
+_NOT_YET, _RELEASED = -1, -2
+_LINGER_S = 3.0  # how long srun may take to end once the result is known; a lost node keeps it waiting
 _LOGS_READ, _TAIL_BYTES = 8, 4096  # of the agents' logs, for the reason of an end without a coordinator
 
 
@@ -89,13 +94,18 @@ def run_step(here: Here, script: str, args: tuple[str, ...], words: Sequence[str
         raise UsageError("srun is not on PATH here; install Slurm's client, or start the step from where it is")
     if not _in_container(here.launch):
         worker_argv(here.launch, script, args)
-    began_as, here = here.slurm, _as_it_is_now(here)
-    changed = here.slurm != began_as
+    assert here.slurm is not None
+    began_as = here.slurm
+    slurm = _as_it_is_now(began_as, here.control)
+    changed = slurm != began_as
+    here = replace(here, slurm=slurm)
     node_range(here)
     console = Console("nvrx-run", refresh_s=REFRESH_S)
     console.start()
     try:
-        chain = _chain(here, console.say)
+        chain = None
+        if here.launch.until_done or here.launch.chain_links is not None:
+            chain = Chain(here.resolved.config, slurm, here.control.slurm, console.say)
         wanted = run_dir(here)
         code = chain.begin(wanted.log_dir) if chain is not None else None
         if code is not None:
@@ -103,37 +113,38 @@ def run_step(here: Here, script: str, args: tuple[str, ...], words: Sequence[str
         directory = own_run_dir(wanted)
         directory.link_latest()  # a coordinator may never begin
         began_s = time.time()
-        step = _start_step(here, directory, words, console, changed)
+        step = _start_step(here, slurm, directory, words, console, changed)
         code = step.wait(here.launch.rdzv_conf.join_timeout)
-        _complete_result(here, directory, code, began_s, console.say)
+        _complete_result(here.control, slurm, directory, code, began_s, console.say)
         if chain is not None:
             chain.after(code, directory)
         return code
     finally:
-        console.finish(_LAST_WORDS_S)
+        console.finish(_FLUSH_S)
 
 
-def _start_step(here: Here, directory: RunDir, words: Sequence[str], console: Console, changed: bool) -> Step:
+def _start_step(
+    here: Here, slurm: SlurmContext, directory: RunDir, words: Sequence[str], console: Console, changed: bool
+) -> Step:
     """`changed`: nodes of the allocation are lost since it began."""
-    assert here.slurm is not None
     log = directory.path / NODE_LOG.replace("%t", "0")
     log.parent.mkdir(exist_ok=True)
     log.touch()
     argv = step_argv(here, directory, words)
     if changed:  # the step that lost a node may hold the CPUs of the others for minutes
-        argv[1:1] = [f"--nodelist={','.join(here.slurm.nodes)}", "--overlap"]
+        argv[1:1] = [f"--nodelist={','.join(slurm.nodes)}", "--overlap"]
     line = shlex.join(argv)
     directory.srun_command.write_text(line + "\n")
     console.follow(log, "", 1)
-    verbose, tasks = here.ft.log_level <= logging.DEBUG, here.slurm.nnodes * here.slurm.launchers
+    verbose, tasks = here.ft.log_level <= logging.DEBUG, slurm.nnodes * slurm.launchers
     console.say(line if verbose else f"starting {tasks} tasks: the srun command is in {directory.srun_command}")
-    return Step(argv, _step_env(here, directory), log, directory, here.slurm.job_id, here.control, console)
+    return Step(argv, _step_env(here, slurm, directory), directory, slurm.job_id, here.control, console)
 
 
-def _complete_result(here: Here, directory: RunDir, code: int, began_s: float, say: Callable[[str], None]) -> None:
+def _complete_result(
+    control: Control, slurm: SlurmContext, directory: RunDir, code: int, began_s: float, say: Callable[[str], None]
+) -> None:
     """Add what ended a job that got a signal; of a step without a coordinator write the result itself."""
-    assert here.slurm is not None
-    slurm = here.slurm
     found, now_s = result_of(directory.path), time.time()
     result = found or {
         "code": code,
@@ -143,9 +154,9 @@ def _complete_result(here: Here, directory: RunDir, code: int, began_s: float, s
     }
     if code - 128 in ENDING and not result.get("out_of_time"):  # Slurm's signal tells no reason
         with suppress(SlurmError):
-            job = here.control.slurm.job(slurm.job_id)
+            job = control.slurm.job(slurm.job_id)
             why = ended_from_outside(job.state, job.reason, job.restarts > slurm.restart_count)
-            say(f"job {slurm.job_id} got {Signals(code - 128).name}: {why}")
+            say(f"job {slurm.job_id} got {signal.Signals(code - 128).name}: {why}")
             result = {**result, "ended_by": why}
     try:
         if result != found:
@@ -164,32 +175,159 @@ def _last_lines(directory: RunDir) -> str:
     return "; ".join(dict.fromkeys(words)) or "nothing"
 
 
-def _chain(here: Here, say: Callable[[str], None]) -> Chain | None:
-    """The chain that this job is a link of; None for most jobs."""
-    if not here.launch.until_done and here.launch.chain_links is None:
-        return None
-    from nvrx_slurm.cli.chain import Chain
-
-    assert here.slurm is not None
-    return Chain(here.resolved.config, here.slurm, here.control.slurm, say)
-
-
-def _as_it_is_now(here: Here) -> Here:
+def _as_it_is_now(slurm: SlurmContext, control: Control) -> SlurmContext:
     """The job's nodes of this moment: the variables are as old as the batch script, and nodes may be lost since."""
-    assert here.slurm is not None
-    nodes = tuple(here.control.job_nodes(here.slurm.job_id) or here.slurm.nodes)
-    return (
-        here if nodes == here.slurm.nodes else replace(here, slurm=replace(here.slurm, nodes=nodes, nnodes=len(nodes)))
-    )
+    nodes = tuple(control.job_nodes(slurm.job_id) or slurm.nodes)
+    return replace(slurm, nodes=nodes, nnodes=len(nodes))
 
 
-def _step_env(here: Here, directory: RunDir) -> dict[str, str]:
+def _step_env(here: Here, slurm: SlurmContext, directory: RunDir) -> dict[str, str]:
     """An image may be without Slurm's tools, so the agents are told what they would ask."""
-    assert here.slurm is not None
     env = {**os.environ, RUN_ENV: directory.run, OUT_ENV: os.path.realpath("/proc/self/fd/1")}
     if _in_container(here.launch) and END_TIME not in env:  # Slurm 22.05
-        left_s = here.control.time_left_s(here.slurm.job_id)
+        left_s = here.control.time_left_s(slurm.job_id)
         env |= {END_TIME: f"{time.time() + left_s:.0f}"} if left_s is not None and left_s < math.inf else {}
     env[TOKEN_ENV] = env.get(TOKEN_ENV) or new_token()
     env[KILL_WAIT_ENV] = env.get(KILL_WAIT_ENV) or f"{here.control.kill_wait_s():g}"
     return env
+
+
+# --- the running srun -------------------------------------------------------------------------------------------------
+
+
+def step_name() -> str:
+    """Name of the step that this process starts, by which Slurm tells it from other steps of the job."""
+    return f"nvrx-run.{os.getpid()}"
+
+
+class Step:
+    """The running srun. It dies with this process, also by SIGKILL, and the step dies with it."""
+
+    def __init__(
+        self, argv: Sequence[str], env: dict[str, str], run_dir: RunDir, job_id: int, control: Control, console: Console
+    ) -> None:
+        """The console follows the first coordinator's output already."""
+        self._run_dir, self._job_id, self._control = run_dir, job_id, control
+        self._log = run_dir.path / NODE_LOG.replace("%t", "0")
+        self._followed = {self._log}
+        self._name = step_name()
+        self._console, self._say = console, console.say
+        self._read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(write_fd)
+        for signum in (*ENDING, *WARNING):
+            if signal.getsignal(signum) is not signal.SIG_IGN:  # an ignored signal (nohup) stays ignored
+                signal.signal(signum, _noted)
+        self._srun = processes.start(argv, env, 1, 2)
+        self._held = _NOT_YET  # a descriptor that keeps the step alive should srun be killed
+        self._lost = 0  # negative: the signal that killed srun; the step lives on
+        self._ask_at = 0.0
+        self._started_s = time.monotonic()
+
+    def wait(self, start_timeout_s: float) -> int:
+        """Pass signals on until srun ends; returns the job's exit code.
+
+        A step that Slurm has not started after `start_timeout_s` is given up. Once the result is known, srun is
+        killed if it does not end within 3 s.
+        """
+        ended_by = 0
+        poll = select.poll()
+        poll.register(self._srun.pidfd, select.POLLIN)
+        poll.register(self._read_fd, select.POLLIN)
+        started = False
+        while True:
+            ready = [fd for fd, _ in poll.poll(REFRESH_S * 1000)]
+            self._follow_the_coordinator()
+            if self._held == _NOT_YET and self._srun.pidfd not in ready:
+                self._held = srun.hold(self._srun.pid)
+            if self._srun.pidfd in ready:
+                poll.unregister(self._srun.pidfd)
+                self._lost = self._srun.reap()
+                if self._lost >= 0 or self._held < 0:
+                    return self._code(self._lost, ended_by)
+                started = True
+                how = signal.Signals(-self._lost).name
+                self._say(f"srun was killed by {how}, perhaps for lack of memory: the job goes on without it")
+            if self._read_fd in ready:
+                ended_by = self._pass_signals_on() or ended_by
+            elif self._run_dir.result.exists() or (self._lost < 0 and not self._runs()):
+                self._end_lingering()
+                if self._lost < 0:
+                    return self._code(self._lost, ended_by)
+            elif not started and time.monotonic() >= self._started_s + start_timeout_s:
+                started = self._log_has_begun() or self._control.step_id(self._job_id, self._name) is not None
+                if not started:
+                    return self._give_up(start_timeout_s)
+
+    def _runs(self) -> bool:
+        """Whether Slurm knows the step, as far as it answers; asked every 15 s."""
+        if time.monotonic() < self._ask_at:
+            return True
+        self._ask_at = time.monotonic() + _ASK_S
+        try:
+            return any(step.name == self._name for step in self._control.slurm.steps(self._job_id))
+        except SlurmError as error:
+            return isinstance(error, NoAnswer)
+
+    def _follow_the_coordinator(self) -> None:
+        """After an election the console goes on where another coordinator writes."""
+        found = self._run_dir.console_of()
+        if found is not None and found[0] not in self._followed:
+            self._followed.add(found[0])
+            self._console.follow(found[0], "", 1, found[1])
+
+    def _give_up(self, start_timeout_s: float) -> int:
+        self._say(
+            f"Slurm has not started the step within {start_timeout_s:g} s (join timeout): its nodes are lost or"
+            " busy with another step of this job; add --srun-arg=--overlap to share them"
+        )
+        self._signal(signal.SIGKILL)
+        self._srun.reap()
+        return ExitCode.TOO_FEW_NODES
+
+    def _pass_signals_on(self) -> int:
+        """Returns the last ending signal among them, 0 if there was none."""
+        ended_by = 0
+        for signum in os.read(self._read_fd, 64):
+            self._say(f"passing {signal.Signals(signum).name} on to the step")
+            ended_by = signum if signum in ENDING else ended_by
+            # srun would kill the step at once for an ending signal; Slurm delivers just the signal
+            if signum not in ENDING or not self._control.signal_step(self._job_id, self._name, signum):
+                self._signal(signum)
+        return ended_by
+
+    def _end_lingering(self) -> None:
+        if self._lost < 0:
+            select.select([], [], [], _LINGER_S)  # for the agents to leave
+            self._signal(signal.SIGKILL)  # else Slurm takes the step for running
+        elif not select.select([self._srun.pidfd], [], [], _LINGER_S)[0]:
+            self._say(f"the job has ended but srun has not within {_LINGER_S:g} s: it is killed")
+            self._signal(signal.SIGKILL)
+
+    def _signal(self, signum: int) -> None:
+        if self._lost < 0:
+            self._control.signal_step(self._job_id, self._name, signum)
+            return
+        if signum not in WARNING and self._held >= 0:
+            os.close(self._held)  # the step shall end with srun
+            self._held = _RELEASED
+        signal.pidfd_send_signal(self._srun.pidfd, signum)
+
+    def _log_has_begun(self) -> bool:
+        with suppress(OSError):
+            return self._log.stat().st_size > 0
+        return False
+
+    def _code(self, srun_code: int, ended_by: int) -> int:
+        result = result_of(self._run_dir.path)
+        if "code" in result:
+            return int(result["code"])
+        if ended_by or srun_code < 0:  # the coordinator left no result
+            return 128 + (ended_by or -srun_code)
+        if srun_code > 128 and self._log_has_begun():
+            self._say("the coordinator was lost and left no result; see the agents' logs")
+            return ExitCode.COORDINATOR_LOST
+        return srun_code
+
+
+def _noted(signum: int, frame: object) -> None:
+    """The wakeup fd carries the signal to the loop."""

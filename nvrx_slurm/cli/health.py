@@ -9,42 +9,26 @@ from typing import Any
 
 import click
 
-from nvrx_slurm.errors import ExitCode, UsageError
+from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import policy
 from nvrx_slurm.health.check import CONTEXTS, Check
 
-_CONFIG = click.option(
-    "--config", metavar="FILE", help=f"The site file (default: {policy.DEFAULT_CONFIG} if it is there)."
-)
-_SYSROOT = click.option(
-    "--sysroot", metavar="DIR", default="/", help="Where the node's /proc, /sys, mounts etc. are (default: /)."
-)
+_CONFIG = click.option("--config", metavar="FILE", help=f"The site file (default: {policy.DEFAULT_CONFIG}).")
+_SYSROOT = click.option("--sysroot", metavar="DIR", default="/", help="Where the node's /proc and /sys are.")
 _NODE = click.option("--node", metavar="NAME", default="", help="The node's name in the site file (default: Slurm's).")
 _JSON = click.option("--json", "as_json", is_flag=True, help="JSON on one line, for machines.")
 
 
-class _Group(click.Group):
-    def invoke(self, ctx: click.Context) -> Any:
-        """A UsageError of a command is one sentence on stderr and exit code 2."""
-        try:
-            return super().invoke(ctx)
-        except UsageError as error:
-            click.echo(f"nvrx health: {error}", err=True)
-            sys.exit(ExitCode.USAGE)
-
-
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def health() -> None:
     """Health checks of this node."""
 
 
 @health.command()
-@click.option(
-    "--when", type=click.Choice(CONTEXTS), default="manual", help="The checks of this context (default: manual)."
-)
+@click.option("--when", type=click.Choice(CONTEXTS), default="manual", help="Checks of this context (default: manual).")
 @click.option("--only", metavar="NAME", multiple=True, help="Only this check; can be repeated.")
 @click.option("--skip", metavar="NAME", multiple=True, help="Not this check; can be repeated.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
+@_JSON
 @click.option("--all", "everything", is_flag=True, help="Also show checks that do not apply to this node.")
 @click.option("--expect", metavar="NAME=VALUE", multiple=True, help="Goes over the site file; can be repeated.")
 @click.option("--deadline", type=float, metavar="SECONDS", help="For all together.")
@@ -90,18 +74,9 @@ def list_checks(as_json: bool, config: str | None, sysroot: str, node: str) -> N
 
 def _plain(check: Check, rules: policy.Rules) -> dict[str, Any]:
     """For machines. `lane` (its group): null = a process of its own."""
-    return {
-        "name": check.name,
-        "reads": check.reads,
-        "fails": check.fails,
-        "contexts": check.contexts,
-        "lane": check.group or None,
-        "budget_s": check.budget_s,
-        "needs_root": check.needs_root,
-        "on_fail": check.on_fail,
-        "on_unknown": check.on_unknown,
-        "expects": {setting.name: rules.expected[setting.name] for setting in check.settings},
-    }
+    names = ("name", "reads", "fails", "contexts", "budget_s", "needs_root", "on_fail", "on_unknown")
+    expects = {setting.name: rules.expected[setting.name] for setting in check.settings}
+    return {**{name: getattr(check, name) for name in names}, "lane": check.group or None, "expects": expects}
 
 
 @health.command()

@@ -30,7 +30,7 @@ from nvrx_slurm.system import gpus
 RUN_ENV = "NVRX_RUN"  # name of the run's directory, set for the tasks of a step by the nvrx-run that starts it
 
 
-class Site(Enum):
+class StartPlace(Enum):
     """The four kinds of places where `nvrx-run` starts."""
 
     TASK = "a task of an srun step: the agent of this node"
@@ -45,7 +45,7 @@ class Here:
 
     resolved: Resolved
     env: Mapping[str, str]
-    site: Site
+    place: StartPlace
     slurm: SlurmContext | None
     control: Control
 
@@ -86,8 +86,8 @@ class Layout:
 
 def find_here(resolved: Resolved, env: Mapping[str, str]) -> Here:
     """Decide by the environment. Raises UsageError for a step with more tasks per node than were allowed."""
-    site, slurm = _site(resolved.config.launch, env)
-    return Here(resolved, env, site, slurm, Control(resolved.config.launch.slurm_api))
+    place, slurm = _place(resolved.config.launch, env)
+    return Here(resolved, env, place, slurm, Control(resolved.config.launch.slurm_api))
 
 
 def layout(here: Here) -> Layout:
@@ -96,16 +96,16 @@ def layout(here: Here) -> Layout:
     return Layout(nodes, nproc, on_node(here, nproc), run_dir(here))
 
 
-def _site(launch: LaunchConfig, env: Mapping[str, str]) -> tuple[Site, SlurmContext | None]:
+def _place(launch: LaunchConfig, env: Mapping[str, str]) -> tuple[StartPlace, SlurmContext | None]:
     if launch.standalone:
-        return Site.ALONE, None
+        return StartPlace.ALONE, None
     slurm = detect(env, launch.enable_multi_launchers_per_node, launch.infra_rank_from_nodename is not None)
     if slurm is not None:
-        return Site.TASK if slurm.step_id >= 0 else Site.BATCH, slurm
+        return StartPlace.TASK if slurm.step_id >= 0 else StartPlace.BATCH, slurm
     by_hand = launch.node_rank is not None or launch.endpoint is not None
     by_hand |= launch.nnodes is not None and not launch.dry_run
     login = shutil.which("srun") is not None and conf.find(env) is not None
-    return Site.LOGIN if login and not by_hand else Site.ALONE, None
+    return StartPlace.LOGIN if login and not by_hand else StartPlace.ALONE, None
 
 
 def planned_allocation(here: Here) -> Here:
@@ -126,17 +126,12 @@ def node_range(here: Here) -> NodeRange:
     if launch.replacement_group_id is not None and segment is None:
         raise UsageError("NVRX_REPLACEMENT_GROUP_ID needs --ft-segment N, the nodes of a group; give it, or unset it")
     if nodes.min % (segment or 1):
-        raise UsageError(
-            f"--ft-segment {segment} does not divide {nodes.min}, the number of active nodes"
-            " (MIN of --nnodes); change one of them"
-        )
+        raise UsageError(f"--ft-segment {segment} does not divide {nodes.min}, MIN of --nnodes; change one of them")
     if have is None or launch.endpoint is not None:
         return nodes
     needed = nodes.min + (launch.spares or 0)
     if needed > have:
-        raise UsageError(
-            f"--nnodes and --spares need at least {needed} nodes but the allocation has {have}; ask Slurm for more"
-        )
+        raise UsageError(f"--nnodes and --spares need {needed} nodes but the allocation has {have}; ask for more")
     return NodeRange(nodes.min, have)
 
 

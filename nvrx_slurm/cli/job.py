@@ -1,32 +1,37 @@
-"""This node's part of the job: the settings of its agent and, on the node that hosts it, of the coordinator."""
+"""This node's part of the job: the settings of its workers, its agent and, where it may be, of the coordinator."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from pathlib import Path
 
 from nvrx_slurm.cli import rendezvous
-from nvrx_slurm.cli.here import RUN_ENV, Here, Layout, layout, working_directory
-from nvrx_slurm.cli.worker import worker_spec
+from nvrx_slurm.cli.here import Here, Layout, OnNode, layout, working_directory
 from nvrx_slurm.config.ft import FaultToleranceConfig
-from nvrx_slurm.config.kinds import SECONDS
+from nvrx_slurm.config.launch import LaunchConfig
+from nvrx_slurm.config.values import Std
 from nvrx_slurm.core.agent.events import AgentSettings
 from nvrx_slurm.core.coordinator.coordinator import CoordinatorSettings
 from nvrx_slurm.core.coordinator.restarts import RestartLimits
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.node.job import Job
 from nvrx_slurm.node.preflight.preflight_settings import PreflightSpec, preflight_spec
-from nvrx_slurm.slurm import srun
-from nvrx_slurm.slurm.control import END_TIME
+from nvrx_slurm.node.workers.warm import WarmSpec
+from nvrx_slurm.node.workers.worker_env import LOCAL_RANK_MACRO, WorkerContract
+from nvrx_slurm.node.workers.worker_spec import WorkerSpec
+from nvrx_slurm.slurm.control import KILL_WAIT_S
 from nvrx_slurm.system import numa
 from nvrx_slurm.types import KindCount, RestartPolicy
 
 KILL_WAIT_ENV = "NVRX_KILL_WAIT"  # seconds between SIGTERM and SIGKILL on this cluster; set for the tasks of a step
 _KILL_WAIT_MARGIN_S = 5.0  # for the agent to reap, report and exit
 _KILL_TIMEOUT_S = 10.0
+_RUN_PATH = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
 def make_job(here: Here, script: str, args: tuple[str, ...]) -> Job:
@@ -40,13 +45,11 @@ def make_job(here: Here, script: str, args: tuple[str, ...]) -> Job:
     info = logs = attribution = until_done = None
     # Imported only where they are wanted: most jobs start without them.
     if here.ft.per_cycle_applog_prefix or here.ft.cycle_info_dir:
-        from nvrx_slurm.cli.merged_logs import cycle_files, log_spec
+        from nvrx_slurm.cli.job_logs import attribution_spec, check_writable, cycle_files, log_spec
 
-        logs = log_spec(here, shape)
-        info = cycle_files(here, shape)
-    if here.ft.attribution_service:
-        from nvrx_slurm.cli.attribution import attribution_spec
-
+        logs, info = log_spec(here, shape), cycle_files(here, shape)
+        if logs is not None and hosts:
+            check_writable(logs)
         attribution = attribution_spec(here, shape.run_dir, logs, hosts)
     if launch.until_done:
         from nvrx_slurm.cli.chain import limits
@@ -55,7 +58,7 @@ def make_job(here: Here, script: str, args: tuple[str, ...]) -> Job:
     return Job(
         node=node,
         run_dir=shape.run_dir,
-        spec=worker_spec(here, shape, script, args, info.current if info is not None else ""),
+        spec=_worker_spec(here, shape, script, args, info.current if info is not None else ""),
         agent=agent,
         preflight=preflight,
         coordinator=coordinator if hosts else None,
@@ -83,7 +86,7 @@ def _agent(here: Here, elects: bool) -> AgentSettings:
     return AgentSettings(
         stop_timeout_s=here.launch.workers_stop_timeout,
         idle_s=here.ft.stop_idle_timeout,
-        term_timeout_s=_term_timeout_s(here),
+        term_timeout_s=term_timeout_s(here),
         kill_timeout_s=_KILL_TIMEOUT_S,
         join_timeout_s=here.launch.rdzv_conf.join_timeout,
         in_step=here.slurm is not None,
@@ -96,10 +99,10 @@ def _agent(here: Here, elects: bool) -> AgentSettings:
 
 def _coordinator(here: Here, shape: Layout, agent: AgentSettings, preflight: PreflightSpec) -> CoordinatorSettings:
     launch, ft, slurm, nodes = here.launch, here.ft, here.slurm, shape.nodes
-    expected = tuple(f"node rank {i}" for i in range(nodes.max)) if launch.node_rank is not None else ()
-    if slurm is not None:
-        expected = slurm.agents if launch.endpoint is None else ()  # an array has more nodes than this job
-    settings = CoordinatorSettings(
+    # an array that meets at an endpoint has more nodes than this job
+    agents = slurm.agents if slurm is not None and launch.endpoint is None else ()
+    by_hand = slurm is None and launch.node_rank is not None
+    return CoordinatorSettings(
         min_nodes=nodes.min,
         max_nodes=nodes.max,
         segment=ft.segment,
@@ -121,11 +124,9 @@ def _coordinator(here: Here, shape: Layout, agent: AgentSettings, preflight: Pre
         warn_before_end_s=ft.warn_before_end,
         stop_before_end_s=here.resolved.config.stop_before_end_s,
         warning_signum=agent.warning_signum,
-        expected=expected,
+        expected=tuple(f"node rank {i}" for i in range(nodes.max)) if by_hand else agents,
+        electors=(len(agents) or 1) if agent.elects else 0,
     )
-    if not agent.elects:
-        return settings
-    return replace(settings, electors=len(slurm.agents) if slurm is not None and launch.endpoint is None else 1)
 
 
 def _progress_file(ft: FaultToleranceConfig) -> str | None:
@@ -146,89 +147,114 @@ def _restart_limits(ft: FaultToleranceConfig) -> RestartLimits:
     )
 
 
-def _kill_wait_s(env: Mapping[str, str]) -> float:
-    text = env.get(KILL_WAIT_ENV) or "30"  # Slurm's default
-    try:
-        return float(SECONDS.parse(text))
-    except ValueError as error:
-        raise UsageError(f"{KILL_WAIT_ENV}={text!r} {error}; correct or unset it") from None
+def kill_wait_s(env: Mapping[str, str]) -> float:
+    """How long Slurm waits between SIGTERM and SIGKILL."""
+    text = env.get(KILL_WAIT_ENV, "")
+    return float(text) if text.replace(".", "", 1).isdecimal() else KILL_WAIT_S
 
 
-def _term_timeout_s(here: Here) -> float:
+def term_timeout_s(here: Here) -> float:
+    """SIGTERM to SIGKILL at the end of the job; Slurm may leave less than the user asked for."""
     wanted_s = here.launch.term_timeout
-    return wanted_s if here.slurm is None else min(wanted_s, max(1.0, _kill_wait_s(here.env) - _KILL_WAIT_MARGIN_S))
+    return wanted_s if here.slurm is None else min(wanted_s, max(1.0, kill_wait_s(here.env) - _KILL_WAIT_MARGIN_S))
 
 
-# --- what is said before the job starts -------------------------------------------------------------------------------
+# --- workers ----------------------------------------------------------------------------------------------------------
 
 
-def notes(here: Here, job: Job) -> list[str]:
-    """What the coordinator's agent says before the job starts: settings without effect, cut short, or unsafe."""
-    if job.coordinator is None:
-        return []
-    found = [
-        rendezvous.token_note(here, job.meeting),
-        _term_note(here),
-        _numa_note(job),
-        _tools_note(here),
-        _no_kill_note(here),
-        "" if job.spec.wrapped else _hang_note(job.spec.limits) if job.spec.monitored else _UNMONITORED,
-        here.ft.attribution_note,
-    ]
-    if job.logs is not None:
-        from nvrx_slurm.cli.merged_logs import log_note
+def _worker_spec(here: Here, shape: Layout, script: str, args: tuple[str, ...], cycle_info: str) -> WorkerSpec:
+    """What starts the workers of this node. `cycle_info`: see `worker_env.WorkerContract`.
 
-        found.append(log_note(here, job.logs))
-    return [*here.resolved.notes, *filter(None, found)]
-
-
-_UNMONITORED = "hangs are not watched for: NVRX_DISABLE_RANK_MONITORS is set"
-
-
-def _hang_note(limits: Mapping[str, Any]) -> str:
-    """Whether hangs are noticed, and how."""
-    named = {**limits, **limits["rank_section_timeouts"], "workload_check_interval": None}
-    found = [f"{name} {limit_s:g} s" for name, limit_s in named.items() if isinstance(limit_s, float)]
-    if found:
-        return f"hangs are watched for: {', '.join(found)}"
-    return "hangs are not watched for: set --ft-rank-heartbeat-timeout or section timeouts; nvrx stacks shows ranks now"
-
-
-def _term_note(here: Here) -> str:
-    """Slurm leaves workers less time to end than the user asked for."""
-    wanted_s, origin = here.launch.term_timeout, here.resolved.origins["term_timeout"]
-    left_s = _term_timeout_s(here)
-    if left_s >= wanted_s or origin.layer == "default":
-        return ""
-    return (
-        f"{origin.with_value(f'{wanted_s:g}')} is cut to {left_s:g} s: Slurm kills everything KillWait"
-        f" ({_kill_wait_s(here.env):g} s) after its SIGTERM; use #SBATCH --signal to warn workers earlier"
+    Raises UsageError where NUMA binding was asked for and fails.
+    """
+    launch, ft = here.launch, here.ft
+    argv = worker_argv(launch, script, args)
+    return WorkerSpec(
+        argv=argv,
+        contract=contract(here, shape, cycle_info),
+        limits=ft.rank_limits(),
+        termination_signal=ft.rank_termination_signal,
+        shown=partial(_shown, launch),
+        line_prefix="" if launch.console_prefix == "none" else WorkerSpec.line_prefix,
+        monitored=not launch.disable_rank_monitors,
+        settings=ft.rank_settings(),
+        prefixes=_prefixes(here, shape),
+        warning_signal=ft.warning_signal or 0,
+        in_step=here.slurm is not None,  # Slurm signals the workers of a step, too
+        hang_collect_s=ft.hang_collect_s,
+        warm=_warm(here, argv, script, shared=shape.on_node.world > shape.nproc),
+        wrapped=RestartPolicy(ft.restart_policy) is RestartPolicy.MIN_HEALTHY,
     )
 
 
-def _tools_note(here: Here) -> str:
-    """Slurm cannot be asked from here, as in most images."""
-    slurm, env = here.slurm, here.env
-    if slurm is None or shutil.which("scontrol", path=env.get("PATH")) is not None or here.control.slurm.name != "cli":
-        return ""
-    gone = f"if the batch host is lost, the job goes on, but stays RUNNING after its end: scancel {slurm.job_id}"
-    limit = "the time limit is unknown, so no rank is warned or stopped before it"
-    timed = bool(here.ft.warn_before_end or here.resolved.config.stop_before_end_s) and END_TIME not in env
-    found = [gone] * (slurm.nnodes > 1) + [limit] * timed
-    return f"Slurm's tools are not on PATH here: {'; '.join(found)}" if found else ""
+def contract(here: Here, shape: Layout, cycle_info: str = "") -> WorkerContract:
+    """What the environment of each worker says."""
+    run, local = shape.run_dir, shape.on_node
+    return WorkerContract(run.job_id, here.launch.role, str(run.path), cycle_info, local.first, local.world)
 
 
-def _no_kill_note(here: Here) -> str:
-    """The user's own srun, as in NeMo-Run's template; it is seen where it runs on this host."""
-    slurm = here.slurm
-    if slurm is None or slurm.nnodes == 1 or RUN_ENV in here.env or not srun.without_no_kill(slurm.job_id):
-        return ""
-    return "srun was started without --no-kill: Slurm ends the step when a node is lost; add --no-kill to that srun"
+def worker_argv(launch: LaunchConfig, script: str, args: tuple[str, ...]) -> list[str]:
+    """Command line of one worker. Raises UsageError when the script is not there."""
+    if launch.no_python:
+        if shutil.which(script) is None:
+            raise UsageError(f"the program {script} is not an executable file, nor on PATH; check the name")
+        return [script, *args]
+    python = [os.environ.get("PYTHON_EXEC", sys.executable), "-u"]
+    if launch.module:
+        return [*python, "-m", script, *args]
+    _check_script(script)
+    return [*python, "-c", _RUN_PATH, script, *args] if launch.run_path else [*python, script, *args]
 
 
-def _numa_note(job: Job) -> str:
-    """Workers of this node are not bound though NUMA binding is on."""
-    loose = [str(rank) for rank, prefix in enumerate(job.spec.prefixes) if not prefix]
-    if not loose:
-        return ""
-    return f"{numa.BY_GPU}: local ranks {','.join(loose)} are not bound; --dry-run on this node says why"
+def _warm(here: Here, argv: list[str], script: str, shared: bool) -> WarmSpec | None:
+    """What the workers' template does; None where there is none. `shared`: other agents have workers on this node."""
+    launch, ft = here.launch, here.ft
+    differs = any(LOCAL_RANK_MACRO in word for word in argv)  # a template has the command line of its workers
+    if ft.warm == "off" or launch.no_python or differs or argv[0] != sys.executable:
+        return None
+    if shared and not ft.preload:  # one template for each agent would take more memory than it saves
+        return None
+    path0: str | None = os.path.dirname(os.path.realpath(script))
+    if launch.module:
+        path0 = os.getcwd()
+    elif launch.run_path:
+        path0 = ""
+    if os.environ.get("PYTHONSAFEPATH"):
+        path0 = None
+    return WarmSpec(None if launch.module else os.path.abspath(script), path0, ft.preload)
+
+
+def _check_script(script: str) -> None:
+    """Refuse it here once; otherwise each rank's Python would report it in each cycle."""
+    if not os.path.exists(script):  # False for a path that is too long, unlike Path.exists
+        raise UsageError(f"the training script {script} does not exist (in {working_directory()}); check the path")
+    if not os.access(script, os.R_OK):
+        raise UsageError(f"the training script {script} may not be read by this user; check its permissions")
+
+
+def numa_bindings(here: Here, nproc: int, local: OnNode) -> tuple[numa.Binding, ...]:
+    """The binding of each worker of this agent by --numa-bind or NVRX_GPUS_PER_NUMA; () if binding is off."""
+    launch, strict = here.launch, here.ft.numa_bind_strict
+    if launch.gpus_per_numa is not None:
+        if launch.numa_bind != "off":
+            raise UsageError(f"{numa.BY_GPU} and {numa.BY_NUMBER} exclude each other; leave one out")
+        prefixes = numa.prefixes(local.position + nproc, launch.gpus_per_numa, strict)[local.position :]
+        return tuple(numa.Binding(prefix, numa.BY_NUMBER) for prefix in prefixes)
+    if launch.numa_bind == "off":
+        return ()
+    return numa.by_gpu(local.first + nproc, here.env, strict, Path(launch.sysroot) / "sys")[local.first :]
+
+
+def _prefixes(here: Here, shape: Layout) -> tuple[tuple[str, ...], ...]:
+    prefixes = tuple(binding.prefix for binding in numa_bindings(here, shape.nproc, shape.on_node))
+    numa.check(prefixes, numa.BY_NUMBER if here.launch.gpus_per_numa is not None else numa.BY_GPU)
+    return prefixes
+
+
+def _shown(launch: LaunchConfig, local_rank: int) -> int:
+    """Bits of the streams of a local rank that the console shows (1 stdout, 2 stderr)."""
+    only = launch.local_ranks_filter
+    if only and local_rank not in only:
+        return 0
+    hidden = launch.redirects.of(local_rank) & ~launch.tee.of(local_rank)
+    return int(Std.ALL & ~hidden)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -17,60 +18,46 @@ from nvrx_slurm.core.logs.names import index_file
 from nvrx_slurm.core.logs.printable import printable
 from nvrx_slurm.logs.reader import MergedReader, Piece, cycles
 
-_LOOK_S = 0.3  # between two looks at files that grow
+_POLL_S = 0.3  # between two reads of files that grow
 _AGO = re.compile(r"(\d{1,9})([smhd])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _FORMS = "a time is 90s, 10m, 2h or 1d ago, 13:45[:30] of today, or 2026-01-31T13:45[:30]"
 
 
-class _Ranks(click.ParamType):
-    name = "RANKS"
-
-    def convert(self, value: object, param: object, ctx: object) -> frozenset[int]:
-        """0,3-5 as {0, 3, 4, 5}."""
-        found: set[int] = set()
-        for part in str(value).split(","):
-            match = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}))?", part.strip())
-            if match is None or int(match[2] or match[1]) < int(match[1]):
-                self.fail(f"{part!r} is neither a rank nor a range; write 0,3-5")
-            found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
-        return frozenset(found)
+def _ranks(ctx: object, param: object, text: str | None) -> frozenset[int] | None:
+    """0,3-5 as {0, 3, 4, 5}."""
+    found: set[int] = set()
+    for part in text.split(",") if text is not None else ():
+        match = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}))?", part.strip())
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise click.BadParameter(f"{part!r} is neither a rank nor a range; write 0,3-5")
+        found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return frozenset(found) if text is not None else None
 
 
-class _Time(click.ParamType):
-    name = "TIME"
-
-    def convert(self, value: object, param: object, ctx: object) -> int:
-        """Unix milliseconds."""
-        text = str(value).strip()
-        try:
-            if match := _AGO.fullmatch(text):
-                return int((time.time() - int(match[1]) * _UNITS[match[2]]) * 1000)
-            today = f"{datetime.now():%Y-%m-%d}T" if "-" not in text else ""
-            return int(datetime.fromisoformat(today + text.replace(" ", "T")).timestamp() * 1000)
-        except (ValueError, OverflowError):
-            self.fail(f"{text!r} is no time; {_FORMS}")
+def _time(ctx: object, param: object, text: str | None) -> int | None:
+    """Unix milliseconds."""
+    try:
+        if text is None:
+            return None
+        if match := _AGO.fullmatch(text):
+            return int((time.time() - int(match[1]) * _UNITS[match[2]]) * 1000)
+        today = f"{datetime.now():%Y-%m-%d}T" if "-" not in text else ""
+        return int(datetime.fromisoformat(today + text).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        raise click.BadParameter(f"{text!r} is no time; {_FORMS}") from None
 
 
 @click.command()
 @click.argument("place", default="latest", callback=find_run)
-@click.option("--rank", "ranks", type=_Ranks(), help="Only these ranks, for example 0,3-5.")
+@click.option("--rank", "ranks", metavar="RANKS", callback=_ranks, help="Only these ranks, for example 0,3-5.")
 @click.option("--cycle", "cycle", default="last", metavar="N|all|last", help="Only this cycle. Default: the last one.")
 @click.option("--stream", type=click.Choice(["out", "err"]), help="Only standard output or standard error.")
-@click.option("--since", type=_Time(), default=None, help=f"Only lines from this time on; {_FORMS}.")
-@click.option("--until", type=_Time(), default=None, help="Only lines up to this time.")
+@click.option("--since", metavar="TIME", callback=_time, help=f"Only lines from this time on; {_FORMS}.")
+@click.option("--until", metavar="TIME", callback=_time, help="Only lines up to this time.")
 @click.option("--follow", "-f", is_flag=True, help="Go on with new lines and cycles until the job has ended.")
 @click.option("--raw", is_flag=True, help="Leave control characters as they are: ranks may then act on the terminal.")
-def logs(
-    place: Path,
-    ranks: frozenset[int] | None,
-    cycle: str,
-    stream: str | None,
-    since: int | None,
-    until: int | None,
-    follow: bool,
-    raw: bool,
-) -> None:
+def logs(place: Path, cycle: str, follow: bool, raw: bool, **only: Any) -> None:
     """Show what the ranks of a job wrote, each line behind its rank.
 
     PLACE is a job id, the directory of a job or run (default: the latest run), or one merged file. Lines come in the
@@ -85,21 +72,22 @@ def logs(
         found = MergedReader(place).read(True)
     else:
         raise click.UsageError(f"{place} is neither the directory of a run nor a merged file with its .idx")
-    lines = (
-        piece.text
-        for piece in found
-        if (ranks is None or piece.rank in ranks)
-        and stream in (None, piece.stream)
-        and (not piece.at or (since or 0) <= piece.at <= (until or piece.at))
-    )
     try:
-        for text in lines:
-            sys.stdout.buffer.write(text if raw else printable(text).encode())
+        for piece in found:
+            if _wanted(piece, **only):
+                sys.stdout.buffer.write(piece.text if raw else printable(piece.text).encode())
         sys.stdout.buffer.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter complains at its end
     except OSError as error:
         raise click.ClickException(f"{error.filename or place}: {error.strerror}") from None
+
+
+def _wanted(
+    piece: Piece, ranks: frozenset[int] | None, stream: str | None, since: int | None, until: int | None
+) -> bool:
+    in_time = not piece.at or (since or 0) <= piece.at <= (until or piece.at)
+    return in_time and (ranks is None or piece.rank in ranks) and stream in (None, piece.stream)
 
 
 def _of_run(run: Path, cycle: str, follow: bool) -> Iterator[Piece]:
@@ -120,4 +108,4 @@ def _of_run(run: Path, cycle: str, follow: bool) -> Iterator[Piece]:
         if ended:
             return
         sys.stdout.flush()
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)

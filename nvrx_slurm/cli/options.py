@@ -1,31 +1,30 @@
-"""The options of `nvrx-run`, made from the settings of `nvrx_slurm.config`: nothing is declared twice.
+"""The commands whose options are the settings of `nvrx_slurm.config`: nothing is declared twice.
 
-`nvrx_run_options` turns a function into the command; values pass as text to `config.resolve`, which alone judges them.
+`nvrx_run_options` turns a function into `nvrx-run`; values pass as text to `config.resolve`, which alone judges them.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.util import find_spec
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import click
 from click.core import ParameterSource
 
 from nvrx_slurm import __version__
-from nvrx_slurm.config import other_nvrx
-from nvrx_slurm.config.groups import GROUPS
-from nvrx_slurm.config.kinds import nearest
+from nvrx_slurm.config import other_launchers
 from nvrx_slurm.config.layers import SETTINGS, Resolved, resolve
-from nvrx_slurm.config.settings import Setting, shown
+from nvrx_slurm.config.settings import Declaration, by_group, shown
 from nvrx_slurm.errors import ExitCode, NvrxError
 
 PROGRAM = "nvrx-run"
 
 # (configuration, training script or "" with --print-config, its arguments) -> exit code
 Body = Callable[[Resolved, str, tuple[str, ...]], int]
+# (values of the options that were given, training script or "", its arguments) -> exit code
+OnFlags = Callable[[dict[str, Any], str, tuple[str, ...]], int]
 
 
 def spelling(name: str) -> str:
@@ -35,38 +34,39 @@ def spelling(name: str) -> str:
 
 
 class SettingsCommand(click.Command):
-    """A command whose options are settings: its help has their groups."""
+    """A command `NAME [OPTIONS] SCRIPT [ARGS]` whose options are settings, by groups. `run` returns its exit code."""
 
-    groups: Sequence[str] = GROUPS
-    settings: Mapping[str, Setting] = SETTINGS
-
-    def __init__(self, name: str, **extra: Any) -> None:
-        """`extra`: as click.Command takes it."""
+    def __init__(self, name: str, run: OnFlags, settings: Mapping[str, Declaration], help: str | None) -> None:
         context = {
             "help_option_names": ["-h", "--help"],
             "allow_interspersed_args": False,
             "token_normalize_func": spelling,
             "max_content_width": 120,
         }
-        super().__init__(name, context, **extra)
+        params = [
+            *(_option(item) for item in settings.values() if item.flags),
+            click.Argument(["script"], required=False, metavar="SCRIPT", type=click.Path(readable=False)),
+            click.Argument(["script_args"], nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]..."),
+        ]
+        super().__init__(name, context, params=params, help=help)
+        self.settings, self._run = settings, run
+        click.version_option(__version__, message="nvrx_slurm %(version)s")(self)
+
+    def invoke(self, ctx: click.Context) -> int:
+        """Run with what stands on the command line: click must not mix in defaults of its own."""
+        given = (key for key in ctx.params if ctx.get_parameter_source(key) is ParameterSource.COMMANDLINE)
+        flags = {key: ctx.params[key] for key in given if key in self.settings}
+        return self._run(flags, ctx.params["script"] or "", tuple(ctx.params["script_args"]))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The supported options by group, then how many others are known."""
-        by_group: dict[str, list[tuple[str, str]]] = {group: [] for group in self.groups}
-        for item in self.settings.values():
-            if item.built and item.flags:
-                by_group[item.group].append(_help_row(item))
-        for group, rows in by_group.items():
+        """The options by group."""
+        for group, items in by_group(item for item in self.settings.values() if item.flags).items():
             with formatter.section(group):
-                formatter.write_dl(rows, col_max=34)
+                formatter.write_dl([_help_row(item) for item in items], col_max=34)
         with formatter.section("Other"):
             formatter.write_dl([("-h, --help", "Show this text."), ("--version", "Show the version.")])
-        refused = sum(1 for item in self.settings.values() if not item.built)
         formatter.write_paragraph()
-        formatter.write_text(
-            f"{refused} more settings of torchrun and ft_launcher are not supported; {PROGRAM} says what to use"
-            " instead. docs/reference/configuration.md lists all, with environment variables and YAML keys."
-        )
+        formatter.write_text("docs/reference/configuration.md lists all, with environment variables and YAML keys.")
 
 
 class RunCommand(SettingsCommand):
@@ -74,12 +74,11 @@ class RunCommand(SettingsCommand):
 
     def main(self, args: Sequence[str] | None = None, *_: Any, **extra: Any) -> NoReturn:
         """Run and exit the process: the body's code, 2 for wrong input, the error's own code for other NvrxErrors."""
-        words = list(sys.argv[1:] if args is None else args)
         extra.update(standalone_mode=False, prog_name=PROGRAM)
         try:
-            code = super().main(words, **extra)
+            code = super().main(args, **extra)
         except click.ClickException as error:
-            click.echo(f"{PROGRAM}: {_sentence(error, words)}", err=True)
+            click.echo(f"{PROGRAM}: {_sentence(error)}", err=True)
             code = ExitCode.USAGE
         except NvrxError as error:
             click.echo(f"{PROGRAM}: {error}", err=True)
@@ -89,7 +88,15 @@ class RunCommand(SettingsCommand):
         sys.exit(int(code or 0))
 
 
-def _help_row(item: Setting) -> tuple[str, str]:
+def _option(item: Declaration) -> click.Option:
+    """The option of a setting; its value stays text."""
+    extra: dict[str, Any] = {"is_flag": True} if item.form == "switch" else {"metavar": item.kind.metavar, "type": str}
+    if item.form == "repeat":
+        extra["multiple"] = True
+    return click.Option([item.key, *item.flags], default=None, help=item.help, **extra)
+
+
+def _help_row(item: Declaration) -> tuple[str, str]:
     short = [flag for flag in item.flags if not flag.startswith("--")]
     value = "" if item.form == "switch" else f" {item.kind.metavar}"
     default = shown(item, item.default)
@@ -97,38 +104,15 @@ def _help_row(item: Setting) -> tuple[str, str]:
     return ", ".join([*short, item.flags[0]]) + value, item.help if told else f"{item.help} [{default}]"
 
 
-def _sentence(error: click.ClickException, words: list[str]) -> str:
-    """What was wrong and what to do, as one sentence in the user's spelling."""
+def _sentence(error: click.ClickException) -> str:
+    """What was wrong and what to do, as one sentence."""
     if not isinstance(error, click.NoSuchOption):
         return " ".join(error.format_message().split()).rstrip(".") + f"; see {PROGRAM} --help"
-    wrong = error.option_name
-    if wrong.startswith("--"):
-        typed = next((word for word in words if _option_name(word) == _option_name(wrong)), wrong)
-    else:  # click names one letter of "-nnodes"
-        typed = next((word for word in words if word[:1] == "-" != word[1:2] and wrong[1] in word), wrong)
-    known = {_option_name(flag): flag for item in SETTINGS.values() for flag in item.flags if flag.startswith("--")}
-    guess = nearest(_option_name(typed), known)
-    advice = f"did you mean {known[guess]}?" if guess else f"see {PROGRAM} --help (the script's own flags go after it)"
-    advice = other_nvrx.instead(_option_name(typed)) or f"; {advice}"
-    return f"{typed.partition('=')[0]} is not a flag of {PROGRAM}{advice}"
-
-
-def _option_name(word: str) -> str:
-    return spelling(word.lstrip("-").partition("=")[0])
-
-
-def setting_option(item: Setting) -> click.Option:
-    """The option of a setting; its value stays text."""
-    extra: dict[str, Any] = {"is_flag": True} if item.form == "switch" else {"metavar": item.kind.metavar, "type": str}
-    if item.form == "repeat":
-        extra["multiple"] = True
-    return click.Option([item.key, *item.flags], default=None, hidden=not item.built, help=item.help or None, **extra)
-
-
-def flags_given(ctx: click.Context) -> dict[str, Any]:
-    """Values of options on the command line only: click must not mix in defaults of its own."""
-    given = (key for key in ctx.params if ctx.get_parameter_source(key) is ParameterSource.COMMANDLINE)
-    return {key: ctx.params[key] for key in given if not key.startswith("script")}
+    advice = other_launchers.instead(error.option_name.lstrip("-"))
+    if not advice and error.possibilities:
+        advice = f"; did you mean {error.possibilities[0]}?"
+    advice = advice or f"; see {PROGRAM} --help (the script's own flags go after it)"
+    return f"{error.option_name} is not a flag of {PROGRAM}{advice}"
 
 
 def nvrx_run_options(body: Body) -> click.Command:
@@ -138,43 +122,24 @@ def nvrx_run_options(body: Body) -> click.Command:
     answered here; a missing script is an error before `body` is called.
     """
 
-    @click.pass_context
-    def command(ctx: click.Context, script: str | None, script_args: tuple[str, ...], **_: Any) -> int:
-        resolved = resolve(flags_given(ctx), os.environ)
+    def run(flags: dict[str, Any], script: str, args: tuple[str, ...]) -> int:
+        resolved = resolve(flags, os.environ)
         if resolved.config.launch.print_config:
             click.echo(print_config(resolved))
             return ExitCode.OK
         if not script:
             raise click.UsageError("no training script was given; write it after the flags, as in nvrx-run train.py")
-        return body(resolved, script, tuple(script_args))
+        return body(resolved, script, args)
 
-    made = RunCommand(
-        PROGRAM,
-        callback=command,
-        params=[
-            *(setting_option(item) for item in SETTINGS.values() if item.flags),
-            click.Argument(["script"], required=False, metavar="SCRIPT", type=click.Path(readable=False)),
-            click.Argument(["script_args"], nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]..."),
-        ],
-        help=body.__doc__,
-    )
-    return click.version_option(__version__, message="nvrx_slurm %(version)s")(made)
+    return RunCommand(PROGRAM, run, SETTINGS, body.__doc__)
 
 
 def print_config(resolved: Resolved) -> str:
-    """The table of `--print-config`: name, value and origin of every built setting, then the notes."""
+    """The table of `--print-config`: name, value and origin of every setting, then the notes."""
     rows = [("setting", "value", "from")]
     for item in SETTINGS.values():
-        if item.built:
-            value = shown(item, getattr(getattr(resolved.config, item.section), item.name))
-            rows.append((item.key, value, str(resolved.origins[item.key])))
+        value = shown(item, getattr(getattr(resolved.config, item.section), item.name))
+        rows.append((item.key, value, str(resolved.origins[item.key])))
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     lines = [f"{name:{widths[0]}}  {value:{widths[1]}}  {origin}" for name, value, origin in rows]
-    return "\n".join([*lines, *(f"note: {note}" for note in (*resolved.notes, *_slurm_api(resolved)))])
-
-
-def _slurm_api(resolved: Resolved) -> Iterator[str]:
-    """What --slurm-api auto means here, as far as it can be told without asking Slurm."""
-    if resolved.config.launch.slurm_api == "auto":
-        here = "pyslurm where it fits the cluster; see nvrx doctor" if find_spec("pyslurm") else "cli, without pyslurm"
-        yield f"--slurm-api auto means here: {here}"
+    return "\n".join([*lines, *(f"note: {note}" for note in resolved.notes)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import secrets
 import socket
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from nvrx_slurm.control.auth import TOKEN_ENV
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.node.job import Meeting
 from nvrx_slurm.slurm import conf
-from nvrx_slurm.slurm.env import coordinator_ports
+from nvrx_slurm.slurm.env import SlurmContext, coordinator_ports
 from nvrx_slurm.slurm.munge import Munge
 from nvrx_slurm.system.hardware import Absent, HardwareError
 from nvrx_slurm.types import Node, Peer
@@ -27,56 +26,51 @@ def meeting(here: Here, nodes: NodeRange) -> Meeting | None:
 
     Asks Slurm at most for one node's address. Raises UsageError where several nodes have no common endpoint.
     """
-    launch, slurm, env = here.launch, here.slurm, here.env
-    endpoint, rdzv_id = launch.endpoint, launch.rdzv_id
-    keepalive = (here.ft.keepalive_interval, here.ft.keepalive_timeout)
+    endpoint, slurm = here.launch.endpoint, here.slurm
     if nodes.max == 1 and (endpoint is None or endpoint[1] == 0):  # HOST:0 is torchrun's way to say: one node
         return None
-    if nodes.max == 1 and not launch.rdzv_endpoint and _is_ours(launch.endpoints[0][0]):
+    if nodes.max == 1 and not here.launch.rdzv_endpoint and _is_ours(here.launch.endpoints[0][0]):
         return None  # as torchrun's static rendezvous: the script may listen on --master-port
-    munge_socket = conf.munge_socket(env) if slurm is not None else None
     if slurm is not None and endpoint is None:
-        address = here.control.node_address(slurm.nodes[0])
-        key = f"slurm/{slurm.cluster_name}/{slurm.job_id}.{slurm.step_id}/{slurm.restart_count}"
-        ports = tuple(coordinator_ports(slurm))
-        endpoints = tuple((address, port) for port in ports)
-        first = Peer("0", slurm.nodes[0], address, 0)
-        others = (Peer(str(rank), name, "", 0) for rank, name in enumerate(slurm.agents[:_CANDIDATES]) if rank)
-        return Meeting(
-            key=key,
-            endpoints=endpoints,
-            token=env.get(TOKEN_ENV, ""),
-            keepalive=keepalive,
-            munge_socket=munge_socket,
-            ports=ports,
-            candidates=(first, *others),
-            control=here.control,
-        )
-    if endpoint is None:
+        return _in_slurm(here, slurm)
+    if endpoint is None or endpoint[1] == 0:
         raise UsageError(
             f"{nodes.max} nodes have to meet somewhere; give all of them the same --rdzv-endpoint HOST:PORT,"
-            " with HOST one of them"
+            " with HOST one of them and a port such as 29400"
         )
-    if endpoint[1] == 0:
-        raise UsageError(
-            f"--rdzv-endpoint {endpoint[0]}:0 is for one node, and this job has {nodes.max}; give a port that all"
-            " nodes know, for example HOST:29400"
-        )
-    token = env.get(TOKEN_ENV, "")
-    if not token and not (slurm is not None and Munge.answers(munge_socket)):
+    return _at_endpoints(here, here.launch.endpoints)
+
+
+def _in_slurm(here: Here, slurm: SlurmContext) -> Meeting:
+    address, ports = here.control.node_address(slurm.nodes[0]), tuple(coordinator_ports(slurm))
+    others = (Peer(str(rank), name, "", 0) for rank, name in enumerate(slurm.agents[:_CANDIDATES]) if rank)
+    return Meeting(
+        key=f"slurm/{slurm.cluster_name}/{slurm.job_id}.{slurm.step_id}/{slurm.restart_count}",
+        endpoints=tuple((address, port) for port in ports),
+        token=here.env.get(TOKEN_ENV, ""),
+        keepalive=(here.ft.keepalive_interval, here.ft.keepalive_timeout),
+        munge_socket=conf.munge_socket(here.env),
+        ports=ports,
+        candidates=(Peer("0", slurm.nodes[0], address, 0), *others),
+        control=here.control,
+    )
+
+
+def _at_endpoints(here: Here, endpoints: tuple[tuple[str, int], ...]) -> Meeting:
+    """At --rdzv-endpoint. Without a token, MUNGE or the name of the job lets nodes in."""
+    munge_socket = conf.munge_socket(here.env) if here.slurm is not None else None
+    token, rdzv_id = here.env.get(TOKEN_ENV, ""), here.launch.rdzv_id
+    if not token and not (here.slurm is not None and Munge.answers(munge_socket)):
         token = hashlib.sha256(f"nvrx/{rdzv_id}".encode()).hexdigest()
-    endpoints = launch.endpoints
-    mine = tuple(one for one in endpoints[1:] if _is_ours(one[0]))
-    candidates = tuple(Peer(f"{host}:{port}", host, host, port) for host, port in endpoints)
     return Meeting(
         key=f"rdzv/{rdzv_id}",
         endpoints=endpoints,
         token=token,
-        keepalive=keepalive,
+        keepalive=(here.ft.keepalive_interval, here.ft.keepalive_timeout),
         munge_socket=munge_socket,
-        ports=(endpoint[1],),
-        candidates=candidates,
-        mine=mine,
+        ports=(endpoints[0][1],),
+        candidates=tuple(Peer(f"{host}:{port}", host, host, port) for host, port in endpoints),
+        mine=tuple(one for one in endpoints[1:] if _is_ours(one[0])),
         control=here.control,
     )
 
@@ -86,7 +80,7 @@ def token_note(here: Here, found: Meeting | None) -> str:
     if found is None or not found.token or here.env.get(TOKEN_ENV):
         return ""
     host, port = found.endpoints[0]
-    if _is_loopback(host):
+    if host == "localhost" or host.startswith(("127.", "::1")):
         return ""
     return (
         f"{TOKEN_ENV} is not set: any host that reaches {host}:{port} and guesses --rdzv-id={here.launch.rdzv_id}"
@@ -165,10 +159,6 @@ def _addresses(host: str) -> set[str]:
         return {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
     except OSError:
         return set()
-
-
-def _is_loopback(host: str) -> bool:
-    return any(ipaddress.ip_address(a.partition("%")[0]).is_loopback for a in _addresses(host))
 
 
 def _is_ours(host: str) -> bool:

@@ -25,7 +25,7 @@ def nvrx_run(resolved: Resolved, script: str, args: tuple[str, ...]) -> int:
     without Slurm it runs on this machine, or on several by --nnodes and --rdzv-endpoint. Everything after SCRIPT is
     SCRIPT's.
     """
-    from nvrx_slurm.cli.here import Site, find_here
+    from nvrx_slurm.cli.here import StartPlace, find_here
 
     config, here = resolved.config, find_here(resolved, os.environ)
     if config.launch.dry_run:
@@ -33,9 +33,9 @@ def nvrx_run(resolved: Resolved, script: str, args: tuple[str, ...]) -> int:
 
         print(dry_run(here, script, args))
         return 0
-    if here.site is Site.LOGIN:
+    if here.place is StartPlace.LOGIN:
         raise UsageError(LOGIN_HELP)
-    if here.site is Site.BATCH:
+    if here.place is StartPlace.BATCH:
         from nvrx_slurm.cli.front import run_step
 
         return run_step(here, script, args, sys.argv[1:])
@@ -44,13 +44,11 @@ def nvrx_run(resolved: Resolved, script: str, args: tuple[str, ...]) -> int:
     from nvrx_slurm.node.preflight import head_start
 
     with head_start.started(config) as ahead:  # before the other imports, which take as long as its start
-        from nvrx_slurm.cli.job import make_job, notes
-        from nvrx_slurm.cli.merged_logs import check_writable
+        from nvrx_slurm.cli.job import make_job
+        from nvrx_slurm.cli.notes import notes
         from nvrx_slurm.node.program import run
 
         job = make_job(here, script, args)
-        if job.logs is not None and job.coordinator is not None:
-            check_writable(job.logs)
         return run(job, ahead, notes(here, job))
 
 

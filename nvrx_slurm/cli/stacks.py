@@ -1,4 +1,4 @@
-"""`nvrx stacks`: what the ranks of a running job do now, by the same look as at a hang. It ends nothing."""
+"""`nvrx stacks`: what the ranks of a running job do now, by the inspection of a hang. It ends nothing."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _STEP = ("--overlap", "--ntasks-per-node=1", "--mem=0", "--gres=none", "--input=
 def stacks(place: Path, here: bool) -> None:
     """Show what each rank of a running job does now: its state, its Python stack, and which rank the others wait for.
 
-    PLACE is a job id, or the directory of a run (default: the latest run). For a Slurm job it looks at all nodes by a
-    step of its own, from the allocation or a login node; else at the ranks of this node. Ranks go on as before. A rank
+    PLACE is a job id, or the directory of a run (default: the latest run). For a Slurm job it inspects all nodes by a
+    step of its own, from the allocation or a login node; else the ranks of this node. Ranks go on as before. A rank
     without init_workload_monitoring() has no stack.
     """
     run = place.resolve()
@@ -66,16 +66,15 @@ def _of_this_node(run: Path) -> Iterator[dict[str, Any]]:
 
 def _of_all_nodes(run: Path, job: str) -> str:
     ask = [sys.executable, "-m", "nvrx_slurm.cli.toolbox", "stacks", "--here", str(run)]
+    step = ["srun", f"--jobid={job}", *_STEP, *ask]
     try:
-        done = subprocess.run(
-            ["srun", f"--jobid={job}", *_STEP, *ask], capture_output=True, text=True, timeout=_STEP_S, check=False
-        )
+        done = subprocess.run(step, capture_output=True, text=True, timeout=_STEP_S, check=False)
     except subprocess.TimeoutExpired as late:
         if late.stdout:  # of the nodes that live
             return late.stdout.decode(errors="replace")
         raise click.UsageError(f"job {job}: srun did not answer within {_STEP_S:g} s") from None
     if done.returncode and not done.stdout:
-        raise click.UsageError(f"job {job} cannot be looked at: {' '.join(done.stderr.split())[-300:]}")
+        raise click.UsageError(f"job {job} cannot be inspected: {' '.join(done.stderr.split())[-300:]}")
     return done.stdout
 
 
@@ -89,7 +88,7 @@ def _tell(ranks: list[RankEvidence]) -> Iterator[str]:
     first = f"rank {verdict.culprits[0].rank} on node {verdict.culprits[0].host}: " if verdict.culprits else ""
     yield f"{len(ranks)} ranks; if they hang: {first}{verdict.why} ({verdict.confidence.value})"
     for rank in sorted(ranks, key=lambda rank: rank.rank):
-        section = f", in section {rank.section}" if rank.section else ""
         moves = "moves" if rank.moves else "does not move"
+        section = f", in section {rank.section}" if rank.section else ""
         yield f"rank {rank.rank} on node {rank.host}, pid {rank.pid}: state {rank.state}, {moves}{section}"
         yield stack(rank) or "  no Python stack"

@@ -2,49 +2,59 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import secrets
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
-from nvrx_slurm.cli.options import SettingsCommand, flags_given, setting_option
-from nvrx_slurm.config.groups import GROUPS, GROUPS_SUBMIT
+from nvrx_slurm.cli.log_tree import result_of
+from nvrx_slurm.cli.options import SettingsCommand
 from nvrx_slurm.config.layers import SETTINGS, Config, resolve
-from nvrx_slurm.config.settings import Setting, settings_of
+from nvrx_slurm.config.settings import Declaration, settings_of
 from nvrx_slurm.config.submit import SubmitConfig, resolve_submit
-from nvrx_slurm.errors import ExitCode, NvrxError, UsageError
+from nvrx_slurm.core.chain import FINAL
+from nvrx_slurm.errors import ExitCode, UsageError
 from nvrx_slurm.slurm.api import connect
 from nvrx_slurm.slurm.api.cli import Slurm
-from nvrx_slurm.slurm.api.facts import SlurmError
+from nvrx_slurm.slurm.api.facts import JobFacts, NoAnswer, NotKnown, SlurmError
 from nvrx_slurm.slurm.script import Surroundings, render
 
-SUBMIT_SETTINGS: dict[str, Setting] = {item.name: item for item in settings_of(SubmitConfig)}
+SUBMIT_SETTINGS: dict[str, Declaration] = {item.name: item for item in settings_of(SubmitConfig)}
+_OVER = frozenset(
+    {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED"}
+)
+_FIRST_S, _LONGEST_S = 0.5, 15.0  # between two questions to Slurm, which forgets a job MinJobAge (300 s) after its end
+_READ_S = 0.5
+_END_S = 3.0  # from the result to Slurm's end of the job, which waits for a lost node
+_CHUNK_BYTES = 1 << 20
+_CANCELLED = 143
 _HERE_ONLY = ("dry_run", "print_config")  # flags of nvrx-run that mean this command, not the job
 
 
-def _submit(ctx: click.Context, script: str | None, script_args: tuple[str, ...]) -> int:
-    given = flags_given(ctx)
+def _submit(given: dict[str, Any], script: str, args: tuple[str, ...]) -> int:
     config = resolve({key: value for key, value in given.items() if key in SETTINGS}, os.environ).config
-    wanted = resolve_submit({key: value for key, value in given.items() if key in SUBMIT_SETTINGS}, os.environ)
-    for wrong, sentence in wanted.contradictions(config.launch, config.stop_before_end_s):
-        if wrong:
-            raise UsageError(sentence)
-    words = (script, *script_args) if script else ()
+    wanted = resolve_submit(given, os.environ)
+    wanted.check(config.launch, config.stop_before_end_s)
+    words = (script, *args) if script else ()
     if config.launch.dry_run:
         click.echo(_text(config, wanted, given, words, None, ""), nl=False)
         return ExitCode.OK
     if not script:
         raise UsageError("no training script was given; write it after the flags, as in nvrx submit --nodes 4 train.py")
-    _check(config, wanted, script)
+    elsewhere = wanted.container_image or config.launch.module or config.launch.no_python
+    if not elsewhere and not os.path.exists(script):
+        raise UsageError(f"there is no script {script} here; the job would start in {os.getcwd()}")
+    _venv(wanted)
     log_dir = Path(config.launch.log_dir)
-    _make(log_dir, "--log-dir")
-    _make(_output_dir(wanted, log_dir), "--output")
+    _make(log_dir, wanted)
     slurm, _ = connect(config.launch.slurm_api)
     name = f"chain_{time.strftime('%Y%m%d-%H%M%S')}_{secrets.token_hex(2)}"
     links = log_dir.absolute() / name if wanted.chain else None
@@ -53,10 +63,8 @@ def _submit(ctx: click.Context, script: str | None, script_args: tuple[str, ...]
     _tell(jobs, wanted, config, log_dir)
     if not wanted.wait:
         return ExitCode.OK
-    from nvrx_slurm.cli.follow import follow
-
     outputs = [Path(_output(wanted, log_dir, job)) for job in jobs]
-    return follow(slurm, jobs, outputs, log_dir, config.launch.until_done)
+    return _follow(slurm, jobs, outputs, log_dir, config.launch.until_done)
 
 
 def _text(
@@ -75,7 +83,7 @@ def _text(
     return render(wanted, config.launch, flags, words, place)
 
 
-def _words(item: Setting, value: Any) -> Iterator[str]:
+def _words(item: Declaration, value: Any) -> Iterator[str]:
     """A flag of nvrx-run as it was given here."""
     if item.name in _HERE_ONLY:
         return
@@ -105,28 +113,16 @@ def _expedites(slurm: Slurm) -> bool:
     return new and "enable_expedited_requeue" in config.get("SlurmctldParameters", "").lower()
 
 
-def _check(config: Config, wanted: SubmitConfig, script: str) -> None:
-    """Before anything is made. Raises UsageError."""
-    _venv(wanted)
-    elsewhere = wanted.container_image or config.launch.module or config.launch.no_python
-    if not elsewhere and not os.path.exists(script):
-        raise UsageError(f"there is no script {script} here; the job would start in {os.getcwd()}")
-
-
-def _output_dir(wanted: SubmitConfig, log_dir: Path) -> Path:
+def _make(log_dir: Path, wanted: SubmitConfig) -> None:
     """Slurm fails a job whose output file is in no directory, and says nothing."""
     if re.search(r"%[jJaA].*/", wanted.output or ""):
         raise UsageError(f"--output {wanted.output}: Slurm makes no directories; put the job's id in the file's name")
-    return Path(_output(wanted, log_dir, 0)).parent
-
-
-def _make(directory: Path, flag: str) -> None:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"the directory {directory} cannot be made: {error.strerror}; give another with {flag}"
-        ) from None
+    for directory in (log_dir, Path(_output(wanted, log_dir, 0)).parent):
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            why = f"the directory {directory} cannot be made: {error.strerror}"
+            raise UsageError(f"{why}; give another --log-dir or --output") from None
 
 
 def _submit_all(slurm: Slurm, text: str, wanted: SubmitConfig, log_dir: Path, links: Path | None) -> list[int]:
@@ -144,9 +140,7 @@ def _submit_all(slurm: Slurm, text: str, wanted: SubmitConfig, log_dir: Path, li
             kept.parent.mkdir(exist_ok=True)
             kept.write_text(text)
     except SlurmError as error:
-        if jobs:
-            raise SlurmError(f"{error}; submitted so far: {' '.join(map(str, jobs))}") from None
-        raise
+        raise SlurmError(f"{error}; submitted so far: {' '.join(map(str, jobs)) or 'none'}") from None
     except OSError as error:
         raise UsageError(f"{error.filename or log_dir}: {error.strerror}; give another --log-dir") from None
     finally:
@@ -169,28 +163,81 @@ def _output(wanted: SubmitConfig, log_dir: Path, job: int) -> str:
     return (wanted.output or f"{log_dir}/%x_%j.out").replace("%x", wanted.job_name).replace("%j", str(job))
 
 
-class _Submit(SettingsCommand):
-    """Errors are one sentence on stderr, as those of nvrx-run."""
-
-    def invoke(self, ctx: click.Context) -> NoReturn:
-        try:
-            code = _submit(ctx, ctx.params["script"], ctx.params["script_args"])
-        except NvrxError as error:
-            click.echo(f"nvrx submit: {error}", err=True)
-            code = error.exit_code
-        sys.exit(code)
-
-    groups = (*GROUPS_SUBMIT, *GROUPS)
-    settings = SUBMIT_SETTINGS | SETTINGS
+# --- --wait -----------------------------------------------------------------------------------------------------------
 
 
-submit = _Submit(
+def _follow(slurm: Slurm, jobs: Sequence[int], outputs: Sequence[Path], log_dir: Path, requeues: bool) -> int:
+    """Copy each job's output file to stdout; the exit code of the last job that ran. Ctrl-C leaves the jobs alone.
+
+    `requeues`: --until-done: only 0, 2 and 93 end the job.
+    """
+    code = int(ExitCode.FAILED)
+    try:
+        for job_id, output in zip(jobs, outputs, strict=True):
+            found = _wait(slurm, job_id, output, log_dir, requeues)
+            if found is None:
+                print(f"nvrx: Slurm does not know job {job_id} any more", file=sys.stderr)
+                return code
+            if not found.nodes and found.state == "CANCELLED" and job_id != jobs[0]:
+                return code  # the link before has ended the chain
+            code = found.exit_code or (0 if found.state == "COMPLETED" else _CANCELLED)
+    except KeyboardInterrupt:
+        print(f"nvrx: not waiting any more; end the job with: scancel {' '.join(map(str, jobs))}", file=sys.stderr)
+        return 130
+    return code
+
+
+def _wait(slurm: Slurm, job_id: int, output: Path, log_dir: Path, requeues: bool) -> JobFacts | None:
+    """The job as it was in the end; None if Slurm has forgotten it."""
+    shown, pause_s, ask_at, last, job, ended_s = 0, _FIRST_S, 0.0, "", None, math.inf
+    while True:
+        shown = _show(output, shown)
+        if job is not None and math.isinf(ended_s):
+            end = result_of(log_dir / str(job_id) / f"r{job.restarts}")
+            if end.get("code", 128) < 128 and (not requeues or end["code"] in FINAL):
+                # after a signal Slurm may requeue the job
+                ended_s, ask_at = time.monotonic(), 0.0
+        elif job is not None and time.monotonic() > ended_s + _END_S:  # as long as a dead node is not back
+            _show(output, shown)
+            return replace(job, state="COMPLETED", exit_code=end["code"])
+        if time.monotonic() >= ask_at:
+            try:
+                job = slurm.job(job_id)
+            except NotKnown:
+                return None
+            except NoAnswer:
+                pass
+            else:
+                if job.state in _OVER:
+                    _show(output, shown)
+                    return job
+                word = f"{job.state} ({job.reason})" if job.reason and job.state == "PENDING" else job.state
+                if word != last:
+                    print(f"nvrx: job {job_id} is {word}", file=sys.stderr, flush=True)
+                last = word
+            pause_s = min(_LONGEST_S, 1.5 * pause_s)
+            ask_at = time.monotonic() + pause_s
+        time.sleep(_READ_S)
+
+
+def _show(path: Path, start: int) -> int:
+    """Copy what has been added to the file since byte `start`; the byte up to which it is shown now."""
+    try:
+        with path.open("rb") as file:
+            file.seek(start)
+            while data := file.read(_CHUNK_BYTES):
+                sys.stdout.buffer.write(data)
+                start += len(data)
+    except OSError:
+        return start  # Slurm has not made it yet, or the file system does not answer
+    sys.stdout.buffer.flush()
+    return start
+
+
+submit = SettingsCommand(
     "submit",
-    params=[
-        *(setting_option(item) for item in (SUBMIT_SETTINGS | SETTINGS).values() if item.flags),
-        click.Argument(["script"], required=False, metavar="SCRIPT"),
-        click.Argument(["script_args"], nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]..."),
-    ],
+    _submit,
+    SUBMIT_SETTINGS | SETTINGS,
     help="""Render an sbatch script that runs SCRIPT under nvrx-run, submit it, and say where its logs will be.
 
     All flags of nvrx-run are taken, too, and handed on. --dry-run prints the script. Without SCRIPT that takes the

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
 try:
     import click
@@ -19,21 +19,25 @@ from nvrx_slurm.cli.logs import logs
 from nvrx_slurm.cli.stacks import stacks
 from nvrx_slurm.cli.submit import submit
 from nvrx_slurm.cli.why import why
-from nvrx_slurm.errors import ExitCode
+from nvrx_slurm.errors import ExitCode, NvrxError
 
 
 class _Toolbox(click.Group):
-    def invoke(self, ctx: click.Context) -> Any:
-        """A package that is not installed, as on a node without torch, is one sentence and exit code 2."""
+    def invoke(self, ctx: click.Context) -> NoReturn:
+        """The one place where errors of commands become one sentence, with the code of their kind."""
         try:
-            return super().invoke(ctx)
-        except ModuleNotFoundError as error:
+            code = super().invoke(ctx)
+        except NvrxError as error:
+            click.echo(f"nvrx {ctx.invoked_subcommand}: {error}", err=True)
+            code = error.exit_code
+        except ModuleNotFoundError as error:  # a package that is not installed, as on a node without torch
             package = (error.name or "").partition(".")[0]
             if package in ("", "nvrx_slurm"):
                 raise
             how = f": {error}" if "pip install" in str(error) else ""
             text = f"this command needs the Python module {package}, which is not installed{how}"
             raise click.UsageError(text) from None
+        sys.exit(code)
 
 
 @click.group(cls=_Toolbox, context_settings={"help_option_names": ["-h", "--help"]})
@@ -42,12 +46,8 @@ def main() -> None:
     """Tools for jobs run by nvrx-run."""
 
 
-main.add_command(doctor)
-main.add_command(health)
-main.add_command(logs)
-main.add_command(stacks)
-main.add_command(submit)
-main.add_command(why)
+for command in (doctor, health, logs, stacks, submit, why):
+    main.add_command(command)
 
 
 @main.command()

@@ -1,6 +1,6 @@
 """The configuration: one frozen dataclass tree is the flags, the environment variables, the YAML keys and the docs.
 
-`launch`, `ft`, `ft_logs`, `attribution` and `submit` declare the settings, in the groups of `groups`; `settings` says
-what a setting is. `kinds`, `values` and `rendezvous` read single values; `files` reads YAML; `layers` merges flags,
-environment and files. `site` is the file of the health checks, `nvhcd` that of the node health service.
+`launch`, `ft`, `ft_logs` and `submit` declare the settings; `settings` says what a setting is. `kinds`
+and `values` read single values; `files` reads YAML; `layers` merges flags, environment and files. `other_launchers`
+has the flags that are not here. `site` is the file of the health checks, `nvhcd` that of the node health service.
 """

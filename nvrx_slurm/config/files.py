@@ -36,9 +36,7 @@ def read_section(path: str) -> tuple[str, Mapping[object, object]]:
     if section is None:
         return where, {}
     if not isinstance(section, Mapping):
-        raise UsageError(
-            f"{path}: {where} must be a mapping of names to values, not {type(section).__name__}; indent its keys"
-        )
+        raise UsageError(f"{path}: {where} must be a mapping of names to values; indent its keys")
     return where, section
 
 
@@ -56,7 +54,7 @@ def document_text(plain: Mapping[str, object]) -> str:
 
 
 def _sections(document: object) -> Iterator[tuple[str, object]]:
-    """(path of keys, value) of each `fault_tolerance` key; a part that anchors share is looked at once."""
+    """(path of keys, value) of each `fault_tolerance` key; a part that anchors share is visited once."""
     todo: list[tuple[str, object]] = [("", document)]
     seen: set[int] = set()
     while todo:
@@ -100,10 +98,8 @@ def read_document(path: str, flag: str) -> object:
         place = f" line {mark.line + 1} column {mark.column + 1}" if mark else ""
         hint = "; use spaces instead of tabs" if "\\t" in str(error.problem) else ""
         raise UsageError(f"{path}{place}: not valid YAML: {error.problem}{hint}") from None
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
-    except RecursionError:
-        raise UsageError(f"{path}: nested too deeply; make it flatter") from None
 
 
 def _read_text(path: str, flag: str) -> str:
@@ -118,9 +114,7 @@ def _read_text(path: str, flag: str) -> str:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"{path} cannot be read ({reason}); correct {flag} or remove it") from None
     if len(data) > MAX_YAML_BYTES:
-        raise UsageError(
-            f"{path} is larger than {MAX_YAML_BYTES // 1024} KiB; give {flag} a file without anything else"
-        )
+        raise UsageError(f"{path} is larger than {MAX_YAML_BYTES // 1024} KiB; correct {flag}")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

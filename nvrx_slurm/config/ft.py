@@ -5,23 +5,22 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from nvrx_slurm.config import groups as g
 from nvrx_slurm.config import kinds as k
-from nvrx_slurm.config import other_nvrx
+from nvrx_slurm.config import other_launchers
 from nvrx_slurm.config import values as v
-from nvrx_slurm.config.attribution import AttributionSettings
 from nvrx_slurm.config.files import read_section, write_section
-from nvrx_slurm.config.settings import Layer, Origin, parsed, setting, settings_of, unsupported
+from nvrx_slurm.config.ft_logs import LogSettings
+from nvrx_slurm.config.settings import MONITORING, Layer, Origin, ignored, maybe, parsed, setting, settings_of
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.types import FaultKind
 
 
 @dataclass(frozen=True)
-class FaultToleranceConfig(AttributionSettings):
+class FaultToleranceConfig(LogSettings):
     """Fault tolerance settings, with the names and defaults of the seeds. Times in seconds, None = no limit.
 
     Values may be given as in YAML or flags (`rank_termination_signal="SIGUSR1"`). Raises UsageError for a bad one.
@@ -29,217 +28,173 @@ class FaultToleranceConfig(AttributionSettings):
 
     section: ClassVar[str] = "ft"
 
-    initial_rank_heartbeat_timeout: float | None = setting(
-        k.TIMEOUT, None, g.MONITORING,
-        help="Kill a rank without a first heartbeat this long after it began to be monitored.",
-    )  # fmt: skip
-    rank_heartbeat_timeout: float | None = setting(
-        k.TIMEOUT, None, g.MONITORING, help="Kill a rank when this long passed since its last heartbeat."
+    rdzv_impl: str = ignored(k.choice("barrier"), "barrier", "there is one way to meet", begins="Rendezvous")
+    keepalive_interval: float = setting(
+        k.POSITIVE_SECONDS, 5.0, "A quiet connection between a node and the coordinator is probed this often."
     )
-    rank_init_timeout: float | None = setting(
-        k.TIMEOUT, None, g.MONITORING,
-        help="Kill a rank that was started this long ago and never called init_workload_monitoring.",
-    )  # fmt: skip
-    rank_exit_timeout: float | None = setting(
-        k.TIMEOUT, None, g.MONITORING,
-        help="Kill a rank that has not ended this long after shutdown_workload_monitoring(), or after most other ranks "
-        "of its node have ended well. Whatever this is, an end that takes longer than 60 s is said.",
-    )  # fmt: skip
-    rank_termination_signal: signal.Signals = setting(
-        v.SIGNAL, signal.SIGKILL, g.MONITORING, help="Sent, after SIGCONT, to a rank that hangs."
+    keepalive_timeout: float = setting(
+        k.POSITIVE_SECONDS, 5.0, "A probe without an answer for this long means that the node is lost."
     )
-    workload_check_interval: float = setting(
-        k.POSITIVE_SECONDS, 5.0, g.MONITORING,
-        help="A timeout that a rank calculates is enforced as at least this, unless a shorter one is configured. "
-        "(Nothing is polled: configured timeouts are exact.)",
-    )  # fmt: skip
-    log_level: int = setting(
-        v.LOG_LEVEL, logging.INFO, g.LOGS, help="Level of our own messages: DEBUG, INFO, WARNING, ERROR, CRITICAL."
-    )
+
     warning_signal: signal.Signals | None = setting(
-        v.USER_SIGNAL, signal.SIGUSR1, g.RESTARTS,
-        help="This signal, from Slurm (sbatch --signal=USR1@120) or a person, means that the job is about to end: "
-        "should_stop() says yes in every rank, and a worker without a handler does not die of it. A second "
-        "one, 3 s later, ends the job. none: it is only passed on.",
+        v.USER_SIGNAL, signal.SIGUSR1, begins="Restarts and stopping",
+        help="This signal means that the job is about to end: should_stop() is true in every rank, and no worker dies "
+        "of it. A second one, 3 s later, ends the job. none: it is only passed on.",
     )  # fmt: skip
     warn_before_end: float = setting(
-        k.SECONDS, 0.0, g.RESTARTS,
+        k.SECONDS, 0.0,
         help="Warn all ranks this long before the time limit of the Slurm job, too; 0: only when a signal comes.",
     )  # fmt: skip
     stop_before_end: float = setting(
-        k.SECONDS, 0.0, g.RESTARTS,
-        help="End the job as by SIGTERM this long before the time limit of the Slurm job; 0: leave that to Slurm, "
-        "but with --until-done 30 s.",
+        k.SECONDS, 0.0,
+        help="End the job as by SIGTERM this long before Slurm's time limit; 0: never, but with --until-done 30 s.",
     )  # fmt: skip
     restart_policy: str = setting(
-        k.choice("any-failed", "min-healthy"), "any-failed", g.RESTARTS, aliases=("--restart-policy",),
-        help="any-failed: a fault of any worker restarts all. min-healthy: all nodes train, and faults restart all"
-        " only when fewer than MIN of --nnodes run without one (for the in-process wrapper).",
+        k.choice("any-failed", "min-healthy"), "any-failed", aliases=("--restart-policy",),
+        help="any-failed: a fault of any worker restarts all. min-healthy: all nodes train, and faults restart all "
+        "only when fewer than MIN of --nnodes run without one (for the in-process wrapper).",
     )  # fmt: skip
     max_restarts_by_fault: Mapping[FaultKind, int] = setting(
-        v.RESTARTS_BY_FAULT, {}, g.RESTARTS,
-        help="How many of --max-restarts may be spent on these kinds of first cause, for example hang:2,node-lost:5.",
+        v.RESTARTS_BY_FAULT, {},
+        help="How many of --max-restarts may be spent on these kinds of first cause: hang:2,node-lost:5.",
     )  # fmt: skip
     crash_loop_window: float = setting(
-        k.SECONDS, 5.0, g.RESTARTS, help="A cycle that ends in a fault sooner than this has died at its start."
+        k.SECONDS, 5.0, "A cycle that ends in a fault sooner than this has died at its start."
     )
     crash_loop_backoff: float = setting(
-        k.SECONDS, 1.0, g.RESTARTS,
-        help="Pause after ranks died at their start in two cycles in a row, whichever rank was the first; doubles with "
-        "each time more, up to 60. 0: none.",
+        k.SECONDS, 1.0,
+        help="Pause after ranks died at their start in two cycles in a row; doubles each time, up to 60. 0: none.",
     )  # fmt: skip
     stop_idle_timeout: float = setting(
-        k.SECONDS, 0.8, g.RESTARTS,
-        help="SIGTERM to SIGKILL at a restart where all workers of the node sleep where they slept before: their "
-        "handlers of SIGTERM do not begin. 0: --workers-stop-timeout.",
+        k.SECONDS, 0.8,
+        help="SIGTERM to SIGKILL at a restart where all workers of the node sleep on. 0: --workers-stop-timeout.",
     )  # fmt: skip
-    restart_check_interval: float = setting(
-        k.POSITIVE_SECONDS, 60.0, g.RESTARTS, no_effect="restarts follow from events, nothing is polled",
-        help="Accepted for compatibility; restarts follow from events.",
+    restart_check_interval: float = ignored(k.POSITIVE_SECONDS, 60.0, "restarts follow from events, nothing is polled")
+    segment: int | None = maybe(
+        k.integer(1, v.MAX_NODES),
+        help="Give group ranks in segments of N nodes of one NVLink domain; MIN of --nnodes is a multiple of N.",
     )  # fmt: skip
-    rdzv_impl: str = setting(
-        k.choice("barrier"), "barrier", g.RENDEZVOUS, no_effect="there is one way to meet",
-        help="Accepted for compatibility.",
+    preload: tuple[str, ...] = setting(
+        v.PRELOAD, (),
+        help="Modules that a template process of each node imports once, for the workers that it forks: "
+        "torch,torch._dynamo. auto: what the workers of the first cycle have loaded, out of a short list (numpy, "
+        "torch, ...).",
     )  # fmt: skip
-    keepalive_interval: float = setting(
-        k.POSITIVE_SECONDS, 5.0, g.RENDEZVOUS,
-        help="A quiet connection between a node and the coordinator is probed this often.",
+    warm: str = setting(k.choice("auto", "off"), "auto", "off: execute each worker, fork none from a template.")
+    checkpoint_iteration_file: str | None = maybe(
+        k.PATH,
+        help="File with the iteration of the last checkpoint, that the coordinator's node can read: what counts as "
+        "progress.",
     )  # fmt: skip
-    keepalive_timeout: float = setting(
-        k.POSITIVE_SECONDS, 5.0, g.RENDEZVOUS,
-        help="A probe without an answer for this long means that the node is lost.",
-    )  # fmt: skip
+    max_no_progress_cycles: int = setting(
+        k.integer(-1), 3, "With a checkpoint iteration file: so many cycles without progress end the job; <= 0: never."
+    )
+    min_progress_iterations: int = setting(
+        k.integer(1), 1, "So many iterations more than after the cycle before are progress."
+    )
+    no_restart_exit_code: int = setting(k.integer(1, 255), 93, "Exit code of a job that should not be started again.")
+    check_remaining_processes: bool = ignored(k.BOOL, False, "what workers leave behind is killed in any case")
 
-    # Hang detection by sections and learned timeouts.
-    rank_section_timeouts: Mapping[str, float | None] = setting(
-        v.SECTION_TIMEOUTS, {}, g.MONITORING,
-        help="Kill a rank that stays longer in one of these sections; none: only time it. Others are ignored.",
+    initial_rank_heartbeat_timeout: float | None = setting(
+        k.TIMEOUT, None, begins=MONITORING,
+        help="Kill a rank without a first heartbeat this long after it began to be monitored.",
     )  # fmt: skip
+    rank_heartbeat_timeout: float | None = setting(
+        k.TIMEOUT, None, "Kill a rank when this long passed since its last heartbeat."
+    )
+    rank_init_timeout: float | None = setting(
+        k.TIMEOUT, None, "Kill a rank that was started this long ago and never called init_workload_monitoring."
+    )
+    rank_exit_timeout: float | None = setting(
+        k.TIMEOUT, None,
+        help="Kill a rank that has not ended this long after shutdown_workload_monitoring(), or after most other ranks"
+        " of its node. An end that takes longer than 60 s is said in any case.",
+    )  # fmt: skip
+    rank_termination_signal: signal.Signals = setting(
+        v.SIGNAL, signal.SIGKILL, "Sent, after SIGCONT, to a rank that hangs."
+    )
+    workload_check_interval: float = setting(
+        k.POSITIVE_SECONDS, 5.0,
+        help="A timeout that a rank calculates is at least this, unless a shorter one is configured. Nothing is "
+        "polled.",
+    )  # fmt: skip
+    rank_section_timeouts: Mapping[str, float | None] = setting(
+        v.SECTION_TIMEOUTS, {}, "Kill a rank that stays longer in one of these sections; none: only time it."
+    )
     rank_out_of_section_timeout: float | None = setting(
-        k.TIMEOUT, None, g.MONITORING,
-        help="Kill a rank that was in no section for this long. If there is a section step and none named warmup, "
-        "the time before the first step does not count.",
+        k.TIMEOUT, None,
+        help="Kill a rank that was in no section for this long. With a section step and none named warmup, the time "
+        "before the first step does not count.",
     )  # fmt: skip
     safety_factor: float = setting(
-        k.real(1.0, high=1000.0), 5.0, g.MONITORING,
-        help="A timeout that a rank calculates is this many times the longest time seen.",
-    )  # fmt: skip
+        k.real(1.0, high=1000.0), 5.0, "A timeout that a rank calculates is this many times the longest time seen."
+    )
     num_warmup_iterations: int = setting(
-        k.integer(0), 5, g.MONITORING,
-        help="This many first sections step have the timeout of section warmup, if it is in rank_section_timeouts.",
-    )  # fmt: skip
-    skip_section_response: bool = setting(
-        k.BOOL, True, g.MONITORING, no_effect="heartbeats and sections go through shared memory, without an answer",
-        help="Accepted for compatibility; nothing waits for an answer.",
-    )  # fmt: skip
+        k.integer(0), 5, "So many first sections step have the timeout of the section warmup, if there is one."
+    )
+    skip_section_response: bool = ignored(
+        k.BOOL, True, "heartbeats and sections go through shared memory, without an answer"
+    )
     install_exception_hook: bool = setting(
-        k.BOOL, False, g.MONITORING,
-        help="An uncaught exception ends a rank at once after its traceback (from init_workload_monitoring on): "
-        "nothing waits for threads, atexit functions or collectives.",
+        k.BOOL, False,
+        help="An uncaught exception ends a rank at once after its traceback; nothing waits for threads or collectives.",
     )  # fmt: skip
-
     hang_collect: float = setting(
-        k.real(0.0, high=30.0, unit="seconds", metavar="SECONDS"), 1.5, g.MONITORING,
-        help="When a rank hangs, look at all ranks for at most this long, and name the one that the others wait for; "
+        k.real(0.0, high=30.0, unit="seconds", metavar="SECONDS"), 1.5,
+        help="When a rank hangs, inspect all ranks for at most this long, and name the one that the others wait for; "
         "0: do not. Without effect under min-healthy.",
     )  # fmt: skip
     hang_exclude: bool = setting(
-        k.BOOL, False, g.MONITORING,
-        help="Leave the node of that rank out of the job where the ranks' evidence is clear and a spare is there; at "
-        "most 5 % of the nodes.",
+        k.BOOL, False,
+        help="Leave the node of that rank out where the evidence is clear and a spare is there; at most 5 % of the "
+        "nodes.",
     )  # fmt: skip
 
-    # Restarts.
-    segment: int | None = setting(
-        k.optional(k.integer(1, v.MAX_NODES)), None, g.RESTARTS,
-        help="Give group ranks in segments of N nodes of one NVLink domain, and train on complete segments only; MIN "
-        "of --nnodes is a multiple of N.",
-    )  # fmt: skip
-    preload: tuple[str, ...] = setting(
-        v.PRELOAD, (), g.RESTARTS,
-        help="Modules that a template process of each node imports once; workers are forked from it and have them "
-        "already, for example torch,torch._dynamo (the first optimizer imports the latter). auto: what the workers of "
-        "the first cycle have loaded, out of a short list (numpy, torch, ...).",
-    )  # fmt: skip
-    warm: str = setting(
-        k.choice("auto", "off"), "auto", g.RESTARTS, help="off: execute each worker, fork none from a template."
-    )
-    checkpoint_iteration_file: str | None = setting(
-        k.optional(k.PATH), None, g.RESTARTS,
-        help="File with one integer, the iteration of the last checkpoint, that the coordinator's node can read: "
-        "what counts as progress. Cycles after which it cannot be read are not scored.",
-    )  # fmt: skip
-    max_no_progress_cycles: int = setting(
-        k.integer(-1), 3, g.RESTARTS,
-        help="With a checkpoint iteration file: give up after this many cycles in a row without progress; <= 0: "
-        "never.",
-    )  # fmt: skip
-    min_progress_iterations: int = setting(
-        k.integer(1), 1, g.RESTARTS, help="So many iterations more than after the cycle before are progress."
-    )
-    no_restart_exit_code: int = setting(
-        k.integer(1, 255), 93, g.RESTARTS,
-        help="Exit code for a job that should not be started again: a rank shut it down, or it made no progress.",
-    )  # fmt: skip
-    check_remaining_processes: bool = unsupported(
-        k.BOOL, False, g.RESTARTS, "leave it out, what workers leave behind is killed in any case"
-    )
-    gpu_memory_reclaim_timeout: float = setting(
-        k.SECONDS, 50.0, g.DEVICES, help="Longest wait for GPU memory to be free before a restart; 0: no wait."
-    )
-    gpu_memory_tolerance_mb: float = setting(
-        k.real(0.0, high=1e9, unit="megabytes", metavar="MB"), 512.0, g.DEVICES,
-        help="Used GPU memory that counts as free.",
-    )  # fmt: skip
-    gpu_memory_poll_interval: float = setting(k.POSITIVE_SECONDS, 2.0, g.DEVICES, help="Time between two looks at it.")
-    numa_bind_strict: bool = setting(
-        k.BOOL, True, g.DEVICES, help="With NUMA binding: numactl --membind; false: --localalloc."
-    )
-
-    # Health checks.
     node_health_checks: bool = setting(
-        k.BOOL, True, g.HEALTH,
-        help="Check this node before every cycle; one that fails is left out of the job. false: no checks (the "
-        "wait for GPU memory does not depend on it).",
-    )  # fmt: skip
+        k.BOOL,
+        True,
+        "Check this node before every cycle; one that fails is left out.",
+        begins="Health checks",
+    )
     node_health_check_interval: float = setting(
-        k.POSITIVE_SECONDS, 5.0, g.HEALTH,
-        help="Time between two GPU (and NIC) checks while the node works or waits; what fails takes it out of the "
-        "job.",
-    )  # fmt: skip
-    node_health_check_endpoint: str | None = setting(
-        k.optional(k.UNIX_SOCKET), None, g.HEALTH,
-        help="Unix socket of an nvhcd-compatible service that is asked before every cycle: a path or unix:///path.",
-    )  # fmt: skip
-    enable_nic_healthcheck: bool = setting(
-        k.BOOL, True, g.HEALTH, help="Check the links of the NICs before every cycle."
+        k.POSITIVE_SECONDS, 5.0, "Time between two GPU (and NIC) checks while the node works or waits."
     )
+    node_health_check_endpoint: str | None = maybe(
+        k.UNIX_SOCKET, "Unix socket of an nvhcd-compatible service that is asked before every cycle."
+    )
+    enable_nic_healthcheck: bool = setting(k.BOOL, True, "Check the links of the NICs before every cycle.")
     enable_nic_monitor: bool = setting(
-        k.BOOL, False, g.HEALTH, help="Watch the error counters of the NICs (link_downed and others) all the time."
+        k.BOOL, False, "Watch the error counters of the NICs (link_downed and others) all the time."
     )
-    pci_topo_file: str | None = setting(
-        k.optional(k.PATH), None, g.HEALTH,
-        help="Accepted as in NVRx; not needed, because the ports of all NICs are checked.",
-    )  # fmt: skip
-    link_down_path_template: str | None = setting(
-        k.optional(k.PATH), None, g.HEALTH, help="Path of a NIC's link_downed counter, with {nic}."
+    pci_topo_file: str | None = maybe(
+        k.PATH, "Accepted as in NVRx; not needed, because the ports of all NICs are checked."
     )
-    link_state_path_template: str | None = setting(
-        k.optional(k.PATH), None, g.HEALTH, help="Path of a NIC's port state, with {nic}."
-    )
+    link_down_path_template: str | None = maybe(k.PATH, "Path of a NIC's link_downed counter, with {nic}.")
+    link_state_path_template: str | None = maybe(k.PATH, "Path of a NIC's port state, with {nic}.")
     enable_dist_storage_healthcheck: bool = setting(
-        k.BOOL, False, g.HEALTH, help="Check Lustre's health and all Lustre and NFS mounts before every cycle."
+        k.BOOL, False, "Check Lustre's health and all Lustre and NFS mounts before every cycle."
     )
-    storage_healthcheck_path: str | None = setting(
-        k.optional(k.ABSOLUTE_PATHS), None, g.HEALTH,
-        flag="--ft-storage-health-check-path", aliases=("--ft-storage-healthcheck-path",),
+    storage_healthcheck_path: str | None = maybe(
+        k.ABSOLUTE_PATHS, flag="--ft-storage-health-check-path", aliases=("--ft-storage-healthcheck-path",),
         help="Absolute paths, separated by commas, that must be readable before every cycle.",
     )  # fmt: skip
     storage_hang_is_failure: bool = setting(
-        k.BOOL, False, g.HEALTH,
-        help="A mount or storage path that does not answer in time fails its check, and the node is left out. "
-        "Caution: a slow server can cost the job all its nodes.",
+        k.BOOL, False,
+        help="A storage path that does not answer fails its check: a slow server can cost the job all its nodes.",
     )  # fmt: skip
+
+    gpu_memory_reclaim_timeout: float = setting(
+        k.SECONDS, 50.0, "Longest wait for GPU memory to be free before a restart; 0: no wait.", begins="GPUs and NUMA"
+    )
+    gpu_memory_tolerance_mb: float = setting(
+        k.real(0.0, high=1e9, unit="megabytes", metavar="MB"), 512.0, "Used GPU memory that counts as free."
+    )
+    gpu_memory_poll_interval: float = setting(k.POSITIVE_SECONDS, 2.0, "Time between two readings of it.")
+    numa_bind_strict: bool = setting(k.BOOL, True, "With NUMA binding: numactl --membind; false: --localalloc.")
+
+    log_level: int = setting(
+        v.LOG_LEVEL, logging.INFO, "Level of our own messages: DEBUG, INFO, WARNING, ERROR, CRITICAL.", begins="Logs"
+    )
 
     @property
     def is_progress_tracking_enabled(self) -> bool:
@@ -248,37 +203,30 @@ class FaultToleranceConfig(AttributionSettings):
 
     @property
     def hang_collect_s(self) -> float:
-        """How long all ranks are looked at when one hangs; 0 under min-healthy, where the other ranks go on."""
+        """How long all ranks are inspected when one hangs; 0 under min-healthy, where the other ranks go on."""
         return 0.0 if self.restart_policy == "min-healthy" else self.hang_collect
 
-    def contradictions(self) -> Iterator[tuple[bool, str]]:
-        """Pairs (is it so?, the sentence about it)."""
+    def check(self) -> None:
+        """Raises UsageError where settings contradict each other."""
         warn_s, stop_s = self.warn_before_end, self.stop_before_end
-        yield (
-            0.0 < warn_s <= stop_s,
-            f"--ft-warn-before-end {warn_s:g} comes no sooner than --ft-stop-before-end {stop_s:g}; make it longer",
-        )
-        yield (
-            warn_s > 0.0 and self.warning_signal is None,
-            "--ft-warn-before-end warns by --ft-warning-signal, which is none; give SIGUSR1 or SIGUSR2",
-        )
-        yield (
-            self.segment is not None and self.restart_policy == "min-healthy",
-            "--ft-segment contradicts min-healthy, which goes on with broken segments; leave one of them out",
-        )
-        yield from self.log_contradictions()
-        yield from self.attribution_contradictions()
+        if 0.0 < warn_s <= stop_s:
+            raise UsageError(f"--ft-warn-before-end {warn_s:g} comes no sooner than --ft-stop-before-end {stop_s:g}")
+        if warn_s > 0.0 and self.warning_signal is None:
+            raise UsageError("--ft-warn-before-end warns by --ft-warning-signal, which is none; give SIGUSR1")
+        if self.segment is not None and self.restart_policy == "min-healthy":
+            raise UsageError("--ft-segment contradicts min-healthy, which goes on with broken segments; leave one out")
+        self.check_logs()
+        self.check_attribution()
 
     def rank_limits(self) -> dict[str, Any]:
         """What a rank monitor enforces, by the names of `core.rank.watch.RankLimits`; plain JSON."""
-        timeouts = "rank_init_timeout initial_rank_heartbeat_timeout rank_heartbeat_timeout rank_out_of_section_timeout"
-        timeouts += " rank_exit_timeout"
-        found = {name: getattr(self, name) for name in (*timeouts.split(), "workload_check_interval")}
-        return found | {"rank_section_timeouts": dict(self.rank_section_timeouts)}
+        names = "rank_init_timeout initial_rank_heartbeat_timeout rank_heartbeat_timeout rank_out_of_section_timeout"
+        names += " rank_exit_timeout workload_check_interval rank_section_timeouts"
+        return {name: getattr(self, name) for name in names.split()}
 
     def rank_settings(self) -> dict[str, Any]:
         """What a rank finds in `RankMonitorClient.cfg`: all that is about monitoring; plain JSON."""
-        shown = (item for item in settings_of(type(self)) if item.group == g.MONITORING and item.built)
+        shown = (item for item in settings_of(type(self)) if item.group == MONITORING)
         return {item.name: getattr(self, item.name) for item in shown} | self.rank_limits()
 
     @classmethod
@@ -287,9 +235,8 @@ class FaultToleranceConfig(AttributionSettings):
         known = {f.name for f in fields(cls)}
         for name in kwargs:
             if name not in known and not ignore_not_recognized:
-                raise UsageError(
-                    f"{name} is not a field of FaultToleranceConfig{k.did_you_mean(name, known) or '; remove it'}"
-                )
+                near = k.did_you_mean(name, known) or "; remove it"
+                raise UsageError(f"{name} is not a field of FaultToleranceConfig{near}")
         return cls(**{name: value for name, value in kwargs.items() if name in known})
 
     @classmethod
@@ -319,7 +266,7 @@ def yaml_layer(path: str, strict: bool = True) -> Layer:
         if name in known:
             layer[str(name)] = (raw, Origin("yaml", f"{path}: {where}.{name}"))
         elif strict:
-            near = other_nvrx.instead(f"ft_{name}") or k.did_you_mean(str(name), sorted(known))
+            near = other_launchers.instead(f"ft_{name}") or k.did_you_mean(str(name), sorted(known))
             hint = near or "; remove it, or use the flag"
             raise UsageError(f"{path}: {where}.{name} is not a known key{hint}")
     return layer

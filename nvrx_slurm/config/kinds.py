@@ -7,7 +7,6 @@ Loaded by Slurm's prolog where there is a site file: only cheap imports.
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
 from collections.abc import Callable, Iterable, Sequence
@@ -35,6 +34,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """ "; did you mean X?" or, without a near name, ""."""
     guess = nearest(name, known)
     return f"; did you mean {guess}?" if guess else ""
+
+
+def shorten(raw: object) -> str:
+    """A wrong value as an error sentence shows it."""
+    text = repr(raw)
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 class Kind(NamedTuple):
@@ -82,18 +87,20 @@ def as_number(raw: object, convert: Callable[[Any], Any], problem: str) -> Any:
     return number
 
 
-def integer(low: int, high: int = 2**31 - 1, metavar: str = "N") -> Kind:
-    """Whole numbers low..high."""
-    limits = f">= {low}" if high == 2**31 - 1 else f"from {low} to {high}"
-    problem = f"must be a whole number {limits}"
-
-    def parse(raw: object) -> int:
-        number: int = as_number(raw, int, problem)
-        if not low <= number <= high:
+def _number(convert: Callable[[Any], Any], allowed: Callable[[Any], bool], problem: str, metavar: str) -> Kind:
+    def parse(raw: object) -> Any:
+        number = as_number(raw, convert, problem)
+        if not allowed(number):  # not a number is in no range
             raise ValueError(problem)
         return number
 
     return Kind(metavar, parse)
+
+
+def integer(low: int, high: int = 2**31 - 1, metavar: str = "N") -> Kind:
+    """Whole numbers low..high."""
+    limits = f">= {low}" if high == 2**31 - 1 else f"from {low} to {high}"
+    return _number(int, lambda number: low <= number <= high, f"must be a whole number {limits}", metavar)
 
 
 def real(
@@ -102,14 +109,7 @@ def real(
     """Finite numbers from `low` (or strictly above it) to `high`."""
     what = f"a number of {unit}" if unit else "a number"
     problem = f"must be {what} {'>' if above else '>='} {low:.10g} and <= {high:.10g}"
-
-    def parse(raw: object) -> float:
-        number: float = as_number(raw, float, problem)
-        if not math.isfinite(number) or number > high or number < low or (above and number == low):
-            raise ValueError(problem)
-        return number
-
-    return Kind(metavar, parse)
+    return _number(float, lambda number: low <= number <= high and number != (low if above else None), problem, metavar)
 
 
 SECONDS = real(unit="seconds", metavar="SECONDS")

@@ -7,15 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nvrx_slurm.config import rendezvous
 from nvrx_slurm.config.files import MissingSection
 from nvrx_slurm.config.ft import FaultToleranceConfig, yaml_layer
 from nvrx_slurm.config.kinds import did_you_mean, nearest
-from nvrx_slurm.config.launch import LaunchConfig, contradictions
-from nvrx_slurm.config.settings import Layer, Origin, Setting, parsed, settings_of
+from nvrx_slurm.config.launch import LaunchConfig
+from nvrx_slurm.config.settings import Declaration, Layer, Origin, parsed, settings_of
 from nvrx_slurm.errors import UsageError
 
-UNSUPPORTED = "is not supported"
 _NEAR = 0.8  # of 1: users and other programs have NVRX_ variables, too
 _NO_SETTINGS = ("NVRX_LOG_LEVEL",)  # variables of this package that are near a setting
 
@@ -31,11 +29,8 @@ class Config:
     ft: FaultToleranceConfig = field(default_factory=FaultToleranceConfig)
 
     def __post_init__(self) -> None:
-        for wrong, sentence in (*contradictions(self.launch), *self.ft.contradictions()):
-            if wrong:
-                raise UsageError(sentence)
-        if isinstance(self.launch.nproc_per_node, int):
-            self.launch.check_local_ranks(self.launch.nproc_per_node)
+        self.launch.check()
+        self.ft.check()
 
     @property
     def stop_before_end_s(self) -> float:
@@ -44,12 +39,12 @@ class Config:
         return self.ft.stop_before_end or (requeue_s if self.launch.until_done else 0.0)
 
 
-SETTINGS: dict[str, Setting] = {s.key: s for cls in (LaunchConfig, FaultToleranceConfig) for s in settings_of(cls)}
+SETTINGS: dict[str, Declaration] = {s.key: s for cls in (LaunchConfig, FaultToleranceConfig) for s in settings_of(cls)}
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """The configuration, where each value came from (by `Setting.key`), and sentences worth logging once."""
+    """The configuration, where each value came from (by `Declaration.key`), and sentences worth logging once."""
 
     config: Config
     origins: Mapping[str, Origin]
@@ -59,7 +54,7 @@ class Resolved:
 def resolve(flags: Mapping[str, object], environ: Mapping[str, str] | None = None) -> Resolved:
     """Merge the layers: flags > environment > YAML > defaults.
 
-    `flags`: by `Setting.key` (`nnodes`, `ft_rank_heartbeat_timeout`), as text or typed; None = not given.
+    `flags`: by `Declaration.key` (`nnodes`, `ft_rank_heartbeat_timeout`), as text or typed; None = not given.
     `environ`: default `os.environ`; an empty variable counts as unset. Raises UsageError with one sentence.
     """
     environ = os.environ if environ is None else environ
@@ -73,30 +68,18 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str] | None = Non
     origins: dict[str, Origin] = {}
     for item in SETTINGS.values():
         values[item.section][item.name], origins[item.key] = _pick(item, layers)
-    _refuse_unsupported(values, origins)
     config = Config(LaunchConfig(**values["launch"]), FaultToleranceConfig(**values["ft"]))
     notes.extend(_without_effect(config, origins))
     return Resolved(config, origins, tuple(notes))
 
 
-def _pick(item: Setting, layers: list[Layer]) -> tuple[Any, Origin]:
+def _pick(item: Declaration, layers: list[Layer]) -> tuple[Any, Origin]:
     """The parsed value of the first layer that has one, and its origin."""
     for layer in layers:
         if item.key in layer:
             raw, origin = layer[item.key]
             return parsed(item, raw, origin), origin
     return item.default, Origin("default")
-
-
-def _refuse_unsupported(values: Mapping[str, Mapping[str, Any]], origins: Mapping[str, Origin]) -> None:
-    """Raises UsageError that names all of them, each with what to do instead."""
-    refused = [
-        f"{origins[item.key].name} {UNSUPPORTED}: {item.instead}"
-        for item in SETTINGS.values()
-        if item.instead and values[item.section][item.name] != item.default
-    ]
-    if refused:
-        raise UsageError("; ".join(refused))
 
 
 def _flag_layer(flags: Mapping[str, object]) -> Layer:
@@ -138,13 +121,12 @@ def _without_effect(config: Config, origins: Mapping[str, Origin]) -> Iterator[s
     if config.ft.rank_out_of_section_timeout is not None and not config.ft.rank_section_timeouts:
         origin = origins["ft_rank_out_of_section_timeout"].name
         yield f"{origin} has no effect: there are no sections, see --ft-rank-section-timeouts"
-    for name in rendezvous.NO_EFFECT:
-        if getattr(config.launch.rdzv_conf, name) != getattr(rendezvous.RendezvousConfig(), name):
-            yield f"{origins['rdzv_conf'].name}: {name} has no effect here"
+    for name in config.launch.rdzv_conf.ignored:
+        yield f"{origins['rdzv_conf'].name}: {name} has no effect here"
 
 
 def _yaml_for_launch(path: str, tolerant: bool, notes: list[str]) -> Layer:
-    """The file as a layer by `Setting.key`; every value in it is checked, used or not."""
+    """The file as a layer by `Declaration.key`; every value in it is checked, used or not."""
     try:
         found = yaml_layer(path)
     except MissingSection as error:

@@ -9,7 +9,7 @@ from nvrx_slurm.config.kinds import ABSOLUTE_PATH, TEXT, UNIX_SOCKET, Kind, choi
 from nvrx_slurm.config.site import typed
 
 
-class Settings(NamedTuple):
+class NvhcdFile(NamedTuple):
     """`healthcheck_path`: the script to run, None = our own checks. `timeout`: seconds for one run.
     `group`: the socket's group, whose members may ask; None = all users may."""
 
@@ -29,6 +29,6 @@ _KINDS: dict[str, Kind] = {
 }
 
 
-def load(path: str) -> Settings:
+def load(path: str) -> NvhcdFile:
     """The settings in the YAML file at `path`. Raises UsageError that names file, key and what to do."""
-    return Settings(**typed(read_document(path, "--config"), _KINDS, path))
+    return NvhcdFile(**typed(read_document(path, "--config"), _KINDS, path))

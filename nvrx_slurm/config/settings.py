@@ -1,20 +1,19 @@
-"""How a setting is declared: one `setting(...)` in a dataclass is its flag, its variable, its YAML key and its docs.
-
-`unsupported(...)` declares a name of torchrun's or ft_launcher's that is refused, with what to do instead.
-"""
+"""How a setting is declared: one `setting(...)` in a dataclass is its flag, its variable, its YAML key and its docs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar
 
-from nvrx_slurm.config.kinds import Kind
+from nvrx_slurm.config.kinds import BOOL, Kind, optional, shorten
 from nvrx_slurm.errors import UsageError
+
+MONITORING = "Rank monitoring"  # the group whose settings ranks get
 
 
 @dataclass(frozen=True)
-class Setting:
+class Declaration:
     """One field of a section; `setting()` declares it."""
 
     section: str  # "launch" or "ft", as in `Config`; "submit"
@@ -27,12 +26,6 @@ class Setting:
     env: tuple[str, ...]  # the first one that is set counts
     form: str = "value"  # "value", "switch" (takes no value) or "repeat"
     no_effect: str = ""  # why this accepted value changes nothing
-    instead: str = ""  # not "": not supported; what to do instead
-
-    @property
-    def built(self) -> bool:
-        """Whether values other than the default are accepted."""
-        return not self.instead
 
     @property
     def key(self) -> str:
@@ -40,9 +33,9 @@ class Setting:
         return f"ft_{self.name}" if self.section == "ft" else self.name
 
 
-def shown(setting: Setting, value: Any) -> str:
+def shown(item: Declaration, value: Any) -> str:
     """A value as one line of text, as it could be given in a flag ("" = an empty value)."""
-    plain = setting.kind.show(value)
+    plain = item.kind.show(value)
     if plain is None:
         return "none"
     if isinstance(plain, bool):
@@ -52,21 +45,32 @@ def shown(setting: Setting, value: Any) -> str:
     return format(plain, ".10g") if isinstance(plain, float) else str(plain)
 
 
-def setting(kind: Kind, default: Any, group: str, help: str, **more: Any) -> Any:
+def setting(kind: Kind, default: Any, help: str, **more: Any) -> Any:
     """Declare a field.
 
-    `more`: form, no_effect (see `Setting`); flag = the main spelling where it does not follow from the name,
-    "" for none; aliases = further spellings; env = "nvrx", "pet" (torchrun's), "both" or "submit".
+    `more`: begins = the group of this field and of those that follow it; form, no_effect (see `Declaration`);
+    flag = the main spelling where it does not follow from the name, "" for none; aliases = further spellings;
+    env = "nvrx", "pet" (torchrun's) or "both".
     """
-    metadata = {"kind": kind, "group": group, "help": help, **more}
+    metadata = {"kind": kind, "help": help, **more}
     if isinstance(default, dict):
         return field(default_factory=lambda: dict(default), metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
-def unsupported(kind: Kind, default: Any, group: str, instead: str, **more: Any) -> Any:
-    """Declare a field of torchrun's or ft_launcher's that only takes its default; `instead`: what to do instead."""
-    return setting(kind, default, group, "", instead=instead, **more)
+def switch(help: str, **more: Any) -> Any:
+    """Declare a flag without a value."""
+    return setting(BOOL, False, help, form="switch", **more)
+
+
+def maybe(kind: Kind, help: str, **more: Any) -> Any:
+    """Declare a field that is None until it is given."""
+    return setting(optional(kind), None, help, **more)
+
+
+def ignored(kind: Kind, default: Any, why: str, **more: Any) -> Any:
+    """Declare a field that is taken for the sake of torchrun or ft_launcher and changes nothing."""
+    return setting(kind, default, f"Accepted for compatibility: {why}.", no_effect=why, **more)
 
 
 class Section:
@@ -83,21 +87,38 @@ class Section:
                 raise UsageError(f"{type(self).__name__}: {item.name}={raw!r} {error}") from None
 
 
-def _setting_of(section: str, f: Any) -> Setting:
-    more = dict(f.metadata)
+def by_group(settings: Iterable[Declaration]) -> dict[str, list[Declaration]]:
+    """The settings under the headings of --help and docs/reference/configuration.md."""
+    found: dict[str, list[Declaration]] = {}
+    for item in settings:
+        found.setdefault(item.group, []).append(item)
+    return found
+
+
+def settings_of(cls: type[Section]) -> tuple[Declaration, ...]:
+    """The settings of one section, in order of declaration."""
+    found, group = [], ""
+    for f in fields(cls):  # type: ignore[arg-type]
+        more = dict(f.metadata)
+        group = more.pop("begins", group)
+        found.append(_declaration(cls.section, group, f, more))
+    return tuple(found)
+
+
+def _declaration(section: str, group: str, f: Any, more: dict[str, Any]) -> Declaration:
     key = f"ft_{f.name}" if section == "ft" else f.name
     main = more.pop("flag", "--" + key.replace("_", "-"))
-    nvrx, pet = "NVRX_" + key.upper(), "PET_" + key.upper()
-    names = {"nvrx": (nvrx,), "pet": (pet,), "both": (nvrx, pet), "submit": ("NVRX_SUBMIT_" + key.upper(),)}
-    env = names[more.pop("env", "nvrx")]
-    default = f.default if f.default is not MISSING else f.default_factory()
-    flags = tuple(filter(None, (main, *more.pop("aliases", ()))))
-    return Setting(section=section, name=f.name, default=default, flags=flags, env=env, **more)
-
-
-def settings_of(cls: type[Section]) -> tuple[Setting, ...]:
-    """The settings of one section, in order of declaration."""
-    return tuple(_setting_of(cls.section, f) for f in fields(cls))  # type: ignore[arg-type]
+    ours, pet = f"NVRX_{'SUBMIT_' if section == 'submit' else ''}{key.upper()}", f"PET_{key.upper()}"
+    env = {"nvrx": (ours,), "pet": (pet,), "both": (ours, pet)}[more.pop("env", "nvrx")]
+    return Declaration(
+        section=section,
+        name=f.name,
+        default=f.default if f.default is not MISSING else f.default_factory(),
+        group=group,
+        flags=tuple(filter(None, (main, *more.pop("aliases", ())))),
+        env=env,
+        **more,
+    )
 
 
 @dataclass(frozen=True)
@@ -113,15 +134,14 @@ class Origin:
     def with_value(self, raw: object) -> str:
         """Begins an error sentence: `--nnodes '3:2'`, `PET_NNODES='3:2'`, `ft.yaml: fault_tolerance.x = 'y'`."""
         joint = {"flag": " ", "environment": "="}.get(self.layer, " = ")
-        text = repr(raw)
-        return f"{self.name}{joint}{text if len(text) <= 80 else text[:77] + '...'}"
+        return f"{self.name}{joint}{shorten(raw)}"
 
 
 Layer = dict[str, tuple[Any, Origin]]
 """Raw values of one source and where each stood."""
 
 
-def parsed(item: Setting, raw: object, origin: Origin) -> Any:
+def parsed(item: Declaration, raw: object, origin: Origin) -> Any:
     """The value of `raw`, or a UsageError that begins with its origin."""
     try:
         return item.kind.parse(raw)

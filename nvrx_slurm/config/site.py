@@ -10,20 +10,9 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from nvrx_slurm.config import kinds as k
 from nvrx_slurm.config.files import read_document
-from nvrx_slurm.config.kinds import (
-    ABSOLUTE_PATH,
-    BOOL,
-    TEXT,
-    UNIX_SOCKET,
-    WORDS,
-    Kind,
-    choice,
-    did_you_mean,
-    integer,
-    list_of,
-    real,
-)
+from nvrx_slurm.config.kinds import Kind
 from nvrx_slurm.errors import UsageError
 
 FLAG = "--config"
@@ -31,16 +20,16 @@ MAX_BUDGET_S = 3600.0
 
 
 KINDS: dict[str, Kind] = {
-    "count": integer(0),
-    "number": real(),
-    "percent": real(high=100.0, unit="percent"),
-    "seconds": real(high=1e7, unit="seconds", metavar="SECONDS"),
-    "text": TEXT,
-    "bool": BOOL,
-    "unix-socket": UNIX_SOCKET,
-    "names": list_of(TEXT, "names"),
-    "counts": list_of(integer(0), "whole numbers"),
-    "paths": list_of(ABSOLUTE_PATH, "absolute paths"),
+    "count": k.integer(0),
+    "number": k.real(),
+    "percent": k.real(high=100.0, unit="percent"),
+    "seconds": k.real(high=1e7, unit="seconds", metavar="SECONDS"),
+    "text": k.TEXT,
+    "bool": k.BOOL,
+    "unix-socket": k.UNIX_SOCKET,
+    "names": k.list_of(k.TEXT, "names"),
+    "counts": k.list_of(k.integer(0), "whole numbers"),
+    "paths": k.list_of(k.ABSOLUTE_PATH, "absolute paths"),
 }
 
 
@@ -87,13 +76,11 @@ def load(path: str, contexts: Sequence[str], actions: Sequence[str]) -> Site:
     """The site file at `path`. Raises UsageError that names file, key and what to do."""
     document = read_document(path, FLAG)
     top = _mapping(document, path, ("expect", "checks", "groups", "own", "deadlines", "hooks"))
-    action = choice(*actions)
-    kinds = {
-        "when": list_of(choice(*contexts), "contexts"),
-        "on_fail": action,
-        "on_unknown": action,
-        "budget": _BUDGET,
-    }
+    own = top.get("own") or ()
+    if not isinstance(own, (list, tuple)):
+        raise UsageError(f"{path}: own must be a list; begin each of its entries with a dash")
+    when, action = k.list_of(k.choice(*contexts), "contexts"), k.choice(*actions)
+    kinds = {"when": when, "on_fail": action, "on_unknown": action, "budget": _BUDGET}
     return Site(
         path=path,
         expect=_mapping(top.get("expect"), f"{path}: expect"),
@@ -102,7 +89,7 @@ def load(path: str, contexts: Sequence[str], actions: Sequence[str]) -> Site:
             _group(name, raw, kinds, f"{path}: groups.{name}")
             for name, raw in _mapping(top.get("groups"), f"{path}: groups").items()
         ),
-        own=tuple(_own(raw, kinds, f"{path}: own[{at}]") for at, raw in enumerate(_sequence(top, path, "own"))),
+        own=tuple(_own(raw, kinds, f"{path}: own[{at}]") for at, raw in enumerate(own)),
         deadlines=typed(top.get("deadlines"), dict.fromkeys(contexts, _BUDGET), f"{path}: deadlines"),
         hooks=typed(top.get("hooks"), _HOOK_KINDS, f"{path}: hooks"),
     )
@@ -113,7 +100,7 @@ def expected(raw: Mapping[str, object], kinds: Mapping[str, str], where: str) ->
     return typed(raw, {name: KINDS[kind] for name, kind in kinds.items()}, where)
 
 
-_BUDGET = real(high=MAX_BUDGET_S, above=True, unit="seconds")
+_BUDGET = k.real(high=MAX_BUDGET_S, above=True, unit="seconds")
 _RULE_KEYS = ("when", "on_fail", "on_unknown", "budget")
 
 
@@ -132,17 +119,13 @@ def _group(name: str, raw: object, kinds: Mapping[str, Kind], where: str) -> Gro
         raise UsageError(f"{where} has no nodes; add a host list such as nodes: dgx[01-32]")
     return Group(
         name=name,
-        nodes=str(_value(TEXT, given["nodes"], f"{where}.nodes")),
+        nodes=str(_value(k.TEXT, given["nodes"], f"{where}.nodes")),
         expect=_mapping(given.get("expect"), f"{where}.expect"),
         checks=_rules(given.get("checks"), kinds, f"{where}.checks"),
     )
 
 
-_HOOK_KINDS = {
-    "allow_skip": list_of(TEXT, "names of checks"),
-    "kill_gpu_processes": BOOL,
-    "undrain": BOOL,
-}
+_HOOK_KINDS = {"allow_skip": k.list_of(k.TEXT, "names of checks"), "kill_gpu_processes": k.BOOL, "undrain": k.BOOL}
 
 
 def typed(raw: object, kinds: Mapping[str, Kind], where: str) -> dict[str, Any]:
@@ -154,10 +137,10 @@ def _own(raw: object, kinds: Mapping[str, Kind], where: str) -> SiteCheck:
     given = _mapping(raw, where, ("name", "run", *_RULE_KEYS))
     if "name" not in given or "run" not in given:
         raise UsageError(f"{where} must have a name and run (a command)")
-    name = str(_value(TEXT, given.pop("name"), f"{where}.name"))
+    name = str(_value(k.TEXT, given.pop("name"), f"{where}.name"))
     if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
         raise UsageError(f"{where}.name must be lower-case words joined by dashes, for example nvme-raid, not {name!r}")
-    run = tuple(_value(WORDS, given.pop("run"), f"{where}.run"))
+    run = tuple(_value(k.WORDS, given.pop("run"), f"{where}.run"))
     return SiteCheck(name, run, _rule(given, kinds, where))
 
 
@@ -168,25 +151,15 @@ def _mapping(raw: object, where: str, known: Collection[str] | None = None) -> d
         raise UsageError(f"{where} must be a mapping of names to values, not {type(raw).__name__}; indent its keys")
     for key in raw:
         if known is not None and key not in known:
-            hint = did_you_mean(str(key), known) or f"; known: {', '.join(list(known)[:40])}"
+            hint = k.did_you_mean(str(key), known) or f"; known: {', '.join(list(known)[:40])}"
             raise UsageError(f"{where}: {str(key)[:80]!r} is not a key{hint}")
         if not isinstance(key, str):
             raise UsageError(f"{where}: the key {key!r} must be text; put it in quotes")
     return dict(raw)
 
 
-def _sequence(top: Mapping[str, object], path: str, key: str) -> Sequence[object]:
-    raw = top.get(key)
-    if raw is None:
-        return ()
-    if not isinstance(raw, list):
-        raise UsageError(f"{path}: {key} must be a list; begin each of its entries with a dash")
-    return raw
-
-
 def _value(kind: Kind, raw: object, where: str) -> Any:
     try:
         return kind.parse(raw)
     except ValueError as error:
-        shown = repr(raw)
-        raise UsageError(f"{where} {error}, not {shown if len(shown) <= 80 else shown[:77] + '...'}") from None
+        raise UsageError(f"{where} {error}, not {k.shorten(raw)}") from None

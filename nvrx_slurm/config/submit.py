@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from nvrx_slurm.config import groups as g
 from nvrx_slurm.config import kinds as k
 from nvrx_slurm.config import values as v
 from nvrx_slurm.config.launch import LaunchConfig
-from nvrx_slurm.config.settings import Origin, Section, parsed, setting, settings_of
+from nvrx_slurm.config.settings import Origin, Section, maybe, parsed, setting, settings_of, switch
+from nvrx_slurm.errors import UsageError
 
 MAX_LINKS = 1000  # Slurm's MaxJobCount is 10,000 by default
 _JOB_NAME = re.compile(r"[^\s/%\\\"'`$]{1,200}")
@@ -50,106 +50,63 @@ class SubmitConfig(Section):
 
     section: ClassVar[str] = "submit"
 
-    job_name: str = setting(
-        k.Kind("NAME", _job_name), "nvrx", g.JOB, env="submit", aliases=("-J",), help="Name of the job."
+    job_name: str = setting(k.Kind("NAME", _job_name), "nvrx", "Name of the job.", begins="The job", aliases=("-J",))
+    nodes: int | None = maybe(
+        k.integer(1, v.MAX_NODES), aliases=("-N",),
+        help="All nodes of the job, with the spares. Default: MAX of --nnodes, else 1 and the spares.",
+    )  # fmt: skip
+    gpus_per_node: int | None = maybe(k.integer(0, 1024), "GPUs that Slurm gives each node.")
+    cpus_per_task: int | None = maybe(
+        k.integer(1, 65535), "CPUs of each node. Default: all, where the job has its nodes for itself.", aliases=("-c",)
     )
-    nodes: int | None = setting(
-        k.optional(k.integer(1, v.MAX_NODES)), None, g.JOB, env="submit", aliases=("-N",),
-        help="All nodes of the job: those that train and the spares. Default: MAX of --nnodes, else 1 and the spares.",
-    )  # fmt: skip
-    gpus_per_node: int | None = setting(
-        k.optional(k.integer(0, 1024)), None, g.JOB, env="submit", help="GPUs that Slurm gives each node."
-    )
-    cpus_per_task: int | None = setting(
-        k.optional(k.integer(1, 65535)), None, g.JOB, env="submit", aliases=("-c",),
-        help="CPUs of each node. Default: all, where the job has its nodes for itself.",
-    )  # fmt: skip
-    exclusive: bool = setting(k.BOOL, True, g.JOB, env="submit", help="No other job runs on the nodes of this one.")
-    time: str | None = setting(
-        k.optional(k.Kind("TIME", _time)), None, g.JOB, env="submit",
-        help="Time limit, as sbatch takes it. Default: that of the partition.",
-    )  # fmt: skip
+    exclusive: bool = setting(k.BOOL, True, "No other job runs on the nodes of this one.")
+    time: str | None = maybe(k.Kind("TIME", _time), "Time limit, as sbatch takes it. Default: that of the partition.")
     warn_time: int = setting(
-        k.integer(0, 65535, "SECONDS"), 120, g.JOB, env="submit",
-        help="Slurm sends the job the warning signal this long before the time limit; longer than the slowest "
-        "checkpoint. 0: none.",
+        k.integer(0, 65535, "SECONDS"), 120,
+        help="Slurm sends the warning signal this long before the time limit; longer than the slowest checkpoint. 0: "
+        "none.",
     )  # fmt: skip
-    partition: str | None = setting(
-        k.optional(k.TEXT), None, g.JOB, env="submit", aliases=("-p",), help="Partition of the job."
+    partition: str | None = maybe(k.TEXT, "Partition of the job.", aliases=("-p",))
+    account: str | None = maybe(k.TEXT, "Account that is charged.", aliases=("-A",))
+    array: str | None = maybe(k.TEXT, "Make it a job array: 0-9, 1-10%1.", aliases=("-a",))
+    output: str | None = maybe(
+        k.PATH, "File of the job's own output. Default: %x_%j.out in --log-dir.", aliases=("-o",)
     )
-    account: str | None = setting(
-        k.optional(k.TEXT), None, g.JOB, env="submit", aliases=("-A",), help="Account that is charged."
-    )
-    array: str | None = setting(
-        k.optional(k.TEXT), None, g.JOB, env="submit", aliases=("-a",), help="Make it a job array: 0-9, 1-10%1."
-    )
-    output: str | None = setting(
-        k.optional(k.PATH), None, g.JOB, env="submit", aliases=("-o",),
-        help="File of the job's own output. Default: %x_%j.out in --log-dir.",
-    )  # fmt: skip
     sbatch_args: tuple[str, ...] = setting(
-        k.WORDS, (), g.JOB, env="submit", flag="--sbatch-arg", form="repeat",
-        help="One more option for sbatch, as in --sbatch-arg=--qos=high. May be repeated.",
+        k.WORDS, (), flag="--sbatch-arg", form="repeat",
+        help="One more option for sbatch: --sbatch-arg=--qos=high. May be repeated.",
     )  # fmt: skip
-    venv: str | None = setting(
-        k.optional(k.PATH), None, g.JOB, env="submit",
-        help="Python environment that the job activates. Default: the one of this nvrx.",
-    )  # fmt: skip
-    container_image: str | None = setting(
-        k.optional(k.TEXT), None, g.CONTAINER, env="submit", help="Run the training in this image."
+    venv: str | None = maybe(k.PATH, "Python environment that the job activates. Default: the one of this nvrx.")
+
+    container_image: str | None = maybe(k.TEXT, "Run the training in this image.", begins="Container")
+    container_runtime: str = setting(k.choice("pyxis", "apptainer"), "pyxis", "How it is run: pyxis or apptainer.")
+    container_mounts: str | None = maybe(k.TEXT, "SRC:DST[:FLAGS],... Default: the working directory and --log-dir.")
+    container_workdir: str | None = maybe(
+        k.PATH, "Directory in the container where the script starts. Default: the working directory."
     )
-    container_runtime: str = setting(
-        k.choice("pyxis", "apptainer"), "pyxis", g.CONTAINER, env="submit", help="How it is run: pyxis or apptainer."
-    )
-    container_mounts: str | None = setting(
-        k.optional(k.TEXT), None, g.CONTAINER, env="submit",
-        help="SRC:DST[:FLAGS],... Default: the working directory and --log-dir.",
-    )  # fmt: skip
-    container_workdir: str | None = setting(
-        k.optional(k.PATH), None, g.CONTAINER, env="submit",
-        help="Directory in the container where the script starts. Default: the working directory.",
-    )  # fmt: skip
-    chain: int | None = setting(
-        k.optional(k.integer(2, MAX_LINKS)), None, g.CHAIN, env="submit",
+
+    chain: int | None = maybe(
+        k.integer(2, MAX_LINKS), begins="Chains and waiting",
         help="Submit so many jobs that run one after the other; those that are not needed any more are cancelled.",
     )  # fmt: skip
-    wait: bool = setting(
-        k.BOOL, False, g.CHAIN, env="submit", form="switch",
-        help="Show the job's output until the job, or chain, ends, and exit with its code.",
-    )  # fmt: skip
+    wait: bool = switch("Show the job's output until the job, or chain, ends, and exit with its code.")
 
-    def contradictions(self, launch: LaunchConfig, stop_s: float) -> Iterator[tuple[bool, str]]:
-        """Pairs (is it so?, the sentence about it). `stop_s`: how long before its limit the job stops its ranks."""
-        least = launch.node_range(self.all_nodes(launch)).max
-        yield (
-            self.nodes is not None and self.nodes < least,
-            f"--nodes {self.nodes} is less than the {least} nodes of --nnodes and --spares; give at least {least}",
-        )
-        yield (
-            self.chain is not None and launch.until_done,
-            "--chain and --until-done exclude each other; keep one of them",
-        )
-        yield (
-            (self.chain is not None or launch.until_done) and self.array is not None,
-            "--array cannot be a chain, too; leave out --chain, --until-done or --array",
-        )
-        yield self.wait and self.array is not None, "--wait follows one job; leave it out with --array"
-        yield (
-            launch.enable_multi_launchers_per_node,
-            "NVRX_ENABLE_MULTI_LAUNCHERS_PER_NODE: nvrx submit asks for one launcher per node; write a batch script",
-        )
+    def check(self, launch: LaunchConfig, stop_s: float) -> None:
+        """Raises UsageError for a contradiction. `stop_s`: how long before its limit the job stops its ranks."""
+        least, chained = launch.node_range(self.all_nodes(launch)).max, self.chain is not None
+        if self.nodes is not None and self.nodes < least:
+            raise UsageError(f"--nodes {self.nodes} is less than the {least} nodes of --nnodes and --spares")
+        if chained and launch.until_done:
+            raise UsageError("--chain and --until-done exclude each other; keep one of them")
+        if self.array is not None and (chained or launch.until_done or self.wait):
+            raise UsageError("--array excludes --chain, --until-done and --wait; leave it or them out")
         limit_s = _seconds(self.time)
-        yield (
-            limit_s is not None and self.warn_time >= limit_s,
-            f"--warn-time {self.warn_time} is not shorter than --time {self.time}: the job would be warned at once",
-        )
-        yield (
-            0 < self.warn_time <= stop_s,
-            f"--warn-time {self.warn_time} comes no sooner than the end of the ranks, {stop_s:g} s before the limit"
-            " (--until-done, --ft-stop-before-end); make it longer",
-        )
-        more = self.container_mounts or self.container_workdir
-        yield bool(more) and not self.container_image, "--container-... options need --container-image; give it"
+        if limit_s is not None and self.warn_time >= limit_s:
+            raise UsageError(f"--warn-time {self.warn_time} is not shorter than --time {self.time}; make it shorter")
+        if 0 < self.warn_time <= stop_s:
+            raise UsageError(f"--warn-time {self.warn_time} is too short: ranks end {stop_s:g} s before the limit")
+        if (self.container_mounts or self.container_workdir) and not self.container_image:
+            raise UsageError("--container-... options need --container-image; give it")
 
     def all_nodes(self, launch: LaunchConfig) -> int:
         """Nodes to ask Slurm for."""

@@ -8,19 +8,10 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntFlag
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from nvrx_slurm.config.kinds import (
-    ABSOLUTE_PATH,
-    TEXT,
-    TIMEOUT,
-    Kind,
-    as_number,
-    did_you_mean,
-    integer,
-    list_of,
-    optional,
-)
+from nvrx_slurm.config import kinds as k
+from nvrx_slurm.config.kinds import Kind
 from nvrx_slurm.core.logs import names
 from nvrx_slurm.core.rank.watch import MAX_SECTIONS
 from nvrx_slurm.types import FaultKind
@@ -50,14 +41,13 @@ def _node_range(raw: object) -> NodeRange:
 def _preload(raw: object) -> tuple[str, ...]:
     if isinstance(raw, str) and raw.strip() == "auto":
         return ()
-    names: tuple[str, ...] = _MODULES.parse(raw)
-    for name in names:
-        if not all(part.isidentifier() for part in name.split(".")):
-            raise ValueError("must be auto or names of Python modules, for example torch,numpy")
-    return names
+    modules: tuple[str, ...] = _MODULES.parse(raw)
+    if not all(part.isidentifier() for name in modules for part in name.split(".")):
+        raise ValueError("must be auto or names of Python modules, for example torch,numpy")
+    return modules
 
 
-_MODULES = list_of(TEXT, "modules")
+_MODULES = k.list_of(k.TEXT, "modules")
 PRELOAD = Kind("auto|MODULE,...", _preload, lambda names: ",".join(names) or "auto")
 NNODES = Kind("MIN[:MAX]", _node_range, str)
 
@@ -66,7 +56,7 @@ def _nproc(raw: object) -> int | str:
     if isinstance(raw, str) and raw.strip().lower() in ("gpu", "cpu", "auto"):
         return raw.strip().lower()
     try:
-        return int(integer(1, 1024).parse(raw))
+        return int(k.integer(1, 1024).parse(raw))
     except ValueError as error:
         raise ValueError(f"{error}, or gpu, cpu or auto") from None
 
@@ -118,17 +108,7 @@ def _streams(raw: object) -> Streams:
 STREAMS = Kind("STREAMS", _streams, str)
 
 
-def _ranks(raw: object) -> tuple[int, ...]:
-    try:
-        ranks = set(list_of(integer(0, 1023), "ranks").parse(raw))
-    except ValueError:
-        ranks = set()
-    if not ranks:
-        raise ValueError("must be local ranks separated by commas, for example 0,1")
-    return tuple(sorted(ranks))
-
-
-RANKS = Kind("RANK,...", _ranks, lambda ranks: ",".join(map(str, ranks)))
+RANKS = k.list_of(k.integer(0, 1023), "local ranks")._replace(show=lambda ranks: ",".join(map(str, ranks)))
 
 
 def _signal(raw: object) -> signal.Signals:
@@ -143,7 +123,7 @@ def _signal(raw: object) -> signal.Signals:
         return signal.Signals[word if word.startswith("SIG") else f"SIG{word}"]
     except (ValueError, KeyError):
         known = [member.name for member in signal.Signals]
-        raise ValueError(problem + did_you_mean(word, known)) from None
+        raise ValueError(problem + k.did_you_mean(word, known)) from None
 
 
 SIGNAL = Kind("SIGNAL", _signal, lambda member: member.name)
@@ -156,7 +136,7 @@ def _user_signal(raw: object) -> signal.Signals:
     return found
 
 
-USER_SIGNAL = optional(Kind("SIGUSR1|SIGUSR2", _user_signal, SIGNAL.show))
+USER_SIGNAL = k.optional(Kind("SIGUSR1|SIGUSR2", _user_signal, SIGNAL.show))
 
 _LEVELS = {name: getattr(logging, name) for name in ("DEBUG", "INFO", "WARNING", "WARN", "ERROR", "CRITICAL")}
 _LEVELS["DBG"] = logging.DEBUG
@@ -166,7 +146,7 @@ def _log_level(raw: object) -> int:
     if isinstance(raw, str) and raw.strip().upper() in _LEVELS:
         return int(_LEVELS[raw.strip().upper()])
     try:
-        return int(integer(0, 50).parse(raw))
+        return int(k.integer(0, 50).parse(raw))
     except ValueError:
         raise ValueError("must be DEBUG, INFO, WARNING, ERROR, CRITICAL or a number from 0 to 50") from None
 
@@ -195,9 +175,7 @@ def _section_timeouts(raw: object) -> dict[str, float | None]:
     problem = "must be NAME:SECONDS,... (SECONDS > 0, or none), each name once, for example setup:600,step:30"
     try:
         # "step:" without a number is "no timeout", as in the seeds' launcher
-        timeouts = {
-            name: TIMEOUT.parse(None if value == "" else value) for name, value in pairs(raw, ":", problem).items()
-        }
+        timeouts = {name: k.TIMEOUT.parse(s if s != "" else None) for name, s in pairs(raw, ":", problem).items()}
     except ValueError:
         raise ValueError(problem) from None
     if not all(name.isprintable() for name in timeouts):
@@ -216,7 +194,7 @@ def _restarts_by_fault(raw: object) -> dict[FaultKind, int]:
     problem = f"must be FAULT:N,... with N >= 0, each FAULT once and one of {kinds}; for example hang:2,node-lost:5"
     allowed: dict[FaultKind, int] = {}
     for name, count in pairs(raw, ":", problem).items():
-        number = as_number(count, int, problem)
+        number = k.as_number(count, int, problem)
         if name not in kinds.split(", ") or number < 0:
             raise ValueError(problem)
         allowed[FaultKind(name)] = number
@@ -243,7 +221,7 @@ PREFLIGHT_FAILURES = Kind(
 
 
 def _log_path(raw: object) -> str:
-    path: str = ABSOLUTE_PATH.parse(raw)
+    path: str = k.ABSOLUTE_PATH.parse(raw)
     if path.endswith("/"):
         raise ValueError("must be the path of a file, for example /logs/%j/train.log")
     names.check(path)
@@ -251,3 +229,88 @@ def _log_path(raw: object) -> str:
 
 
 LOG_PATH = Kind("PATH", _log_path)
+
+
+# --- the rendezvous, in torchrun's grammar ----------------------------------------------------------------------------
+
+
+def split_endpoint(text: str, default_port: int = 29400) -> tuple[str, int]:
+    """(host, port) of HOST[:PORT] or [IPV6]:PORT; port 0..65535. Raises ValueError("must be ...")."""
+    host, port = text.strip(), ""
+    if host.startswith("["):
+        host, closed, rest = host[1:].partition("]")
+        port = rest[1:]
+        good = bool(closed) and (not rest or rest.startswith(":"))
+    else:
+        good = host.count(":") <= 1
+        host, _, port = host.partition(":")
+    number = int(port) if port.isdecimal() and len(port) < 6 else default_port if not port else -1
+    if not good or not host or not 0 <= number <= 65535 or any(c.isspace() or c in "/@" for c in host):
+        raise ValueError("must be HOST:PORT (an IPv6 address in brackets), for example node1:29400")
+    return host, number
+
+
+def split_endpoints(text: str) -> tuple[tuple[str, int], ...]:
+    """(host, port) of each in HOST[:PORT],... Raises ValueError("must be ...")."""
+    return tuple(map(split_endpoint, text.split(",")))
+
+
+def _endpoints(raw: object) -> str:
+    if raw == "":
+        return ""
+    text = k.as_text(raw, "must be HOST:PORT").strip()
+    split_endpoints(text)
+    return text
+
+
+ENDPOINTS = Kind("HOST[:PORT],...", _endpoints)
+
+
+@dataclass(frozen=True)
+class RendezvousConfig:
+    """`--rdzv-conf`, times in seconds."""
+
+    is_host: bool | None = None  # this node starts the coordinator; None = decided by infra rank or endpoint
+    join_timeout: float = 300.0  # > 0: how long too few nodes are waited for; default: `timeout` where that is given
+    last_call_timeout: float = 1.0  # >= 0: how long a complete job waits for spares before its first plan
+    ignored: tuple[str, ...] = ()  # keys that were given and change nothing here
+
+    def __str__(self) -> str:
+        names = ("is_host", "join_timeout", "last_call_timeout")
+        given = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(RendezvousConfig, name)}
+        return ",".join(f"{name}={value}" for name, value in given.items())
+
+
+_RDZV_KINDS = {
+    "is_host": k.optional(k.BOOL),
+    "join_timeout": k.POSITIVE_SECONDS,
+    "timeout": k.POSITIVE_SECONDS,
+    "last_call_timeout": k.SECONDS,
+}
+_RDZV_IGNORED = ("read_timeout", "close_timeout", "store_connect_wait_seconds", "use_libuv")
+_RDZV_REFUSED = ("replacement_group_size", "segment", "segment_check_interval")
+
+
+def _rdzv_conf(raw: object) -> RendezvousConfig:
+    if isinstance(raw, RendezvousConfig):
+        return raw
+    text = raw.strip("'\"") if isinstance(raw, str) else raw  # quotes that a launcher's script passes on
+    given = pairs(text, "=", "must be KEY=VALUE,... with each key once, for example join_timeout=600")
+    ignored = tuple(name for name in _RDZV_IGNORED if given.pop(name, None) is not None)
+    for name, value in given.items():
+        if name in _RDZV_REFUSED:
+            raise ValueError(f"{name} is not supported; leave it out")
+        if name not in _RDZV_KINDS:
+            near = k.did_you_mean(name, _RDZV_KINDS) or f" (known: {', '.join(_RDZV_KINDS)})"
+            raise ValueError(f"{name} is not a key of --rdzv-conf{near}")
+        try:
+            given[name] = _RDZV_KINDS[name].parse(value)
+        except ValueError as error:
+            raise ValueError(f"{name} {error}") from None
+    if "timeout" in given:  # with torchrun, users raise it for nodes that come late
+        given.setdefault("join_timeout", given["timeout"])
+    values: dict[str, Any] = {name: value for name, value in given.items() if name != "timeout"}
+    return RendezvousConfig(**values, ignored=ignored)
+
+
+RDZV_CONF = Kind("KEY=VALUE,...", _rdzv_conf, str)

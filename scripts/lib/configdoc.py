@@ -8,9 +8,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from nvrx_slurm.config.groups import GROUPS, GROUPS_REFUSED, GROUPS_SUBMIT
 from nvrx_slurm.config.layers import SETTINGS
-from nvrx_slurm.config.settings import Setting, settings_of, shown
+from nvrx_slurm.config.settings import Declaration, by_group, settings_of, shown
 from nvrx_slurm.config.submit import SubmitConfig
 
 HEAD = """# Configuration
@@ -26,7 +25,6 @@ Every setting of `nvrx-run`, from the one dataclass tree in `nvrx_slurm/config/`
 - **YAML:** one `fault_tolerance:` section, at any depth of the file (UTF-8, at most 256 KiB). An unknown key, a second
   section or a key given twice is an error.
 - **Values:** booleans are true/false, 1/0, yes/no, on/off in any case. Times are seconds. `none` means no limit.
-- **Not supported:** the name is known, and any value other than the default is refused with what to use instead.
 - Wrong input ends with exit code 2 and one sentence, before anything is started.
 """
 
@@ -35,30 +33,22 @@ COLUMNS = "| flag | also | environment | YAML key | default | meaning |\n|---|--
 
 def render() -> str:
     """The whole document as Markdown."""
-    built = [item for item in SETTINGS.values() if item.built]
-    refused = [item for item in SETTINGS.values() if not item.built]
-    parts = [HEAD]
-    parts += [table for group in GROUPS if (table := _table("##", group, built))]
+    parts = [HEAD, *(_table("##", *group) for group in by_group(SETTINGS.values()).items())]
     parts.append("## nvrx submit\n\nFlags of `nvrx submit`, which takes those above, too.\n")
-    parts += [_table("###", group, list(settings_of(SubmitConfig))) for group in GROUPS_SUBMIT]
-    parts.append("## Known, not supported\n")
-    parts += [table for group in (*GROUPS, *GROUPS_REFUSED) if (table := _table("###", group, refused))]
+    parts += [_table("###", *group) for group in by_group(settings_of(SubmitConfig)).items()]
     return "\n".join(parts)
 
 
-def _table(level: str, group: str, items: list[Setting]) -> str:
-    rows = [_row(item) for item in items if item.group == group]
-    return "\n".join([f"{level} {group}\n", COLUMNS, *rows, ""]) if rows else ""
+def _table(level: str, group: str, items: list[Declaration]) -> str:
+    return "\n".join([f"{level} {group}\n", COLUMNS, *map(_row, items), ""])
 
 
-def _row(item: Setting) -> str:
+def _row(item: Declaration) -> str:
     flag, *aliases = item.flags or ("",)
     value = "" if item.form == "switch" or not flag else f" {item.kind.metavar}"
     yaml_key = item.name if item.section == "ft" else ""
-    meaning = f"Instead: {item.instead}." if item.instead else item.help
-    meaning += f" No effect: {item.no_effect}." if item.no_effect else ""
     cells = [_code(flag + value), ", ".join(map(_code, aliases)), ", ".join(map(_code, item.env)), _code(yaml_key)]
-    return "| " + " | ".join([*cells, _code(shown(item, item.default)), meaning.replace("|", "\\|")]) + " |"
+    return "| " + " | ".join([*cells, _code(shown(item, item.default)), item.help.replace("|", "\\|")]) + " |"
 
 
 def _code(text: str) -> str:

@@ -42,3 +42,14 @@ def nvrx_run(work: Path, clean: None, monkeypatch: pytest.MonkeyPatch, capfd: py
         return Done(int(str(ended.value.code)), *capfd.readouterr())
 
     return run
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """A machine that has Slurm's client and a slurm.conf."""
+    srun = tmp_path / "srun"
+    srun.write_text("#!/bin/sh\nexit 1\n")
+    srun.chmod(0o755)
+    (tmp_path / "slurm.conf").write_text("")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return {"SLURM_CONF": str(tmp_path / "slurm.conf"), "PATH": str(tmp_path)}

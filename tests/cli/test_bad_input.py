@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_harness import ONE_TASK, Run
+from cli_harness import Run
 
 AS_NOBODY = """
 import difflib, os, sys, tempfile, nvrx_slurm.node.program, nvrx_slurm.cli.job  # while the files can still be read
@@ -17,6 +17,7 @@ from nvrx_slurm.cli.run import main
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 main(sys.argv[1:])
 """
+PREFIX = "--ft-per-cycle-applog-prefix"
 MEET = ("--nnodes=2", "--rdzv-endpoint=nosuchhost.invalid:29400", "--rdzv-conf=join_timeout=1")
 
 
@@ -24,30 +25,34 @@ MEET = ("--nnodes=2", "--rdzv-endpoint=nosuchhost.invalid:29400", "--rdzv-conf=j
     ("words", "parts"),
     [
         ("--nnodes=2 train.py", ("2 nodes have to meet", "--rdzv-endpoint HOST:PORT")),
-        ("--nnodes=2 --rdzv-endpoint=h:0 train.py", ("h:0 is for one node", "HOST:29400")),
+        ("--nnodes=2 --rdzv-endpoint=h:0 train.py", ("2 nodes have to meet", "29400")),
         ("--nproc-per-node=gpu train.py", ("--nproc-per-node=gpu", "no GPU on this node")),
-        ("--local-ranks-filter=99 train.py", ("names local rank 99", "local rank 0 only")),
-        ("--nproc-per-node=4 --local-ranks-filter=0,4 train.py", ("names local rank 4", "local ranks 0 to 3")),
+        ("--nproc-per-node=4 --local-ranks-filter=0,4 train.py", ("names local rank 4", "has 4 workers")),
         ("--ft-cfg-path=gone.yaml train.py", ("gone.yaml does not exist", "--ft-cfg-path")),
-        (  # all at once, each with what to do instead
-            "--event-log-handler=x --numa-binding=node --virtual-local-rank train.py",
-            ("--event-log-handler is", "use --numa-bind auto", "--virtual-local-rank is"),
-        ),
+        ("--numa-binding=node train.py", ("--numa-binding is not", "use --numa-bind auto")),
         ("--ft-segment=4 --nnodes=6:8 --rdzv-endpoint=h:1 train.py", ("--ft-segment 4", "6")),
         ("--ft-segment=4 --restart-policy=min-healthy train.py", ("--ft-segment", "min-healthy")),
         ("--ft-segment=1 train.py", ("--ft-segment 1", "NVRX_REPLACEMENT_GROUP_ID")),
         ("", ("no training script",)),
         ("gone.py", ("gone.py does not exist (in ",)),
         ("x" * 300, ("does not exist",)),
-        ("empty", ("without a __main__.py",)),
         ("--no-python ./plain", ("./plain is not an executable",)),
+        # merged logs
+        (f"{PREFIX}=logs/train.log train.py", (PREFIX, "absolute")),
+        (f"{PREFIX}=/logs/ train.py", (PREFIX, "file")),
+        (f"{PREFIX}=/logs/%q.log train.py", (PREFIX, "%j")),
+        (f"{PREFIX}=/proc/no/train.log train.py", (PREFIX, "/proc/no")),
+        (f"{PREFIX}=/tmp train.py", (PREFIX, "/tmp")),
+        (f"{PREFIX}=/tmp/x.log --ft-nvrx-logfile=/dev/null/n.log train.py", ("--ft-nvrx-logfile", "/dev/null")),
+        ("--ft-nvrx-logfile=/tmp/nvrx.log train.py", ("--ft-nvrx-logfile", PREFIX)),
+        ("--ft-log-server-grpc-port=7000 train.py", ("--ft-log-server-grpc-port", PREFIX)),
+        ("--ft-log-server-port=65536 train.py", ("--ft-log-server-port", "65471")),
     ],
 )
 def test_refused(nvrx_run: Run, work: Path, words: str, parts: tuple[str, ...]) -> None:
-    (work / "empty").mkdir()
     (work / "plain").write_text("#!/bin/sh\n")
     nvrx_run(*words.split(), CUDA_VISIBLE_DEVICES="", NVRX_TOKEN="a" * 64).refused(*parts)
-    assert sorted(path.name for path in work.iterdir()) == ["empty", "plain", "train.py"]
+    assert sorted(path.name for path in work.iterdir()) == ["plain", "train.py"]
 
 
 def ends(code: int, said: str, *argv: str, **how: Any) -> None:
@@ -82,7 +87,3 @@ def test_a_coordinator_that_does_not_resolve(work: Path, rank: int, code: int, s
     """Its own node is refused at once; the others look for it until the join timeout."""
     argv = ("-m", "nvrx_slurm.cli.run", *MEET, f"--node-rank={rank}", "train.py")
     ends(code, said, *argv, env={**os.environ, "NVRX_TOKEN": "a" * 64})
-
-
-def test_a_kill_wait_that_is_none(nvrx_run: Run) -> None:
-    nvrx_run("train.py", **ONE_TASK, NVRX_KILL_WAIT="soon").refused("NVRX_KILL_WAIT='soon'", "unset it")

@@ -67,7 +67,7 @@ def test_hostile_values_stay_one_word_each(here: Path, monkeypatch: pytest.Monke
         (["--nodes", "2", "--nnodes", "3", "train.py"], ["--nodes 2", "3"]),
         (["--time", "soon", "train.py"], ["--time", "soon"]),
         (["--time", "2", "train.py"], ["--time 2", "--warn-time 120"]),
-        (["--array", "0-3", "--wait", "train.py"], ["--wait", "--array"]),
+        (["--array", "0-3", "--wait", "train.py"], ["--array excludes"]),
         (["--chain", "1", "train.py"], ["--chain", "2"]),
         (["--chain", "2", "--until-done", "train.py"], ["--chain", "--until-done"]),
         (["--chain", "2", "--array", "0-3", "train.py"], ["--array"]),

@@ -113,7 +113,7 @@ def _server(runs: Runs) -> grpc.Server:
 class Runs:
     """Runs of the site's script, or of our own preflight checks. Raises UsageError for a script that cannot be used."""
 
-    def __init__(self, settings: config.Settings, sysroot: str) -> None:
+    def __init__(self, settings: config.NvhcdFile, sysroot: str) -> None:
         self._script = settings.healthcheck_path
         self._timeout_s = settings.timeout
         # Without `node-service`, which would ask this daemon.
@@ -191,7 +191,7 @@ def _output(failed: list[str]) -> str:
 
 
 @contextmanager
-def _published(settings: config.Settings, listen: Callable[[str], int]) -> Iterator[None]:
+def _published(settings: config.NvhcdFile, listen: Callable[[str], int]) -> Iterator[None]:
     """Keep gRPC's socket at its path during the block. Raises UsageError.
 
     gRPC makes the socket in a private directory. It is renamed once group and mode are right, which also replaces a

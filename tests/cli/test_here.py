@@ -1,4 +1,4 @@
-"""Segments and several agents per node on the command line: domains, --dry-run, local ranks, refusals."""
+"""What the environment and Slurm say about `nvrx-run`: places, nodes, domains, how nodes meet, what is noted first."""
 
 from __future__ import annotations
 
@@ -8,19 +8,23 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_harness import BATCH_SCRIPT, ONE_TASK, REPO, TASK, Run
+from cli_harness import BATCH, BATCH_SCRIPT, ONE_TASK, REPO, SEVERAL, TASK
 from standin import StandIn
 
-from nvrx_slurm.cli.here import Here, OnNode, find_here, node_range, on_node, workers_per_node
-from nvrx_slurm.cli.job import make_job
+from nvrx_slurm.cli import rendezvous
+from nvrx_slurm.cli.here import Here, OnNode, StartPlace, find_here, node_range, on_node, workers_per_node
+from nvrx_slurm.cli.job import make_job, numa_bindings
+from nvrx_slurm.cli.notes import notes
 from nvrx_slurm.cli.rendezvous import node_domain
-from nvrx_slurm.cli.worker import numa_bindings
 from nvrx_slurm.config.layers import resolve
+from nvrx_slurm.config.values import NodeRange
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.slurm.api import text
+from nvrx_slurm.slurm import conf
+from nvrx_slurm.slurm.munge import Munge
 from nvrx_slurm.system import gpus, numa
 
-SEVERAL = {"NVRX_ENABLE_MULTI_LAUNCHERS_PER_NODE": "true"}
+TWO_HOSTS = {"SLURM_STEP_NODELIST": "localhost,n2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+INTERACTIVE = {**TASK, "SLURM_STEP_ID": "4294967290", "SLURM_STEPID": "4294967290", "SLURM_PROCID": "0"}
 TWO_EACH = {**TASK, **SEVERAL, "SLURM_STEP_TASKS_PER_NODE": "2(x3)", "SLURM_PROCID": "3", "SLURM_LOCALID": "1"}
 BLOCK = {"SLURM_TOPOLOGY_ADDR_PATTERN": "block.node", "SLURM_TOPOLOGY_ADDR": "b7.n2"}
 ARRAY = {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "3"}
@@ -33,16 +37,113 @@ def of(env: dict[str, str], flags: dict[str, object] | None = None) -> Here:
     return find_here(resolve(flags or {}, env), env)
 
 
+@pytest.mark.parametrize(
+    ("env", "flags", "expected"),
+    [
+        ({}, {}, StartPlace.LOGIN),
+        ({}, {"standalone": True}, StartPlace.ALONE),
+        ({}, {"nnodes": "1"}, StartPlace.ALONE),
+        ({}, {"nnodes": "2", "dry_run": True}, StartPlace.LOGIN),
+        ({}, {"nnodes": "2", "node_rank": "0", "rdzv_endpoint": "h:29400"}, StartPlace.ALONE),
+        ({}, {"master_addr": "h", "nnodes": "2"}, StartPlace.ALONE),
+        (BATCH, {}, StartPlace.BATCH),  # an salloc shell on the login node
+        (BATCH_SCRIPT, {}, StartPlace.BATCH),
+        (INTERACTIVE, {}, StartPlace.BATCH),  # salloc with LaunchParameters=use_interactive_step
+        (TASK, {}, StartPlace.TASK),
+        (TASK, {"standalone": True}, StartPlace.ALONE),
+    ],
+)
+def test_places(cluster: dict[str, str], env: dict[str, str], flags: dict[str, object], expected: StartPlace) -> None:
+    full = {**cluster, **env}
+    assert of(full, flags).place is expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({}, (3, 3)), ({"spares": "1"}, (2, 3)), ({"nnodes": "2"}, (2, 3)), ({"nnodes": "1:2"}, (1, 3)),
+        ({"nnodes": "2", "spares": "1"}, (2, 3)), ({"nnodes": "4"}, None), ({"nnodes": "3", "spares": "1"}, None),
+    ],
+)  # fmt: skip
+def test_nodes_beyond_min_are_spares(flags: dict[str, object], expected: tuple[int, int] | None) -> None:
+    here = of(TASK, flags)
+    if expected is None:
+        with pytest.raises(UsageError, match="4 nodes but the allocation has 3"):
+            node_range(here)
+    else:
+        assert node_range(here) == expected
+
+
+# --- how nodes meet ---------------------------------------------------------------------------------------------------
+
+
+def test_an_endpoint_with_port_0_is_one_node_that_meets_no_other() -> None:
+    here = of({}, {"rdzv_endpoint": "localhost:0", "rdzv_backend": "c10d"})
+    assert rendezvous.meeting(here, NodeRange(1, 1)) is None
+
+
+@pytest.mark.parametrize(
+    ("in_slurm", "munge", "given", "token"),
+    [
+        (True, True, "", ""), (True, True, "secret", "secret"), (False, True, "", "hash"), (True, False, "", "hash"),
+    ],
+)  # fmt: skip
+def test_where_the_token_of_an_endpoint_comes_from(
+    monkeypatch: pytest.MonkeyPatch, in_slurm: bool, munge: bool, given: str, token: str
+) -> None:
+    """ "": MUNGE hands it over. A hash of --rdzv-id is no secret."""
+    monkeypatch.setattr(Munge, "answers", lambda socket: munge)
+    env = {"NVRX_TOKEN": given, "NVRX_MUNGE_SOCKET": "/s"} | (TASK if in_slurm else {})
+    here = of(env, {"rdzv_endpoint": "h:29400"})
+    found = rendezvous.meeting(here, NodeRange(3, 3))
+    assert found is not None and found.munge_socket == ("/s" if in_slurm else None)
+    assert found.token == token or (token == "hash" and len(found.token) == 64)
+    assert bool(rendezvous.token_note(here, found)) == (token == "hash")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("ClusterName=c\nAuthInfo=socket=/run/m2/s,ttl=60\n", "/run/m2/s"), ("authinfo = ttl=9,socket=/m # x\n", "/m"),
+        ("#AuthInfo=socket=/x\n", None), ("AuthInfo=ttl=60\n", None), ("", None),
+    ],
+)  # fmt: skip
+def test_the_socket_of_slurms_munged_is_in_slurm_conf(tmp_path: Path, text: str, expected: str | None) -> None:
+    (tmp_path / "slurm.conf").write_text(text)
+    env = {"SLURM_CONF": str(tmp_path / "slurm.conf")}
+    assert conf.munge_socket(env) == expected
+    assert conf.munge_socket({**env, "NVRX_MUNGE_SOCKET": "/mine"}) == "/mine"
+    assert conf.munge_socket({"SLURM_CONF": str(tmp_path)}) is None
+
+
+# --- what is noted at the start ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "env", "said"),
+    [
+        ({"term_timeout": "100"}, {**ONE_TASK, "NVRX_KILL_WAIT": "30"}, "--term-timeout '100' is cut to 25 s"),
+        ({}, {**ONE_TASK, "PET_TERM_TIMEOUT": "60"}, "PET_TERM_TIMEOUT='60' is cut to 25 s"),
+        ({"term_timeout": "20"}, ONE_TASK, ""),
+        ({}, ONE_TASK, ""),  # the default is not what the user asked for
+        ({"ft_warn_before_end": "60"}, {**ONE_TASK, "PATH": "/nowhere"}, "time limit is unknown"),
+        ({}, {**ONE_TASK, **TWO_HOSTS, "NVRX_TOKEN": "0" * 32, "PATH": "/nowhere"}, "scancel 7"),
+        ({"monitor_interval": "7"}, {}, "--monitor-interval has no effect"),
+        ({}, {}, ""),
+    ],
+)  # fmt: skip
+def test_notes(work: Path, clean: None, flags: dict[str, object], env: dict[str, str], said: str) -> None:
+    here = of(env, flags)
+    found = [note for note in notes(here, make_job(here, "train.py", ())) if "hangs are" not in note]
+    assert [said in note for note in found] == [True] * bool(said)
+
+
 # --- domains ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus._Process, "no_library", True)
-
-
-def domain(flags: dict[str, object], env: dict[str, str]) -> str:
-    return node_domain(of(env, flags))
 
 
 @pytest.mark.parametrize(
@@ -63,9 +164,9 @@ def test_where_the_domain_comes_from(
 ) -> None:
     if expected is None:
         with pytest.raises(UsageError, match="--ft-segment 2 needs .*no libnvidia.*NVRX_REPLACEMENT_GROUP_ID"):
-            domain(flags, TASK | env)
+            node_domain(of(TASK | env, flags))
     else:
-        assert domain(flags, TASK | env) == expected
+        assert node_domain(of(TASK | env, flags)) == expected
 
 
 ASKS = """
@@ -96,52 +197,6 @@ def test_the_domain_of_gpus(nvml_standin: Path, tmp_path: Path, state: list[str]
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPO), **TASK, **BLOCK, **stand_in.env}
     done = subprocess.run([sys.executable, "-c", ASKS], env=env, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.startswith(expected), done
-
-
-def test_min_is_a_multiple_of_the_segment(nvrx_run: Run, work: Path) -> None:
-    (work / "srun").touch(0o755)  # this machine may have no Slurm
-    batch = {**BATCH_SCRIPT, "PATH": f"{work}:{os.environ['PATH']}"}
-    nvrx_run("--ft-segment=2", "train.py", **batch).refused("--ft-segment 2 does not divide 3", "--nnodes")
-    nvrx_run("--ft-segment=2", "--ft-restart-policy=min-healthy", "train.py").refused("--ft-segment", "min-healthy")
-    nvrx_run("train.py", **ONE_TASK, **GROUP).refused("NVRX_REPLACEMENT_GROUP_ID needs --ft-segment")
-    nvrx_run("--ft-segment=1", "train.py", **ONE_TASK).refused("--ft-segment 1 needs", "NVRX_REPLACEMENT_GROUP_ID")
-
-
-# --- --dry-run --------------------------------------------------------------------------------------------------------
-
-TOPOLOGY = """\
-BlockName=b1 BlockIndex=0 Nodes=n[1,3] BlockSize=2
-BlockName=b2 BlockIndex=1 Nodes=n2 BlockSize=2
-AggregatedBlock=b[1-2] BlockIndex=2 Nodes=n[1-3] BlockSize=4
-SwitchName=s0 Level=0 LinkSpeed=1 Nodes=n[1-3]
-"""
-
-
-def test_blocks_of_scontrol() -> None:
-    assert text.blocks(TOPOLOGY) == {"n1": "b1", "n3": "b1", "n2": "b2"}
-    assert text.blocks("") == {}
-
-
-@pytest.mark.parametrize(
-    ("answer", "flags", "shown"),
-    [
-        (TOPOLOGY, "--nnodes=2", {"n1": "ranks 0..0", "n2": "hot spare", "n3": "ranks 1..1"}),
-        (TOPOLOGY.replace("n[1,3]", "n1"), "--nnodes=2", {"n1": "ranks 0..0", "n3": "hot spare", "": "known only on"}),
-        (TOPOLOGY.replace("n[1,3]", "n1").replace("=n2", "=n[2,3]"), "--nnodes=2", {"n2": "ranks 0..0"}),
-    ],
-)
-def test_dry_run_shows_the_active_nodes(
-    nvrx_run: Run, work: Path, tmp_path: Path, answer: str, flags: str, shown: dict[str, str]
-) -> None:
-    bin_ = tmp_path / "bin"
-    bin_.mkdir()
-    (bin_ / "scontrol").write_text(f"#!/bin/sh\ncat <<'EOF'\n{answer}EOF\n")
-    (bin_ / "scontrol").chmod(0o755)
-    env = {**BATCH_SCRIPT, "PATH": f"{bin_}:/usr/bin:/bin"}
-    code, out, err = nvrx_run("--dry-run", "--ft-segment=2", flags, "train.py", **env)
-    assert (code, err) == (0, "")
-    lines = {line.split()[0]: line for line in out.splitlines() if " infra rank " in line}
-    assert [name for name, what in shown.items() if what not in lines.get(name, out)] == []
 
 
 # --- several agents per node ------------------------------------------------------------------------------------------
@@ -206,13 +261,6 @@ def test_numa_nodes_are_those_of_all_workers_of_the_node(monkeypatch: pytest.Mon
     monkeypatch.setattr(numa, "prefixes", lambda nproc, per_numa, strict: tuple((str(i),) for i in range(nproc)))
     here = of({"NVRX_GPUS_PER_NUMA": "2"})
     assert [where.prefix for where in numa_bindings(here, 2, OnNode(2, 0, 2))] == [("2",), ("3",)]
-
-
-def test_the_step_has_the_tasks_of_the_job(nvrx_run: Run, work: Path) -> None:
-    env = {**BATCH_SCRIPT, **SEVERAL, "SLURM_NTASKS_PER_NODE": "2", "SLURM_NTASKS": "6"}
-    out = nvrx_run("--dry-run", "--spares=2", "train.py", **env).out
-    assert " --nodes=3 --ntasks=6 --ntasks-per-node=2 " in out
-    assert "4 active nodes x 1 ranks, 2 spare" in out and "LOCAL_WORLD_SIZE=2" in out
 
 
 def test_group_ranks_by_the_digits_of_node_names() -> None:

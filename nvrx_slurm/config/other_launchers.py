@@ -1,4 +1,4 @@
-"""Flags that some version of NVRx's ft_launcher has, and this package has not."""
+"""Flags of torchrun and of NVRx's ft_launcher, in some version, that this package has not."""
 
 from __future__ import annotations
 
@@ -10,10 +10,16 @@ _INSTEAD = {  # how the flag begins, without dashes -> what to do
     ("ft-cycle-info-job-id",): "leave it out; the file has the id of the Slurm job",
     ("ft-segment-health-check",): "leave it out; each node is checked before it joins, see --ft-node-health-checks",
     ("ft-fact-", "ft-health-log", "ft-enable-health-log-", "ft-enable-fact-"): _NO_FACT,
+    ("event-log-handler",): "leave it out; events are in events/*.jsonl below --log-dir",
+    ("duplicate-stdout-", "duplicate-stderr-"): "leave it out; search the files of the ranks below --log-dir",
+    ("numa-binding",): "use --numa-bind auto",
+    ("signals-to-handle",): "leave it out; SIGTERM, SIGINT, SIGHUP and SIGQUIT end the job",
+    ("shutdown-timeout",): "use --workers-stop-timeout and --term-timeout",
+    ("virtual-local-rank",): "leave it out, and select the device by LOCAL_RANK in the script",
 }
 
 
 def instead(name: str) -> str:
-    """ "; another version ..." with what to do without the flag `name` (no dashes before it); "" if none has it."""
+    """ "; another launcher ..." with what to do without the flag `name` (no dashes before it); "" if none has it."""
     found = (advice for begins, advice in _INSTEAD.items() if name.replace("_", "-").startswith(begins))
-    return next((f"; another version of NVRx has it: {advice}" for advice in found), "")
+    return next((f"; torchrun or another version of NVRx has it: {advice}" for advice in found), "")

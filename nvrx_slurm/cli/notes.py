@@ -1,0 +1,87 @@
+"""What the coordinator's agent says before the job starts: settings without effect, cut short, or unsafe."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from typing import Any
+
+from nvrx_slurm.cli import rendezvous
+from nvrx_slurm.cli.here import RUN_ENV, Here
+from nvrx_slurm.cli.job import kill_wait_s, term_timeout_s
+from nvrx_slurm.node.job import Job
+from nvrx_slurm.slurm import srun
+from nvrx_slurm.slurm.control import END_TIME
+from nvrx_slurm.system import numa
+
+
+def notes(here: Here, job: Job) -> list[str]:
+    """What the coordinator's agent says before the job starts: settings without effect, cut short, or unsafe."""
+    if job.coordinator is None:
+        return []
+    found = [
+        rendezvous.token_note(here, job.meeting),
+        _term_note(here),
+        _numa_note(job),
+        _tools_note(here),
+        _no_kill_note(here),
+        "" if job.spec.wrapped else _hang_note(job.spec.limits) if job.spec.monitored else _UNMONITORED,
+        here.ft.attribution_note,
+    ]
+    if job.logs is not None:
+        from nvrx_slurm.cli.job_logs import log_note
+
+        found.append(log_note(here, job.logs))
+    return [*here.resolved.notes, *filter(None, found)]
+
+
+_UNMONITORED = "hangs are not watched for: NVRX_DISABLE_RANK_MONITORS is set"
+
+
+def _hang_note(limits: Mapping[str, Any]) -> str:
+    """Whether hangs are noticed, and how."""
+    named = {**limits, **limits["rank_section_timeouts"], "workload_check_interval": None}
+    found = [f"{name} {limit_s:g} s" for name, limit_s in named.items() if isinstance(limit_s, float)]
+    if found:
+        return f"hangs are watched for: {', '.join(found)}"
+    return "hangs are not watched for: set --ft-rank-heartbeat-timeout or section timeouts; nvrx stacks shows ranks now"
+
+
+def _term_note(here: Here) -> str:
+    """Slurm leaves workers less time to end than the user asked for."""
+    wanted_s, origin = here.launch.term_timeout, here.resolved.origins["term_timeout"]
+    left_s = term_timeout_s(here)
+    if left_s >= wanted_s or origin.layer == "default":
+        return ""
+    return (
+        f"{origin.with_value(f'{wanted_s:g}')} is cut to {left_s:g} s: Slurm kills everything KillWait"
+        f" ({kill_wait_s(here.env):g} s) after its SIGTERM; use #SBATCH --signal to warn workers earlier"
+    )
+
+
+def _tools_note(here: Here) -> str:
+    """Slurm cannot be asked from here, as in most images."""
+    slurm, env = here.slurm, here.env
+    if slurm is None or shutil.which("scontrol", path=env.get("PATH")) is not None or here.control.slurm.name != "cli":
+        return ""
+    gone = f"if the batch host is lost, the job goes on, but stays RUNNING after its end: scancel {slurm.job_id}"
+    limit = "the time limit is unknown, so no rank is warned or stopped before it"
+    timed = bool(here.ft.warn_before_end or here.resolved.config.stop_before_end_s) and END_TIME not in env
+    found = [gone] * (slurm.nnodes > 1) + [limit] * timed
+    return f"Slurm's tools are not on PATH here: {'; '.join(found)}" if found else ""
+
+
+def _no_kill_note(here: Here) -> str:
+    """The user's own srun, as in NeMo-Run's template; it is seen where it runs on this host."""
+    slurm = here.slurm
+    if slurm is None or slurm.nnodes == 1 or RUN_ENV in here.env or not srun.without_no_kill(slurm.job_id):
+        return ""
+    return "srun was started without --no-kill: Slurm ends the step when a node is lost; add --no-kill to that srun"
+
+
+def _numa_note(job: Job) -> str:
+    """Workers of this node are not bound though NUMA binding is on."""
+    loose = [str(rank) for rank, prefix in enumerate(job.spec.prefixes) if not prefix]
+    if not loose:
+        return ""
+    return f"{numa.BY_GPU}: local ranks {','.join(loose)} are not bound; --dry-run on this node says why"
