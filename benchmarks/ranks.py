@@ -25,10 +25,10 @@ from nvrx_slurm.inprocess.rank_assignment import (
     ShiftRanks,
     Tree,
     assign,
-    leadership_of,
     with_defaults,
 )
 from nvrx_slurm.inprocess.state import State
+from nvrx_slurm.inprocess.store.leader import Leadership
 
 _WORLD, _COUNTED_WORLD, _DEATHS = 65_536, 16_384, 1_024
 _ASKED = 200  # ranks whose own share is measured
@@ -105,8 +105,9 @@ def _filtered() -> float:
     contexts = [RankAssignmentCtx(State(rank, _WORLD, iteration=1), view, died) for rank in range(_WORLD)]
     for ctx in contexts[1:]:
         if ctx.state.rank not in died:
-            one = leadership_of(ctx, "FilterCountGroupedByKey 0", 0, rank_filter.timeout)
-            one.give(lambda ctx=ctx: f"node-{ctx.state.rank // 8:05}")
+            Leadership(ctx, "FilterCountGroupedByKey 0", 0, rank_filter.timeout).give(
+                lambda ctx=ctx: f"node-{ctx.state.rank // 8:05}"
+            )
     seconds, _ = _timed(lambda: assign(whole, contexts[0]))
     return 1e3 * seconds
 

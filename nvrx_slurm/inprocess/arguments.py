@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -17,6 +18,7 @@ from nvrx_slurm.inprocess.plugins.health_check import HealthCheck
 from nvrx_slurm.inprocess.plugins.rank_assignment import ActivateAllRanks, RankAssignment, ShiftRanks, with_defaults
 from nvrx_slurm.inprocess.plugins.steps import Completion, Finalize, Initialize, Terminate
 from nvrx_slurm.inprocess.store.stores import TCPStore
+from nvrx_slurm.inprocess.store.view import CLOSED, StoreView
 
 _OPTIONAL: dict[str, type] = {
     "store_kwargs": Mapping,
@@ -29,6 +31,7 @@ _OPTIONAL: dict[str, type] = {
     "monitor_process_logfile": str,
     "monitor_process_pidfile": str,
 }
+_RETRY_S = 0.005
 _STORE_TIMEOUT = timedelta(seconds=300)  # torch's and ours, where no `timeout` is among store_kwargs
 
 # The first of each pair must be shorter than the second.
@@ -119,6 +122,20 @@ class Arguments:
             factory = self.store_factory
             raise TypeError(f"store_factory must return a torch.distributed.Store, not {made!r} as {factory!r} did")
         return made
+
+    def connect(self, prefix: str) -> StoreView:
+        """A connection to the keys of a call: not to the server of an earlier call, which is about to end."""
+        deadline_s = time.monotonic() + self.barrier_timeout.total_seconds()
+        while True:
+            is_late = time.monotonic() > deadline_s
+            try:
+                store = self.make_store()
+                if is_late or not store.check([CLOSED]):
+                    return StoreView(store).under(prefix)
+            except dist.DistNetworkError:
+                if is_late:
+                    raise
+            time.sleep(_RETRY_S)
 
     @property
     def first_store_s(self) -> float:

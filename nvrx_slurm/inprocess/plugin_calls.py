@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any
 
 from nvrx_slurm.inprocess.arguments import Arguments
 from nvrx_slurm.inprocess.attribution import describe
@@ -18,7 +17,7 @@ from nvrx_slurm.inprocess.store.view import StoreLost, StoreView
 _WAIT_S = 2.0
 
 
-class Disturbed(Exception):
+class RankLost(Exception):
     """A rank was lost while ranks were being assigned."""
 
 
@@ -32,11 +31,11 @@ class _AssigningView(StoreView):
         self._ended = this.keys
 
     def came(self, keys: Sequence[str], timeout_s: float) -> bool:
-        """See `StoreView`; raises Disturbed."""
+        """See `StoreView`; raises RankLost."""
         deadline_s, wait_s = time.monotonic() + timeout_s, min(_WAIT_S, timeout_s)
         while not self.wait_once(keys, wait_s):
             if self._ended.check(["ended"]):
-                raise Disturbed("a rank was lost during the rank assignment")
+                raise RankLost("a rank was lost during the rank assignment")
             if time.monotonic() >= deadline_s:
                 return False
         return True
@@ -52,25 +51,23 @@ def assign_ranks(
     state = replace(before, iteration=this.number, fn_exception=None)
     try:
         return assign(assignment, RankAssignmentCtx(state, _AssigningView(this), set(terminated)))
-    except (RestartError, TimeoutError, Disturbed) as error:
+    except (RestartError, TimeoutError, RankLost) as error:
         if isinstance(error, (RankDiscarded, StoreLost)) or not this.keys.check(["end"]):
             raise
         return error
 
 
-def call_plugin(arguments: Arguments, name: str, state: FrozenState) -> Any:
-    """The result of the plug-in in that argument; None if there is none. A health check fails with HealthCheckError."""
+def call_plugin(arguments: Arguments, name: str, state: FrozenState) -> None:
+    """Call the plug-in in that argument, if there is one.
+
+    A health check fails with HealthCheckError. Raises InternalError if a plug-in returns neither a state nor None.
+    """
     plugin = getattr(arguments, name)
     try:
-        return plugin and plugin(state)
+        result = plugin and plugin(state)
     except Exception as error:
         if isinstance(error, HealthCheckError) or not name.endswith("health_check"):
             raise
         raise HealthCheckError(describe(error)) from error
-
-
-def check_result(arguments: Arguments, name: str, result: Any) -> None:
-    """Raises InternalError unless it is a state or None."""
     if result is not None and not isinstance(result, (FrozenState, State)):
-        plugin = getattr(arguments, name)
         raise InternalError(f"{name}: {plugin!r} returned {result!r}; it has to return the state it was given")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import gc
 import inspect
@@ -33,21 +32,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 logger = logging.getLogger(__name__)
 _MARK = "__nvrx_inprocess__"
 _active = threading.Lock()  # held while a wrapped function is being called in this process
-_OLDER = {"rank_filter": "rank_assignment"}  # arguments of older NVRx
-
-
-def _with_hints(init: F) -> F:
-    """`init`; an argument that it does not have raises TypeError with the nearest name."""
-    names = inspect.signature(init).parameters
-
-    @functools.wraps(init)
-    def checked(self: Any, *args: Any, **given: Any) -> None:
-        for name in given.keys() - names.keys():
-            near = _OLDER.get(name) or (*difflib.get_close_matches(name, names, 1), "one of its docstring")[0]
-            raise TypeError(f"inprocess.Wrapper has no argument {name!r}; did you mean {near}?")
-        init(self, *args, **given)
-
-    return checked  # type: ignore[return-value]
 
 
 class Wrapper(Arguments):
@@ -60,8 +44,6 @@ class Wrapper(Arguments):
 
     Raises TypeError for a value of the wrong type and ValueError for timeouts that contradict each other.
     """
-
-    __init__ = _with_hints(Arguments.__init__)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -112,8 +94,7 @@ def _check_function(fn: Any) -> None:
     if getattr(fn, _MARK, False):
         raise TypeError(f"{fn.__qualname__} is wrapped already; one inprocess.Wrapper is enough")
     kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
-    called = functools.partial(fn).func  # without any partials around it
-    if any(is_kind(one) for is_kind in kinds for one in (called, type(fn).__call__)):
+    if any(is_kind(one) for is_kind in kinds for one in (fn, type(fn).__call__)):
         raise TypeError(
             f"{getattr(fn, '__qualname__', fn)!r} is a generator or coroutine function: calling it runs nothing that"
             " could be restarted; wrap a plain function that runs it to its end"

@@ -54,7 +54,7 @@ class Runs:
         nodes = "--nnodes=1:2" if policy == "min-healthy" else "--nnodes=2"
         command = [sys.executable, "-m", "nvrx_slurm.cli.run", nodes, "--nproc-per-node=2", "--max-restarts=1"]
         command += [f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-conf=join_timeout=60,last_call_timeout=60"]
-        command += [f"--restart-policy={policy}"]
+        command += [f"--restart-policy={policy}", "--ft-preload=torch,torch._dynamo"]  # one import per node
         env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "FT_", "NVRX_", "TORCHELASTIC_"))}
         env |= dict([self.mark.split("=")])
         with (self.directory / "out").open("ab") as out:

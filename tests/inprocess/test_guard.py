@@ -17,7 +17,7 @@ from nvrx_slurm.core.inprocess.deadlines import Action, Deadlines, Observation
 from nvrx_slurm.inprocess.guard import progress, store_link
 from nvrx_slurm.inprocess.guard.launcher import LauncherFile
 from nvrx_slurm.inprocess.guard.monitor_thread import Answer, MonitorThread
-from nvrx_slurm.inprocess.guard.page import AUTO, MANUAL, WAITING, WATCHED, Page
+from nvrx_slurm.inprocess.guard.page import AUTO, MANUAL, WAITING, WATCHED, RankPage
 from nvrx_slurm.inprocess.guard.store_link import Heartbeats
 from nvrx_slurm.inprocess.store.view import StoreView
 
@@ -112,7 +112,7 @@ def test_a_counter_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_watchdog_survives_a_look_that_fails() -> None:
     """Without its signs of life the rank would be killed."""
-    page, twice, looked = Page(), threading.Event(), set[int]()
+    page, twice, looked = RankPage(), threading.Event(), set[int]()
 
     def look() -> None:
         looked.add(page.words[AUTO])
@@ -131,7 +131,7 @@ def test_the_watchdog_survives_a_look_that_fails() -> None:
 
 
 def test_progress_is_what_was_seen_last_by_every_active_method() -> None:
-    page = Page()
+    page = RankPage()
     page.words[AUTO] -= 5_000_000_000
     assert 5.0 <= page.idle_s() < 6.0
     page.beat()
@@ -160,7 +160,7 @@ def test_a_board_is_read_on_from_where_it_was(tmp_path: Path) -> None:
 
 def test_an_answer_can_be_taken_again() -> None:
     """After the exception of a signal handler that came just after the take; and it is no other job's answer."""
-    thread = MonitorThread(Page())
+    thread = MonitorThread(RankPage())
     thread.start()
     try:
         asked, failed = thread.ask(lambda: 42), thread.ask(lambda: 1 // 0)
@@ -204,13 +204,13 @@ def test_a_signal_that_another_thread_received_ends_the_wait() -> None:
 
 FORKS = """
 import logging, os, sys
-from nvrx_slurm.inprocess.guard import monitor_main
+from nvrx_slurm.inprocess.guard import monitor_process
 events = os.eventfd(0)
 for name in ("nvrx_slurm.inprocess", "nvrx_slurm.inprocess.barriers", None):
     logging.getLogger(name).addHandler(logging.FileHandler("of the user"))
 if (pid := os.fork()) == 0:
-    monitor_main._disconnect_all_but(())
-    monitor_main.log_to("ours")
+    monitor_process._disconnect_all_but(())
+    monitor_process.log_to("ours")
     logging.getLogger("nvrx_slurm.inprocess.barriers").warning("a word")
     logging.getLogger("another").warning("lost")
     os.eventfd_write(events, 1)

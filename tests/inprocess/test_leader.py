@@ -172,18 +172,16 @@ BOTH = ra.LayerFlag.RESERVE | ra.LayerFlag.BACKFILL
 
 
 def test_without_the_leader_the_wait_ends() -> None:
-    job = Ranks(4, in_memory(), lambda: ra.Tree([ra.Layer()], timeout=SHORT))
-    assert job.assign() == {}
-    raised = job.assign(absent=[0])
+    raised = Ranks(4, in_memory(), lambda: ra.Tree([ra.Layer()], timeout=SHORT)).assign(absent=[0])
     assert "rank 0, which computes the rank assignment for all, gave none within 2 s" in same_everywhere(raised, 3)
     assert {type(error) for error in raised.values()} == {TimeoutError}
 
 
-@pytest.mark.parametrize("lost", [[5], [0], [0, 5]])
-def test_an_assignment_is_taken_back(views: Views, lost: list[int]) -> None:
-    """Twice in a row, then as if it had been one: with the same leader, or a new one that reads what was before."""
+@pytest.mark.parametrize("lost", [[5], [0, 5]])
+def test_an_assignment_is_taken_back(lost: list[int]) -> None:
+    """Twice in a row, then as if it had been one."""
     layers = [ra.Layer(1, 4, "root", BOTH)]
-    job, plain = (Ranks(8, each, lambda: ra.Tree(layers)) for each in (views, in_memory()))
+    job, plain = (Ranks(8, in_memory(), lambda: ra.Tree(layers)) for _ in range(2))
     assert job.assign() == {} == plain.assign()
     assert job.assign(died=[6]) == {} == plain.assign(died=[6])
     assert job.assign(died=[1]) == {}
@@ -216,7 +214,6 @@ ERRORS: dict[str, tuple[Callable[[], ra.RankAssignment], type[Exception] | None]
     "rank 0, computing for all: ZeroDivisionError": (grouped("all", lambda count: 1 // 0), ZeroDivisionError),
     "same on all ranks, but rank 0 has '0'": (lambda: ra.Tree([ra.Layer(key_or_fn=pair)]), None),
     "world_size_filter(4) returned 5": (lambda: ra.Tree([ra.Layer()], lambda size: size + 1), None),
-    "ZeroDivisionError": (lambda: ra.Tree([ra.Layer()], lambda size: 1 // 0), None),
     "rank 3: ValueError: no such host": (lambda: ra.Tree([ra.Layer(key_or_fn=raise_on(3))]), ValueError),
     "give all ranks the same layers": (lambda: ra.Tree([ra.Layer()] * next(TURNS)), None),
 }
@@ -273,7 +270,8 @@ LOST = InterruptionRecord(2, Interruption.TERMINATED, "its process has ended")
 
 
 def leadership(view: Any, rank: int, size: int = 3) -> Leadership:
-    return Leadership(view, "test", 1, 5, rank, size, frozenset(), FOREVER)
+    ctx = ra.RankAssignmentCtx(State(rank, size, iteration=5), view, set())
+    return Leadership(ctx, "test", 1, FOREVER)
 
 
 class SilentStore(MemoryStore):
@@ -290,7 +288,7 @@ def test_a_verdict_wakes_where_compare_set_does_not() -> None:
     def decided(rank: int) -> str:
         one = leadership(store, rank)
         one.give(lambda: "key")
-        return one.decide(lambda: ",".join(map(text_of, one.given()[1])))
+        return one.decide(lambda: ",".join(map(text_of, one.given())))
 
     with ThreadPoolExecutor(3) as pool:
         assert list(pool.map(decided, (2, 1, 0), timeout=BOUND_S)) == ["key,key,key"] * 3
@@ -305,11 +303,11 @@ def test_a_verdict_wakes_where_compare_set_does_not() -> None:
     ],
 )
 def test_nothing_of_an_iteration_is_left(make: Callable[[], ra.RankAssignment]) -> None:
-    """As many keys after each of a hundred restarts (a Tree keeps the last eight assignments)."""
+    """As many keys after each of ten restarts."""
     store = dist.HashStore()
     call, assignment, state = StoreView(store), ra.with_defaults(make()), State(rank=0, world_size=1)
     counted = []
-    for number in range(100):
+    for number in range(10):
         this = Iteration(call, number)
         view = this.keys.under("assign", call.under("stable"))
         state = ra.assign(assignment, ra.RankAssignmentCtx(state, view, set()))
@@ -317,8 +315,7 @@ def test_nothing_of_an_iteration_is_left(make: Callable[[], ra.RankAssignment]) 
         this.delete_keys([0])
         counted.append(store.num_keys())
         state.advance()
-    assert len(set(counted[8:])) == 1
-    assert isinstance(assignment, ra.Tree) or len(set(counted)) == 1
+    assert len(set(counted)) == 1
 
 
 def test_an_error_whose_text_no_store_takes_is_told_all_the_same() -> None:

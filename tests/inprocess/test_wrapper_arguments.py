@@ -15,7 +15,7 @@ import pytest
 from nvrx_slurm import inprocess
 from nvrx_slurm.inprocess import CallWrapper, Compose, Wrapper
 from nvrx_slurm.inprocess.call import with_wrapper, wrapper_parameters
-from nvrx_slurm.inprocess.guard.page import Page
+from nvrx_slurm.inprocess.guard.page import RankPage
 from nvrx_slurm.inprocess.plugins.rank_assignment import FilterCountGroupedByKey, ShiftRanks
 
 
@@ -142,7 +142,7 @@ def test_the_annotation_is_found_and_no_other_parameter_is_filled(fn: Any) -> No
 
 def test_arguments_of_the_caller_stay_unless_they_are_none() -> None:
     """NVRx wants a parameter without a default to be filled by the caller."""
-    call, own = CallWrapper(Page()), CallWrapper(Page())
+    call, own = CallWrapper(RankPage()), CallWrapper(RankPage())
 
     def placed(a: int, call: CallWrapper, /) -> None: ...
 

@@ -27,7 +27,7 @@ COUNTED = 17  # main: 1 while the others count on the rank, so that its monitor 
 _SEMAPHORE = 24  # from here on: a sem_t, at most 64 bytes
 
 
-class Page:
+class RankPage:
     """The page, shared with every process that is forked after it was made."""
 
     def __init__(self) -> None:

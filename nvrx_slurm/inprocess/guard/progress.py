@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from nvrx_slurm.core.rank.watch import LATE_S
-from nvrx_slurm.inprocess.guard.page import WAITING, Page
+from nvrx_slurm.inprocess.guard.page import WAITING, RankPage
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class _Beats:
     of the right signature that nothing can interrupt.
     """
 
-    def __init__(self, page: Page) -> None:
+    def __init__(self, page: RankPage) -> None:
         self._libc = ctypes.CDLL(None)
         self._semaphore = ctypes.c_void_p(page.semaphore)
         self._libc.sem_init(self._semaphore, 1, 0)
@@ -67,7 +67,7 @@ class ProgressWatchdog(threading.Thread):
     A check that raises is logged, and the thread goes on: without signs of life the rank would be killed.
     """
 
-    def __init__(self, page: Page, interval_s: float, checks: tuple[Callable[[], None], ...] = ()) -> None:
+    def __init__(self, page: RankPage, interval_s: float, checks: tuple[Callable[[], None], ...] = ()) -> None:
         super().__init__(name="nvrx-progress-watchdog", daemon=True)
         self._page = page
         self._interval_s = interval_s

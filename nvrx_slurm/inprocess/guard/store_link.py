@@ -15,9 +15,10 @@ from nvrx_slurm.core.inprocess.barrier import Outcome
 from nvrx_slurm.core.rank.watch import LATE_S
 from nvrx_slurm.inprocess.arguments import Arguments
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
-from nvrx_slurm.inprocess.environment import Identity
-from nvrx_slurm.inprocess.guard.page import GONE, LOST, Page
+from nvrx_slurm.inprocess.environment import CallIdentity
+from nvrx_slurm.inprocess.guard.page import GONE, LOST, RankPage
 from nvrx_slurm.inprocess.store.barriers import ENTRY, Iteration, latest
+from nvrx_slurm.inprocess.store.fallback_server import FallbackServer
 from nvrx_slurm.inprocess.store.view import StoreLost, StoreView
 
 _SUSPICIOUS = 3  # heartbeat intervals of silence after which the other ranks are watched too
@@ -34,8 +35,9 @@ class Heartbeats:
         self._call, self._me, self._world_size = call, me, world_size
         self._interval_s, self._timeout_s = interval_s, timeout_s
         self._sequence = 0
-        self._seen: dict[int, tuple[bytes | None, float]] = {}  # watched rank -> last value, since when
+        self._seen: dict[int, tuple[bytes | None, float]] = {}  # rank -> its last value, since when
         self._checked_s = time.monotonic()
+        self._suspicious = False
 
     def beat(self) -> None:
         """Send this rank's own heartbeat."""
@@ -48,19 +50,14 @@ class Heartbeats:
         if now_s - self._checked_s > 2 * self._interval_s + LATE_S:  # this process was suspended, as others may be
             self._seen.clear()
         self._checked_s = now_s
-        neighbour = next((r for r in self._others() if r not in gone), None)
-        if neighbour is None:
+        members = [rank for rank in self._others() if rank not in gone]
+        watched = members if self._suspicious else members[:1]
+        if not watched:
             return {}
-        self._seen = {rank: seen for rank, seen in self._seen.items() if rank not in gone}
-        self._read({neighbour, *self._seen}, now_s)
-        suspicious_s = min(_SUSPICIOUS * self._interval_s, self._timeout_s / 2)
-        if len(self._seen) == 1 and now_s - self._seen[neighbour][1] > suspicious_s:
-            self._read({rank for rank in self._others() if rank not in gone}, now_s)
-        elif len(self._seen) > 1:
-            alive = [r for r, (_, since_s) in self._seen.items() if since_s == now_s and r != neighbour]
-            for rank in alive:
-                del self._seen[rank]
-        return {r: now_s - since_s for r, (_, since_s) in self._seen.items() if now_s - since_s > self._timeout_s}
+        self._read(watched, now_s)
+        silent_s = {rank: now_s - self._seen[rank][1] for rank in watched}
+        self._suspicious = silent_s[watched[0]] > min(_SUSPICIOUS * self._interval_s, self._timeout_s / 2)
+        return {rank: seconds for rank, seconds in silent_s.items() if seconds > self._timeout_s}
 
     def _others(self) -> list[int]:
         return [(self._me + step) % self._world_size for step in range(1, self._world_size)]
@@ -89,7 +86,9 @@ class StoreLink(threading.Thread):
     that, since its process serves the barriers.
     """
 
-    def __init__(self, make_view: Callable[[], StoreView], me: Identity, arguments: Arguments, page: Page) -> None:
+    def __init__(
+        self, make_view: Callable[[], StoreView], me: CallIdentity, arguments: Arguments, page: RankPage
+    ) -> None:
         super().__init__(name="nvrx-link", daemon=True)
         self._make_view, self._me, self._world_size, self._stays = make_view, me.rank, me.world_size, me.leads
         self._interval_s = arguments.heartbeat_interval.total_seconds()
@@ -100,6 +99,8 @@ class StoreLink(threading.Thread):
         self._marked: set[tuple[int, int]] = set()  # (iteration, rank)
         self._gone: frozenset[int] = frozenset()
         self._finished = False
+        self._last_call_s = arguments.last_call_wait.total_seconds()
+        self._fallback: FallbackServer | None = None
         self.lost = False
         self.passes = 0  # how often the store has answered all requests
         self.over = threading.Event()
@@ -116,6 +117,10 @@ class StoreLink(threading.Thread):
         """These ranks are gone; their marks are written in every iteration from now on."""
         mine = {record.rank: record for record in records if 0 <= record.rank < self._world_size}
         self._requests.put(lambda: self._dead.update({rank: mine[rank] for rank in mine.keys() - self._dead.keys()}))
+
+    def expect(self, number: int, address: str, port: int) -> None:
+        """This rank is rank 0 of iteration `number`, and its process group meets here."""
+        self._requests.put(lambda: self._expect(number, address, port))
 
     def give_up(self, why: str) -> None:
         """The store is lost; may be called from another thread while this one waits for the store."""
@@ -165,7 +170,17 @@ class StoreLink(threading.Thread):
                 continue
             what()
 
+    def _expect(self, number: int, address: str, port: int) -> None:
+        self._fallback = FallbackServer(self._iteration(number), address, port, self._last_call_s)
+
+    @property
+    def serves_a_group(self) -> bool:
+        """Whether other ranks may need this process to meet in their process group."""
+        return self._fallback is not None
+
     def _tick(self) -> None:
+        if self._fallback is not None:
+            self._fallback.check()
         if self._me not in self._dead:
             self._heartbeats.beat()
         if self._this.number == ENTRY:  # some ranks may not have been started yet
@@ -183,6 +198,8 @@ class StoreLink(threading.Thread):
             self._finished = known[1].outcome is not Outcome.NEXT
             if self._me in self._gone:
                 self._words[GONE] = 1
+            if self._fallback is not None and self._fallback.number <= known[0]:
+                self._fallback = None
             self._this = Iteration(self._call, known[0] + 1)
 
     def _mark_gones(self) -> bool:

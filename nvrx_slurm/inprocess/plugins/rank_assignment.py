@@ -93,20 +93,6 @@ def key_of(key_or_fn: str | Callable[[State], Any], state: State) -> str:
     return str(key_or_fn(*given))
 
 
-def leadership_of(ctx: RankAssignmentCtx, name: str, place: int, timeout: timedelta) -> Leadership:
-    """This rank's part in a computation by one rank for all; see `Leadership` for `name`, `place`, `timeout`."""
-    return Leadership(
-        store=ctx.store,
-        name=name,
-        place=place,
-        iteration=ctx.state.iteration,
-        rank=ctx.state.rank,
-        world_size=ctx.state.world_size,
-        terminated=ctx.terminated_ranks,
-        timeout=timeout,
-    )
-
-
 # --- activation -------------------------------------------------------------------------------------------------------
 
 
@@ -277,9 +263,9 @@ class FilterCountGroupedByKey(RankAssignment):
         if ctx.state.rank in ctx.terminated_ranks:
             return ctx
         name = f"FilterCountGroupedByKey {self._place}"
-        leadership = leadership_of(ctx, name, self._place, self.timeout)
+        leadership = Leadership(ctx, name, self._place, self.timeout)
         leadership.give(lambda: key_of(self.key_or_fn, ctx.state))
-        discarded = leadership.decide(lambda: ranks.to_runs(self._discarded(*leadership.given())))
+        discarded = leadership.decide(lambda: ranks.to_runs(self._discarded(leadership.healthy, leadership.given())))
         return replace(ctx, terminated_ranks=ctx.terminated_ranks | ranks.from_runs(discarded))
 
     def _discarded(self, healthy: list[int], keys: list[bytes]) -> list[int]:

@@ -36,21 +36,19 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import traceback
 from collections.abc import Callable, Collection
 
 from nvrx_slurm.core.inprocess.barrier import Arrival, BarrierResult, Outcome, Status, barrier_result
 from nvrx_slurm.core.inprocess.ranks import to_runs
 from nvrx_slurm.inprocess.arguments import Arguments
-from nvrx_slurm.inprocess.attribution import OUTRIGHT, Interruption, InterruptionRecord, clean
+from nvrx_slurm.inprocess.attribution import OUTRIGHT, Interruption, InterruptionRecord
 from nvrx_slurm.inprocess.exception import RankDiscarded
 from nvrx_slurm.inprocess.guard.launcher import note_restart
 from nvrx_slurm.inprocess.store import leader
-from nvrx_slurm.inprocess.store.view import StoreLost, StoreView
+from nvrx_slurm.inprocess.store.view import CLOSED, StoreLost, StoreView
 
 logger = logging.getLogger(__name__)
 
-CLOSED = "nvrx_inprocess_closed"  # without a prefix: a server that is about to end accepts no new call
 ALL_LEFT = "all_left"
 SERVES = "serves"  # "1" if the monitor process of rank 0 runs the store's server, set when it has made the store
 _LAST_READ_S = 5.0
@@ -104,6 +102,10 @@ class Iteration:
         while not self.keys.wait_once(["ended"], FOREVER_S):
             pass
         return self._decided("end") == COMPLETED
+
+    def is_interrupted(self) -> bool:
+        """Whether the iteration has ended, by a fault."""
+        return self.keys.check(["ended"]) and read(self.keys, "end") == INTERRUPTED
 
     def cause(self) -> InterruptionRecord | None:
         """The record that explains the interruption: the first one, but a dead or hung rank before one that raised.
@@ -229,7 +231,7 @@ def _declare_overdue(this: Iteration, missing: list[int], overdue_s: float) -> N
 
 def publish(this: Iteration, result: BarrierResult) -> BarrierResult:
     """Make this the result of the barrier, unless there is one; returns the one that counts."""
-    this.keys.compare_set("go", "", clean(result.to_text()))
+    this.keys.compare_set("go", "", result.to_text().encode(errors="backslashreplace"))
     this.keys.set("went", "1")
     return _announced(this)
 
@@ -264,7 +266,7 @@ def read(keys: StoreView, key: str) -> bytes | None:
 class BarrierServer(threading.Thread):
     """Serves barrier after barrier until all ranks have finished or none is left; then `over` is set.
 
-    If it fails, all ranks end and are told why.
+    If it fails, the ranks serve the barrier themselves (see `runner`).
     """
 
     def __init__(self, make_view: Callable[[], StoreView], world_size: int, arguments: Arguments) -> None:
@@ -288,7 +290,8 @@ class BarrierServer(threading.Thread):
         number, result = ENTRY - 1, BarrierResult(Outcome.NEXT)
         while result.outcome is Outcome.NEXT:
             gone, number = result.gone, number + 1
-            result = self._result(Iteration(call, number), gone)
+            overdue_s = self._barrier_s if number == ENTRY else self._overdue_s
+            result = serve_barrier(Iteration(call, number), self._world_size, gone, overdue_s, closes=True)
             logger.info("iteration %d: %s %s", number, result.outcome.name, result.why)
             if result.outcome is Outcome.NEXT and number > ENTRY:
                 note_restart(number, result.why)
@@ -297,18 +300,6 @@ class BarrierServer(threading.Thread):
                 Iteration(call, number - 1).delete_keys(members)
         if result.outcome is not Outcome.EMPTY:  # some rank has to read it
             call.came([ALL_LEFT], _LAST_READ_S)
-
-    def _result(self, this: Iteration, gone: frozenset[int]) -> BarrierResult:
-        overdue_s = self._barrier_s if this.number == ENTRY else self._overdue_s
-        try:
-            return serve_barrier(this, self._world_size, gone, overdue_s, closes=True)
-        except StoreLost:
-            raise
-        except Exception:
-            logger.exception("iteration %d: the barrier server failed", this.number)
-            why = f"the barrier server failed:\n{traceback.format_exc()}"
-            _close(this.call)
-            return publish(this, BarrierResult(Outcome.REFUSED, gone=gone, why=why))
 
 
 def _close(call: StoreView) -> None:

@@ -9,77 +9,42 @@ it is stopped. Without this all other ranks would be killed after the hard timeo
 from __future__ import annotations
 
 import logging
-import queue
-import threading
+import math
 import time
-from collections.abc import Callable
 
 import torch.distributed as dist
 
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.inprocess.exception import RankDiscarded
-from nvrx_slurm.inprocess.store.barriers import Iteration, latest
+from nvrx_slurm.inprocess.store.barriers import Iteration
 from nvrx_slurm.inprocess.store.stores import serve
-from nvrx_slurm.inprocess.store.view import StoreLost, StoreView
 
 logger = logging.getLogger(__name__)
 
 _GRACE_S = 0.4  # a restart that is over by then needs no server, and torch pauses for longer
-_PAUSE_S = 0.1
 
 
-class FallbackServer(threading.Thread):
-    """Serves from `wait_s` seconds after the end of an iteration (rank 0 may still do it until its abort) until the
-    barrier has a result, at most for `bound_s` seconds, if no other process does. `idle` is set while it has no work.
+class FallbackServer:
+    """For an iteration whose rank 0 is this one: serves from `wait_s` seconds after its end, unless another process
+    does. Rank 0 itself may do so until its abort. The server lasts as long as this object.
     """
 
-    def __init__(self, make_view: Callable[[], StoreView], wait_s: float, bound_s: float) -> None:
-        super().__init__(name="nvrx-fallback-server", daemon=True)
-        self._make_view, self._wait_s, self._bound_s = make_view, wait_s + _GRACE_S, bound_s
-        self._endpoints: queue.SimpleQueue[tuple[int, str, int]] = queue.SimpleQueue()
-        self._lock = threading.Lock()  # for `_endpoints` and `idle` together
-        self.idle = threading.Event()
-        self.idle.set()
+    def __init__(self, this: Iteration, address: str, port: int, wait_s: float) -> None:
+        self.number = this.number
+        self._this, self._address, self._port = this, address, port
+        self._wait_s = wait_s + _GRACE_S
+        self._from_s = 0.0  # 0.0: the iteration goes on
+        self._server: dist.Store | None = None
 
-    def expect(self, number: int, address: str, port: int) -> None:
-        """From another thread: this rank is rank 0 of iteration `number`, and its process group meets here."""
-        with self._lock:
-            self.idle.clear()
-            self._endpoints.put((number, address, port))
-        if self.ident is None:
-            self.start()
-
-    def run(self) -> None:
-        """Until the store is lost."""
-        try:
-            call = self._make_view()
-            while True:
-                number, address, port = self._endpoints.get()
-                try:
-                    self._follow(Iteration(call, number), address, port)
-                except (RuntimeError, OSError, UsageError, RankDiscarded) as error:
-                    logger.warning("iteration %d: no server at port %d: %s", number, port, error)
-                with self._lock:
-                    if self._endpoints.empty():
-                        self.idle.set()
-        except StoreLost as error:
-            logger.warning("fallback server: %s", error)
-        finally:
-            self.idle.set()
-
-    def _follow(self, this: Iteration, address: str, port: int) -> None:
-        if _is_over(this) or this.await_end():
+    def check(self) -> None:
+        """To be called about once per second."""
+        if not self._from_s and self._this.is_interrupted():
+            self._from_s = time.monotonic() + self._wait_s
+        if self._server is not None or not self._from_s or time.monotonic() < self._from_s:
             return
-        server: dist.Store | None = None
-        ended_s = time.monotonic()
-        while not _is_over(this) and time.monotonic() - ended_s < self._bound_s:
-            if server is None and time.monotonic() - ended_s >= self._wait_s:
-                server = serve(address, port)
-                if server is not None:
-                    logger.info("iteration %d: a fallback server listens at port %d", this.number, port)
-            time.sleep(_PAUSE_S)
-
-
-def _is_over(this: Iteration) -> bool:
-    known = latest(this.call)
-    return known is not None and known[0] >= this.number
+        try:
+            self._server = serve(self._address, self._port)
+        except (RuntimeError, OSError, UsageError) as error:
+            logger.warning("iteration %d: no server at port %d: %s", self.number, self._port, error)
+            self._from_s = math.inf
+        if self._server is not None:
+            logger.info("iteration %d: a fallback server listens at port %d", self.number, self._port)

@@ -4,8 +4,8 @@ The lowest healthy rank computes and publishes; every rank reads only its own pa
 asking, and a leader finds all that it needs in the store, so the next lowest rank succeeds a leader that died. The
 wrapper's store ends a wait for others when a rank is lost, also the leader: ranks are then assigned again.
 
-What is needed of a store (torch.distributed's API): `set`, `get`, `add`, `check`, `compare_set`, `multi_get`,
-`multi_set` and `wait(keys, timedelta)`, which raises RuntimeError or TimeoutError after the timeout. `ctx.store` is the
+What is needed of a store (torch.distributed's API): `set`, `get`, `add`, `check`, `compare_set`, `multi_get`
+and `wait(keys, timedelta)`, which raises RuntimeError or TimeoutError after the timeout. `ctx.store` is the
 store of one iteration. Keys that outlive an iteration go to `ctx.store.stable`, if it exists (the same view in all
 iterations of one call of the wrapper, and in no other call), else to `ctx.store` itself.
 """
@@ -13,8 +13,7 @@ iterations of one call of the wrapper, and in no other call), else to `ctx.store
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -26,32 +25,26 @@ MOST = 8  # computations in one iteration
 _DONE, _FAILED, _DISCARDED = b"=", b"!", b"-"  # first byte of a rank's value and of the decision
 
 
-@dataclass(frozen=True)
 class Leadership:
-    """One computation in one iteration, as seen by one healthy rank.
+    """One computation in one iteration, as seen by one healthy rank; see `RankAssignmentCtx` for `ctx`.
 
-    `name` and `place` (0 <= place < MOST) tell computations in the same iteration apart. `rank`, `world_size` and
-    `terminated` (ranks below `world_size` that are gone) are the same numbering on all ranks. A wait for other ranks
-    lasts at most twice `timeout`.
+    `name` and `place` (0 <= place < MOST) tell computations in the same iteration apart. A wait for other ranks lasts
+    at most twice `timeout`.
     """
 
-    store: Any
-    name: str
-    place: int
-    iteration: int
-    rank: int
-    world_size: int
-    terminated: Collection[int]
-    timeout: timedelta
-
-    @property
-    def stable(self) -> Any:
-        """The store whose keys outlive the iteration."""
-        return getattr(self.store, "stable", self.store)
+    def __init__(self, ctx: Any, name: str, place: int, timeout: timedelta) -> None:
+        self.store, self.name, self.place, self.timeout = ctx.store, name, place, timeout
+        self.iteration, self.rank = ctx.state.iteration, ctx.state.rank
+        self.healthy = lowest_healthy(ctx.state.world_size, ctx.state.world_size, ctx.terminated_ranks)
 
     def _given_keys(self, ranks: Sequence[int]) -> list[str]:
         """Keys in the stable store, one per rank."""
         return [f"given/{self.place}/{rank}" for rank in ranks]
+
+    @property
+    def _stable(self) -> Any:
+        """The store whose keys outlive the iteration."""
+        return getattr(self.store, "stable", self.store)
 
     def _key(self, what: str) -> str:
         return _key(self.place, self.iteration, what)
@@ -70,24 +63,22 @@ class Leadership:
         self._hand_in(value)
 
     def _hand_in(self, value: bytes) -> None:
-        self.stable.set(self._given_keys([self.rank])[0], value)
-        if self.store.add(self._key("count"), 1) == self.world_size - len(self.terminated):
+        self._stable.set(self._given_keys([self.rank])[0], value)
+        if self.store.add(self._key("count"), 1) == len(self.healthy):
             self.store.set(self._key("all"), b"1")
 
-    def given(self, wait: bool = True) -> tuple[list[int], list[bytes]]:
-        """The healthy ranks and the value of each (see `text_of`).
+    def given(self) -> list[bytes]:
+        """The values of the healthy ranks (see `text_of`), as soon as all have given one.
 
-        `wait` until all have given one, or else read the values of an earlier iteration. Raises InternalError if the
-        `make` of one raised, TimeoutError if one gave nothing.
+        Raises InternalError if the `make` of one raised, TimeoutError if one gave nothing.
         """
-        ranks = lowest_healthy(self.world_size, self.world_size, self.terminated)
-        if wait and not _came(self.store, self._key("all"), self.timeout):
+        if not _came(self.store, self._key("all"), self.timeout):
             came, wait_s = self.store.add(self._key("count"), 0), self.timeout.total_seconds()
-            raise TimeoutError(f"only {came} of {len(ranks)} ranks took part within {wait_s:g} s")
-        values = list(self.stable.multi_get(self._given_keys(ranks)))
+            raise TimeoutError(f"only {came} of {len(self.healthy)} ranks took part within {wait_s:g} s")
+        values = list(self._stable.multi_get(self._given_keys(self.healthy)))
         if _FAILED in values:
             raise InternalError("one rank could give nothing")  # its own decision says why
-        return ranks, values
+        return values
 
     # --- from the leader to every rank -------------------------------------------------------------------------------
 
@@ -98,7 +89,7 @@ class Leadership:
         Raises TimeoutError if there is no decision in time.
         """
         decided = self._key("decided")
-        (leader,) = lowest_healthy(1, self.world_size, self.terminated)
+        leader = self.healthy[0]
         if self.rank == leader:
             self._compute(compute)
         elif not _came(self.store, decided, self.timeout * 2):

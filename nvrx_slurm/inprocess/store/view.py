@@ -14,6 +14,7 @@ from typing import Any
 from nvrx_slurm.inprocess.exception import InternalError
 from nvrx_slurm.system import connections
 
+CLOSED = "nvrx_inprocess_closed"  # without a prefix: a server that is about to end accepts no new call
 _CHUNK = 8192  # keys in one request: torch's TCPStore takes 131072 keys and 8 MiB
 _SHORTEST_WAIT_S = 0.5  # a FileStore needs a second for any wait that times out
 _LAST_WAIT_S = 0.01  # torch truncates the timeout to whole milliseconds
@@ -60,11 +61,6 @@ class StoreView:
             connections.cut(connections.to_port(port))
         return bool(port)
 
-    def await_disconnect(self, timeout_s: float) -> bool:
-        """Wait until the server has closed this process's connections; False if it has not within `timeout_s`."""
-        port = getattr(_innermost(self.store), "port", None)
-        return not port or connections.await_end(connections.to_port(port), timeout_s)
-
     def set(self, key: str, value: str | bytes) -> None:
         """Set a key; its waiters wake up."""
         self._ask("set", self.prefix + key, value)
@@ -94,11 +90,6 @@ class StoreView:
         for start in range(0, len(keys), _CHUNK):
             values += map(bytes, self._ask("multi_get", self._keys(keys[start : start + _CHUNK])))
         return values
-
-    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        """Set all keys."""
-        for start in range(0, len(keys), _CHUNK):
-            self._ask("multi_set", self._keys(keys[start : start + _CHUNK]), values[start : start + _CHUNK])
 
     def delete_key(self, key: str) -> bool:
         """Delete a key; whether it existed."""
