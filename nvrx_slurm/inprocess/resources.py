@@ -14,11 +14,10 @@ from nvrx_slurm.inprocess.environment import CallIdentity, Environment
 from nvrx_slurm.inprocess.exception import InternalError
 from nvrx_slurm.inprocess.guard.monitor_process import MonitorProcess
 from nvrx_slurm.inprocess.guard.monitor_thread import MonitorThread
-from nvrx_slurm.inprocess.guard.page import COUNTED, GONE, LEFT, LOST, SEEN, RankPage
-from nvrx_slurm.inprocess.guard.progress import ProgressWatchdog, Stall
+from nvrx_slurm.inprocess.guard.page import COUNTED, GONE, LEFT, LOST, SEEN, ProgressWatchdog, RankPage, Stall
 from nvrx_slurm.inprocess.state import State
 from nvrx_slurm.inprocess.store.barriers import ALL_LEFT, Iteration
-from nvrx_slurm.inprocess.store.view import StoreLost, StoreView
+from nvrx_slurm.inprocess.store.stores import StoreLost, StoreView
 
 logger = logging.getLogger(__name__)
 

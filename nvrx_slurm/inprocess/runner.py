@@ -14,18 +14,18 @@ from nvrx_slurm.core.inprocess.barrier import Arrival, BarrierResult, Outcome, S
 from nvrx_slurm.core.inprocess.phases import RestartPhase
 from nvrx_slurm.inprocess import attribution
 from nvrx_slurm.inprocess.arguments import Arguments
-from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord, describe, message
+from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord, describe
 from nvrx_slurm.inprocess.call import CallWrapper
-from nvrx_slurm.inprocess.exception import BarrierTimeout, InternalError, RankDiscarded
+from nvrx_slurm.inprocess.exception import BarrierTimeout, HealthCheckError, InternalError, RankDiscarded
 from nvrx_slurm.inprocess.guard.monitor_thread import Answer, await_end
 from nvrx_slurm.inprocess.guard.page import COUNTED, GONE, ITERATION, STOPPING, WATCHED
 from nvrx_slurm.inprocess.guard.stopping import RankShouldRestart, Stopper, stop_signals, was_stopped, way_out
-from nvrx_slurm.inprocess.plugin_calls import assign_ranks, call_plugin
 from nvrx_slurm.inprocess.plugins.abort import forget_half_made_groups, keep_connections, release_groups
+from nvrx_slurm.inprocess.plugins.rank_assignment import RankAssignmentCtx, assign
 from nvrx_slurm.inprocess.resources import Resources
-from nvrx_slurm.inprocess.state import Mode
-from nvrx_slurm.inprocess.store.barriers import ENTRY, Iteration, serve_barrier
-from nvrx_slurm.inprocess.store.view import StoreLost
+from nvrx_slurm.inprocess.state import FrozenState, Mode, State
+from nvrx_slurm.inprocess.store.barriers import ENTRY, AssigningView, Iteration, RankLost, serve_barrier
+from nvrx_slurm.inprocess.store.stores import StoreLost
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,6 @@ class Runner:
         self._arguments, self._resources = arguments, resources
         self._page, self._thread = resources.page, resources.thread
         self._state = resources.state
-        self._before = replace(self._state)  # as assigned for the iteration before
         self.call_wrapper = CallWrapper(self._page)
         self._stopper = Stopper()
         self._begun: Iteration | None = None  # the current iteration, from the first one on
@@ -59,7 +58,6 @@ class Runner:
             RestartPhase.STOPPING: self._stop,
             RestartPhase.RECOVERING: self._recover,
             RestartPhase.ARRIVED: self._arrive_ready,
-            RestartPhase.UNASSIGNED: lambda: self._arrive(self._this, Status.UNASSIGNED),
             RestartPhase.COMPLETING: self._conclude,
         }
 
@@ -105,9 +103,8 @@ class Runner:
     def _arrive(self, this: Iteration, status: Status) -> phases.Released:
         """Arrive at the barrier, wait for its result, and take it over."""
         self._arrived = this
-        me, here, before = self._resources.me.rank, self._state, self._before
-        arrival = Arrival(status, here.rank, here.world_size, before.rank, before.world_size)
-        if not this.arrive(me, arrival):
+        me, here = self._resources.me.rank, self._state
+        if not this.arrive(me, Arrival(status, here.rank, here.world_size)):
             raise RankDiscarded(f"the others have declared rank {me} gone")
         self._page.words[STOPPING] = 0
         gone = self._result.gone
@@ -152,19 +149,19 @@ class Runner:
     def _assign(self) -> object:
         """Rank assignment, and where the process group shall meet."""
         result, last = self._result, self._begun
-        if result.again:
-            self._state.copy_from(self._before)
         if last is not None and result.why:
             logger.info("iteration %d was interrupted: %s", last.number, result.why)
-        self._before = replace(self._state)
         this = self._begun = Iteration(self._resources.call, last.number + 1 if last else ENTRY + 1)
         self._page.words[ITERATION] = this.number
         self._page.words[STOPPING] = time.monotonic_ns()  # an assignment that never ends is bounded, too
         self._end = None
         self._stopper = Stopper()
-        new = assign_ranks(self._arguments.rank_assignment, this, self._state, result.terminated)
-        if isinstance(new, Exception):
-            logger.info("iteration %d: ranks are assigned again: %s", this.number, message(new))
+        before = replace(self._state, iteration=this.number, fn_exception=None)
+        try:
+            ctx = RankAssignmentCtx(before, AssigningView(this), set(result.terminated))
+            new = assign(self._arguments.rank_assignment, ctx)
+        except RankLost as error:
+            logger.info("iteration %d: ranks are assigned again: %s", this.number, error)
             return phases.AssignmentFailed()
         self._page.words[STOPPING] = 0
         self._state.copy_from(new)
@@ -325,7 +322,16 @@ class Runner:
         return done
 
     def _plugin(self, name: str) -> None:
-        call_plugin(self._arguments, name, self._state.freeze())
+        """Call the plug-in in that argument, if there is one. A health check fails with HealthCheckError."""
+        plugin = getattr(self._arguments, name)
+        try:
+            result = plugin and plugin(self._state.freeze())
+        except Exception as error:
+            if isinstance(error, HealthCheckError) or not name.endswith("health_check"):
+                raise
+            raise HealthCheckError(describe(error)) from error
+        if result is not None and not isinstance(result, (FrozenState, State)):
+            raise InternalError(f"{name}: {plugin!r} returned {result!r}; it has to return the state it was given")
 
     def _record(self, kind: Interruption, text: str) -> InterruptionRecord:
         return InterruptionRecord(self._resources.me.rank, kind, text)

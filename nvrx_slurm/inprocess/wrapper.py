@@ -30,7 +30,6 @@ from nvrx_slurm.inprocess.runner import Runner
 F = TypeVar("F", bound=Callable[..., Any])
 
 logger = logging.getLogger(__name__)
-_MARK = "__nvrx_inprocess__"
 _active = threading.Lock()  # held while a wrapped function is being called in this process
 
 
@@ -52,7 +51,7 @@ class Wrapper(Arguments):
             object.__setattr__(self, "restart_health_check", _with_hardware(self.health_check))
 
     def __call__(self, fn: F) -> F:
-        """The wrapped function. Raises TypeError unless `fn` is a plain function that is not wrapped yet."""
+        """The wrapped function. Raises TypeError unless `fn` is a function."""
         _check_function(fn)
         if not self.enabled:
             return fn
@@ -70,7 +69,6 @@ class Wrapper(Arguments):
             finally:
                 _active.release()
 
-        setattr(wrapped, _MARK, True)
         return wrapped  # type: ignore[return-value]
 
 
@@ -91,14 +89,6 @@ def _call(
 def _check_function(fn: Any) -> None:
     if not callable(fn) or inspect.isclass(fn):
         raise TypeError(f"inprocess.Wrapper wraps functions, not {fn!r}")
-    if getattr(fn, _MARK, False):
-        raise TypeError(f"{fn.__qualname__} is wrapped already; one inprocess.Wrapper is enough")
-    kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
-    if any(is_kind(one) for is_kind in kinds for one in (fn, type(fn).__call__)):
-        raise TypeError(
-            f"{getattr(fn, '__qualname__', fn)!r} is a generator or coroutine function: calling it runs nothing that"
-            " could be restarted; wrap a plain function that runs it to its end"
-        )
 
 
 def _check_caller() -> None:
@@ -124,7 +114,7 @@ def _say_what_the_launcher_does() -> None:
 def _with_hardware(health_check: HealthCheck | None) -> HealthCheck | None:
     """Under a launcher (LOCAL_RANK is set) a restart also checks this rank's hardware; the user's check comes last."""
     local_rank = os.environ.get("LOCAL_RANK", "")
-    if not (local_rank.isascii() and local_rank.isdecimal() and len(local_rank) < 10):
+    if not local_rank.isdecimal():
         return health_check
     index = int(local_rank)
     hardware = (ChainedGPUHealthCheck(index), ChainedNVLHealthCheck(index), ChainedNicHealthCheck(index))

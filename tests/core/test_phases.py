@@ -44,7 +44,7 @@ def test_a_fault_before_the_function_is_called() -> None:
 
 
 def test_a_rank_is_lost_while_ranks_are_assigned() -> None:
-    lost = (ph.AssignmentFailed(), P.UNASSIGNED)
+    lost = (ph.AssignmentFailed(), P.ARRIVED)
     assert play(*BEGIN[:2], lost, (R, P.ASSIGNING)).state is P.ASSIGNING
     play(*BEGIN[:2], lost, *LEAVES)
 

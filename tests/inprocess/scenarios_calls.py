@@ -8,7 +8,6 @@ import ctypes
 import datetime
 import gc
 import logging
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -22,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
-from scenarios import FAULTS, Rank, block, files, pause, scenario, throw
+from scenarios import FAULTS, Rank, block, files, once, pause, scenario, throw
 from scenarios import run as run  # noqa: F401 - zygote.py calls it
 
 from nvrx_slurm import inprocess
@@ -70,12 +69,10 @@ def after_the_wrapper(rank: Rank) -> None:
     with contextlib.suppress(RuntimeError):
         rank.call(lambda: None)
     dist.destroy_process_group()
-    hook, before = sys.excepthook, dict(os.environ)
+    before = dict(os.environ)
 
     def fn(call: CallWrapper) -> float:
-        hooked = sys.excepthook is hook
         join()
-        rank.say("hooked", iteration=call.iteration, at_start=hooked, wrapped=sys.excepthook is not hook)
         total = reduced()
         rank.together(f"reduced{call.iteration}")
         if call.iteration < 2:
@@ -84,7 +81,7 @@ def after_the_wrapper(rank: Rank) -> None:
         return total
 
     rank.call(fn)
-    rank.say("environment", same=before == dict(os.environ) and sys.excepthook is hook)
+    rank.say("environment", same=before == dict(os.environ))
     rank.call(lambda: "second")
     join()
     rank.say("threads", names=[thread.name for thread in threading.enumerate()])
@@ -133,59 +130,23 @@ def fails_before_meeting(rank: Rank) -> None:
 
 
 @scenario
-def half_made(rank: Rank) -> None:
-    """In iteration 0 ranks 0 and 1 have met; rank 2 has a process group that torch has not made the world yet."""
-    own = c10d._update_default_pg
-
-    def update(group: Any) -> None:
-        if group is not None and rank.initial == 2 and not (rank.tmp / "half").exists():
-            rank.say("half", groups=len(c10d._world.pg_names))
-            (rank.tmp / "half").touch()
-            block()
-        own(group)
-
-    c10d._update_default_pg = update
-
-    def fn(call: CallWrapper) -> float:
-        rank.entered(call, groups=c10d._world.group_count, names=len(c10d._world.pg_names))
-        join()
-        if call.iteration == 0:
-            if rank.initial == 1:
-                rank.await_file("half")
-                raise OSError("no data set")
-            block()
-        return reduced()
-
-    rank.call(fn)
-
-
-@scenario
-def two_calls(rank: Rank) -> None:
-    """One after the other."""
-    rank.call(lambda: "first")
-    rank.call(lambda: f"second of {os.environ['WORLD_SIZE']}")
-
-
-@scenario
 def cleans_up(rank: Rank) -> None:
     """Rank 1 raises while rank 0 is in a collective, which then raises; rank 0 needs a while to clean up after it."""
     monitor_thread._UNWIND_S = 20.0  # the length of the clean-up must not depend on the load of the machine
 
-    def fn(call: CallWrapper) -> str:
-        if call.iteration == 0:
-            join()
-            rank.together("met")
-            if rank.initial == 1:
-                raise ValueError("first")
-            try:
-                dist.barrier()
-            finally:
-                rank.say("cleaning")
-                pause(0.3)
-                rank.say("cleaned")
-        return "done"
+    def clean_up(call: CallWrapper) -> None:
+        join()
+        rank.together("met")
+        if rank.initial == 1:
+            raise ValueError("first")
+        try:
+            dist.barrier()
+        finally:
+            rank.say("cleaning")
+            pause(0.3)
+            rank.say("cleaned")
 
-    rank.call(fn)
+    once(rank, clean_up)
 
 
 @scenario
@@ -226,24 +187,21 @@ def many_restarts(rank: Rank) -> None:
 def atomic(rank: Rank) -> None:
     """Rank 1 raises while rank 0 is in an atomic block; rank 0 reports its steps after that."""
 
-    def fn(call: CallWrapper) -> str:
-        rank.together(f"atomic{call.iteration}")
-        if call.iteration == 0:
-            if rank.initial == 1:
-                rank.together("in the block")
-                raise ValueError
-            with call.atomic(), call.atomic():
-                rank.together("in the block")
-                pause(0.2)
-                rank.say("whole")
-            for _ in range(1000):
-                pause(0.01)
-                with call.atomic():
-                    pass
-            rank.say("too late")
-        return "done"
+    def enter(call: CallWrapper) -> None:
+        if rank.initial == 1:
+            rank.together("in the block")
+            raise ValueError
+        with call.atomic(), call.atomic():
+            rank.together("in the block")
+            pause(0.2)
+            rank.say("whole")
+        for _ in range(1000):
+            pause(0.01)
+            with call.atomic():
+                pass
+        rank.say("too late")
 
-    rank.call(fn)
+    once(rank, enter)
 
 
 @scenario
@@ -265,14 +223,7 @@ def long_finalize(rank: Rank) -> None:
     hard_s = rank.arguments["times"]["hard_timeout"]
     finalize = inprocess.finalize.ThreadedFinalize(datetime.timedelta(seconds=25), lambda: pause(1.5 * hard_s))
 
-    def fn(call: CallWrapper) -> str:
-        rank.entered(call)
-        if call.iteration == 0:
-            rank.together("entered")  # a rank that has not entered when another raises may skip iteration 0
-            raise ValueError("first")
-        return "done"
-
-    rank.call(fn, finalize=finalize)
+    once(rank, lambda call: throw(ValueError("first")), finalize=finalize)
 
 
 @scenario
@@ -326,16 +277,13 @@ STOPPED = {"task group": _task_group, "exit": _exit}
 def stopped_in(rank: Rank) -> None:
     """Rank 0 raises when rank 1 is in the middle of `what`."""
 
-    def fn(call: CallWrapper) -> str:
-        rank.entered(call)
-        if call.iteration == 0:
-            if rank.initial == 1:
-                STOPPED[rank.arguments["what"]](rank)
-            rank.await_file("met")
-            raise ValueError("fault of rank 0")
-        return f"{rank.initial} done"
+    def first(call: CallWrapper) -> None:
+        if rank.initial == 1:
+            STOPPED[rank.arguments["what"]](rank)
+        rank.await_file("met")
+        raise ValueError("fault of rank 0")
 
-    rank.call(fn)
+    once(rank, first)
 
 
 def _lock_is_free(lock: Any) -> bool:
@@ -383,22 +331,15 @@ class _Starts:
         self._program = Program
 
     def __call__(self) -> None:
-        self.end_all()
+        self.left()
         self._program()
-        self._known.append(multiprocessing.get_context("fork").Process(target=pause, args=(1000,), daemon=True))
-        self._known[-1].start()
-
-    def end_all(self) -> None:
-        while self._known:
-            one = self._known[-1]
-            if getattr(one, "pid", None):
-                one.kill()
-                one.wait() if isinstance(one, subprocess.Popen) else one.join()
-            self._known.pop()
 
     def left(self) -> list[str]:
-        self.end_all()
-        multiprocessing.active_children()  # reaps
+        while self._known:
+            if getattr(self._known[-1], "pid", None):
+                self._known[-1].kill()
+                self._known[-1].wait()
+            self._known.pop()
         children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
         names = [Path(f"/proc/{pid}/comm").read_text().strip() for pid in children]
         return [name for name in names if name != "nvrx-monitor"]

@@ -14,12 +14,12 @@ import pytest
 import torch.distributed as dist
 
 from nvrx_slurm.core.inprocess.deadlines import Action, Deadlines, Observation
-from nvrx_slurm.inprocess.guard import progress, store_link
+from nvrx_slurm.inprocess.guard import page, store_link
 from nvrx_slurm.inprocess.guard.launcher import LauncherFile
 from nvrx_slurm.inprocess.guard.monitor_thread import Answer, MonitorThread
 from nvrx_slurm.inprocess.guard.page import AUTO, MANUAL, WAITING, WATCHED, RankPage
 from nvrx_slurm.inprocess.guard.store_link import Heartbeats
-from nvrx_slurm.inprocess.store.view import StoreView
+from nvrx_slurm.inprocess.store.stores import StoreView
 
 WAIT_S = 30.0
 
@@ -103,8 +103,8 @@ def test_deadlines(seen: Observation, action: Action, look_s: float) -> None:
 
 def test_a_counter_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    stall = progress.Stall(1.0)
+    monkeypatch.setattr(page.time, "monotonic", lambda: now[0])
+    stall = page.Stall(1.0)
     assert [stall.seconds(7) for now[0] in (1000.0, 1001.0, 1003.5)] == [0.0, 1.0, 3.5]
     assert [stall.seconds(8) for now[0] in (1004.0, 1005.0)] == [0.0, 1.0]
     assert [stall.seconds(8) for now[0] in (2000.0, 2001.0)] == [0.0, 1.0], "this process was suspended"
@@ -112,16 +112,16 @@ def test_a_counter_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_watchdog_survives_a_look_that_fails() -> None:
     """Without its signs of life the rank would be killed."""
-    page, twice, looked = RankPage(), threading.Event(), set[int]()
+    shared, twice, looked = RankPage(), threading.Event(), set[int]()
 
     def look() -> None:
-        looked.add(page.words[AUTO])
+        looked.add(shared.words[AUTO])
         if len(looked) > 1:
             twice.set()
         raise OSError("no process can be made")
 
-    watchdog = progress.ProgressWatchdog(page, 0.01, (look,))
-    page.words[WAITING] = 1
+    watchdog = page.ProgressWatchdog(shared, 0.01, (look,))
+    shared.words[WAITING] = 1
     watchdog.start()
     try:
         assert twice.wait(WAIT_S)
@@ -131,16 +131,13 @@ def test_the_watchdog_survives_a_look_that_fails() -> None:
 
 
 def test_progress_is_what_was_seen_last_by_every_active_method() -> None:
-    page = RankPage()
-    page.words[AUTO] -= 5_000_000_000
-    assert 5.0 <= page.idle_s() < 6.0
-    page.beat()
-    page.words[MANUAL] = page.words[AUTO] - 9_000_000_000
-    assert page.idle_s() < 1.0, "pings count in the function only"
-    page.words[WATCHED] = 1
-    assert 9.0 <= page.idle_s() < 10.0
-    page.words[WAITING] = 1
-    assert page.idle_s() < 1.0
+    words = (shared := RankPage()).words
+    words[AUTO], words[MANUAL] = 9, 5
+    assert shared.progress_ns() == 9, "pings count in the function only"
+    words[WATCHED] = 1
+    assert shared.progress_ns() == 5
+    words[WAITING] = 1
+    assert shared.progress_ns() == 9
 
 
 def test_a_board_is_read_on_from_where_it_was(tmp_path: Path) -> None:

@@ -20,10 +20,9 @@ from nvrx_slurm.inprocess import rank_assignment as ra
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
 from nvrx_slurm.inprocess.exception import InternalError, RankDiscarded, RestartAbort, TimeoutError
 from nvrx_slurm.inprocess.plugins.compose import Compose
+from nvrx_slurm.inprocess.plugins.rank_assignment import Leadership, text_of
 from nvrx_slurm.inprocess.state import State
-from nvrx_slurm.inprocess.store.barriers import Iteration
-from nvrx_slurm.inprocess.store.leader import Leadership, text_of
-from nvrx_slurm.inprocess.store.view import StoreView
+from nvrx_slurm.inprocess.store.barriers import RankLost
 
 BOUND_S = 30.0  # for a test that would hang
 SHORT = timedelta(seconds=1)  # long enough for a loaded machine to start the threads
@@ -78,10 +77,6 @@ class Ranks:
         for state in self.states.values():
             state.advance()
         return raised
-
-    def take_back(self) -> None:
-        """The last assignment never was; the next iteration begins with the states before it."""
-        self.states = {rank: replace(state, iteration=self.iteration) for rank, state in self.before.items()}
 
     @property
     def active(self) -> list[int]:
@@ -172,39 +167,27 @@ BOTH = ra.LayerFlag.RESERVE | ra.LayerFlag.BACKFILL
 
 
 def test_without_the_leader_the_wait_ends() -> None:
-    raised = Ranks(4, in_memory(), lambda: ra.Tree([ra.Layer()], timeout=SHORT)).assign(absent=[0])
+    raised = Ranks(4, in_memory(), grouped("all", bool, timeout=SHORT)).assign(absent=[0])
     assert "rank 0, which computes the rank assignment for all, gave none within 2 s" in same_everywhere(raised, 3)
     assert {type(error) for error in raised.values()} == {TimeoutError}
 
 
-@pytest.mark.parametrize("lost", [[5], [0, 5]])
-def test_an_assignment_is_taken_back(lost: list[int]) -> None:
-    """Twice in a row, then as if it had been one."""
-    layers = [ra.Layer(1, 4, "root", BOTH)]
-    job, plain = (Ranks(8, in_memory(), lambda: ra.Tree(layers)) for _ in range(2))
-    assert job.assign() == {} == plain.assign()
-    assert job.assign(died=[6]) == {} == plain.assign(died=[6])
-    assert job.assign(died=[1]) == {}
-    job.take_back()
-    assert job.assign(died=[1, 2]) == {}
-    job.take_back()
-    assert job.assign(died=[1, 2, *lost]) == {} == plain.assign(died=[1, 2, *lost])
-    assert job.active == plain.active
-    assert job.assign(died=[3]) == {} == plain.assign(died=[3])
-    assert job.active == plain.active and [s.rank for s in job.states.values()] == [
-        s.rank for s in plain.states.values()
-    ]
+@pytest.mark.parametrize("make", [lambda: ra.Tree([ra.Layer()]), lambda: grouped("all", bool)()])
+def test_a_rank_that_is_lost_meanwhile_stops_the_assignment_of_all_or_of_none(make: Any) -> None:
+    """The next one begins with the same states."""
 
+    class Ended(MemoryStore):
+        def wait(self, keys: Any, timeout: timedelta) -> None:
+            raise RankLost("a rank was lost")
 
-@pytest.mark.parametrize("lost", [0, 3])
-def test_the_first_assignment_is_taken_back(views: Views, lost: int) -> None:
-    """When ranks of one branch are no neighbours their numbers change with it."""
-    layers = [ra.Layer(), ra.Layer(key_or_fn=lambda state: state.rank % 2)]
-    job = Ranks(6, views, lambda: ra.Tree(layers))
-    assert job.assign() == {} and job.active == [0, 2, 4, 1, 3, 5]
-    job.take_back()
-    assert job.assign(died=[lost]) == {}
-    assert job.active == {0: [1, 3, 5, 2, 4], 3: [0, 2, 4, 1, 5]}[lost]
+    store = [Ended()]
+    job = Ranks(4, lambda iteration: store[0].iteration(iteration), make)
+    job.views = lambda iteration: store[0]
+    raised = job.assign(absent=[2])
+    assert {type(error) for error in raised.values()} == {RankLost} and len(raised) == 3
+    store[0] = MemoryStore()
+    job.states = {rank: replace(state, iteration=1) for rank, state in job.before.items()}
+    assert job.assign(died=[2]) == {} and job.active == [0, 1, 3]
 
 
 TURNS = cycle([1, 2, 1, 1])
@@ -292,30 +275,6 @@ def test_a_verdict_wakes_where_compare_set_does_not() -> None:
 
     with ThreadPoolExecutor(3) as pool:
         assert list(pool.map(decided, (2, 1, 0), timeout=BOUND_S)) == ["key,key,key"] * 3
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: ra.with_defaults(ra.FilterCountGroupedByKey("all", bool)),
-        lambda: Compose(ra.ShiftRanks(), *(ra.FilterCountGroupedByKey("all", bool) for _ in range(3))),
-        lambda: ra.Tree([ra.Layer()]),
-    ],
-)
-def test_nothing_of_an_iteration_is_left(make: Callable[[], ra.RankAssignment]) -> None:
-    """As many keys after each of ten restarts."""
-    store = dist.HashStore()
-    call, assignment, state = StoreView(store), ra.with_defaults(make()), State(rank=0, world_size=1)
-    counted = []
-    for number in range(10):
-        this = Iteration(call, number)
-        view = this.keys.under("assign", call.under("stable"))
-        state = ra.assign(assignment, ra.RankAssignmentCtx(state, view, set()))
-        this.interrupt(LOST)
-        this.delete_keys([0])
-        counted.append(store.num_keys())
-        state.advance()
-    assert len(set(counted)) == 1
 
 
 def test_an_error_whose_text_no_store_takes_is_told_all_the_same() -> None:

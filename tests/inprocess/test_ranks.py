@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvrx_slurm.core.inprocess import ranks
@@ -30,6 +30,7 @@ def slow_fill(size: int, terminated: set[int]) -> dict[int, int]:
     return {rank: place for place, rank in enumerate(kept) if rank is not None}
 
 
+@settings(max_examples=50)
 @given(worlds())
 def test_shift(world: tuple[int, set[int]]) -> None:
     size, terminated = world
@@ -38,6 +39,7 @@ def test_shift(world: tuple[int, set[int]]) -> None:
     assert list(got.values()) == list(range(size - len(terminated)))
 
 
+@settings(max_examples=50)
 @given(worlds())
 def test_fill(world: tuple[int, set[int]]) -> None:
     size, terminated = world
@@ -47,12 +49,14 @@ def test_fill(world: tuple[int, set[int]]) -> None:
     assert all(new == old for old, new in got.items() if old < size - len(terminated))
 
 
+@settings(max_examples=30)
 @given(worlds(), st.integers(0, 4))
 def test_lowest_healthy(world: tuple[int, set[int]], count: int) -> None:
     size, terminated = world
     assert ranks.lowest_healthy(count, size, terminated) == sorted(set(range(size)) - terminated)[:count]
 
 
+@settings(max_examples=30)
 @given(st.sets(st.integers(0, 60)))
 def test_runs(some: set[int]) -> None:
     text = ranks.to_runs(some)

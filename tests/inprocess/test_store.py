@@ -19,7 +19,7 @@ from nvrx_slurm.core.inprocess.barrier import Arrival, Outcome, Status
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
 from nvrx_slurm.inprocess.environment import Environment
-from nvrx_slurm.inprocess.store.barriers import Iteration, latest, read, serve_barrier
+from nvrx_slurm.inprocess.store.barriers import Iteration, latest, serve_barrier
 from nvrx_slurm.inprocess.store.stores import FileStore, PrefixStore, StoreLost, StoreView, TCPStore, listen
 from nvrx_slurm.inprocess.wrapper import Wrapper
 
@@ -37,15 +37,15 @@ def view(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_view_does_what_stores_do(view: StoreView) -> None:
     view.set("a", "1")
-    view.multi_set(["b", "c"], [b"2", b"3"])
+    view.set("b", b"2")
+    view.set("c", b"3")
     assert view.multi_get(["a", "b", "c"]) == [b"1", b"2", b"3"]
     assert view.check(["a", "b"]) and not view.check(["a", "d"])
     assert (view.add("n", 2), view.add("n", 0)) == (2, 2)
     assert (view.compare_set("once", "", "x"), view.compare_set("once", "", "y")) == (b"x", b"x")
     assert view.delete_key("a") and not view.check(["a"])
-    below = view.under("q")
-    below.set("a", "4")
-    assert view.get("q/a") == b"4" and below.stable is view
+    view.under("q").set("a", "4")
+    assert view.get("q/a") == b"4"
     assert view.came(["b"], 1.0) and not view.came(["never"], 0.05)
     for timeout_s in (0.0101, 0.5019):  # torch waits for whole milliseconds: still no reason to call it lost
         assert not view.came(["never"], timeout_s)
@@ -174,24 +174,11 @@ def test_one_result_whichever_server_gives_it(view: StoreView) -> None:
         assert latest(view) == (0, results[-1])
         view.delete_key("latest")  # as if the first had died before; monitors follow it, not to speak for the dead
     assert results[0] == results[1] and (results[0].terminated, results[0].gone) == ({1}, {1})
+    keys = [f"0/out/{rank}" for rank in range(3)]
+    assert view.check(keys)
     this.delete_keys([0, 1, 2])
-    assert not this.has_result()
-
-
-def test_a_read_of_a_missing_key_wakes_no_waiter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two observers of a dead rank read its key, and the barrier server waits for it."""
-    monkeypatch.setenv("RANK", "0")
-    port = free_port()
-    server, observer = (StoreView(TCPStore("127.0.0.1", port)) for _ in range(2))
-    came: list[bool] = []
-    waiter = threading.Thread(target=lambda: came.append(server.wait_once(["dead"], 0.5)))
-    waiter.start()
-    reads = 0
-    while waiter.is_alive():
-        assert read(observer, "dead") is None
-        reads += 1
-    waiter.join()
-    assert came == [False] and reads > 1
+    assert not any(view.check([key]) for key in keys)
+    assert this.arrive(1, Arrival(Status.READY, 1, 3)) and this.await_result(1.0) == results[0], "it comes late"
 
 
 def test_a_missing_rank_is_declared_gone(view: StoreView) -> None:

@@ -25,7 +25,6 @@ class RestartPhase(Enum):
     STOPPING = "the function has ended here: tells all others of a fault; `abort` is being called"
     RECOVERING = "calls `finalize` and the health checks before another iteration"
     ARRIVED = "waits until all ranks are ready for another iteration, or gone (iteration barrier)"
-    UNASSIGNED = "waits as in ARRIVED, for ranks to be assigned again"
     COMPLETING = "calls `completion`, waits until all ranks are about to return (termination barrier)"
     LEAVING = "leaves for good: tells the others, calls `terminate`"
     DONE = "the wrapper returns"
@@ -84,9 +83,9 @@ class Restarts(Machine):
 
     table: ClassVar[Mapping[tuple[Enum, type], Row]] = rows(
         (_P.OUTSIDE, Called, "go", (_P.ENTERING,), "the initial barrier"),
-        ((_P.ENTERING, _P.ARRIVED, _P.UNASSIGNED), Released, "go", (_P.ASSIGNING,), "the next iteration"),
+        ((_P.ENTERING, _P.ARRIVED), Released, "go", (_P.ASSIGNING,), "the next iteration"),
         (_P.ASSIGNING, Assigned, "go", (_P.STARTING,), "active and reserve ranks alike"),
-        (_P.ASSIGNING, AssignmentFailed, "go", (_P.UNASSIGNED,), "with the ranks it had before"),
+        (_P.ASSIGNING, AssignmentFailed, "go", (_P.ARRIVED,), "with the ranks they had before"),
         (_P.STARTING, StepDone, "go", (_P.RUNNING,), "healthy"),
         (_P.RUNNING, Returned, "go", (_P.RETURNED,), "perhaps not yet on the others"),
         ((_P.ASSIGNING, _P.STARTING, _P.RUNNING), Ended, "go", (_P.STOPPING,), "all ranks try again"),
@@ -95,7 +94,7 @@ class Restarts(Machine):
         ((_P.RUNNING, _P.RETURNED, _P.STOPPING), Interrupted, "go", (_P.RECOVERING,), "nothing blocks any more"),
         (_P.RECOVERING, StepDone, "go", (_P.ARRIVED,), "fit for another iteration"),
         (_P.COMPLETING, Released, "go", (_P.DONE,), "all return together"),
-        ((*_INSIDE, _P.ARRIVED, _P.UNASSIGNED, _P.COMPLETING), CannotGoOn, "go", (_P.LEAVING,), "the others go on"),
+        ((*_INSIDE, _P.ARRIVED, _P.COMPLETING), CannotGoOn, "go", (_P.LEAVING,), "the others go on"),
         (_P.LEAVING, StepDone, "go", (_P.GONE,), "raised to the caller"),
     )
 

@@ -38,12 +38,11 @@ from nvrx_slurm.inprocess.environment import CallIdentity
 from nvrx_slurm.inprocess.exception import InternalError
 from nvrx_slurm.inprocess.guard.hang_watch import HangWatch
 from nvrx_slurm.inprocess.guard.launcher import LauncherFile
-from nvrx_slurm.inprocess.guard.page import COUNTED, ITERATION, LEFT, SEEN, RankPage
-from nvrx_slurm.inprocess.guard.progress import Stall
+from nvrx_slurm.inprocess.guard.page import COUNTED, ITERATION, LEFT, SEEN, RankPage, Stall
 from nvrx_slurm.inprocess.guard.store_link import StoreLink
 from nvrx_slurm.inprocess.log import LOGGER_NAME
-from nvrx_slurm.inprocess.store.barriers import ENTRY, SERVES, BarrierServer
-from nvrx_slurm.inprocess.store.view import StoreView
+from nvrx_slurm.inprocess.store.barriers import ENTRY, BarrierServer
+from nvrx_slurm.inprocess.store.stores import StoreView
 from nvrx_slurm.monitor import kill
 
 logger = logging.getLogger(__name__)
@@ -117,18 +116,22 @@ class MonitorProcess:
     def leave(self, timeout_s: float | None) -> None:
         """Tell it that the rank has left, and reap it; after `timeout_s` seconds it is killed.
 
-        None: it stays for the others, ends by itself, and is reaped then.
+        None: it stays for the others, and ends by itself.
         """
         if self._pidfd < 0:
             return
         self.announce_leaving()
         if timeout_s is None:
-            threading.Thread(target=self._close, name="nvrx-reaper", daemon=True).start()
             return
         if not select.select([self._pidfd], [], [], timeout_s)[0]:
             logger.warning("the monitor process did not end within %g s and is killed", timeout_s)
             self.kill()
-        self._close()
+        with contextlib.suppress(ChildProcessError):  # the user's code may have reaped it
+            os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
+        os.close(self._pidfd)
+        self._pidfd = -1
+        if self._channel is not None:
+            self._channel.close()
 
     def announce_leaving(self, why: str = "") -> None:
         """It tells the others, if they still count on this rank (see COUNTED). Only the first call counts."""
@@ -144,15 +147,6 @@ class MonitorProcess:
             with contextlib.suppress(OSError):
                 self._channel.settimeout(1.0)
                 self._channel.send(message, socket.MSG_NOSIGNAL)
-
-    def _close(self) -> None:
-        """Wait until it has ended, and reap it."""
-        with contextlib.suppress(ChildProcessError):  # the user's code may have reaped it
-            os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
-        os.close(self._pidfd)
-        self._pidfd = -1
-        if self._channel is not None:
-            self._channel.close()
 
 
 # --- the program ------------------------------------------------------------------------------------------------------
@@ -224,7 +218,7 @@ class _Program:
         if not self._me.leads:
             return self._make_view
         view = self._make_view()
-        view.set(SERVES, "1" if getattr(view.store, "serves", False) else "0")
+        self._serves = bool(getattr(view.store, "serves", False))
         return lambda: view
 
     def _is_lost(self) -> bool:
@@ -246,7 +240,8 @@ class _Program:
         self._link_stall = Stall(self._hangs.longest_s)
         barriers = None
         if me.leads:
-            barriers = BarrierServer(self._make_view, me.world_size, arguments)
+            barrier_s = arguments.barrier_timeout.total_seconds()
+            barriers = BarrierServer(self._make_view, me.world_size, barrier_s, arguments.overdue_s, self._serves)
             barriers.start()
         self._link.start()
         gc.freeze()

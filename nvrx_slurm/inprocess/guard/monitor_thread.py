@@ -23,7 +23,7 @@ from nvrx_slurm.inprocess.guard.stopping import Stopper
 from nvrx_slurm.inprocess.plugins.abort import cut_again
 from nvrx_slurm.inprocess.state import FrozenState
 from nvrx_slurm.inprocess.store.barriers import Iteration
-from nvrx_slurm.inprocess.store.view import StoreLost
+from nvrx_slurm.inprocess.store.stores import StoreLost
 
 logger = logging.getLogger(__name__)
 

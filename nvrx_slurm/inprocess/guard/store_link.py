@@ -6,21 +6,27 @@ It runs in a thread of the monitor process, so that a store that does not answer
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
 from collections.abc import Callable, Collection
 
+import torch.distributed as dist
+
 from nvrx_slurm.core.inprocess.barrier import Outcome
 from nvrx_slurm.core.rank.watch import LATE_S
+from nvrx_slurm.errors import UsageError
 from nvrx_slurm.inprocess.arguments import Arguments
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
 from nvrx_slurm.inprocess.environment import CallIdentity
 from nvrx_slurm.inprocess.guard.page import GONE, LOST, RankPage
 from nvrx_slurm.inprocess.store.barriers import ENTRY, Iteration, latest
-from nvrx_slurm.inprocess.store.fallback_server import FallbackServer
-from nvrx_slurm.inprocess.store.view import StoreLost, StoreView
+from nvrx_slurm.inprocess.store.stores import StoreLost, StoreView, serve
 
+logger = logging.getLogger(__name__)
+
+_GRACE_S = 0.4  # a restart that is over by then needs no fallback server, and torch pauses for longer
 _SUSPICIOUS = 3  # heartbeat intervals of silence after which the other ranks are watched too
 
 
@@ -56,7 +62,10 @@ class Heartbeats:
             return {}
         self._read(watched, now_s)
         silent_s = {rank: now_s - self._seen[rank][1] for rank in watched}
-        self._suspicious = silent_s[watched[0]] > min(_SUSPICIOUS * self._interval_s, self._timeout_s / 2)
+        before, limit_s = self._suspicious, min(_SUSPICIOUS * self._interval_s, self._timeout_s / 2)
+        self._suspicious = silent_s[watched[0]] > limit_s
+        if self._suspicious and not before:
+            self._read(members[1:], now_s)
         return {rank: seconds for rank, seconds in silent_s.items() if seconds > self._timeout_s}
 
     def _others(self) -> list[int]:
@@ -75,7 +84,38 @@ class Heartbeats:
                 self._seen[rank] = (value, now_s)
 
 
-logger = logging.getLogger(__name__)
+class FallbackServer:
+    """A server at the address where the process group of an interrupted iteration was to meet, instead of rank 0's.
+
+    `init_process_group` on the other ranks connects to rank 0's store. torch repeats that until its own timeout (10 to
+    30 minutes), and only a server that accepts the connection ends it. If rank 0 fails before it has made its store,
+    its monitor process serves there instead. A rank whose connection succeeds returns to Python, where it is stopped.
+    Without this all other ranks would be killed after the hard timeout (decision 013).
+
+    For an iteration whose rank 0 is this one: serves from `wait_s` seconds after its end, unless another process
+    does. Rank 0 itself may do so until its abort. The server lasts as long as this object.
+    """
+
+    def __init__(self, this: Iteration, address: str, port: int, wait_s: float) -> None:
+        self.number = this.number
+        self._this, self._address, self._port = this, address, port
+        self._wait_s = wait_s + _GRACE_S
+        self._from_s = 0.0  # 0.0: the iteration goes on
+        self._server: dist.Store | None = None
+
+    def check(self) -> None:
+        """To be called about once per second."""
+        if not self._from_s and self._this.is_interrupted():
+            self._from_s = time.monotonic() + self._wait_s
+        if self._server is not None or not self._from_s or time.monotonic() < self._from_s:
+            return
+        try:
+            self._server = serve(self._address, self._port)
+        except (RuntimeError, OSError, UsageError) as error:
+            logger.warning("iteration %d: no server at port %d: %s", self.number, self._port, error)
+            self._from_s = math.inf
+        if self._server is not None:
+            logger.info("iteration %d: a fallback server listens at port %d", self.number, self._port)
 
 
 class StoreLink(threading.Thread):

@@ -11,7 +11,6 @@ import logging
 import os
 import sys
 from abc import ABC, abstractmethod
-from pathlib import Path
 from typing import Any
 
 from nvrx_slurm.inprocess import exception
@@ -181,26 +180,25 @@ class ChainedNicHealthCheck(_HardwareCheck):
     """Fails if an active InfiniBand or RoCE port has gone, is not active any more, or was down in between.
 
     `device_index`: check the NICs nearest to that GPU (see `ChainedGPUHealthCheck`); None: all NICs of the node.
-    `sysfs_root`: None is `sys` below NVRX_SYSROOT, else /sys.
     """
 
     what = "NIC check"
 
-    def __init__(self, device_index: int | None = None, sysfs_root: str | os.PathLike[str] | None = None) -> None:
-        self.sysfs_root = nics.sysfs_root(os.environ) if sysfs_root is None else Path(sysfs_root)
+    def __init__(self, device_index: int | None = None) -> None:
+        self._sysfs_root = nics.sysfs_root(os.environ)
         self._nics: set[str] | None = None
         super().__init__(device_index)
 
     def _read(self) -> dict[str, nics.Port]:
         try:
-            found = bounded.call(lambda: nics.ports(self.sysfs_root), _SYSFS_TIMEOUT_S, "nvrx NIC check")
+            found = bounded.call(lambda: nics.ports(self._sysfs_root), _SYSFS_TIMEOUT_S, "nvrx NIC check")
         except bounded.Overrun:
             raise HardwareError(f"the NICs' driver did not answer within {_SYSFS_TIMEOUT_S:g} s") from None
         if self.device_index is None:
             return found
         if self._nics is None:  # kept: a GPU that is lost later has no PCI address
             (address,) = gpus.pci_addresses(os.environ, self.device_index).values()
-            self._nics = nics.nearest(self.sysfs_root, address)
+            self._nics = nics.nearest(self._sysfs_root, address)
         return {name: port for name, port in found.items() if port.nic in self._nics}
 
     def _problem(self, name: str, fact: nics.Port) -> str | None:

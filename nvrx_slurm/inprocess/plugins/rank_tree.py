@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import Flag, auto
@@ -17,19 +17,20 @@ from typing import Any
 
 from nvrx_slurm.core.inprocess import ranks
 from nvrx_slurm.core.inprocess.tree import DEAD, Level, Places, Topology, TopologyError, healthy, killed_by
-from nvrx_slurm.inprocess.checks import check_time, check_whole
+from nvrx_slurm.inprocess.checks import check_whole
 from nvrx_slurm.inprocess.exception import InternalError, RankDiscarded
 from nvrx_slurm.inprocess.plugins.rank_assignment import (
+    Leadership,
     RankAssignment,
     RankAssignmentCtx,
     check_key,
     key_of,
     refuse_terminated,
+    text_of,
 )
 from nvrx_slurm.inprocess.state import Mode, State
-from nvrx_slurm.inprocess.store.leader import Leadership, text_of
 
-_KEPT = 2  # assignments that are known: the last one, and that before it, which holds again if the last one is undone
+_TIMEOUT = timedelta(seconds=60)  # in the first iteration a wait for other ranks lasts at most twice as long
 
 
 class LayerFlag(Flag):
@@ -71,48 +72,37 @@ class Tree(RankAssignment):
 
     The key of the first layer must be the same for all ranks. Keys are evaluated once, in the first iteration. `rank`
     is the position among all healthy ranks in depth-first order. `world_size_filter(n)` returns how many of `n` ranks
-    may be active; every rank calls it and has to get the same answer. The other ranks become spares. In the first
-    iteration a wait for other ranks lasts at most twice `timeout`.
+    may be active; every rank calls it and has to get the same answer. The other ranks become spares.
 
-    Cannot be composed. All ranks raise InternalError with the same text if a key function raises, if the keys make no
-    tree, or for an impossible answer of the filter. A rank raises RankDiscarded when it is terminated or its branch has
-    too few ranks left.
+    Cannot be composed (the wrapper refuses it). All ranks raise InternalError with the same text if a key function
+    raises, if the keys make no tree, or for an impossible answer of the filter. A rank raises RankDiscarded when it is
+    terminated or its branch has too few ranks left.
     """
+
+    composable = False
 
     def __init__(
         self,
         layers: Sequence[Layer],
         world_size_filter: Callable[[int], int] | None = None,
-        timeout: timedelta = timedelta(seconds=60),
     ) -> None:
         self.layers = list(layers)
         if not self.layers or not all(isinstance(layer, Layer) for layer in self.layers):
             raise TypeError(f"Tree needs a list of at least one Layer, not {layers!r}")
-        check_time("timeout of a Tree", timeout)
         self.world_size_filter = world_size_filter
-        self.timeout = timeout
         self._topology: Topology | None = None
         self._leaf = 0  # of this rank
-        self._history: list[tuple[int, Places]] = []  # world size and places, the newest last
-
-    def check_composition(self, members: list[Any]) -> None:
-        """Raises TypeError unless it is alone."""
-        if len(members) > 1:
-            raise TypeError("Tree assigns and activates ranks by itself; it cannot be composed with anything else")
+        self._places: Places = []
 
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
-        """The rank's own place.
-
-        A state with mode INITIALIZED begins a new world. A state from before the last assignment undoes that one: the
-        same numbers as then, with more terminated ranks, in a later iteration.
-        """
+        """The rank's own place. A state with mode INITIALIZED begins a new world."""
         refuse_terminated(ctx)
         try:
-            places = self._first_places(ctx) if ctx.state.mode is Mode.INITIALIZED else self._next_places(ctx)
+            first = ctx.state.mode is Mode.INITIALIZED
+            self._places = places = self._first_places(ctx) if first else self._next_places(ctx.terminated_ranks)
         except TopologyError as error:
             raise InternalError(f"Tree: {error}") from error
         left = healthy(places)
-        self._history = [*self._history, (len(left), places)][-_KEPT:]
         place = places[self._leaf]
         if place < DEAD:
             level = killed_by(place)
@@ -132,26 +122,21 @@ class Tree(RankAssignment):
         return replace(ctx, state=state, terminated_ranks=set())
 
     def _first_places(self, ctx: RankAssignmentCtx) -> Places:
-        leadership = Leadership(ctx, "Tree", 0, self.timeout)
+        leadership = Leadership(ctx, "Tree", 0, _TIMEOUT)
         leadership.give(lambda: json.dumps([key_of(layer.key_or_fn, ctx.state) for layer in self.layers]))
         keys = _unpacked(leadership.decide(lambda: _packed(leadership.healthy, leadership.given())))
         depths = {len(path) for path in keys.values()}
         if depths != {len(self.layers)}:
             raise TopologyError(f"ranks have trees of {sorted(depths)} layers; give all ranks the same layers")
         self._topology = Topology([layer.level() for layer in self.layers], keys)
-        self._leaf, self._history = self._topology.slots.index(ctx.state.rank), []
+        self._leaf = self._topology.slots.index(ctx.state.rank)
         return self._topology.first_places(self.world_size_filter)
 
-    def _next_places(self, ctx: RankAssignmentCtx) -> Places:
+    def _next_places(self, terminated: Collection[int]) -> Places:
         assert self._topology is not None
-        # Undo an assignment to another world size. With no deaths in between both number the ranks alike.
-        while self._history and self._history[-1][0] != ctx.state.world_size:
-            self._history.pop()
-        if not self._history:
-            raise InternalError(f"Tree knows of no assignment to {ctx.state.world_size} ranks")
-        last = self._history[-1][1]
-        alive = healthy(last)
-        return self._topology.next_places(last, [alive[rank] for rank in ctx.terminated_ranks], self.world_size_filter)
+        alive = healthy(self._places)
+        died = [alive[rank] for rank in terminated]
+        return self._topology.next_places(self._places, died, self.world_size_filter)
 
 
 def _packed(healthy_ranks: Sequence[int], given: Sequence[bytes]) -> str:
@@ -166,4 +151,7 @@ def _packed(healthy_ranks: Sequence[int], given: Sequence[bytes]) -> str:
 def _unpacked(text: str) -> dict[int, list[str]]:
     """The keys by rank."""
     by_path = json.loads(zlib.decompress(base64.b85decode(text)))
-    return {rank: json.loads(path) for path, runs in by_path.items() for rank in ranks.from_runs(runs)}
+    keys: dict[int, list[str]] = {}
+    for path, runs in by_path.items():
+        keys.update(dict.fromkeys(ranks.from_runs(runs), json.loads(path)))
+    return keys
