@@ -19,7 +19,7 @@ from nvrx_slurm.inprocess.call import CallWrapper
 from nvrx_slurm.inprocess.exception import BarrierTimeout, HealthCheckError, InternalError, RankDiscarded
 from nvrx_slurm.inprocess.guard.monitor_thread import Answer, await_end
 from nvrx_slurm.inprocess.guard.page import COUNTED, GONE, ITERATION, STOPPING, WATCHED
-from nvrx_slurm.inprocess.guard.stopping import RankShouldRestart, Stopper, stop_signals, was_stopped, way_out
+from nvrx_slurm.inprocess.guard.stopping import RankShouldRestart, Stopper, stop_signals, way_out
 from nvrx_slurm.inprocess.plugins.abort import forget_half_made_groups, keep_connections, release_groups
 from nvrx_slurm.inprocess.plugins.rank_assignment import RankAssignmentCtx, assign
 from nvrx_slurm.inprocess.resources import Resources
@@ -309,7 +309,7 @@ class Runner:
                 words[WATCHED] = 0
         except BaseException as error:
             wrong_result = isinstance(error, InternalError)  # another try would repeat it
-            if wrong_result or not (isinstance(error, Exception) or was_stopped(error)):
+            if wrong_result or not isinstance(error, (Exception, RankShouldRestart)):
                 raise
             if stopper.stopping:  # a fault then is the work of `abort`
                 logger.debug("stopped: %s", describe(error))

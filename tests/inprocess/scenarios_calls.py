@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ctypes
 import datetime
@@ -10,7 +9,6 @@ import gc
 import logging
 import os
 import signal
-import subprocess
 import sys
 import threading
 import weakref
@@ -218,15 +216,6 @@ def unprotected(rank: Rank) -> None:
 
 
 @scenario
-def long_finalize(rank: Rank) -> None:
-    """It takes longer than the hard timeout, but not longer than it may."""
-    hard_s = rank.arguments["times"]["hard_timeout"]
-    finalize = inprocess.finalize.ThreadedFinalize(datetime.timedelta(seconds=25), lambda: pause(1.5 * hard_s))
-
-    once(rank, lambda call: throw(ValueError("first")), finalize=finalize)
-
-
-@scenario
 def refused(rank: Rank) -> None:
     """Calls that cannot begin: a log file in a missing directory, a store with an odd error text, no MASTER_ADDR."""
 
@@ -243,45 +232,19 @@ def refused(rank: Rank) -> None:
 # --- stopped in the middle of something -------------------------------------------------------------------------------
 
 
-def _task_group(rank: Rank) -> None:
-    async def busy() -> None:
-        while True:
-            await asyncio.sleep(0)
-
-    async def main() -> None:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(busy())
-            group.create_task(busy())
-            _met(rank)
-
-    asyncio.run(main())
-
-
-def _exit(rank: Rank) -> None:
-    try:
-        sys.exit(5)
-    finally:
-        _met(rank)
-        block()
-
-
-def _met(rank: Rank) -> None:
-    rank.say("met")
-    (rank.tmp / "met").touch()
-
-
-STOPPED = {"task group": _task_group, "exit": _exit}
-
-
 @scenario
-def stopped_in(rank: Rank) -> None:
-    """Rank 0 raises when rank 1 is in the middle of `what`."""
+def stopped_while_leaving(rank: Rank) -> None:
+    """Rank 0 raises when rank 1 is about to leave."""
 
     def first(call: CallWrapper) -> None:
-        if rank.initial == 1:
-            STOPPED[rank.arguments["what"]](rank)
-        rank.await_file("met")
-        raise ValueError("fault of rank 0")
+        if rank.initial == 0:
+            rank.await_file("leaving")
+            raise ValueError("fault of rank 0")
+        try:
+            sys.exit(5)
+        finally:
+            (rank.tmp / "leaving").touch()
+            block()
 
     once(rank, first)
 
@@ -317,45 +280,11 @@ class _LogsWithSigurg(_Logs):
         signal.signal(signal.SIGURG, lambda *_: self.came.append("SIGURG"))
 
 
-class _Starts:
-    """Processes that wait for something; nobody but this object ends them. It knows them before they are started."""
-
-    def __init__(self) -> None:
-        known = self._known = []  # type: list[Any]
-
-        class Program(subprocess.Popen):  # type: ignore[type-arg]
-            def __init__(self) -> None:
-                known.append(self)
-                super().__init__(["/bin/sleep", "1000"])
-
-        self._program = Program
-
-    def __call__(self) -> None:
-        self.left()
-        self._program()
-
-    def left(self) -> list[str]:
-        while self._known:
-            if getattr(self._known[-1], "pid", None):
-                self._known[-1].kill()
-                self._known[-1].wait()
-            self._known.pop()
-        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-        names = [Path(f"/proc/{pid}/comm").read_text().strip() for pid in children]
-        return [name for name in names if name != "nvrx-monitor"]
-
-
-MIDDLES = {
-    "logging": _Logs,
-    "logging, SIGURG handled": _LogsWithSigurg,
-    "starting processes": _Starts,
-}
-
-
 @scenario
 def over_and_over(rank: Rank) -> None:
-    """Rank 0 fails, at some moment while rank 1 does `what`, in each of the first `rounds` iterations."""
-    do = MIDDLES[rank.arguments["what"]]() if rank.initial == 1 else None
+    """Rank 0 fails, at some moment while rank 1 logs, in each of the first `rounds` iterations."""
+    kind = _LogsWithSigurg if rank.arguments["handled"] else _Logs
+    do = kind() if rank.initial == 1 else None
     left: list[str] = []
 
     def fn(call: CallWrapper) -> list[str]:

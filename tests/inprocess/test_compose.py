@@ -54,14 +54,6 @@ def test_the_result_is_of_the_lowest_common_class() -> None:
     assert isinstance(Compose(Left("a"), Other()), Base) and not isinstance(Compose(Left("a"), Other()), Middle)
     assert isinstance(Compose(Left("a")), Left)
 
-    class Template(Middle):
-        @abstractmethod
-        def part(self) -> str: ...
-
-    one, two = (type(name, (Template,), {"part": str})(name) for name in ("One", "Two"))
-    composed = Compose(one, two)  # Compose does not implement `part`
-    assert isinstance(composed, Middle) and not isinstance(composed, Template) and composed([]) == ["Two", "One"]
-
 
 def test_a_member_that_returns_none_is_named_and_passed_by() -> None:
     forgetful = Middle("forgetful", lambda value: None)

@@ -119,10 +119,3 @@ def test_hang_protection_can_be_switched_off(job: Job) -> None:
     times = {**QUICK, "soft_timeout": 0.3, "hard_timeout": 0.5, "heartbeat_interval": 0.4, "heartbeat_timeout": 20.0}
     start(job, "unprotected", 1, times=times)
     job.all_return([0], value=0)
-
-
-def test_a_finalize_with_a_bound_of_its_own_is_no_hang(job: Job) -> None:
-    start(job, "long_finalize", 2, times={**HANGS, "hard_timeout": 1.0})
-    job.all_return(range(2))
-    for rank in range(2):
-        assert of_all(job, rank, "entered", "iteration") == [(0,), (1,)]

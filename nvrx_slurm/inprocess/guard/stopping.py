@@ -292,12 +292,6 @@ def stop_signals() -> Iterator[None]:
                 signal.signal(signum, handler)
 
 
-def was_stopped(error: BaseException) -> bool:
-    """Whether the exception is RankShouldRestart, or a group with one in it (asyncio.TaskGroup)."""
-    leaves = getattr(error, "exceptions", ())
-    return isinstance(error, RankShouldRestart) or (isinstance(leaves, tuple) and any(map(was_stopped, leaves)))
-
-
 def way_out(error: BaseException) -> BaseException | None:
     """The exit exception whose clean-up was running when the function was stopped, if any."""
     one: BaseException | None = error

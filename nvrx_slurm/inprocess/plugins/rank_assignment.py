@@ -7,7 +7,6 @@ computes for all (see `Leadership`).
 
 from __future__ import annotations
 
-import builtins
 import functools
 import inspect
 from abc import ABC, abstractmethod
@@ -25,6 +24,7 @@ from nvrx_slurm.inprocess.exception import InternalError, RankDiscarded, Restart
 from nvrx_slurm.inprocess.plugins.compose import Compose
 from nvrx_slurm.inprocess.state import Mode, State
 from nvrx_slurm.inprocess.store.barriers import RankLost
+from nvrx_slurm.inprocess.store.stores import StoreView
 
 
 @dataclass
@@ -216,7 +216,9 @@ class Leadership:
     """
 
     def __init__(self, ctx: Any, name: str, place: int, timeout: timedelta) -> None:
-        self.store, self.name, self.place, self.timeout = ctx.store, name, place, timeout
+        self.store = ctx.store if isinstance(ctx.store, StoreView) else StoreView(ctx.store)
+        self._stable = getattr(ctx.store, "stable", self.store)  # its keys outlive the iteration
+        self.name, self.place, self.timeout_s = name, place, timeout.total_seconds()
         self.iteration, self.rank = ctx.state.iteration, ctx.state.rank
         self._size, self._terminated = ctx.state.world_size, ctx.terminated_ranks
 
@@ -228,11 +230,6 @@ class Leadership:
     def _given_keys(self, ranks: Sequence[int]) -> list[str]:
         """Keys in the stable store, one per rank."""
         return [f"given/{self.place}/{rank}" for rank in ranks]
-
-    @property
-    def _stable(self) -> Any:
-        """The store whose keys outlive the iteration."""
-        return getattr(self.store, "stable", self.store)
 
     def _key(self, what: str) -> str:
         return f"{self.place}/{self.iteration}/{what}"
@@ -259,9 +256,9 @@ class Leadership:
 
         Raises InternalError if the `make` of one raised, TimeoutError if one gave nothing.
         """
-        if not _came(self.store, self._key("all"), self.timeout):
-            came, wait_s = self.store.add(self._key("count"), 0), self.timeout.total_seconds()
-            raise TimeoutError(f"only {came} of {len(self.healthy)} ranks took part within {wait_s:g} s")
+        if not self.store.came([self._key("all")], self.timeout_s):
+            came = self.store.add(self._key("count"), 0)
+            raise TimeoutError(f"only {came} of {len(self.healthy)} ranks took part within {self.timeout_s:g} s")
         values = list(self._stable.multi_get(self._given_keys(self.healthy)))
         if _FAILED in values:
             raise InternalError("one rank could give nothing")  # its own decision says why
@@ -278,13 +275,13 @@ class Leadership:
         try:
             if self.rank == self.healthy[0]:
                 return self._computed(compute)
-            if _came(self.store, self._key("decided"), self.timeout * 2):
+            if self.store.came([self._key("decided")], 2 * self.timeout_s):
                 return self._read(self.store.get(self._key("decided")))
         except RankLost as error:
             return self._settle(_LOST, message(error), error)
         raise TimeoutError(
             f"{self.name}: rank {self.healthy[0]}, which computes the rank assignment for all, gave none within "
-            f"{(self.timeout * 2).total_seconds():g} s"
+            f"{2 * self.timeout_s:g} s"
         )
 
     def _computed(self, compute: Callable[[], str]) -> str:
@@ -319,15 +316,6 @@ class Leadership:
 def text_of(given: bytes) -> str:
     """The return value of a rank's `make`."""
     return given[1:].decode()
-
-
-def _came(store: Any, key: str, timeout: timedelta) -> bool:
-    """Whether the key exists before the time is over; a lost store raises its own error."""
-    try:
-        store.wait([key], timeout)
-    except (RuntimeError, builtins.TimeoutError):
-        return bool(store.check([key]))
-    return True
 
 
 # --- filtering by groups ----------------------------------------------------------------------------------------------

@@ -107,7 +107,7 @@ class StoreView:
         return bool(self._ask("delete_key", self.prefix + key))
 
     def wait(self, keys: Sequence[str], timeout: timedelta) -> None:
-        """Wait until all keys exist. Raises the built-in TimeoutError after `timeout`."""
+        """Wait until all keys exist, for users' rank assignments. Raises the built-in TimeoutError after `timeout`."""
         if not self.came(keys, timeout.total_seconds()):
             raise TimeoutError(f"no {', '.join(keys)[:200]} within {timeout.total_seconds():g} s")
 
