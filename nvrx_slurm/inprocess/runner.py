@@ -17,7 +17,7 @@ from nvrx_slurm.inprocess.arguments import Arguments
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord, describe
 from nvrx_slurm.inprocess.call import CallWrapper
 from nvrx_slurm.inprocess.exception import BarrierTimeout, HealthCheckError, InternalError, RankDiscarded
-from nvrx_slurm.inprocess.guard.monitor_thread import Answer, await_end
+from nvrx_slurm.inprocess.guard.monitor_thread import JobResult, await_end
 from nvrx_slurm.inprocess.guard.page import COUNTED, GONE, ITERATION, STOPPING, WATCHED
 from nvrx_slurm.inprocess.guard.stopping import RankShouldRestart, Stopper, stop_signals, way_out
 from nvrx_slurm.inprocess.plugins.abort import forget_half_made_groups, keep_connections, release_groups
@@ -45,7 +45,7 @@ class Runner:
         self._begun: Iteration | None = None  # the current iteration, from the first one on
         self._result = BarrierResult(Outcome.NEXT)
         self._arrived: Iteration | None = None  # the last one whose barrier this rank has arrived at
-        self._end: Answer | None = None  # of the iteration, from the monitor thread
+        self._end: JobResult | None = None  # of the iteration, from the monitor thread
         self._value: Any = None  # of the function
         self._error: BaseException | None = None  # the fault of this rank, or the reason why it leaves
         self._cause: BaseException | None = None  # of the interruption of the last iteration
@@ -182,7 +182,7 @@ class Runner:
             environment.meet_at(self._state, *start)
         mine = self._resources.for_waiting(this), self._state.freeze(), self._stopper
         self._end = self._thread.ask(lambda: await_end(self._arguments, self._page, *mine))
-        return phases.Assigned() if start is not None else phases.Ended()
+        return phases.Assigned() if start is not None else phases.FunctionEnded()
 
     def _start(self) -> object:
         """`initialize` and the first health check; connections that are open now belong to the wrapper."""
@@ -315,10 +315,10 @@ class Runner:
                 logger.debug("stopped: %s", describe(error))
                 self._error = way_out(error)
                 attribution.free_frames(error)
-                return phases.Ended() if self._error is None else phases.CannotGoOn()
+                return phases.FunctionEnded() if self._error is None else phases.CannotGoOn()
             self._error = attribution.without_our_frames(error)
             self._state.fn_exception = self._error  # type: ignore[assignment]  # or RankShouldRestart of the user's
-            return phases.Ended()
+            return phases.FunctionEnded()
         return done
 
     def _plugin(self, name: str) -> None:

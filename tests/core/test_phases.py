@@ -10,7 +10,7 @@ from nvrx_slurm.core.inprocess.phases import RestartPhase as P
 R, D = ph.Released(), ph.StepDone()
 BEGIN = [(ph.Called(), P.ENTERING), (R, P.ASSIGNING), (ph.Assigned(), P.STARTING), (D, P.RUNNING)]
 RESTART = [(ph.Interrupted(), P.RECOVERING), (D, P.ARRIVED), (R, P.ASSIGNING)]
-ENDED, RETURNED = (ph.Ended(), P.STOPPING), (ph.Returned(), P.RETURNED)
+ENDED, RETURNED = (ph.FunctionEnded(), P.STOPPING), (ph.Returned(), P.RETURNED)
 COMPLETED = [(ph.Completed(), P.COMPLETING), (R, None)]
 LEAVES = [(ph.CannotGoOn(), P.LEAVING), (D, None)]
 

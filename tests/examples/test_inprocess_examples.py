@@ -79,13 +79,6 @@ class Runs:
         assert await_end(running_with(self.mark), 10.0) == []
 
 
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    process = Zygote("torch._dynamo")  # which every optimizer imports
-    yield process
-    process.close()
-
-
 @pytest.fixture
 def runs(zygote: Zygote, tmp_path: Path) -> Iterator[Runs]:
     made = Runs(zygote, tmp_path)

@@ -293,7 +293,7 @@ def leaves_at(rank: Rank) -> None:
     """Rank 2 raises in iteration 0. Between its `finalize` and its next `initialize` rank `victim` leaves."""
     mine, nth, calls = rank.initial == rank.arguments["victim"], rank.arguments["nth"], 0
 
-    def look(frame: FrameType, event: str, _: object) -> None:
+    def leave(frame: FrameType, event: str, _: object) -> None:
         """Raise, as a signal handler may, at the `nth` call of a function of the wrapper (0: never)."""
         nonlocal calls
         if event == "call" and "/nvrx_slurm/inprocess/" in frame.f_code.co_filename:
@@ -305,7 +305,7 @@ def leaves_at(rank: Rank) -> None:
 
     class First(inprocess.finalize.Finalize):
         def __call__(self, state: inprocess.FrozenState) -> inprocess.FrozenState:
-            sys.setprofile(look if mine else None)
+            sys.setprofile(leave if mine else None)
             return state
 
     class Last(inprocess.initialize.Initialize):

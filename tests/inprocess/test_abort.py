@@ -118,12 +118,12 @@ import weakref
 from nvrx_slurm import inprocess
 os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[1], RANK="0", WORLD_SIZE="1")
 
-class Look(abort.Abort, inprocess.finalize.Finalize):
+class Report(abort.Abort, inprocess.finalize.Finalize):
     def __call__(self, state):
         print("held" if group() else "released", flush=True)
         return state
 
-@inprocess.Wrapper(abort=inprocess.Compose(Look(), abort.AbortTorchDistributed()), finalize=Look())
+@inprocess.Wrapper(abort=inprocess.Compose(Report(), abort.AbortTorchDistributed()), finalize=Report())
 def train(call: inprocess.CallWrapper):
     global group
     if call.iteration == 0:

@@ -174,8 +174,8 @@ def test_a_rank_that_is_not_deactivated_is_active(assignment: Own) -> None:
 
 def test_the_assignment_sees_no_active_ranks_of_the_last_iteration() -> None:
     seen: list[State] = []
-    look = Own(lambda ctx: seen.append(ctx.state) or ra.ActivateAllRanks()(ctx))  # type: ignore[func-returns-value]
+    own = Own(lambda ctx: seen.append(ctx.state) or ra.ActivateAllRanks()(ctx))  # type: ignore[func-returns-value]
     state = State(rank=0, world_size=1, active_rank=0, active_world_size=1, mode=Mode.ACTIVE)
-    ra.assign(look, ra.RankAssignmentCtx(state, None, set()))
+    ra.assign(own, ra.RankAssignmentCtx(state, None, set()))
     assert (seen[0].active_rank, seen[0].active_world_size, seen[0].mode) == (None, None, Mode.ACTIVE)
     assert state.active_rank == 0

@@ -166,15 +166,15 @@ def test_a_signal_is_handled_at_once_at_a_barrier(job: Job, tmp_path: Path) -> N
 @pytest.mark.parametrize("by", ["heartbeats", "launcher"])
 def test_a_lost_host_is_missed(job: Job, tmp_path: Path, by: str) -> None:
     """Ranks and monitor processes are gone at once, so no process of the host can report it; 30 s is the default."""
-    board = tmp_path / "board.jsonl"
+    launcher = tmp_path / "launcher.jsonl"
     times = {**QUICK, "heartbeat_timeout": 1.5} if by == "heartbeats" else {}
-    train(job, 4, {}, times=times, env={"NVRX_BOARD": str(board), "NVRX_CYCLE": "3"})
+    train(job, 4, {}, times=times, env={"NVRX_BOARD": str(launcher), "NVRX_CYCLE": "3"})
     monitors = monitors_of(job, 4)[1:3]
     signal_all(monitors, signal.SIGSTOP)
     signal_all([job.pids[1], job.pids[2]], signal.SIGKILL)
     if by == "launcher":
-        board.write_text('not json\n{"v": 1, "cycle": 2, "ranks": [0, 3], "why": "another cycle"}\n')
-        with board.open("a") as file:
+        launcher.write_text('not json\n{"v": 1, "cycle": 2, "ranks": [0, 3], "why": "another cycle"}\n')
+        with launcher.open("a") as file:
             file.write('{"v": 1, "cycle": 3, "ranks": [1, 2], "why": "its pidfd"}\n')
     for rank in (0, 3):
         job.await_event(rank, "returned", 20.0)
@@ -193,7 +193,7 @@ def test_a_job_that_was_suspended_goes_on(job: Job, tmp_path: Path) -> None:
     until_s = time.monotonic() + 2.5
     job.until(lambda: time.monotonic() >= until_s, "the time has passed")
     signal_all(monitors, signal.SIGCONT)
-    job.until(lambda: all("was suspended" in log(tmp_path, rank) for rank in range(2)), "the monitors have looked")
+    job.until(lambda: all("was suspended" in log(tmp_path, rank) for rank in range(2)), "the monitors have checked")
     signal_all(ranks, signal.SIGCONT)
     (tmp_path / "fault").touch()
     all_return(job, range(2))

@@ -76,13 +76,13 @@ def test_a_rank_that_leaves_at_entry(job: Job, tmp_path: Path, victim: int, how:
 @pytest.mark.parametrize(("assignment", "told"), [("tree", False), ("pairs", True)])
 def test_a_rank_that_was_discarded_is_not_missed(job: Job, tmp_path: Path, assignment: str, told: bool) -> None:
     """Ranks come in pairs, and 2 dies. Rank 3 sends no heartbeats any more, or the launcher reports its end."""
-    board = tmp_path / "board"
+    launcher = tmp_path / "launcher"
     times = {} if told else {**QUICK, "heartbeat_timeout": 0.7}
-    train(job, 4, {2: "sigkill"}, assignment=assignment, last="go", times=times, env={"NVRX_BOARD": str(board)})
+    train(job, 4, {2: "sigkill"}, assignment=assignment, last="go", times=times, env={"NVRX_BOARD": str(launcher)})
     job.await_events((0, 1), "entered", iteration=1, WORLD_SIZE="2")
     assert job.await_end(3) == 1 and job.await_event(3, "raised")["kind"] == "RankDiscarded"
     if told:
-        board.write_text('{"v": 1, "cycle": 0, "ranks": [3], "why": "it has exited"}\n')
+        launcher.write_text('{"v": 1, "cycle": 0, "ranks": [3], "why": "it has exited"}\n')
     reason = "iteration 1: rank 3 is gone: " + ("launcher: it has exited" if told else "no heartbeat")
     job.until(lambda: reason in log(tmp_path, 0) + log(tmp_path, 1), "its end is noticed")
     (tmp_path / "go").touch()

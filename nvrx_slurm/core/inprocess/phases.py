@@ -58,7 +58,7 @@ class Returned:
     """The function has returned on this rank."""
 
 
-class Ended:
+class FunctionEnded:
     """The function, or a step before it, raised an Exception here, or was stopped for another rank or a timeout."""
 
 
@@ -88,7 +88,7 @@ class Restarts(Machine):
         (_P.ASSIGNING, AssignmentFailed, "go", (_P.ARRIVED,), "with the ranks they had before"),
         (_P.STARTING, StepDone, "go", (_P.RUNNING,), "healthy"),
         (_P.RUNNING, Returned, "go", (_P.RETURNED,), "perhaps not yet on the others"),
-        ((_P.ASSIGNING, _P.STARTING, _P.RUNNING), Ended, "go", (_P.STOPPING,), "all ranks try again"),
+        ((_P.ASSIGNING, _P.STARTING, _P.RUNNING), FunctionEnded, "go", (_P.STOPPING,), "all ranks try again"),
         ((_P.RUNNING, _P.RETURNED), Completed, "go", (_P.COMPLETING,), "all have returned"),
         (_P.STOPPING, Completed, "go", (_P.LEAVING,), "a fault after all had returned"),
         ((_P.RUNNING, _P.RETURNED, _P.STOPPING), Interrupted, "go", (_P.RECOVERING,), "nothing blocks any more"),

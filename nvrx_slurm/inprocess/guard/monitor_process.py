@@ -86,7 +86,7 @@ class MonitorProcess:
         try:
             pid = os.fork()
             if pid == 0:
-                _Program(self._arguments, self._identity, self._page, rank_pidfd, channel).main()
+                _MonitorProgram(self._arguments, self._identity, self._page, rank_pidfd, channel).main()
             return pid
         finally:
             os.close(rank_pidfd)
@@ -152,7 +152,7 @@ class MonitorProcess:
 # --- the program ------------------------------------------------------------------------------------------------------
 
 
-class _Program:
+class _MonitorProgram:
     """The program of the monitor process."""
 
     def __init__(

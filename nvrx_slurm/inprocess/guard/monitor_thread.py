@@ -71,7 +71,7 @@ _JOIN_S = 0.2
 _PIECE_S = 0.5
 
 
-class Answer:
+class JobResult:
     """The result of a job. `take` does not remove it: a signal handler may raise right after it, and the caller then
     calls `take` again."""
 
@@ -106,7 +106,7 @@ class MonitorThread(threading.Thread):
     def __init__(self, page: RankPage) -> None:
         super().__init__(name="nvrx-monitor-thread", daemon=True)
         self._page = page
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Answer] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], JobResult] | None] = queue.SimpleQueue()
 
     def run(self) -> None:
         """Until `stop`."""
@@ -118,14 +118,14 @@ class MonitorThread(threading.Thread):
                 answer.give(None, error)
             del asked, job, answer
 
-    def ask(self, job: Callable[[], Any]) -> Answer:
+    def ask(self, job: Callable[[], Any]) -> JobResult:
         """Queue a job; from the main thread."""
-        answer = Answer()
+        answer = JobResult()
         self._jobs.put((job, answer))
         return answer
 
-    def answer(self, asked: Answer, timeout_s: float) -> Any:
-        """Wait for an answer in the main thread; see `Answer.take`."""
+    def answer(self, asked: JobResult, timeout_s: float) -> Any:
+        """Wait for an answer in the main thread; see `JobResult.take`."""
         words = self._page.words
         words[WAITING] = 1
         try:
