@@ -107,7 +107,7 @@ def _figure(name: str, what: str, unit: str, target: float, one: Callable[[], fl
 
 _TREE = f"Tree of 2 layers, {_WORLD} ranks"
 FIGURES = [
-    _figure("ranks-tree-build", f"{_TREE}: built, by each rank", "s", 0.5, lambda: _tree()[0]),
+    _figure("ranks-tree-build", f"{_TREE}: built, by each rank", "s", 0.6, lambda: _tree()[0]),
     _figure("ranks-tree-reassign", f"{_TREE}: {_DEATHS} deaths, by each rank", "s", 0.1, lambda: _tree()[1]),
     _figure("ranks-shift", f"ShiftRanks, {_WORLD} ranks: per rank", "ms", 0.2, lambda: _alone(ShiftRanks())),
     _figure("ranks-fill", f"FillGaps, {_WORLD} ranks: per rank", "ms", 0.2, lambda: _alone(FillGaps())),

@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
-from types import TracebackType
 from typing import Any
 
 MAX_TEXT = 400  # characters of a reason that travel
@@ -70,16 +69,6 @@ class InterruptionRecord:
 
 
 # --- exceptions of the wrapped function -------------------------------------------------------------------------------
-
-_PACKAGE = os.path.dirname(__file__) + os.sep
-
-
-def without_our_frames(error: BaseException) -> BaseException:
-    """The exception; its traceback begins at the first frame of the user's."""
-    first: TracebackType | None = error.__traceback__
-    while first is not None and first.tb_frame.f_code.co_filename.startswith(_PACKAGE):
-        first = first.tb_next
-    return error.with_traceback(first) if first is not None else error
 
 
 def blame(error: BaseException, cause: BaseException | None) -> None:

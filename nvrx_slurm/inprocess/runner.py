@@ -316,8 +316,8 @@ class Runner:
                 self._error = way_out(error)
                 attribution.free_frames(error)
                 return phases.FunctionEnded() if self._error is None else phases.CannotGoOn()
-            self._error = attribution.without_our_frames(error)
-            self._state.fn_exception = self._error  # type: ignore[assignment]  # or RankShouldRestart of the user's
+            self._error = error
+            self._state.fn_exception = error  # type: ignore[assignment]  # or RankShouldRestart of the user's
             return phases.FunctionEnded()
         return done
 

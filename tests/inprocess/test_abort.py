@@ -138,6 +138,7 @@ DUMP = (
     PRELUDE
     + """
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/store", rank=0, world_size=1)
+abort._DUMP_TIMEOUT_S = 50.0  # on a loaded machine the recorder takes its time
 dist.all_reduce(torch.ones(1))
 abort.AbortTorchDistributed(torch_fr_trace_path=sys.argv[2] or None)(State(0, 1, iteration=3).freeze())
 assert not dist.is_initialized()

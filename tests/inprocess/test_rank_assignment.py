@@ -106,9 +106,7 @@ class Nothing(ra.RankAssignment):
 @pytest.mark.parametrize(
     ("make", "completed"),
     [
-        (ra.ShiftRanks, "ActivateAllRanks, ShiftRanks"),
         (keyed, "ActivateAllRanks, ShiftRanks, FilterCountGroupedByKey"),
-        (lambda: ra.MaxActiveWorldSize(4), "MaxActiveWorldSize, ShiftRanks"),
         (
             lambda: Compose(ra.ActiveWorldSizeDivisibleBy(2), Compose(ra.MaxActiveWorldSize(4), keyed())),
             "ActiveWorldSizeDivisibleBy, MaxActiveWorldSize, ShiftRanks, FilterCountGroupedByKey",

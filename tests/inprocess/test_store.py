@@ -83,7 +83,7 @@ def test_a_store_that_cannot_serve_is_a_client(monkeypatch: pytest.MonkeyPatch) 
             StoreView(client).get("a")
 
 
-@pytest.mark.parametrize(("rank", "queued"), [("0", 0), ("1", 0), ("1", 4)])
+@pytest.mark.parametrize(("rank", "queued"), [("0", 0), ("1", 4)])
 def test_a_server_that_is_no_store(monkeypatch: pytest.MonkeyPatch, rank: str, queued: int) -> None:
     """It says nothing, which torch waits for without a bound, or takes no connection: its queue is full."""
     monkeypatch.setenv("RANK", rank)
@@ -109,14 +109,13 @@ def test_a_port_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
             TCPStore()
 
 
-@pytest.mark.parametrize("what", [None, 3, "a store"])
-def test_a_factory_that_makes_no_store(what: Any) -> None:
+def test_a_factory_that_makes_no_store() -> None:
     def factory(**kwargs: Any) -> Any:
         assert kwargs == {"a": 1}
-        return what
+        return 3
 
     arguments = Wrapper(store_factory=factory, store_kwargs={"a": 1})
-    with pytest.raises(TypeError, match=f"^store_factory must return a .*Store, not {what!r} as <function .*factory"):
+    with pytest.raises(TypeError, match="^store_factory must return a .*Store, not 3 as <function .*factory"):
         arguments.make_store()
 
 

@@ -1,8 +1,8 @@
 """Stopping the wrapped function from another thread, and never any other code.
 
 The monitor thread wants the stop (`Stopper.stop`). The main thread raises RankShouldRestart itself, in a signal handler
-(`on_stop_signal`). It does so only while it holds the lock of `Stopper.run`, and only where `Deferral` allows it: a stop
-in the middle of taking a lock, of `__exit__` or of a fork would leave something half done for good.
+(`on_stop_signal`). It does so only while it holds the lock of `Stopper.run`, and only where `Deferral` allows it. A
+stop in the middle of taking a lock, of `__exit__` or of a fork would leave something half done for good.
 """
 
 from __future__ import annotations
