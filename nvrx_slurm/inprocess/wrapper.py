@@ -103,7 +103,7 @@ def _check_caller() -> None:
 
 @functools.cache  # once per process
 def _say_what_the_launcher_does() -> None:
-    """Under --restart-policy any-failed, in one rank of the first cycle. `agent.workers` sets the variables."""
+    """Under --restart-policy any-failed, in one rank of the first cycle. `node.workers` sets the variables."""
     if (os.environ.get("NVRX_CYCLE"), os.environ.get("RANK")) == ("0", "0") and "NVRX_BOARD" not in os.environ:
         logger.info(
             "exceptions and soft timeouts restart the function in process; a process that ends makes nvrx-run restart"

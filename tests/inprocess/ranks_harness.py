@@ -330,3 +330,4 @@ def _serve() -> None:
 
 if __name__ == "__main__":
     _serve()
+    os._exit(0)  # the end of torch takes a second

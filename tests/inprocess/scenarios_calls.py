@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from scenarios import FAULTS, Rank, block, files, once, pause, scenario, throw
-from scenarios import run as run  # noqa: F401 - zygote.py calls it
+from scenarios import run as run  # noqa: F401 - the zygote calls it
 
 from nvrx_slurm import inprocess
 from nvrx_slurm.inprocess import CallWrapper

@@ -82,7 +82,7 @@ def multiple_of(divisor: int | None) -> Filter:
     return None if divisor is None else lambda size: size - size % divisor
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(stories())
 def test_after_any_deaths(story: tuple[list[Level], Keys, int | None, list[set[int]]]) -> None:
     levels, keys, divisor, rounds = story
@@ -99,7 +99,7 @@ def test_after_any_deaths(story: tuple[list[Level], Keys, int | None, list[set[i
             assert tree.active == before, "nothing happened, nothing moves"
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(stories())
 @example(([Level(1, None), Level(1, None)], [("root", "a")] * 8, 4, [{7}, {1}, {2}]))
 def test_the_filter_never_takes_more_than_it_must(story: tuple[list[Level], Keys, int | None, list[set[int]]]) -> None:

@@ -138,7 +138,7 @@ class MonitorProcess:
         self._send(_LEAVE + why.encode()[:_MAX_TEXT])
 
     def meet(self, number: int, address: str, port: int) -> None:
-        """The process group of iteration `number` meets at this rank: see `store.fallback_server`."""
+        """The process group of iteration `number` meets at this rank: see `FallbackServer`."""
         self.serves_groups = True
         self._send(_MEET + json.dumps([number, address, port]).encode())
 

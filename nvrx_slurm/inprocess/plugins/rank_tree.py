@@ -1,6 +1,6 @@
 """Tree: rank assignment by failure domains (hosts, racks, the whole job), with spares close to the loss.
 
-In the first iteration one rank collects the keys of all ranks (see `leader`). From then on each rank computes the
+In the first iteration one rank collects the keys of all ranks (see `Leadership`). From then on each rank computes the
 places of all ranks by itself (`core.inprocess.tree`): all ranks have the same keys and learn of the same deaths.
 """
 

@@ -5,7 +5,7 @@
 | `records`, `record/<n>` | the observer of a fault | how many there were, and the first ones |
 | `completed` | active ranks | how many have returned from the function |
 | `end`, then `ended` | the first to know | how the iteration ended, decided once; `ended` wakes all waiters |
-| `assign/...` | all ranks | what rank assignment needs (`leader`) |
+| `assign/...` | all ranks | what rank assignment needs (`Leadership`) |
 | `start` | rank 0 | where `init_process_group` shall meet |
 | `out/<initial rank>` | it, or an observer of its end | its arrival, or that it is gone (`core.inprocess.barrier`) |
 | `go`, then `went` | a barrier server | the result, decided once; `went` wakes all waiters |
