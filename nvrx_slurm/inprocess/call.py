@@ -75,10 +75,7 @@ def wrapper_parameters(fn: Callable[..., Any]) -> list[str]:
     A container of it does not count, nor `*args` and `**kwargs`. A parameter with the name `inprocess_call_wrapper`
     needs no annotation: Megatron-LM's is `Optional[Any]`.
     """
-    try:
-        parameters = inspect.signature(fn).parameters
-    except (TypeError, ValueError):  # a builtin without a signature
-        return []
+    parameters = inspect.signature(fn).parameters
     target = fn if inspect.isroutine(fn) or inspect.isclass(fn) else type(fn).__call__
     try:
         hints = typing.get_type_hints(target)

@@ -6,7 +6,6 @@ The chained checks compare what the driver or the kernel reports now with its re
 from __future__ import annotations
 
 import datetime
-import functools
 import logging
 import os
 import sys
@@ -54,7 +53,7 @@ class CudaHealthCheck(HealthCheck):
         """See the class; returns `state`."""
         torch = sys.modules.get("torch")
         if torch is None or not torch.cuda.is_initialized():
-            _not_applicable("CUDA check", "this process does not use CUDA")
+            logger.debug("CUDA check: not applicable: this process does not use CUDA")
             return state
         timeout_s = self.timeout.total_seconds()
 
@@ -113,7 +112,7 @@ class _HardwareCheck(HealthCheck, ABC):
         try:
             self._first = self._read()
         except Absent as why:
-            _not_applicable(self.what, str(why))
+            logger.debug("%s: not applicable: %s", self.what, why)
         except HardwareError as failure:
             logger.warning("%s: %s", self.what, failure)
 
@@ -212,9 +211,3 @@ class ChainedNicHealthCheck(_HardwareCheck):
             return None
         self._first = {**self._first, name: fact}  # report it once
         return f"the link of NIC port {name} went down {times} times"
-
-
-@functools.cache
-def _not_applicable(what: str, why: str) -> None:
-    """Log it once per process."""
-    logger.debug("%s: not applicable: %s", what, why)
