@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -16,9 +17,12 @@ from nvrx_slurm.inprocess.plugins.compose import Compose
 from nvrx_slurm.inprocess.plugins.health_check import HealthCheck
 from nvrx_slurm.inprocess.plugins.rank_assignment import ActivateAllRanks, RankAssignment, ShiftRanks, with_defaults
 from nvrx_slurm.inprocess.plugins.steps import Completion, Finalize, Initialize, Terminate
-from nvrx_slurm.inprocess.store.stores import TCPStore
+from nvrx_slurm.inprocess.store.stores import CLOSED, StoreView, TCPStore
 
-_OPTIONAL: dict[str, type] = {
+_TYPES: dict[str, Any] = {
+    "store_factory": Callable,
+    "rank_assignment": RankAssignment,
+    "enabled": bool,
     "store_kwargs": Mapping,
     "initialize": Initialize,
     "abort": Abort,
@@ -29,6 +33,8 @@ _OPTIONAL: dict[str, type] = {
     "monitor_process_logfile": str,
     "monitor_process_pidfile": str,
 }
+_REQUIRED = ("store_factory", "rank_assignment", "enabled")  # the others may be None
+_RETRY_S = 0.005
 _STORE_TIMEOUT = timedelta(seconds=300)  # torch's and ours, where no `timeout` is among store_kwargs
 
 # The first of each pair must be shorter than the second.
@@ -87,17 +93,10 @@ class Arguments:
         object.__setattr__(self, "rank_assignment", with_defaults(self.rank_assignment))
 
     def _check_types(self) -> None:
-        if not callable(self.store_factory):
-            raise TypeError(f"store_factory must be callable, not {self.store_factory!r}")
-        if not isinstance(self.rank_assignment, RankAssignment):
-            hint = " (a comma behind it makes it a tuple)" if isinstance(self.rank_assignment, tuple) else ""
-            raise TypeError(f"rank_assignment must be a RankAssignment, not {self.rank_assignment!r}{hint}")
-        if not isinstance(self.enabled, bool):
-            raise TypeError(f"enabled must be a bool, not {self.enabled!r}")
-        for name, kind in _OPTIONAL.items():
+        for name, kind in _TYPES.items():
             value = getattr(self, name)
-            if value is not None and not isinstance(value, kind):
-                raise TypeError(f"{name} must be a {kind.__name__} or None, not {value!r}")
+            if not isinstance(value, kind) and (value is not None or name in _REQUIRED):
+                raise TypeError(f"{name} must be a {kind.__name__}, not {value!r}")
 
     def _check_values(self) -> None:
         for name in _TIMES:
@@ -119,6 +118,20 @@ class Arguments:
             factory = self.store_factory
             raise TypeError(f"store_factory must return a torch.distributed.Store, not {made!r} as {factory!r} did")
         return made
+
+    def connect(self, prefix: str) -> StoreView:
+        """A connection to the keys of a call: not to the server of an earlier call, which is about to end."""
+        deadline_s = time.monotonic() + self.barrier_timeout.total_seconds()
+        while True:
+            is_late = time.monotonic() > deadline_s
+            try:
+                store = self.make_store()
+                if is_late or not store.check([CLOSED]):
+                    return StoreView(store).under(prefix)
+            except dist.DistNetworkError:
+                if is_late:
+                    raise
+            time.sleep(_RETRY_S)
 
     @property
     def first_store_s(self) -> float:

@@ -9,23 +9,14 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
-from types import TracebackType
 from typing import Any
 
 MAX_TEXT = 400  # characters of a reason that travel
 
 
-def clean(text: str) -> str:
-    """Escape lone surrogates (from file names that are not UTF-8): stores refuse them."""
-    return text.encode(errors="backslashreplace").decode()
-
-
 def message(error: BaseException) -> str:
-    """Text of an exception; a replacement if its `__str__` fails."""
-    try:
-        return clean(str(error))
-    except Exception as another:  # not BaseException: a SystemExit may come from a signal handler
-        return f"(its text cannot be had: {type(another).__name__} in __str__)"
+    """Text of an exception. Lone surrogates (of file names that are not UTF-8) are escaped: stores refuse them."""
+    return str(error).encode(errors="backslashreplace").decode()
 
 
 def describe(error: BaseException) -> str:
@@ -79,46 +70,27 @@ class InterruptionRecord:
 
 # --- exceptions of the wrapped function -------------------------------------------------------------------------------
 
-_PACKAGE = os.path.dirname(__file__) + os.sep
-
-
-def without_our_frames(error: BaseException) -> BaseException:
-    """The exception; its traceback begins at the first frame of the user's."""
-    first: TracebackType | None = error.__traceback__
-    while first is not None and first.tb_frame.f_code.co_filename.startswith(_PACKAGE):
-        first = first.tb_next
-    return error.with_traceback(first) if first is not None else error
-
 
 def blame(error: BaseException, cause: BaseException | None) -> None:
     """Let the chain of causes of `error` end with `cause`, which is the same on all ranks."""
-    chain, causes = _chain(error), _chain(cause)
-    last = chain[-1]
-    if causes and last.__context__ is None and not any(one is other for one in chain for other in causes):
-        last.__cause__ = cause
-
-
-def _chain(error: BaseException | None) -> list[BaseException]:
-    """The exception and its causes, each once: a chain may be circular."""
-    chain: list[BaseException] = []
-    while error is not None and not any(error is one for one in chain):
-        chain.append(error)
-        error = error.__cause__
-    return chain
+    chain = _chain(error)
+    if cause is not None and not any(one is cause for one in chain):
+        chain[-1].__cause__ = cause
 
 
 def free_frames(error: BaseException | None) -> None:
     """Free the local variables of the function's frames (tensors!), though a reference to the exception is kept."""
-    seen: set[int] = set()
-    todo = [error]
-    while todo:
-        one = todo.pop()
-        if one is None or id(one) in seen:
-            continue
-        seen.add(id(one))
-        if one.__traceback__ is not None:
-            traceback.clear_frames(one.__traceback__)
-        todo += [one.__cause__, one.__context__]
+    for one in _chain(error):
+        traceback.clear_frames(one.__traceback__)
+
+
+def _chain(error: BaseException | None) -> list[BaseException]:
+    """The exception and those that it was raised from, each once."""
+    chain: list[BaseException] = []
+    while error is not None and error not in chain:
+        chain.append(error)
+        error = error.__cause__ or error.__context__
+    return chain
 
 
 def ending_forks(function: Callable[[], Any]) -> Any:

@@ -12,7 +12,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from nvrx_slurm.inprocess.guard.page import MANUAL, UNPROTECTED, Page
+from nvrx_slurm.inprocess.guard.page import MANUAL, UNPROTECTED, RankPage
 from nvrx_slurm.inprocess.guard.stopping import Stopper
 from nvrx_slurm.inprocess.state import State
 
@@ -23,7 +23,7 @@ class CallWrapper:
     All methods belong to the function's own thread, while it runs.
     """
 
-    def __init__(self, page: Page) -> None:
+    def __init__(self, page: RankPage) -> None:
         self._page, self._pid = page, os.getpid()
         self._words = page.words
         self._state: State | None = None
@@ -75,10 +75,7 @@ def wrapper_parameters(fn: Callable[..., Any]) -> list[str]:
     A container of it does not count, nor `*args` and `**kwargs`. A parameter with the name `inprocess_call_wrapper`
     needs no annotation: Megatron-LM's is `Optional[Any]`.
     """
-    try:
-        parameters = inspect.signature(fn).parameters
-    except (TypeError, ValueError):  # a builtin without a signature
-        return []
+    parameters = inspect.signature(fn).parameters
     target = fn if inspect.isroutine(fn) or inspect.isclass(fn) else type(fn).__call__
     try:
         hints = typing.get_type_hints(target)

@@ -7,24 +7,21 @@ import itertools
 import logging
 import os
 import signal
-import time
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.inprocess.arguments import Arguments
-from nvrx_slurm.inprocess.environment import Environment, Identity
+from nvrx_slurm.inprocess.environment import CallIdentity, Environment
 from nvrx_slurm.inprocess.exception import InternalError
 from nvrx_slurm.inprocess.guard.monitor_process import MonitorProcess
 from nvrx_slurm.inprocess.guard.monitor_thread import MonitorThread
-from nvrx_slurm.inprocess.guard.page import COUNTED, GONE, LEFT, LOST, SEEN, Page
-from nvrx_slurm.inprocess.guard.progress import ProgressWatchdog, Stall
+from nvrx_slurm.inprocess.guard.page import COUNTED, GONE, LEFT, LOST, SEEN, ProgressWatchdog, RankPage, Stall
 from nvrx_slurm.inprocess.state import State
-from nvrx_slurm.inprocess.store.barriers import ALL_LEFT, CLOSED, SERVES, Iteration
-from nvrx_slurm.inprocess.store.view import StoreLost, StoreView
+from nvrx_slurm.inprocess.store.barriers import ALL_LEFT, Iteration
+from nvrx_slurm.inprocess.store.stores import StoreLost, StoreView
 
 logger = logging.getLogger(__name__)
 
 _calls = itertools.count()  # of wrapped functions in this process; all ranks call them in the same order
-_SERVER_END_S = 6.0  # longest wait for the end of the store's server, which waits until all have read the last result
 _MONITOR_END_S = 15.0
 
 
@@ -35,20 +32,18 @@ class Resources:
         self._arguments = arguments
         self.environment = Environment()
         self.state = State.from_env()
-        self.page = Page()
+        self.page = RankPage()
         rank, size, prefix = self.state.rank, self.state.world_size, f"nvrx/{_job()}/{next(_calls)}"
-        self.me = Identity(rank, size, prefix, self.environment)
+        self.me = CallIdentity(rank, size, prefix, self.environment)
         self.thread = MonitorThread(self.page)
         self.monitor = MonitorProcess(arguments, self.me, self.page)
         interval_s = arguments.progress_watchdog_interval.total_seconds()
         self._monitor_stall = Stall(interval_s)
         self._heartbeat_timeout_s = arguments.heartbeat_timeout.total_seconds()
-        checks = (self._check_monitor, self._check_store, self._check_terminate)
-        self._watchdog = ProgressWatchdog(self.page, interval_s, checks)
+        self._watchdog = ProgressWatchdog(self.page, interval_s, (self._check_monitor, self._check_store))
         self._call: StoreView | None = None
-        self._reached: StoreView | None = None  # the last connection that was made
         self._waiting: StoreView | None = None
-        self._serves = self._finished = self._told_lost = self._terminates = False
+        self._finished = self._told_lost = False
 
     @property
     def call(self) -> StoreView:
@@ -79,20 +74,11 @@ class Resources:
     def _connection(self, timeout_s: float) -> StoreView:
         """Made in the monitor thread: the main thread must not wait for a server that may be silent."""
         try:
-            made: StoreView = self.thread.call(self._connect, timeout_s)
+            made: StoreView = self.thread.call(lambda: self._arguments.connect(self.me.prefix), timeout_s)
         except TimeoutError:
             factory = self._arguments.store_factory
             raise StoreLost(f"no store: {factory!r} (store_factory) has not made one for {timeout_s:g} s") from None
         return made
-
-    def _connect(self) -> StoreView:
-        """A connection to this call's server, not to the server of an earlier call that is about to end."""
-        deadline_s = time.monotonic() + self._arguments.barrier_timeout.total_seconds()
-        while True:
-            made = self._reached = StoreView(self._arguments.make_store())
-            if not made.check([CLOSED]) or time.monotonic() > deadline_s:
-                return made.under(self.me.prefix)
-            time.sleep(0.005)
 
     def for_waiting(self, this: Iteration) -> Iteration:
         """The same iteration through the monitor thread's own connection: a wait keeps a connection busy."""
@@ -109,10 +95,7 @@ class Resources:
         if not self.monitor.alive:
             logger.error("the monitor process of rank %d has ended, and the rank cannot go on", self.me.rank)
             words[LOST] = 1
-        elif (
-            words[SEEN]
-            and self._monitor_stall.seconds(words[SEEN]) >= self._arguments.heartbeat_timeout.total_seconds()
-        ):
+        elif words[SEEN] and self._monitor_stall.seconds(words[SEEN]) >= self._heartbeat_timeout_s:
             logger.error("the monitor process of this rank is stopped or stuck, and is killed")
             self.monitor.kill()
 
@@ -120,21 +103,14 @@ class Resources:
         """Shut down the connections if the store does not answer any more, or the others have gone on without this
         rank: a wait for the store might never end."""
         words = self.page.words
-        if not (words[LOST] or words[GONE]) or words[LEFT] or self._told_lost or self._reached is None:
+        if not (words[LOST] or words[GONE]) or words[LEFT] or self._told_lost or self._call is None:
             return
         self._told_lost = True
         if words[LOST]:
-            logger.error("the store at %s is lost", self._reached.place)
+            logger.error("the store at %s is lost", self._call.place)
         else:
             logger.warning("the others have declared rank %d gone", self.me.rank)
-        if not self._reached.disconnect():  # a wait for it may last for ever, as on a file system that is away
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def _check_terminate(self) -> None:
-        """The monitor process has told the others that this rank has left, and watches it no more."""
-        idle_s = self.page.idle_s()
-        if self._terminates and idle_s >= self._arguments.hard_timeout.total_seconds():
-            logger.error("rank %d: terminate has made no progress for %.1f s: it is killed", self.me.rank, idle_s)
+        if not self._call.disconnect():  # a wait for it may last for ever, as on a file system that is away
             os.kill(os.getpid(), signal.SIGKILL)
 
     # --- end ----------------------------------------------------------------------------------------------------------
@@ -145,14 +121,8 @@ class Resources:
         if self.page.words[COUNTED]:
             self.monitor.announce_leaving(why)
 
-    def terminates(self) -> None:
-        """`terminate` is about to be called: the last thing that the wrapper does in this rank."""
-        self.page.beat()
-        self._terminates = True
-
     def all_have_finished(self, gone: int) -> None:
         """All ranks but the `gone` ones return now, and may call a wrapped function again."""
-        self._serves = self.call.get(SERVES) == b"1"
         self._finished = True
         self.left()
         self.has_read_the_last_result(gone)
@@ -173,9 +143,7 @@ class Resources:
             self.monitor.leave(None if serves or self.page.words[COUNTED] else _MONITOR_END_S)
         if self.thread.ident is not None:
             self.thread.stop()
-        if self._serves and self._reached is not None and not self.me.leads:
-            self._reached.await_disconnect(_SERVER_END_S)  # the next call must not connect to a server that is ending
-        self._call = self._reached = self._waiting = None
+        self._call = self._waiting = None
         self.environment.restore()
 
 

@@ -11,21 +11,21 @@ from typing import Any
 
 from nvrx_slurm.core.inprocess import phases
 from nvrx_slurm.core.inprocess.barrier import Arrival, BarrierResult, Outcome, Status
-from nvrx_slurm.core.inprocess.phases import Phase
+from nvrx_slurm.core.inprocess.phases import RestartPhase
 from nvrx_slurm.inprocess import attribution
 from nvrx_slurm.inprocess.arguments import Arguments
-from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord, describe, message
+from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord, describe
 from nvrx_slurm.inprocess.call import CallWrapper
-from nvrx_slurm.inprocess.exception import BarrierTimeout, InternalError, RankDiscarded
-from nvrx_slurm.inprocess.guard.monitor_thread import Answer, await_end
+from nvrx_slurm.inprocess.exception import BarrierTimeout, HealthCheckError, InternalError, RankDiscarded
+from nvrx_slurm.inprocess.guard.monitor_thread import JobResult, await_end
 from nvrx_slurm.inprocess.guard.page import COUNTED, GONE, ITERATION, STOPPING, WATCHED
-from nvrx_slurm.inprocess.guard.stopping import RankShouldRestart, Stopper, stop_signals, was_stopped, way_out
-from nvrx_slurm.inprocess.plugin_calls import assign_ranks, call_plugin, check_result
+from nvrx_slurm.inprocess.guard.stopping import RankShouldRestart, Stopper, stop_signals, way_out
 from nvrx_slurm.inprocess.plugins.abort import forget_half_made_groups, keep_connections, release_groups
+from nvrx_slurm.inprocess.plugins.rank_assignment import RankAssignmentCtx, assign
 from nvrx_slurm.inprocess.resources import Resources
-from nvrx_slurm.inprocess.state import Mode
-from nvrx_slurm.inprocess.store.barriers import ENTRY, Iteration, serve_barrier
-from nvrx_slurm.inprocess.store.view import StoreLost
+from nvrx_slurm.inprocess.state import FrozenState, Mode, State
+from nvrx_slurm.inprocess.store.barriers import ENTRY, AssigningView, Iteration, RankLost, serve_barrier
+from nvrx_slurm.inprocess.store.stores import StoreLost
 
 logger = logging.getLogger(__name__)
 
@@ -40,31 +40,25 @@ class Runner:
         self._arguments, self._resources = arguments, resources
         self._page, self._thread = resources.page, resources.thread
         self._state = resources.state
-        self._before = replace(self._state)  # as assigned for the iteration before
         self.call_wrapper = CallWrapper(self._page)
         self._stopper = Stopper()
         self._begun: Iteration | None = None  # the current iteration, from the first one on
         self._result = BarrierResult(Outcome.NEXT)
         self._arrived: Iteration | None = None  # the last one whose barrier this rank has arrived at
-        self._end: Answer | None = None  # of the iteration, from the monitor thread
+        self._end: JobResult | None = None  # of the iteration, from the monitor thread
         self._value: Any = None  # of the function
         self._error: BaseException | None = None  # the fault of this rank, or the reason why it leaves
         self._cause: BaseException | None = None  # of the interruption of the last iteration
         self._steps: dict[object, Callable[[], object]] = {
-            Phase.ENTERING: self._enter,
-            Phase.ASSIGNING: self._assign,
-            Phase.INITIALIZING: self._initialize,
-            Phase.CHECKING_START: lambda: self._guarded(lambda: self._plugin("health_check"), phases.Done()),
-            Phase.RUNNING: self._call_or_wait,
-            Phase.RETURNED: self._complete,
-            Phase.TELLING: self._tell_fault,
-            Phase.STOPPING: self._await_abort,
-            Phase.FINALIZING: self._finalize,
-            Phase.CHECKING: lambda: self._between("restart_health_check"),
-            Phase.ARRIVED: self._arrive_ready,
-            Phase.UNASSIGNED: lambda: self._arrive(self._this, Status.UNASSIGNED),
-            Phase.COMPLETING: lambda: self._plugin("completion"),
-            Phase.CONCLUDED: self._conclude,
+            RestartPhase.ENTERING: self._enter,
+            RestartPhase.ASSIGNING: self._assign,
+            RestartPhase.STARTING: self._start,
+            RestartPhase.RUNNING: self._call_or_wait,
+            RestartPhase.RETURNED: self._complete,
+            RestartPhase.STOPPING: self._stop,
+            RestartPhase.RECOVERING: self._recover,
+            RestartPhase.ARRIVED: self._arrive_ready,
+            RestartPhase.COMPLETING: self._conclude,
         }
 
     @property
@@ -85,15 +79,15 @@ class Runner:
                 self._error = error
                 self._leave()
                 raise
-        if machine.state is Phase.DONE:
+        if machine.state is RestartPhase.DONE:
             return self._value
         assert self._error is not None
         attribution.blame(self._error, self._cause)
         raise self._error
 
-    def _do(self, phase: Phase) -> object:
+    def _do(self, phase: RestartPhase) -> object:
         logger.debug("%s", phase.name)
-        if phase is Phase.LEAVING:
+        if phase is RestartPhase.LEAVING:
             return self._leave()
         try:
             if self._page.words[GONE]:  # a rank that is being killed takes no part any more
@@ -102,16 +96,15 @@ class Runner:
         except BaseException as error:
             self._error = error
             self._page.words[WATCHED] = 0  # the exception of a signal handler may have come before that was done
-            return phases.Failed()
+            return phases.CannotGoOn()
 
     # --- barriers -----------------------------------------------------------------------------------------------------
 
     def _arrive(self, this: Iteration, status: Status) -> phases.Released:
         """Arrive at the barrier, wait for its result, and take it over."""
         self._arrived = this
-        me, here, before = self._resources.me.rank, self._state, self._before
-        arrival = Arrival(status, here.rank, here.world_size, before.rank, before.world_size)
-        if not this.arrive(me, arrival):
+        me, here = self._resources.me.rank, self._state
+        if not this.arrive(me, Arrival(status, here.rank, here.world_size)):
             raise RankDiscarded(f"the others have declared rank {me} gone")
         self._page.words[STOPPING] = 0
         gone = self._result.gone
@@ -156,20 +149,20 @@ class Runner:
     def _assign(self) -> object:
         """Rank assignment, and where the process group shall meet."""
         result, last = self._result, self._begun
-        if result.again:
-            self._state.copy_from(self._before)
         if last is not None and result.why:
             logger.info("iteration %d was interrupted: %s", last.number, result.why)
-        self._before = replace(self._state)
         this = self._begun = Iteration(self._resources.call, last.number + 1 if last else ENTRY + 1)
         self._page.words[ITERATION] = this.number
         self._page.words[STOPPING] = time.monotonic_ns()  # an assignment that never ends is bounded, too
         self._end = None
         self._stopper = Stopper()
-        new = assign_ranks(self._arguments.rank_assignment, this, self._state, result.terminated)
-        if isinstance(new, Exception):
-            logger.info("iteration %d: ranks are assigned again: %s", this.number, message(new))
-            return phases.Disturbed()
+        before = replace(self._state, iteration=this.number, fn_exception=None)
+        try:
+            ctx = RankAssignmentCtx(before, AssigningView(this), set(result.terminated))
+            new = assign(self._arguments.rank_assignment, ctx)
+        except RankLost as error:
+            logger.info("iteration %d: ranks are assigned again: %s", this.number, error)
+            return phases.AssignmentFailed()
         self._page.words[STOPPING] = 0
         self._state.copy_from(new)
         self.call_wrapper.begin(self._state, self._stopper)
@@ -189,18 +182,18 @@ class Runner:
             environment.meet_at(self._state, *start)
         mine = self._resources.for_waiting(this), self._state.freeze(), self._stopper
         self._end = self._thread.ask(lambda: await_end(self._arguments, self._page, *mine))
-        return phases.Assigned() if start is not None else phases.Stopped()
+        return phases.Assigned() if start is not None else phases.FunctionEnded()
 
-    def _initialize(self) -> object:
-        """The user's `initialize`; connections that are open now belong to the wrapper and not to the function."""
+    def _start(self) -> object:
+        """`initialize` and the first health check; connections that are open now belong to the wrapper."""
         keep_connections()
         forget_half_made_groups()
-        event = self._guarded(lambda: call_plugin(self._arguments, "initialize", self._state.freeze()), phases.Done())
-        if isinstance(event, phases.Done):
-            check_result(
-                self._arguments, "initialize", self._value
-            )  # a wrong result is no fault: another try would repeat it
-        return event
+
+        def prepare() -> None:
+            self._plugin("initialize")
+            self._plugin("health_check")
+
+        return self._guarded(prepare, phases.StepDone())
 
     def _call_or_wait(self) -> object:
         """The function, or nothing on a reserve."""
@@ -221,16 +214,12 @@ class Runner:
             this.interrupt(self._record(Interruption.COMPLETION_TIMEOUT, text))
             return self._ended(self._arguments.restart_s)
 
-    def _tell_fault(self) -> object:
-        """Tell all others."""
-        assert self._error is not None
-        logger.error("iteration %d: the function failed on this rank", self._this.number, exc_info=self._error)
-        self._this.interrupt(self._record(Interruption.EXCEPTION, describe(self._error)))
-        self._cause = self._error
-        return self._await_abort()
-
-    def _await_abort(self) -> object:
-        """Until the monitor thread has called `abort`."""
+    def _stop(self) -> object:
+        """Tell the others of a fault, and wait until the monitor thread has called `abort`."""
+        if self._error is not None:
+            logger.error("iteration %d: the function failed on this rank", self._this.number, exc_info=self._error)
+            self._this.interrupt(self._record(Interruption.EXCEPTION, describe(self._error)))
+            self._cause = self._error
         event = self._ended(self._arguments.restart_s)
         if isinstance(event, phases.Completed):
             self._error = self._error or InternalError("the function returned everywhere before it was stopped here")
@@ -238,21 +227,19 @@ class Runner:
             self._error = None
         return event
 
-    def _finalize(self) -> object:
-        """The user's."""
+    def _recover(self) -> object:
+        """`finalize` and the health checks: their exceptions are raised from the fault."""
         attribution.free_frames(self._cause)
         release_groups()
-        return self._between("finalize")
-
-    def _between(self, name: str) -> phases.Done:
-        """A plug-in after a fault: its exceptions are raised from that fault."""
         try:
-            return self._plugin(name)
+            self._plugin("finalize")
+            self._plugin("restart_health_check")
         except Exception:
             record = self._this.cause()
             if self._state.fn_exception is None and record is not None:
                 self._cause = InternalError(record.sentence())
             raise
+        return phases.StepDone()
 
     def _arrive_ready(self) -> object:
         """The iteration barrier."""
@@ -261,7 +248,8 @@ class Runner:
         return event
 
     def _conclude(self) -> object:
-        """The termination barrier."""
+        """`completion`, and the termination barrier."""
+        self._plugin("completion")
         event = self._arrive(self._this, Status.FINISHED)
         self._resources.all_have_finished(len(self._result.gone))
         return event
@@ -279,16 +267,14 @@ class Runner:
             except StoreLost as error:
                 if not words[GONE]:  # else the watchdog has shut down the connections
                     logger.warning("%s", error)
+        if self._state.mode is not Mode.TERMINATED:  # else `terminate` has raised a BaseException
+            self._state.mode = Mode.TERMINATED
+            try:
+                self._plugin("terminate")
+            except Exception:
+                logger.exception("terminate failed")
         self._resources.left(describe(self._error))
-        if self._state.mode is Mode.TERMINATED:
-            return phases.Done()  # `terminate` has raised a BaseException and is not called again
-        self._state.mode = Mode.TERMINATED
-        self._resources.terminates()
-        try:
-            self._plugin("terminate")
-        except Exception:
-            logger.exception("terminate failed")
-        return phases.Done()
+        return phases.StepDone()
 
     def _tell_leaving(self, this: Iteration, why: BaseException) -> None:
         discarded = isinstance(why, RankDiscarded)
@@ -322,24 +308,30 @@ class Runner:
             finally:
                 words[WATCHED] = 0
         except BaseException as error:
-            if not isinstance(error, Exception) and not was_stopped(error):
+            wrong_result = isinstance(error, InternalError)  # another try would repeat it
+            if wrong_result or not isinstance(error, (Exception, RankShouldRestart)):
                 raise
             if stopper.stopping:  # a fault then is the work of `abort`
                 logger.debug("stopped: %s", describe(error))
-                leaves_with = way_out(error)
+                self._error = way_out(error)
                 attribution.free_frames(error)
-                if leaves_with is None:
-                    return phases.Stopped()
-                self._error = leaves_with
-                return phases.Failed()
-            self._error = attribution.without_our_frames(error)
-            self._state.fn_exception = self._error  # type: ignore[assignment]  # or RankShouldRestart of the user's
-            return phases.Faulted()
+                return phases.FunctionEnded() if self._error is None else phases.CannotGoOn()
+            self._error = error
+            self._state.fn_exception = error  # type: ignore[assignment]  # or RankShouldRestart of the user's
+            return phases.FunctionEnded()
         return done
 
-    def _plugin(self, name: str) -> phases.Done:
-        check_result(self._arguments, name, call_plugin(self._arguments, name, self._state.freeze()))
-        return phases.Done()
+    def _plugin(self, name: str) -> None:
+        """Call the plug-in in that argument, if there is one. A health check fails with HealthCheckError."""
+        plugin = getattr(self._arguments, name)
+        try:
+            result = plugin and plugin(self._state.freeze())
+        except Exception as error:
+            if isinstance(error, HealthCheckError) or not name.endswith("health_check"):
+                raise
+            raise HealthCheckError(describe(error)) from error
+        if result is not None and not isinstance(result, (FrozenState, State)):
+            raise InternalError(f"{name}: {plugin!r} returned {result!r}; it has to return the state it was given")
 
     def _record(self, kind: Interruption, text: str) -> InterruptionRecord:
         return InterruptionRecord(self._resources.me.rank, kind, text)

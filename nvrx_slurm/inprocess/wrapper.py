@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import gc
 import inspect
@@ -31,23 +30,7 @@ from nvrx_slurm.inprocess.runner import Runner
 F = TypeVar("F", bound=Callable[..., Any])
 
 logger = logging.getLogger(__name__)
-_MARK = "__nvrx_inprocess__"
 _active = threading.Lock()  # held while a wrapped function is being called in this process
-_OLDER = {"rank_filter": "rank_assignment"}  # arguments of older NVRx
-
-
-def _with_hints(init: F) -> F:
-    """`init`; an argument that it does not have raises TypeError with the nearest name."""
-    names = inspect.signature(init).parameters
-
-    @functools.wraps(init)
-    def checked(self: Any, *args: Any, **given: Any) -> None:
-        for name in given.keys() - names.keys():
-            near = _OLDER.get(name) or (*difflib.get_close_matches(name, names, 1), "one of its docstring")[0]
-            raise TypeError(f"inprocess.Wrapper has no argument {name!r}; did you mean {near}?")
-        init(self, *args, **given)
-
-    return checked  # type: ignore[return-value]
 
 
 class Wrapper(Arguments):
@@ -61,8 +44,6 @@ class Wrapper(Arguments):
     Raises TypeError for a value of the wrong type and ValueError for timeouts that contradict each other.
     """
 
-    __init__ = _with_hints(Arguments.__init__)
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.enabled:
@@ -70,7 +51,7 @@ class Wrapper(Arguments):
             object.__setattr__(self, "restart_health_check", _with_hardware(self.health_check))
 
     def __call__(self, fn: F) -> F:
-        """The wrapped function. Raises TypeError unless `fn` is a plain function that is not wrapped yet."""
+        """The wrapped function. Raises TypeError unless `fn` is a function."""
         _check_function(fn)
         if not self.enabled:
             return fn
@@ -88,7 +69,6 @@ class Wrapper(Arguments):
             finally:
                 _active.release()
 
-        setattr(wrapped, _MARK, True)
         return wrapped  # type: ignore[return-value]
 
 
@@ -109,15 +89,6 @@ def _call(
 def _check_function(fn: Any) -> None:
     if not callable(fn) or inspect.isclass(fn):
         raise TypeError(f"inprocess.Wrapper wraps functions, not {fn!r}")
-    if getattr(fn, _MARK, False):
-        raise TypeError(f"{fn.__qualname__} is wrapped already; one inprocess.Wrapper is enough")
-    kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
-    called = functools.partial(fn).func  # without any partials around it
-    if any(is_kind(one) for is_kind in kinds for one in (called, type(fn).__call__)):
-        raise TypeError(
-            f"{getattr(fn, '__qualname__', fn)!r} is a generator or coroutine function: calling it runs nothing that"
-            " could be restarted; wrap a plain function that runs it to its end"
-        )
 
 
 def _check_caller() -> None:
@@ -132,7 +103,7 @@ def _check_caller() -> None:
 
 @functools.cache  # once per process
 def _say_what_the_launcher_does() -> None:
-    """Under --restart-policy any-failed, in one rank of the first cycle. `agent.workers` sets the variables."""
+    """Under --restart-policy any-failed, in one rank of the first cycle. `node.workers` sets the variables."""
     if (os.environ.get("NVRX_CYCLE"), os.environ.get("RANK")) == ("0", "0") and "NVRX_BOARD" not in os.environ:
         logger.info(
             "exceptions and soft timeouts restart the function in process; a process that ends makes nvrx-run restart"
@@ -143,7 +114,7 @@ def _say_what_the_launcher_does() -> None:
 def _with_hardware(health_check: HealthCheck | None) -> HealthCheck | None:
     """Under a launcher (LOCAL_RANK is set) a restart also checks this rank's hardware; the user's check comes last."""
     local_rank = os.environ.get("LOCAL_RANK", "")
-    if not (local_rank.isascii() and local_rank.isdecimal() and len(local_rank) < 10):
+    if not local_rank.isdecimal():
         return health_check
     index = int(local_rank)
     hardware = (ChainedGPUHealthCheck(index), ChainedNVLHealthCheck(index), ChainedNicHealthCheck(index))

@@ -9,14 +9,14 @@ from nvrx_slurm.core.inprocess.barrier import Arrival, BarrierResult, Outcome, S
 GONE = Arrival(Status.TERMINATED)
 
 
-def ready(rank: int, size: int, stand: Status = Status.READY, before: tuple[int, int] = (-1, -1)) -> Arrival:
-    return Arrival(stand, rank, size, *before)
+def ready(rank: int, size: int, stand: Status = Status.READY) -> Arrival:
+    return Arrival(stand, rank, size)
 
 
 def test_words_and_verdicts_survive_the_store() -> None:
-    for word in (GONE, ready(3, 8), ready(0, 1, Status.FINISHED, (2, 4))):
+    for word in (GONE, ready(3, 8), ready(0, 1, Status.FINISHED)):
         assert Arrival.parse(str(word)) == word
-    verdict = BarrierResult(Outcome.NEXT, frozenset({1, 2, 3, 9}), frozenset({7}), True, "rank 7: why\nindeed")
+    verdict = BarrierResult(Outcome.NEXT, frozenset({1, 2, 3, 9}), frozenset({7}), "rank 7: why\nindeed")
     assert BarrierResult.from_text(verdict.to_text()) == verdict
 
 
@@ -29,12 +29,6 @@ def test_words_and_verdicts_survive_the_store() -> None:
             {1: GONE, 2: ready(0, 4), 3: ready(3, 4), 5: GONE},
             {0},
             BarrierResult(Outcome.NEXT, frozenset({1, 2}), frozenset({0, 1, 5})),
-        ),
-        # One that could not be assigned turns all back.
-        (
-            {0: ready(0, 2, before=(0, 3)), 1: GONE, 2: ready(2, 3, Status.UNASSIGNED, before=(2, 3))},
-            set(),
-            BarrierResult(Outcome.NEXT, frozenset({1}), frozenset({1}), again=True),
         ),
         ({0: GONE, 1: GONE}, {2}, BarrierResult(Outcome.EMPTY, gone=frozenset({0, 1, 2}), why="why")),
     ],

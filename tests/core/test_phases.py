@@ -5,24 +5,17 @@ from __future__ import annotations
 import pytest
 
 from nvrx_slurm.core.inprocess import phases as ph
-from nvrx_slurm.core.inprocess.phases import Phase
+from nvrx_slurm.core.inprocess.phases import RestartPhase as P
 
-C, R, A, D = ph.Called(), ph.Released(), ph.Assigned(), ph.Done()
-BEGIN = [
-    (C, Phase.ENTERING),
-    (R, Phase.ASSIGNING),
-    (A, Phase.INITIALIZING),
-    (D, Phase.CHECKING_START),
-    (D, Phase.RUNNING),
-]
-RESTART = [(ph.Interrupted(), Phase.FINALIZING), (D, Phase.CHECKING), (D, Phase.ARRIVED), (R, Phase.ASSIGNING)]
-ENDS = [(ph.Completed(), Phase.COMPLETING), (D, Phase.CONCLUDED), (R, None)]
-FAULTED, STOPPED = (ph.Faulted(), Phase.TELLING), (ph.Stopped(), Phase.STOPPING)
-COMPLETED = [(ph.Returned(), Phase.RETURNED), *ENDS]
-LEAVES = [(ph.Failed(), Phase.LEAVING), (D, None)]
+R, D = ph.Released(), ph.StepDone()
+BEGIN = [(ph.Called(), P.ENTERING), (R, P.ASSIGNING), (ph.Assigned(), P.STARTING), (D, P.RUNNING)]
+RESTART = [(ph.Interrupted(), P.RECOVERING), (D, P.ARRIVED), (R, P.ASSIGNING)]
+ENDED, RETURNED = (ph.FunctionEnded(), P.STOPPING), (ph.Returned(), P.RETURNED)
+COMPLETED = [(ph.Completed(), P.COMPLETING), (R, None)]
+LEAVES = [(ph.CannotGoOn(), P.LEAVING), (D, None)]
 
 
-def play(*script: tuple[object, Phase | None]) -> ph.Restarts:
+def play(*script: tuple[object, P | None]) -> ph.Restarts:
     """Each event, and the one thing that is done then."""
     machine = ph.Restarts(0.0)
     for event, what in script:
@@ -31,35 +24,32 @@ def play(*script: tuple[object, Phase | None]) -> ph.Restarts:
 
 
 ENDINGS = [
-    (COMPLETED, Phase.DONE),
-    (ENDS, Phase.DONE),  # a reserve that is not needed
-    (RESTART, Phase.ASSIGNING),  # a reserve that may be needed
-    ([FAULTED, *RESTART], Phase.ASSIGNING),
-    ([STOPPED, *RESTART], Phase.ASSIGNING),
-    ([(ph.Returned(), Phase.RETURNED), *RESTART], Phase.ASSIGNING),  # another rank fails after it returned here
-    ([STOPPED, (ph.Completed(), Phase.LEAVING), LEAVES[1]], Phase.GONE),
-    ([FAULTED, (ph.Completed(), Phase.LEAVING), LEAVES[1]], Phase.GONE),  # a fault that no rank waits for any more
+    ([RETURNED, *COMPLETED], P.DONE),
+    (COMPLETED, P.DONE),  # a reserve that is not needed
+    (RESTART, P.ASSIGNING),  # a reserve that may be needed
+    ([ENDED, *RESTART], P.ASSIGNING),
+    ([RETURNED, *RESTART], P.ASSIGNING),  # another rank fails after it returned here
+    ([ENDED, (ph.Completed(), P.LEAVING), LEAVES[1]], P.GONE),  # a fault that no rank waits for any more
 ]
 
 
 @pytest.mark.parametrize(("script", "state"), ENDINGS)
-def test_how_an_iteration_ends(script: list[tuple[object, Phase | None]], state: Phase) -> None:
+def test_how_an_iteration_ends(script: list[tuple[object, P | None]], state: P) -> None:
     assert play(*BEGIN, *script).state is state
 
 
 def test_a_fault_before_the_function_is_called() -> None:
-    for place in (2, 3, 4):
-        play(*BEGIN[:place], STOPPED, *RESTART)
-    for place in (3, 4):
-        play(*BEGIN[:place], FAULTED, *RESTART)
+    for place in (2, 3):
+        play(*BEGIN[:place], ENDED, *RESTART)
 
 
 def test_a_rank_is_lost_while_ranks_are_assigned() -> None:
-    assert play(*BEGIN[:2], (ph.Disturbed(), Phase.UNASSIGNED), (R, Phase.ASSIGNING)).state is Phase.ASSIGNING
-    play(*BEGIN[:2], (ph.Disturbed(), Phase.UNASSIGNED), *LEAVES)
+    lost = (ph.AssignmentFailed(), P.ARRIVED)
+    assert play(*BEGIN[:2], lost, (R, P.ASSIGNING)).state is P.ASSIGNING
+    play(*BEGIN[:2], lost, *LEAVES)
 
 
 def test_a_rank_can_leave_from_everywhere() -> None:
-    for way in ([*BEGIN, *RESTART[:-1]], [*BEGIN, FAULTED], [*BEGIN, STOPPED], [*BEGIN, *COMPLETED[:-1]]):
+    for way in ([*BEGIN, *RESTART[:-1]], [*BEGIN, ENDED], [*BEGIN, RETURNED, *COMPLETED[:-1]]):
         for place in range(1, len(way) + 1):
-            assert play(*way[:place], *LEAVES).state is Phase.GONE
+            assert play(*way[:place], *LEAVES).state is P.GONE

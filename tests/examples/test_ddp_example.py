@@ -24,13 +24,6 @@ WORLD_SIZE = 3  # the order of two additions cannot matter, that of three does
 BOUND_S = 60  # for whatever should happen at once; only a defect waits this long
 
 
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    process = Zygote("torch._dynamo")  # which every optimizer imports
-    yield process
-    process.close()
-
-
 @contextmanager
 def ranks(zygote: Zygote, directory: Path, steps: int, world_size: int, *options: str) -> Iterator[list[Script]]:
     """Start the example's ranks with torchrun's environment; none of them outlives the block.

@@ -38,7 +38,7 @@ def test_a_stopped_rank_is_noticed_by_a_learned_limit_and_the_training_goes_on(
 ) -> None:
     progress, checkpoints = tmp_path / "progress", tmp_path / "checkpoints"
     command = [sys.executable, "-m", "nvrx_slurm.cli.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
-    command += [f"--log-dir={tmp_path / 'logs'}", *limits, *LEARNED]
+    command += [f"--log-dir={tmp_path / 'logs'}", "--ft-preload=torch,torch._dynamo", *limits, *LEARNED]
     command += [str(EXAMPLES / script), f"--steps={STEPS}", "--checkpoint-every=10", f"--checkpoint-dir={checkpoints}"]
     command += ["--learn-timeouts", "--step-time=0.02", f"--progress-file={progress}"]
     env = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "FT_", "NVRX_"))}

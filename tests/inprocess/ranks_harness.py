@@ -1,8 +1,14 @@
-"""Ranks of a job on this machine, and what they tell: what the tests of the wrapper share."""
+"""Ranks of a job on this machine, and what they tell: what the tests of the wrapper share.
+
+Run as a program, this is the zygote: it has imported torch once and forks ranks from then on, since the import costs a
+second and a fork milliseconds.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import importlib
 import io
 import json
 import os
@@ -16,8 +22,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from stage import free_port
-
 HERE = Path(__file__).parent
 WAIT_S = 30.0  # for anything that must happen
 # First lines of a child process that needs single modules of nvrx_slurm.inprocess: the package itself imports torch,
@@ -29,6 +33,8 @@ package = types.ModuleType("nvrx_slurm.inprocess")
 package.__path__ = [f"{path}/inprocess" for path in nvrx_slurm.__path__]
 sys.modules[package.__name__] = package
 """
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_OF_A_JOB = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_", "TORCHELASTIC_", "NVRX_", "FT_", "SLURM_")
 
 
 def signal_all(pids: Iterable[int], signum: int) -> None:
@@ -36,54 +42,36 @@ def signal_all(pids: Iterable[int], signum: int) -> None:
         os.kill(pid, signum)
 
 
-class Lines:
-    """JSON lines from a file descriptor."""
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-        self._rest = b""
-        self.ended = False
-
-    def read(self) -> list[dict[str, Any]]:
-        data = os.read(self.fd, 1 << 16)
-        self.ended = not data
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        return [json.loads(line) for line in lines]
-
-
 class Zygote:
-    """See zygote.py."""
+    """The zygote, seen from the tests.
+
+    Each request is one message: JSON, with the rank's event pipe and its stderr as file descriptors. Answers are JSON:
+    {"pid"} for each request, {"ended", "code"} for each child that has ended, the ranks' orphans too.
+    """
 
     def __init__(self, *modules: str) -> None:
         """`modules` to import, beside the wrapper's."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._process = subprocess.Popen(
-            [sys.executable, str(HERE / "zygote.py"), str(theirs.fileno()), "nvrx_slurm.inprocess", *modules],
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,
-            env={
-                **os.environ,
-                "PYTHONPATH": str(HERE.parents[1]),
-                "RES_OPTIONS": "attempts:0",
-            },  # see tests/conftest.py
-        )
-        theirs.close()
+        env = {**os.environ, "PYTHONPATH": str(HERE.parents[1]), "RES_OPTIONS": "attempts:0"}  # see tests/conftest.py
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, str(theirs.fileno()), "nvrx_slurm.inprocess", *modules],
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                env=env,
+            )
         self._started: list[int] = []
         self.codes: dict[int, int] = {}
         self._until(lambda: bool(self._started), "the zygote has started", 120.0)
-        self._started.clear()
 
     def _hear(self, timeout_s: float) -> None:
         if not select.select([self._socket], [], [], max(0.0, timeout_s))[0]:
             return
-        data = self._socket.recv(1 << 16)
-        assert data, "the zygote has ended"
-        for line in data.splitlines():
-            said = json.loads(line)
-            if "ended" in said:
-                self.codes[said["ended"]] = said["code"]
-            else:
-                self._started.append(said.get("pid", said.get("ready")))
+        said = json.loads(self._socket.recv(1 << 16) or _fail("the zygote has ended"))
+        if "ended" in said:
+            self.codes[said["ended"]] = said["code"]
+        else:
+            self._started.append(said["pid"])
 
     def _until(self, condition: Any, what: str, timeout_s: float = WAIT_S) -> None:
         deadline_s = time.monotonic() + timeout_s
@@ -91,12 +79,15 @@ class Zygote:
             assert time.monotonic() < deadline_s, f"never happened: {what}"
             self._hear(min(1.0, deadline_s - time.monotonic()))
 
-    def start(self, request: dict[str, Any], events: int, err: int) -> int:
-        """Fork a rank; its pid."""
+    def start(self, request: dict[str, Any], err: Path) -> tuple[int, int]:
+        """Fork a rank; its pid, and the end of the pipe from which its events come."""
         self._started.clear()
-        socket.send_fds(self._socket, [json.dumps(request).encode()], [events, err])
+        read, write = os.pipe()
+        with err.open("ab") as file:
+            socket.send_fds(self._socket, [json.dumps(request).encode()], [write, file.fileno()])
+        os.close(write)
         self._until(lambda: bool(self._started), "a rank was forked")
-        return self._started[0]
+        return self._started[0], read
 
     def await_end(self, pid: int, timeout_s: float = WAIT_S) -> int:
         """Exit code of a rank (negative: signal)."""
@@ -125,13 +116,20 @@ class Zygote:
         self._process.wait(20)
 
 
+def _fail(why: str) -> Any:
+    raise AssertionError(why)
+
+
 class Job:
-    """Ranks 0..n-1 of one job. Each event of a rank has its name in "event"."""
+    """Ranks 0..n-1 of one job. Each event of a rank is a JSON line with its name in "event"."""
 
     def __init__(self, zygote: Zygote, tmp: Path) -> None:
+        from stage import free_port  # not in the zygote
+
         self._zygote, self._tmp = zygote, tmp
         self.pids: dict[int, int] = {}
-        self._lines: dict[int, Lines] = {}
+        self._pipes: dict[int, int] = {}  # of the ranks that have not closed theirs
+        self._rest: dict[int, bytes] = {}
         self.events: dict[int, list[dict[str, Any]]] = {}
         self.port = free_port()
 
@@ -147,20 +145,22 @@ class Job:
             "arguments": {**arguments, "tmp": str(self._tmp), "world_size": world_size},
             "env": {**place, "MASTER_ADDR": "127.0.0.1", **(env or {})},
         }
-        read, write = os.pipe()
-        with self.err(rank).open("ab") as err:
-            self.pids[rank] = self._zygote.start(request, write, err.fileno())
-        os.close(write)
-        self._lines[rank] = Lines(read)
-        self.events[rank] = []
+        self.pids[rank], self._pipes[rank] = self._zygote.start(request, self.err(rank))
+        self._rest[rank], self.events[rank] = b"", []
 
     def err(self, rank: int) -> Path:
         return self._tmp / f"rank{rank}.err"
 
-    def _pump(self, timeout_s: float) -> None:
-        open_fds = {lines.fd: rank for rank, lines in self._lines.items() if not lines.ended}
-        for fd in select.select(list(open_fds), [], [], max(0.0, timeout_s))[0]:
-            self.events[open_fds[fd]] += self._lines[open_fds[fd]].read()
+    def _pump(self, timeout_s: float) -> bool:
+        """Read the events that came; whether there was something to read."""
+        ready = select.select(list(self._pipes.values()), [], [], max(0.0, timeout_s))[0]
+        for rank in [rank for rank, pipe in self._pipes.items() if pipe in ready]:
+            data = os.read(self._pipes[rank], 1 << 16)
+            *lines, self._rest[rank] = (self._rest[rank] + data).split(b"\n")
+            self.events[rank] += map(json.loads, lines)
+            if not data:
+                os.close(self._pipes.pop(rank))
+        return bool(ready)
 
     def of(self, rank: int, event: str, **fields: Any) -> list[dict[str, Any]]:
         return [e for e in self.events[rank] if e["event"] == event and all(e.get(k) == v for k, v in fields.items())]
@@ -169,7 +169,7 @@ class Job:
         """The first event of that name with these fields."""
         deadline_s = time.monotonic() + timeout_s
         while not (found := self.of(rank, event, **fields)):
-            if time.monotonic() > deadline_s or self._lines[rank].ended:
+            if time.monotonic() > deadline_s or rank not in self._pipes:
                 said = f"it said {self.events[rank]}\n{self.err(rank).read_text()}"
                 raise AssertionError(f"rank {rank} never said {event} {fields}; {said}")
             self._pump(min(1.0, deadline_s - time.monotonic()))
@@ -188,12 +188,6 @@ class Job:
     def kill(self, rank: int, signum: int = signal.SIGKILL) -> None:
         os.kill(self.pids[rank], signum)
 
-    def suspend(self, pids: list[int], seconds: float) -> None:
-        """Stop them for at least so many seconds."""
-        signal_all(pids, signal.SIGSTOP)
-        until_s = time.monotonic() + seconds
-        self.until(lambda: time.monotonic() >= until_s, "the time has passed")
-
     def await_end(self, rank: int) -> int:
         try:
             return self._zygote.await_end(self.pids[rank])
@@ -204,8 +198,8 @@ class Job:
     def await_all(self) -> dict[int, int]:
         """Exit codes."""
         codes = {rank: self.await_end(rank) for rank in self.pids}
-        while select.select([lines.fd for lines in self._lines.values() if not lines.ended], [], [], 0)[0]:
-            self._pump(0)
+        while self._pump(0):
+            pass
         return codes
 
     def await_nothing_left(self) -> None:
@@ -222,8 +216,8 @@ class Job:
     def close(self) -> None:
         """Whatever a failed test left is ended."""
         self._zygote.kill_children()
-        for lines in self._lines.values():
-            os.close(lines.fd)
+        for pipe in self._pipes.values():
+            os.close(pipe)
 
 
 class Script:
@@ -234,16 +228,9 @@ class Script:
 
     def __init__(self, zygote: Zygote, argv: list[str], env: dict[str, str], err: Path) -> None:
         self._zygote, self._err = zygote, err
-        request = {
-            "scenario": "script",
-            "arguments": {"argv": argv, "cwd": str(err.parent)},
-            "env": env,
-        }
-        read, write = os.pipe()
-        self.stdout = os.fdopen(read)
-        with err.open("ab") as file:
-            self.pid = zygote.start(request, write, file.fileno())
-        os.close(write)
+        arguments = {"argv": argv, "cwd": str(err.parent)}
+        self.pid, pipe = zygote.start({"scenario": "script", "arguments": arguments, "env": env}, err)
+        self.stdout = os.fdopen(pipe)
 
     @property
     def returncode(self) -> int | None:
@@ -270,3 +257,77 @@ class Script:
         self.send_signal(signal.SIGKILL)
         self._zygote.await_end(self.pid, WAIT_S)
         self.stdout.close()
+
+
+# --- in the zygote ----------------------------------------------------------------------------------------------------
+
+
+def _rank(request: dict[str, Any], events: int, err: int) -> None:
+    """Never returns: it ends the process, or raises SystemExit to have the interpreter finalized."""
+    code = 1
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # no rank outlives the tests
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.setsid()
+        os.dup2(err, 1)
+        os.dup2(err, 2)
+        for name in [name for name in os.environ if name.startswith(_OF_A_JOB)]:
+            del os.environ[name]
+        os.environ.update(request["env"])
+        importlib.import_module("scenarios_calls").run(request["scenario"], events, request["arguments"])
+        code = 0
+    except SystemExit as left:
+        code = left.code if isinstance(left.code, int) else 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if not request["arguments"].get("finalizes"):
+            os._exit(code)
+    sys.exit(code)  # through the interpreter's own end
+
+
+def _reap(control: socket.socket) -> None:
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            _tell(control, ended=ended[0], code=os.waitstatus_to_exitcode(ended[1]))
+
+
+def _tell(control: socket.socket, **what: Any) -> None:
+    control.sendall(json.dumps(what).encode())
+
+
+def _serve() -> None:
+    """Until the tests close their end."""
+    for name in sys.argv[2:]:
+        importlib.import_module(name)
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    control = socket.socket(fileno=int(sys.argv[1]))
+    woken, wakes = os.pipe()
+    os.set_blocking(wakes, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wakes)
+    _tell(control, pid=os.getpid())
+    with contextlib.suppress(ConnectionResetError):
+        while True:
+            ready = select.select([control, woken], [], [])[0]
+            if woken in ready:
+                os.read(woken, 4096)
+                _reap(control)
+            if control in ready:
+                data, fds, *_ = socket.recv_fds(control, 1 << 16, 2)
+                if not data:
+                    return
+                if (pid := os.fork()) == 0:
+                    control.close()
+                    _rank(json.loads(data), *fds)
+                for fd in fds:
+                    os.close(fd)
+                _tell(control, pid=pid)
+
+
+if __name__ == "__main__":
+    _serve()
+    os._exit(0)  # the end of torch takes a second

@@ -24,7 +24,6 @@ from nvrx_slurm import inprocess
 from nvrx_slurm.inprocess import CallWrapper
 from nvrx_slurm.inprocess import rank_assignment as ra
 from nvrx_slurm.inprocess.guard.monitor_thread import RankShouldRestart
-from nvrx_slurm.inprocess.resources import _job
 
 SCENARIOS: dict[str, Callable[[Rank], None]] = {}
 pause = time.sleep
@@ -84,6 +83,19 @@ def run(name: str, events: int, arguments: dict[str, Any]) -> None:
     SCENARIOS[name](Rank(events, arguments))
 
 
+def once(rank: Rank, first: Callable[[CallWrapper], Any], **more: Any) -> None:
+    """Call a function wrapped that does `first` in iteration 0, when all have entered, and returns in all others."""
+
+    def fn(call: CallWrapper) -> str:
+        rank.entered(call)
+        if call.iteration == 0:
+            rank.together("entered")
+            first(call)
+        return f"{rank.initial} done"
+
+    rank.call(fn, **more)
+
+
 def block() -> None:
     """Until stopped from outside: a wait that gives up the GIL and ends with any signal."""
     while True:
@@ -122,12 +134,6 @@ def _fork() -> None:
     raise ValueError(f"the child ended with {code}")
 
 
-def _circle() -> BaseException:
-    ends, one, other = SystemExit(4), ValueError("one"), ValueError("other")
-    ends.__cause__, one.__cause__, other.__cause__ = one, other, one
-    return ends
-
-
 FAULTS: dict[
     str, Callable[[Rank, Any], Any]
 ] = {  # of the function, with its CallWrapper, or of a plug-in, with its state
@@ -145,13 +151,11 @@ FAULTS: dict[
     "livelock": lambda rank, call: (call.ping(), block()),
     "fork": lambda rank, call: _fork(),
     "surrogate": lambda rank, call: throw(ValueError("bad \udce4 name \x00 nul\nsecond line")),
-    "circle": lambda rank, call: throw(_circle()),
     "never": lambda rank, call: block(),
     "met_never": lambda rank, call: (rank.together("met"), block()),  # not before the others are in the function
     "forever": lambda rank, call: pause(1000),
     "go": lambda rank, call: (rank.await_file("go"), call)[1],
     "wrong": lambda rank, call: 42,
-    "none": lambda rank, call: None,
     "on file": lambda rank, call: (rank.await_file("fault"), rank.say("fault"), throw(ValueError("wanted"))),
 }
 
@@ -166,16 +170,9 @@ def _swallow(rank: Rank) -> None:
     block()
 
 
-def _lock(rank: Rank) -> None:
-    lock = threading.Lock()
-    lock.acquire()
-    lock.acquire()
-
-
 WAITS: dict[str, Callable[[Rank], Any]] = {
     "block": lambda rank: block(),
-    "sleep": lambda rank: pause(1000),
-    "lock": _lock,
+    "lock": lambda rank: [lock.acquire() for lock in [threading.Lock()] * 2],
     "swallow": _swallow,
     "return": lambda rank: None,
     "go": lambda rank: rank.await_file("go"),
@@ -296,7 +293,7 @@ def leaves_at(rank: Rank) -> None:
     """Rank 2 raises in iteration 0. Between its `finalize` and its next `initialize` rank `victim` leaves."""
     mine, nth, calls = rank.initial == rank.arguments["victim"], rank.arguments["nth"], 0
 
-    def look(frame: FrameType, event: str, _: object) -> None:
+    def leave(frame: FrameType, event: str, _: object) -> None:
         """Raise, as a signal handler may, at the `nth` call of a function of the wrapper (0: never)."""
         nonlocal calls
         if event == "call" and "/nvrx_slurm/inprocess/" in frame.f_code.co_filename:
@@ -308,7 +305,7 @@ def leaves_at(rank: Rank) -> None:
 
     class First(inprocess.finalize.Finalize):
         def __call__(self, state: inprocess.FrozenState) -> inprocess.FrozenState:
-            sys.setprofile(look if mine else None)
+            sys.setprofile(leave if mine else None)
             return state
 
     class Last(inprocess.initialize.Initialize):
@@ -318,14 +315,8 @@ def leaves_at(rank: Rank) -> None:
                 rank.say("calls", number=calls, iteration=state.iteration)
             return state
 
-    def fn(call: CallWrapper) -> str:
-        rank.entered(call)
-        if call.iteration == 0:
-            rank.together("entered")
-            throw(ValueError("wanted")) if rank.initial == 2 else block()
-        return "done"
-
-    rank.call(fn, finalize=First(), initialize=Last())
+    first = FAULTS["raise"] if rank.initial == 2 else FAULTS["never"]
+    once(rank, lambda call: first(rank, call), finalize=First(), initialize=Last())
 
 
 @scenario
@@ -342,39 +333,6 @@ def leaves_at_entry(rank: Rank) -> None:
         return inprocess.store.TCPStore()
 
     rank.call(rank.entered, store_factory=make, monitor_process_logfile=str(rank.tmp / "monitor{rank}.log"))
-
-
-@scenario
-def abort_and_stay(rank: Rank) -> None:
-    """Rank 0 leaves in iteration 0, and lives on until it has no child process any more."""
-
-    def fn(call: CallWrapper) -> str:
-        if call.iteration == 0:
-            rank.together("entered")
-            throw(inprocess.exception.RestartAbort("enough")) if rank.initial == 0 else block()
-        return "done"
-
-    with contextlib.suppress(inprocess.exception.RestartAbort):
-        rank.call(fn)
-    while any(path.read_text() for path in Path("/proc/self/task").glob("*/children")):
-        pause(0.01)
-    rank.say("childless")
-
-
-@scenario
-def garbage(rank: Rank) -> None:
-    """Rank 1 writes a record about its fault that no barrier server can read."""
-    port = int(os.environ["MASTER_PORT"])
-
-    def fn(call: CallWrapper) -> None:
-        if rank.initial != 1:
-            block()
-        keys = inprocess.store.StoreView(inprocess.store.TCPStore("127.0.0.1", port), f"nvrx/{_job()}/0/0/")
-        rank.say("fault", number=keys.add("records", 1))
-        keys.set("record/1", "garbage")
-        raise ValueError("wanted")
-
-    rank.call(fn, **files(rank))
 
 
 @scenario

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ctypes
 import datetime
 import gc
 import logging
-import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import threading
 import weakref
@@ -22,8 +19,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
-from scenarios import FAULTS, Rank, block, files, pause, scenario, throw
-from scenarios import run as run  # noqa: F401 - zygote.py calls it
+from scenarios import FAULTS, Rank, block, files, once, pause, scenario, throw
+from scenarios import run as run  # noqa: F401 - the zygote calls it
 
 from nvrx_slurm import inprocess
 from nvrx_slurm.inprocess import CallWrapper
@@ -70,12 +67,10 @@ def after_the_wrapper(rank: Rank) -> None:
     with contextlib.suppress(RuntimeError):
         rank.call(lambda: None)
     dist.destroy_process_group()
-    hook, before = sys.excepthook, dict(os.environ)
+    before = dict(os.environ)
 
     def fn(call: CallWrapper) -> float:
-        hooked = sys.excepthook is hook
         join()
-        rank.say("hooked", iteration=call.iteration, at_start=hooked, wrapped=sys.excepthook is not hook)
         total = reduced()
         rank.together(f"reduced{call.iteration}")
         if call.iteration < 2:
@@ -84,7 +79,7 @@ def after_the_wrapper(rank: Rank) -> None:
         return total
 
     rank.call(fn)
-    rank.say("environment", same=before == dict(os.environ) and sys.excepthook is hook)
+    rank.say("environment", same=before == dict(os.environ))
     rank.call(lambda: "second")
     join()
     rank.say("threads", names=[thread.name for thread in threading.enumerate()])
@@ -133,59 +128,23 @@ def fails_before_meeting(rank: Rank) -> None:
 
 
 @scenario
-def half_made(rank: Rank) -> None:
-    """In iteration 0 ranks 0 and 1 have met; rank 2 has a process group that torch has not made the world yet."""
-    own = c10d._update_default_pg
-
-    def update(group: Any) -> None:
-        if group is not None and rank.initial == 2 and not (rank.tmp / "half").exists():
-            rank.say("half", groups=len(c10d._world.pg_names))
-            (rank.tmp / "half").touch()
-            block()
-        own(group)
-
-    c10d._update_default_pg = update
-
-    def fn(call: CallWrapper) -> float:
-        rank.entered(call, groups=c10d._world.group_count, names=len(c10d._world.pg_names))
-        join()
-        if call.iteration == 0:
-            if rank.initial == 1:
-                rank.await_file("half")
-                raise OSError("no data set")
-            block()
-        return reduced()
-
-    rank.call(fn)
-
-
-@scenario
-def two_calls(rank: Rank) -> None:
-    """One after the other."""
-    rank.call(lambda: "first")
-    rank.call(lambda: f"second of {os.environ['WORLD_SIZE']}")
-
-
-@scenario
 def cleans_up(rank: Rank) -> None:
     """Rank 1 raises while rank 0 is in a collective, which then raises; rank 0 needs a while to clean up after it."""
     monitor_thread._UNWIND_S = 20.0  # the length of the clean-up must not depend on the load of the machine
 
-    def fn(call: CallWrapper) -> str:
-        if call.iteration == 0:
-            join()
-            rank.together("met")
-            if rank.initial == 1:
-                raise ValueError("first")
-            try:
-                dist.barrier()
-            finally:
-                rank.say("cleaning")
-                pause(0.3)
-                rank.say("cleaned")
-        return "done"
+    def clean_up(call: CallWrapper) -> None:
+        join()
+        rank.together("met")
+        if rank.initial == 1:
+            raise ValueError("first")
+        try:
+            dist.barrier()
+        finally:
+            rank.say("cleaning")
+            pause(0.3)
+            rank.say("cleaned")
 
-    rank.call(fn)
+    once(rank, clean_up)
 
 
 @scenario
@@ -226,24 +185,21 @@ def many_restarts(rank: Rank) -> None:
 def atomic(rank: Rank) -> None:
     """Rank 1 raises while rank 0 is in an atomic block; rank 0 reports its steps after that."""
 
-    def fn(call: CallWrapper) -> str:
-        rank.together(f"atomic{call.iteration}")
-        if call.iteration == 0:
-            if rank.initial == 1:
-                rank.together("in the block")
-                raise ValueError
-            with call.atomic(), call.atomic():
-                rank.together("in the block")
-                pause(0.2)
-                rank.say("whole")
-            for _ in range(1000):
-                pause(0.01)
-                with call.atomic():
-                    pass
-            rank.say("too late")
-        return "done"
+    def enter(call: CallWrapper) -> None:
+        if rank.initial == 1:
+            rank.together("in the block")
+            raise ValueError
+        with call.atomic(), call.atomic():
+            rank.together("in the block")
+            pause(0.2)
+            rank.say("whole")
+        for _ in range(1000):
+            pause(0.01)
+            with call.atomic():
+                pass
+        rank.say("too late")
 
-    rank.call(fn)
+    once(rank, enter)
 
 
 @scenario
@@ -257,22 +213,6 @@ def unprotected(rank: Rank) -> None:
             return call.iteration
 
     rank.call(fn)
-
-
-@scenario
-def long_finalize(rank: Rank) -> None:
-    """It takes longer than the hard timeout, but not longer than it may."""
-    hard_s = rank.arguments["times"]["hard_timeout"]
-    finalize = inprocess.finalize.ThreadedFinalize(datetime.timedelta(seconds=25), lambda: pause(1.5 * hard_s))
-
-    def fn(call: CallWrapper) -> str:
-        rank.entered(call)
-        if call.iteration == 0:
-            rank.together("entered")  # a rank that has not entered when another raises may skip iteration 0
-            raise ValueError("first")
-        return "done"
-
-    rank.call(fn, finalize=finalize)
 
 
 @scenario
@@ -292,50 +232,21 @@ def refused(rank: Rank) -> None:
 # --- stopped in the middle of something -------------------------------------------------------------------------------
 
 
-def _task_group(rank: Rank) -> None:
-    async def busy() -> None:
-        while True:
-            await asyncio.sleep(0)
-
-    async def main() -> None:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(busy())
-            group.create_task(busy())
-            _met(rank)
-
-    asyncio.run(main())
-
-
-def _exit(rank: Rank) -> None:
-    try:
-        sys.exit(5)
-    finally:
-        _met(rank)
-        block()
-
-
-def _met(rank: Rank) -> None:
-    rank.say("met")
-    (rank.tmp / "met").touch()
-
-
-STOPPED = {"task group": _task_group, "exit": _exit}
-
-
 @scenario
-def stopped_in(rank: Rank) -> None:
-    """Rank 0 raises when rank 1 is in the middle of `what`."""
+def stopped_while_leaving(rank: Rank) -> None:
+    """Rank 0 raises when rank 1 is about to leave."""
 
-    def fn(call: CallWrapper) -> str:
-        rank.entered(call)
-        if call.iteration == 0:
-            if rank.initial == 1:
-                STOPPED[rank.arguments["what"]](rank)
-            rank.await_file("met")
+    def first(call: CallWrapper) -> None:
+        if rank.initial == 0:
+            rank.await_file("leaving")
             raise ValueError("fault of rank 0")
-        return f"{rank.initial} done"
+        try:
+            sys.exit(5)
+        finally:
+            (rank.tmp / "leaving").touch()
+            block()
 
-    rank.call(fn)
+    once(rank, first)
 
 
 def _lock_is_free(lock: Any) -> bool:
@@ -369,52 +280,11 @@ class _LogsWithSigurg(_Logs):
         signal.signal(signal.SIGURG, lambda *_: self.came.append("SIGURG"))
 
 
-class _Starts:
-    """Processes that wait for something; nobody but this object ends them. It knows them before they are started."""
-
-    def __init__(self) -> None:
-        known = self._known = []  # type: list[Any]
-
-        class Program(subprocess.Popen):  # type: ignore[type-arg]
-            def __init__(self) -> None:
-                known.append(self)
-                super().__init__(["/bin/sleep", "1000"])
-
-        self._program = Program
-
-    def __call__(self) -> None:
-        self.end_all()
-        self._program()
-        self._known.append(multiprocessing.get_context("fork").Process(target=pause, args=(1000,), daemon=True))
-        self._known[-1].start()
-
-    def end_all(self) -> None:
-        while self._known:
-            one = self._known[-1]
-            if getattr(one, "pid", None):
-                one.kill()
-                one.wait() if isinstance(one, subprocess.Popen) else one.join()
-            self._known.pop()
-
-    def left(self) -> list[str]:
-        self.end_all()
-        multiprocessing.active_children()  # reaps
-        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-        names = [Path(f"/proc/{pid}/comm").read_text().strip() for pid in children]
-        return [name for name in names if name != "nvrx-monitor"]
-
-
-MIDDLES = {
-    "logging": _Logs,
-    "logging, SIGURG handled": _LogsWithSigurg,
-    "starting processes": _Starts,
-}
-
-
 @scenario
 def over_and_over(rank: Rank) -> None:
-    """Rank 0 fails, at some moment while rank 1 does `what`, in each of the first `rounds` iterations."""
-    do = MIDDLES[rank.arguments["what"]]() if rank.initial == 1 else None
+    """Rank 0 fails, at some moment while rank 1 logs, in each of the first `rounds` iterations."""
+    kind = _LogsWithSigurg if rank.arguments["handled"] else _Logs
+    do = kind() if rank.initial == 1 else None
     left: list[str] = []
 
     def fn(call: CallWrapper) -> list[str]:

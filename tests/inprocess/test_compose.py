@@ -54,14 +54,6 @@ def test_the_result_is_of_the_lowest_common_class() -> None:
     assert isinstance(Compose(Left("a"), Other()), Base) and not isinstance(Compose(Left("a"), Other()), Middle)
     assert isinstance(Compose(Left("a")), Left)
 
-    class Template(Middle):
-        @abstractmethod
-        def part(self) -> str: ...
-
-    one, two = (type(name, (Template,), {"part": str})(name) for name in ("One", "Two"))
-    composed = Compose(one, two)  # Compose does not implement `part`
-    assert isinstance(composed, Middle) and not isinstance(composed, Template) and composed([]) == ["Two", "One"]
-
 
 def test_a_member_that_returns_none_is_named_and_passed_by() -> None:
     forgetful = Middle("forgetful", lambda value: None)
@@ -76,27 +68,3 @@ def test_a_member_that_returns_none_is_named_and_passed_by() -> None:
 def test_what_cannot_be_composed(members: tuple[Any, ...], token: str) -> None:
     with pytest.raises(TypeError, match=token):
         Compose(*members)
-
-
-class Strict(Middle):
-    def check_composition(self, members: list[Any]) -> None:
-        if len(members) > 3:
-            raise TypeError("too many")
-
-    def check_result(self, value: Any) -> None:
-        if not isinstance(value, list):
-            raise TypeError(f"{self.name} returned {value!r}")
-
-
-def test_members_may_object_to_their_company_and_their_results() -> None:
-    wrong = Strict("wrong", lambda value: 3)
-    assert Compose(Left("a"), Strict("b"))([]) == ["b", "a"]
-    for composed in (
-        Compose(Left("a"), wrong),
-        Compose(wrong, Left("a")),
-        Compose(Left("a"), Compose(Left("b"), wrong)),
-    ):
-        with pytest.raises(TypeError, match="^wrong returned 3$"):
-            composed([])
-    with pytest.raises(TypeError, match="too many"):
-        Compose(Left("a"), Left("b"), Compose(Left("c"), wrong))

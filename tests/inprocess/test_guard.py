@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Collection
@@ -12,14 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from ranks_harness import Script, Zygote
 
 from nvrx_slurm.core.inprocess.deadlines import Action, Deadlines, Observation
-from nvrx_slurm.inprocess.guard import progress, store_link
+from nvrx_slurm.inprocess.guard import page, store_link
 from nvrx_slurm.inprocess.guard.launcher import LauncherFile
-from nvrx_slurm.inprocess.guard.monitor_thread import Answer, MonitorThread
-from nvrx_slurm.inprocess.guard.page import AUTO, MANUAL, WAITING, WATCHED, Page
+from nvrx_slurm.inprocess.guard.monitor_thread import JobResult, MonitorThread
+from nvrx_slurm.inprocess.guard.page import AUTO, MANUAL, WAITING, WATCHED, RankPage
 from nvrx_slurm.inprocess.guard.store_link import Heartbeats
-from nvrx_slurm.inprocess.store.view import StoreView
+from nvrx_slurm.inprocess.store.stores import StoreView
 
 WAIT_S = 30.0
 
@@ -43,7 +42,7 @@ ALL = set(range(8))
 def test_a_rank_is_silent_for_the_timeout(
     monkeypatch: pytest.MonkeyPatch, story: list[tuple[int, set[int], Collection[int], set[int]]]
 ) -> None:
-    """Of eight ranks that beat once a second rank 0 watches; when ALL are silent, it does not look."""
+    """Of eight ranks that beat once a second rank 0 watches; when ALL are silent, it does not check."""
     now_s, found = 1000.0, dict[int, float]()
     monkeypatch.setattr(store_link.time, "monotonic", lambda: now_s)
     view = StoreView(dist.HashStore(), "p/")
@@ -81,7 +80,7 @@ def test_all_heartbeats_are_read_in_one_request(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    ("seen", "action", "look_s"),
+    ("seen", "action", "again_s"),
     [
         (Observation(95.0, True, None), Action.NONE, 101.0),  # the soft timeout
         (Observation(94.0, True, None), Action.INTERRUPT, 100.0),
@@ -91,37 +90,37 @@ def test_all_heartbeats_are_read_in_one_request(monkeypatch: pytest.MonkeyPatch)
         (Observation(99.0, False, 89.0), Action.NONE, 101.0),  # the way to the next iteration
         (Observation(99.0, False, 88.0), Action.KILL, 100.0),
         (Observation(None, True, 88.0), Action.KILL, 100.0),
-        (Observation(None, False, None), Action.NONE, 106.0),  # a limit may begin to run just after the look
+        (Observation(None, False, None), Action.NONE, 106.0),  # a limit may begin to run just after the check
     ],
 )
-def test_deadlines(seen: Observation, action: Action, look_s: float) -> None:
+def test_deadlines(seen: Observation, action: Action, again_s: float) -> None:
     """Soft timeout 6 s, hard timeout 9 s, restart 12 s; it is 100 s."""
     found, when_s, why = Deadlines(6.0, 9.0, 12.0).judge(seen, 100.0)
-    assert (found, when_s) == (action, look_s)
+    assert (found, when_s) == (action, again_s)
     assert action is Action.NONE or "no progress" in why or "next iteration" in why
 
 
 def test_a_counter_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    stall = progress.Stall(1.0)
+    monkeypatch.setattr(page.time, "monotonic", lambda: now[0])
+    stall = page.Stall(1.0)
     assert [stall.seconds(7) for now[0] in (1000.0, 1001.0, 1003.5)] == [0.0, 1.0, 3.5]
     assert [stall.seconds(8) for now[0] in (1004.0, 1005.0)] == [0.0, 1.0]
     assert [stall.seconds(8) for now[0] in (2000.0, 2001.0)] == [0.0, 1.0], "this process was suspended"
 
 
-def test_the_watchdog_survives_a_look_that_fails() -> None:
+def test_the_watchdog_survives_a_check_that_fails() -> None:
     """Without its signs of life the rank would be killed."""
-    page, twice, looked = Page(), threading.Event(), set[int]()
+    shared, twice, checked = RankPage(), threading.Event(), set[int]()
 
-    def look() -> None:
-        looked.add(page.words[AUTO])
-        if len(looked) > 1:
+    def check() -> None:
+        checked.add(shared.words[AUTO])
+        if len(checked) > 1:
             twice.set()
         raise OSError("no process can be made")
 
-    watchdog = progress.ProgressWatchdog(page, 0.01, (look,))
-    page.words[WAITING] = 1
+    watchdog = page.ProgressWatchdog(shared, 0.01, (check,))
+    shared.words[WAITING] = 1
     watchdog.start()
     try:
         assert twice.wait(WAIT_S)
@@ -131,28 +130,25 @@ def test_the_watchdog_survives_a_look_that_fails() -> None:
 
 
 def test_progress_is_what_was_seen_last_by_every_active_method() -> None:
-    page = Page()
-    page.words[AUTO] -= 5_000_000_000
-    assert 5.0 <= page.idle_s() < 6.0
-    page.beat()
-    page.words[MANUAL] = page.words[AUTO] - 9_000_000_000
-    assert page.idle_s() < 1.0, "pings count in the function only"
-    page.words[WATCHED] = 1
-    assert 9.0 <= page.idle_s() < 10.0
-    page.words[WAITING] = 1
-    assert page.idle_s() < 1.0
+    words = (shared := RankPage()).words
+    words[AUTO], words[MANUAL] = 9, 5
+    assert shared.progress_ns() == 9, "pings count in the function only"
+    words[WATCHED] = 1
+    assert shared.progress_ns() == 5
+    words[WAITING] = 1
+    assert shared.progress_ns() == 9
 
 
-def test_a_board_is_read_on_from_where_it_was(tmp_path: Path) -> None:
-    path = tmp_path / "board"
-    board = LauncherFile(str(path), 3)
-    assert board.read() == [] and board.fd is not None
+def test_a_launcher_file_is_read_on_from_where_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "launcher"
+    launcher = LauncherFile(str(path), 3)
+    assert launcher.read() == [] and launcher.fd is not None
     path.write_bytes(b'{"v": 1, "cycle": 3, "ranks": [4, 5], "why": "gone"}\n{"v": 1, "cyc')
-    assert [record.rank for record in board.read()] == [4, 5]
+    assert [record.rank for record in launcher.read()] == [4, 5]
     with path.open("ab") as file:
         file.write(b'le": 3, "ranks": [6]}\n{"v": 2, "ranks": [1]}\n{"v": 1, "cycle": 9, "ranks": [1]}\n[]\nx\n')
-    assert [record.rank for record in board.read()] == [6]
-    assert board.read() == []
+    assert [record.rank for record in launcher.read()] == [6]
+    assert launcher.read() == []
 
 
 # --- the monitor thread -----------------------------------------------------------------------------------------------
@@ -160,7 +156,7 @@ def test_a_board_is_read_on_from_where_it_was(tmp_path: Path) -> None:
 
 def test_an_answer_can_be_taken_again() -> None:
     """After the exception of a signal handler that came just after the take; and it is no other job's answer."""
-    thread = MonitorThread(Page())
+    thread = MonitorThread(RankPage())
     thread.start()
     try:
         asked, failed = thread.ask(lambda: 42), thread.ask(lambda: 1 // 0)
@@ -175,7 +171,7 @@ def test_an_answer_can_be_taken_again() -> None:
 
 
 def test_a_signal_that_another_thread_received_ends_the_wait() -> None:
-    """The signal does not interrupt the system call of the main thread, which must look by itself."""
+    """The signal does not interrupt the system call of the main thread, which must check by itself."""
     main = Path(f"/proc/self/task/{threading.main_thread().native_id}/wchan")
     deadline_s = time.monotonic() + WAIT_S
 
@@ -192,7 +188,7 @@ def test_a_signal_that_another_thread_received_ends_the_wait() -> None:
     receiver.start()
     try:
         with pytest.raises(KeyError):
-            Answer().take(WAIT_S)
+            JobResult().take(WAIT_S)
         assert time.monotonic() < deadline_s
     finally:
         signal.signal(signal.SIGUSR1, before)
@@ -204,13 +200,13 @@ def test_a_signal_that_another_thread_received_ends_the_wait() -> None:
 
 FORKS = """
 import logging, os, sys
-from nvrx_slurm.inprocess.guard import monitor_main
+from nvrx_slurm.inprocess.guard import monitor_process
 events = os.eventfd(0)
 for name in ("nvrx_slurm.inprocess", "nvrx_slurm.inprocess.barriers", None):
     logging.getLogger(name).addHandler(logging.FileHandler("of the user"))
 if (pid := os.fork()) == 0:
-    monitor_main._disconnect_all_but(())
-    monitor_main.log_to("ours")
+    monitor_process._disconnect_all_but(())
+    monitor_process.log_to("ours")
     logging.getLogger("nvrx_slurm.inprocess.barriers").warning("a word")
     logging.getLogger("another").warning("lost")
     os.eventfd_write(events, 1)
@@ -219,8 +215,12 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
 
 
-def test_a_forked_process_writes_to_no_file_of_its_parent_but_has_its_events(tmp_path: Path) -> None:
+def test_a_forked_process_writes_to_no_file_of_its_parent_but_has_its_events(zygote: Zygote, tmp_path: Path) -> None:
     """A number may belong to its own log file or a connection by then; gRPC aborts without its eventfd."""
-    assert subprocess.run([sys.executable, "-c", FORKS], cwd=tmp_path).returncode == 1
+    (tmp_path / "program.py").write_text(FORKS)
+    program = Script(zygote, [str(tmp_path / "program.py")], {}, tmp_path / "err")
+    said = program.communicate(WAIT_S)
+    assert program.returncode == 1, said
+    program.close()
     assert (tmp_path / "ours").read_text().count("a word\n") == 1
     assert (tmp_path / "of the user").read_text() == ""

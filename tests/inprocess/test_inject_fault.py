@@ -86,11 +86,10 @@ def test_a_locked_gil_stops_all_python_and_sigkill_ends_it() -> None:
             process.kill()
 
 
-@pytest.mark.parametrize("fault", [Fault.GPU_ERROR, Fault.GPU_SLEEP])
-def test_gpu_faults_without_a_gpu_are_refused(monkeypatch, fault: Fault) -> None:
+def test_gpu_faults_without_a_gpu_are_refused(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False)))
     with pytest.raises(UsageError, match="need a GPU, and torch sees none here"):
-        faults.dispatch_fault_injection(fault, 0.0, None)
+        faults.dispatch_fault_injection(Fault.GPU_SLEEP, 0.0, None)
 
 
 # --- who is hit, with what, when --------------------------------------------------------------------------------------
@@ -103,30 +102,22 @@ def test_the_same_seed_hits_the_same_ranks_everywhere(monkeypatch, keep_alive: i
     hit: list[int] = []
     monkeypatch.setitem(faults._handlers, "SIGTERM", lambda *_: hit.append(int(os.environ["RANK"])))
     monkeypatch.setenv("WORLD_SIZE", "8")
-    for seed in range(20):
+    for seed in range(5):
         hit.clear()
         returned = set()
         for rank in range(8):
             monkeypatch.setenv("RANK", str(rank))
             returned.add(faults.inject_fault((Fault.SIGTERM,), num_faults, keep_alive, 1.0, seed))
         assert returned == {tuple(hit)}
-        assert min(fewest, able) <= len(hit) <= min(most, able)
-        assert all(rank >= keep_alive for rank in hit)
+        assert min(fewest, able) <= len(hit) <= min(most, able) and all(rank >= keep_alive for rank in hit)
 
 
 def test_seeds_differ_and_delays_stay_within_their_bounds(monkeypatch) -> None:
-    dispatched: list[tuple[str, float]] = []
-    for name in ("SIGINT", "SIGTERM", "SIGKILL"):
-        monkeypatch.setitem(faults._handlers, name, lambda delay, _, name=name: dispatched.append((name, delay)))
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    for seed in range(50):
-        assert faults.inject_fault((Fault.SIGINT, "SIGTERM"), 1, 0, (2.0, 3.0), seed) == (0,)
-    faults.inject_fault((Fault.SIGKILL,), 1, 0, 5, 0)
-    *many, (_, exact) = dispatched
-    assert {name for name, _ in many} == {"SIGINT", "SIGTERM"}
-    assert all(2.0 <= delay <= 3.0 for _, delay in many) and len({delay for _, delay in many}) == 50
-    assert exact == 5
+    delays: list[float] = []
+    monkeypatch.setitem(faults._handlers, "SIGINT", lambda delay, _: delays.append(delay))
+    for seed in range(9):
+        assert faults.inject_fault((Fault.SIGINT,), 1, 0, (2.0, 3.0), seed) == (0,)
+    assert all(2.0 <= delay <= 3.0 for delay in delays) and len(set(delays)) == 9
 
 
 def test_a_fault_of_ones_own_by_a_new_name(monkeypatch) -> None:
@@ -137,10 +128,9 @@ def test_a_fault_of_ones_own_by_a_new_name(monkeypatch) -> None:
     assert own == "POWER_OUTAGE"
     assert faults.inject_fault((own,), 1, 0, 2.0, 0, callback=lambda: "called") == (0,)
     assert seen.pop() == (2.0, "called")
-    for name, fault in (("SIGKILL", Fault.SIGKILL), (Fault.SIGTERM, Fault.SIGTERM)):
-        assert faults.register_fault(name, lambda delay, callback: seen.append("mine")) is fault
-        faults.dispatch_fault_injection(fault, 0.0, None)
-        assert seen.pop() == "mine"
+    assert faults.register_fault("SIGKILL", lambda delay, callback: seen.append("mine")) is Fault.SIGKILL
+    faults.dispatch_fault_injection(Fault.SIGKILL, 0.0, None)
+    assert seen.pop() == "mine"
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,6 @@ import importlib
 import inspect
 from typing import Any
 
-import pytest
-
 from nvrx_slurm import inprocess
 from nvrx_slurm.inprocess import exception
 
@@ -88,20 +86,20 @@ def found(name: str) -> Any:
     return thing
 
 
-@pytest.mark.parametrize("call", CALLS)
-def test_parameters_and_defaults(call: str) -> None:
+def test_parameters_and_defaults() -> None:
     """Ours may have more behind them, with defaults."""
-    name, _, arguments = call.partition("(")
-    ours = list(inspect.signature(found(name)).parameters.values())
-    theirs = [argument for argument in arguments.removesuffix(")").split(", ") if argument]
-    assert [str(one.replace(annotation=REQUIRED)) for one in ours[: len(theirs)]] == theirs
-    assert all(one.default is not REQUIRED for one in ours[len(theirs) :])
+    for call in CALLS:
+        name, _, arguments = call.partition("(")
+        ours = list(inspect.signature(found(name)).parameters.values())
+        theirs = [argument for argument in arguments.removesuffix(")").split(", ") if argument]
+        assert [str(one.replace(annotation=REQUIRED)) for one in ours[: len(theirs)]] == theirs, call
+        assert all(one.default is not REQUIRED for one in ours[len(theirs) :]), call
 
 
-@pytest.mark.parametrize("place", PLAIN)
-def test_names(place: str) -> None:
-    for name in PLAIN[place].split():
-        assert found(place + name) is not None
+def test_names() -> None:
+    for place, names in PLAIN.items():
+        for name in names.split():
+            assert found(place + name) is not None
 
 
 def test_the_tree_of_exceptions() -> None:

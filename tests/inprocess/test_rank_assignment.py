@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvrx_slurm.inprocess import rank_assignment as ra
@@ -46,6 +46,7 @@ def test_spares_come_in_as_ranks_die() -> None:
     assert [(s.initial_rank, s.active_rank) for s in states] == [(1, 0), (3, 1), (4, 2), (5, 3), (6, None)]
 
 
+@settings(max_examples=50)
 @given(st.integers(1, 30), st.data(), st.integers(1, 5), st.none() | st.integers(1, 30))
 def test_any_deaths(size: int, data: st.DataObject, divisor: int, most: int | None) -> None:
     """Numbers are 0..n-1 exactly once, sizes agree, filters hold, whatever dies in three rounds."""
@@ -79,20 +80,18 @@ def keyed() -> ra.FilterCountGroupedByKey:
 
 
 @pytest.mark.parametrize(
-    ("make", "error", "sentence"),
+    ("members", "sentence"),
     [
-        (lambda: Compose(ra.ActivateAllRanks(), ra.MaxActiveWorldSize(2)), ValueError, "both decide"),
-        (lambda: Compose(ra.ActivateAllRanks(), Compose(ra.ActivateAllRanks())), ValueError, "cannot be combined"),
-        (lambda: Compose(ra.ShiftRanks(), ra.MaxActiveWorldSize(2)), ValueError, r"list MaxActiveWorldSize\(2\) left"),
-        (lambda: Compose(ra.Tree([ra.Layer()]), ra.ShiftRanks()), TypeError, "cannot be composed"),
-        (lambda: Compose(*[ra.ShiftRanks()] * 2), ValueError, "twice"),
-        (lambda: ra.with_defaults(Compose(keyed(), ra.MaxActiveWorldSize(2))), ValueError, "list ShiftRanks"),
-        (lambda: ra.with_defaults(Compose(keyed(), ra.ShiftRanks())), ValueError, "list ShiftRanks"),
+        ((ra.ActivateAllRanks(), ra.MaxActiveWorldSize(2)), "cannot be combined"),
+        ((ra.ShiftRanks(), ra.MaxActiveWorldSize(2)), r"list MaxActiveWorldSize\(2\) left"),
+        ((ra.Tree([ra.Layer()]), ra.ShiftRanks()), "cannot be composed"),
+        ((keyed(), ra.MaxActiveWorldSize(2)), "list ShiftRanks"),
+        ((keyed(), ra.ShiftRanks()), "list ShiftRanks"),
     ],
 )
-def test_what_cannot_work_is_refused_when_it_is_made(make: Make, error: type[Exception], sentence: str) -> None:
-    with pytest.raises(error, match=sentence):
-        make()
+def test_what_cannot_work_is_refused_when_the_wrapper_is_made(members: Any, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        ra.with_defaults(Compose(*members))
 
 
 class Nothing(ra.RankAssignment):
@@ -107,9 +106,7 @@ class Nothing(ra.RankAssignment):
 @pytest.mark.parametrize(
     ("make", "completed"),
     [
-        (ra.ShiftRanks, "ActivateAllRanks, ShiftRanks"),
         (keyed, "ActivateAllRanks, ShiftRanks, FilterCountGroupedByKey"),
-        (lambda: ra.MaxActiveWorldSize(4), "MaxActiveWorldSize, ShiftRanks"),
         (
             lambda: Compose(ra.ActiveWorldSizeDivisibleBy(2), Compose(ra.MaxActiveWorldSize(4), keyed())),
             "ActiveWorldSizeDivisibleBy, MaxActiveWorldSize, ShiftRanks, FilterCountGroupedByKey",
@@ -148,8 +145,6 @@ def changed(**fields: Any) -> Own:
     ("assignment", "error", "sentence"),
     [
         (Own(lambda ctx: None), InternalError, "returned None, not a RankAssignmentCtx"),
-        (Compose(ra.ShiftRanks(), Own(lambda ctx: 3)), InternalError, r"^Own\(\) returned 3, not a RankAssignmentCtx"),
-        (Compose(ra.ShiftRanks(), Own(lambda ctx: replace(ctx, state=None))), InternalError, r"^Own\(\) returned Rank"),
         (ra.ActivateAllRanks(), InternalError, "left 1 terminated ranks in the world of 3"),
         (changed(mode=Mode.TERMINATED, world_size=2), ra.RankDiscarded, "terminated rank 1"),
         (changed(mode=Mode.ACTIVE, world_size=2, active_world_size=1, active_rank=1), InternalError, "fit together"),
@@ -177,8 +172,8 @@ def test_a_rank_that_is_not_deactivated_is_active(assignment: Own) -> None:
 
 def test_the_assignment_sees_no_active_ranks_of_the_last_iteration() -> None:
     seen: list[State] = []
-    look = Own(lambda ctx: seen.append(ctx.state) or ra.ActivateAllRanks()(ctx))  # type: ignore[func-returns-value]
+    own = Own(lambda ctx: seen.append(ctx.state) or ra.ActivateAllRanks()(ctx))  # type: ignore[func-returns-value]
     state = State(rank=0, world_size=1, active_rank=0, active_world_size=1, mode=Mode.ACTIVE)
-    ra.assign(look, ra.RankAssignmentCtx(state, None, set()))
+    ra.assign(own, ra.RankAssignmentCtx(state, None, set()))
     assert (seen[0].active_rank, seen[0].active_world_size, seen[0].mode) == (None, None, Mode.ACTIVE)
     assert state.active_rank == 0

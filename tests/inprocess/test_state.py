@@ -38,13 +38,10 @@ def test_the_environment(monkeypatch: pytest.MonkeyPatch, name: str | None, text
         State.from_env()
 
 
-@pytest.mark.parametrize(
-    ("active_rank", "mode", "expected"),
-    [(1, Mode.ACTIVE, ("1", "3")), (None, Mode.INACTIVE, ("5", "8")), (None, Mode.INITIALIZED, ("5", "8"))],
-)
-def test_the_environment_always_holds_numbers(active_rank: int | None, mode: Mode, expected: tuple[str, str]) -> None:
-    State(rank=5, world_size=8, active_rank=active_rank, active_world_size=3, mode=mode).set_distributed_vars()
-    assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == expected
+def test_the_environment_always_holds_numbers() -> None:
+    for active_rank, expected in ((1, ("1", "3")), (None, ("5", "8"))):
+        State(rank=5, world_size=8, active_rank=active_rank, active_world_size=3).set_distributed_vars()
+        assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == expected
 
 
 def test_advance_forgets_what_was_raised() -> None:

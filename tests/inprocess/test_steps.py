@@ -13,7 +13,6 @@ import pytest
 
 from nvrx_slurm.inprocess import exception
 from nvrx_slurm.inprocess import rank_assignment as ra
-from nvrx_slurm.inprocess.plugins.abort import AbortTorchDistributed
 from nvrx_slurm.inprocess.plugins.compose import Compose
 from nvrx_slurm.inprocess.plugins.health_check import ChainedGPUHealthCheck, CudaHealthCheck, FaultCounter
 from nvrx_slurm.inprocess.plugins.nested_restarter import NestedRestarterAborted
@@ -84,7 +83,6 @@ NO_TIME, NO_NUMBER = "must be a datetime.timedelta, not", "must be a whole numbe
 CASES: list[tuple[Callable[[Any], Any], Any, str]] = [
     (lambda bad: CudaHealthCheck(bad), 30, f"CudaHealthCheck: timeout {NO_TIME} 30"),
     (lambda bad: ThreadedFinalize(bad, print), 5, f"ThreadedFinalize: timeout {NO_TIME} 5"),
-    (lambda bad: AbortTorchDistributed(timeout=bad), 3, f"AbortTorchDistributed: timeout {NO_TIME} 3"),
     (lambda bad: ra.FilterCountGroupedByKey("", bool, bad), None, f"timeout of .* {NO_TIME} None"),
     (lambda bad: RetryController(bad), True, f"RetryController: max_iterations {NO_NUMBER} True"),
     (lambda bad: FaultCounter(bad), False, f"FaultCounter: max_rank_faults {NO_NUMBER} False"),
@@ -96,16 +94,15 @@ CASES: list[tuple[Callable[[Any], Any], Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("make", "bad", "sentence"), CASES)
-def test_a_wrong_type_is_told(make: Callable[[Any], Any], bad: Any, sentence: str) -> None:
-    with pytest.raises(TypeError, match=sentence):
-        make(bad)
+def test_a_wrong_type_is_told() -> None:
+    for make, bad, sentence in CASES:
+        with pytest.raises(TypeError, match=sentence):
+            make(bad)
 
 
 def test_a_value_that_cannot_be_is_told() -> None:
     for make, why in (
         (lambda: CudaHealthCheck(timedelta(0)), "must be longer than 0 s, not 0:00:00"),
-        (lambda: Compose(*(ra.FilterCountGroupedByKey("", bool) for _ in range(9))), "may have 8 filters .*, not 9"),
         (lambda: ra.MaxActiveWorldSize(0), "max_active_world_size"),
         (lambda: ra.ActiveWorldSizeDivisibleBy(0), "divisor"),
         (lambda: ra.Layer(min_ranks=-1), "min_ranks"),

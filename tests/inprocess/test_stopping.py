@@ -16,63 +16,63 @@ import pytest
 
 from nvrx_slurm.inprocess.guard.stopping import Defer, Deferral
 
-Look = Callable[[FrameType], None]
+Ask = Callable[[FrameType], None]
 
 
 class Manager:
-    """Calls `look` with the frame of each of its methods, or as a lock with that of its caller."""
+    """Calls `ask` with the frame of each of its methods, or as a lock with that of its caller."""
 
-    def __init__(self, look: Look) -> None:
-        self._look = look
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
 
     def __enter__(self) -> None:
-        self._look(sys._getframe())
+        self._ask(sys._getframe())
 
     def __exit__(self, *_: object) -> None:
-        self._look(sys._getframe())
+        self._ask(sys._getframe())
 
     def __del__(self) -> None:
-        self._look(sys._getframe())
+        self._ask(sys._getframe())
 
     def acquire(self) -> None:
-        self._look(sys._getframe(1))
+        self._ask(sys._getframe(1))
 
 
-def in_a_handler(look: Look) -> int:
+def in_a_handler(ask: Ask) -> int:
     """It takes its lock."""
     handler = logging.NullHandler()
-    lock = handler.lock = Manager(look)  # type: ignore[assignment]
+    lock = handler.lock = Manager(ask)  # type: ignore[assignment]
     handler.acquire()
-    lock._look = lambda frame: None
+    lock._ask = lambda frame: None
     return 1
 
 
-def in_a_with_block(look: Look) -> int:
-    with Manager(look):
+def in_a_with_block(ask: Ask) -> int:
+    with Manager(ask):
         pass
     return 3
 
 
-def in_popen(look: Look) -> int:
+def in_popen(ask: Ask) -> int:
     class Child(subprocess.Popen):  # type: ignore[type-arg]
         def _execute_child(self, *_: Any, **__: Any) -> None:
-            look(sys._getframe())
+            ask(sys._getframe())
             self.returncode = 0
 
     Child(["true"])
     return 1
 
 
-def in_the_function_itself(look: Look) -> int:
-    look(sys._getframe())
+def in_the_function_itself(ask: Ask) -> int:
+    ask(sys._getframe())
     return 1
 
 
-def in_a_fork(look: Look) -> int:
+def in_a_fork(ask: Ask) -> int:
     class Forked(multiprocessing.get_context("fork").Process):  # type: ignore[name-defined,misc]
         @staticmethod
         def _Popen(process: Any) -> Any:
-            look(sys._getframe())
+            ask(sys._getframe())
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
@@ -80,7 +80,7 @@ def in_a_fork(look: Look) -> int:
     return 1
 
 
-def looks(frame: FrameType) -> list[Defer]:
+def answers(frame: FrameType) -> list[Defer]:
     """By the step, and by two signals."""
     deferral = Deferral()
     return [deferral.check(frame, by_signal) for by_signal in (False, True, True)]
@@ -91,9 +91,9 @@ def looks(frame: FrameType) -> list[Defer]:
     [(in_a_handler, Defer.A_STEP), (in_a_with_block, Defer.A_WHILE), (in_popen, Defer.A_WHILE),
      (in_a_fork, Defer.A_WHILE), (in_the_function_itself, Defer.NOT)],
 )  # fmt: skip
-def test_a_stop_that_would_leave_something_half_done_is_deferred(place: Callable[[Look], int], deferred: Defer) -> None:
+def test_a_stop_that_would_leave_something_half_done_is_deferred(place: Callable[[Ask], int], deferred: Defer) -> None:
     said: list[list[Defer]] = []
-    times = place(lambda frame: said.append(looks(frame)))
+    times = place(lambda frame: said.append(answers(frame)))
     assert said == [[deferred] * 3] * times
 
 
@@ -103,11 +103,11 @@ def test_no_stop_is_deferred_for_longer_than_a_second(monkeypatch: pytest.Monkey
     deferral, now = Deferral(), [100.0]
     monkeypatch.setattr("nvrx_slurm.inprocess.guard.stopping.time.monotonic", lambda: now[0])
 
-    def look(frame: FrameType) -> None:
+    def ask(frame: FrameType) -> None:
         for now[0] in (100.0, 101.0, 101.1):
             said.append(deferral.check(frame, False))
 
-    place(look)
+    place(ask)
     assert Defer.NOT not in said[:2] and said[2] is Defer.NOT
 
 
@@ -121,7 +121,7 @@ def test_a_blocked_wait_is_stopped_by_the_second_signal() -> None:
         frame = sys._current_frames()[thread.ident or 0]
         while frame.f_code is not threading.Condition.wait.__code__ and time.monotonic() < deadline_s:
             frame = sys._current_frames()[thread.ident or 0]
-        assert looks(frame) == [Defer.A_STEP, Defer.A_STEP, Defer.NOT]
+        assert answers(frame) == [Defer.A_STEP, Defer.A_STEP, Defer.NOT]
     finally:
         done.set()
         thread.join()

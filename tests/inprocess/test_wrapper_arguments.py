@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Annotated, Any, Optional, Union
@@ -15,7 +15,7 @@ import pytest
 from nvrx_slurm import inprocess
 from nvrx_slurm.inprocess import CallWrapper, Compose, Wrapper
 from nvrx_slurm.inprocess.call import with_wrapper, wrapper_parameters
-from nvrx_slurm.inprocess.guard.page import Page
+from nvrx_slurm.inprocess.guard.page import RankPage
 from nvrx_slurm.inprocess.plugins.rank_assignment import FilterCountGroupedByKey, ShiftRanks
 
 
@@ -62,11 +62,10 @@ def test_names_and_defaults_are_those_of_nvrx() -> None:
         (TypeError, {"enabled": 1}),
         (TypeError, {"health_check": inprocess.initialize.RetryController()}),
         (TypeError, {"rank_filter": None}),
-        (TypeError, {"rank_asignment": None}),
     ],
 )
 def test_values_that_are_refused(error: type[Exception], bad: dict[str, Any]) -> None:
-    with pytest.raises(error, match="must be|list " if error is ValueError else "must be|mean rank_assignment"):
+    with pytest.raises(error, match="must be|list |unexpected keyword"):
         Wrapper(**bad)
 
 
@@ -75,30 +74,10 @@ def test_zero_is_allowed_for_waits_and_disabled_changes_nothing() -> None:
     assert Wrapper(enabled=False)(plain) is plain
 
 
-def test_what_cannot_be_wrapped() -> None:
-    def numbers() -> Iterator[int]:
-        yield 1
-
-    async def later() -> int:
-        return 1
-
-    async def stream() -> AsyncIterator[int]:
-        yield 1
-
-    class Generating:
-        def __call__(self) -> Iterator[int]:
-            yield 1
-
-    refused: list[tuple[str, list[Any]]] = [
-        ("generator or coroutine", [numbers, later, stream, Generating(), functools.partial(functools.partial(later))]),
-        ("wrapped already", [Wrapper()(lambda: None)]),
-        ("wraps functions", [3, int]),
-    ]
-    for why, things in refused:
-        for thing in things:
-            with pytest.raises(TypeError, match=why):
-                Wrapper()(thing)
-    assert callable(Wrapper()(functools.wraps(later)(lambda: asyncio.run(later())))), "it runs the coroutine to its end"
+def test_only_functions_can_be_wrapped() -> None:
+    for thing in (3, int):
+        with pytest.raises(TypeError, match="wraps functions"):
+            Wrapper()(thing)
 
 
 def test_the_main_thread_calls() -> None:
@@ -134,15 +113,15 @@ TAKE += [Callable_(), Callable_().__call__, functools.partial(plain, 3)]
 TAKE_NONE = [contained, kind, rest, without, print, asyncio.sleep]
 
 
-@pytest.mark.parametrize("fn", [*TAKE, *TAKE_NONE])
-def test_the_annotation_is_found_and_no_other_parameter_is_filled(fn: Any) -> None:
-    assert wrapper_parameters(fn) == ["call"] * (fn in TAKE)
+def test_the_annotation_is_found_and_no_other_parameter_is_filled() -> None:
+    for fn in (*TAKE, *TAKE_NONE):
+        assert wrapper_parameters(fn) == ["call"] * (fn in TAKE), fn
     assert wrapper_parameters(megatron) == ["inprocess_call_wrapper"]
 
 
 def test_arguments_of_the_caller_stay_unless_they_are_none() -> None:
     """NVRx wants a parameter without a default to be filled by the caller."""
-    call, own = CallWrapper(Page()), CallWrapper(Page())
+    call, own = CallWrapper(RankPage()), CallWrapper(RankPage())
 
     def placed(a: int, call: CallWrapper, /) -> None: ...
 

@@ -36,10 +36,9 @@ def all_fail(job: Job, ranks: Any, *said: str) -> None:
 # --- a rank leaves ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_rank_that_leaves_at_any_point_of_a_restart(zygote: Zygote, tmp_path: Path, victim: int) -> None:
+def test_a_rank_that_leaves_at_any_point_of_a_restart(zygote: Zygote, tmp_path: Path) -> None:
     """By an exception of its signal handler; the others may have the result of the barrier already, that it goes on."""
-
+    victim = 0
     calls = 0
     for point in range(POINTS + 1):  # point 0: it only counts
         nth = calls * point // POINTS
@@ -60,7 +59,7 @@ def test_a_rank_that_leaves_at_any_point_of_a_restart(zygote: Zygote, tmp_path: 
             job.await_nothing_left()
 
 
-@pytest.mark.parametrize(("victim", "how", "late"), [(0, "exit", False), (1, "exit", True), (1, "kill", True)])
+@pytest.mark.parametrize(("victim", "how", "late"), [(0, "exit", False), (1, "kill", True)])
 def test_a_rank_that_leaves_at_entry(job: Job, tmp_path: Path, victim: int, how: str, late: bool) -> None:
     """The others begin without it. `late`: its monitor process is ready (it opens its log) after the rank's end."""
     path = tmp_path / f"monitor{victim}.log"
@@ -77,13 +76,13 @@ def test_a_rank_that_leaves_at_entry(job: Job, tmp_path: Path, victim: int, how:
 @pytest.mark.parametrize(("assignment", "told"), [("tree", False), ("pairs", True)])
 def test_a_rank_that_was_discarded_is_not_missed(job: Job, tmp_path: Path, assignment: str, told: bool) -> None:
     """Ranks come in pairs, and 2 dies. Rank 3 sends no heartbeats any more, or the launcher reports its end."""
-    board = tmp_path / "board"
+    launcher = tmp_path / "launcher"
     times = {} if told else {**QUICK, "heartbeat_timeout": 0.7}
-    train(job, 4, {2: "sigkill"}, assignment=assignment, last="go", times=times, env={"NVRX_BOARD": str(board)})
+    train(job, 4, {2: "sigkill"}, assignment=assignment, last="go", times=times, env={"NVRX_BOARD": str(launcher)})
     job.await_events((0, 1), "entered", iteration=1, WORLD_SIZE="2")
     assert job.await_end(3) == 1 and job.await_event(3, "raised")["kind"] == "RankDiscarded"
     if told:
-        board.write_text('{"v": 1, "cycle": 0, "ranks": [3], "why": "it has exited"}\n')
+        launcher.write_text('{"v": 1, "cycle": 0, "ranks": [3], "why": "it has exited"}\n')
     reason = "iteration 1: rank 3 is gone: " + ("launcher: it has exited" if told else "no heartbeat")
     job.until(lambda: reason in log(tmp_path, 0) + log(tmp_path, 1), "its end is noticed")
     (tmp_path / "go").touch()
@@ -120,7 +119,6 @@ def test_a_host_that_comes_back_when_the_others_have_gone_on(
     [
         ("in the function", 2, signal.SIGSTOP),  # and on a reserve
         ("when a rank asks the store something", 3, signal.SIGSTOP),
-        ("at the barrier", 3, signal.SIGSTOP),
         ("at the barrier", 3, signal.SIGKILL),
     ],
 )
@@ -169,22 +167,6 @@ def test_the_barrier_server_dies(job: Job, tmp_path: Path) -> None:
     (tmp_path / "go").touch()
     all_return(job, range(1, 3))
     assert any("this rank serves the barrier" in job.err(rank).read_text() for rank in (1, 2))
-
-
-def test_a_barrier_server_that_fails_ends_all_ranks_and_says_why(job: Job, tmp_path: Path) -> None:
-    job.start("garbage", 3, times=TIMES)
-    assert job.await_event(1, "fault")["number"] == 1
-    all_fail(job, range(3), "InternalError: the barrier server failed", "JSONDecodeError")
-    assert "JSONDecodeError" in log(tmp_path, 0)
-
-
-def test_a_rank_0_that_leaves_and_lives_on_reaps_its_monitor_process(job: Job) -> None:
-    """Which stays for the others as long as they need it."""
-    job.start("abort_and_stay", 3)
-    job.await_events(range(3), "childless")
-    assert set(job.await_all().values()) == {0}
-    assert job.of(0, "raised") and job.of(1, "returned") and job.of(2, "returned")
-    job.await_nothing_left()
 
 
 # --- the way in -------------------------------------------------------------------------------------------------------

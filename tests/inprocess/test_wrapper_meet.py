@@ -22,9 +22,9 @@ def of_all(job: Job, rank: int, event: str, *names: str) -> list[tuple[Any, ...]
 # --- process groups ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("victims", [[2], [0, 1]])
-def test_a_process_group_from_the_environment_works_in_every_iteration(job: Job, victims: list[int]) -> None:
+def test_a_process_group_from_the_environment_works_in_every_iteration(job: Job) -> None:
     """LOCAL_RANK adds the hardware checks; hardware that is not there fails nothing, and is no news."""
+    victims = [0, 1]
     start(job, "gloo", 4, victims=victims, env={"LOCAL_RANK": "0"})
     survivors = [rank for rank in range(4) if rank not in victims]
     job.all_return(survivors)
@@ -40,7 +40,6 @@ def test_after_the_wrapper_everything_is_as_before(job: Job) -> None:
     for rank in range(2):
         assert job.await_event(rank, "environment")["same"]
         assert job.await_event(rank, "threads")["names"] == ["MainThread"]
-        assert of_all(job, rank, "hooked", "iteration", "at_start", "wrapped") == [(n, True, True) for n in range(3)]
         assert of_all(job, rank, "returned", "value") == [(2.0,), ("second",)]
         early, nested = (event["chain"][0] for event in job.of(rank, "raised"))
         assert early.startswith("RuntimeError") and "init_process_group" in early
@@ -48,18 +47,9 @@ def test_after_the_wrapper_everything_is_as_before(job: Job) -> None:
     job.await_nothing_left()
 
 
-def test_some_have_met_when_a_rank_raises_and_one_has_half_a_group(job: Job) -> None:
-    start(job, "half_made", 3)
-    assert job.await_event(2, "half")["groups"] == 1
-    job.all_return(range(3), value=3.0)
-    for rank in range(3):
-        assert of_all(job, rank, "entered", "iteration", "groups", "names") == [(0, 0, 0), (1, 0, 0)]
-
-
 @pytest.mark.parametrize(
     ("how", "victim", "shift", "why"),
     [
-        ("raise", 1, 0, "exception: ValueError: fault of rank 1"),
         ("raise", 0, 0, "exception: ValueError: fault of rank 0"),  # the others' torch connects where nothing listens
         ("sigkill", 2, 1, "terminated: "),  # this one is rank 0 of iteration 0, too
     ],
@@ -94,11 +84,6 @@ def agent(job: Job) -> Any:
     return dist.TCPStore("127.0.0.1", job.port, is_master=True, wait_for_workers=False)
 
 
-def test_a_store_that_outlives_the_call_serves_the_next_one(job: Job, agent: Any) -> None:
-    start(job, "two_calls", 2)
-    job.all_return(range(2), value="second of 2")
-
-
 def test_torchruns_second_start_works_in_the_store_of_the_first(job: Job, agent: Any) -> None:
     for count, faults, end, code in (("0", [{0: "raise", 1: "raise"}], "raised", 1), ("1", [], "returned", 0)):
         train(job, 2, *faults, tries=1, times=MEET, env={"TORCHELASTIC_RESTART_COUNT": count})
@@ -127,17 +112,10 @@ def test_what_the_function_has_begun_is_finished(job: Job, scenario: str, said: 
     """Its clean-up when it ends by itself; an atomic block, and no other is begun."""
     start(job, scenario, 2)
     job.all_return(range(2))
-    assert [event["event"] for event in job.events[0]] == [*said, "returned"]
+    assert [event["event"] for event in job.events[0]] == ["entered", *said, "entered", "returned"]
 
 
 def test_hang_protection_can_be_switched_off(job: Job) -> None:
     times = {**QUICK, "soft_timeout": 0.3, "hard_timeout": 0.5, "heartbeat_interval": 0.4, "heartbeat_timeout": 20.0}
     start(job, "unprotected", 1, times=times)
     job.all_return([0], value=0)
-
-
-def test_a_finalize_with_a_bound_of_its_own_is_no_hang(job: Job) -> None:
-    start(job, "long_finalize", 2, times={**HANGS, "hard_timeout": 1.0})
-    job.all_return(range(2))
-    for rank in range(2):
-        assert of_all(job, rank, "entered", "iteration") == [(0,), (1,)]

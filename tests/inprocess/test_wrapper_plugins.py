@@ -38,10 +38,9 @@ def test_each_plugin_is_called_in_its_place(job: Job) -> None:
 
 @pytest.mark.parametrize(
     ("name", "how"),
-    [("initialize", how) for how in ("raise", "sigkill", "abort", "wrong")]
-    + [("health_check", how) for how in ("once", "raise", "wrong")]
-    + [("finalize", "raise"), ("finalize", "sigkill")]
-    + [("rank_assignment", "sigkill"), ("rank_assignment", "abort")],
+    [("initialize", how) for how in ("raise", "sigkill", "wrong")]
+    + [("health_check", "once"), ("health_check", "raise")]
+    + [("finalize", "raise"), ("rank_assignment", "sigkill")],
 )
 def test_a_plugin_that_fails_on_one_rank(job: Job, name: str, how: str) -> None:
     """`initialize` and the first health check are tried again; else the others go on without the rank."""
@@ -61,9 +60,8 @@ def test_a_plugin_that_fails_on_one_rank(job: Job, name: str, how: str) -> None:
         assert (name, how) != ("finalize", "raise") or "fault of rank 0" in raised["chain"][-1]
 
 
-@pytest.mark.parametrize("how", ["raise", "wrong", "none"])
-def test_an_abort_that_fails_changes_nothing(job: Job, how: str) -> None:
-    start(job, 2, {0: "raise"}, plugin("abort", how))
+def test_an_abort_that_fails_changes_nothing(job: Job) -> None:
+    start(job, 2, {0: "raise"}, plugin("abort", "raise"))
     all_return(job, range(2))
 
 
@@ -71,10 +69,7 @@ def test_an_abort_that_fails_changes_nothing(job: Job, how: str) -> None:
     ("name", "how", "kind", "code"),
     [
         ("completion", "raise", "ValueError", 1),
-        ("completion", "abort", "RestartAbort", 1),
-        ("completion", "wrong", "InternalError", 1),
         ("terminate", "raise", "RestartAbort", 1),
-        ("terminate", "wrong", "RestartAbort", 1),
         ("terminate", "exit", "SystemExit", 7),
     ],
 )
@@ -109,9 +104,7 @@ def test_a_plugin_that_never_returns_costs_its_rank_only(
     assert victim in survivors or job.await_end(victim) in KILLED
 
 
-@pytest.mark.parametrize(
-    ("name", "iteration", "handler"), [("abort", 0, True), ("rank_assignment", 1, False), ("rank_assignment", 1, True)]
-)
+@pytest.mark.parametrize(("name", "iteration", "handler"), [("abort", 0, True), ("rank_assignment", 1, False)])
 def test_sigterm_in_the_middle_of_a_restart(job: Job, name: str, iteration: int, handler: bool) -> None:
     """Without a handler the rank dies; with one it leaves, after the grace time if `abort` does not return."""
     wanted = plugin(name, "never", 1, iteration)
@@ -124,11 +117,9 @@ def test_sigterm_in_the_middle_of_a_restart(job: Job, name: str, iteration: int,
         assert ("abort did not end" in job.err(1).read_text()) == (name == "abort")
 
 
-@pytest.mark.parametrize("iteration", [0, 1])
-def test_a_rank_that_dies_while_ranks_are_assigned(job: Job, iteration: int) -> None:
+def test_a_rank_that_dies_while_ranks_are_assigned(job: Job) -> None:
     """With a filter all ranks need its key: they do not wait for it until the filter's timeout of 60 s."""
-    wanted = plugin("rank_assignment", "sigkill", 2, iteration)
-    start(job, 6, {0: "raise"} if iteration else {}, wanted, assignment="pairs")
+    start(job, 6, {0: "raise"}, plugin("rank_assignment", "sigkill", 2, 1), assignment="pairs")
     for rank in (0, 1, 4, 5):
         job.await_event(rank, "returned")
         assert job.of(rank, "entered")[-1]["WORLD_SIZE"] == "4"
@@ -137,9 +128,8 @@ def test_a_rank_that_dies_while_ranks_are_assigned(job: Job, iteration: int) -> 
     job.await_nothing_left()
 
 
-@pytest.mark.parametrize(("how", "finalizes", "code"), [("os_exit", False, 9), ("exit", True, 7)])
-def test_the_process_ends_in_the_middle_of_a_restart(job: Job, how: str, finalizes: bool, code: int) -> None:
-    """At once, or after the interpreter's own end, with the threads of the helpers waiting in C."""
-    start(job, 2, {0: "raise"}, plugin("finalize", how), finalizes=finalizes)
+def test_the_process_ends_in_the_middle_of_a_restart(job: Job) -> None:
+    """After the interpreter's own end, with the threads of the helpers waiting in C."""
+    start(job, 2, {0: "raise"}, plugin("finalize", "exit"), finalizes=True)
     all_return(job, [0])
-    assert job.await_end(1) == code
+    assert job.await_end(1) == 7

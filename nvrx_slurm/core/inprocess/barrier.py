@@ -18,24 +18,20 @@ class Status(Enum):
     """What a rank reports at the barrier."""
 
     READY = "r"  # for another iteration
-    UNASSIGNED = "u"  # ready too, but ranks could not be assigned in this one
     FINISHED = "x"  # the function has returned everywhere
     TERMINATED = "t"  # the rank has left or is dead: the mark of a rank that is gone
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One rank's entry at the barrier: its rank and world size in this iteration and in the one before."""
+    """One rank's entry at the barrier, with its rank and world size."""
 
     status: Status
     rank: int = -1
     world_size: int = -1
-    rank_before: int = -1
-    world_size_before: int = -1
 
     def __str__(self) -> str:
-        numbers = (self.rank, self.world_size, self.rank_before, self.world_size_before)
-        return " ".join([self.status.value, *map(str, numbers)])
+        return f"{self.status.value} {self.rank} {self.world_size}"
 
     @classmethod
     def parse(cls, text: str) -> Arrival:
@@ -57,41 +53,36 @@ class Outcome(Enum):
 class BarrierResult:
     """The result of a barrier, the same for all ranks.
 
-    `terminated`: ranks of the iteration (of the one before it if `again`). `gone`: initial ranks that have left since
-    the start. `why`: what interrupted the iteration first.
+    `terminated`: ranks of the iteration. `gone`: initial ranks that have left since the start. `why`: what interrupted
+    the iteration first.
     """
 
     outcome: Outcome
     terminated: frozenset[int] = frozenset()
     gone: frozenset[int] = frozenset()
-    again: bool = False
     why: str = ""
 
     def to_text(self) -> str:
         """For the store: about 60 bytes and the reason, ranks as runs."""
-        head = f"{self.outcome.value}{int(self.again)}"
-        return "\n".join([head, to_runs(self.terminated), to_runs(self.gone), self.why])
+        return "\n".join([self.outcome.value, to_runs(self.terminated), to_runs(self.gone), self.why])
 
     @classmethod
     def from_text(cls, text: str) -> BarrierResult:
         """The inverse of `to_text`."""
-        head, terminated, gone, why = text.split("\n", 3)
-        outcome, again = Outcome(head[:1]), head[1:] == "1"
-        return cls(outcome, frozenset(from_runs(terminated)), frozenset(from_runs(gone)), again, why)
+        outcome, terminated, gone, why = text.split("\n", 3)
+        return cls(Outcome(outcome), frozenset(from_runs(terminated)), frozenset(from_runs(gone)), why)
 
 
 def barrier_result(arrivals: Mapping[int, Arrival], gone: Iterable[int], why: str = "") -> BarrierResult:
     """Result from the arrivals of all members, by initial rank; `gone` are initial ranks that were no members.
 
-    If one rank could not be assigned, the ranks of the iteration before hold again for all. The result is REFUSED if
-    the living ranks do not agree on the world size (they were started differently).
+    The result is REFUSED if the living ranks do not agree on the world size (they were started differently).
     """
     alive = {initial: one for initial, one in arrivals.items() if one.status is not Status.TERMINATED}
     left = frozenset(gone) | (arrivals.keys() - alive.keys())
     if not alive:
         return BarrierResult(Outcome.EMPTY, gone=left, why=why)
-    again = any(one.status is Status.UNASSIGNED for one in alive.values())
-    places = {(a.rank_before, a.world_size_before) if again else (a.rank, a.world_size) for a in alive.values()}
+    places = {(one.rank, one.world_size) for one in alive.values()}
     sizes = {size for _, size in places}
     if len(sizes) != 1 or len(places) != len(alive):
         what = f"the world size ({sorted(sizes)[:4]})" if len(sizes) > 1 else "their ranks"
@@ -99,4 +90,4 @@ def barrier_result(arrivals: Mapping[int, Arrival], gone: Iterable[int], why: st
         return BarrierResult(Outcome.REFUSED, gone=left, why=why)
     terminated = frozenset(range(sizes.pop())) - {rank for rank, _ in places}
     finished = any(one.status is Status.FINISHED for one in alive.values())
-    return BarrierResult(Outcome.FINISHED if finished else Outcome.NEXT, terminated, left, again, why)
+    return BarrierResult(Outcome.FINISHED if finished else Outcome.NEXT, terminated, left, why)

@@ -86,7 +86,7 @@ class Topology:
 
     def first_places(self, world_size_filter: Callable[[int], int] | None = None) -> Places:
         """Activate leaves in depth-first order, up to the `max_ranks` of every branch around them."""
-        step = _Step(self, [SPARE] * len(self.slots))
+        step = _Reassignment(self, [SPARE] * len(self.slots))
         step.activate_in_order(SPARE)
         return step.finish(world_size_filter)
 
@@ -102,14 +102,11 @@ class Topology:
         for leaf in died:
             after[leaf] = DEAD
         order = active_order(places)
-        step = _Step(self, after, order)
+        step = _Reassignment(self, after, order)
         step.replace_from_reserve()
         step.backfill()
         step.order = [leaf for leaf in step.order if after[leaf] > DEAD]  # close up the remaining gaps
-        lost: list[int] = []
-        if FILTERED in places:
-            lost = [leaf for leaf, place in enumerate(places) if place == FILTERED and after[leaf] <= DEAD]
-        return step.finish(world_size_filter, lost)
+        return step.finish(world_size_filter)
 
 
 def active_order(places: Places) -> list[int]:
@@ -126,7 +123,7 @@ def healthy(places: Places) -> list[int]:
     return [leaf for leaf, place in enumerate(places) if place > DEAD]
 
 
-class _Step:
+class _Reassignment:
     """One reassignment. `order[active_rank]` is a leaf; a dead one is a gap that is not filled yet."""
 
     def __init__(self, topology: Topology, places: Places, order: Sequence[int] = ()) -> None:
@@ -240,20 +237,14 @@ class _Step:
             if gap > highest or not gaps[domain]:
                 del gaps[domain]
 
-    def finish(self, world_size_filter: Callable[[int], int] | None, lost: Sequence[int] = ()) -> Places:
+    def finish(self, world_size_filter: Callable[[int], int] | None) -> Places:
         """Apply the filter and number the active leaves.
 
-        Leaves that it filtered out earlier are candidates again, so that it decides anew. Spares replace those of them
-        that died meanwhile (`lost`); otherwise the number of candidates would shrink.
+        Leaves that it filtered out earlier are candidates again, so that it decides anew.
         """
         size = len(self.order)
         if world_size_filter is not None:
             self.activate_in_order(FILTERED)
-            for leaf in lost:
-                if (spare := self._nearest_spare(leaf)) is not None:
-                    self.places[spare] = len(self.order)
-                    self.order.append(spare)
-                    self._count(spare)
             size = _filtered(world_size_filter, len(self.order)) if self.order else 0
         for active_rank, leaf in enumerate(self.order):
             self.places[leaf] = active_rank if active_rank < size else FILTERED

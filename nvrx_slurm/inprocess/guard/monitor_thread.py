@@ -17,20 +17,20 @@ import torch.distributed as dist
 
 from nvrx_slurm.inprocess.arguments import Arguments
 from nvrx_slurm.inprocess.exception import RankDiscarded
-from nvrx_slurm.inprocess.guard.page import STOPPING, WAITING, Page
+from nvrx_slurm.inprocess.guard.page import STOPPING, WAITING, RankPage
 from nvrx_slurm.inprocess.guard.stopping import RankShouldRestart as RankShouldRestart  # a name of NVRx
 from nvrx_slurm.inprocess.guard.stopping import Stopper
 from nvrx_slurm.inprocess.plugins.abort import cut_again
 from nvrx_slurm.inprocess.state import FrozenState
 from nvrx_slurm.inprocess.store.barriers import Iteration
-from nvrx_slurm.inprocess.store.view import StoreLost
+from nvrx_slurm.inprocess.store.stores import StoreLost
 
 logger = logging.getLogger(__name__)
 
 _UNWIND_S = 0.2  # for a function whose collective `abort` has ended: longest clean-up that is not interrupted
 
 
-def await_end(arguments: Arguments, page: Page, this: Iteration, state: FrozenState, stopper: Stopper) -> bool:
+def await_end(arguments: Arguments, page: RankPage, this: Iteration, state: FrozenState, stopper: Stopper) -> bool:
     """In the monitor thread, until the iteration ends; True if the function has returned on all active ranks.
 
     After a fault, also of the store, it calls `abort` and stops the function. Raises StoreLost and RankDiscarded.
@@ -71,7 +71,7 @@ _JOIN_S = 0.2
 _PIECE_S = 0.5
 
 
-class Answer:
+class JobResult:
     """The result of a job. `take` does not remove it: a signal handler may raise right after it, and the caller then
     calls `take` again."""
 
@@ -103,10 +103,10 @@ class Answer:
 class MonitorThread(threading.Thread):
     """Does one job after the other; each gives one answer."""
 
-    def __init__(self, page: Page) -> None:
+    def __init__(self, page: RankPage) -> None:
         super().__init__(name="nvrx-monitor-thread", daemon=True)
         self._page = page
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Answer] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], JobResult] | None] = queue.SimpleQueue()
 
     def run(self) -> None:
         """Until `stop`."""
@@ -118,14 +118,14 @@ class MonitorThread(threading.Thread):
                 answer.give(None, error)
             del asked, job, answer
 
-    def ask(self, job: Callable[[], Any]) -> Answer:
+    def ask(self, job: Callable[[], Any]) -> JobResult:
         """Queue a job; from the main thread."""
-        answer = Answer()
+        answer = JobResult()
         self._jobs.put((job, answer))
         return answer
 
-    def answer(self, asked: Answer, timeout_s: float) -> Any:
-        """Wait for an answer in the main thread; see `Answer.take`."""
+    def answer(self, asked: JobResult, timeout_s: float) -> Any:
+        """Wait for an answer in the main thread; see `JobResult.take`."""
         words = self._page.words
         words[WAITING] = 1
         try:

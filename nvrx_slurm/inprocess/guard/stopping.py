@@ -1,4 +1,9 @@
-"""Stopping the wrapped function from another thread, and never any other code."""
+"""Stopping the wrapped function from another thread, and never any other code.
+
+The monitor thread wants the stop (`Stopper.stop`). The main thread raises RankShouldRestart itself, in a signal handler
+(`on_stop_signal`). It does so only while it holds the lock of `Stopper.run`, and only where `Deferral` allows it. A
+stop in the middle of taking a lock, of `__exit__` or of a fork would leave something half done for good.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +28,19 @@ from typing import Any, ClassVar
 
 from nvrx_slurm.inprocess.exception import RestartAbort
 
-_LONGEST_S = 1.0
+logger = logging.getLogger(__name__)
+
+_PAUSES_S = (0.02, 0.002, 0.02, 0.2, 1.0)  # between signals; the last one repeats
+_SOON_S = 0.001  # between two questions
+# Both call `on_stop_signal` in the main thread, and in no other. The first is sent: it ends blocking calls, and is
+# harmless without a handler. The second is never sent: `interrupt_main` simulates it at the main thread's next step in
+# Python. An asynchronous exception (PyThreadState_SetAsyncExc) is no alternative: a thread that is just being started
+# has the id of the thread that starts it, and would be killed instead; and the exception can be raised too late. A
+# pending call (Py_AddPendingCall) is none either: a call that is added during another one runs at the same step (up to
+# 3.12), is lost (3.13), or, under a tracer, hangs the interpreter (3.11).
+_INTERRUPT, _STEP = signal.SIGURG, signal.SIGRTMAX
+_MIN_PERIOD_S = 1.0
+_LONGEST_S = 1.0  # that a stop is deferred
 _MODULES = (
     threading,
     logging,
@@ -105,20 +122,6 @@ def _users(frame: FrameType | None) -> Iterator[FrameType]:
         elif frame.f_code.co_name == "run":
             return
         frame = frame.f_back
-
-
-logger = logging.getLogger(__name__)
-
-_PAUSES_S = (0.02, 0.002, 0.02, 0.2, 1.0)  # between signals; the last one repeats
-_SOON_S = 0.001  # between two questions
-# Both call `on_stop_signal` in the main thread, and in no other. The first is sent: it ends blocking calls, and is
-# harmless without a handler. The second is never sent: `interrupt_main` simulates it at the main thread's next step in
-# Python. An asynchronous exception (PyThreadState_SetAsyncExc) is no alternative: a thread that is just being started
-# has the id of the thread that starts it, and would be killed instead; and the exception can be raised too late. A
-# pending call (Py_AddPendingCall) is none either: a call that is added during another one runs at the same step (up to
-# 3.12), is lost (3.13), or, under a tracer, hangs the interpreter (3.11).
-_INTERRUPT, _STEP = signal.SIGURG, signal.SIGRTMAX
-_MIN_PERIOD_S = 1.0
 
 
 class RankShouldRestart(BaseException):
@@ -290,12 +293,6 @@ def stop_signals() -> Iterator[None]:
         for signum, handler in before.items():
             if handler is not on_stop_signal and signal.getsignal(signum) is on_stop_signal:
                 signal.signal(signum, handler)
-
-
-def was_stopped(error: BaseException) -> bool:
-    """Whether the exception is RankShouldRestart, or a group with one in it (asyncio.TaskGroup)."""
-    leaves = getattr(error, "exceptions", ())
-    return isinstance(error, RankShouldRestart) or (isinstance(leaves, tuple) and any(map(was_stopped, leaves)))
 
 
 def way_out(error: BaseException) -> BaseException | None:

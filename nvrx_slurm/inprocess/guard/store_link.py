@@ -6,20 +6,27 @@ It runs in a thread of the monitor process, so that a store that does not answer
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
 from collections.abc import Callable, Collection
 
+import torch.distributed as dist
+
 from nvrx_slurm.core.inprocess.barrier import Outcome
 from nvrx_slurm.core.rank.watch import LATE_S
+from nvrx_slurm.errors import UsageError
 from nvrx_slurm.inprocess.arguments import Arguments
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
-from nvrx_slurm.inprocess.environment import Identity
-from nvrx_slurm.inprocess.guard.page import GONE, LOST, Page
+from nvrx_slurm.inprocess.environment import CallIdentity
+from nvrx_slurm.inprocess.guard.page import GONE, LOST, RankPage
 from nvrx_slurm.inprocess.store.barriers import ENTRY, Iteration, latest
-from nvrx_slurm.inprocess.store.view import StoreLost, StoreView
+from nvrx_slurm.inprocess.store.stores import StoreLost, StoreView, serve
 
+logger = logging.getLogger(__name__)
+
+_GRACE_S = 0.4  # a restart that is over by then needs no fallback server, and torch pauses for longer
 _SUSPICIOUS = 3  # heartbeat intervals of silence after which the other ranks are watched too
 
 
@@ -34,8 +41,9 @@ class Heartbeats:
         self._call, self._me, self._world_size = call, me, world_size
         self._interval_s, self._timeout_s = interval_s, timeout_s
         self._sequence = 0
-        self._seen: dict[int, tuple[bytes | None, float]] = {}  # watched rank -> last value, since when
+        self._seen: dict[int, tuple[bytes | None, float]] = {}  # rank -> its last value, since when
         self._checked_s = time.monotonic()
+        self._suspicious = False
 
     def beat(self) -> None:
         """Send this rank's own heartbeat."""
@@ -48,19 +56,17 @@ class Heartbeats:
         if now_s - self._checked_s > 2 * self._interval_s + LATE_S:  # this process was suspended, as others may be
             self._seen.clear()
         self._checked_s = now_s
-        neighbour = next((r for r in self._others() if r not in gone), None)
-        if neighbour is None:
+        members = [rank for rank in self._others() if rank not in gone]
+        watched = members if self._suspicious else members[:1]
+        if not watched:
             return {}
-        self._seen = {rank: seen for rank, seen in self._seen.items() if rank not in gone}
-        self._read({neighbour, *self._seen}, now_s)
-        suspicious_s = min(_SUSPICIOUS * self._interval_s, self._timeout_s / 2)
-        if len(self._seen) == 1 and now_s - self._seen[neighbour][1] > suspicious_s:
-            self._read({rank for rank in self._others() if rank not in gone}, now_s)
-        elif len(self._seen) > 1:
-            alive = [r for r, (_, since_s) in self._seen.items() if since_s == now_s and r != neighbour]
-            for rank in alive:
-                del self._seen[rank]
-        return {r: now_s - since_s for r, (_, since_s) in self._seen.items() if now_s - since_s > self._timeout_s}
+        self._read(watched, now_s)
+        silent_s = {rank: now_s - self._seen[rank][1] for rank in watched}
+        before, limit_s = self._suspicious, min(_SUSPICIOUS * self._interval_s, self._timeout_s / 2)
+        self._suspicious = silent_s[watched[0]] > limit_s
+        if self._suspicious and not before:
+            self._read(members[1:], now_s)
+        return {rank: seconds for rank, seconds in silent_s.items() if seconds > self._timeout_s}
 
     def _others(self) -> list[int]:
         return [(self._me + step) % self._world_size for step in range(1, self._world_size)]
@@ -78,7 +84,38 @@ class Heartbeats:
                 self._seen[rank] = (value, now_s)
 
 
-logger = logging.getLogger(__name__)
+class FallbackServer:
+    """A server at the address where the process group of an interrupted iteration was to meet, instead of rank 0's.
+
+    `init_process_group` on the other ranks connects to rank 0's store. torch repeats that until its own timeout (10 to
+    30 minutes), and only a server that accepts the connection ends it. If rank 0 fails before it has made its store,
+    its monitor process serves there instead. A rank whose connection succeeds returns to Python, where it is stopped.
+    Without this all other ranks would be killed after the hard timeout (decision 013).
+
+    For an iteration whose rank 0 is this one: serves from `wait_s` seconds after its end, unless another process
+    does. Rank 0 itself may do so until its abort. The server lasts as long as this object.
+    """
+
+    def __init__(self, this: Iteration, address: str, port: int, wait_s: float) -> None:
+        self.number = this.number
+        self._this, self._address, self._port = this, address, port
+        self._wait_s = wait_s + _GRACE_S
+        self._from_s = 0.0  # 0.0: the iteration goes on
+        self._server: dist.Store | None = None
+
+    def check(self) -> None:
+        """To be called about once per second."""
+        if not self._from_s and self._this.is_interrupted():
+            self._from_s = time.monotonic() + self._wait_s
+        if self._server is not None or not self._from_s or time.monotonic() < self._from_s:
+            return
+        try:
+            self._server = serve(self._address, self._port)
+        except (RuntimeError, OSError, UsageError) as error:
+            logger.warning("iteration %d: no server at port %d: %s", self.number, self._port, error)
+            self._from_s = math.inf
+        if self._server is not None:
+            logger.info("iteration %d: a fallback server listens at port %d", self.number, self._port)
 
 
 class StoreLink(threading.Thread):
@@ -89,7 +126,9 @@ class StoreLink(threading.Thread):
     that, since its process serves the barriers.
     """
 
-    def __init__(self, make_view: Callable[[], StoreView], me: Identity, arguments: Arguments, page: Page) -> None:
+    def __init__(
+        self, make_view: Callable[[], StoreView], me: CallIdentity, arguments: Arguments, page: RankPage
+    ) -> None:
         super().__init__(name="nvrx-link", daemon=True)
         self._make_view, self._me, self._world_size, self._stays = make_view, me.rank, me.world_size, me.leads
         self._interval_s = arguments.heartbeat_interval.total_seconds()
@@ -100,6 +139,8 @@ class StoreLink(threading.Thread):
         self._marked: set[tuple[int, int]] = set()  # (iteration, rank)
         self._gone: frozenset[int] = frozenset()
         self._finished = False
+        self._last_call_s = arguments.last_call_wait.total_seconds()
+        self._fallback: FallbackServer | None = None
         self.lost = False
         self.passes = 0  # how often the store has answered all requests
         self.over = threading.Event()
@@ -116,6 +157,10 @@ class StoreLink(threading.Thread):
         """These ranks are gone; their marks are written in every iteration from now on."""
         mine = {record.rank: record for record in records if 0 <= record.rank < self._world_size}
         self._requests.put(lambda: self._dead.update({rank: mine[rank] for rank in mine.keys() - self._dead.keys()}))
+
+    def expect(self, number: int, address: str, port: int) -> None:
+        """This rank is rank 0 of iteration `number`, and its process group meets here."""
+        self._requests.put(lambda: self._expect(number, address, port))
 
     def give_up(self, why: str) -> None:
         """The store is lost; may be called from another thread while this one waits for the store."""
@@ -165,7 +210,17 @@ class StoreLink(threading.Thread):
                 continue
             what()
 
+    def _expect(self, number: int, address: str, port: int) -> None:
+        self._fallback = FallbackServer(self._iteration(number), address, port, self._last_call_s)
+
+    @property
+    def serves_a_group(self) -> bool:
+        """Whether other ranks may need this process to meet in their process group."""
+        return self._fallback is not None
+
     def _tick(self) -> None:
+        if self._fallback is not None:
+            self._fallback.check()
         if self._me not in self._dead:
             self._heartbeats.beat()
         if self._this.number == ENTRY:  # some ranks may not have been started yet
@@ -183,6 +238,8 @@ class StoreLink(threading.Thread):
             self._finished = known[1].outcome is not Outcome.NEXT
             if self._me in self._gone:
                 self._words[GONE] = 1
+            if self._fallback is not None and self._fallback.number <= known[0]:
+                self._fallback = None
             self._this = Iteration(self._call, known[0] + 1)
 
     def _mark_gones(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import logging
 import os
 import sys
@@ -14,7 +13,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from nvrx_slurm.inprocess.checks import check_time
 from nvrx_slurm.inprocess.state import FrozenState
 from nvrx_slurm.system import bounded, connections
 
@@ -25,6 +23,7 @@ _C10D = "torch.distributed.distributed_c10d"
 _DCP_PROCESS = "torch.distributed.checkpoint._async_process_executor"
 _DUMP_TIMEOUT_S = 5.0
 _STEP_TIMEOUT_S = 10.0
+_ABORT_TIMEOUT_S = 20.0  # a slower abort of the process groups is abandoned in its thread
 # From torch 2.8 on one recorder serves all backends; before, there was only NCCL's.
 _DUMPS = ("_dump_fr_trace", "_dump_nccl_trace")
 _WORLD = (  # torch's tables of process groups; 2.13 has `comms` too
@@ -112,19 +111,10 @@ class AbortTorchDistributed(Abort):
     `torch_fr_trace_path`: directory for torch's flight recorder, written before the abort to `<path>/rank_<initial
     rank>_iteration_<n>` in the format of `torchfrtrace`; None: NVRX_FR_TRACE_PATH, without it no dump. (The recorder is
     on with TORCH_FR_BUFFER_SIZE or TORCH_NCCL_TRACE_BUFFER_SIZE > 0.)
-    `timeout`: bound for the abort of the process groups; a slower one is abandoned in its thread, with a warning.
-    Raises TypeError unless it is a timedelta, ValueError for a timeout of 0 or less.
     """
 
-    def __init__(
-        self,
-        torch_fr_trace_path: str | os.PathLike[str] | None = None,
-        *,
-        timeout: datetime.timedelta = datetime.timedelta(seconds=20),
-    ) -> None:
-        check_time("AbortTorchDistributed: timeout", timeout)
+    def __init__(self, torch_fr_trace_path: str | os.PathLike[str] | None = None) -> None:
         self.torch_fr_trace_path = torch_fr_trace_path
-        self.timeout = timeout
 
     def __call__(self, state: FrozenState) -> FrozenState:
         """See the class; returns `state`, raises nothing."""
@@ -140,7 +130,7 @@ class AbortTorchDistributed(Abort):
             _step("dumping the flight recorder", lambda: _dump(Path(path), state), _DUMP_TIMEOUT_S)
         _step("cutting gloo's connections", lambda: connections.cut(connections.gloo_sockets()))
         if initialized:
-            _step("aborting the process groups", lambda: _abort_groups(c10d), self.timeout.total_seconds())
+            _step("aborting the process groups", lambda: _abort_groups(c10d), _ABORT_TIMEOUT_S)
         _step("cutting the store's connections", _cut_store)
         _step("forgetting groups that were being made", forget_half_made_groups)
         return state

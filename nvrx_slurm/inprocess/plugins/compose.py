@@ -12,10 +12,7 @@ class Compose:
 
     The result is an instance of the members' lowest common base class too, so it is accepted wherever one member is.
     A member that returns None passes its own argument on, with a warning. A tuple is passed on as several arguments.
-
-    A member may have two methods: `check_composition(members)` raises if it cannot be among these members;
-    `check_result(value)` raises for a wrong result of its own, before another member gets it. Raises TypeError without
-    members, or for one that is not callable.
+    Raises TypeError without members, or for one that is not callable.
     """
 
     instances: tuple[Callable[..., Any], ...]
@@ -35,10 +32,6 @@ class Compose:
 
     def __init__(self, *instances: Callable[..., Any]) -> None:
         self.instances = instances
-        members = self.members()
-        for member in members:
-            if check := getattr(member, "check_composition", None):
-                check(members)
 
     def __call__(self, *args: Any) -> Any:
         """The result of the leftmost member."""
@@ -46,8 +39,6 @@ class Compose:
         for place, instance in reversed(list(enumerate(self.instances))):
             value = instance(*args)
             if value is not None:
-                if check := getattr(instance, "check_result", None):
-                    check(value)
                 args = value if isinstance(value, tuple) else (value,)
             elif place:
                 warnings.warn(

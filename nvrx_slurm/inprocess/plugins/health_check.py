@@ -6,12 +6,10 @@ The chained checks compare what the driver or the kernel reports now with its re
 from __future__ import annotations
 
 import datetime
-import functools
 import logging
 import os
 import sys
 from abc import ABC, abstractmethod
-from pathlib import Path
 from typing import Any
 
 from nvrx_slurm.inprocess import exception
@@ -55,7 +53,7 @@ class CudaHealthCheck(HealthCheck):
         """See the class; returns `state`."""
         torch = sys.modules.get("torch")
         if torch is None or not torch.cuda.is_initialized():
-            _not_applicable("CUDA check", "this process does not use CUDA")
+            logger.debug("CUDA check: not applicable: this process does not use CUDA")
             return state
         timeout_s = self.timeout.total_seconds()
 
@@ -114,7 +112,7 @@ class _HardwareCheck(HealthCheck, ABC):
         try:
             self._first = self._read()
         except Absent as why:
-            _not_applicable(self.what, str(why))
+            logger.debug("%s: not applicable: %s", self.what, why)
         except HardwareError as failure:
             logger.warning("%s: %s", self.what, failure)
 
@@ -181,26 +179,25 @@ class ChainedNicHealthCheck(_HardwareCheck):
     """Fails if an active InfiniBand or RoCE port has gone, is not active any more, or was down in between.
 
     `device_index`: check the NICs nearest to that GPU (see `ChainedGPUHealthCheck`); None: all NICs of the node.
-    `sysfs_root`: None is `sys` below NVRX_SYSROOT, else /sys.
     """
 
     what = "NIC check"
 
-    def __init__(self, device_index: int | None = None, sysfs_root: str | os.PathLike[str] | None = None) -> None:
-        self.sysfs_root = nics.sysfs_root(os.environ) if sysfs_root is None else Path(sysfs_root)
+    def __init__(self, device_index: int | None = None) -> None:
+        self._sysfs_root = nics.sysfs_root(os.environ)
         self._nics: set[str] | None = None
         super().__init__(device_index)
 
     def _read(self) -> dict[str, nics.Port]:
         try:
-            found = bounded.call(lambda: nics.ports(self.sysfs_root), _SYSFS_TIMEOUT_S, "nvrx NIC check")
+            found = bounded.call(lambda: nics.ports(self._sysfs_root), _SYSFS_TIMEOUT_S, "nvrx NIC check")
         except bounded.Overrun:
             raise HardwareError(f"the NICs' driver did not answer within {_SYSFS_TIMEOUT_S:g} s") from None
         if self.device_index is None:
             return found
         if self._nics is None:  # kept: a GPU that is lost later has no PCI address
             (address,) = gpus.pci_addresses(os.environ, self.device_index).values()
-            self._nics = nics.nearest(self.sysfs_root, address)
+            self._nics = nics.nearest(self._sysfs_root, address)
         return {name: port for name, port in found.items() if port.nic in self._nics}
 
     def _problem(self, name: str, fact: nics.Port) -> str | None:
@@ -214,9 +211,3 @@ class ChainedNicHealthCheck(_HardwareCheck):
             return None
         self._first = {**self._first, name: fact}  # report it once
         return f"the link of NIC port {name} went down {times} times"
-
-
-@functools.cache
-def _not_applicable(what: str, why: str) -> None:
-    """Log it once per process."""
-    logger.debug("%s: not applicable: %s", what, why)

@@ -59,7 +59,7 @@ class NestedRestarterCallback:
         return state
 
 
-class _Step(NestedRestarterCallback):
+class _Stage(NestedRestarterCallback):
     """A callback with a state of its own."""
 
     STATE: str
@@ -69,7 +69,7 @@ class _Step(NestedRestarterCallback):
         super().__init__(self.STATE, self.STAGE, logger or NestedRestarterLogger(), special_rank)
 
 
-class NestedRestarterHandlingCompleted(_Step, Initialize):
+class NestedRestarterHandlingCompleted(_Stage, Initialize):
     """For `initialize=`: `initialize` the first time, then `handling completed`.
 
     List it first in a Compose: a restart is complete when all other initializers have run.
@@ -84,19 +84,19 @@ class NestedRestarterHandlingCompleted(_Step, Initialize):
         return state
 
 
-class NestedRestarterHandlingStarting(_Step, Abort):
+class NestedRestarterHandlingStarting(_Stage, Abort):
     """For `abort=`; list it last in a Compose, so that it runs first."""
 
     STATE, STAGE = "handling", "starting"
 
 
-class NestedRestarterFinalized(_Step, Completion):
+class NestedRestarterFinalized(_Stage, Completion):
     """For `completion=`."""
 
     STATE = "finalized"
 
 
-class NestedRestarterAborted(_Step, Terminate):
+class NestedRestarterAborted(_Stage, Terminate):
     """For `terminate=`."""
 
     STATE = "aborted"

@@ -2,26 +2,29 @@
 
 A rank assignment takes and returns a `RankAssignmentCtx`. Most need only the set of terminated ranks; each rank then
 computes its own answer. `FilterCountGroupedByKey` and `Tree` (in `rank_tree`) need the keys of all ranks: one rank
-computes for all (see `leader`).
+computes for all (see `Leadership`).
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import compress
 from typing import Any
 
 from nvrx_slurm.core.inprocess import ranks
+from nvrx_slurm.inprocess.attribution import describe, message
 from nvrx_slurm.inprocess.checks import check_time, check_whole
-from nvrx_slurm.inprocess.exception import InternalError, RankDiscarded, RestartAbort
+from nvrx_slurm.inprocess.exception import InternalError, RankDiscarded, RestartAbort, RestartError, TimeoutError
 from nvrx_slurm.inprocess.plugins.compose import Compose
 from nvrx_slurm.inprocess.state import Mode, State
-from nvrx_slurm.inprocess.store.leader import MOST, Leadership, text_of
+from nvrx_slurm.inprocess.store.barriers import RankLost
+from nvrx_slurm.inprocess.store.stores import StoreView
 
 
 @dataclass
@@ -29,8 +32,8 @@ class RankAssignmentCtx:
     """Input and output of a rank assignment.
 
     `terminated_ranks`: those of 0..`state.world_size`-1 that are gone or unfit, in the numbering of `state.rank`; the
-    same set on all ranks. `store`: the store of this iteration (`leader` lists the methods used); delete the keys that
-    you write there. `state.iteration`: the iteration that is about to begin.
+    same set on all ranks. `store`: the store of this iteration (`Leadership` lists the methods used).
+    `state.iteration`: the iteration that is about to begin.
     """
 
     state: State
@@ -47,6 +50,7 @@ class RankAssignment(ABC):
 
     activates = True  # may make ranks active or inactive
     renumbers = True  # may remove terminated ranks from the numbering
+    composable = True
 
     @abstractmethod
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
@@ -54,16 +58,6 @@ class RankAssignment(ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
-
-    def check_composition(self, members: list[Any]) -> None:
-        """Called by `Compose` with all its members from left to right; raises if this one cannot be among them."""
-        if sum(member is self for member in members) > 1:
-            raise ValueError(f"{self!r} is in one composition twice; make two of it")
-
-    def check_result(self, value: Any) -> None:
-        """Raises InternalError unless `value` is a usable result; `Compose` calls it for each member."""
-        if not isinstance(value, RankAssignmentCtx) or not isinstance(value.state, State):
-            raise InternalError(f"{self!r} returned {value!r}, not a RankAssignmentCtx")
 
 
 class RankFilter(RankAssignment):
@@ -93,34 +87,11 @@ def key_of(key_or_fn: str | Callable[[State], Any], state: State) -> str:
     return str(key_or_fn(*given))
 
 
-def leadership_of(ctx: RankAssignmentCtx, name: str, place: int, timeout: timedelta) -> Leadership:
-    """This rank's part in a computation by one rank for all; see `Leadership` for `name`, `place`, `timeout`."""
-    return Leadership(
-        store=ctx.store,
-        name=name,
-        place=place,
-        iteration=ctx.state.iteration,
-        rank=ctx.state.rank,
-        world_size=ctx.state.world_size,
-        terminated=ctx.terminated_ranks,
-        timeout=timeout,
-    )
-
-
 # --- activation -------------------------------------------------------------------------------------------------------
 
 
 class ActivateAllRanks(RankFilter):
-    """Activate all healthy ranks. Raises ValueError when composed with another filter."""
-
-    def check_composition(self, members: list[Any]) -> None:
-        """Raises ValueError beside another RankFilter."""
-        super().check_composition(members)
-        for other in members:
-            if other is not self and isinstance(other, RankFilter):
-                raise ValueError(
-                    f"{self!r} cannot be combined with {other!r}: both decide which ranks are active; leave one out"
-                )
+    """Activate all healthy ranks. The wrapper refuses it beside another filter."""
 
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
         """Active, with the same number."""
@@ -189,16 +160,6 @@ class _Renumbering(RankAssignment):
 
     activates = False
 
-    def check_composition(self, members: list[Any]) -> None:
-        """Raises ValueError for a filter to the right: it would run before the new numbers are known."""
-        super().check_composition(members)
-        for other in members[members.index(self) :]:
-            if isinstance(other, RankFilter):
-                raise ValueError(
-                    f"list {other!r} left of {self!r}: the rightmost member is called first, and which ranks are "
-                    "active is decided after they have their new numbers"
-                )
-
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
         """The state with the new rank and world size; raises RankDiscarded on a terminated rank."""
         state, terminated = ctx.state, ctx.terminated_ranks
@@ -234,6 +195,129 @@ class FillGaps(_Renumbering):
         return ranks.filled(rank, world_size, terminated)
 
 
+# --- one rank computes for all ----------------------------------------------------------------------------------------
+
+_DONE, _FAILED, _DISCARDED, _LOST = b"=", b"!", b"-", b"?"  # first byte of a rank's value and of the decision
+
+
+_ERRORS: dict[bytes, type[Exception]] = {_FAILED: InternalError, _DISCARDED: RankDiscarded, _LOST: RankLost}
+
+
+class Leadership:
+    """One computation in one iteration, as seen by one healthy rank; see `RankAssignmentCtx` for `ctx`.
+
+    The lowest healthy rank, the leader, computes and publishes; every rank reads the decision. The wrapper's store ends
+    a wait for others when a rank is lost, also the leader: ranks are then assigned again. `ctx.store` needs the methods
+    `set`, `get`, `add`, `check`, `compare_set`, `multi_get` and `wait` of torch's stores. Keys that outlive the
+    iteration go to its attribute `stable`, if it has one.
+
+    `name` and `place` tell computations in the same iteration apart. A wait for other ranks lasts at most twice
+    `timeout`.
+    """
+
+    def __init__(self, ctx: Any, name: str, place: int, timeout: timedelta) -> None:
+        self.store = ctx.store if isinstance(ctx.store, StoreView) else StoreView(ctx.store)
+        self._stable = getattr(ctx.store, "stable", self.store)  # its keys outlive the iteration
+        self.name, self.place, self.timeout_s = name, place, timeout.total_seconds()
+        self.iteration, self.rank = ctx.state.iteration, ctx.state.rank
+        self._size, self._terminated = ctx.state.world_size, ctx.terminated_ranks
+
+    @functools.cached_property
+    def healthy(self) -> list[int]:
+        """The ranks that take part."""
+        return ranks.lowest_healthy(self._size, self._size, self._terminated)
+
+    def _given_keys(self, ranks: Sequence[int]) -> list[str]:
+        """Keys in the stable store, one per rank."""
+        return [f"given/{self.place}/{rank}" for rank in ranks]
+
+    def _key(self, what: str) -> str:
+        return f"{self.place}/{self.iteration}/{what}"
+
+    # --- from every rank to the leader -------------------------------------------------------------------------------
+
+    def give(self, make: Callable[[], str]) -> None:
+        """Give `make()` to the leader. If it raises, that is the decision, and raised here."""
+        value = _FAILED
+        try:
+            value = _DONE + make().encode()
+        except BaseException as error:
+            self._settle(_FAILED, f"rank {self.rank}: {describe(error)}", error)
+        finally:
+            self._hand_in(value)  # no rank shall wait for it
+
+    def _hand_in(self, value: bytes) -> None:
+        self._stable.set(self._given_keys([self.rank])[0], value)
+        if self.store.add(self._key("count"), 1) == self._size - len(self._terminated):
+            self.store.set(self._key("all"), b"1")
+
+    def given(self) -> list[bytes]:
+        """The values of the healthy ranks (see `text_of`), as soon as all have given one.
+
+        Raises InternalError if the `make` of one raised, TimeoutError if one gave nothing.
+        """
+        if not self.store.came([self._key("all")], self.timeout_s):
+            came = self.store.add(self._key("count"), 0)
+            raise TimeoutError(f"only {came} of {len(self.healthy)} ranks took part within {self.timeout_s:g} s")
+        values = list(self._stable.multi_get(self._given_keys(self.healthy)))
+        if _FAILED in values:
+            raise InternalError("one rank could give nothing")  # its own decision says why
+        return values
+
+    # --- from the leader to every rank -------------------------------------------------------------------------------
+
+    def decide(self, compute: Callable[[], str]) -> str:
+        """`compute()` of the leader, on every rank.
+
+        If it raises, every rank raises RankDiscarded (if it raised that) or InternalError, with the same sentence. If a
+        rank is lost meanwhile, every rank raises RankLost, or none. Raises TimeoutError without a decision in time.
+        """
+        try:
+            if self.rank == self.healthy[0]:
+                return self._computed(compute)
+            if self.store.came([self._key("decided")], 2 * self.timeout_s):
+                return self._read(self.store.get(self._key("decided")))
+        except RankLost as error:
+            return self._settle(_LOST, message(error), error)
+        raise TimeoutError(
+            f"{self.name}: rank {self.healthy[0]}, which computes the rank assignment for all, gave none within "
+            f"{2 * self.timeout_s:g} s"
+        )
+
+    def _computed(self, compute: Callable[[], str]) -> str:
+        try:
+            text = compute()
+        except RankLost:
+            raise
+        except RestartError as error:
+            return self._settle(_DISCARDED if isinstance(error, RankDiscarded) else _FAILED, message(error), error)
+        except BaseException as error:
+            return self._settle(_FAILED, f"rank {self.rank}, computing for all: {describe(error)}", error)
+        return self._settle(_DONE, text)
+
+    def _settle(self, kind: bytes, text: str, error: BaseException | None = None) -> str:
+        """Make this the decision, unless there is one; the text of the one that counts. Raises what it says.
+
+        Before torch 2.9 `compare_set` wakes no waiter.
+        """
+        decision = bytes(self.store.compare_set(self._key("decision"), "", kind + text.encode()))
+        self.store.set(self._key("decided"), decision)
+        if error is not None and not isinstance(error, Exception):
+            raise error  # RestartAbort or an interrupt, which takes precedence
+        return self._read(decision, error)
+
+    def _read(self, decision: bytes, cause: BaseException | None = None) -> str:
+        kind, text = bytes(decision[:1]), bytes(decision[1:]).decode()
+        if kind != _DONE:
+            raise _ERRORS[kind](f"{self.name}: {text}") from cause
+        return text
+
+
+def text_of(given: bytes) -> str:
+    """The return value of a rank's `make`."""
+    return given[1:].decode()
+
+
 # --- filtering by groups ----------------------------------------------------------------------------------------------
 
 
@@ -262,24 +346,16 @@ class FilterCountGroupedByKey(RankAssignment):
         self.key_or_fn = key_or_fn
         self.condition = condition
         self.timeout = timeout
-        self._place = 0  # number of this filter in its composition; the same on all ranks
-
-    def check_composition(self, members: list[Any]) -> None:
-        """Raises ValueError for more than MOST filters of this kind."""
-        super().check_composition(members)
-        filters = [member for member in members if isinstance(member, FilterCountGroupedByKey)]
-        if len(filters) > MOST:
-            raise ValueError(f"a composition may have {MOST} filters by groups, not {len(filters)}")
-        self._place = filters.index(self)
+        self.place = 0  # number of this filter in its composition; the same on all ranks
 
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
         """The context with more terminated ranks."""
         if ctx.state.rank in ctx.terminated_ranks:
             return ctx
-        name = f"FilterCountGroupedByKey {self._place}"
-        leadership = leadership_of(ctx, name, self._place, self.timeout)
+        name = f"FilterCountGroupedByKey {self.place}"
+        leadership = Leadership(ctx, name, self.place, self.timeout)
         leadership.give(lambda: key_of(self.key_or_fn, ctx.state))
-        discarded = leadership.decide(lambda: ranks.to_runs(self._discarded(*leadership.given())))
+        discarded = leadership.decide(lambda: ranks.to_runs(self._discarded(leadership.healthy, leadership.given())))
         return replace(ctx, terminated_ranks=ctx.terminated_ranks | ranks.from_runs(discarded))
 
     def _discarded(self, healthy: list[int], keys: list[bytes]) -> list[int]:
@@ -301,23 +377,41 @@ def with_defaults(assignment: RankAssignment) -> RankAssignment:
     """`assignment` with defaults: `ShiftRanks` right of all filters if no member renumbers ranks, and
     `ActivateAllRanks` leftmost if no member activates them.
 
-    Raises ValueError for a filter by groups with no renumbering to its left.
+    Raises ValueError for members that cannot work together, or not in this order.
     """
-    given: list[Any] = list(assignment.members()) if isinstance(assignment, Compose) else [assignment]
-    members = list(given)
+    members: list[Any] = list(assignment.members()) if isinstance(assignment, Compose) else [assignment]
+    count = len(members)
     if not any(member.renumbers for member in members):
         place = max((n for n, member in enumerate(members, start=1) if isinstance(member, RankFilter)), default=0)
         members.insert(place, ShiftRanks())
-    for place, member in enumerate(members):
-        if isinstance(member, FilterCountGroupedByKey) and not any(left.renumbers for left in members[:place]):
-            raise ValueError(f"list ShiftRanks() or FillGaps() left of {member!r}, to take the filtered ranks out")
     if not any(member.activates for member in members):
         members.insert(0, ActivateAllRanks())
-    if len(members) == len(given):
+    _check_members(members)
+    if len(members) == count:
         return assignment
     composed = Compose(*members)
     assert isinstance(composed, RankAssignment)
     return composed
+
+
+def _check_members(members: list[Any]) -> None:
+    """The rightmost member is called first: filters by groups, what renumbers, then the other filters."""
+    by_group = [member for member in members if isinstance(member, FilterCountGroupedByKey)]
+    for place, member in enumerate(by_group):
+        member.place = place
+    filters = [member for member in members if isinstance(member, RankFilter)]
+    renumbers = [member.renumbers for member in members]
+    if len(members) > 1 and not all(member.composable for member in members):
+        raise ValueError("Tree assigns and activates ranks by itself; it cannot be composed with anything else")
+    if len(filters) > 1 and any(isinstance(member, ActivateAllRanks) for member in filters):
+        raise ValueError(
+            "ActivateAllRanks() cannot be combined with another filter: both decide which ranks are active"
+        )
+    for place, member in enumerate(members):
+        if isinstance(member, RankFilter) and any(isinstance(left, _Renumbering) for left in members[:place]):
+            raise ValueError(f"list {member!r} left of ShiftRanks() or FillGaps(): filters need the new numbers")
+        if member in by_group and not any(renumbers[:place]):
+            raise ValueError(f"list ShiftRanks() or FillGaps() left of {member!r}, to take the filtered ranks out")
 
 
 def assign(assignment: RankAssignment, ctx: RankAssignmentCtx) -> State:
@@ -331,7 +425,8 @@ def assign(assignment: RankAssignment, ctx: RankAssignmentCtx) -> State:
     """
     before = replace(ctx.state, active_rank=None, active_world_size=None)
     result = assignment(RankAssignmentCtx(before, ctx.store, set(ctx.terminated_ranks)))
-    assignment.check_result(result)
+    if not isinstance(result, RankAssignmentCtx) or not isinstance(result.state, State):
+        raise InternalError(f"{assignment!r} returned {result!r}, not a RankAssignmentCtx")
     state = result.state
     if result.terminated_ranks and state.world_size >= before.world_size:
         raise InternalError(

@@ -5,7 +5,7 @@
 | `records`, `record/<n>` | the observer of a fault | how many there were, and the first ones |
 | `completed` | active ranks | how many have returned from the function |
 | `end`, then `ended` | the first to know | how the iteration ended, decided once; `ended` wakes all waiters |
-| `assign/...` | all ranks | what rank assignment needs (`leader`) |
+| `assign/...` | all ranks | what rank assignment needs (`Leadership`) |
 | `start` | rank 0 | where `init_process_group` shall meet |
 | `out/<initial rank>` | it, or an observer of its end | its arrival, or that it is gone (`core.inprocess.barrier`) |
 | `go`, then `went` | a barrier server | the result, decided once; `went` wakes all waiters |
@@ -24,9 +24,7 @@ Any process may die between any two writes, so their order matters, and later wr
 - `end`, then `start` (if the iteration has not begun yet), then `ended`: ranks that wait for a lost rank 0 wake up. A
   `start` that rank 0 publishes later is harmless: the ranks that follow it find `ended`.
 - CLOSED (no new call may use this server) before the last `go`: after it ranks return and may call again.
-- The result of an iteration before the keys of the iteration before it are deleted: all members that have arrived have
-  read the earlier result. A rank that finds keys deleted all the same was declared gone while it was suspended. So keys
-  that may be deleted are never read with `get`, which would wait for them.
+- Only `out` keys are deleted, two iterations later. A rank that was suspended meanwhile reads in `go` that it is gone.
 - A rank that leaves writes its mark into its current iteration. If it has arrived at that barrier already, this
   may be too late, so its monitor process repeats the mark in every iteration until a result contains it.
 """
@@ -36,32 +34,25 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from nvrx_slurm.core.inprocess.barrier import Arrival, BarrierResult, Outcome, Status, barrier_result
 from nvrx_slurm.core.inprocess.ranks import to_runs
-from nvrx_slurm.inprocess.arguments import Arguments
-from nvrx_slurm.inprocess.attribution import OUTRIGHT, Interruption, InterruptionRecord, clean
-from nvrx_slurm.inprocess.exception import RankDiscarded
+from nvrx_slurm.inprocess.attribution import OUTRIGHT, Interruption, InterruptionRecord
 from nvrx_slurm.inprocess.guard.launcher import note_restart
-from nvrx_slurm.inprocess.store import leader
-from nvrx_slurm.inprocess.store.view import StoreLost, StoreView
+from nvrx_slurm.inprocess.store.stores import CLOSED, StoreLost, StoreView
 
 logger = logging.getLogger(__name__)
 
-CLOSED = "nvrx_inprocess_closed"  # without a prefix: a server that is about to end accepts no new call
 ALL_LEFT = "all_left"
-SERVES = "serves"  # "1" if the monitor process of rank 0 runs the store's server, set when it has made the store
 _LAST_READ_S = 5.0
 ENTRY = -1  # number of the initial barrier, before iteration 0
 COMPLETED, INTERRUPTED = b"completed", b"interrupted"
 NO_START = b"-"  # instead of an address: the iteration is over before it began
 FOREVER_S = 86400.0  # longest single wait for an event that may rightly never come; the wait is then repeated
 _LATEST = "latest"
-_NOTHING = "~"  # no value of ours
-_ASSIGN = "assign/"  # what a rank assignment gets as its store
 _MAX_RECORDS = 64
+_ASSIGN_WAIT_S = 2.0
 _WAIT_S = (0.5, 10.0)  # shortest and longest time between two checks for missing ranks
 _GONE_MARK = str(Arrival(Status.TERMINATED))
 
@@ -97,13 +88,14 @@ class Iteration:
         self.keys.set("ended", "1")
 
     def await_end(self) -> bool:
-        """Wait for the end of the iteration; whether the function has returned on all active ranks.
-
-        Raises RankDiscarded if the other ranks have gone on without this one.
-        """
+        """Wait for the end of the iteration; whether the function has returned on all active ranks."""
         while not self.keys.wait_once(["ended"], FOREVER_S):
             pass
-        return self._decided("end") == COMPLETED
+        return self.keys.get("end") == COMPLETED
+
+    def is_interrupted(self) -> bool:
+        """Whether the iteration has ended, by a fault."""
+        return self.keys.check(["ended"]) and self.keys.get("end") == INTERRUPTED
 
     def cause(self) -> InterruptionRecord | None:
         """The record that explains the interruption: the first one, but a dead or hung rank before one that raised.
@@ -111,7 +103,7 @@ class Iteration:
         Peers of a dead rank raise from their collectives, which can be recorded sooner than the death.
         """
         places = range(1, min(self.keys.add("records", 0), _MAX_RECORDS) + 1)
-        texts = filter(None, (read(self.keys, f"record/{place}") for place in places))
+        texts = [text for place in places if (text := read(self.keys, f"record/{place}")) is not None]
         records = [InterruptionRecord.from_str(text.decode()) for text in texts]
         outright = [record for record in records if record.interruption in OUTRIGHT]
         return next(iter(outright or records), None)
@@ -123,13 +115,10 @@ class Iteration:
         self.keys.set("start", f"{port} {address}")
 
     def await_start(self, timeout_s: float) -> tuple[str, int] | None:
-        """Address and port, or None if the iteration is over already.
-
-        Raises TimeoutError after `timeout_s` seconds, and RankDiscarded as `await_end` does.
-        """
+        """Address and port, or None if the iteration is over already. Raises TimeoutError after `timeout_s` seconds."""
         if not self.keys.came(["start"], timeout_s):
             raise TimeoutError(f"the new rank 0 did not say within {timeout_s:g} s where to meet")
-        value = self._decided("start")
+        value = self.keys.get("start")
         if value == NO_START:
             return None
         port, _, address = value.decode().partition(" ")
@@ -154,33 +143,42 @@ class Iteration:
         return read(self.keys, f"out/{initial_rank}") == _GONE_MARK.encode()
 
     def await_result(self, timeout_s: float) -> BarrierResult | None:
-        """The result, or None if there is none in time. Raises RankDiscarded as `await_end` does."""
-        if not self._is_past() and not self.keys.came(["went"], timeout_s) and not self._is_past():
+        """The result, or None if there is none in time."""
+        if not self.keys.came(["went"], timeout_s):
             return None
-        return BarrierResult.from_text(self._decided("go").decode())
+        return BarrierResult.from_text(self.keys.get("go").decode())
 
     def has_result(self) -> bool:
         """Whether all members have arrived or are gone."""
         return self.keys.check(["went"])
 
-    def _is_past(self) -> bool:
-        known = latest(self.call)
-        return known is not None and known[0] > self.number
-
-    def _decided(self, key: str) -> bytes:
-        """A key that exists as long as the iteration's keys are not deleted."""
-        value = read(self.keys, key)
-        if value is None:
-            raise RankDiscarded(f"the others have declared this rank gone in iteration {self.number}, and gone on")
-        return value
-
     def delete_keys(self, members: Collection[int]) -> None:
-        """Of an iteration that all members have left."""
-        fixed = ["records", "completed", "end", "ended", "start", "go", "went"]
-        records = [f"record/{n}" for n in range(1, min(self.keys.add("records", 0), _MAX_RECORDS) + 1)]
-        assigned = [_ASSIGN + key for key in leader.keys_of(self.number)]
-        for key in [*fixed, *records, *assigned, *(f"out/{rank}" for rank in members)]:
-            self.keys.delete_key(key)
+        """Those of the ranks; all members have read the result."""
+        for rank in members:
+            self.keys.delete_key(f"out/{rank}")
+
+
+class RankLost(Exception):
+    """A rank was lost while ranks were being assigned. All ranks raise it, or none: see `Leadership`."""
+
+
+class AssigningView(StoreView):
+    """The store of a rank assignment: a wait for other ranks ends when one is lost."""
+
+    def __init__(self, this: Iteration) -> None:
+        super().__init__(this.keys.store, f"{this.keys.prefix}assign/")
+        self.stable = this.call  # its keys outlive the iteration
+        self._ended = this.keys
+
+    def came(self, keys: Sequence[str], timeout_s: float) -> bool:
+        """See `StoreView`; raises RankLost."""
+        deadline_s, wait_s = time.monotonic() + timeout_s, min(_ASSIGN_WAIT_S, timeout_s)
+        while not self.wait_once(keys, wait_s):
+            if self._ended.check(["ended"]):
+                raise RankLost("a rank was lost during the rank assignment")
+            if time.monotonic() >= deadline_s:
+                return False
+        return True
 
 
 def serve_barrier(
@@ -205,7 +203,7 @@ def serve_barrier(
             missing = [rank for rank, key in zip(members, keys, strict=True) if not this.keys.check([key])]
             if this.number == ENTRY:
                 if closes:
-                    _close(this.call)
+                    this.call.store.set(CLOSED, "1")
                 why = f"ranks {to_runs(missing)} did not call the wrapped function within {overdue_s:g} s"
                 return publish(this, BarrierResult(Outcome.REFUSED, gone=frozenset(missing).union(gone), why=why))
             _declare_overdue(this, missing, overdue_s)
@@ -216,7 +214,7 @@ def serve_barrier(
     cause = this.cause()
     result = barrier_result(arrivals, gone, cause.sentence() if cause else "")
     if closes and result.outcome is not Outcome.NEXT:
-        _close(this.call)
+        this.call.store.set(CLOSED, "1")
     return publish(this, result)
 
 
@@ -229,7 +227,7 @@ def _declare_overdue(this: Iteration, missing: list[int], overdue_s: float) -> N
 
 def publish(this: Iteration, result: BarrierResult) -> BarrierResult:
     """Make this the result of the barrier, unless there is one; returns the one that counts."""
-    this.keys.compare_set("go", "", clean(result.to_text()))
+    this.keys.compare_set("go", "", result.to_text().encode(errors="backslashreplace"))
     this.keys.set("went", "1")
     return _announced(this)
 
@@ -251,27 +249,23 @@ def latest(call: StoreView) -> tuple[int, BarrierResult] | None:
 
 
 def read(keys: StoreView, key: str) -> bytes | None:
-    """Its value, or None if it does not exist. It may be deleted at any moment, so `get` could wait forever.
-
-    A compare_set that does not find its key wakes the waiters of that key (torch 2.9 and later), so check first.
-    """
-    if not keys.check([key]):
-        return None
-    value = keys.compare_set(key, _NOTHING, _NOTHING)
-    return None if value == _NOTHING.encode() else value
+    """Its value, or None if it does not exist yet; such a key is never deleted."""
+    return keys.get(key) if keys.check([key]) else None
 
 
 class BarrierServer(threading.Thread):
     """Serves barrier after barrier until all ranks have finished or none is left; then `over` is set.
 
-    If it fails, all ranks end and are told why.
+    If it fails, the ranks serve the barrier themselves (see `runner`). `closes`: the store's server is ours and
+    ends with the call; any other one remains for the next call.
     """
 
-    def __init__(self, make_view: Callable[[], StoreView], world_size: int, arguments: Arguments) -> None:
+    def __init__(
+        self, make_view: Callable[[], StoreView], world_size: int, barrier_s: float, overdue_s: float, closes: bool
+    ) -> None:
         super().__init__(name="nvrx-barriers", daemon=True)
-        self._make_view, self._world_size = make_view, world_size
-        self._barrier_s = arguments.barrier_timeout.total_seconds()
-        self._overdue_s = arguments.overdue_s
+        self._make_view, self._world_size, self._closes = make_view, world_size, closes
+        self._barrier_s, self._overdue_s = barrier_s, overdue_s
         self.over = threading.Event()
 
     def run(self) -> None:
@@ -288,7 +282,8 @@ class BarrierServer(threading.Thread):
         number, result = ENTRY - 1, BarrierResult(Outcome.NEXT)
         while result.outcome is Outcome.NEXT:
             gone, number = result.gone, number + 1
-            result = self._result(Iteration(call, number), gone)
+            overdue_s = self._barrier_s if number == ENTRY else self._overdue_s
+            result = serve_barrier(Iteration(call, number), self._world_size, gone, overdue_s, self._closes)
             logger.info("iteration %d: %s %s", number, result.outcome.name, result.why)
             if result.outcome is Outcome.NEXT and number > ENTRY:
                 note_restart(number, result.why)
@@ -297,21 +292,3 @@ class BarrierServer(threading.Thread):
                 Iteration(call, number - 1).delete_keys(members)
         if result.outcome is not Outcome.EMPTY:  # some rank has to read it
             call.came([ALL_LEFT], _LAST_READ_S)
-
-    def _result(self, this: Iteration, gone: frozenset[int]) -> BarrierResult:
-        overdue_s = self._barrier_s if this.number == ENTRY else self._overdue_s
-        try:
-            return serve_barrier(this, self._world_size, gone, overdue_s, closes=True)
-        except StoreLost:
-            raise
-        except Exception:
-            logger.exception("iteration %d: the barrier server failed", this.number)
-            why = f"the barrier server failed:\n{traceback.format_exc()}"
-            _close(this.call)
-            return publish(this, BarrierResult(Outcome.REFUSED, gone=gone, why=why))
-
-
-def _close(call: StoreView) -> None:
-    """Only a server of ours ends with the call; any other store remains for the next one."""
-    if call.check([SERVES]) and call.get(SERVES) == b"1":
-        call.store.set(CLOSED, "1")
