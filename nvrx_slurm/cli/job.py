@@ -17,7 +17,7 @@ from nvrx_slurm.core.agent.events import AgentSettings
 from nvrx_slurm.core.coordinator.coordinator import CoordinatorSettings
 from nvrx_slurm.core.coordinator.restarts import RestartLimits
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.node.job import Job
+from nvrx_slurm.node.job import NodeJob
 from nvrx_slurm.node.preflight.preflight_settings import PreflightSpec, preflight_spec
 from nvrx_slurm.slurm import srun
 from nvrx_slurm.slurm.control import END_TIME
@@ -29,7 +29,7 @@ _KILL_WAIT_MARGIN_S = 5.0  # for the agent to reap, report and exit
 _KILL_TIMEOUT_S = 10.0
 
 
-def make_job(here: Here, script: str, args: tuple[str, ...]) -> Job:
+def make_job(here: Here, script: str, args: tuple[str, ...]) -> NodeJob:
     """This node's part of the job. Asks Slurm at most for one node's address. Raises UsageError."""
     launch, slurm, shape = here.launch, here.slurm, layout(here)
     meeting = rendezvous.meeting(here, shape.nodes)
@@ -52,7 +52,7 @@ def make_job(here: Here, script: str, args: tuple[str, ...]) -> Job:
         from nvrx_slurm.cli.chain import limits
 
         until_done = limits(here.resolved.config)
-    return Job(
+    return NodeJob(
         node=node,
         run_dir=shape.run_dir,
         spec=worker_spec(here, shape, script, args, info.current if info is not None else ""),
@@ -109,7 +109,7 @@ def _coordinator(here: Here, shape: Layout, agent: AgentSettings, preflight: Pre
         max_active=launch.nnodes.max if launch.nnodes is not None else 0,
         hang_collect_s=agent.hang_collect_s,
         hang_exclude=ft.hang_exclude,
-        attributes=bool(ft.attribution_service),
+        attributes=bool(ft.attribution_service or ft.cycle_info_dir),
         stops_on_advice=ft.attribution_stop_action == "no-restart",
         tracks_progress=ft.is_progress_tracking_enabled,
         has_preflight=True,
@@ -162,7 +162,7 @@ def _term_timeout_s(here: Here) -> float:
 # --- what is said before the job starts -------------------------------------------------------------------------------
 
 
-def notes(here: Here, job: Job) -> list[str]:
+def notes(here: Here, job: NodeJob) -> list[str]:
     """What the coordinator's agent says before the job starts: settings without effect, cut short, or unsafe."""
     if job.coordinator is None:
         return []
@@ -226,7 +226,7 @@ def _no_kill_note(here: Here) -> str:
     return "srun was started without --no-kill: Slurm ends the step when a node is lost; add --no-kill to that srun"
 
 
-def _numa_note(job: Job) -> str:
+def _numa_note(job: NodeJob) -> str:
     """Workers of this node are not bound though NUMA binding is on."""
     loose = [str(rank) for rank, prefix in enumerate(job.spec.prefixes) if not prefix]
     if not loose:

@@ -46,7 +46,7 @@ class Meeting:
 
 
 @dataclass(frozen=True)
-class Job:
+class NodeJob:
     """One agent's view of the job."""
 
     node: Node

@@ -139,8 +139,9 @@ def test_stranger_with_another_token_or_job_is_refused(rig: Rig) -> None:
     good = {"NVRX_TOKEN": "a" * 64}
     first, second = rig.nodes(2, "2:3", script, "--rdzv-conf=last_call_timeout=0.1", **good)
     up(first, 0), up(second, 0)
-    wrong = rig.node(2, "2:3", script, NVRX_TOKEN="b" * 64)
-    other = rig.node(2, "2:3", script, "--rdzv-id=another", **good)
+    conf = "--rdzv-conf=join_timeout=2"
+    wrong = rig.node(2, "2:3", script, conf, NVRX_TOKEN="b" * 64)
+    other = rig.node(2, "2:3", script, conf, "--rdzv-id=another", **good)
     wrong.line("is not our coordinator: .*does not hold this job's token")
     other.line("is not our coordinator: .*belongs to another job")
     assert [wrong.wait(), other.wait()] == [96, 96]

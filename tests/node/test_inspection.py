@@ -12,7 +12,7 @@ import pytest
 from nvrx_slurm import types as t
 from nvrx_slurm.control import codec
 from nvrx_slurm.control.stream import MAX_MESSAGE_BYTES
-from nvrx_slurm.node.monitors.inspection import Inspection
+from nvrx_slurm.node.monitors.inspection import NodeInspection
 from nvrx_slurm.node.monitors.monitors import RankMonitor
 
 SEEN = {"pid": 7, "state": "S", "moves": False, "stack": "", "record": "[]", "section": "", "silent_s": 1.0}
@@ -24,7 +24,7 @@ class Monitor:
     asked = 0
 
     def inspect(self, within_s: float) -> None:
-        """The answer comes by Inspection.answered()."""
+        """The answer comes by NodeInspection.answered()."""
         self.asked += 1
 
 
@@ -34,7 +34,7 @@ def inspect(within_s: float, *events: tuple[str, int, dict[str, Any]]) -> tuple[
     async def play() -> tuple[t.RankEvidence, ...]:
         monitors = [Monitor(), Monitor()]
         workers = {rank: t.RankFault(t.FaultKind.HANG, "n0", 0, rank, rank, pid=7) for rank in range(2)}
-        inspection = Inspection(workers, cast(list[RankMonitor], monitors), within_s)
+        inspection = NodeInspection(workers, cast(list[RankMonitor], monitors), within_s)
         for what, local_rank, fields in events:
             inspection.answered(local_rank, SEEN | fields) if what == "answered" else inspection.gone(local_rank)
         assert [monitor.asked for monitor in monitors] == [1, 1]

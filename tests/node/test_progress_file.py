@@ -16,10 +16,7 @@ from nvrx_slurm.node.coordination.progress_file import ProgressFile
 
 
 async def one(file: ProgressFile) -> int | None:
-    answer = asyncio.get_running_loop().create_future()
-    file.read(answer.set_result)
-    assert not answer.done()  # never from within read()
-    return await asyncio.wait_for(answer, WAIT_S)
+    return await asyncio.wait_for(file.read(), WAIT_S)
 
 
 def reads(path: object, count: int = 1, before: Callable[[int], object] = str) -> tuple[list[int | None], list[str]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nvrx_slurm.node.coordination import time_left
-from nvrx_slurm.node.coordination.time_left import TimeLeft
+from nvrx_slurm.node.coordination.time_left import AllocationClock
 from nvrx_slurm.slurm.api.cli import CommandLine
 from nvrx_slurm.slurm.control import Control
 
@@ -35,14 +35,8 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def answers(job_id: int | None, times: int, control: Control | None = None) -> list[float | None]:
     async def story() -> list[float | None]:
-        got: asyncio.Queue[float | None] = asyncio.Queue()
-        clock = TimeLeft(control or Control("cli"), job_id)
-        found = []
-        for _ in range(times):
-            clock.ask(got.put_nowait)
-            assert got.empty()  # later, from the loop
-            found.append(await asyncio.wait_for(got.get(), 20.0))
-        return found
+        clock = AllocationClock(control or Control("cli"), job_id)
+        return [await asyncio.wait_for(clock.left_s(), 20.0) for _ in range(times)]
 
     return asyncio.run(story())
 

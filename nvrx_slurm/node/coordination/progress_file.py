@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 from nvrx_slurm.system import bounded
@@ -20,8 +19,7 @@ class _Unusable(Exception):
 class ProgressFile:
     """Reads the file in a thread, because `path` may be on a file system that hangs.
 
-    All methods belong to the thread of the running event loop. `say` gets one sentence when the file cannot be used,
-    and the next one only after it could be used.
+    `say` gets one sentence when the file cannot be used, and the next one only after it could be used.
     """
 
     def __init__(self, path: str, say: Callable[[str], None]) -> None:
@@ -29,26 +27,22 @@ class ProgressFile:
         self._say = say
         self._said = ""  # the last reason that was said
         self._reading = False  # a thread reads, and may be stuck: no second one is started
-        self._task: asyncio.Task[None] | None = None  # the loop keeps only weak references
 
-    def read(self, done: Callable[[int | None], None]) -> None:
-        """Call `done(iteration)` once on the loop, at most READ_TIMEOUT_S later; None = there is no usable iteration.
+    async def read(self) -> int | None:
+        """The iteration, at most READ_TIMEOUT_S later; None = there is no usable one.
 
         The file must hold one decimal integer of 0 or more, in at most 4,096 bytes.
         """
-        self._task = asyncio.ensure_future(self._tell(done))
-
-    async def _tell(self, done: Callable[[int | None], None]) -> None:
-        iteration = None
         try:
             iteration = await self._iteration()
-            self._said = ""
         except (_Unusable, OSError, RuntimeError, ValueError) as error:  # ValueError: a name with a 0 in it
             why = str(getattr(error, "strerror", None) or error)
             if why != self._said:
                 self._say(f"progress is not counted: the checkpoint iteration file {self._path} cannot be used: {why}")
             self._said = why
-        done(iteration)
+            return None
+        self._said = ""
+        return iteration
 
     async def _iteration(self) -> int:
         """Raises _Unusable, OSError, ValueError, and RuntimeError if no thread can be started."""

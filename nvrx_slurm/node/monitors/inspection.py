@@ -26,7 +26,7 @@ _TEXT_CHARS = 120  # 64 ranks fit into one message of 1 MiB, whatever they write
 _MOST_SEQ = 1 << 62
 
 
-class Inspection:
+class NodeInspection:
     """One inspection. `workers`: where the living ones run, by local rank. `found`: what is known after `within_s`."""
 
     def __init__(self, workers: Mapping[int, RankFault], monitors: list[RankMonitor], within_s: float) -> None:
@@ -65,7 +65,7 @@ class Inspection:
 class StacksServer:
     """Answers `nvrx stacks`. `run`: directory of the run. `inspect(within_s)` begins an inspection."""
 
-    def __init__(self, run: Path, inspect: Callable[[float], Inspection]) -> None:
+    def __init__(self, run: Path, inspect: Callable[[float], NodeInspection]) -> None:
         self._run, self._inspect = str(run.resolve()), inspect  # here: it may block
         self._server: asyncio.AbstractServer | None = None
 

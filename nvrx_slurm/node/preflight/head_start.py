@@ -10,6 +10,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,29 +19,14 @@ from nvrx_slurm.config.layers import Config
 from nvrx_slurm.node.preflight.preflight_settings import PreflightSpec, preflight_spec
 from nvrx_slurm.system.files import HEALTH_NAME, PrivateDir
 
-
-class Spawned(NamedTuple):
-    """The process, our end of its stdin and stdout, and what reads its stderr."""
-
-    child: processes.Child
-    channel: socket.socket
-    errors: int
+Spawned = tuple[processes.Child, socket.socket]  # the process, and our end of its stdin, stdout and stderr
 
 
 def spawn(spec: PreflightSpec, state_dir: Path) -> Spawned:
     """Start the process. Raises OSError."""
-    errors, their_errors = os.pipe()
-    os.set_blocking(errors, False)
     command = [*spec.program, *spec.arguments, f"--state-dir={state_dir}"]
-    try:
-        with open(their_errors, "wb") as stderr:
-            child, channel = processes.with_channel(
-                lambda fd: processes.start(command, os.environ, fd, stderr, stdin=fd), socket.SOCK_STREAM
-            )
-    except OSError:
-        os.close(errors)
-        raise
-    return Spawned(child, channel, errors)
+    start = partial(processes.start, command, os.environ)
+    return processes.with_channel(lambda fd: start(fd, fd, stdin=fd), socket.SOCK_STREAM)
 
 
 class HeadStart(NamedTuple):
@@ -65,11 +51,10 @@ def started(config: Config) -> Iterator[HeadStart]:
     try:
         yield head_start
     finally:
-        checks = head_start.checks
-        if checks is not None and checks.child.pid in processes.own_pids():
-            checks.child.reap()
-            checks.channel.close()
-            os.close(checks.errors)
+        if head_start.checks is not None and head_start.checks[0].pid in processes.own_pids():
+            child, channel = head_start.checks
+            child.reap()
+            channel.close()
         head_start.private_dir.remove()
 
 
