@@ -12,9 +12,8 @@ from nvrx_slurm.cli.here import Here, Layout, OnNode, working_directory
 from nvrx_slurm.config.launch import LaunchConfig
 from nvrx_slurm.config.values import Std
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.node.workers.warm import WarmSpec
 from nvrx_slurm.node.workers.worker_env import LOCAL_RANK_MACRO, WorkerContract
-from nvrx_slurm.node.workers.worker_spec import WorkerSpec
+from nvrx_slurm.node.workers.worker_spec import WarmSpec, WorkerSpec
 from nvrx_slurm.system import numa
 from nvrx_slurm.types import RestartPolicy
 

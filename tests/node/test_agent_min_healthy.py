@@ -103,7 +103,8 @@ def entered(launcher, iteration: int, rank: int, size: int) -> int:
 def test_a_dead_rank_and_then_its_node_are_the_wrappers_business_and_no_process_is_restarted(rig: Rig) -> None:
     """No process of the lost node tells of it: the agents do, long before a heartbeat is late."""
     pytest.importorskip("torch")
-    first, second = rig.nodes(2, "1:2", rig.script(WRAPPED), *POLICY, "--nproc-per-node=2", "--max-restarts=3")
+    flags = (*POLICY, "--nproc-per-node=2", "--max-restarts=3", "--ft-preload=torch")
+    first, second = rig.nodes(2, "1:2", rig.script(WRAPPED), *flags)
     pids = [entered((first, second)[rank // 2], 0, rank, 4) for rank in range(4)]
     os.kill(pids[3], signal.SIGKILL)
     assert [entered((first, second)[rank // 2], 1, rank, 3) for rank in range(3)] == pids[:3]

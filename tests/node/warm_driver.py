@@ -17,8 +17,8 @@ from typing import Any
 
 from nvrx_slurm.child import processes
 from nvrx_slurm.node.workers.launcher import Launcher
-from nvrx_slurm.node.workers.warm import WarmSpec
 from nvrx_slurm.node.workers.worker_env import worker_env
+from nvrx_slurm.node.workers.worker_spec import WarmSpec
 
 WARNING_SIGNAL = 10
 BOUND_S = 90.0

@@ -38,7 +38,7 @@ class TemplateSpec:
     ignored: int = 0  # a signal that workers shall not die of; 0 = none
 
 
-class Template(SupervisedProcess):
+class TemplateProcess(SupervisedProcess):
     """The process over its lives. All methods belong to the thread of the running event loop.
 
     `modules`: what it imports; one that makes it unfit is left out. `on_standby(local_rank, standby)` hands over each

@@ -8,9 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from nvrx_slurm.child import processes
-from nvrx_slurm.node.workers.warm import WarmSpec
 from nvrx_slurm.node.workers.worker_env import WorkerContract
 from nvrx_slurm.types import RankFault
+
+
+@dataclass(frozen=True)
+class WarmSpec:
+    """What standbys of this job are like."""
+
+    script: str | None  # the file that workers run, None = not known
+    path0: str | None  # what Python puts in front of sys.path; None = nothing
+    preload: Sequence[str] = ()  # modules that the user named; () = those that workers load
 
 
 @dataclass(frozen=True)
