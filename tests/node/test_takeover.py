@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import textwrap
 
 import one_writer
 import pytest
@@ -129,42 +128,6 @@ def test_node_0_of_a_step_never_comes_up_and_slurm_does_not_answer_when_the_job_
     (rig.dir / "away").unlink()
     assert [second.wait(), third.wait()] == [0, 0]
     assert rig.result["code"] == 0
-
-
-def test_a_coordinator_is_killed_while_ranks_stop_after_a_fault(rig: Rig) -> None:
-    """The ranks of the others end only after the takeover."""
-    stubborn = """
-        if CYCLE == 0:
-            signal.signal(signal.SIGTERM, lambda *_: say("stopping", RANK))
-            if RANK == 2:
-                gate("fail")
-                os._exit(1)
-            gate("stopped")
-            os._exit(1)
-    """
-    script = rig.script(UP + textwrap.dedent(stubborn) + 'gate("end")')
-    first, second, third, spare = rig.nodes(4, "3:4", script, "--max-restarts=5")
-    pids = [up(one, 0)[1] for one in (first, second, third)]
-    rig.open("fail")
-    second.line("stopping 1")
-    kill(first, pids[0])
-    says("term . stands|stands for coordinator", second, third, spare)
-    rig.open("stopped"), rig.open("end")
-    assert [one.wait() for one in (second, third, spare)] == [0, 0, 0]
-    assert (rig.result["code"], rig.result["first_cause"]) == (0, None)
-
-
-def test_a_coordinator_is_killed_during_a_drain(rig: Rig) -> None:
-    """The job was ended by a signal: the others end with its code, and one of them writes the result."""
-    script = rig.script('signal.signal(signal.SIGTERM, lambda *_: say("saving", RANK))\n' + UP + 'gate("saved")')
-    nodes = first, second, third = rig.nodes(3, "3", script, "--max-restarts=5")
-    pids = [up(one, 0)[1] for one in nodes]
-    second.signal(signal.SIGTERM)
-    third.line("saving 2")
-    kill(first, pids[0])
-    rig.open("saved")
-    assert [second.wait(), third.wait()] == [143, 143]
-    assert rig.result["code"] == 143
 
 
 def test_a_coordinator_is_killed_after_ranks_were_warned(rig: Rig) -> None:

@@ -49,15 +49,20 @@ class ProgressFile:
         if self._reading:
             raise _Unusable(_HANGS)  # an earlier read has not ended
         try:
-            return await bounded.call_async(self._load, READ_TIMEOUT_S, "progress file")
+            content = await bounded.call_async(self._load, READ_TIMEOUT_S, "progress file")
         except bounded.Overrun:
             raise _Unusable(_HANGS) from None
+        text = content.strip()
+        if len(content) > _MAX_BYTES or len(text) > _MAX_DIGITS or not text.isdigit():  # of bytes: ASCII digits only
+            found = text[:40].decode("ascii", "backslashreplace")
+            raise _Unusable(f"it must hold one integer of 0 or more, in at most {_MAX_BYTES} bytes, not {found!r}")
+        return int(text)
 
-    def _load(self) -> int:
+    def _load(self) -> bytes:
         """In the thread."""
         self._reading = True
         try:
-            return _parse(_read(self._path))
+            return _read(self._path)
         finally:
             self._reading = False
 
@@ -66,16 +71,3 @@ def _read(path: str) -> bytes:
     """At most _MAX_BYTES + 1 of the file."""
     with open(path, "rb", buffering=0) as file:
         return file.read(_MAX_BYTES + 1)
-
-
-def _parse(content: bytes) -> int:
-    if len(content) > _MAX_BYTES:
-        raise _Unusable(f"it is longer than {_MAX_BYTES} bytes")
-    text = content.strip()
-    if not text:
-        raise _Unusable("it is empty")
-    if not text.isdigit():  # of bytes: ASCII digits only
-        raise _Unusable(f"it must hold one integer of 0 or more, not {text[:40].decode('ascii', 'backslashreplace')!r}")
-    if len(text) > _MAX_DIGITS:
-        raise _Unusable(f"{text[:_MAX_DIGITS].decode()}... is no iteration")
-    return int(text)
