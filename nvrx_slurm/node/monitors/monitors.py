@@ -6,6 +6,7 @@ the socket of the rank must survive the monitor's process. They are made and kep
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -40,7 +41,6 @@ def faulthandler_env() -> dict[str, str]:
 
 OnHang = Callable[[int, dict[str, Any]], None]
 OnAsked = Callable[[int, "t.WorkloadAction", str], None]
-OnLooked = Callable[[int, dict[str, Any]], None]
 
 
 class Life:
@@ -96,8 +96,6 @@ class RankMonitor(SupervisedProcess):
     `on_asked(local_rank, action, description)` is called for each workload control request of the worker (twice if the
     monitor was killed just then), before its exit is seen.
 
-    `on_looked(local_rank, message)` is called with the answer to inspect() (see `monitor.inspect`).
-
     `lease`: the monitor kills the worker when it is over; None: it may run without a coordinator.
 
     start(); then per cycle: worker_env() -> spawn the worker as a session leader -> watch() -> its exit is seen ->
@@ -112,14 +110,14 @@ class RankMonitor(SupervisedProcess):
         on_hang: OnHang,
         on_asked: OnAsked,
         lease: Lease | None = None,
-        on_looked: OnLooked = lambda local_rank, message: None,
     ) -> None:
         super().__init__()
         self._lease = lease
         self.local_rank = local_rank
         self._dir = Path(private_dir)
         self._on_hang = on_hang
-        self._on_asked, self._on_looked = on_asked, on_looked
+        self._on_asked = on_asked
+        self._inspections: list[asyncio.Future[dict[str, Any] | None]] = []
         self._lives = 0
         self._life: Life | None = None
 
@@ -189,9 +187,21 @@ class RankMonitor(SupervisedProcess):
         life.watch, life.hung = message, False
         self.send(message, life.fds())
 
-    def inspect(self, within_s: float) -> None:
-        """Have the monitor find out what the worker does; on_looked() gets the answer, unless the monitor dies."""
+    def inspect(self, within_s: float) -> asyncio.Future[dict[str, Any] | None]:
+        """Have the monitor find out what the worker does (see `monitor.inspect`).
+
+        The result is None if the worker ends before that. If the monitor dies, there is none.
+        """
+        found: asyncio.Future[dict[str, Any] | None] = self._loop.create_future()
+        self._inspections.append(found)
         self.send(wire.encode("look", within_s=within_s))
+        return found
+
+    def _end_inspections(self, message: dict[str, Any] | None) -> None:
+        inspections, self._inspections = self._inspections, []
+        for found in inspections:
+            if not found.done():
+                found.set_result(message)
 
     def end_hold(self) -> None:
         """A hung worker can be ended now."""
@@ -235,6 +245,7 @@ class RankMonitor(SupervisedProcess):
     def unwatch(self) -> None:
         """The worker is gone (or no longer to be judged): forget it, and make ready for the next."""
         self.send(wire.encode("unwatch"))
+        self._end_inspections(None)
         self._new_life()
 
     async def close(self) -> None:
@@ -336,7 +347,7 @@ class RankMonitor(SupervisedProcess):
             life.hung = True  # a monitor restarted in mid-kill says it again
             self._on_hang(self.local_rank, message)
         elif message["type"] == "looked":
-            self._on_looked(self.local_rank, message)
+            self._end_inspections(message)
         elif message["type"] == "control":
             description = str(message["description"]).encode("utf-8", "replace").decode()  # no lone surrogates
             self._on_asked(self.local_rank, t.WorkloadAction[str(message["action"])], description)

@@ -16,7 +16,7 @@ from nvrx_slurm.monitor import kill
 from nvrx_slurm.monitor.lease import Lease
 from nvrx_slurm.node.monitors.client_check import ClientCheck, any_connected
 from nvrx_slurm.node.monitors.dead_ranks import DeadRanksFile
-from nvrx_slurm.node.monitors.inspection import NodeInspection, StacksServer
+from nvrx_slurm.node.monitors.inspection import StacksServer, inspect
 from nvrx_slurm.node.monitors.monitor_start import MonitorStarter
 from nvrx_slurm.node.monitors.monitors import RankMonitor
 from nvrx_slurm.node.output import faults
@@ -30,7 +30,7 @@ from nvrx_slurm.node.workers.orphans import OrphanReaper
 from nvrx_slurm.node.workers.worker_env import rank_env, worker_env
 from nvrx_slurm.node.workers.worker_spec import StartedWorker, WorkerSpec
 from nvrx_slurm.system import bounded
-from nvrx_slurm.types import FaultKind, Node, Plan, RankFault, WorkloadAction
+from nvrx_slurm.types import FaultKind, Node, Plan, RankEvidence, RankFault, WorkloadAction
 
 _DETAILS_TIMEOUT_S = 1.0  # a hung file system must not hold up the report of a fault
 OPEN_TIMEOUT_S = 10.0  # for the log files; then workers write to /dev/null
@@ -73,7 +73,7 @@ class Workers:
         self._monitors: list[RankMonitor] = []
         self._starter: MonitorStarter | None = None  # of the monitors' processes, once
         self._client_check = ClientCheck(spec.limits, partial(any_connected, self._monitors), console.say)
-        self._inspections = set[NodeInspection]()  # under way
+        self._report: asyncio.Task[None] | None = None  # about the living ranks
         self._stacks = StacksServer(run_dir.path, self._inspect)
         self._orphans = OrphanReaper()
         self._opening: asyncio.Task[None] | None = None  # of the logs of workers that are to start
@@ -104,7 +104,7 @@ class Workers:
             self._dead_ranks.create()
         if self._spec.monitored:
             for local_rank in range(self._node.nproc):
-                monitor = RankMonitor(local_rank, self._private_dir, self._hung, self._asked, self._lease, self._looked)
+                monitor = RankMonitor(local_rank, self._private_dir, self._hung, self._asked, self._lease)
                 self._monitors.append(monitor)  # first: also one half started is closed in the end
                 monitor.start(spawn=False)
         self._launcher.begin()
@@ -220,19 +220,13 @@ class Workers:
             monitor.warn()
 
     def _report_ranks(self, command: ag.LookAtRanks) -> None:
-        found = self._inspect(command.within_s).found
-        found.add_done_callback(lambda ranks: self._post(ag.Looked(command.cycle, ranks.result())))
+        async def report() -> None:
+            self._post(ag.Looked(command.cycle, await self._inspect(command.within_s)))
 
-    def _inspect(self, within_s: float) -> NodeInspection:
-        alive = {local_rank: worker.where for local_rank, worker in self._alive.items()}
-        inspection = NodeInspection(alive, self._monitors, within_s)
-        self._inspections.add(inspection)
-        inspection.found.add_done_callback(lambda _: self._inspections.discard(inspection))
-        return inspection
+        self._report = asyncio.ensure_future(report())
 
-    def _looked(self, local_rank: int, message: Mapping[str, Any]) -> None:
-        for inspection in [*self._inspections]:
-            inspection.answered(local_rank, message)
+    async def _inspect(self, within_s: float) -> tuple[RankEvidence, ...]:
+        return await inspect([worker.where for worker in self._alive.values()], self._monitors, within_s)
 
     # --- one worker ---------------------------------------------------------------------------------------------
 
@@ -295,8 +289,6 @@ class Workers:
         if self._monitors:
             self._monitors[local_rank].hear()  # it says why it killed before it kills
         worker = self._alive.pop(local_rank)
-        for inspection in [*self._inspections]:
-            inspection.gone(local_rank)
         self._loop.remove_reader(worker.child.pidfd)
         code = worker.child.reap()
         if not self._alive:
