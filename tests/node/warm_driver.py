@@ -17,8 +17,8 @@ from typing import Any
 
 from nvrx_slurm.child import processes
 from nvrx_slurm.node.workers.launcher import Launcher
-from nvrx_slurm.node.workers.worker_env import worker_env
-from nvrx_slurm.node.workers.worker_spec import WarmSpec
+from nvrx_slurm.node.workers.worker_env import WorkerContract, worker_env
+from nvrx_slurm.node.workers.worker_spec import WarmSpec, WorkerSpec
 
 WARNING_SIGNAL = 10
 BOUND_S = 90.0
@@ -30,7 +30,11 @@ async def run(order: dict[str, Any]) -> dict[str, Any]:
     processes.Orphans()  # standbys come to a subreaper
     warm = None if order["preload"] is None else WarmSpec(None, order["path0"], order["preload"])
     prefixes = order["prefixes"]
-    launcher = Launcher(order["argv"], prefixes, 0, WARNING_SIGNAL, True, warm, directory, said.append)
+    spec = WorkerSpec(
+        order["argv"], WorkerContract("", "", ""), {}, 9, lambda local_rank: 0,
+        prefixes=prefixes, warning_signal=WARNING_SIGNAL, warm=warm,
+    )  # fmt: skip
+    launcher = Launcher(spec, len(prefixes), directory, said.append)
     launcher.begin()
     await launcher.wait()
     workers = []

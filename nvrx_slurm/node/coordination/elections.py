@@ -27,6 +27,7 @@ from nvrx_slurm.node.coordination.lease import LeaseKeeper
 from nvrx_slurm.node.coordination.link import LAST_MESSAGES_S, AgentLink, credentials
 from nvrx_slurm.node.event_log import EventLog
 from nvrx_slurm.node.job import NodeJob
+from nvrx_slurm.node.output.console import once
 from nvrx_slurm.node.output.out_file import OutFile
 from nvrx_slurm.node.shell import Post, Shell
 from nvrx_slurm.system import bounded
@@ -67,7 +68,7 @@ class Elections:
         self._loop = asyncio.get_running_loop()
         self._alone_since: float | None = self._loop.time()  # without a coordinator (monotonic seconds)
         self._client: ControlClient | None = None
-        self._said: set[str] = set()
+        self._say_once = once(say)  # the search goes on
         self._number = 0  # of this agent's registrations
         self._electors = 0  # of the last plan
         self._tasks: set[asyncio.Future[Any]] = set()
@@ -184,12 +185,6 @@ class Elections:
         self._client = client
         self.link.transport = client
         client.start()
-
-    def _say_once(self, sentence: str) -> None:
-        """The search goes on, so each sentence is said once."""
-        if sentence not in self._said:
-            self._said.add(sentence)
-            self._say(sentence)
 
     def _from_coordinator(self, peer: t.Peer, client: ControlClient, event: Any) -> None:
         """What happens on the stream to the node that is sought."""

@@ -12,6 +12,7 @@ import select
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from nvrx_slurm.system.inotify import Inotify
 
 _CHUNK = 1 << 14  # bytes read at once: a sentence waits for the writing of one such piece at most
 _QUEUED_SENTENCES = 10_000
+_SENTENCES = 1000  # that `once` remembers
 _FALLBACK_S = 0.5  # between two readings of the files where inotify is not available
 
 
@@ -209,6 +211,18 @@ class Console:
                 continue  # its length cannot be known
             if missing > 0:
                 _write(2, self._lines(f"... {missing} bytes more in {one.path}"))
+
+
+def once(say: Callable[[str], None]) -> Callable[[str], None]:
+    """Says each sentence once. It remembers, and says, a bounded number of them."""
+    said = set[str]()
+
+    def say_once(sentence: str) -> None:
+        if sentence not in said and len(said) < _SENTENCES:
+            said.add(sentence)
+            say(sentence)
+
+    return say_once
 
 
 def _write(fd: int, data: bytes) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import secrets
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -15,6 +12,7 @@ from nvrx_slurm.core.coordinator.coordinator import Coordinator
 from nvrx_slurm.core.logs.cycle_info import CycleFiles, document
 from nvrx_slurm.core.logs.names import cycle_file
 from nvrx_slurm.node.output.result import BackgroundWrites
+from nvrx_slurm.node.run_dir import replace_link
 from nvrx_slurm.system.files import write_atomic
 
 
@@ -49,17 +47,10 @@ class CycleInfo:
 
     def _put(self, name: str, data: bytes) -> None:
         """In a thread."""
-        directory, link = self._files.directory, self._files.current
-        os.makedirs(directory, exist_ok=True)
-        write_atomic(os.path.join(directory, name), data)
-        temporary = f"{link}.{secrets.token_hex(4)}"
-        os.symlink(name, temporary)
-        try:
-            os.replace(temporary, link)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
+        directory = Path(self._files.directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        write_atomic(directory / name, data)
+        replace_link(Path(self._files.current), Path(name))
 
 
 def _utc() -> str:

@@ -17,13 +17,13 @@ from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import report
 from nvrx_slurm.health.check import Verdict, one_line
+from nvrx_slurm.node.output.console import once
 from nvrx_slurm.node.preflight.checks_process import ChecksAnswer, ChecksProcess, Spawned
 from nvrx_slurm.node.preflight.preflight_settings import ANSWER_MARGIN_S, PreflightSpec
 from nvrx_slurm.node.shell import Post
 
 _READING_S = 10.0  # the most that one reading of GPU memory may take
 _LEAST_READING_S = 0.1
-_SENTENCES = 1000  # said once each; no more are remembered
 
 
 class Preflight:
@@ -45,11 +45,10 @@ class Preflight:
     ) -> None:
         self._spec = spec
         self._infra_rank = infra_rank
-        self._say = say
+        self._say, self._say_once = say, once(say)
         self._post = post
         self._refuse = refuse
         self.checks = ChecksProcess(spec, state_dir, self._say_once, self._on_news, spawned)
-        self._said: set[str] = set()
         self._task: asyncio.Task[None] | None = None  # the preflight, then the checks of the idle node
         self._has_gpus = True  # until a reading says otherwise
         self._closing = asyncio.Event()
@@ -138,11 +137,6 @@ class Preflight:
         for note in found.notes:
             self._say_once(f"health checks: {note}")
         return one_line("; ".join(unfit))
-
-    def _say_once(self, sentence: str) -> None:
-        if sentence not in self._said and len(self._said) < _SENTENCES:
-            self._said.add(sentence)
-            self._say(sentence)
 
     # --- GPU memory -----------------------------------------------------------------------------------------
 

@@ -12,9 +12,10 @@ from pathlib import Path
 from nvrx_slurm.child import processes
 from nvrx_slurm.core import preload
 from nvrx_slurm.node.monitors.monitors import faulthandler_env
+from nvrx_slurm.node.output.console import once
 from nvrx_slurm.node.workers.template import TemplateProcess, TemplateSpec
 from nvrx_slurm.node.workers.worker_env import LOCAL_RANK_MACRO, worker_env
-from nvrx_slurm.node.workers.worker_spec import WarmSpec
+from nvrx_slurm.node.workers.worker_spec import WorkerSpec
 from nvrx_slurm.system import bounded
 from nvrx_slurm.system.files import WARM_NAME
 
@@ -32,26 +33,14 @@ class Launcher:
     """The processes that wait to become workers, those that end unused, and the templates of standbys.
 
     While a preflight runs, the interpreters of the next workers start. They are held before anything of the user's
-    runs, see `processes.hold`. With `warm`, templates fork standbys after each start of workers, one template for each
-    of the `prefixes`. All methods belong to the thread of the running event loop.
+    runs, see `processes.hold`. With a WarmSpec, templates fork standbys after each start of workers, one template for
+    each prefix of commands. All methods belong to the thread of the running event loop.
     """
 
-    def __init__(
-        self,
-        argv: Sequence[str],
-        prefixes: Sequence[Sequence[str]],
-        first_local: int,
-        warning_signal: int,
-        monitored: bool,
-        warm: WarmSpec | None,
-        private_dir: Path,
-        say: Callable[[str], None],
-    ) -> None:
-        """`prefixes`: by local rank, what goes before `argv`. `first_local`: LOCAL_RANK of the agent's first worker."""
-        self._argv, self._prefixes = argv, [tuple(prefix) for prefix in prefixes]
-        self._first_local, self._warning_signal = first_local, warning_signal
-        self._monitored, self._spec, self._private_dir = monitored, warm, private_dir
-        self._say_sentence, self._said = say, set[str]()
+    def __init__(self, spec: WorkerSpec, nproc: int, private_dir: Path, say: Callable[[str], None]) -> None:
+        self._spec, self._warm, self._private_dir = spec, spec.warm, private_dir
+        self._prefixes = [tuple(prefix) for prefix in spec.prefixes or [()] * nproc]  # by local rank
+        self._say, self._say_once = say, once(say)
         self._loop = asyncio.get_running_loop()
         self._held: dict[int, processes.Held] = {}  # by local rank
         self._standbys: dict[int, processes.Held] = {}  # by local rank
@@ -64,8 +53,8 @@ class Launcher:
 
     def begin(self) -> None:
         """Start the processes of the first workers. A template that the user asked for comes before them."""
-        if self._spec is not None and self._spec.preload:
-            self._build(self._spec.preload, hurry=True)
+        if self._warm is not None and self._warm.preload:
+            self._build(self._warm.preload, hurry=True)
         else:
             self._settled.set()
         self.hold()
@@ -78,16 +67,16 @@ class Launcher:
                     self._held[local_rank] = self._hold(local_rank)
 
     def _hold(self, local_rank: int) -> processes.Held:
-        number = str(self._first_local + local_rank)
-        command = [*self._prefixes[local_rank], *(word.replace(LOCAL_RANK_MACRO, number) for word in self._argv)]
-        return processes.hold(command, worker_env(os.environ, {}, len(self._prefixes)), self._warning_signal)
+        number = str(self._spec.contract.first_local + local_rank)
+        command = [*self._prefixes[local_rank], *(word.replace(LOCAL_RANK_MACRO, number) for word in self._spec.argv)]
+        return processes.hold(command, worker_env(os.environ, {}, len(self._prefixes)), self._spec.warning_signal)
 
     async def wait(self) -> None:
         """Until no process that the first workers need is on its way; bounded."""
         try:
             await asyncio.wait_for(self._settled.wait(), _FIRST_WAIT_S)
         except asyncio.TimeoutError:
-            self._say(f"no template was ready within {_FIRST_WAIT_S:g} s, workers are executed")
+            self._say_once(f"no template was ready within {_FIRST_WAIT_S:g} s, workers are executed")
             self._settled.set()  # later workers do not wait
 
     # The interpreter and the private directory may be on a shared file system, too. A call that blocks there blocks the
@@ -106,14 +95,14 @@ class Launcher:
         """All workers have been launched; `pid` is one of them."""
         if self._templates:
             self._later(_FORK_AFTER_S, self._refill)
-        elif self._spec is not None:
+        elif self._warm is not None:
             self._later(_FIRST_INSPECTION_S, partial(self._inspect, pid, _FIRST_INSPECTION_S))
 
     def end_held(self) -> None:
         """The node has no workers in this cycle. The template of a spare imports what the script does."""
         self._end_all(self._held)
-        if not self._templates and self._spec is not None and self._spec.script is not None:
-            self._later(_FIRST_INSPECTION_S, partial(self._inspect_script, Path(self._spec.script)))
+        if not self._templates and self._warm is not None and self._warm.script is not None:
+            self._later(_FIRST_INSPECTION_S, partial(self._inspect_script, Path(self._warm.script)))
 
     async def close(self) -> None:
         """End all that waits. Bounded."""
@@ -143,11 +132,6 @@ class Launcher:
         self._ending.discard(child)
         if not self._ending:
             self._none_left.set()
-
-    def _say(self, sentence: str) -> None:
-        if sentence not in self._said:
-            self._said.add(sentence)
-            self._say_sentence(sentence)
 
     # --- which modules --------------------------------------------------------------------------------------
 
@@ -194,18 +178,18 @@ class Launcher:
     def _build(self, names: Sequence[str], hurry: bool = False) -> None:
         if not names:
             return
-        hook_dir, path0 = self._private_dir / WARM_NAME, self._spec.path0 if self._spec is not None else None
+        hook_dir, path0 = self._private_dir / WARM_NAME, self._warm.path0 if self._warm is not None else None
         try:
             hook_dir.mkdir(exist_ok=True)
             (hook_dir / "sitecustomize.py").write_bytes(_PROGRAM.read_bytes())
         except OSError as error:
-            self._say(f"workers are executed: {error.filename}: {error.strerror}")
+            self._say_once(f"workers are executed: {error.filename}: {error.strerror}")
             self._settle()
             return
-        env = worker_env(os.environ, faulthandler_env() if self._monitored else {}, len(self._prefixes))
+        env = worker_env(os.environ, faulthandler_env() if self._spec.monitored else {}, len(self._prefixes))
         for prefix in dict.fromkeys(self._prefixes):
-            spec = TemplateSpec(prefix, self._argv, env, path0, hook_dir, self._warning_signal)
-            template = TemplateProcess(spec, names, hurry, self._add, self._settle, self._say)
+            spec = TemplateSpec(prefix, self._spec.argv, env, path0, hook_dir, self._spec.warning_signal)
+            template = TemplateProcess(spec, names, hurry, self._add, self._settle, self._say_once)
             self._templates[prefix] = template
             template.spawn()
         self._refill()
@@ -226,7 +210,7 @@ class Launcher:
 
     def _killed(self, local_rank: int, pid: int) -> None:
         self._drop(local_rank)
-        self._say_sentence(f"standby {pid} of local rank {local_rank} was killed: that worker will be executed")
+        self._say(f"standby {pid} of local rank {local_rank} was killed: that worker will be executed")
 
     def _drop(self, local_rank: int) -> None:
         if (standby := self._take_standby(local_rank)) is not None:

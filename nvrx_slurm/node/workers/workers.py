@@ -66,9 +66,7 @@ class Workers:
         self._stopping = False
         self._none_left = asyncio.Event()  # no worker is alive
         self._private_dir = private_dir  # sockets of the monitors
-        prefixes, first_local = spec.prefixes or [()] * node.nproc, spec.contract.first_local
-        launched = (spec.argv, prefixes, first_local, spec.warning_signal, spec.monitored, spec.warm)
-        self._launcher = Launcher(*launched, private_dir, console.say)
+        self._launcher = Launcher(spec, node.nproc, private_dir, console.say)
         self._dead_ranks = DeadRanksFile(private_dir, console.say)
         self._monitors: list[RankMonitor] = []
         self._starter: MonitorStarter | None = None  # of the monitors' processes, once
