@@ -134,24 +134,6 @@ def test_named_modules_are_imported_once_and_a_killed_template_or_standby_costs_
     pids_of(one, 4, "executed")
 
 
-def test_auto_preloads_what_the_first_workers_loaded(rig: Rig) -> None:
-    pytest.importorskip("numpy")
-    script = rig.script("""
-        before = "numpy" in sys.modules
-        import numpy
-        say("up", CYCLE, "rank", RANK, "forked" if before else "executed", "pid", os.getpid(), "text")
-        if CYCLE == 0:
-            forever()
-    """)
-    rig.before = "from nvrx_slurm.node.workers import launcher; launcher._WITHOUT_TORCH_S = 0.0"
-    one = rig.run(script, "--nproc-per-node=2", "--max-restarts=1")
-    workers = [up(one, 0, rank) for rank in (0, 1)]
-    assert [worker[0] for worker in workers] == ["executed"] * 2
-    waiting(one, [worker[1] for worker in workers])
-    os.kill(workers[0][1], signal.SIGKILL)
-    assert one.wait() == 0 and [up(one, 1, rank)[0] for rank in (0, 1)] == ["forked"] * 2
-
-
 @pytest.mark.parametrize(
     ("flags", "argument", "python"),
     [(["--ft-warm=off"], "0", ""), ([], "0${local_rank}", ""), ([], "0", "python")],
@@ -224,8 +206,7 @@ def test_a_killed_agent_takes_template_and_standbys_with_it(rig: Rig, work: str)
     assert len(others) == 3 and await_end(others, 1.0) == []
 
 
-def test_a_spare_forks_its_workers(rig: Rig) -> None:
-    """It has had no workers, so its template imports what the script's text says."""
+def test_auto_preloads_what_the_first_workers_loaded_and_on_a_spare_what_the_script_imports(rig: Rig) -> None:
     pytest.importorskip("numpy")
     script = rig.script("""
         before = "numpy" in sys.modules
@@ -233,13 +214,20 @@ def test_a_spare_forks_its_workers(rig: Rig) -> None:
         say("up", CYCLE, "rank", RANK, "forked" if before else "executed", "pid", os.getpid(), "text")
         gate(f"end{CYCLE}")
     """)
-    nodes = rig.nodes(2, "1:2", script, "--max-restarts=1")
+    rig.before = "from nvrx_slurm.node.workers import launcher; launcher._WITHOUT_TORCH_S = 0.0"
+    nodes = rig.nodes(2, "1:2", script, "--max-restarts=2", SOON)
     active = says("up 0", *nodes)
     (spare,) = [one for one in nodes if one is not active]
+    how, pid, _ = up(active, 0, 0)
+    assert how == "executed"
+    waiting(active, [pid])
+    os.kill(pid, signal.SIGKILL)
+    how, pid, _ = up(active, 1, 0)
+    assert how == "forked"
     until(lambda: len(alike(spare)) == 2, "the spare has a template and a standby")
-    kill(active, up(active, 0, 0)[1])
-    assert up(spare, 1, 0)[0] == "forked"
-    rig.open("end1")
+    kill(active, pid)
+    assert up(spare, 2, 0)[0] == "forked"
+    rig.open("end2")
     assert spare.wait() == 0
 
 
