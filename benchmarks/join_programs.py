@@ -33,7 +33,7 @@ from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSett
 from nvrx_slurm.node.coordination.coordinator import MemberStreams
 from nvrx_slurm.node.event_log import EventLog
 from nvrx_slurm.node.shell import Shell
-from nvrx_slurm.types import Node, Peer, Plan, Register, Stopped
+from nvrx_slurm.types import Node, Peer, Plan, Ready, Register
 
 _KEY, _TOKEN = "bench", "0" * 64
 _KEEPALIVE = (5.0, 5.0)
@@ -54,7 +54,7 @@ async def serve(agents: int, term: int) -> None:
     core = Coordinator(settings, loop.time())
     with tempfile.TemporaryDirectory(prefix="nb-") as directory:
         log = EventLog(Path(directory) / "events.jsonl", core, _say)
-        shell = Shell(core, log, ev.Done, _say)
+        shell = Shell(core, log, ev.JobOver, _say)
         server = ControlServer(_KEY, _TOKEN, shell.post, _say, _KEEPALIVE)
         shell.add(MemberStreams(None, server))
         for command in (ev.Won, ev.Lapsed, ev.Probe):  # of an election, which is left out
@@ -96,7 +96,7 @@ class _Agent:
         for command in self._core.step(event, time.monotonic()):
             if isinstance(command, ag.Send) and self.client is not None:
                 message = command.message
-                self.client.send(replace(message, port=1234) if isinstance(message, (Register, Stopped)) else message)
+                self.client.send(replace(message, port=1234) if isinstance(message, (Register, Ready)) else message)
 
 
 async def join(port: int, first: int, count: int) -> None:

@@ -37,15 +37,15 @@ class WorkloadAction(Enum):
     ShutdownWorkload = 2  # all ranks stop now, and the job should not be started again
 
 
-class Doing(str, Enum):
+class Activity(str, Enum):
     """What an agent that registers is doing with its last plan."""
 
     IDLE = "idle"  # it runs nothing
     RUNNING = "running"
     SUCCEEDED = "succeeded"  # all its workers ended with 0
-    STOPPING = "stopping"  # they are being stopped, or what they left behind is looked at: Stopped follows
+    STOPPING = "stopping"  # they are being stopped, or what they left behind is looked at: Ready follows
     ENDED = "ended"  # it knows the end of the job and has no workers: it waits until all agents know it
-    PREPARING = "preparing"  # it has run nothing and is being checked: Stopped follows
+    PREPARING = "preparing"  # it has run nothing and is being checked: Ready follows
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Peer:
     port: int  # 0 = one of the ports that the job may use there
 
 
-class Role(str, Enum):
+class LineRole(str, Enum):
     """What a line in a rank's output says about the first cause of a fault."""
 
     CAUSE = "cause"  # it can be the first cause
@@ -114,7 +114,7 @@ class Finding:
     """What the rules read from the output of one faulty rank (`core.attribution`)."""
 
     rule: str  # name of the signature; "" = none matched
-    role: Role
+    role: LineRole
     blame: Blame
     confidence: Confidence
     remedy: Remedy
@@ -277,7 +277,7 @@ class Register:
     node: Node
     port: int  # a port bound by this agent, offered as MASTER_PORT should it become group rank 0
     plan: Plan | None = None  # the last one it took
-    doing: Doing = Doing.IDLE
+    doing: Activity = Activity.IDLE
     faults: tuple[RankFault, ...] = ()  # of its ranks in the cycle of that plan
     early: bool = False  # as in Succeeded
     vote: int = 0  # the term for which it votes by registering
@@ -287,11 +287,11 @@ class Register:
     @property
     def busy(self) -> bool:
         """Whether the agent has workers, or had them until they were all done."""
-        return self.plan is not None and self.plan.active and self.doing not in (Doing.IDLE, Doing.PREPARING)
+        return self.plan is not None and self.plan.active and self.doing not in (Activity.IDLE, Activity.PREPARING)
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class RanksFailed:
     """Ranks of this node failed. Under any-failed the agent already stops the others, under min-healthy they go on."""
 
     term: int
@@ -327,8 +327,8 @@ class Succeeded:
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
-    """No worker of that cycle is left on this node; it is fit and ready for the next plan. Term 0: it has had none."""
+class Ready:
+    """This node is fit for the next plan, and no worker of that cycle is left on it. Term 0: it has had none."""
 
     term: int
     cycle: int
@@ -337,13 +337,22 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A rank of this node made a workload control request; or (`rank` -1) a check says the node must not be used."""
+    """A rank of this node made a workload control request."""
 
     term: int
     cycle: int
     action: WorkloadAction
     rank: int
     description: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUnfit:
+    """A health check says that this node must not be used."""
+
+    term: int
+    cycle: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,12 +373,12 @@ class EndJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndKnown:
     """This agent knows the end of the job and has no workers left."""
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class WhoLeads:
     """Asks where the coordinator is. The stream is no registration; the answer is `Elsewhere`."""
 
 
@@ -399,11 +408,19 @@ class Elsewhere:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Stop the workers of (and before) this cycle and report `Stopped`."""
+    """Stop the workers of (and before) this cycle and report `Ready`."""
 
     term: int
     cycle: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckNode:
+    """This spare may be needed: run the preflight and report `Ready`."""
+
+    term: int
+    cycle: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,5 +473,20 @@ class LogServer:
     ports: tuple[int, ...]  # at most 64
 
 
-AgentMessage = Register | Failed | Hung | Evidence | Succeeded | Stopped | Asked | WarnJob | EndJob | Ended | Look
-CoordinatorMessage = Plan | Stop | Collect | Finish | Refused | Warn | RanksGone | Leave | Lead | Elsewhere | LogServer
+AgentMessage = (
+    Register
+    | RanksFailed
+    | Hung
+    | Evidence
+    | Succeeded
+    | Ready
+    | Asked
+    | NodeUnfit
+    | WarnJob
+    | EndJob
+    | EndKnown
+    | WhoLeads
+)
+CoordinatorMessage = (
+    Plan | Stop | CheckNode | Collect | Finish | Refused | Warn | RanksGone | Leave | Lead | Elsewhere | LogServer
+)

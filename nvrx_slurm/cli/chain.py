@@ -14,7 +14,7 @@ from pathlib import Path
 
 from nvrx_slurm.cli.log_tree import RUN, result_of
 from nvrx_slurm.config.layers import Config
-from nvrx_slurm.core.chain import Decision, Limits, Link, Next, decide
+from nvrx_slurm.core.chain import ChainDecision, ChainLimits, ChainLink, Next, decide
 from nvrx_slurm.node.run_dir import RunDir
 from nvrx_slurm.slurm.api.facts import NoAnswer, SlurmError
 from nvrx_slurm.slurm.api.interface import Slurm
@@ -24,10 +24,10 @@ _MAX_EXCLUDED = 64  # nodes that one link hands on to the next
 _PATIENCE_S, _PAUSE_S = 900.0, 0.5  # slurmctld may be restarted when many jobs end
 
 
-def limits(config: Config) -> Limits:
+def limits(config: Config) -> ChainLimits:
     """When a chain is given up, as the flags say."""
     signum = int(config.ft.warning_signal or 0)
-    return Limits(config.launch.chain_failures, config.launch.chain_failure_window, signum)
+    return ChainLimits(config.launch.chain_failures, config.launch.chain_failure_window, signum)
 
 
 def _patiently(ask: Callable[[], None]) -> None:
@@ -73,7 +73,7 @@ class Chain:
     def after(self, code: int, run: RunDir) -> None:
         """This link has ended with `code`: requeue it, or tell the next one. Slurm's refusals are only said."""
         result, now_s = result_of(run.path), time.time()
-        last = Link(code, now_s, bool(result.get("out_of_time")))
+        last = ChainLink(code, now_s, bool(result.get("out_of_time")))
         found = decide([*self._earlier(run.log_dir), last], self._limits, now_s)
         excluded = tuple(map(str, result.get("excluded_nodes", ())))
         try:
@@ -87,7 +87,7 @@ class Chain:
         except SlurmError as error:
             self._say(f"Slurm: {error}")
 
-    def _requeue(self, found: Decision, excluded: Sequence[str]) -> None:
+    def _requeue(self, found: ChainDecision, excluded: Sequence[str]) -> None:
         if found.next is not Next.CONTINUE:
             self._say(f"the job is not requeued: {found.why}")
             return
@@ -121,7 +121,7 @@ class Chain:
 
     # --- the other links --------------------------------------------------------------------------------------
 
-    def _earlier(self, log_dir: Path) -> Iterator[Link]:
+    def _earlier(self, log_dir: Path) -> Iterator[ChainLink]:
         if self._links_file is None:
             yield from _links(log_dir / self._job.job_name_id, self._job.restart_count)
             return
@@ -145,7 +145,7 @@ class Chain:
             return []
 
 
-def _links(job: Path, before: int | None = None) -> Iterator[Link]:
+def _links(job: Path, before: int | None = None) -> Iterator[ChainLink]:
     """The lives of a job that left a result; only those of fewer than `before` requeues, if that is given."""
     for path in job.glob("r*"):
         run = RUN.fullmatch(path.name)
@@ -154,6 +154,6 @@ def _links(job: Path, before: int | None = None) -> Iterator[Link]:
         result = result_of(path)
         try:
             ended_s = datetime.fromisoformat(result["ended"]).timestamp()
-            yield Link(int(result["code"]), ended_s, bool(result.get("out_of_time")))
+            yield ChainLink(int(result["code"]), ended_s, bool(result.get("out_of_time")))
         except (KeyError, TypeError, ValueError):
             continue

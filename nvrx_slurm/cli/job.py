@@ -109,7 +109,7 @@ def _coordinator(here: Here, shape: Layout, agent: AgentSettings, preflight: Pre
         max_active=launch.nnodes.max if launch.nnodes is not None else 0,
         hang_collect_s=agent.hang_collect_s,
         hang_exclude=ft.hang_exclude,
-        attributes=bool(ft.attribution_service or ft.cycle_info_dir),
+        tells_of_cycles=bool(ft.attribution_service or ft.cycle_info_dir),
         stops_on_advice=ft.attribution_stop_action == "no-restart",
         tracks_progress=ft.is_progress_tracking_enabled,
         has_preflight=True,

@@ -111,7 +111,7 @@ class Admission(Generic[Connection]):
         return min(times, default=None)
 
 
-class Peer:
+class Caller:
     """One connection: a stranger until it has registered."""
 
     def __init__(self, connection: socket.socket, address: str) -> None:
@@ -134,10 +134,12 @@ class Listener:
     `tokens` hands the job's token over; None: it is not handed out. `say` gets the first refusals.
     """
 
-    def __init__(self, begin: Callable[[Peer], Stream], tokens: TokenServer | None, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, begin: Callable[[Caller], Stream], tokens: TokenServer | None, say: Callable[[str], None]
+    ) -> None:
         self._begin_stream, self._tokens, self._say = begin, tokens, say
         strangers = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4  # descriptors are for the job first
-        self._admission: Admission[Peer] = Admission(max(2 * HANDSHAKES, min(_MOST_STRANGERS, strangers)))
+        self._admission: Admission[Caller] = Admission(max(2 * HANDSHAKES, min(_MOST_STRANGERS, strangers)))
         self._refusals = 0
         self._listener: socket.socket | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -186,12 +188,12 @@ class Listener:
         if self._timer is not None:
             self._timer.cancel()
 
-    def admitted(self, peer: Peer) -> None:
+    def admitted(self, peer: Caller) -> None:
         """It holds the token, and is bounded by the server from now on."""
         self._admission.leave(peer, True, self._loop.time())
         self._tend_soon()
 
-    def left(self, peer: Peer, why: Exception) -> None:
+    def left(self, peer: Caller, why: Exception) -> None:
         """Its connection has ended."""
         if isinstance(why, (AuthError, ProtocolError)):
             self.say_refusal(f"refused a connection from {peer.address}: {why}")
@@ -218,7 +220,7 @@ class Listener:
                 break
             connection.setblocking(False)
             address = source[0].removeprefix("::ffff:") if source else ""  # a Unix socket's has none
-            for peer in self._admission.arrive(Peer(connection, address), address, self._loop.time()):
+            for peer in self._admission.arrive(Caller(connection, address), address, self._loop.time()):
                 full = True
                 self._close(peer, ConnectionError("newer connections took its slot"))
         if full:
@@ -254,7 +256,7 @@ class Listener:
         due = self._admission.deadline()
         self._timer = None if due is None else self._loop.call_at(due, self._tend)
 
-    def _begin(self, peer: Peer) -> None:
+    def _begin(self, peer: Caller) -> None:
         """The first byte of an admitted connection tells what it wants."""
         try:
             first = peer.socket.recv(1, socket.MSG_PEEK)
@@ -274,7 +276,7 @@ class Listener:
         else:
             self._close(peer, ProtocolError("it speaks another protocol") if first else ConnectionError("it left"))
 
-    async def _hand_over(self, peer: Peer, tokens: TokenServer) -> None:
+    async def _hand_over(self, peer: Caller, tokens: TokenServer) -> None:
         why: Exception = ConnectionError("it has its answer")
         try:
             await tokens.serve(peer.socket)
@@ -283,7 +285,7 @@ class Listener:
         peer.task = None
         self._close(peer, why)
 
-    def _close(self, peer: Peer, why: Exception) -> None:
+    def _close(self, peer: Caller, why: Exception) -> None:
         """End this connection, whatever it has become."""
         peer.abort(why)
         if peer.stream is None and peer.socket.fileno() >= 0:

@@ -113,7 +113,7 @@ def _field(where: str, hint: Any, message: Any) -> Any:
     if field in _LISTS:
         if len(raw) > _LISTS[field]:
             raise ProtocolError(f"{where} has {len(raw)} entries; at most {_LISTS[field]} are allowed")
-        if where == "Failed.faults" and not raw:
+        if where == "RanksFailed.faults" and not raw:
             raise ProtocolError(f"{where} is empty: nothing failed")
         return tuple(_value(where, field, get_args(hint)[0], item) for item in raw)
     if isinstance(raw, Message) and not message.HasField(field):

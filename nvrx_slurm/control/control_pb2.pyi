@@ -6,35 +6,37 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FromAgent(_message.Message):
-    __slots__ = ("hello", "register", "failed", "succeeded", "stopped", "end_job", "asked", "warn_job", "ended", "look", "hung", "evidence")
+    __slots__ = ("hello", "register", "ranks_failed", "succeeded", "ready", "end_job", "asked", "warn_job", "end_known", "who_leads", "hung", "evidence", "node_unfit")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     REGISTER_FIELD_NUMBER: _ClassVar[int]
-    FAILED_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FAILED_FIELD_NUMBER: _ClassVar[int]
     SUCCEEDED_FIELD_NUMBER: _ClassVar[int]
-    STOPPED_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
     END_JOB_FIELD_NUMBER: _ClassVar[int]
     ASKED_FIELD_NUMBER: _ClassVar[int]
     WARN_JOB_FIELD_NUMBER: _ClassVar[int]
-    ENDED_FIELD_NUMBER: _ClassVar[int]
-    LOOK_FIELD_NUMBER: _ClassVar[int]
+    END_KNOWN_FIELD_NUMBER: _ClassVar[int]
+    WHO_LEADS_FIELD_NUMBER: _ClassVar[int]
     HUNG_FIELD_NUMBER: _ClassVar[int]
     EVIDENCE_FIELD_NUMBER: _ClassVar[int]
+    NODE_UNFIT_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     register: Register
-    failed: Failed
+    ranks_failed: RanksFailed
     succeeded: Succeeded
-    stopped: Stopped
+    ready: Ready
     end_job: EndJob
     asked: Asked
     warn_job: WarnJob
-    ended: Ended
-    look: Look
+    end_known: EndKnown
+    who_leads: WhoLeads
     hung: Hung
     evidence: Evidence
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., succeeded: _Optional[_Union[Succeeded, _Mapping]] = ..., stopped: _Optional[_Union[Stopped, _Mapping]] = ..., end_job: _Optional[_Union[EndJob, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ..., warn_job: _Optional[_Union[WarnJob, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., look: _Optional[_Union[Look, _Mapping]] = ..., hung: _Optional[_Union[Hung, _Mapping]] = ..., evidence: _Optional[_Union[Evidence, _Mapping]] = ...) -> None: ...
+    node_unfit: NodeUnfit
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., ranks_failed: _Optional[_Union[RanksFailed, _Mapping]] = ..., succeeded: _Optional[_Union[Succeeded, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., end_job: _Optional[_Union[EndJob, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ..., warn_job: _Optional[_Union[WarnJob, _Mapping]] = ..., end_known: _Optional[_Union[EndKnown, _Mapping]] = ..., who_leads: _Optional[_Union[WhoLeads, _Mapping]] = ..., hung: _Optional[_Union[Hung, _Mapping]] = ..., evidence: _Optional[_Union[Evidence, _Mapping]] = ..., node_unfit: _Optional[_Union[NodeUnfit, _Mapping]] = ...) -> None: ...
 
 class FromCoordinator(_message.Message):
-    __slots__ = ("plan", "stop", "finish", "refused", "warn", "ranks_gone", "leave", "lead", "elsewhere", "collect", "log_server")
+    __slots__ = ("plan", "stop", "finish", "refused", "warn", "ranks_gone", "leave", "lead", "elsewhere", "collect", "check_node", "log_server")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +47,7 @@ class FromCoordinator(_message.Message):
     LEAD_FIELD_NUMBER: _ClassVar[int]
     ELSEWHERE_FIELD_NUMBER: _ClassVar[int]
     COLLECT_FIELD_NUMBER: _ClassVar[int]
+    CHECK_NODE_FIELD_NUMBER: _ClassVar[int]
     LOG_SERVER_FIELD_NUMBER: _ClassVar[int]
     plan: Plan
     stop: Stop
@@ -56,8 +59,9 @@ class FromCoordinator(_message.Message):
     lead: Lead
     elsewhere: Elsewhere
     collect: Collect
+    check_node: CheckNode
     log_server: LogServer
-    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., warn: _Optional[_Union[Warn, _Mapping]] = ..., ranks_gone: _Optional[_Union[RanksGone, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., lead: _Optional[_Union[Lead, _Mapping]] = ..., elsewhere: _Optional[_Union[Elsewhere, _Mapping]] = ..., collect: _Optional[_Union[Collect, _Mapping]] = ..., log_server: _Optional[_Union[LogServer, _Mapping]] = ...) -> None: ...
+    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., warn: _Optional[_Union[Warn, _Mapping]] = ..., ranks_gone: _Optional[_Union[RanksGone, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., lead: _Optional[_Union[Lead, _Mapping]] = ..., elsewhere: _Optional[_Union[Elsewhere, _Mapping]] = ..., collect: _Optional[_Union[Collect, _Mapping]] = ..., check_node: _Optional[_Union[CheckNode, _Mapping]] = ..., log_server: _Optional[_Union[LogServer, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("version",)
@@ -193,7 +197,7 @@ class Collective(_message.Message):
     open: bool
     def __init__(self, group: _Optional[str] = ..., seq: _Optional[int] = ..., what: _Optional[str] = ..., open: bool = ...) -> None: ...
 
-class Failed(_message.Message):
+class RanksFailed(_message.Message):
     __slots__ = ("term", "cycle", "faults")
     TERM_FIELD_NUMBER: _ClassVar[int]
     CYCLE_FIELD_NUMBER: _ClassVar[int]
@@ -233,7 +237,7 @@ class Succeeded(_message.Message):
     early: bool
     def __init__(self, term: _Optional[int] = ..., cycle: _Optional[int] = ..., early: bool = ...) -> None: ...
 
-class Stopped(_message.Message):
+class Ready(_message.Message):
     __slots__ = ("term", "cycle", "port")
     TERM_FIELD_NUMBER: _ClassVar[int]
     CYCLE_FIELD_NUMBER: _ClassVar[int]
@@ -256,6 +260,16 @@ class Asked(_message.Message):
     rank: int
     description: str
     def __init__(self, term: _Optional[int] = ..., cycle: _Optional[int] = ..., action: _Optional[int] = ..., rank: _Optional[int] = ..., description: _Optional[str] = ...) -> None: ...
+
+class NodeUnfit(_message.Message):
+    __slots__ = ("term", "cycle", "reason")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    CYCLE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    cycle: int
+    reason: str
+    def __init__(self, term: _Optional[int] = ..., cycle: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class WarnJob(_message.Message):
     __slots__ = ("signum", "reason")
@@ -379,6 +393,14 @@ class Stop(_message.Message):
     reason: str
     def __init__(self, term: _Optional[int] = ..., cycle: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
+class CheckNode(_message.Message):
+    __slots__ = ("term", "cycle")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    CYCLE_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    cycle: int
+    def __init__(self, term: _Optional[int] = ..., cycle: _Optional[int] = ...) -> None: ...
+
 class Collect(_message.Message):
     __slots__ = ("term", "cycle")
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -413,11 +435,11 @@ class Warn(_message.Message):
     reason: str
     def __init__(self, signum: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
-class Ended(_message.Message):
+class EndKnown(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class Look(_message.Message):
+class WhoLeads(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

@@ -18,7 +18,7 @@ from nvrx_slurm.errors import UsageError
 _FROM, _UNTIL = datetime(1970, 1, 1), datetime(2049, 12, 31, 23, 59, 59)  # noqa: DTZ001 - fixed; clocks play no part
 
 
-class Identity(NamedTuple):
+class JobIdentity(NamedTuple):
     """What both ends of a connection need."""
 
     certificate: bytes  # DER
@@ -27,14 +27,14 @@ class Identity(NamedTuple):
 
 
 @cache
-def identity(token: str, job: str) -> Identity:
+def identity(token: str, job: str) -> JobIdentity:
     """The identity of `job` with this token. Raises UsageError where OpenSSL does not allow TLS 1.3 with Ed25519."""
     from cryptography.exceptions import UnsupportedAlgorithm  # 70 ms: only in jobs of several nodes
 
     seed = hashlib.sha256(b"\0".join((b"nvrx control", job.encode(), token.encode()))).digest()
     try:
         certificate, pem = _made(seed)
-        return Identity(
+        return JobIdentity(
             certificate,
             *(_context(end, certificate, pem) for end in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)),
         )

@@ -16,7 +16,7 @@ from typing import Any
 from nvrx_slurm import types as t
 from nvrx_slurm.control import auth, codec
 from nvrx_slurm.control import control_pb2 as pb
-from nvrx_slurm.control.admission import Listener, Peer
+from nvrx_slurm.control.admission import Caller, Listener
 from nvrx_slurm.control.handover import TokenServer
 from nvrx_slurm.control.identity import identity
 from nvrx_slurm.control.stream import BEAT, Stream
@@ -24,7 +24,7 @@ from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.errors import ExitCode, ProtocolError
 
 _LAST_WORDS_S = 2.0  # for a peer to take its last message
-_WITH_PLAN = (t.Doing.RUNNING, t.Doing.SUCCEEDED, t.Doing.STOPPING)
+_WITH_PLAN = (t.Activity.RUNNING, t.Activity.SUCCEEDED, t.Activity.STOPPING)
 
 
 class _Silent(ConnectionError):
@@ -53,9 +53,9 @@ class ControlServer:
         self._tokens = TokenServer(credentials, job) if credentials is not None else None
         self._listener = Listener(self._begin, self._tokens, say)
         self.adopt(token)
-        self._members: dict[str, Peer] = {}
-        self._heard: dict[Peer, float] = {}  # when a member was heard last, oldest first
-        self._leaving: set[Peer] = set()
+        self._members: dict[str, Caller] = {}
+        self._heard: dict[Caller, float] = {}  # when a member was heard last, oldest first
+        self._leaving: set[Caller] = set()
         self._all_left = asyncio.Event()
         self._where: Callable[[], t.Elsewhere] | None = None
         self._timer: asyncio.TimerHandle | None = None  # of the first member that may be silent
@@ -101,7 +101,7 @@ class ControlServer:
         """Push to every agent."""
         self._push(list(self._members.values()), message)
 
-    def _push(self, peers: Iterable[Peer | None], message: t.CoordinatorMessage) -> int:
+    def _push(self, peers: Iterable[Caller | None], message: t.CoordinatorMessage) -> int:
         frame = codec.from_coordinator(message).SerializeToString()
         streams = [peer.stream for peer in peers if peer is not None and peer.stream is not None]
         for stream in streams:
@@ -136,10 +136,10 @@ class ControlServer:
 
     # --- streams ---------------------------------------------------------------------------------------------
 
-    def _begin(self, peer: Peer) -> Stream:
+    def _begin(self, peer: Caller) -> Stream:
         return Stream(peer.socket, self._identity, True, partial(self._on_frame, peer), partial(self._on_end, peer))
 
-    def _on_frame(self, peer: Peer, frame: bytes) -> None:
+    def _on_frame(self, peer: Caller, frame: bytes) -> None:
         """A frame of a peer that holds the token. Raises ProtocolError."""
         if peer.node_id:
             self._heard.pop(peer, None)
@@ -151,7 +151,7 @@ class ControlServer:
         if not peer.greeted:
             return self._greet(peer, envelope)
         message = codec.decode(envelope)
-        if isinstance(message, t.Look) and not peer.node_id and self._where is not None:
+        if isinstance(message, t.WhoLeads) and not peer.node_id and self._where is not None:
             return self._send_on(peer, self._where())
         if isinstance(message, t.Register) == bool(peer.node_id):
             raise ProtocolError("it registers twice" if peer.node_id else "the agent did not register first")
@@ -160,7 +160,7 @@ class ControlServer:
         if self._members.get(peer.node_id) is peer:
             self._post(ev.FromAgent(peer.node_id, message))
 
-    def _greet(self, peer: Peer, envelope: pb.FromAgent) -> None:
+    def _greet(self, peer: Caller, envelope: pb.FromAgent) -> None:
         if envelope.WhichOneof("what") != "hello":
             raise ProtocolError("the agent did not send its hello")
         peer.greeted = True
@@ -169,7 +169,7 @@ class ControlServer:
             self._send_on(peer, t.Refused(ExitCode.COORDINATOR_LOST, f"{why}; install one version on all nodes"))
             self._listener.say_refusal(f"refused {peer.address}: {why}")
 
-    def _send_on(self, peer: Peer, message: t.CoordinatorMessage) -> None:
+    def _send_on(self, peer: Caller, message: t.CoordinatorMessage) -> None:
         """The last message to a peer that does not register."""
         assert peer.stream is not None
         self._push((peer,), message)
@@ -177,7 +177,7 @@ class ControlServer:
         self._leaving.add(peer)
         peer.stream.finish(_LAST_WORDS_S)
 
-    def _register(self, peer: Peer, register: t.Register) -> None:
+    def _register(self, peer: Caller, register: t.Register) -> None:
         if register.doing in _WITH_PLAN and not register.busy:
             raise ProtocolError(f"its registration says {register.doing.value} without the plan of an active node")
         if not register.node.addr:  # the agent does not know it: its connection's source
@@ -201,7 +201,7 @@ class ControlServer:
         since = next(iter(self._heard.values()), None)
         self._timer = None if since is None else self._loop.call_at(since + self._silence_s, self._drop_silent)
 
-    def _on_end(self, peer: Peer, why: Exception) -> None:
+    def _on_end(self, peer: Caller, why: Exception) -> None:
         self._heard.pop(peer, None)
         self._leaving.discard(peer)
         if not self._leaving:

@@ -13,7 +13,7 @@ import ssl
 import struct
 from collections.abc import Callable
 
-from nvrx_slurm.control.identity import Identity
+from nvrx_slurm.control.identity import JobIdentity
 from nvrx_slurm.errors import AuthError, NvrxError, ProtocolError
 
 MAX_MESSAGE_BYTES = 1 << 20  # both ends refuse longer messages
@@ -35,7 +35,7 @@ class Stream:
     def __init__(
         self,
         connection: socket.socket,
-        identity: Identity,
+        identity: JobIdentity,
         server_side: bool,
         on_frame: Callable[[bytes], None],
         on_end: Callable[[Exception], None],

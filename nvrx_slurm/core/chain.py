@@ -25,7 +25,7 @@ class Next(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ChainLimits:
     """`failures` (>= 1) of them within `window_s` seconds (> 0) end the chain; 128 + `warning_signum` is none."""
 
     failures: int
@@ -34,7 +34,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class ChainLink:
     """A link that is over: its exit code, when it ended (Unix seconds), whether it was stopped for its time limit."""
 
     code: int
@@ -43,32 +43,36 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class ChainDecision:
     """What to do, and the sentence about it."""
 
     next: Next
     why: str
 
 
-def decide(links: Iterable[Link], limits: Limits, now_s: float) -> Decision:
+def decide(links: Iterable[ChainLink], limits: ChainLimits, now_s: float) -> ChainDecision:
     """What follows the last of `links`, in any order, at `now_s` (Unix seconds). Without links: CONTINUE."""
     ordered = sorted(links, key=lambda link: link.ended_s)
     if not ordered:
-        return Decision(Next.CONTINUE, "the first link")
+        return ChainDecision(Next.CONTINUE, "the first link")
     code = ordered[-1].code
     if code in FINAL:
-        return Decision(Next.END, f"code {code} ends the chain")
+        return ChainDecision(Next.END, f"code {code} ends the chain")
     if limits.warning_signum > 0 and code == 128 + limits.warning_signum:
-        return Decision(Next.CONTINUE, f"stopped early with {code}, work saved")
+        return ChainDecision(Next.CONTINUE, f"stopped early with {code}, work saved")
     if ordered[-1].out_of_time:
-        return Decision(Next.CONTINUE, "stopped before the time limit; it goes on from the last checkpoint")
+        return ChainDecision(Next.CONTINUE, "stopped before the time limit; it goes on from the last checkpoint")
     if code in _SIGNALS:
-        return Decision(Next.LEAVE, f"ended by signal {code - 128}, from outside")
+        return ChainDecision(Next.LEAVE, f"ended by signal {code - 128}, from outside")
     failures = [link for link in ordered if link.code not in FINAL and link.code not in _SIGNALS]
     recent = sum(now_s - link.ended_s < limits.window_s for link in failures)
     if recent >= limits.failures:
-        return Decision(Next.END, f"{recent} failures within {in_words(limits.window_s)} (--chain-failures): given up")
-    return Decision(Next.CONTINUE, f"failure {recent} of at most {limits.failures} within {in_words(limits.window_s)}")
+        return ChainDecision(
+            Next.END, f"{recent} failures within {in_words(limits.window_s)} (--chain-failures): given up"
+        )
+    return ChainDecision(
+        Next.CONTINUE, f"failure {recent} of at most {limits.failures} within {in_words(limits.window_s)}"
+    )
 
 
 def ended_from_outside(state: str, reason: str, requeued: bool) -> str:

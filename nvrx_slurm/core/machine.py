@@ -64,11 +64,19 @@ class Machine:
     `now` is monotonic seconds; a core never reads a clock itself.
     """
 
-    table: ClassVar[Table]
+    table: ClassVar[Table] = {}  # a subclass names its own rows; those of its parts are added
+    homes: ClassVar[Mapping[tuple[Enum, type], type]]  # which class has the method of a row
     commands: ClassVar[tuple[type, ...]] = ()  # each of them needs a receiver before the first step
     last: ClassVar[Enum | None] = None  # in this state nothing is handled any more
     envelope: ClassVar[tuple[type, ...]] = ()  # of these events the table knows the type of their `message`
-    parts: ClassVar[tuple[type, ...]] = ()  # that have the methods of the rows, if the machine itself has not
+    parts: ClassVar[tuple[type, ...]] = ()  # classes with further rows
+
+    def __init_subclass__(cls) -> None:
+        homes = [(key, home) for home in (cls, *cls.parts) for key in home.__dict__.get("table", {})]
+        cls.homes = dict(homes)
+        if len(cls.homes) < len(homes):
+            raise TypeError(f"{cls.__name__} has two rows for one state and event")
+        cls.table = {key: home.__dict__["table"][key] for key, home in homes}
 
     def __init__(self, state: Enum, now: float) -> None:
         self.state: Enum = state
@@ -76,14 +84,14 @@ class Machine:
         self.out = Outbox()
         self._handlers: dict[tuple[Enum, type], Handler] = {}
         if not self.parts:
-            self.bind(self)
+            self.bind()
 
-    def bind(self, *parts: Any) -> None:
-        """The methods of the rows are those of these parts, each with its own table."""
-        for part in parts:
-            for key, row in part.table.items():
-                if row.do != "ignore":
-                    self._handlers[key] = getattr(part, row.do)
+    def bind(self, *parts: object) -> None:
+        """The methods of the rows are those of the machine and of these parts."""
+        owners = {type(part): part for part in (self, *parts)}
+        for key, row in self.table.items():
+            if row.do != "ignore":
+                self._handlers[key] = getattr(owners[self.homes[key]], row.do)
 
     def step(self, event: object, now: float) -> list[Any]:
         """Handle one event at monotonic time `now` (seconds). Raises UnknownTransition without a row."""
@@ -121,6 +129,7 @@ class Machine:
 
     def validate(self) -> None:
         """Raise AssertionError where the machine contradicts itself. Tests and the simulation ask after each step."""
+        assert not self.out and not self.out.posted, "a command or an inner event was left"
 
     def emit(self, command: object) -> None:
         """One command for the shell."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nvrx_slurm.child import program
-from nvrx_slurm.control.admission import Listener, Peer
+from nvrx_slurm.control.admission import Caller, Listener
 from nvrx_slurm.control.identity import identity
 from nvrx_slurm.control.stream import Stream
 from nvrx_slurm.core.logs.names import cycle_file
@@ -58,7 +58,7 @@ class _Source:
 class _Shipper:
     """One stream. `sources`: by its numbers."""
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: Caller) -> None:
         self.peer = peer
         self.sources: dict[int, _Source] = {}
         self.waits: list[wire.Opened] = []  # that are not answered yet
@@ -73,7 +73,7 @@ class Aggregator(program.Program):
         self._settings = settings
         self._identity = identity(settings.token, wire.IDENTITY.format(settings.job))
         self._listener = Listener(self._begin, None, self.say)
-        self._shippers: dict[Peer, _Shipper] = {}
+        self._shippers: dict[Caller, _Shipper] = {}
         self._files: dict[str, MergedFile] = {}
         self._pending: dict[str, list[Batch]] = {}
         self._pending_bytes = 0
@@ -111,11 +111,11 @@ class Aggregator(program.Program):
 
     # --- shippers ---------------------------------------------------------------------------------------------
 
-    def _begin(self, peer: Peer) -> Stream:
+    def _begin(self, peer: Caller) -> Stream:
         wire.keep_alive(peer.socket)
         return Stream(peer.socket, self._identity, True, partial(self._on_frame, peer), partial(self._on_end, peer))
 
-    def _on_frame(self, peer: Peer, frame: bytes) -> None:
+    def _on_frame(self, peer: Caller, frame: bytes) -> None:
         """Raises ProtocolError, which ends the stream."""
         kind = frame[0] if frame else -1
         shipper = self._shippers.get(peer)
@@ -128,7 +128,7 @@ class Aggregator(program.Program):
         else:
             raise ProtocolError(f"it sent a frame of kind {kind}, which is not expected here")
 
-    def _on_hello(self, peer: Peer, hello: Any) -> None:
+    def _on_hello(self, peer: Caller, hello: Any) -> None:
         known = isinstance(hello, dict) and isinstance(hello.get("node"), str)
         if not known or hello.get("version") != wire.VERSION:
             raise ProtocolError(f"it does not speak version {wire.VERSION} of the log protocol")
@@ -139,7 +139,7 @@ class Aggregator(program.Program):
         if older is not None:
             older.abort(ConnectionError("its shipper connected again"))
 
-    def _on_end(self, peer: Peer, why: Exception) -> None:
+    def _on_end(self, peer: Caller, why: Exception) -> None:
         shipper = self._shippers.pop(peer, None)
         if shipper is None:
             return self._listener.left(peer, why)

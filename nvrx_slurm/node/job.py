@@ -14,7 +14,7 @@ from nvrx_slurm.types import Node, Peer
 
 if TYPE_CHECKING:
     from nvrx_slurm.attribution.records import AttributionSpec
-    from nvrx_slurm.core.chain import Limits
+    from nvrx_slurm.core.chain import ChainLimits
     from nvrx_slurm.core.logs.cycle_info import CycleFiles
     from nvrx_slurm.node.output.logs import LogSpec
     from nvrx_slurm.node.preflight.preflight_settings import PreflightSpec
@@ -37,7 +37,7 @@ class Meeting:
     candidates: tuple[Peer, ...] = ()  # that may coordinate before the first plan, in this order
     mine: tuple[tuple[str, int], ...] = ()  # of --rdzv-endpoint's further ones, those of this machine
     control: Control = field(default_factory=Control, repr=False)
-    patience_s: float = 5.0  # how long the first of them is tried before the next
+    first_try_s: float = 5.0  # how long the first of them is tried before the next
 
     def ports_of(self, key: str) -> list[int]:
         """Where the agent of a node (`types.Peer.key`) may listen. Several nodes of a test cluster share a host."""
@@ -63,5 +63,5 @@ class NodeJob:
     attribution: AttributionSpec | None = None  # None: no service, rules only
     logs: LogSpec | None = None  # None: no merged logs
     cycle_info: CycleFiles | None = None  # None: none is written
-    until_done: Limits | None = None  # None: the job is not requeued
+    until_done: ChainLimits | None = None  # None: the job is not requeued
     may_yield: bool = False  # be an ordinary agent where somebody else listens at the endpoint already

@@ -223,11 +223,11 @@ class NodeProgram:
 
     async def _end_job(self, job_id: int, code: int, out_of_time: bool) -> None:
         """Where the batch host is gone, no batch script ends the Slurm job; Slurm may take minutes to notice."""
-        from nvrx_slurm.core.chain import Link, Next, decide
+        from nvrx_slurm.core.chain import ChainLink, Next, decide
         from nvrx_slurm.slurm import batch_host
 
         chain = self._job.until_done
-        again = chain is not None and decide([Link(code, 0.0, out_of_time)], chain, 0.0).next is Next.CONTINUE
+        again = chain is not None and decide([ChainLink(code, 0.0, out_of_time)], chain, 0.0).next is Next.CONTINUE
         until_s, tries = asyncio.get_running_loop().time() + _BATCH_HOST_S, 0
         while asyncio.get_running_loop().time() < until_s:
             end = partial(

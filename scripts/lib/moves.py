@@ -24,7 +24,7 @@ from nvrx_slurm.core.coordinator import events as ev  # noqa: E402
 from tests.core.samples import a_fault  # noqa: E402
 from tests.core.stories import Story  # noqa: E402
 
-FINDING = t.Finding("", t.Role.UNCLEAR, t.Blame.UNKNOWN, t.Confidence.GUESS, t.Remedy.RESTART)
+FINDING = t.Finding("", t.LineRole.UNCLEAR, t.Blame.UNKNOWN, t.Confidence.GUESS, t.Remedy.RESTART)
 
 
 def moves(work: Callable[[], object]) -> list[tuple[str, str, str]]:
@@ -56,11 +56,11 @@ def main() -> None:
     for one in (rehearsal, story):  # the first one imports what is imported late
         one.begin("running", "2 of 2")
         fault = replace(a_fault(0), finding=FINDING)
-        failed = ev.FromAgent("h0.0", t.Failed(1, 0, (fault,)))
+        failed = ev.FromAgent("h0.0", t.RanksFailed(1, 0, (fault,)))
         events = [failed, one.event("stops", ["0"]), one.event("stops", ["1"])]
         ways = [
             ("a fault to Stop", moves(partial(one.core.step, events[0], 100.0))),
-            ("two Stopped to a plan", [move for e in events[1:] for move in moves(partial(one.core.step, e, 101.0))]),
+            ("two Ready to a plan", [move for e in events[1:] for move in moves(partial(one.core.step, e, 101.0))]),
         ]
     for title, found in ways:
         files = {name for move in found for name in move[:2]}

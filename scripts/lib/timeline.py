@@ -116,7 +116,7 @@ def _coordinator_step(story: RunStory, line: dict[str, Any]) -> None:
         why = {"kind": "node-lost", "rank": -1}
         story.noticed.append((wall, "coordinator (broken stream)", why))
     for command in line["commands"]:
-        if command["type"] == "Done":
+        if command["type"] == "JobOver":
             story.entries.append(Entry(wall, "coordinator", f"the job is done: {command['reason']}"))
 
 

@@ -16,7 +16,7 @@ from corpus import FAILURES, STORM
 from nvrx_slurm.core.attribution.evidence import TAIL_BYTES, examine
 from nvrx_slurm.core.attribution.signatures import SIGNATURES, Signature
 from nvrx_slurm.core.attribution.verdict import Verdict, first_cause, judge, repeats
-from nvrx_slurm.types import Blame, Confidence, FaultKind, RankFault, Remedy, RestartRecord, Role
+from nvrx_slurm.types import Blame, Confidence, FaultKind, LineRole, RankFault, Remedy, RestartRecord
 
 BY_NAME = {signature.name: signature for signature in SIGNATURES}
 CASES = [(rule, line) for rule, lines in FAILURES.items() for line in lines]
@@ -53,19 +53,19 @@ def test_the_corpus_has_each_signature() -> None:
 @pytest.mark.parametrize(("rule", "line"), CASES)
 def test_a_failure_is_found_in_a_storm(rule: str, line: str) -> None:
     signature, verdict = BY_NAME[rule], of_job(line)
-    if signature.role is Role.ECHO:
-        assert verdict.cause.finding is not None and verdict.cause.finding.role is Role.ECHO
+    if signature.role is LineRole.ECHO:
+        assert verdict.cause.finding is not None and verdict.cause.finding.role is LineRole.ECHO
         assert (verdict.blame, verdict.confidence) == (Blame.UNKNOWN, Confidence.GUESS)
         return
     assert verdict.cause.rank == CULPRIT
     assert (verdict.rule, verdict.blame, verdict.remedy) == (rule, signature.blame, signature.remedy)
 
 
-@pytest.mark.parametrize("rule", [s.name for s in SIGNATURES if s.role is Role.ECHO])
+@pytest.mark.parametrize("rule", [s.name for s in SIGNATURES if s.role is LineRole.ECHO])
 def test_an_echo_alone_blames_no_one(rule: str) -> None:
     found = fault(0, FAILURES[rule][0])
     finding = examine(found, b"")
-    assert (finding.rule, finding.role) == (rule, Role.ECHO)
+    assert (finding.rule, finding.role) == (rule, LineRole.ECHO)
 
 
 def test_a_line_before_progress_is_not_the_cause() -> None:
@@ -81,14 +81,14 @@ def test_the_exception_that_ended_the_rank_goes_before_an_older_line() -> None:
 @pytest.mark.parametrize(
     ("code", "kind", "rule", "role"),
     [
-        (-11, FaultKind.SIGNAL, "native-crash", Role.UNCLEAR),
-        (139, FaultKind.EXIT, "native-crash", Role.UNCLEAR),
-        (-15, FaultKind.SIGNAL, "stopped", Role.ECHO),
-        (143, FaultKind.EXIT, "stopped", Role.ECHO),
-        (-9, FaultKind.SIGNAL, "", Role.UNCLEAR),
+        (-11, FaultKind.SIGNAL, "native-crash", LineRole.UNCLEAR),
+        (139, FaultKind.EXIT, "native-crash", LineRole.UNCLEAR),
+        (-15, FaultKind.SIGNAL, "stopped", LineRole.ECHO),
+        (143, FaultKind.EXIT, "stopped", LineRole.ECHO),
+        (-9, FaultKind.SIGNAL, "", LineRole.UNCLEAR),
     ],
 )
-def test_without_a_line_the_exit_code_tells(code: int, kind: FaultKind, rule: str, role: Role) -> None:
+def test_without_a_line_the_exit_code_tells(code: int, kind: FaultKind, rule: str, role: LineRole) -> None:
     finding = examine(fault(0, kind=kind, code=code), b"")
     assert (finding.rule, finding.role) == (rule, role)
 

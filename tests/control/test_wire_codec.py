@@ -31,7 +31,7 @@ def _values(record: type, name: str, hint: Any) -> st.SearchStrategy[Any]:
     if isinstance(hint, UnionType):
         return st.none() | of(get_args(hint)[0])
     if get_origin(hint) is tuple:
-        least = 1 if record is t.Failed else 0
+        least = 1 if record is t.RanksFailed else 0
         return st.lists(_values(record, name, get_args(hint)[0]), min_size=least, max_size=3).map(tuple)
     if is_dataclass(hint):
         return of(hint)
@@ -87,11 +87,20 @@ FAULT_1 = t.RankFault(t.FaultKind.EXIT, "h", 0)
         (pb.FromAgent(register=pb.Register(node=pb.Node(nproc=1, infra_rank=-2))), "Node.infra_rank is -2"),
         (pb.FromAgent(register=pb.Register(node=pb.Node(nproc=1, host="h" * 257))), "Node.host has 257 characters"),
         (pb.FromAgent(register=pb.Register(node=pb.Node(nproc=1, order=[1] * 9))), "Node.order has 9 entries"),
-        (pb.FromAgent(failed=pb.Failed()), "Failed.faults is empty"),
-        (pb.FromAgent(failed=pb.Failed(faults=[pb.RankFault(kind="exit")] * 65)), "Failed.faults has 65 entries"),
-        (pb.FromAgent(failed=pb.Failed(faults=[pb.RankFault(kind="gremlin")])), "'gremlin', which is no FaultKind"),
-        (pb.FromAgent(failed=pb.Failed(faults=[pb.RankFault(kind="exit", exit_code=-256)])), "exit_code is -256"),
-        (pb.FromAgent(register=pb.Register(node=pb.Node(nproc=1))), "Register.doing is '', which is no Doing"),
+        (pb.FromAgent(ranks_failed=pb.RanksFailed()), "RanksFailed.faults is empty"),
+        (
+            pb.FromAgent(ranks_failed=pb.RanksFailed(faults=[pb.RankFault(kind="exit")] * 65)),
+            "RanksFailed.faults has 65 entries",
+        ),
+        (
+            pb.FromAgent(ranks_failed=pb.RanksFailed(faults=[pb.RankFault(kind="gremlin")])),
+            "'gremlin', which is no FaultKind",
+        ),
+        (
+            pb.FromAgent(ranks_failed=pb.RanksFailed(faults=[pb.RankFault(kind="exit", exit_code=-256)])),
+            "exit_code is -256",
+        ),
+        (pb.FromAgent(register=pb.Register(node=pb.Node(nproc=1))), "Register.doing is '', which is no Activity"),
         (pb.FromAgent(asked=pb.Asked(action=3)), "Asked.action is '3', which is no WorkloadAction"),
         (pb.FromAgent(warn_job=pb.WarnJob(signum=65)), "WarnJob.signum is 65"),
         (pb.FromCoordinator(plan=pb.Plan()), "Plan.history is missing"),
@@ -117,7 +126,7 @@ def test_bounds(envelope: pb.FromAgent | pb.FromCoordinator, what: str) -> None:
 
 def test_the_sender_cuts_what_is_too_long() -> None:
     long = replace(FAULT_1, message="m" * 9000, traceback="t" * 90_000, host="h" * 900, log="l" * 9000)
-    message = t.Failed(1, 0, (long,) * 100)
+    message = t.RanksFailed(1, 0, (long,) * 100)
     wire = codec.from_agent(message).SerializeToString()
     assert len(wire) < 2 * stream.MAX_MESSAGE_BYTES  # and 64 faults of the longest kind are just above one message
     got = codec.decode(pb.FromAgent.FromString(wire))
@@ -127,5 +136,5 @@ def test_the_sender_cuts_what_is_too_long() -> None:
 def test_texts_that_are_not_unicode_are_sent_all_the_same() -> None:
     """File names and workers' output may hold lone surrogates."""
     fault = replace(FAULT_1, message="caf\udce9 \ud800", log="/logs/\udcff")
-    got = codec.decode(codec.from_agent(t.Failed(1, 0, (fault,))))
+    got = codec.decode(codec.from_agent(t.RanksFailed(1, 0, (fault,))))
     assert got.faults[0].message == "caf? ?" and got.faults[0].log == "/logs/?"

@@ -76,7 +76,7 @@ async def test_a_client_without_the_certificate_is_refused() -> None:
         assert "does not hold this job's token" in server.said[0]
 
 
-IDLE_RUNS = codec.from_agent(t.Register(NODE, 0, doing=t.Doing.RUNNING))  # without a plan
+IDLE_RUNS = codec.from_agent(t.Register(NODE, 0, doing=t.Activity.RUNNING))  # without a plan
 
 
 @pytest.mark.parametrize("bad", [[REGISTER], [b""], [HELLO, HELLO], [HELLO, b"\xff" * 50], [HELLO, IDLE_RUNS]])

@@ -106,7 +106,7 @@ async def test_large_messages_arrive_whole_in_both_directions() -> None:
         faults = tuple(t.RankFault(t.FaultKind.EXIT, "h", rank, traceback="t" * 15_000) for rank in range(60))
         plan = replace(PLAN, history=t.History(excluded=tuple(f"{n:0200}" for n in range(4000))))
         for _ in range(3):
-            client.client.send(t.Failed(1, 0, faults))
+            client.client.send(t.RanksFailed(1, 0, faults))
             server.server.send("n0", plan)
         for _ in range(3):
             assert (await server.inbox.next(ev.FromAgent)).message.faults == faults

@@ -72,6 +72,7 @@ class AgentStory(Story):
             "breaks": lambda: ag.Disconnected("reset"),
             "plan": lambda: a_plan(number, -1 if group_rank == "-" else int(group_rank), term),
             "stop": lambda: t.Stop(term, number, "rank 5 failed"),
+            "check": lambda: t.CheckNode(term, number),
             "end": lambda: t.Finish(number, "so it ends", second),
             "lead": lambda: t.Lead(number),
             "leave": t.Leave,
@@ -83,7 +84,7 @@ class AgentStory(Story):
             "exits": lambda: ag.WorkerExited(number, fault, early),
             "hangs": lambda: ag.HangSeen(a_fault(1, t.FaultKind.HANG, -9, number)),
             "collect": lambda: t.Collect(term, number),
-            "looked": lambda: ag.Looked(number, (t.RankEvidence(0, 1, "h1"),)),
+            "looked": lambda: ag.Inspected(number, (t.RankEvidence(0, 1, "h1"),)),
             "asks": lambda: ag.RankAsked(0, ACTIONS[rest[0]], "too \x1b[31m hot\n"),
             "signal": lambda: ag.Signalled(number, everybody),
             "user": lambda: ag.Warned(number, everybody),
@@ -99,7 +100,7 @@ class AgentStory(Story):
             ag.StartWorkers: lambda c: f"start:{c.plan.cycle}",
             ag.SignalWorkers: lambda c: f"signal:{c.signum}",
             ag.PassOn: lambda c: f"pass-on:{c.signum}",
-            ag.LookAtRanks: lambda c: f"look:{c.cycle}",
+            ag.InspectRanks: lambda c: f"look:{c.cycle}",
             ag.WarnRanks: lambda c: "warn-ranks",
             ag.PostGone: lambda c: f"post-gone:{c.cycle}({c.ranks[0]})",
             ag.Prepare: lambda c: f"prepare:{c.cycle}" + ("" if c.used else "(unused)"),
@@ -116,17 +117,18 @@ def _message(message: Any) -> str:
         faults = "".join(f"!{fault.local_rank}" for fault in message.faults)
         return f"register:{message.doing.value}{plan}{faults}" + "(early)" * message.early
     at = f"{message.term}/{message.cycle}" if hasattr(message, "cycle") else ""
-    if isinstance(message, t.Failed):
+    if isinstance(message, t.RanksFailed):
         [fault] = message.faults
         return f"failed:{at}({fault.kind.value}:{fault.local_rank})"
     if isinstance(message, t.Asked):
         return f"asked:{at}({_NAMES[message.action]}:{message.rank})"
     words = {
-        t.Ended: lambda: "ended",
+        t.EndKnown: lambda: "ended",
         t.Hung: lambda: f"hung:{at}({message.fault.local_rank})",
         t.Evidence: lambda: f"evidence:{at}({len(message.ranks_seen)})",
         t.Succeeded: lambda: f"succeeded:{at}" + "(early)" * message.early,
-        t.Stopped: lambda: f"stopped:{at}",
+        t.Ready: lambda: f"stopped:{at}",
+        t.NodeUnfit: lambda: f"unfit:{at}",
         t.WarnJob: lambda: f"warn-job:{message.signum}",
         t.EndJob: lambda: f"end-job:{message.code}({message.signum})",
     }

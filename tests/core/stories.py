@@ -124,7 +124,7 @@ class Story:
         if word in ("waits", "tick"):
             return Tick()
         if word == "time":
-            return ev.TimeLeft(None if rest[0] == "?" else float(rest[0]))
+            return ev.TimeLeftRead(None if rest[0] == "?" else float(rest[0]))
         if word == "progress":
             return ev.ProgressRead(int(rest[0]), None if rest[1] == "?" else int(rest[1]))
         if word == "advises":
@@ -141,17 +141,17 @@ class Story:
             return ev.Lost(node_id, "connection reset", "silent" in rest)
         cycle = int(rest[1]) if len(rest) > 1 and rest[1].isdigit() else 0
         messages = {
-            "fails": lambda: t.Failed(1, cycle, _faults(rank, rest)),
+            "fails": lambda: t.RanksFailed(1, cycle, _faults(rank, rest)),
             "hung": lambda: t.Hung(1, cycle, a_fault(rank, t.FaultKind.HANG)),
             "sees": lambda: t.Evidence(1, cycle, _evidence(rank, rest[1:])),
             "succeeds": lambda: t.Succeeded(1, cycle, "early" in rest),
-            "stops": lambda: t.Stopped(1, cycle, 2000 + rank),
-            "offers": lambda: t.Stopped(0, 0, 2000 + rank),
-            "knows": lambda: t.Ended(),
+            "stops": lambda: t.Ready(1, cycle, 2000 + rank),
+            "offers": lambda: t.Ready(0, 0, 2000 + rank),
+            "knows": lambda: t.EndKnown(),
             "ends": lambda: t.EndJob(143, "got signal 15"),
             "warns": lambda: t.WarnJob(cycle, "soon"),
             "asks": lambda: t.Asked(1, 0, ACTIONS[rest[1]], 2 * rank, "too hot"),
-            "unfit": lambda: t.Asked(0, 0, t.WorkloadAction.ExcludeThisNode, -1, "GPU 3 is lost"),
+            "unfit": lambda: t.NodeUnfit(0, 0, "GPU 3 is lost"),
         }
         message = messages[word]()
         return ev.FromAgent(node_id, message)
@@ -183,9 +183,9 @@ def _register(rank: int, life: int, rest: str, domain: str) -> t.Register:
     """`rest`: "", "preparing", or what the agent does with which plan ("running as 1 of 2 in 4 used 1")."""
     node, port = a_node(rank, life, domain=domain), 1000 + rank
     if rest == "ended":
-        return t.Register(node, port, None, t.Doing.ENDED, end=t.Finish(1, "so it ends"))
+        return t.Register(node, port, None, t.Activity.ENDED, end=t.Finish(1, "so it ends"))
     if rest in ("", "preparing"):
-        return t.Register(node, port, None, t.Doing(rest or "idle"))
+        return t.Register(node, port, None, t.Activity(rest or "idle"))
     rest, peers = rest.removesuffix(" peers"), rest.endswith(" peers")  # the plan of a job of three nodes, led by 0
     match = _AS.fullmatch(rest)
     assert match is not None, rest
@@ -195,7 +195,7 @@ def _register(rank: int, life: int, rest: str, domain: str) -> t.Register:
         plan = replace(plan, leader=peer(0), successors=(peer(1), peer(2)), electors=3)
     if excluded:
         plan = replace(plan, history=replace(plan.history, excluded=tuple(excluded.split(","))))
-    return t.Register(node, port, plan, t.Doing(doing), (a_fault(rank),) if fault else (), bool(early))
+    return t.Register(node, port, plan, t.Activity(doing), (a_fault(rank),) if fault else (), bool(early))
 
 
 def effects(commands: list[Any]) -> Iterator[str]:
@@ -222,7 +222,7 @@ def effects(commands: list[Any]) -> Iterator[str]:
             yield f"hang:{','.join(str(culprit.rank) for culprit in command.culprits)}"
         elif isinstance(command, ev.ReadProgress):
             yield f"read-progress:{command.cycle}"
-        elif isinstance(command, ev.Done):
+        elif isinstance(command, ev.JobOver):
             yield f"done:{int(command.code)}" + (f"({command.cause.kind.value})" if command.cause else "")
 
 
@@ -234,6 +234,7 @@ def _message(message: Any) -> tuple[str, str]:
         return f"plan:{message.cycle}/{message.history.restarts_used}{term}", f"={group_rank}"
     kinds = {
         t.Stop: lambda: "stop",
+        t.CheckNode: lambda: "check",
         t.Collect: lambda: "collect",
         t.Lead: lambda: f"lead:{message.term}",
         t.Leave: lambda: "leave",
@@ -264,7 +265,7 @@ ANYTHING = (
     *("joins 0", "joins 0'", "joins 1", "joins 1 running as 0 of 1 in 9 excluded 0@h0", "loses 0", "loses 1"),
     *("fails 0", "fails 1", "succeeds 0", "stops 0", "stops 0 9", "stops 1", "asks 0 continue", "asks 0 exclude"),
     *("asks 0 shutdown", "warns 0 10", "ends 0", "time 100", "time ?", "progress 0 5", "progress -1 5", "tick"),
-    *("joins 1 ended", "dead 1", "raised 9", "knows 0", "advises 0 stop", "hung 0", "sees 0"),
+    *("unfit 0", "unfit 1", "joins 1 ended", "dead 1", "raised 9", "knows 0", "advises 0 stop", "hung 0", "sees 0"),
 )
 
 

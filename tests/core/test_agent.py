@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nvrx_slurm.core.agent import events as ag
-from nvrx_slurm.core.agent.agent import Agent, State
+from nvrx_slurm.core.agent.agent import Agent, AgentState
 from nvrx_slurm.types import Plan
 
 from .agent_stories import AgentStory
@@ -29,5 +29,7 @@ def test_a_rank_that_asks_in_a_loop_fills_no_log() -> None:
 
 def test_no_row_starts_workers_before_the_preflight_has_passed() -> None:
     """RUNNING is entered from IDLE by a plan, and from PREPARING only by the end of the preflight."""
-    entries = {key for key, row in Agent.table.items() if State.RUNNING in row.to and key[0] is not State.RUNNING}
-    assert entries == {(State.IDLE, Plan), (State.PREPARING, ag.Prepared)}
+    entries = {
+        key for key, row in Agent.table.items() if AgentState.RUNNING in row.to and key[0] is not AgentState.RUNNING
+    }
+    assert entries == {(AgentState.IDLE, Plan), (AgentState.PREPARING, ag.Prepared)}

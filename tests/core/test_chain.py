@@ -6,15 +6,15 @@ import signal
 
 import pytest
 
-from nvrx_slurm.core.chain import Limits, Link, Next, decide, ended_from_outside
+from nvrx_slurm.core.chain import ChainLimits, ChainLink, Next, decide, ended_from_outside
 
-LIMITS = Limits(failures=3, window_s=3600.0, warning_signum=signal.SIGUSR1)
+LIMITS = ChainLimits(failures=3, window_s=3600.0, warning_signum=signal.SIGUSR1)
 NOW = 1_000_000.0
 
 
-def after(*codes: int, apart_s: float = 60.0, limits: Limits = LIMITS) -> Next:
+def after(*codes: int, apart_s: float = 60.0, limits: ChainLimits = LIMITS) -> Next:
     """The decision after links with these codes, the last of which ends now."""
-    links = [Link(code, NOW - apart_s * age) for age, code in enumerate(reversed(codes))]
+    links = [ChainLink(code, NOW - apart_s * age) for age, code in enumerate(reversed(codes))]
     return decide(reversed(links), limits, NOW).next
 
 
@@ -31,7 +31,7 @@ def test_a_failure_or_a_warning_continues_it(code: int) -> None:
 @pytest.mark.parametrize("code", [130, 137, 143])
 def test_a_signal_from_outside_is_left_to_slurm(code: int) -> None:
     assert after(1, code) is Next.LEAVE
-    assert decide([Link(code, NOW, out_of_time=True)], LIMITS, NOW).next is Next.CONTINUE
+    assert decide([ChainLink(code, NOW, out_of_time=True)], LIMITS, NOW).next is Next.CONTINUE
 
 
 def test_a_storm_of_failures_ends_it() -> None:
@@ -54,7 +54,7 @@ def test_what_ended_a_job_from_outside() -> None:
 
 
 def test_without_a_warning_signal_138_is_a_signal_from_outside() -> None:
-    assert after(138, limits=Limits(3, 3600.0, 0)) is Next.LEAVE
+    assert after(138, limits=ChainLimits(3, 3600.0, 0)) is Next.LEAVE
 
 
 def test_the_first_link_starts() -> None:

@@ -46,7 +46,7 @@ def the_report(*lines: str) -> JobReport:
         story.play([line])
     word, _, rest = lines[-1].partition(" ")
     commands = story.core.step(story.event(word, rest.split()), story.now)
-    (done,) = [command for command in commands if isinstance(command, ev.Done)]
+    (done,) = [command for command in commands if isinstance(command, ev.JobOver)]
     found: JobReport = done.report
     return found
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import random
+from typing import Any
+
+import pytest
 
 from nvrx_slurm.core.election import election as el
-from nvrx_slurm.core.machine import Tick
+from nvrx_slurm.core.machine import Say, Tick
 from nvrx_slurm.types import Elsewhere, Peer
 
+Step = tuple[Any, list[Any]]
 PEERS = tuple(Peer(str(i), f"h{i}", f"10.0.0.{i}", 7000) for i in range(3))
 POSSIBLE = {
     el.Place.SEEKING: (el.StreamEnded, Elsewhere, el.Led, Tick, el.Visited, el.Located),
@@ -31,7 +35,7 @@ def walk(seed: int, steps: int = 40) -> None:
         term, other = max(0, core.term + rng.randrange(-1, 3)), rng.choice(PEERS)
         leader = core.me if core.state is el.Place.LEADING else other
         values = {
-            el.StreamEnded: (rng.choice(list(el.Ended)),),
+            el.StreamEnded: (rng.choice(list(el.StreamEnd)),),
             Elsewhere: (term, other, rng.random() < 0.5),
             el.Led: (max(term, before), leader, PEERS),
             el.Visited: ("h9.0", term),
@@ -52,7 +56,7 @@ def test_any_events_in_any_order_take_no_term_down() -> None:
 def test_the_first_candidate_is_tried_again_in_the_same_term() -> None:
     core = an_election(1)
     assert core.step(el.Begin(), 0.0) == [el.Seek(PEERS[0], 1)]
-    assert core.step(el.StreamEnded(el.Ended.REFUSED), 0.1) == [] and core.where().term == 1
+    assert core.step(el.StreamEnded(el.StreamEnd.REFUSED), 0.1) == [] and core.where().term == 1
     assert core.step(Tick(), core.deadline() or 0.0) == [el.Seek(PEERS[0], 1)]
 
 
@@ -60,7 +64,7 @@ def test_a_vote_for_a_node_that_was_named_by_another_is_given_once() -> None:
     core = an_election(1)
     core.step(el.Begin(), 0.0)
     assert core.step(Elsewhere(4, PEERS[2], False), 0.1) == [el.Seek(PEERS[2], 4)]
-    core.step(el.StreamEnded(el.Ended.SILENT), 0.2)
+    core.step(el.StreamEnded(el.StreamEnd.SILENT), 0.2)
     core.step(Tick(), core.deadline() or 0.0)
     assert core.term == 5  # node 2 may have counted this vote for term 4
 
@@ -70,3 +74,78 @@ def test_a_node_learns_its_address_once() -> None:
     for addr in ("10.0.0.5", "10.0.0.6"):
         core.step(el.Located(addr), 0.0)
     assert core.me == Peer("0", "h0", "10.0.0.5", 7000)
+
+
+# --- what a node does next, step by step ----------------------------------------------------------------------------
+# P: the peers; node 1 is the one that is told. Each row: (event, the commands that follow, in order).
+
+P, S = PEERS, el.StreamEnd
+SILENT, CLOSED, REFUSED = (el.StreamEnded(how) for how in (S.SILENT, S.CLOSED, S.REFUSED))
+LED = el.Led(1, P[0], (P[1], P[2]))  # node 0 leads, then node 1 may, then node 2
+SOUGHT: list[Step] = [(el.Begin(), [el.Seek(P[0], 1)])]
+FOLLOWS: list[Step] = [*SOUGHT, (LED, [])]
+STANDS: list[Step] = [*FOLLOWS, (SILENT, [el.Stand(2, 10.5, 4.5)])]
+LEADS: list[Step] = [*STANDS, (el.Elected(), [])]
+ASKS = [el.AskWhoLeads(P[0]), el.AskWhoLeads(P[2])]
+STORIES: dict[str, list[Step]] = {
+    "the candidates take turns, each in a later term": [
+        *FOLLOWS, (SILENT, [el.Stand(2, 10.5, 4.5)]), (el.Resigned(), [el.Retire(), el.Seek(P[2], 3)]),
+        (el.Led(3, P[2], (P[0], P[1])), []), (SILENT, [el.Seek(P[0], 4)]), (REFUSED, [el.Stand(5, 10.5, 4.5)]),
+    ],
+    "a leader whose stream broke is asked first, and once": [
+        *FOLLOWS, (CLOSED, [el.Seek(P[0], 1)]), (CLOSED, [el.Stand(2, 16.5, 10.5)]),
+    ],
+    "a leader that was silent is doubted until its lease is over, whatever others say": [
+        *FOLLOWS, (SILENT, [el.Stand(2, 10.5, 4.5)]), (Elsewhere(1, P[0], True), []),
+        ("11", []), (Elsewhere(1, P[0], True), [el.Retire(), el.Seek(P[0], 2)]),
+    ],
+    "a leader whose stream broke is not doubted": [
+        *FOLLOWS, (CLOSED, [el.Seek(P[0], 1)]), (CLOSED, [el.Stand(2, 16.5, 10.5)]),
+        (Elsewhere(1, P[0], True), [el.Retire(), el.Seek(P[0], 2)]),
+    ],
+    "a hint to a leader or to a later candidate is followed at once": [
+        *SOUGHT, (Elsewhere(3, P[2], True), [el.Seek(P[2], 3)]), (Elsewhere(4, P[0], False), [el.Seek(P[0], 4)]),
+    ],
+    "a hint to this node is none": [*SOUGHT, (Elsewhere(9, P[1], True), [el.Stand(2, 16.5, 10.5)])],
+    "a hint to the node that was sought is none": [*SOUGHT, (Elsewhere(1, P[0], False), [el.Stand(2, 16.5, 10.5)])],
+    "a hinted node that is dead has not counted the vote": [
+        *SOUGHT, (Elsewhere(4, P[2], False), [el.Seek(P[2], 4)]), (REFUSED, []), (0.02, [el.Seek(P[0], 4)]),
+    ],
+    "of two candidates the one with the later term, or the later key, goes on": [
+        *STANDS, (Elsewhere(2, P[0], False), []), (Elsewhere(2, P[2], False), [el.Retire(), el.Seek(P[2], 2)]),
+    ],
+    "a leader that knows the job goes on beside another": [*LEADS, (Elsewhere(9, P[2], True), [])],
+    "a leader that resigns retires, and its successors take turns": [
+        *LEADS, (el.Resigned(), [el.Retire(), el.Stand(3, 10.5, 4.5)]),
+    ],
+    "a candidate takes visitors, and stands for a later term that they vote for": [
+        *STANDS, (el.Visited("h0.0", 2), [el.AnswerVisitor("h0.0", None)]),
+        (el.Visited("h2.0", 4), [el.Raise(4), el.AnswerVisitor("h2.0", None)]),
+    ],
+    "a leader takes visitors, in its own term": [*LEADS, (el.Visited("h0.0", 7), [el.AnswerVisitor("h0.0", None)])],
+    "a follower sends visitors on": [
+        *FOLLOWS, (el.Visited("h2.0", 1), [el.AnswerVisitor("h2.0", Elsewhere(1, P[0], True))]),
+    ],
+    "a node that seeks sends visitors on, without a promise": [
+        *SOUGHT, (el.Visited("h2.0", 1), [el.AnswerVisitor("h2.0", Elsewhere(1, P[0], False))]),
+    ],
+    "a candidate asks the others, the last leader among them; a leader that knows the job does not": [
+        *STANDS, (0.1, ASKS), (1.1, ASKS), (el.Elected(), []), (None, []),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("steps", STORIES.values(), ids=STORIES)
+def test_what_a_node_does_next(steps: list[Step]) -> None:
+    """A number: a Tick at that time. A text: only the time passes. None: no Tick is wanted."""
+    core, now = an_election(1), 0.0
+    for event, expected in steps:
+        if event is None or isinstance(event, str):
+            assert event or core.deadline() is None
+            now = float(event or now)
+            continue
+        if isinstance(event, float):
+            now, event = event, Tick()
+        commands = [command for command in core.step(event, now) if not isinstance(command, Say)]
+        core.validate()
+        assert commands == expected, event

@@ -14,13 +14,16 @@ from typing import Any
 
 import pytest
 
-from nvrx_slurm.core.agent.agent import Agent, State
+from nvrx_slurm.core.agent.agent import Agent, AgentState
+from nvrx_slurm.core.agent.leaving import Leaving
+from nvrx_slurm.core.agent.ranks import Ranks
 from nvrx_slurm.core.coordinator.coordinator import Coordinator
 from nvrx_slurm.core.coordinator.states import LIVE
 from nvrx_slurm.core.election.election import Election
 from nvrx_slurm.core.inprocess.phases import Restarts
-from nvrx_slurm.core.machine import MOST_TARGETS, Machine, rows
+from nvrx_slurm.core.machine import Machine, rows
 from nvrx_slurm.errors import UnknownTransition
+from nvrx_slurm.types import Finish
 
 from . import test_agent, test_coordinator, test_election, test_phases
 from .agent_stories import AgentStory
@@ -90,20 +93,13 @@ def test_each_row_leads_wherever_it_says(machine: type[Machine], visits) -> None
     assert not lies
 
 
-@MACHINES
-def test_rows_name_a_method_and_a_reason(machine: type[Machine]) -> None:
-    for key, row in machine.table.items():
-        home = machine.part_of_row[key] if issubclass(machine, Coordinator) else machine
-        assert row.do == "ignore" or callable(getattr(home, row.do))
-        assert row.why and len(set(row.to)) == len(row.to) <= MOST_TARGETS
-
-
 def test_a_state_and_event_have_one_row() -> None:
-    again = State.IDLE, Agent, "ignore", (), "twice"
+    again = AgentState.IDLE, Agent, "ignore", (), "twice"
     with pytest.raises(TypeError, match="two rows"):
         rows(again, again)
-    parts = set(Coordinator.part_of_row.values())
-    assert len(Coordinator.table) == sum(len(part.table) for part in parts)
+    own = rows((AgentState.LEAVING, Finish, "ignore", (), "twice"))
+    with pytest.raises(TypeError, match="two rows"):
+        type("Twice", (Machine,), {"parts": (Leaving,), "table": own})
 
 
 def test_an_event_without_a_row_raises() -> None:
@@ -112,6 +108,6 @@ def test_an_event_without_a_row_raises() -> None:
 
 
 def test_a_handler_that_leaves_its_row_raises(monkeypatch) -> None:
-    monkeypatch.setattr(Agent, "on_warned", lambda self, event, now: State.GONE)
+    monkeypatch.setattr(Ranks, "on_warned", lambda self, event, now: AgentState.GONE)
     with pytest.raises(UnknownTransition, match="Warned in RUNNING led to GONE"):
         AgentStory().play(["agent running", "user 10"])

@@ -67,27 +67,28 @@ class Walk:
         return rng.choices(
             (
                 lambda: ev.Joined(
-                    t.Register(node, 1, self._plan(node), rng.choice(list(t.Doing)), self._faults(), _rare(rng))
+                    t.Register(node, 1, self._plan(node), rng.choice(list(t.Activity)), self._faults(), _rare(rng))
                 ),
                 lambda: ev.Lost(node.node_id, "reset"),
-                lambda: told(t.Failed(1, self._cycle(), self._faults())),
+                lambda: told(t.RanksFailed(1, self._cycle(), self._faults())),
                 lambda: told(t.Succeeded(1, self._cycle(), _rare(rng))),
-                lambda: told(t.Stopped(rng.randrange(2), self._cycle(), 1)),
+                lambda: told(t.Ready(rng.randrange(2), self._cycle(), 1)),
                 lambda: ev.FromAgent(
                     node.node_id, t.Asked(1, self._cycle(), rng.choice(list(t.WorkloadAction)), 0, "so")
                 ),
+                lambda: told(t.NodeUnfit(1, self._cycle(), "so")),
                 lambda: told(t.WarnJob(10, "soon")),
                 lambda: told(t.EndJob(143, "told", 15)),
-                lambda: ev.TimeLeft(rng.choice((None, 1.0, 30.0, 1e5, 1e5, 1e5))),
+                lambda: ev.TimeLeftRead(rng.choice((None, 1.0, 30.0, 1e5, 1e5, 1e5))),
                 lambda: ev.ProgressRead(rng.choice((-1, self.core.job.cycle)), rng.choice((None, 5, 9))),
                 lambda: Tick(),
                 lambda: ev.ProvenDead(t.Peer(str(rng.randrange(3)), f"h{rng.randrange(3)}", "", 7000)),
                 lambda: ev.Raised(self.core.job.term + 1),
-                lambda: told(t.Ended()),
+                lambda: told(t.EndKnown()),
                 lambda: told(t.Hung(1, self._cycle(), t.RankFault(t.FaultKind.HANG, node.host, node.infra_rank, 0))),
                 lambda: told(t.Evidence(1, self._cycle(), self._evidence(node))),
             ),
-            (30, 8, 10, 6, 25, 2, 1, 0.5, 2, 4, 12, 3, 1, 1, 2, 8),
+            (30, 8, 10, 6, 25, 2, 0.5, 1, 0.5, 2, 4, 12, 3, 1, 1, 2, 8),
         )[0]()
 
     def _node(self) -> t.Node:

@@ -13,7 +13,7 @@ import pytest
 from agent_harness import WAIT_S
 
 from nvrx_slurm import types as t
-from nvrx_slurm.core.coordinator.events import Done
+from nvrx_slurm.core.coordinator.events import JobOver
 from nvrx_slurm.core.coordinator.report import in_words
 from nvrx_slurm.node.output import result
 
@@ -27,28 +27,28 @@ RESTARTS = (t.RestartRecord(0, 2.0, 3.0, "node 2 (n3) was lost"), t.RestartRecor
 JOB = t.JobReport(
     12.0, 3, 2, RESTARTS, (LOST, CRASH), 0, (CRASH,), lost_nodes=("n3",), spares_used=("n4",), down_s=3.1
 )  # fmt: skip
-GOOD = Done(0, "all ranks finished", None, JOB)
+GOOD = JobOver(0, "all ranks finished", None, JOB)
 LAST = (EXIT, HANG, replace(LOST, cycle=2))
 WHY = "rank 3 (local rank 1, pid 4711) on node 1 (n2) exited with code 1: ValueError: bad; all 2 restarts are used"
-FAILED = Done(1, WHY, CAUSE, replace(JOB, faults=(LOST, CRASH, *LAST), last_faults=LAST))
+FAILED = JobOver(1, WHY, CAUSE, replace(JOB, faults=(LOST, CRASH, *LAST), last_faults=LAST))
 SURVIVED = t.JobReport(90.0, 1, faults=(LOST, CRASH), excluded_nodes=("n5", "n6"))
-CANCELLED = Done(143, "cancelled", None, replace(JOB, lost_nodes=(), spares_used=()))
+CANCELLED = JobOver(143, "cancelled", None, replace(JOB, lost_nodes=(), spares_used=()))
 
 
 @pytest.mark.parametrize(
     ("done", "line"),
     [
         (GOOD, "code 0: all ranks finished after 2 restarts, 1 lost node, 1 used spare, 3.1 s down (12.0 s in all)"),
-        (Done(0, "all ranks finished", None, t.JobReport(0.04)), "code 0: all ranks finished (0.04 s in all)"),
+        (JobOver(0, "all ranks finished", None, t.JobReport(0.04)), "code 0: all ranks finished (0.04 s in all)"),
         (
-            Done(0, "all ranks finished", None, SURVIVED),
+            JobOver(0, "all ranks finished", None, SURVIVED),
             "code 0: all ranks finished after 2 survived faults, 2 excluded nodes (1 min 30 s in all)",
         ),
         (CANCELLED, "code 143: cancelled; 2 restarts, 3.1 s"),
         (FAILED, "code 1: all 2 restarts are used; 2 restarts, 1 lost node, 1 used spare, 3.1 s down (12.0 s in all)"),
     ],
 )
-def test_one_line_tells_the_history(done: Done, line: str) -> None:
+def test_one_line_tells_the_history(done: JobOver, line: str) -> None:
     assert result.sentence(done).splitlines()[0].startswith(f"job ends with {line}")
 
 
@@ -69,7 +69,7 @@ def test_a_failing_end_lists_the_failed_ranks_and_the_first_cause_last() -> None
     assert "failed in cycle" not in result.sentence(alone)
 
 
-def publish(path: Path, done: Done = GOOD) -> list[str]:
+def publish(path: Path, done: JobOver = GOOD) -> list[str]:
     said: list[str] = []
     asyncio.run(result.publish(done, path, 2, said.append))
     return said

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from nvrx_slurm.core.agent.agent import State
+from nvrx_slurm.core.agent.agent import AgentState
 from nvrx_slurm.core.agent.events import RankAsked, Sick, Signalled, Warned
-from nvrx_slurm.types import Failed, FaultKind, WorkloadAction
+from nvrx_slurm.types import FaultKind, RanksFailed, WorkloadAction
 
 from .network import AGENT_KEEPALIVE_S, COORDINATOR_KEEPALIVE_S
 
@@ -51,7 +51,7 @@ def _agent(world: World) -> SimAgent | None:
 
 
 def _worker(world: World) -> Worker | None:
-    agents = [agent for agent in world.living_agents() if agent.core.state is State.RUNNING and agent.living()]
+    agents = [agent for agent in world.living_agents() if agent.core.state is AgentState.RUNNING and agent.living()]
     return world.rng.choice(world.rng.choice(agents).living()) if agents else None
 
 
@@ -213,7 +213,7 @@ def agent_broken(world: World, agent: SimAgent) -> str | None:
     """Its next message makes no sense: the coordinator must drop it and go on."""
     if agent.stream is None or agent.core.plan is None or not agent.core.plan.active:
         return None
-    agent.stream.up(Failed(agent.core.term, agent.core.plan.cycle, ()))
+    agent.stream.up(RanksFailed(agent.core.term, agent.core.plan.cycle, ()))
     return f"the agent on {agent.host.name} reports a failure without a fault"
 
 

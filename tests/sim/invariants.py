@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm.core.agent import events as ag
-from nvrx_slurm.core.agent.agent import State
+from nvrx_slurm.core.agent.agent import AgentState
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.errors import ExitCode
-from nvrx_slurm.types import Doing, Finish, Lead, Node, Plan, Refused, Register, Stop, Stopped
+from nvrx_slurm.types import Activity, CheckNode, Finish, Lead, Node, Plan, Ready, Refused, Register, Stop
 
 if TYPE_CHECKING:
     from .processes import SimAgent, SimCoordinator
@@ -41,7 +41,7 @@ _TWO_RESTARTS = {
 }  # with a node: the old cycle may be carried on before that is missed
 
 
-_WORKS = (State.RUNNING, State.STOPPING)
+_WORKS = (AgentState.RUNNING, AgentState.STOPPING)
 
 
 class Violation(AssertionError):
@@ -69,22 +69,22 @@ class _Reign:
             if message.plan is not None and message.plan.cycle > self.known_cycle:
                 self.known_cycle = message.plan.cycle
                 self.active = self.active if self.newest_plan >= 0 or not self.carries_on else {}
-            if message.doing is Doing.PREPARING:
+            if message.doing is Activity.PREPARING:
                 self.busy[message.node.node_id] = 0
             elif message.plan is not None and message.plan.active:
                 self._hear_active(message, message.plan)
         elif isinstance(event, ev.Lost):
             self.forget(event.node_id)
-        elif isinstance(event, ev.FromAgent) and isinstance(message := event.message, Stopped):
-            self._hear_stopped(event.node_id, message)
+        elif isinstance(event, ev.FromAgent) and isinstance(message := event.message, Ready):
+            self._hear_ready(event.node_id, message)
 
-    def _hear_stopped(self, node_id: str, message: Stopped) -> None:
+    def _hear_ready(self, node_id: str, message: Ready) -> None:
         if message.cycle >= self.busy.get(node_id, -1):
             self.busy.pop(node_id, None)
 
     def _hear_active(self, message: Register, plan: Plan) -> None:
         node_id = message.node.node_id
-        if message.doing is not Doing.IDLE:
+        if message.doing is not Activity.IDLE:
             self.busy[node_id] = plan.cycle
         learns = self.newest_plan < 0 and self.carries_on  # the last plan, from those who had a place in it
         if learns and plan.cycle == self.known_cycle and plan.group_rank not in self.active:
@@ -154,7 +154,7 @@ class Invariants:
         reign.fresh = coordinator.core.job.fresh
         reign.hear(event)
         for command in commands:
-            if isinstance(command, ev.SendTo) and isinstance(command.message, Stop):
+            if isinstance(command, ev.SendTo) and isinstance(command.message, (Stop, CheckNode)):
                 reign.busy.setdefault(command.node_id, command.message.cycle)  # until it has answered
         plans: list[Any] = [c for c in commands if isinstance(c, ev.SendTo) and isinstance(c.message, Plan)]
         self._mind_a_new_job(coordinator, reign, plans)
@@ -178,7 +178,7 @@ class Invariants:
         for command in commands:
             if isinstance(command, ev.Drop):
                 reign.forget(command.node_id)
-            elif isinstance(command, ev.SendTo) and isinstance(command.message, Stop):
+            elif isinstance(command, ev.SendTo) and isinstance(command.message, (Stop, CheckNode)):
                 reign.carries_on = reign.carries_on and command.message.cycle < reign.known_cycle  # a straggler
         if ends and not isinstance(event, ev.Joined):
             told = {c.node_id for c in ends}
@@ -372,14 +372,14 @@ class Invariants:
         world = self._world
         if not world.settings.min_healthy:
             return world.training.succeeded
-        done = sum(agent.core.state is State.SUCCEEDED or agent.done for agent in world.agents)
+        done = sum(agent.core.state is AgentState.SUCCEEDED or agent.done for agent in world.agents)
         return done >= world.settings.min_nodes
 
     def _is_able(self, agent: SimAgent, coordinator: SimCoordinator) -> bool:
         here = agent.connected and coordinator.streams.get(agent.core.node.node_id) is agent.stream
         quiet = max(agent.host.out_until, agent.host.slow_until, self._world.split.until) <= self._world.clock.now
         fit = not agent.host.sick and not agent.unprepared
-        return here and quiet and fit and agent.core.state is not State.LEAVING
+        return here and quiet and fit and agent.core.state is not AgentState.LEAVING
 
     # --- agents --------------------------------------------------------------------------------------------
 
@@ -397,7 +397,7 @@ class Invariants:
             self._world.clock.after(longest_s, self._check_no_orphans, agent, now)
         elif isinstance(event, ag.Signalled):
             self._signalled.setdefault(node_id, event.signum)
-        elif isinstance(event, ag.Warned) and agent.core.state in (State.LEAVING, State.GONE):
+        elif isinstance(event, ag.Warned) and agent.core.state in (AgentState.LEAVING, AgentState.GONE):
             self._signalled.setdefault(node_id, 15)  # a second warning is a signal to end
         elif isinstance(event, Finish) or (isinstance(event, Refused) and node_id not in self._signalled):
             self._told.setdefault(node_id, event)

@@ -11,19 +11,19 @@ from nvrx_slurm.core.agent.events import AgentSettings
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSettings
 from nvrx_slurm.core.election.election import (
-    Answer,
+    AnswerVisitor,
     Begin,
     Elected,
-    Ended,
     Led,
     Resigned,
     Stand,
+    StreamEnd,
     StreamEnded,
     Visited,
 )
 from nvrx_slurm.core.election.quorum import peer_key, peer_of
 from nvrx_slurm.core.machine import Say
-from nvrx_slurm.types import Elsewhere, FaultKind, Lead, Node, Peer, Plan, RankFault, Register, Stopped
+from nvrx_slurm.types import Elsewhere, FaultKind, Lead, Node, Peer, Plan, RankFault, Ready, Register
 
 from .network import LEASE_S, Connection, Host
 from .process import Process
@@ -112,7 +112,7 @@ class SimCoordinator(Process):
             stream = self.streams.pop(command.node_id, None)
             if stream is not None and stream.open_at_coordinator:
                 stream.close_at_coordinator("the coordinator closed the stream")
-        elif isinstance(command, ev.Done):
+        elif isinstance(command, ev.JobOver):
             self.die("the coordinator closed the stream")
         elif isinstance(command, ev.Probe):
             self.world.clock.after(0.002, self._probe, command.peer, self.world.clock.now + 20.0)
@@ -125,7 +125,7 @@ class SimCoordinator(Process):
             self._read_progress(command)
         elif isinstance(command, ev.AskTimeLeft):
             left_s = self.world.settings.time_limit_s - self.world.clock.now
-            answer = ev.TimeLeft(left_s if self.world.rng.random() < 0.8 else None)
+            answer = ev.TimeLeftRead(left_s if self.world.rng.random() < 0.8 else None)
             if self.world.rng.random() < 0.9:  # otherwise Slurm never answers
                 self.world.clock.after(self.world.rng.uniform(0.0, 1.0), self.step, answer)
         else:
@@ -213,19 +213,19 @@ class SimAgent(Process):
         if not self.alive or attempt != self._attempt:
             return
         if host.unreachable_until(now) or not self.world.split.reach(self.host, host, now):
-            self.world.clock.after(_REACH_S, self._failed, Ended.SILENT, attempt)
+            self.world.clock.after(_REACH_S, self._failed, StreamEnd.SILENT, attempt)
         elif host.agent is None or not host.agent.alive:
-            self.world.clock.after(0.001, self._failed, Ended.REFUSED, attempt)
+            self.world.clock.after(0.001, self._failed, StreamEnd.REFUSED, attempt)
         else:
             node_id = self.core.node.node_id
             host.agent.visitors[node_id] = self, attempt
             host.agent.elect.step(Visited(node_id, term))
 
-    def _failed(self, how: Ended, attempt: int) -> None:
+    def _failed(self, how: StreamEnd, attempt: int) -> None:
         if self.alive and attempt == self._attempt:
             self.elect.step(StreamEnded(how))
 
-    def answer(self, command: Answer) -> None:
+    def answer(self, command: AnswerVisitor) -> None:
         """To an agent that wants to register here."""
         visitor, attempt = self.visitors.pop(command.visitor)
         if command.elsewhere is None:
@@ -243,7 +243,7 @@ class SimAgent(Process):
         if not self.alive or attempt != self._attempt:
             return
         if coordinator is None or not coordinator.alive:
-            self.elect.step(StreamEnded(Ended.CLOSED))
+            self.elect.step(StreamEnded(StreamEnd.CLOSED))
             return
         self.stream = Connection(self.world, self, coordinator)
         split, now = self.world.split, self.world.clock.now
@@ -259,7 +259,7 @@ class SimAgent(Process):
         elif stream is self.stream and self.alive:
             self.stream, self._renewed_by = None, None
             self.step(ag.Disconnected(why))
-            self.elect.step(StreamEnded(Ended.SILENT if silent else Ended.CLOSED))
+            self.elect.step(StreamEnded(StreamEnd.SILENT if silent else StreamEnd.CLOSED))
 
     def receive(self, stream: Connection, message: Any) -> None:
         """A message of the coordinator; the election hears who leads."""
@@ -294,7 +294,7 @@ class SimAgent(Process):
         if coordinator is not None:
             coordinator.die("the coordinator has retired")
 
-    def look_at(self, peer: Peer) -> None:
+    def ask_who_leads(self, peer: Peer) -> None:
         """Ask another node for the coordinator."""
         host, now = self.world.hosts[int(peer.key)], self.world.clock.now
         reachable = not host.unreachable_until(now) and self.world.split.reach(self.host, host, now)
@@ -338,10 +338,10 @@ class SimAgent(Process):
         elif isinstance(command, ag.SignalWorkers):
             for worker in self.living():
                 worker.signal(command.signum)
-        elif isinstance(command, ag.LookAtRanks):
+        elif isinstance(command, ag.InspectRanks):
             seen = tuple(worker.evidence() for worker in self.living())
             self.world.clock.after(
-                self.world.rng.uniform(0.3, command.within_s), self.step, ag.Looked(command.cycle, seen)
+                self.world.rng.uniform(0.3, command.within_s), self.step, ag.Inspected(command.cycle, seen)
             )
         elif isinstance(command, ag.PostGone):
             if self.core.plan is not None:
@@ -375,7 +375,7 @@ class SimAgent(Process):
         """Without a stream it is dropped: the next Register tells what matters."""
         if self.stream is None or not self.stream.open_at_agent:
             return
-        if isinstance(message, (Register, Stopped)):
+        if isinstance(message, (Register, Ready)):
             message = replace(message, port=next(self.world.ports))
         if isinstance(message, Register):
             message = replace(message, vote=self.elect.core.term, number=self._attempt)

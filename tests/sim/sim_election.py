@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm.core.coordinator import events as ev
-from nvrx_slurm.core.election.election import Answer, Election, ElectionSettings, LookAt, Raise, Retire, Seek, Stand
+from nvrx_slurm.core.election.election import (
+    AnswerVisitor,
+    AskWhoLeads,
+    Election,
+    ElectionSettings,
+    Raise,
+    Retire,
+    Seek,
+    Stand,
+)
 from nvrx_slurm.core.election.quorum import peer_of
 from nvrx_slurm.core.machine import Say
 from nvrx_slurm.types import Peer
@@ -42,9 +51,9 @@ class SimElection(Process):
         elif isinstance(command, Raise):
             assert self.agent.coordinator is not None
             self.agent.coordinator.step(ev.Raised(command.term))
-        elif isinstance(command, LookAt):
-            self.agent.look_at(command.peer)
-        elif isinstance(command, Answer):
+        elif isinstance(command, AskWhoLeads):
+            self.agent.ask_who_leads(command.peer)
+        elif isinstance(command, AnswerVisitor):
             self.agent.answer(command)
         else:
             assert isinstance(command, Say), command

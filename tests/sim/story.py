@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nvrx_slurm.core.agent.events import Exit
-from nvrx_slurm.core.coordinator.events import Done
+from nvrx_slurm.core.coordinator.events import JobOver
 from nvrx_slurm.core.machine import Machine, Say
 
 _TOGETHER_S = 1.0  # equal lines of agents within this time are one line
@@ -34,7 +34,7 @@ class Story:
         """A core took a step."""
         core: Machine = process.core
         for command in commands:
-            if isinstance(command, Done):
+            if isinstance(command, JobOver):
                 self.tell(now, "coordinator", f"ends with code {command.code}: {command.reason}")
             elif isinstance(command, Exit):
                 self._agent_says(now, core, f"exits with code {command.code}: {command.reason}")

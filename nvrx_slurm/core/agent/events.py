@@ -2,7 +2,7 @@
 
 `Prepare` and `Prepared` are the preflight before every cycle. The program begins with one: no `Prepare` asks for it.
 
-Its other events are the coordinator's messages: Plan, Stop, Collect, Finish, Refused, Warn, RanksGone, Lead.
+Its other events are the coordinator's messages: Plan, Stop, CheckNode, Collect, Finish, Refused, Warn, RanksGone, Lead.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class HangSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
-    """The answer to `LookAtRanks`, which always comes."""
+class Inspected:
+    """The answer to `InspectRanks`, which always comes."""
 
     cycle: int
     ranks: tuple[RankEvidence, ...]
@@ -160,8 +160,8 @@ class PassOn:
 
 
 @dataclass(frozen=True, slots=True)
-class LookAtRanks:
-    """Find out what all living ranks of this node do, within `within_s` seconds, and post `Looked`."""
+class InspectRanks:
+    """Find out what all living ranks of this node do, within `within_s` seconds, and post `Inspected`."""
 
     cycle: int
     within_s: float
@@ -202,4 +202,4 @@ class Exit:
     reason: str
 
 
-COMMANDS = (Send, StartWorkers, SignalWorkers, PassOn, LookAtRanks, WarnRanks, PostGone, Prepare, EndHeld)
+COMMANDS = (Send, StartWorkers, SignalWorkers, PassOn, InspectRanks, WarnRanks, PostGone, Prepare, EndHeld)

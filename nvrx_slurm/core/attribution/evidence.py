@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 from nvrx_slurm.core.attribution.signatures import ADVICE, PROGRESS, RETRIED, SIGNATURES, Signature
 from nvrx_slurm.core.attribution.verdict import failing_line
-from nvrx_slurm.types import Blame, Confidence, FaultKind, Finding, RankFault, Remedy, Role
+from nvrx_slurm.types import Blame, Confidence, FaultKind, Finding, LineRole, RankFault, Remedy
 
 TAIL_BYTES = 64 * 1024  # of each file that is looked at
 _LINE_CHARS = 300
 _BEFORE_BYTES, _BEHIND_BYTES = 512, 2048  # of a line around a text; patterns may take quadratic time
 _MOST_LINES = 20  # per text of a signature
-_ROLES, _CONFIDENCE = list(Role), list(Confidence)
+_ROLES, _CONFIDENCE = list(LineRole), list(Confidence)
 _PEER = re.compile(
     rb"(?:closed by(?: remote)? peer|completion from peer|connect to) \[?([\w.:-]{1,100}?)\]?(?:[:<]\d+|$|[\s>])"
 )
@@ -47,7 +47,7 @@ def examine(fault: RankFault, stderr: bytes, stdout: bytes = b"") -> Finding:
     if fault.kind is FaultKind.HANG or _ended_by(fault) not in (0, _SIGABRT):  # killed, not ended by its own error
         found = [m for m in found if m.signature.blame is not Blame.USER or m.signature.name == _OF_KILLS]
     best = min(found, key=_order, default=None)
-    if best is None or (best.signature.role is Role.ECHO and not best.is_last and own_error):
+    if best is None or (best.signature.role is LineRole.ECHO and not best.is_last and own_error):
         return _without_signature(fault)
     s, line = best.signature, best.line.decode("utf-8", "replace").strip()[:_LINE_CHARS]
     peers = tuple(dict.fromkeys(peer.decode("ascii", "replace") for peer in _PEER.findall(best.line)))[:4]
@@ -96,7 +96,7 @@ def _without_signature(fault: RankFault) -> Finding:
         print_ = _fingerprint(fault, "", fault.message)
         return Finding(
             "python-exception",
-            Role.UNCLEAR,
+            LineRole.UNCLEAR,
             Blame.USER,
             Confidence.LIKELY,
             Remedy.RESTART,
@@ -104,10 +104,15 @@ def _without_signature(fault: RankFault) -> Finding:
             fault.message[:_LINE_CHARS],
         )
     if ended_by == _SIGTERM:
-        return Finding("stopped", Role.ECHO, Blame.UNKNOWN, Confidence.LIKELY, Remedy.NONE)
+        return Finding("stopped", LineRole.ECHO, Blame.UNKNOWN, Confidence.LIKELY, Remedy.NONE)
     rule = "native-crash" if ended_by in _NATIVE else ""
     return Finding(
-        rule, Role.UNCLEAR, Blame.UNKNOWN, Confidence.GUESS, Remedy.RESTART, _fingerprint(fault, rule, fault.message)
+        rule,
+        LineRole.UNCLEAR,
+        Blame.UNKNOWN,
+        Confidence.GUESS,
+        Remedy.RESTART,
+        _fingerprint(fault, rule, fault.message),
     )
 
 

@@ -19,10 +19,10 @@ from nvrx_slurm.types import (
     Confidence,
     FaultKind,
     Finding,
+    LineRole,
     RankEvidence,
     RankFault,
     Remedy,
-    Role,
 )
 
 RULE = "hang-culprit"
@@ -74,7 +74,7 @@ class HangVerdict:
         rank = self.culprits[0]
         print_ = hashlib.sha256(f"{RULE}\0{place(rank)}".encode()).hexdigest()[:16]
         remedy = Remedy.RESTART if self.node is None else Remedy.ELSEWHERE
-        finding = Finding(RULE, Role.CAUSE, self.blame, self.confidence, remedy, print_, self.why[:300])
+        finding = Finding(RULE, LineRole.CAUSE, self.blame, self.confidence, remedy, print_, self.why[:300])
         return RankFault(
             FaultKind.HANG, rank.host, rank.infra_rank, rank.rank, rank.local_rank, rank.pid, 0,
             self.why, stack(rank), rank.log, finding,

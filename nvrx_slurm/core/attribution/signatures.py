@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from nvrx_slurm.types import Blame, Confidence, Remedy, Role
+from nvrx_slurm.types import Blame, Confidence, LineRole, Remedy
 
 
 class Signature(NamedTuple):
@@ -17,7 +17,7 @@ class Signature(NamedTuple):
 
     name: str
     texts: tuple[str, ...]  # lower case; the line is compared in lower case
-    role: Role
+    role: LineRole
     blame: Blame
     confidence: Confidence
     remedy: Remedy
@@ -133,7 +133,7 @@ def _signatures() -> Iterator[Signature]:
             continue
         name, _, rest = row.partition(": ")
         texts, _, pattern = rest.partition(" ~ ")
-        known = Role(role), Blame(blame), Confidence(confidence), Remedy(remedy)
+        known = LineRole(role), Blame(blame), Confidence(confidence), Remedy(remedy)
         yield Signature(name, tuple(texts.strip().split("; ")), *known, pattern, "one-node" in more)
 
 

@@ -10,13 +10,13 @@ import re
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from nvrx_slurm.types import Blame, Confidence, FaultKind, Finding, RankFault, Remedy, RestartRecord, Role
+from nvrx_slurm.types import Blame, Confidence, FaultKind, Finding, LineRole, RankFault, Remedy, RestartRecord
 
 REPEATS = 3  # equal failures of the user's code that end the job, where the user asks for that
 _SIGABRT = 6  # how C++ ends on an uncaught exception, e.g. gloo or NCCL when a peer is gone
 _SLACK_S = 60.0
 _BAD_NODE = (FaultKind.NODE_LOST, FaultKind.UNHEALTHY, FaultKind.UNKILLABLE)
-_NO_FINDING = Finding("", Role.UNCLEAR, Blame.UNKNOWN, Confidence.GUESS, Remedy.RESTART)
+_NO_FINDING = Finding("", LineRole.UNCLEAR, Blame.UNKNOWN, Confidence.GUESS, Remedy.RESTART)
 
 _FRAME = re.compile(r'^[ |]*File "([^"\n]+)", line (\d+)(?:,? in (\S+))?', re.MULTILINE)
 _LIBRARY = re.compile(r"^<|/(?:site|dist)-packages/|/lib(?:64)?/python\d|/nvrx_slurm/")
@@ -58,9 +58,9 @@ def _level(fault: RankFault) -> int:
     aborted = fault.kind is FaultKind.SIGNAL and fault.exit_code == -_SIGABRT
     outright = fault.kind is not FaultKind.EXIT and not aborted
     role = _finding(fault).role
-    if role is Role.ECHO:
+    if role is LineRole.ECHO:
         return 1 if outright else 2
-    return 0 if outright or role is Role.CAUSE else 1
+    return 0 if outright or role is LineRole.CAUSE else 1
 
 
 def _finding(fault: RankFault) -> Finding:
@@ -81,7 +81,7 @@ def judge(faults: Collection[RankFault], job_nodes: int, restarts: Sequence[Rest
     same = [fault for fault in faults if fault is cause or (f.rule and _finding(fault).rule == f.rule)]
     nodes = len({fault.infra_rank for fault in same})
     blame, confidence, remedy = f.blame, f.confidence, f.remedy
-    if f.role is Role.ECHO or (not f.rule and cause.kind in _BAD_NODE):
+    if f.role is LineRole.ECHO or (not f.rule and cause.kind in _BAD_NODE):
         blame, confidence = (Blame.NODE if cause.kind in _BAD_NODE else Blame.UNKNOWN), Confidence.GUESS
     if nodes == 1 and len(same) > 1 and job_nodes > 1 and _is_of_one_node(f.rule):
         blame, confidence, remedy = Blame.NODE, Confidence.GUESS, Remedy.RESTART

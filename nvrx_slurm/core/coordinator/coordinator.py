@@ -33,24 +33,24 @@ from nvrx_slurm.core.coordinator.states import (
     Arrived,
     Cleared,
     CoordinatorSettings,
-    Job,
+    JobState,
     Known,
-    Phase,
+    Stage,
     Timer,
 )
 from nvrx_slurm.core.coordinator.takeover import Inherited, Takeover
 from nvrx_slurm.core.election.quorum import peer_key
 from nvrx_slurm.core.machine import Machine, Say, Tick, earliest, rows
 
-__all__ = ["Coordinator", "CoordinatorSettings", "Phase"]
+__all__ = ["Coordinator", "CoordinatorSettings", "Stage"]
 
 _LAST_CYCLE = 1_000_000  # a plan of a later one is a defect of its agent: the next cycle could not be numbered
 _FAULTS_SAID, _FAULTS_COMPARED = 4, 100  # per cycle; result.json has all
-_RUN = (Phase.RUNNING, Phase.LAST_RANKS)
+_RUN = (Stage.RUNNING, Stage.LAST_RANKS)
 _QUIET = tuple(phase for phase in LIVE if phase not in _RUN)
-_NOT_RUNNING = tuple(phase for phase in LIVE if phase is not Phase.RUNNING)
+_NOT_RUNNING = tuple(phase for phase in LIVE if phase is not Stage.RUNNING)
 _UNSCORED = tuple(phase for phase in LIVE if phase not in FAILED)
-_END = (Phase.FINISHED,)
+_END = (Stage.FINISHED,)
 
 
 class AnyTime:
@@ -62,19 +62,22 @@ class AnyTime:
         (LIVE, ev.Lost, "on_lost", (), "the state decides what that means"),
         (LIVE, Tick, "on_tick", _END, "the end of the allocation goes before the timer of the state"),
         (_NOT_RUNNING, t.Asked, "on_asked", _END, "exclude, shut down or go on"),
-        (Phase.RUNNING, t.Asked, "on_asked_while_running", _END, "exclude, shut down or go on"),
+        (Stage.RUNNING, t.Asked, "on_asked_while_running", _END, "exclude, shut down or go on"),
+        (tuple(p for p in _NOT_RUNNING if p is not Stage.LAST_CALL), t.NodeUnfit, "on_unfit", _END, "exclude it"),
+        (Stage.LAST_CALL, t.NodeUnfit, "on_unfit", (), "more nodes than are needed may come"),
+        (Stage.RUNNING, t.NodeUnfit, "on_unfit_while_running", _END, "exclude it"),
         (_NOT_RUNNING, (t.Hung, t.Evidence), "ignore", (), "of another time"),
         (LIVE, t.WarnJob, "on_warn_job", (), "tell all agents"),
         (LIVE, t.EndJob, "on_end_job", _END, "told to end"),
-        (LIVE, ev.TimeLeft, "on_time_left", _END, "warn, stop or wait"),
+        (LIVE, ev.TimeLeftRead, "on_time_left", _END, "warn, stop or wait"),
         (LIVE, ev.ProvenDead, "on_dead", (), "its ranks are gone, and it is not counted any more"),
         (LIVE, ev.Raised, "ignore", (), "too late: elected"),
-        (LIVE, t.Ended, "ignore", (), "it has registered with the end of the job"),
-        (Phase.TAKEOVER, ev.Advised, "on_advised", (), "no cycle of this term has failed: it is only said"),
-        (tuple(p for p in _QUIET if p is not Phase.TAKEOVER), ev.Advised, "on_advised", _END, "if the user wants that"),
+        (LIVE, t.EndKnown, "ignore", (), "it has registered with the end of the job"),
+        (Stage.TAKEOVER, ev.Advised, "on_advised", (), "no cycle of this term has failed: it is only said"),
+        (tuple(p for p in _QUIET if p is not Stage.TAKEOVER), ev.Advised, "on_advised", _END, "if the user wants that"),
         (_RUN, ev.Advised, "on_advised_while_running", _END, "if the user wants that, and the answer still holds"),
         (_UNSCORED, ev.ProgressRead, "on_progress", (), "where the job begins; a late answer"),
-        ((*FAILED, *OVER[:2]), t.Failed, "on_late_faults", (), "for the first cause and the failure table"),
+        ((*FAILED, *OVER[:2]), t.RanksFailed, "on_late_faults", (), "for the first cause and the failure table"),
     )
 
     def __init__(self, core: Coordinator) -> None:
@@ -118,12 +121,12 @@ class AnyTime:
         for node_id in overtaken:
             roster.stop_workers(node_id, job.inherited.last_cycle)
 
-    def on_known(self, event: Known, now: float) -> Phase | None:
+    def on_known(self, event: Known, now: float) -> Stage | None:
         """Where it knows the end of the job, this is told to all."""
         message, node_id = event.message, event.message.node.node_id
         if message.end is not None:
             return self._ending.decide(message.end)
-        if message.doing is t.Doing.PREPARING:
+        if message.doing is t.Activity.PREPARING:
             self._members.set_use(node_id, Use.PREPARING)
         elif message.busy and message.plan is not None:
             self._members.set_use(node_id, Use.BUSY, message.plan.cycle)
@@ -150,7 +153,7 @@ class AnyTime:
             self._roster.mind_quorum(now)
             self._out.posted.append(Cleared())
 
-    def on_tick(self, event: Tick, now: float) -> Phase | None:
+    def on_tick(self, event: Tick, now: float) -> Stage | None:
         """Without a quorum this coordinator resigns."""
         quorum, due_at = self._quorum, self._core.timer_at()
         if quorum.resign_at is not None and now >= quorum.resign_at:
@@ -162,7 +165,7 @@ class AnyTime:
             self._out.posted.append(Timer())
         return self._ending.mind_the_clock(due)
 
-    def on_late_faults(self, event: ev.FromAgent[t.Failed], now: float) -> None:
+    def on_late_faults(self, event: ev.FromAgent[t.RanksFailed], now: float) -> None:
         """Faults of the last cycle that arrive after it was given up."""
         job = self._job
         if event.message.cycle == job.cycle and event.node_id in job.assignment.group_ranks:
@@ -182,20 +185,19 @@ class AnyTime:
 
     # --- requests and answers -------------------------------------------------------------------------------
 
-    def on_asked(self, event: ev.FromAgent[t.Asked], now: float) -> Phase | None:
+    def on_asked(self, event: ev.FromAgent[t.Asked], now: float) -> Stage | None:
         """A rank wants its node out, or the job to end."""
         return self._answer(event, now, quiet=False)
 
-    def on_asked_while_running(self, event: ev.FromAgent[t.Asked], now: float) -> Phase | None:
+    def on_asked_while_running(self, event: ev.FromAgent[t.Asked], now: float) -> Stage | None:
         """The same; an exclusion makes the cycle fail."""
         return self._answer(event, now, quiet=event.node_id in self._job.assignment.group_ranks)
 
-    def _answer(self, event: ev.FromAgent[t.Asked], now: float, quiet: bool) -> Phase | None:
+    def _answer(self, event: ev.FromAgent[t.Asked], now: float, quiet: bool) -> Stage | None:
         member, asked = self._members.get(event.node_id), event.message
         if member is None:
             return None
-        by = f"rank {asked.rank}" if asked.rank >= 0 else "a health check"
-        asker = f"{by} on node {member.node.host}"
+        asker = f"rank {asked.rank} on node {member.node.host}"
         if asked.action is t.WorkloadAction.ShutdownWorkload:
             why = f"{asker} asked to shut down the workload: {asked.description}"
             return self._ending.decide(t.Finish(self._s.limits.no_restart_code, why))
@@ -205,27 +207,40 @@ class AnyTime:
         self._out.append(Say(f"{asker} reports: {asked.description}"))
         return None
 
+    def on_unfit(self, event: ev.FromAgent[t.NodeUnfit], now: float) -> Stage | None:
+        """A health check of the node has failed."""
+        return self._exclude(event, now, quiet=False)
+
+    def on_unfit_while_running(self, event: ev.FromAgent[t.NodeUnfit], now: float) -> Stage | None:
+        """The same; the exclusion of an active node makes the cycle fail."""
+        return self._exclude(event, now, quiet=event.node_id in self._job.assignment.group_ranks)
+
+    def _exclude(self, event: ev.FromAgent[t.NodeUnfit], now: float, quiet: bool) -> Stage | None:
+        member = self._members.get(event.node_id)
+        end = None if member is None else self._roster.exclude(member.node, -1, event.message.reason, now, quiet)
+        return None if end is None else self._ending.decide(end)
+
     def on_progress(self, event: ev.ProgressRead, now: float) -> None:
         """The checkpoint that the job begins with. The answer about a failed cycle comes too late."""
         if event.cycle < 0:
             self._budget.begin_at(event.iteration)
 
-    def on_time_left(self, event: ev.TimeLeft, now: float) -> Phase | None:
+    def on_time_left(self, event: ev.TimeLeftRead, now: float) -> Stage | None:
         """Say it once; warn or stop when it is time."""
         clock = self._ending.clock
         if event.left_s is not None and not clock.known:
             self._out.append(Say(f"the allocation ends in {in_words(event.left_s)}"))
         return self._ending.mind_the_clock(clock.answer(event.left_s, now))
 
-    def on_advised(self, event: ev.Advised, now: float) -> Phase | None:
+    def on_advised(self, event: ev.Advised, now: float) -> Stage | None:
         """A service has an opinion. It ends the job only where the user chose so, and while it holds."""
         return self._advise(event, None)
 
-    def on_advised_while_running(self, event: ev.Advised, now: float) -> Phase | None:
+    def on_advised_while_running(self, event: ev.Advised, now: float) -> Stage | None:
         """The same; the cycle that runs may have got further."""
         return self._advise(event, now - self._job.started_at)
 
-    def _advise(self, event: ev.Advised, running_s: float | None) -> Phase | None:
+    def _advise(self, event: ev.Advised, running_s: float | None) -> Stage | None:
         s, said = self._s, f"attribution of cycle {event.cycle}: {event.text}"
         void = self._ledger.advice.why_void(event.cycle, running_s)
         if event.stop and s.stops_on_advice and not void:
@@ -239,29 +254,24 @@ class AnyTime:
         """One agent was warned: all ranks should know."""
         self._ending.warn(t.Warn(event.message.signum, event.message.reason))
 
-    def on_end_job(self, event: ev.FromAgent[t.EndJob], now: float) -> Phase:
+    def on_end_job(self, event: ev.FromAgent[t.EndJob], now: float) -> Stage:
         """Slurm or a person told an agent to end the job."""
         told = event.message
         return self._ending.decide(t.Finish(told.code, told.reason, told.signum))
 
 
-_PARTS = (Roster, Electing, Gathering, Takeover, Running, Stopping, Ending, HangSearch, AnyTime)
-
-
 class Coordinator(Machine):
     """The coordinator's core: `step(event, now)` -> commands; `deadline()` says when it wants a Tick."""
 
-    last = Phase.CLOSED
+    last = Stage.CLOSED
     envelope = (ev.FromAgent,)
-    parts = _PARTS
-    table = {key: row for part in _PARTS for key, row in part.table.items()}
-    part_of_row = {key: part for part in _PARTS for key in part.table}
+    parts = (Roster, Electing, Gathering, Takeover, Running, Stopping, Ending, HangSearch, AnyTime)
 
     def __init__(self, settings: CoordinatorSettings, now: float) -> None:
-        super().__init__(Phase.JOINING, now)
+        super().__init__(Stage.JOINING, now)
         s, out = settings, self.out
         self.settings = s
-        self.job = Job(s.term, now, Assignment(), Inherited())
+        self.job = JobState(s.term, now, Assignment(), Inherited())
         self.budget, self.ledger = Budget(s.max_restarts, s.limits), Ledger(now, s.began_s)
         self.roster = roster = Roster(s, out, self.job, self.ledger, self.budget)
         self.ending = ending = Ending(s, out, roster, now)
@@ -272,22 +282,22 @@ class Coordinator(Machine):
         running = Running(s, out, roster, ending, hangs)
         timed = (gathering, takeover, running, self._stopping)
         self.bind(roster, *timed, self._electing, ending, hangs, AnyTime(self))
-        self._owner: dict[Phase, Gathering | Takeover | Running | Stopping] = {
+        self._owner: dict[Stage, Gathering | Takeover | Running | Stopping] = {
             state: part for part in timed for state in part.states
         }
         if roster.quorum.elected:
             gathering.begin(now)
         else:
-            self.state = Phase.ELECTING
+            self.state = Stage.ELECTING
 
     def timer_at(self) -> float | None:
         """When the state itself has something to do (monotonic seconds), or None."""
-        assert isinstance(self.state, Phase)
+        assert isinstance(self.state, Stage)
         return self._owner[self.state].timer_at(self.state)
 
     def deadline(self) -> float | None:
         """The state's own timer, the end of the allocation, or that of a coordinator without a quorum."""
-        if self.state is Phase.ELECTING:
+        if self.state is Stage.ELECTING:
             return self._electing.deadline()
         if self.state in OVER:
             return self.ending.deadline(self.state)
@@ -295,17 +305,17 @@ class Coordinator(Machine):
 
     def validate(self) -> None:
         """What holds after each step."""
+        super().validate()
         job, members, end = self.job, self.roster.members, self.ending.end
         assert (end is not None) == (self.state in OVER), f"{self.state.name}, but the end is {end}"
         assert members.ready == sum(member.use is Use.READY for member in members.values()), "ready nodes"
         joining = any(member.use is Use.JOINING for member in members.values())
         assert not joining or self.state in OVER, "a member was forgotten"
-        assert not self.out and not self.out.posted, "a command or an inner event was left"
-        assert self.roster.quorum.elected or self.state in (Phase.ELECTING, *OVER), "no quorum was won"
+        assert self.roster.quorum.elected or self.state in (Stage.ELECTING, *OVER), "no quorum was won"
         if self.state in _RUN:
             assert job.assignment.shared is not None and not job.fresh and job.cycle >= 0, "no plan runs"
             assert (job.assignment.shared.term, job.assignment.shared.cycle) == (job.term, job.cycle), "another plan"
-        if self.state is Phase.STOPPING:
+        if self.state is Stage.STOPPING:
             assert self._stopping.pending and self._stopping.pending <= members.keys(), "nothing is waited for"
-        if self.state is Phase.TAKEOVER:
+        if self.state is Stage.TAKEOVER:
             assert job.fresh and job.inherited.running, "nothing to carry on with"

@@ -17,18 +17,18 @@ from nvrx_slurm.core.coordinator.roster import Roster, Use, lost
 from nvrx_slurm.core.coordinator.states import (
     FAILED,
     Arrived,
+    Available,
     Cleared,
     CoordinatorSettings,
     Left,
-    Phase,
-    Ready,
     Review,
+    Stage,
     Timer,
 )
 from nvrx_slurm.core.machine import Entered, Outbox, Say, rows
 from nvrx_slurm.errors import ExitCode, signal_exit_code
 
-_RUN = (Phase.RUNNING, Phase.LAST_RANKS)
+_RUN = (Stage.RUNNING, Stage.LAST_RANKS)
 _PROGRESS_S = 6.0  # the program gives the file system 5 s
 _START_S = 120.0  # a module that is missing later may be on a file system that is away
 
@@ -38,18 +38,18 @@ class Running:
 
     states = _RUN
     table = rows(
-        (Phase.RUNNING, Entered, "on_entered", (), "one that was taken over may be done already"),
-        (Phase.RUNNING, Review, "on_review", (Phase.LAST_RANKS, Phase.FINISHED), "the end when all are done"),
-        (Phase.LAST_RANKS, Review, "on_review", (Phase.FINISHED,), "the end when all are done"),
-        (_RUN, Arrived, "on_arrived", (Phase.STOPPING,), "it goes on, is a spare, or has stopped its workers"),
-        (Phase.RUNNING, Left, "on_left", (Phase.STOPPING,), "a fault, if it was active"),
-        (Phase.RUNNING, Ready, "on_ready", (Phase.STOPPING,), "a returned node is a spare now"),
-        (Phase.LAST_RANKS, Left, "on_left", (), "it had a fault, or was done"),
-        (Phase.LAST_RANKS, Ready, "on_ready", (), "its last ranks have ended"),
+        (Stage.RUNNING, Entered, "on_entered", (), "one that was taken over may be done already"),
+        (Stage.RUNNING, Review, "on_review", (Stage.LAST_RANKS, Stage.FINISHED), "the end when all are done"),
+        (Stage.LAST_RANKS, Review, "on_review", (Stage.FINISHED,), "the end when all are done"),
+        (_RUN, Arrived, "on_arrived", (Stage.STOPPING,), "it goes on, is a spare, or has stopped its workers"),
+        (Stage.RUNNING, Left, "on_left", (Stage.STOPPING,), "a fault, if it was active"),
+        (Stage.RUNNING, Available, "on_available", (Stage.STOPPING,), "a returned node is a spare now"),
+        (Stage.LAST_RANKS, Left, "on_left", (), "it had a fault, or was done"),
+        (Stage.LAST_RANKS, Available, "on_available", (), "its last ranks have ended"),
         (_RUN, Cleared, "ignore", (), "no plan waits"),
-        (_RUN, t.Failed, "on_failed", (Phase.STOPPING,), "restart, or go on"),
+        (_RUN, t.RanksFailed, "on_failed", (Stage.STOPPING,), "restart, or go on"),
         (_RUN, t.Succeeded, "on_succeeded", (), "the end when all have"),
-        (Phase.LAST_RANKS, Timer, "on_timer", (Phase.FINISHED,), "the last ranks take too long"),
+        (Stage.LAST_RANKS, Timer, "on_timer", (Stage.FINISHED,), "the last ranks take too long"),
     )
 
     def __init__(self, s: CoordinatorSettings, out: Outbox, roster: Roster, ending: Ending, hangs: HangSearch) -> None:
@@ -60,15 +60,15 @@ class Running:
 
     def on_entered(self, event: Entered, now: float) -> None:
         """The plans of a cycle have been sent."""
-        if self._s.attributes:
+        if self._s.tells_of_cycles:
             self._out.append(ev.CycleBegan(self._job.cycle))
         self._job.started_at, self._hangs.search, self._last_ranks_by = now, None, None
-        if event.was is Phase.TAKEOVER:
+        if event.was is Stage.TAKEOVER:
             self._out.posted.append(Review())
 
     # --- nodes come and go ----------------------------------------------------------------------------------
 
-    def on_arrived(self, event: Arrived, now: float) -> Phase | None:
+    def on_arrived(self, event: Arrived, now: float) -> Stage | None:
         """An active node that made its stream anew goes on; any other node is a spare."""
         message, assignment = event.message, self._job.assignment
         node, plan = message.node, message.plan
@@ -77,10 +77,10 @@ class Running:
             self._arrived_as_spare(message, now)
             return None
         current = plan is not None and plan.cycle == self._job.cycle
-        goes_on = current and message.doing in (t.Doing.RUNNING, t.Doing.SUCCEEDED)
+        goes_on = current and message.doing in (t.Activity.RUNNING, t.Activity.SUCCEEDED)
         if goes_on and group_rank not in assignment.gone:
             self._roster.send_plan(node.node_id)
-            if message.doing is t.Doing.SUCCEEDED:
+            if message.doing is t.Activity.SUCCEEDED:
                 self._node_succeeded(group_rank, message.early)
                 return None
             return self._node_failed(group_rank, message.faults, now) if message.faults else None
@@ -98,7 +98,7 @@ class Running:
             self._out.append(Say(f"node {message.node.host} joined as a spare"))
             self._roster.send_plan(message.node.node_id)
 
-    def on_left(self, event: Left, now: float) -> Phase | None:
+    def on_left(self, event: Left, now: float) -> Stage | None:
         """A fault, unless the node was a spare or is past its part in the cycle."""
         assignment = self._job.assignment
         group_rank = assignment.group_ranks.get(event.node.node_id)
@@ -108,7 +108,7 @@ class Running:
 
     # --- what agents report ---------------------------------------------------------------------------------
 
-    def on_failed(self, event: ev.FromAgent[t.Failed], now: float) -> Phase | None:
+    def on_failed(self, event: ev.FromAgent[t.RanksFailed], now: float) -> Stage | None:
         """Ranks failed on an active node."""
         group_rank = self._active(event)
         if group_rank is None:
@@ -124,7 +124,7 @@ class Running:
         if group_rank is not None:
             self._node_succeeded(group_rank, event.message.early)
 
-    def on_ready(self, event: Ready, now: float) -> Phase | None:
+    def on_available(self, event: Available, now: float) -> Stage | None:
         """A returned node has stopped its old workers: it is a spare. An active one has stopped by itself, or
         (min-healthy) has lost its last worker."""
         assignment = self._job.assignment
@@ -138,7 +138,7 @@ class Running:
             return self._node_failed(group_rank, (unasked,), now, gone=True)
         return None
 
-    def _active(self, event: ev.FromAgent[t.Failed | t.Succeeded]) -> int | None:
+    def _active(self, event: ev.FromAgent[t.RanksFailed | t.Succeeded]) -> int | None:
         """The group rank of the sender, if it takes part in the running cycle and speaks of that one."""
         assignment = self._job.assignment
         group_rank = assignment.group_ranks.get(event.node_id)
@@ -149,13 +149,13 @@ class Running:
 
     def _node_failed(
         self, group_rank: int, faults: Sequence[t.RankFault], now: float, gone: bool = False
-    ) -> Phase | None:
+    ) -> Stage | None:
         """Something happened to an active node; `gone`: none of its workers is left."""
         s, assignment, ledger = self._s, self._job.assignment, self._ledger
         ledger.add(faults, self._job.cycle, now)
         if not self._min_healthy:
             ledger.cause = first_cause(ledger.faults)
-            return Phase.STOPPING
+            return Stage.STOPPING
         assignment.broken.add(group_rank)
         dead = tuple(fault.rank for fault in faults if fault.rank >= 0)
         if gone:
@@ -166,7 +166,7 @@ class Running:
         self._tell_wrappers(group_rank, dead, what)
         if assignment.good < s.min_nodes:
             ledger.cause = faults[0]
-            return Phase.STOPPING
+            return Stage.STOPPING
         if self._is_done():
             self._out.posted.append(Review())
             return None
@@ -192,7 +192,7 @@ class Running:
         enough = self._s.min_nodes if self._min_healthy else len(assignment)
         return not assignment.healthy and len(assignment.succeeded) >= enough
 
-    def on_review(self, event: Review, now: float) -> Phase | None:
+    def on_review(self, event: Review, now: float) -> Stage | None:
         """The end, if the cycle is done. The last ranks of nodes with a fault may be about to end well, too."""
         if not self._is_done():
             return None
@@ -202,10 +202,10 @@ class Running:
             return self._succeed()
         if self._last_ranks_by is None:
             self._last_ranks_by = now + self._s.stop_timeout_s
-            return Phase.LAST_RANKS
+            return Stage.LAST_RANKS
         return self._succeed() if now >= self._last_ranks_by else None
 
-    def _succeed(self) -> Phase:
+    def _succeed(self) -> Stage:
         if not self._job.assignment.early:
             return self._ending.decide(t.Finish(ExitCode.OK, "all ranks finished"))
         warning = self._ending.warning
@@ -213,13 +213,13 @@ class Running:
         why = "the ranks were warned, saved their work and ended"
         return self._ending.decide(t.Finish(signal_exit_code(signum), why))
 
-    def timer_at(self, state: Phase) -> float | None:
+    def timer_at(self, state: Stage) -> float | None:
         """How long the last ranks of nodes with a fault may take to end, or nodes to answer about a hang."""
-        if state is Phase.LAST_RANKS:
+        if state is Stage.LAST_RANKS:
             return self._last_ranks_by
         return None if self._hangs.search is None else self._hangs.search.by
 
-    def on_timer(self, event: Timer, now: float) -> Phase:
+    def on_timer(self, event: Timer, now: float) -> Stage:
         """The last ranks have taken too long."""
         return self._succeed()
 
@@ -229,16 +229,16 @@ class Stopping:
 
     states = FAILED
     table = rows(
-        (Phase.STOPPING, Entered, "on_entered", (Phase.SCORING, Phase.JOINING, Phase.FINISHED), "restart, or the end"),
-        (Phase.STOPPING, Arrived, "on_arrived", (Phase.SCORING, Phase.JOINING, Phase.FINISHED), "it may have stopped"),
-        (Phase.STOPPING, Left, "on_left", (Phase.SCORING, Phase.JOINING, Phase.FINISHED), "it is not waited for"),
-        (Phase.STOPPING, Ready, "on_ready", (Phase.SCORING, Phase.JOINING, Phase.FINISHED), "one fewer to wait for"),
-        (Phase.STOPPING, Timer, "on_timer", (Phase.SCORING, Phase.JOINING, Phase.FINISHED), "a node does not stop"),
-        (Phase.STOPPING, ev.ProgressRead, "on_progress", (Phase.FINISHED,), "score this cycle"),
-        (Phase.SCORING, ev.ProgressRead, "on_progress", (Phase.JOINING, Phase.FINISHED), "score this cycle"),
-        (Phase.SCORING, Timer, "on_unscored", (Phase.JOINING, Phase.FINISHED), "progress cannot be read"),
-        (Phase.SCORING, Arrived, "on_arrived", (), "no worker of the cycle is left"),
-        (Phase.SCORING, (Left, Ready), "ignore", (), "no worker of the cycle is left"),
+        (Stage.STOPPING, Entered, "on_entered", (Stage.SCORING, Stage.JOINING, Stage.FINISHED), "restart, or the end"),
+        (Stage.STOPPING, Arrived, "on_arrived", (Stage.SCORING, Stage.JOINING, Stage.FINISHED), "it may have stopped"),
+        (Stage.STOPPING, Left, "on_left", (Stage.SCORING, Stage.JOINING, Stage.FINISHED), "it is not waited for"),
+        (Stage.STOPPING, Available, "on_available", (Stage.SCORING, Stage.JOINING, Stage.FINISHED), "one fewer"),
+        (Stage.STOPPING, Timer, "on_timer", (Stage.SCORING, Stage.JOINING, Stage.FINISHED), "a node does not stop"),
+        (Stage.STOPPING, ev.ProgressRead, "on_progress", (Stage.FINISHED,), "score this cycle"),
+        (Stage.SCORING, ev.ProgressRead, "on_progress", (Stage.JOINING, Stage.FINISHED), "score this cycle"),
+        (Stage.SCORING, Timer, "on_unscored", (Stage.JOINING, Stage.FINISHED), "progress cannot be read"),
+        (Stage.SCORING, Arrived, "on_arrived", (), "no worker of the cycle is left"),
+        (Stage.SCORING, (Left, Available), "ignore", (), "no worker of the cycle is left"),
         (FAILED, Cleared, "ignore", (), "no plan waits"),
         (FAILED, t.Succeeded, "ignore", (), "too late: the cycle is being stopped"),
     )
@@ -251,11 +251,11 @@ class Stopping:
         self._score_by = 0.0  # no plan before the cycle is scored, or this
         self._end_unless_scored: t.Finish | None = None  # what the budget says, if progress does not say more
 
-    def on_entered(self, event: Entered, now: float) -> Phase | None:
+    def on_entered(self, event: Entered, now: float) -> Stage | None:
         """Stop all workers for the next cycle, or end the job."""
         job, s, out, cause = self._job, self._s, self._out, self._ledger.cause
         assert cause is not None
-        if s.attributes and event.was is Phase.TAKEOVER:
+        if s.tells_of_cycles and event.was is Stage.TAKEOVER:
             out.append(ev.CycleBegan(job.cycle))
         members, lasted_s = self._roster.members, now - job.started_at
         ports = [member.node.port for member in members.values() if member.node.infra_rank == cause.infra_rank]
@@ -283,29 +283,29 @@ class Stopping:
             for node_id in [node.node_id for node in members.ready_nodes()]:
                 if node_id not in job.assignment.group_ranks:
                     members.set_use(node_id, Use.BUSY, job.cycle)
-                    out.append(ev.SendTo(node_id, t.Stop(job.term, job.cycle, "it may be needed")))
+                    out.append(ev.SendTo(node_id, t.CheckNode(job.term, job.cycle)))
         return self._go_on_if_stopped(now)
 
     # --- nodes come and go, and report -----------------------------------------------------------------------
 
-    def on_arrived(self, event: Arrived, now: float) -> Phase | None:
+    def on_arrived(self, event: Arrived, now: float) -> Stage | None:
         """An agent that made its stream anew may have stopped meanwhile."""
         if not event.message.busy:
             return self._without(event.message.node.node_id, now)
         self._roster.stop_old_workers(event.message, now)
         return None
 
-    def on_left(self, event: Left, now: float) -> Phase | None:
+    def on_left(self, event: Left, now: float) -> Stage | None:
         """It is not waited for."""
         if event.node.node_id in self.pending:
             self._ledger.add((event.fault,), self._job.cycle, now)
         return self._without(event.node.node_id, now)
 
-    def on_ready(self, event: Ready, now: float) -> Phase | None:
+    def on_available(self, event: Available, now: float) -> Stage | None:
         """It has stopped."""
         return self._without(event.node_id, now)
 
-    def on_progress(self, event: ev.ProgressRead, now: float) -> Phase | None:
+    def on_progress(self, event: ev.ProgressRead, now: float) -> Stage | None:
         """Whether the job has come further than the cycle before. An answer that comes too late is not scored."""
         if event.cycle < 0 or now >= self._score_by:
             return None
@@ -318,15 +318,15 @@ class Stopping:
 
     # --- what follows ---------------------------------------------------------------------------------------
 
-    def timer_at(self, state: Phase) -> float:
+    def timer_at(self, state: Stage) -> float:
         """How long workers may take to end, or the file system to answer."""
-        return self._stop_by if state is Phase.STOPPING else self._score_by
+        return self._stop_by if state is Stage.STOPPING else self._score_by
 
-    def on_unscored(self, event: Timer, now: float) -> Phase:
+    def on_unscored(self, event: Timer, now: float) -> Stage:
         """The job goes on without knowing its progress."""
         return self._all_stopped(now)
 
-    def on_timer(self, event: Timer, now: float) -> Phase | None:
+    def on_timer(self, event: Timer, now: float) -> Stage | None:
         """Nodes whose workers do not end are taken out of the job, so that the others can go on."""
         stubborn, self.pending = sorted(self.pending), set()
         for node_id in stubborn:
@@ -336,25 +336,25 @@ class Stopping:
             self._roster.refuse(node_id, why, now)
         return self._go_on_if_stopped(now)
 
-    def _without(self, node_id: str, now: float) -> Phase | None:
+    def _without(self, node_id: str, now: float) -> Stage | None:
         """One node fewer to wait for."""
         if node_id not in self.pending:
             return None
         self.pending.discard(node_id)
         return self._go_on_if_stopped(now)
 
-    def _go_on_if_stopped(self, now: float) -> Phase | None:
+    def _go_on_if_stopped(self, now: float) -> Stage | None:
         """The next cycle can be planned once nothing of this one is left."""
         if self.pending:
             return None
-        return Phase.SCORING if now < self._score_by else self._all_stopped(now)
+        return Stage.SCORING if now < self._score_by else self._all_stopped(now)
 
-    def _all_stopped(self, now: float) -> Phase:
+    def _all_stopped(self, now: float) -> Stage:
         if self._end_unless_scored is not None:
             return self._ending.decide(self._end_unless_scored)
         verdict = judge(self._ledger.faults, len(self._job.assignment.slots), self._ledger.restarts)
         end = None if verdict is None else self._act_on(verdict, now)
-        return Phase.JOINING if end is None else self._ending.decide(end)
+        return Stage.JOINING if end is None else self._ending.decide(end)
 
     def _act_on(self, verdict: Verdict, now: float) -> t.Finish | None:
         """All faults of the cycle are known: exclude a node that is certainly bad, or end a job that fails for ever."""

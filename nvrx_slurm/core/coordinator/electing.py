@@ -9,13 +9,16 @@ from nvrx_slurm import types as t
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.ending import Ending
 from nvrx_slurm.core.coordinator.roster import Roster, Use
-from nvrx_slurm.core.coordinator.states import CoordinatorSettings, Phase
+from nvrx_slurm.core.coordinator.states import CoordinatorSettings, Stage
 from nvrx_slurm.core.election.quorum import peer_key
 from nvrx_slurm.core.machine import Outbox, Tick, earliest, rows
 from nvrx_slurm.errors import ExitCode
 
-_MINE = Phase.ELECTING
-_LATER = (t.Ended, t.Hung, t.Evidence, t.Failed, t.Succeeded, t.Stopped, t.Asked, t.WarnJob, t.EndJob)
+_MINE = Stage.ELECTING
+_LATER = (
+    *(t.EndKnown, t.Hung, t.Evidence, t.RanksFailed, t.Succeeded),
+    *(t.Ready, t.Asked, t.NodeUnfit, t.WarnJob, t.EndJob),
+)
 _PROBE_S = 1.0
 _MOST = 1_000  # messages of one agent that wait
 
@@ -25,13 +28,13 @@ class Electing:
 
     states = (_MINE,)
     table = rows(
-        (_MINE, ev.Joined, "on_joined", (Phase.JOINING,), "a vote"),
+        (_MINE, ev.Joined, "on_joined", (Stage.JOINING,), "a vote"),
         (_MINE, ev.Lost, "on_lost", (), "a vote less"),
         (_MINE, _LATER, "hold", (), "for the time after the election"),
-        (_MINE, ev.ProvenDead, "on_dead", (Phase.JOINING,), "it is not counted any more"),
+        (_MINE, ev.ProvenDead, "on_dead", (Stage.JOINING,), "it is not counted any more"),
         (_MINE, ev.Raised, "on_raised", (), "stand for a later term"),
-        (_MINE, (ev.TimeLeft, ev.ProgressRead, ev.Advised), "ignore", (), "nothing was asked yet"),
-        (_MINE, Tick, "on_tick", (Phase.FINISHED,), "which of the nodes that are missing are dead?"),
+        (_MINE, (ev.TimeLeftRead, ev.ProgressRead, ev.Advised), "ignore", (), "nothing was asked yet"),
+        (_MINE, Tick, "on_tick", (Stage.FINISHED,), "which of the nodes that are missing are dead?"),
     )
 
     def __init__(self, s: CoordinatorSettings, out: Outbox, roster: Roster, ending: Ending, now: float) -> None:
@@ -45,7 +48,7 @@ class Electing:
         self._probe_at: float | None = None
         self._give_up_at = now + s.quorum_timeout_s if s.quorum_timeout_s else None  # no quorum will come
 
-    def on_joined(self, event: ev.Joined, now: float) -> Phase | None:
+    def on_joined(self, event: ev.Joined, now: float) -> Stage | None:
         """One vote more. Its plan says which nodes may be missing, and which term ours has to be above.
 
         What it says of the job's past is kept, also if the voter leaves: the number of a cycle is not used again.
@@ -97,13 +100,13 @@ class Electing:
     def hold(self, event: ev.FromAgent[Any], now: float) -> None:
         """An agent reports while no coordinator may act. `_MOST` bounds what it can say before that."""
         held = self._held.get(event.node_id)
-        if held is not None and isinstance(event.message, t.Stopped):
-            now_idle = replace(held[0].message, doing=t.Doing.IDLE, port=event.message.port)
+        if held is not None and isinstance(event.message, t.Ready):
+            now_idle = replace(held[0].message, doing=t.Activity.IDLE, port=event.message.port)
             held[0] = ev.Joined(now_idle)
         elif held is not None and len(held) < _MOST:
             held.append(event)
 
-    def on_dead(self, event: ev.ProvenDead, now: float) -> Phase | None:
+    def on_dead(self, event: ev.ProvenDead, now: float) -> Stage | None:
         """One node fewer to ask for a vote."""
         if event.peer.key in self._voters or not self._quorum.is_proof(event.peer):
             return None
@@ -119,7 +122,7 @@ class Electing:
         """When to probe again, or to give up. The end of the allocation does not matter yet."""
         return earliest(self._probe_at, self._give_up_at)
 
-    def on_tick(self, event: Tick, now: float) -> Phase | None:
+    def on_tick(self, event: Tick, now: float) -> Stage | None:
         """Nodes that did not register may have died since. In the end those that did are told why nothing begins."""
         if self._give_up_at is not None and now >= self._give_up_at:
             return self._give_up()
@@ -133,7 +136,7 @@ class Electing:
             if key not in self._voters and key not in self._quorum.proven:
                 self._roster.probe(peer)
 
-    def _give_up(self) -> Phase:
+    def _give_up(self) -> Stage:
         s, quorum, members = self._s, self._quorum, self._roster.members
         for held in self._held.values():
             members.put(held[0].message.node, held[0].message.port, Use.READY)
@@ -145,14 +148,14 @@ class Electing:
 
     # --- the end of the election ----------------------------------------------------------------------------
 
-    def _win(self, now: float) -> Phase:
+    def _win(self, now: float) -> Stage:
         self._quorum.elected, self._quorum.missed_at = True, now
         self._fence_the_missing(now)
         self._out.append(ev.Won())
         held = self._held.values()
         self._out.posted += [events[0] for events in held]  # first all registrations: no message finds a member missing
         self._out.posted += [event for events in held for event in events[1:]]
-        return Phase.JOINING
+        return Stage.JOINING
 
     def _fence_the_missing(self, now: float) -> None:
         """Nodes that did not register may run ranks until their leases are over."""

@@ -12,18 +12,18 @@ from nvrx_slurm.core.attribution.verdict import first_cause
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.report import Ledger
 from nvrx_slurm.core.coordinator.roster import Roster, Use
-from nvrx_slurm.core.coordinator.states import CYCLE, FAILED, SIGUSR1, CoordinatorSettings, Job, Known, Left, Phase
+from nvrx_slurm.core.coordinator.states import CYCLE, FAILED, SIGUSR1, CoordinatorSettings, JobState, Known, Left, Stage
 from nvrx_slurm.core.machine import Entered, Outbox, Say, Tick, rows
 from nvrx_slurm.errors import ExitCode, signal_exit_code
 
 _ANSWER_S = 15.0  # after this time without an answer, what was known before holds
 _ASK, _ANSWER, _ACT = "ask", "answer", "act"  # the steps
 _SIGTERM = 15
-_MINE = (Phase.FINISHED, Phase.RETURNING)
+_MINE = (Stage.FINISHED, Stage.RETURNING)
 _NAMES_SHOWN = 16
 _TOO_LATE = (
-    *(ev.Raised, t.Hung, t.Evidence, t.Succeeded, t.Stopped, t.Asked, t.WarnJob, t.EndJob),
-    *(ev.TimeLeft, ev.ProgressRead, ev.Advised, Left),
+    *(ev.Raised, t.Hung, t.Evidence, t.Succeeded, t.Ready, t.Asked, t.NodeUnfit, t.WarnJob, t.EndJob),
+    *(ev.TimeLeftRead, ev.ProgressRead, ev.Advised, Left),
 )
 
 
@@ -96,17 +96,17 @@ class JobClock:
 class Ending:
     """Owns the states after the decision. `end` is that decision."""
 
-    states = (*_MINE, Phase.CLOSED)
+    states = (*_MINE, Stage.CLOSED)
     table = rows(
-        (Phase.FINISHED, Entered, "on_entered", (Phase.RETURNING, Phase.CLOSED), "tell all agents"),
-        (_MINE, ev.Joined, "on_joined", (Phase.FINISHED,), "it learns the end, too"),
-        (Phase.FINISHED, ev.Lost, "on_lost", (Phase.RETURNING, Phase.CLOSED), "it has left"),
-        (Phase.RETURNING, ev.Lost, "ignore", (), "nobody is here"),
-        (_MINE, t.Ended, "on_ended", (), "it knows the end; when all do, they leave"),
-        (_MINE, Tick, "on_tick", (Phase.CLOSED,), "the end waits for a bounded time"),
+        (Stage.FINISHED, Entered, "on_entered", (Stage.RETURNING, Stage.CLOSED), "tell all agents"),
+        (_MINE, ev.Joined, "on_joined", (Stage.FINISHED,), "it learns the end, too"),
+        (Stage.FINISHED, ev.Lost, "on_lost", (Stage.RETURNING, Stage.CLOSED), "it has left"),
+        (Stage.RETURNING, ev.Lost, "ignore", (), "nobody is here"),
+        (_MINE, t.EndKnown, "on_ended", (), "it knows the end; when all do, they leave"),
+        (_MINE, Tick, "on_tick", (Stage.CLOSED,), "the end waits for a bounded time"),
         (_MINE, ev.ProvenDead, "on_dead", (), "it is not waited for"),
         (_MINE, _TOO_LATE, "ignore", (), "the end is decided"),
-        (Phase.FINISHED, Known, "ignore", (), "it has learned the end with all others"),
+        (Stage.FINISHED, Known, "ignore", (), "it has learned the end with all others"),
     )
 
     def __init__(self, s: CoordinatorSettings, out: Outbox, roster: Roster, now: float) -> None:
@@ -123,10 +123,10 @@ class Ending:
 
     # --- before the end -------------------------------------------------------------------------------------
 
-    def decide(self, end: t.Finish) -> Phase:
+    def decide(self, end: t.Finish) -> Stage:
         """This is the end of the job."""
         self.end = end
-        return Phase.FINISHED
+        return Stage.FINISHED
 
     def warn(self, warning: t.Warn) -> None:
         """Tell all agents, and those that come later, that the job is about to end."""
@@ -135,7 +135,7 @@ class Ending:
             self._out.append(Say(f"warning all ranks: {warning.reason}"))
             self._roster.send_all(warning)
 
-    def mind_the_clock(self, due: Due) -> Phase | None:
+    def mind_the_clock(self, due: Due) -> Stage | None:
         """Do what the end of the allocation asks for."""
         s = self._s
         if due is Due.ASK:
@@ -151,19 +151,19 @@ class Ending:
 
     # --- the end is decided ---------------------------------------------------------------------------------
 
-    def on_entered(self, event: Entered, now: float) -> Phase | None:
+    def on_entered(self, event: Entered, now: float) -> Stage | None:
         """Tell all agents, but not again where one was waited for and has come."""
-        if event.was is Phase.RETURNING:
+        if event.was is Stage.RETURNING:
             return None
         assert self.end is not None
-        if self._s.attributes and event.was in CYCLE:
+        if self._s.tells_of_cycles and event.was in CYCLE:
             self._out.append(cycle_over(self._job, self._ledger, event.was in FAILED, now))
         self._leave_by = now + self._s.drain_timeout_s
         self._stay_until = self._quorum.missed_at + self._s.return_grace_s if self._quorum.needed else now
         self._roster.send_all(self.end)
         return self._close_if_alone(now)
 
-    def on_joined(self, event: ev.Joined, now: float) -> Phase:
+    def on_joined(self, event: ev.Joined, now: float) -> Stage:
         """A late agent learns that the job is over."""
         assert self.end is not None
         node = event.message.node
@@ -172,9 +172,9 @@ class Ending:
         if self._quorum.needed:
             self._out.append(ev.SendTo(node.node_id, t.Lead(self._job.term)))
         self._out.append(ev.SendTo(node.node_id, self.end))
-        return Phase.FINISHED
+        return Stage.FINISHED
 
-    def on_lost(self, event: ev.Lost, now: float) -> Phase | None:
+    def on_lost(self, event: ev.Lost, now: float) -> Stage | None:
         """An agent has left."""
         if self._members.remove(event.node_id) is None:
             return None
@@ -187,7 +187,7 @@ class Ending:
             self._quorum.died(event.peer.key, self._members.keys_of_nodes)
             self._leave_if_all_know(now)
 
-    def on_ended(self, event: ev.FromAgent[t.Ended], now: float) -> None:
+    def on_ended(self, event: ev.FromAgent[t.EndKnown], now: float) -> None:
         """One more knows the end."""
         self._ended.add(event.node_id)
         self._leave_if_all_know(now)
@@ -202,11 +202,11 @@ class Ending:
 
     def deadline(self, state: Enum) -> float | None:
         """How long agents may take to leave, or to return; the end of the allocation does not matter any more."""
-        if state is Phase.FINISHED:
+        if state is Stage.FINISHED:
             return min(self._leave_by, self._stay_until or self._leave_by)
-        return self._return_by if state is Phase.RETURNING else None
+        return self._return_by if state is Stage.RETURNING else None
 
-    def on_tick(self, event: Tick, now: float) -> Phase | None:
+    def on_tick(self, event: Tick, now: float) -> Stage | None:
         """Agents that have not left, or not returned, are not waited for any longer."""
         if len(self._members) and now < self._leave_by:
             self._stay_until = 0.0
@@ -217,24 +217,24 @@ class Ending:
             self._out.append(Say(f"not waiting any longer for {left} to leave"))
         return self._close(now)
 
-    def _close_if_alone(self, now: float) -> Phase | None:
+    def _close_if_alone(self, now: float) -> Stage | None:
         """An agent that was cut off a moment ago may come back, and should hear the end."""
         if len(self._members):
             return None
         lost_at = self._roster.lost_at
         self._return_by = max(lost_at.values(), default=now) + self._s.return_grace_s
-        return Phase.RETURNING if lost_at and now < self._return_by else self._close(now)
+        return Stage.RETURNING if lost_at and now < self._return_by else self._close(now)
 
-    def _close(self, now: float) -> Phase:
+    def _close(self, now: float) -> Stage:
         end, ledger = self.end, self._ledger
         assert end is not None
         cause = None if end.code == ExitCode.OK else first_cause(ledger.faults)
         report = ledger.build(self._budget.history, self._job.cycle, now)
-        self._out.append(ev.Done(end.code, end.reason, cause, report))
-        return Phase.CLOSED
+        self._out.append(ev.JobOver(end.code, end.reason, cause, report))
+        return Stage.CLOSED
 
 
-def cycle_over(job: Job, ledger: Ledger, failed: bool, now: float) -> ev.CycleOver:
+def cycle_over(job: JobState, ledger: Ledger, failed: bool, now: float) -> ev.CycleOver:
     """For attribution: the last cycle is over."""
     cause = (first_cause(ledger.faults) or ledger.cause) if failed else None
     return ev.CycleOver(job.cycle, now - job.started_at, cause)

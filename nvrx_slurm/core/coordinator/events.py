@@ -53,7 +53,7 @@ class FromAgent(Generic[Message]):
 
 
 @dataclass(frozen=True, slots=True)
-class TimeLeft:
+class TimeLeftRead:
     """Answer to `AskTimeLeft`: seconds until the allocation ends; None = unknown."""
 
     left_s: float | None
@@ -115,7 +115,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class AskTimeLeft:
-    """Find out how long the allocation lasts and post `TimeLeft`."""
+    """Find out how long the allocation lasts and post `TimeLeftRead`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +127,14 @@ class ReadProgress:
 
 @dataclass(frozen=True, slots=True)
 class CycleBegan:
-    """For attribution: a cycle runs, or was taken over."""
+    """A cycle runs, or was taken over. For attribution and the files of cycles."""
 
     cycle: int
 
 
 @dataclass(frozen=True, slots=True)
 class CycleOver:
-    """For attribution: no worker of the cycle is left, or the end of the job is decided. `cause`: None = no fault."""
+    """No worker of the cycle is left, or the end of the job is decided. `cause`: None = no fault."""
 
     cycle: int
     lasted_s: float
@@ -152,7 +152,7 @@ class HangFound:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class JobOver:
     """The job is over and no agent is left: print the first cause and exit with `code`."""
 
     code: int

@@ -16,20 +16,20 @@ from nvrx_slurm.core.coordinator.roster import Assignment, Roster, infra_order, 
 from nvrx_slurm.core.coordinator.states import (
     FAILED,
     Arrived,
+    Available,
     Cleared,
     CoordinatorSettings,
     Left,
-    Phase,
-    Ready,
     Review,
+    Stage,
     Timer,
 )
 from nvrx_slurm.core.machine import Entered, Outbox, Say, earliest, rows
 from nvrx_slurm.errors import ExitCode
 
-_MINE = (Phase.JOINING, Phase.LAST_CALL, Phase.PAUSED)
-_OPEN = (Phase.JOINING, Phase.LAST_CALL)
-_PLANNED = (Phase.LAST_CALL, Phase.RUNNING, Phase.TAKEOVER)
+_MINE = (Stage.JOINING, Stage.LAST_CALL, Stage.PAUSED)
+_OPEN = (Stage.JOINING, Stage.LAST_CALL)
+_PLANNED = (Stage.LAST_CALL, Stage.RUNNING, Stage.TAKEOVER)
 
 
 class Gathering:
@@ -37,17 +37,17 @@ class Gathering:
 
     states = _MINE
     table = rows(
-        (Phase.JOINING, Entered, "on_entered", (Phase.PAUSED, *_PLANNED), "plan at once, or wait for nodes"),
-        (Phase.JOINING, Review, "on_review", _PLANNED, "enough nodes may be ready now"),
-        (Phase.JOINING, Timer, "on_timer", (Phase.FINISHED,), "say who is missing; the join timeout"),
-        (Phase.LAST_CALL, Review, "on_review", (Phase.JOINING, *_PLANNED), "all may be here, or too few"),
-        (Phase.LAST_CALL, Timer, "on_last_call_over", (Phase.JOINING, *_PLANNED), "start without the rest"),
-        (_OPEN, Arrived, "on_arrived", (Phase.TAKEOVER,), "it may run a cycle"),
-        (_OPEN, (Ready, Cleared, Left), "on_change", (), "one more or fewer"),
-        (Phase.PAUSED, Arrived, "on_arrived_in_pause", (), "no cycle starts yet"),
-        (Phase.PAUSED, (Ready, Cleared, Left), "ignore", (), "no cycle starts yet"),
-        (Phase.PAUSED, Timer, "on_pause_over", (Phase.JOINING,), "the pause is over"),
-        (_MINE, (t.Failed, t.Succeeded), "ignore", (), "of a cycle that is over"),
+        (Stage.JOINING, Entered, "on_entered", (Stage.PAUSED, *_PLANNED), "plan at once, or wait for nodes"),
+        (Stage.JOINING, Review, "on_review", _PLANNED, "enough nodes may be ready now"),
+        (Stage.JOINING, Timer, "on_timer", (Stage.FINISHED,), "say who is missing; the join timeout"),
+        (Stage.LAST_CALL, Review, "on_review", (Stage.JOINING, *_PLANNED), "all may be here, or too few"),
+        (Stage.LAST_CALL, Timer, "on_last_call_over", (Stage.JOINING, *_PLANNED), "start without the rest"),
+        (_OPEN, Arrived, "on_arrived", (Stage.TAKEOVER,), "it may run a cycle"),
+        (_OPEN, (Available, Cleared, Left), "on_change", (), "one more or fewer"),
+        (Stage.PAUSED, Arrived, "on_arrived_in_pause", (), "no cycle starts yet"),
+        (Stage.PAUSED, (Available, Cleared, Left), "ignore", (), "no cycle starts yet"),
+        (Stage.PAUSED, Timer, "on_pause_over", (Stage.JOINING,), "the pause is over"),
+        (_MINE, (t.RanksFailed, t.Succeeded), "ignore", (), "of a cycle that is over"),
     )
 
     def __init__(self, s: CoordinatorSettings, out: Outbox, roster: Roster, ending: Ending) -> None:
@@ -59,30 +59,30 @@ class Gathering:
         self._last_call_until: float | None = None  # in the last call
         self._fenced_until: float | None = None  # enough nodes are ready, but ranks may still run elsewhere
 
-    def begin(self, now: float) -> Phase | None:
+    def begin(self, now: float) -> Stage | None:
         """The job begins, the workers of a failed cycle are gone, or a takeover has come to nothing."""
         if not self._job.fresh or not self._join_by:
             self._join_by = now + self._s.join_timeout_s
         to = self._plan_if_possible(now)
-        return self._wait(now) if to in (None, Phase.JOINING) else to
+        return self._wait(now) if to in (None, Stage.JOINING) else to
 
-    def on_entered(self, event: Entered, now: float) -> Phase | None:
+    def on_entered(self, event: Entered, now: float) -> Stage | None:
         """Not where a last call has come to nothing."""
-        if event.was is Phase.LAST_CALL:
+        if event.was is Stage.LAST_CALL:
             return None
-        if self._s.attributes and event.was in FAILED:
+        if self._s.tells_of_cycles and event.was in FAILED:
             self._out.append(cycle_over(self._job, self._ledger, True, now))
         self._last_call_until = None
-        return Phase.PAUSED if now < self._job.pause_until else self.begin(now)
+        return Stage.PAUSED if now < self._job.pause_until else self.begin(now)
 
     # --- nodes come and go ----------------------------------------------------------------------------------
 
-    def on_arrived(self, event: Arrived, now: float) -> Phase | None:
+    def on_arrived(self, event: Arrived, now: float) -> Stage | None:
         """It may complete the nodes that are needed, or begin a takeover."""
         job, message = self._job, event.message
         mine = job.fresh and job.inherited.claim(message)
         if job.inherited.running:
-            return self._go(Phase.TAKEOVER)
+            return self._go(Stage.TAKEOVER)
         if mine and not message.busy:
             self._ledger.add(message.faults, job.cycle, now)
         elif not mine:
@@ -94,34 +94,34 @@ class Gathering:
         """What it runs is of no use."""
         self._roster.stop_old_workers(event.message, now)
 
-    def on_change(self, event: Left | Ready | Cleared, now: float) -> None:
+    def on_change(self, event: Left | Available | Cleared, now: float) -> None:
         """One fewer; or a node has passed its preflight, or has stopped workers of an older cycle; or a plan may have
         waited for ranks elsewhere."""
         self._out.posted.append(Review())
 
-    def on_review(self, event: Review, now: float) -> Phase | None:
+    def on_review(self, event: Review, now: float) -> Stage | None:
         """Plan if that is possible now."""
         return self._plan_if_possible(now)
 
     # --- waiting --------------------------------------------------------------------------------------------
 
-    def timer_at(self, state: Phase) -> float | None:
+    def timer_at(self, state: Stage) -> float | None:
         """The end of the join timeout and the announcement, of the last call, or of the pause."""
-        if state is Phase.PAUSED:
+        if state is Stage.PAUSED:
             return self._job.pause_until
-        if state is Phase.LAST_CALL:
+        if state is Stage.LAST_CALL:
             return self._last_call_until
         return earliest(self._join_by, self._announce_at, self._fenced_until)
 
-    def on_pause_over(self, event: Timer, now: float) -> Phase:
+    def on_pause_over(self, event: Timer, now: float) -> Stage:
         """Nodes may have come meanwhile."""
-        return Phase.JOINING
+        return Stage.JOINING
 
-    def on_last_call_over(self, event: Timer, now: float) -> Phase:
+    def on_last_call_over(self, event: Timer, now: float) -> Stage:
         """Start without the rest."""
         return self._start(now)
 
-    def on_timer(self, event: Timer, now: float) -> Phase | None:
+    def on_timer(self, event: Timer, now: float) -> Stage | None:
         """Say which nodes are missing, or give up."""
         if self._fenced_until is not None and now >= self._fenced_until:
             self._fenced_until = None
@@ -133,12 +133,12 @@ class Gathering:
         waited = f"{self._s.join_timeout_s:g} s (join timeout) are over"
         return self._ending.decide(t.Finish(ExitCode.TOO_FEW_NODES, f"{waited}; {self._missing()}"))
 
-    def _wait(self, now: float) -> Phase:
+    def _wait(self, now: float) -> Stage:
         """Too few nodes are ready. Those that are being checked are ready within milliseconds, as a rule."""
         self._announce_at = now + self._s.announce_s
         if 0 < len(self._members) < self._s.min_nodes:
             self._announce(now)
-        return self._go(Phase.JOINING)
+        return self._go(Stage.JOINING)
 
     def _announce(self, now: float) -> None:
         self._announce_at = None
@@ -152,13 +152,13 @@ class Gathering:
             return members.missing_segments(s.min_nodes, s.segment)
         return members.missing(s.expected, s.min_nodes)
 
-    def _go(self, to: Phase) -> Phase:
+    def _go(self, to: Stage) -> Stage:
         self._last_call_until = None
         return to
 
     # --- planning -------------------------------------------------------------------------------------------
 
-    def _plan_if_possible(self, now: float) -> Phase | None:
+    def _plan_if_possible(self, now: float) -> Stage | None:
         """Plan a restart with enough nodes at once; the first cycle when all nodes are here, or after a last call.
 
         A restart that would move a segment elsewhere first waits a moment for nodes that are still being checked.
@@ -179,22 +179,22 @@ class Gathering:
         if job.fresh and self._quorum.needed and job.inherited.last_cycle >= 0:
             # A member registers before its lease is over.
             self._last_call_until = min(self._last_call_until, max(now, self._quorum.fenced_until()))
-        return Phase.LAST_CALL
+        return Stage.LAST_CALL
 
-    def _start(self, now: float) -> Phase:
+    def _start(self, now: float) -> Stage:
         """A cycle of an older term that did not go on has failed, and costs a restart like any other."""
         job = self._job
         if job.fresh and job.inherited.last_cycle >= 0:
-            return self._go(Phase.TAKEOVER)
+            return self._go(Stage.TAKEOVER)
         if self._quorum.electors and self._is_fenced(now):
-            return self._go(Phase.JOINING)
+            return self._go(Stage.JOINING)
         placement = self._placement()
         if job.fresh and self._s.tracks_progress:
             self._out.append(ev.ReadProgress(-1))
         job.cycle = max(job.cycle, job.inherited.last_cycle) + 1
         job.fresh, self._ledger.faults = False, {}
         self._send_plans(placement, now)
-        return self._go(Phase.RUNNING)
+        return self._go(Stage.RUNNING)
 
     def _placement(self) -> Placement:
         """Of the ready nodes, which are enough."""

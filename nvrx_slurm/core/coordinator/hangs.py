@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from nvrx_slurm import types as t
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.roster import Roster
-from nvrx_slurm.core.coordinator.states import CoordinatorSettings, Phase, Timer
+from nvrx_slurm.core.coordinator.states import CoordinatorSettings, Stage, Timer
 from nvrx_slurm.core.machine import Outbox, Say, rows
 
 _ON_THE_WAY_S = 0.2  # for the answers of nodes that took all the time they have
@@ -30,9 +30,9 @@ class HangSearch:
     """Handles what agents report about hangs."""
 
     table = rows(
-        (Phase.RUNNING, t.Hung, "on_hung", (), "look at all ranks before any is stopped"),
-        (Phase.RUNNING, t.Evidence, "on_evidence", (Phase.STOPPING,), "when all nodes have answered"),
-        (Phase.RUNNING, Timer, "on_timer", (Phase.STOPPING,), "the answers about a hang take too long"),
+        (Stage.RUNNING, t.Hung, "on_hung", (), "look at all ranks before any is stopped"),
+        (Stage.RUNNING, t.Evidence, "on_evidence", (Stage.STOPPING,), "when all nodes have answered"),
+        (Stage.RUNNING, Timer, "on_timer", (Stage.STOPPING,), "the answers about a hang take too long"),
     )
 
     def __init__(self, s: CoordinatorSettings, out: Outbox, roster: Roster) -> None:
@@ -50,7 +50,7 @@ class HangSearch:
         self.search = Search(message.fault, set(nodes), now + self._s.hang_collect_s + _ON_THE_WAY_S)
         self._out += [ev.SendTo(node_id, t.Collect(job.term, job.cycle)) for node_id in sorted(nodes)]
 
-    def on_evidence(self, event: ev.FromAgent[t.Evidence], now: float) -> Phase | None:
+    def on_evidence(self, event: ev.FromAgent[t.Evidence], now: float) -> Stage | None:
         """One node has looked at its ranks."""
         search = self.search
         if search is None or event.message.cycle != self._job.cycle or event.node_id not in search.pending:
@@ -59,12 +59,12 @@ class HangSearch:
         search.seen += event.message.ranks_seen
         return None if search.pending else self._end(search, now)
 
-    def on_timer(self, event: Timer, now: float) -> Phase:
+    def on_timer(self, event: Timer, now: float) -> Stage:
         """Some nodes have not answered in time."""
         assert self.search is not None
         return self._end(self.search, now)
 
-    def _end(self, search: Search, now: float) -> Phase:
+    def _end(self, search: Search, now: float) -> Stage:
         """Compare what has been seen, and fail the cycle. A node that has not answered is a candidate, too."""
         from nvrx_slurm.core.attribution.hang import compare, stack  # not at the start: its patterns take 3 ms
 
@@ -85,4 +85,4 @@ class HangSearch:
             cause = replace(cause, message=f"{cause.message} ({whose}{first.message})")
         self._ledger.add((cause,), job.cycle, now)
         self._ledger.cause = cause
-        return Phase.STOPPING
+        return Stage.STOPPING

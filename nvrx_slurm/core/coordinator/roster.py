@@ -12,7 +12,7 @@ from nvrx_slurm.core.attribution.verdict import headline
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.report import Ledger
 from nvrx_slurm.core.coordinator.restarts import Budget
-from nvrx_slurm.core.coordinator.states import LIVE, CoordinatorSettings, Job, Left, Ready
+from nvrx_slurm.core.coordinator.states import LIVE, Available, CoordinatorSettings, JobState, Left
 from nvrx_slurm.core.election.quorum import Quorum, peer_key, peer_of
 from nvrx_slurm.core.machine import Outbox, Say, rows
 from nvrx_slurm.errors import ExitCode
@@ -55,7 +55,7 @@ class Member:
     cycle: int = -1  # BUSY: the highest one of which it may still run workers
 
 
-class Members(dict[str, Member]):
+class MemberTable(dict[str, Member]):
     """Connected agents by node_id; every query the coordinator makes per message is O(1)."""
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class Members(dict[str, Member]):
         """Those of them that are connected and may have workers."""
         return {node_id for node_id in node_ids if node_id in self and self[node_id].use is not Use.READY}
 
-    def note_stopped(self, node_id: str, message: t.Stopped) -> bool:
+    def note_ready(self, node_id: str, message: t.Ready) -> bool:
         """Whether this message makes a busy member ready; a repeated or stale one does not."""
         member = self.get(node_id)
         if member is None or member.use is Use.READY:
@@ -229,12 +229,12 @@ class Assignment:
 class Roster:
     """The members, whether they are a quorum, and what is said to them."""
 
-    table = rows((LIVE, t.Stopped, "on_stopped", (), "the state decides what that means"))
+    table = rows((LIVE, t.Ready, "on_ready", (), "the state decides what that means"))
 
-    def __init__(self, s: CoordinatorSettings, out: Outbox, job: Job, ledger: Ledger, budget: Budget) -> None:
+    def __init__(self, s: CoordinatorSettings, out: Outbox, job: JobState, ledger: Ledger, budget: Budget) -> None:
         self._s, self._out = s, out
         self.job, self.ledger, self.budget = job, ledger, budget
-        self.members = Members()
+        self.members = MemberTable()
         self.quorum = Quorum(s.electors)
         self.lost_at: dict[str, float] = {}  # node_id -> when an active node was lost
 
@@ -278,16 +278,16 @@ class Roster:
         quorum.back(peer_key(node), self.members.keys_of_nodes | {peer_key(node)})
         self._out.append(ev.SendTo(node.node_id, t.Lead(self.job.term)))
 
-    def on_stopped(self, event: ev.FromAgent[t.Stopped], now: float) -> None:
+    def on_ready(self, event: ev.FromAgent[t.Ready], now: float) -> None:
         """A node has stopped its workers; a repeated or stale message changes nothing."""
         message = event.message
-        if not self.members.note_stopped(event.node_id, message):
+        if not self.members.note_ready(event.node_id, message):
             return
         if self.quorum.electors:
             key = peer_key(self.members[event.node_id].node)
             self.quorum.fences.pop(key, None)
             self.quorum.knows(key, message.term, message.cycle)
-        self._out.posted.append(Ready(event.node_id))
+        self._out.posted.append(Available(event.node_id))
 
     # --- plans ----------------------------------------------------------------------------------------------
 

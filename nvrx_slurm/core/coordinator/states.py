@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 SIGUSR1 = 10
 
 
-class Phase(Enum):
+class Stage(Enum):
     """States of the coordinator."""
 
     ELECTING = "this node stands for coordinator; waiting for a majority of the nodes"
@@ -33,10 +33,10 @@ class Phase(Enum):
     CLOSED = "done"
 
 
-FAILED = (Phase.STOPPING, Phase.SCORING)  # a cycle has failed
-CYCLE = (Phase.RUNNING, Phase.LAST_RANKS, *FAILED)  # of which workers may be left
-OVER = (Phase.FINISHED, Phase.RETURNING, Phase.CLOSED)
-LIVE = tuple(phase for phase in Phase if phase not in (Phase.ELECTING, *OVER))
+FAILED = (Stage.STOPPING, Stage.SCORING)  # a cycle has failed
+CYCLE = (Stage.RUNNING, Stage.LAST_RANKS, *FAILED)  # of which workers may be left
+OVER = (Stage.FINISHED, Stage.RETURNING, Stage.CLOSED)
+LIVE = tuple(phase for phase in Stage if phase not in (Stage.ELECTING, *OVER))
 
 
 # --- inner events: what one handler leaves to the next -------------------------------------------------------------
@@ -65,7 +65,7 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class Available:
     """A member has become ready: no worker is left on its node, which has passed its preflight."""
 
     node_id: str
@@ -100,7 +100,7 @@ class CoordinatorSettings:
     segment: int | None = None  # group ranks go in segments of so many nodes of one domain; None: domains do not matter
     hang_collect_s: float = 0.0  # how long nodes may take to look at their ranks when one hangs; 0 = they do not
     hang_exclude: bool = False  # the node of the rank that the others wait for leaves the job
-    attributes: bool = False  # there is an attribution service to tell of cycles
+    tells_of_cycles: bool = False  # to an attribution service, or for --ft-cycle-info-dir
     stops_on_advice: bool = False  # its STOP ends the job
     tracks_progress: bool = False  # there is a checkpoint iteration file to read
     has_preflight: bool = False  # agents check their nodes before every cycle, spares when they are told to stop
@@ -130,7 +130,7 @@ class CoordinatorSettings:
 
 
 @dataclass
-class Job:
+class JobState:
     """Where the job is. Times are monotonic seconds."""
 
     term: int

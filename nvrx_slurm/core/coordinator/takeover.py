@@ -9,11 +9,11 @@ from nvrx_slurm import types as t
 from nvrx_slurm.core.attribution.verdict import first_cause
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.roster import Assignment, Roster, Slot
-from nvrx_slurm.core.coordinator.states import Arrived, Cleared, CoordinatorSettings, Left, Phase, Ready, Timer
+from nvrx_slurm.core.coordinator.states import Arrived, Available, Cleared, CoordinatorSettings, Left, Stage, Timer
 from nvrx_slurm.core.machine import Entered, Outbox, Say, rows
 
-_MINE = Phase.TAKEOVER
-_DECIDED = (Phase.RUNNING, Phase.STOPPING)
+_MINE = Stage.TAKEOVER
+_DECIDED = (Stage.RUNNING, Stage.STOPPING)
 
 
 class Inherited:
@@ -47,9 +47,9 @@ class Inherited:
         if plan is None:
             return False
         self.plan = plan
-        if message.doing in (t.Doing.RUNNING, t.Doing.SUCCEEDED):
+        if message.doing in (t.Activity.RUNNING, t.Activity.SUCCEEDED):
             self.running.add(plan.group_rank, Slot(node.node_id, plan.rank_offset, node.nproc))
-            if message.doing is t.Doing.SUCCEEDED:
+            if message.doing is t.Activity.SUCCEEDED:
                 self.finished(node.node_id, message.early)
             elif message.faults:
                 self.failed(node.node_id)
@@ -90,12 +90,12 @@ class Takeover:
     states = (_MINE,)
     table = rows(
         (_MINE, Entered, "on_entered", _DECIDED, "all of the cycle may be here, or nothing of it"),
-        (_MINE, Arrived, "on_arrived", (*_DECIDED, Phase.JOINING), "one more of that cycle, or of an older one"),
-        (_MINE, Left, "on_left", (Phase.JOINING,), "that node cannot carry on"),
-        (_MINE, Ready, "on_ready", (Phase.JOINING,), "that node cannot carry on"),
+        (_MINE, Arrived, "on_arrived", (*_DECIDED, Stage.JOINING), "one more of that cycle, or of an older one"),
+        (_MINE, Left, "on_left", (Stage.JOINING,), "that node cannot carry on"),
+        (_MINE, Available, "on_available", (Stage.JOINING,), "that node cannot carry on"),
         (_MINE, Cleared, "on_cleared", _DECIDED, "there may be nobody to wait for"),
         (_MINE, Timer, "on_timer", _DECIDED, "carry on without the missing nodes, or give up"),
-        (_MINE, t.Failed, "on_failed", (Phase.STOPPING,), "of the cycle to carry on with?"),
+        (_MINE, t.RanksFailed, "on_failed", (Stage.STOPPING,), "of the cycle to carry on with?"),
         (_MINE, t.Succeeded, "on_succeeded", (), "the cycle to carry on with is done on one node"),
     )
 
@@ -105,11 +105,11 @@ class Takeover:
         self._min_healthy = s.policy is t.RestartPolicy.MIN_HEALTHY
         self._wait_until = 0.0
 
-    def on_entered(self, event: Entered, now: float) -> Phase | None:
+    def on_entered(self, event: Entered, now: float) -> Stage | None:
         """Agents run the last cycle, or only know of it."""
         return self._carry_on_if_complete(now) if self._job.inherited.running else self._give_up(now)
 
-    def on_arrived(self, event: Arrived, now: float) -> Phase | None:
+    def on_arrived(self, event: Arrived, now: float) -> Stage | None:
         """One more of the last cycle, or of an older one, or a spare."""
         message, inherited = event.message, self._job.inherited
         mine, to = inherited.claim(message), None
@@ -120,27 +120,27 @@ class Takeover:
         else:
             self._roster.stop_old_workers(message, now)
         if to is None and not inherited.running:
-            return Phase.JOINING
+            return Stage.JOINING
         return to or self._decide_if_all_are_here(now)
 
-    def on_cleared(self, event: Cleared, now: float) -> Phase | None:
+    def on_cleared(self, event: Cleared, now: float) -> Stage | None:
         """No node is missing that could still come: there is nothing to wait for."""
         return self._decide_if_all_are_here(now)
 
-    def on_left(self, event: Left, now: float) -> Phase | None:
+    def on_left(self, event: Left, now: float) -> Stage | None:
         """One fewer."""
         return self._without(event.node.node_id)
 
-    def on_ready(self, event: Ready, now: float) -> Phase | None:
+    def on_available(self, event: Available, now: float) -> Stage | None:
         """A node is ready for another cycle."""
         return self._without(event.node_id)
 
-    def _without(self, node_id: str) -> Phase | None:
+    def _without(self, node_id: str) -> Stage | None:
         running = self._job.inherited.running
         running.remove(node_id)
-        return None if running else Phase.JOINING
+        return None if running else Stage.JOINING
 
-    def on_failed(self, event: ev.FromAgent[t.Failed], now: float) -> Phase | None:
+    def on_failed(self, event: ev.FromAgent[t.RanksFailed], now: float) -> Stage | None:
         """The cycle to carry on with has failed; any other message is about a cycle that is over."""
         inherited = self._job.inherited
         if event.node_id not in inherited.running.group_ranks:
@@ -155,27 +155,27 @@ class Takeover:
         """One node is done with the cycle to carry on with."""
         self._job.inherited.finished(event.node_id, event.message.early)
 
-    def timer_at(self, state: Phase) -> float:
+    def timer_at(self, state: Stage) -> float:
         """How long to wait for the nodes that are missing."""
         return self._wait_until
 
-    def on_timer(self, event: Timer, now: float) -> Phase:
+    def on_timer(self, event: Timer, now: float) -> Stage:
         """The others do not come."""
         return self._decide(now)
 
     # --- what becomes of that cycle -------------------------------------------------------------------------
 
-    def _decide_if_all_are_here(self, now: float) -> Phase | None:
+    def _decide_if_all_are_here(self, now: float) -> Stage | None:
         quorum = self._roster.quorum
         here = quorum.needed and not quorum.missing(self._roster.members.keys_of_nodes)
         return self._decide(now) if here else None
 
-    def _decide(self, now: float) -> Phase:
+    def _decide(self, now: float) -> Stage:
         """Under min-healthy a cycle goes on if enough of its nodes are good."""
         enough = self._min_healthy and self._job.inherited.running.good >= self._s.min_nodes
         return self._carry_on(now) if enough else self._give_up(now)
 
-    def _carry_on_if_complete(self, now: float) -> Phase | None:
+    def _carry_on_if_complete(self, now: float) -> Stage | None:
         """Once every group rank of the cycle has registered, it goes on under this term."""
         s, inherited, quorum = self._s, self._job.inherited, self._roster.quorum
         sizes = range(s.min_nodes, max(s.min_nodes, s.max_nodes) + 1) if self._min_healthy else (s.min_nodes,)
@@ -186,7 +186,7 @@ class Takeover:
             self._wait_until = min(self._wait_until, quorum.fenced_until())
         return self._decide_if_all_are_here(now)
 
-    def _carry_on(self, now: float) -> Phase:
+    def _carry_on(self, now: float) -> Stage:
         job = self._job
         job.fresh = False
         self._roster.share(job.inherited.assignment(job.term, self._ledger.complete(self._budget.history)))
@@ -195,9 +195,9 @@ class Takeover:
         for node in self._roster.members.in_order():
             self._roster.send_plan(node.node_id)
         self._ledger.cycle_began([], now)
-        return Phase.RUNNING
+        return Stage.RUNNING
 
-    def _give_up(self, now: float) -> Phase:
+    def _give_up(self, now: float) -> Stage:
         """Not all nodes that ran the cycle came to this coordinator in time: that is a fault of that cycle."""
         job, ledger, here = self._job, self._ledger, self._roster.members.keys_of_nodes
         job.fresh = False
@@ -207,7 +207,7 @@ class Takeover:
             gone = [peer for peer in self._roster.quorum.absent if peer.key not in here]
             ledger.add(map(_lost, gone or (t.Peer("", "", "", 0),)), job.cycle, ledger.started_at)
         ledger.cause = first_cause(ledger.faults)
-        return Phase.STOPPING
+        return Stage.STOPPING
 
 
 def _lost(peer: t.Peer) -> t.RankFault:

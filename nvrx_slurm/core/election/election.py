@@ -25,7 +25,7 @@ class Place(Enum):
     LEADING = "this node is the coordinator"
 
 
-class Ended(Enum):
+class StreamEnd(Enum):
     """How an attempt to register, or a registration, ended."""
 
     REFUSED = "the host answered that nothing listens there: the agent is dead"
@@ -45,7 +45,7 @@ class Begin:
 class StreamEnded:
     """The attempt or the stream to the node that was last sought has ended."""
 
-    how: Ended
+    how: StreamEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Led:
 
 @dataclass(frozen=True, slots=True)
 class Visited:
-    """Another agent wants to register here with a vote for `term`; it waits for the `Answer` to `visitor`."""
+    """Another agent wants to register here with a vote for `term`; it waits for the `AnswerVisitor` to `visitor`."""
 
     visitor: str
     term: int
@@ -119,14 +119,14 @@ class Retire:
 
 
 @dataclass(frozen=True, slots=True)
-class LookAt:
+class AskWhoLeads:
     """Ask `peer` where the coordinator is; the answer is an `Elsewhere`, or none."""
 
     peer: Peer
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AnswerVisitor:
     """Take the registration of `visitor`, or with `elsewhere` send it away."""
 
     visitor: str
@@ -138,7 +138,7 @@ class ElectionSettings:
     """What an election is told once. All times in seconds."""
 
     lease_s: float = 10.0  # silence after which the coordinator gives a member up: keepalive interval + timeout
-    patience_s: float = 5.0  # before the first plan: how long to try one candidate again and again
+    first_try_s: float = 5.0  # before the first plan: how long to try one candidate again and again
     first_pause_s: float = 0.02  # between two rounds through all candidates; doubles
     last_pause_s: float = 1.0
 
@@ -147,7 +147,7 @@ class ElectionSettings:
 MEMBER_SHARE = 0.6
 LEASE_SHARE = 0.9  # ... at this share its ranks are killed, ...
 FENCE_MARGIN_S = 0.5  # ... and so long after the whole lease, when they are gone, the coordinator may use its slot.
-_FIRST_LOOK_S, _LOOK_S = 0.1, 1.0
+_FIRST_QUESTION_S, _QUESTION_S = 0.1, 1.0
 _MAX_HINTS = 8
 
 
@@ -158,7 +158,7 @@ class Election(Machine):
     if it is one. After that the successors of the last plan are the candidates.
     """
 
-    commands = (Seek, Stand, Raise, Retire, LookAt, Answer)
+    commands = (Seek, Stand, Raise, Retire, AskWhoLeads, AnswerVisitor)
     table = rows(
         (Place.SEEKING, Begin, "on_begin", (Place.STANDING,), "the first candidate, which may be this node"),
         (Place.SEEKING, StreamEnded, "on_ended_seeking", (Place.STANDING,), "the next candidate"),
@@ -231,8 +231,8 @@ class Election(Machine):
 
     def validate(self) -> None:
         """What holds after each step."""
+        super().validate()
         assert self.term >= self._led_term, "a term went down"
-        assert not self.out and not self.out.posted, "a command was left"
         if self.state is Place.STANDING:
             assert self._target is not None and self._target.key == self.me.key, "it stands for another node"
         if self.state is Place.FOLLOWING:
@@ -244,13 +244,13 @@ class Election(Machine):
 
     def on_begin(self, event: Begin, now: float) -> Place:
         """The first candidate is the coordinator, as a rule. It may start a little later than this node."""
-        self._first_try_until = now + self.settings.patience_s
+        self._first_try_until = now + self.settings.first_try_s
         return self._try_next(now)
 
     def on_ended_seeking(self, event: StreamEnded, now: float) -> Place:
         """This candidate is not there, or does not lead and is gone."""
         # A hinted node may have counted this node's vote for the term. So the term is used up.
-        return self._seek_again(now, self._hinted and event.how is not Ended.REFUSED)
+        return self._seek_again(now, self._hinted and event.how is not StreamEnd.REFUSED)
 
     def _seek_again(self, now: float, has_voted: bool) -> Place:
         self._failures += 1
@@ -295,7 +295,7 @@ class Election(Machine):
         if not self.fresh:
             self.emit(Say(f"term {self.term}: this node stands for coordinator"))
         self.emit(Stand(self.term, fence_s, leader_fence_s))
-        self._next_at = now + _FIRST_LOOK_S
+        self._next_at = now + _FIRST_QUESTION_S
         return Place.STANDING
 
     # --- hints ----------------------------------------------------------------------------------------------------
@@ -342,9 +342,9 @@ class Election(Machine):
         """Ask the other candidates whether they know better."""
         if self._next_at is None or now < self._next_at:
             return
-        self._next_at = now + _LOOK_S if self.others else None
+        self._next_at = now + _QUESTION_S if self.others else None
         for peer in self.others:
-            self.emit(LookAt(peer))
+            self.emit(AskWhoLeads(peer))
 
     # --- a leader -------------------------------------------------------------------------------------------------
 
@@ -375,10 +375,10 @@ class Election(Machine):
 
     def on_ended_following(self, event: StreamEnded, now: float) -> Place:
         """A leader whose stream broke may be there still: it is asked first, once. A silent one is not waited for."""
-        self._silent = event.how is Ended.SILENT
+        self._silent = event.how is StreamEnd.SILENT
         self._doubt_until = now + self.settings.lease_s if self._silent else 0.0
         leader = self.leader
-        if event.how is not Ended.CLOSED or leader is None:
+        if event.how is not StreamEnd.CLOSED or leader is None:
             return self._try_next(now)
         self._target, self._hinted = leader, False
         self.emit(Seek(leader, self.term))
@@ -397,9 +397,9 @@ class Election(Machine):
             if self.state is Place.STANDING and event.term > self.term:
                 self.term = event.term
                 self.emit(Raise(event.term))
-            self.emit(Answer(event.visitor, None))
+            self.emit(AnswerVisitor(event.visitor, None))
             return
-        self.emit(Answer(event.visitor, self.where()))
+        self.emit(AnswerVisitor(event.visitor, self.where()))
 
     def where(self) -> Elsewhere:
         """The answer to an agent that asks for the coordinator."""

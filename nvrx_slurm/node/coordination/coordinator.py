@@ -90,7 +90,7 @@ class CoordinatorHost:
         self._loop = asyncio.get_running_loop()
         self._core = core = Coordinator(settings, self._loop.time())
         log = EventLog(job.run_dir.coordinator_events(settings.term, job.node), core, say)
-        self.shell = shell = Shell(core, log, ev.Done, say)
+        self.shell = shell = Shell(core, log, ev.JobOver, say)
         self.local = LocalTransport(job.node.node_id, to_agent, shell.post)
         self.members = MemberStreams(self.local, server)
         self._attributor: Attributor | None = None
@@ -115,7 +115,7 @@ class CoordinatorHost:
         clock = AllocationClock(job.control, None if job.slurm is None else job.slurm.job_id)
 
         async def tell_time() -> None:
-            shell.post(ev.TimeLeft(await clock.left_s()))
+            shell.post(ev.TimeLeftRead(await clock.left_s()))
 
         shell.on(ev.AskTimeLeft, lambda command: self._spawn(tell_time()))
         if job.progress_file is None:
@@ -177,13 +177,13 @@ class CoordinatorHost:
         quorum = self._core.roster.quorum
         return bool(quorum.dead or quorum.fences or self._settings.last_leader)
 
-    async def finish(self, before_result: Callable[[], Awaitable[None]]) -> ev.Done | None:
+    async def finish(self, before_result: Callable[[], Awaitable[None]]) -> ev.JobOver | None:
         """Wait for the end of the job, disconnect the members, publish its result; `before_result` comes before the
         file. Returns the end, or None where this node coordinates no more."""
         await asyncio.wait({self.shell.result})
         if self.shell.result.cancelled():
             return None
-        done: ev.Done = self.shell.result.result()
+        done: ev.JobOver = self.shell.result.result()
         await self.members.close()
         await self._writes.close()
         requeues = None if self._job.slurm is None else self._job.slurm.restart_count

@@ -77,7 +77,7 @@ class Elections:
         self.coordinator: CoordinatorHost | None = None
         self.out_file: OutFile | None = None
         me = t.Peer(peer_key(job.node), job.node.host, job.node.addr, job.node.port)
-        settings = el.ElectionSettings(lease_s=self._lease_s, patience_s=self._meeting.patience_s)
+        settings = el.ElectionSettings(lease_s=self._lease_s, first_try_s=self._meeting.first_try_s)
         endpoints = (*self._meeting.mine, *(self._meeting.endpoints if job.coordinator is not None else ()))
         mine = {me.key, *(f"{host}:{port}" for host, port in endpoints if port == me.port)}
         candidates = tuple(me if peer.key in mine else peer for peer in self._meeting.candidates)
@@ -91,8 +91,8 @@ class Elections:
             el.Stand: self._stand,
             el.Raise: self._raise,
             el.Retire: self._retire,
-            el.LookAt: lambda command: self._spawn(self._ask(command.peer)),
-            el.Answer: self._registrations.answer,
+            el.AskWhoLeads: lambda command: self._spawn(self._ask(command.peer)),
+            el.AnswerVisitor: self._registrations.answer,
         }
         for command, handler in handlers.items():
             self._shell.on(command, handler)
@@ -230,7 +230,7 @@ class Elections:
     def _stand(self, command: el.Stand) -> None:
         job, before = self._job, self._core.leader
         alone_s = 0.0 if self._alone_since is None else self._loop.time() - self._alone_since
-        patience_s = job.agent.join_timeout_s if before is None else job.agent.reconnect_timeout_s
+        most_s = job.agent.join_timeout_s if before is None else job.agent.reconnect_timeout_s
         self._leave("this node stands for coordinator")
         self._adopt(self._token or new_token())
         settings = replace(
@@ -242,7 +242,7 @@ class Elections:
             last_leader=before.key if before is not None else "",
             fence_s=command.fence_s,
             leader_fence_s=command.leader_fence_s,
-            quorum_timeout_s=max(_LEAST_STAND_S, _STAND_SHARE * patience_s - alone_s),
+            quorum_timeout_s=max(_LEAST_STAND_S, _STAND_SHARE * most_s - alone_s),
             lease_s=self._lease_s,
             began_s=time.time(),
         )

@@ -46,7 +46,7 @@ class AgentLink:
 
     def send(self, message: t.AgentMessage) -> None:
         """Send a message; one that has a field for a port (MASTER_PORT of the next plan) offers a fresh one."""
-        if isinstance(message, (t.Register, t.Stopped)):
+        if isinstance(message, (t.Register, t.Ready)):
             previous, self._port = self._port, PortReservation()
             previous.release()  # only now, so that the new one is another
             message = replace(message, port=self._port.port)

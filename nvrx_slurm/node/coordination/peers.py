@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nvrx_slurm.control.server import ControlServer
     from nvrx_slurm.node.coordination.coordinator import CoordinatorHost
 
-_LOOK_S = 3.0  # for an answer to a Look
+_ANSWER_S = 3.0  # to WhoLeads
 _PROBE_CONNECT_S = 2.0
 _RESOLVE_S = 25.0
 
@@ -41,14 +41,14 @@ async def endpoints(meeting: Meeting, peer: t.Peer) -> list[tuple[str, int]]:
 
 
 async def ask(meeting: Meeting, token: str, peer: t.Peer) -> t.Elsewhere | None:
-    """Ask `peer` where the coordinator is; None where it does not tell within _LOOK_S."""
+    """Ask `peer` where the coordinator is; None where it does not tell within _ANSWER_S."""
     from nvrx_slurm.control.client import ControlClient
 
     answer: asyncio.Future[t.Elsewhere | None] = asyncio.get_running_loop().create_future()
 
     def post(event: Any) -> None:
         if isinstance(event, ag.Connected):
-            client.send(t.Look())
+            client.send(t.WhoLeads())
         elif not answer.done():
             answer.set_result(event if isinstance(event, t.Elsewhere) else None)
 
@@ -56,18 +56,18 @@ async def ask(meeting: Meeting, token: str, peer: t.Peer) -> t.Elsewhere | None:
     client = ControlClient(await endpoints(meeting, peer), meeting.key, token, post, meeting.keepalive, proof)
     client.start()
     try:
-        return await asyncio.wait_for(answer, _LOOK_S)
+        return await asyncio.wait_for(answer, _ANSWER_S)
     except asyncio.TimeoutError:
         return None
     finally:
         await client.close(0.0)
 
 
-def how_ended(client: ControlClient) -> el.Ended:
+def how_ended(client: ControlClient) -> el.StreamEnd:
     """How an attempt to register, or a registration, ended."""
     if client.refused:
-        return el.Ended.REFUSED
-    return el.Ended.SILENT if client.silent else el.Ended.CLOSED
+        return el.StreamEnd.REFUSED
+    return el.StreamEnd.SILENT if client.silent else el.StreamEnd.CLOSED
 
 
 async def refuses(peer: t.Peer) -> bool:
@@ -108,7 +108,7 @@ class Registrations:
         for node_id in list(self._members):
             self.drop(node_id)
 
-    def answer(self, command: el.Answer) -> None:
+    def answer(self, command: el.AnswerVisitor) -> None:
         """Take a registration, or send it on."""
         joined = self._waiting.pop(command.visitor, None)
         if joined is None:

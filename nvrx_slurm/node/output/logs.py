@@ -80,10 +80,10 @@ class LogsRole:
 
     def _on_sent(self, command: ag.Send) -> None:
         message = command.message
-        if isinstance(message, (t.Stopped, t.Succeeded)) and message.cycle in self._cycles.keys() - self._over:
+        if isinstance(message, (t.Ready, t.Succeeded)) and message.cycle in self._cycles.keys() - self._over:
             self._over.add(message.cycle)
             self._shipper.tell({"over": message.cycle})
-        elif isinstance(message, t.Failed):
+        elif isinstance(message, t.RanksFailed):
             self._shipper.tell({"now": True})
 
     def _begin(self, plan: t.Plan) -> None:

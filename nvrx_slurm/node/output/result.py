@@ -15,7 +15,7 @@ from typing import Any
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.attribution.verdict import failing_line, headline, report
-from nvrx_slurm.core.coordinator.events import Done, HangFound
+from nvrx_slurm.core.coordinator.events import HangFound, JobOver
 from nvrx_slurm.core.coordinator.report import in_words
 from nvrx_slurm.node.output.faults import signal_name
 from nvrx_slurm.system import bounded
@@ -29,7 +29,7 @@ _COLUMNS = "{:>9} {:>6} {:>6}  {:<20} {}"
 
 
 async def publish(
-    done: Done,
+    done: JobOver,
     path: Path,
     requeues: int | None,
     say: Callable[[str], None],
@@ -107,7 +107,7 @@ def write_hang(path: Path, command: HangFound) -> None:
     write_atomic(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
-def sentence(done: Done) -> str:
+def sentence(done: JobOver) -> str:
     """The last lines of the console: code, reason and history; then the failed ranks and the first cause."""
     reason, cause, job = done.reason, done.cause, done.report
     if cause is not None:  # it is told in full below
@@ -122,7 +122,7 @@ def sentence(done: Done) -> str:
     return "\n".join(lines)
 
 
-def history(done: Done) -> str:
+def history(done: JobOver) -> str:
     """What the job went through, for example "2 restarts, 1 lost node, 3.1 s down"; "" if nothing happened."""
     job = done.report
     restarted = {restart.cycle for restart in job.restarts}
@@ -157,7 +157,7 @@ def _ended_by(fault: t.FaultRecord) -> str:
     return f"{fault.kind.value} ({how})" if code else fault.kind.value
 
 
-def content(done: Done, requeues: int | None, now: float) -> dict[str, Any]:
+def content(done: JobOver, requeues: int | None, now: float) -> dict[str, Any]:
     """The content of result.json. `now`: Unix seconds of the job's end; `at_s` counts from the beginning of the job."""
     cause, job = done.cause, asdict(done.report)
     began = now - done.report.duration_s

@@ -86,7 +86,7 @@ class Workers:
             ag.StartWorkers: lambda command: self._start_all(command.plan),
             ag.SignalWorkers: self._end,
             ag.PassOn: lambda command: self._signal(command.signum),
-            ag.LookAtRanks: self._report_ranks,
+            ag.InspectRanks: self._report_ranks,
             ag.WarnRanks: self._warn,
             ag.PostGone: self._dead_ranks.note if self._spec.wrapped else lambda command: None,
             ag.Prepare: lambda command: self._launcher.hold() if command.used else None,
@@ -217,9 +217,9 @@ class Workers:
         for monitor in self._monitors:  # also of a worker that is about to start
             monitor.warn()
 
-    def _report_ranks(self, command: ag.LookAtRanks) -> None:
+    def _report_ranks(self, command: ag.InspectRanks) -> None:
         async def report() -> None:
-            self._post(ag.Looked(command.cycle, await self._inspect(command.within_s)))
+            self._post(ag.Inspected(command.cycle, await self._inspect(command.within_s)))
 
         self._report = asyncio.ensure_future(report())
 
