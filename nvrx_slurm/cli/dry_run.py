@@ -14,7 +14,7 @@ from nvrx_slurm.cli.options import spelling
 from nvrx_slurm.cli.worker import contract, numa_bindings, worker_argv
 from nvrx_slurm.core.coordinator.gathering import Placement, place
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.node.workers.worker_env import rank_env
+from nvrx_slurm.node.workers.worker_spec import rank_env
 from nvrx_slurm.slurm.api.facts import SlurmError
 from nvrx_slurm.types import History, Node, Plan
 

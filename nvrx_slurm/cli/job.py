@@ -18,7 +18,7 @@ from nvrx_slurm.core.coordinator.coordinator import CoordinatorSettings
 from nvrx_slurm.core.coordinator.restarts import RestartLimits
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.node.job import NodeJob
-from nvrx_slurm.node.preflight.preflight_settings import PreflightSpec, preflight_spec
+from nvrx_slurm.node.preflight.head_start import PreflightSpec, preflight_spec
 from nvrx_slurm.slurm import srun
 from nvrx_slurm.slurm.control import END_TIME
 from nvrx_slurm.system import numa

@@ -12,8 +12,7 @@ from nvrx_slurm.cli.here import Here, Layout, OnNode, working_directory
 from nvrx_slurm.config.launch import LaunchConfig
 from nvrx_slurm.config.values import Std
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.node.workers.worker_env import LOCAL_RANK_MACRO, WorkerContract
-from nvrx_slurm.node.workers.worker_spec import WarmSpec, WorkerSpec
+from nvrx_slurm.node.workers.worker_spec import LOCAL_RANK_MACRO, WarmSpec, WorkerContract, WorkerSpec
 from nvrx_slurm.system import numa
 from nvrx_slurm.types import RestartPolicy
 
@@ -21,7 +20,7 @@ _RUN_PATH = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv
 
 
 def worker_spec(here: Here, shape: Layout, script: str, args: tuple[str, ...], cycle_info: str) -> WorkerSpec:
-    """What starts the workers of this node. `cycle_info`: see `worker_env.WorkerContract`.
+    """What starts the workers of this node. `cycle_info`: see `worker_spec.WorkerContract`.
 
     Raises UsageError where NUMA binding was asked for and fails.
     """

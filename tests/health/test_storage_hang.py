@@ -11,8 +11,8 @@ import pytest
 from recorded import BOUND_S, Node
 
 from nvrx_slurm.config.layers import Config
+from nvrx_slurm.node.preflight.head_start import preflight_spec
 from nvrx_slurm.node.preflight.preflight import Preflight
-from nvrx_slurm.node.preflight.preflight_settings import preflight_spec
 
 
 def prepared(node: Node, directory: Path, **flags: Any) -> tuple[str, list[str]]:

@@ -18,8 +18,8 @@ from agent_harness import WAIT_S, stat, until
 from nvrx_slurm.config.layers import Config
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.node.preflight.head_start import PreflightSpec, Reclaim, preflight_spec
 from nvrx_slurm.node.preflight.preflight import Preflight
-from nvrx_slurm.node.preflight.preflight_settings import PreflightSpec, Reclaim, preflight_spec
 
 SPEC = PreflightSpec(("--when=preflight", "--only=lustre"), Reclaim(0.0, 512.0, 2.0))
 WAITS = Reclaim(1000.0, 512.0, 0.01)

@@ -17,8 +17,7 @@ from typing import Any
 
 from nvrx_slurm.child import processes
 from nvrx_slurm.node.workers.launcher import Launcher
-from nvrx_slurm.node.workers.worker_env import WorkerContract, worker_env
-from nvrx_slurm.node.workers.worker_spec import WarmSpec, WorkerSpec
+from nvrx_slurm.node.workers.worker_spec import WarmSpec, WorkerContract, WorkerSpec, worker_env
 
 WARNING_SIGNAL = 10
 BOUND_S = 90.0

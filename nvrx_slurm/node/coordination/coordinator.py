@@ -12,8 +12,7 @@ from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSettings
 from nvrx_slurm.core.election.quorum import peer_key
 from nvrx_slurm.node.coordination.link import LAST_MESSAGES_S, LocalTransport
-from nvrx_slurm.node.coordination.progress_file import ProgressFile
-from nvrx_slurm.node.coordination.time_left import AllocationClock
+from nvrx_slurm.node.coordination.questions import AllocationClock, ProgressFile
 from nvrx_slurm.node.event_log import EventLog
 from nvrx_slurm.node.job import NodeJob
 from nvrx_slurm.node.output.result import BackgroundWrites, publish, write_hang

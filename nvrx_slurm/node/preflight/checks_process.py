@@ -20,8 +20,7 @@ from nvrx_slurm.child.supervised import SupervisedProcess
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import report
 from nvrx_slurm.health.check import one_line
-from nvrx_slurm.node.preflight.head_start import Spawned, spawn
-from nvrx_slurm.node.preflight.preflight_settings import PreflightSpec
+from nvrx_slurm.node.preflight.head_start import PreflightSpec, Spawned, spawn
 
 _RESPAWN_S = 5.0  # doubled for each process that ends without a single answer
 _MAX_LINE_BYTES = 1 << 20

@@ -19,7 +19,7 @@ from nvrx_slurm.health import report
 from nvrx_slurm.health.check import Verdict, one_line
 from nvrx_slurm.node.output.console import once
 from nvrx_slurm.node.preflight.checks_process import ChecksAnswer, ChecksProcess, Spawned
-from nvrx_slurm.node.preflight.preflight_settings import ANSWER_MARGIN_S, PreflightSpec
+from nvrx_slurm.node.preflight.head_start import ANSWER_MARGIN_S, PreflightSpec
 from nvrx_slurm.node.shell import Post
 
 _READING_S = 10.0  # the most that one reading of GPU memory may take

@@ -14,8 +14,7 @@ from nvrx_slurm.core import preload
 from nvrx_slurm.node.monitors.monitors import faulthandler_env
 from nvrx_slurm.node.output.console import once
 from nvrx_slurm.node.workers.template import TemplateProcess, TemplateSpec
-from nvrx_slurm.node.workers.worker_env import LOCAL_RANK_MACRO, worker_env
-from nvrx_slurm.node.workers.worker_spec import WorkerSpec
+from nvrx_slurm.node.workers.worker_spec import LOCAL_RANK_MACRO, WorkerSpec, worker_env
 from nvrx_slurm.system import bounded
 from nvrx_slurm.system.files import WARM_NAME
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from nvrx_slurm.child import processes
 from nvrx_slurm.child.supervised import SupervisedProcess
-from nvrx_slurm.node.workers.worker_env import RANK_NAMES
+from nvrx_slurm.node.workers.worker_spec import RANK_NAMES
 
 _START = str(Path(__file__).parents[2] / "warm" / "start.py")
 _BUILD_S = 900.0  # for the imports, also from a busy file system

@@ -27,8 +27,7 @@ from nvrx_slurm.node.signals import ENDING
 from nvrx_slurm.node.workers.idle import wait_until_idle
 from nvrx_slurm.node.workers.launcher import Launcher
 from nvrx_slurm.node.workers.orphans import OrphanReaper
-from nvrx_slurm.node.workers.worker_env import rank_env, worker_env
-from nvrx_slurm.node.workers.worker_spec import StartedWorker, WorkerSpec
+from nvrx_slurm.node.workers.worker_spec import StartedWorker, WorkerSpec, rank_env, worker_env
 from nvrx_slurm.system import bounded
 from nvrx_slurm.types import FaultKind, Node, Plan, RankEvidence, RankFault, WorkloadAction
 
