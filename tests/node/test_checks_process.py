@@ -18,6 +18,7 @@ from agent_harness import WAIT_S, stat, until
 from nvrx_slurm.config.layers import Config
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.node.preflight import checks_process as module
 from nvrx_slurm.node.preflight.head_start import PreflightSpec, Reclaim, preflight_spec
 from nvrx_slurm.node.preflight.preflight import Preflight
 
@@ -119,6 +120,20 @@ def test_a_process_that_misbehaves_is_said_once_and_the_node_goes_on(
     lines = bench.said
     assert sum(said in line for line in lines) == 1, lines
     assert len(lines) <= 3 and len("".join(lines)) < 1000 and bench.refused == [], lines
+
+
+def test_one_that_dies_is_started_again_and_ever_more_slowly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_RESPAWN_S", 0.01)
+    ran = tmp_path / "ran"
+    program = f"import time\nopen({str(ran)!r}, 'a').write(f'{{time.monotonic()}}\\n')\nraise SystemExit(5)"
+
+    async def story(bench: Bench) -> None:
+        bench.start()
+        await bench.until(lambda: ran.exists() and len(ran.read_text().splitlines()) >= 7)
+
+    run(tmp_path, story, told(program))
+    times = [float(line) for line in ran.read_text().splitlines()]
+    assert times[-1] - times[-2] >= 0.2  # 0.01 s, doubled five times
 
 
 def test_an_idle_node_is_checked_now_and_then(tmp_path: Path) -> None:
