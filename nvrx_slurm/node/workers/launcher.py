@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
+from typing import Any
 
 from nvrx_slurm.child import processes
 from nvrx_slurm.core import preload
@@ -45,8 +45,7 @@ class Launcher:
         self._standbys: dict[int, processes.Held] = {}  # by local rank
         self._templates: dict[tuple[str, ...], TemplateProcess] = {}  # by prefix
         self._settled = asyncio.Event()  # no standby that the first workers need is on its way
-        self._timer: asyncio.TimerHandle | None = None
-        self._inspection: asyncio.Task[None] | None = None
+        self._preparation: asyncio.Task[None] | None = None  # for the next start
         self._ending: set[processes.Child] = set()
         self._none_left = asyncio.Event()
 
@@ -92,20 +91,19 @@ class Launcher:
 
     def launched(self, pid: int) -> None:
         """All workers have been launched; `pid` is one of them."""
-        if self._templates:
-            self._later(_FORK_AFTER_S, self._refill)
-        elif self._warm is not None:
-            self._later(_FIRST_INSPECTION_S, partial(self._inspect, pid, _FIRST_INSPECTION_S))
+        if self._templates or self._warm is not None:
+            self._prepare(self._refill_later() if self._templates else self._inspect_worker(pid))
 
     def end_held(self) -> None:
         """The node has no workers in this cycle. The template of a spare imports what the script does."""
         self._end_all(self._held)
         if not self._templates and self._warm is not None and self._warm.script is not None:
-            self._later(_FIRST_INSPECTION_S, partial(self._inspect_script, Path(self._warm.script)))
+            self._prepare(self._inspect_script(Path(self._warm.script)))
 
     async def close(self) -> None:
         """End all that waits. Bounded."""
-        self._end_timer()
+        if self._preparation is not None:
+            self._preparation.cancel()
         self._end_all(self._held)
         for local_rank in list(self._standbys):
             self._drop(local_rank)
@@ -132,34 +130,30 @@ class Launcher:
         if not self._ending:
             self._none_left.set()
 
-    # --- which modules --------------------------------------------------------------------------------------
+    # --- preparations for the next start ----------------------------------------------------------------------
 
-    def _later(self, after_s: float, call: Callable[[], None]) -> None:
-        self._end_timer()
-        self._timer = self._loop.call_later(after_s, call)
+    def _prepare(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._preparation is not None:
+            self._preparation.cancel()
+        self._preparation = asyncio.ensure_future(work)
 
-    def _end_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._inspection is not None:
-            self._inspection.cancel()
+    async def _refill_later(self) -> None:
+        await asyncio.sleep(_FORK_AFTER_S)
+        self._refill()
 
-    def _inspect(self, pid: int, after_s: float, before: tuple[str, ...] = ()) -> None:
-        self._inspection = asyncio.ensure_future(self._inspect_worker(pid, after_s, before))
-
-    async def _inspect_worker(self, pid: int, after_s: float, before: tuple[str, ...]) -> None:
+    async def _inspect_worker(self, pid: int) -> None:
         """Two inspections that find the same: the worker has imported what it needs."""
-        found = await self._read(Path(f"/proc/{pid}/maps"), preload.loaded)
-        if found and found == before and ("torch" in found or after_s >= _WITHOUT_TORCH_S):
-            self._build(found)
-        elif after_s < _LAST_INSPECTION_S:
-            self._timer = self._loop.call_later(2 * after_s, self._inspect, pid, 2 * after_s, found)
+        after_s, found = _FIRST_INSPECTION_S, tuple[str, ...]()
+        while after_s <= _LAST_INSPECTION_S:
+            await asyncio.sleep(after_s)
+            before, found = found, await self._read(Path(f"/proc/{pid}/maps"), preload.loaded)
+            if found and found == before and ("torch" in found or after_s >= _WITHOUT_TORCH_S):
+                return self._build(found)
+            after_s *= 2
 
-    def _inspect_script(self, script: Path) -> None:
-        async def read() -> None:
-            self._build(await self._read(script, preload.imported))
-
-        self._inspection = asyncio.ensure_future(read())
+    async def _inspect_script(self, script: Path) -> None:
+        await asyncio.sleep(_FIRST_INSPECTION_S)
+        self._build(await self._read(script, preload.imported))
 
     async def _read(self, path: Path, parse: Callable[[str], tuple[str, ...]]) -> tuple[str, ...]:
         """The modules that the text of a file tells; () where it cannot be read in time."""
