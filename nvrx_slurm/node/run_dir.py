@@ -43,7 +43,7 @@ class RunDir:
 
     @property
     def result(self) -> Path:
-        """JSON that the coordinator writes last: exit code, reason, first cause, history (see agent.result)."""
+        """JSON that the coordinator writes last: exit code, reason, first cause, history (see `node.output.result`)."""
         return self.path / "result.json"
 
     @property
@@ -77,7 +77,7 @@ class RunDir:
         return self.path / f"cycle_{cycle}" / f"node_{name}"
 
     def hang_report(self, cycle: int) -> Path:
-        """JSON: what all ranks did when one of them hung (see `agent.result.HangReports`)."""
+        """JSON: what all ranks did when one of them hung (see `node.output.result.write_hang`)."""
         return self.path / f"cycle_{cycle}" / "hang.json"
 
     def create_parent(self) -> None:

@@ -1,4 +1,4 @@
-"""Starts workers by `agent.launcher` as an agent does, executed or forked: python warm_driver.py < JSON > JSON.
+"""Starts workers by `node.workers.launcher` as an agent does, executed or forked: python warm_driver.py < JSON > JSON.
 
 In:  argv (of the workers), envs (one per worker, added to ours), preload (modules; null: execute), path0, directory,
      prefixes (per worker, what goes before argv).

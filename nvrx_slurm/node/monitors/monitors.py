@@ -59,32 +59,29 @@ class Life:
         self.pidfd = -1
         self.hung = False
         self.broken = False  # the page cannot be read; that was said
-        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.page_fd = -1
-        self.look_end, self.rank_end = socket.socketpair()  # for monitor.inspect
-        try:
+        with contextlib.ExitStack() as stack:
+            self.listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            self.ends = [stack.enter_context(end) for end in socket.socketpair()]  # for monitor.inspect
             self.page_fd = create_page()
+            stack.callback(os.close, self.page_fd)
             self.listener.bind(os.fspath(self.path))
+            stack.callback(self.path.unlink, missing_ok=True)
             self.listener.listen(_BACKLOG)
-        except OSError:
-            self.close()
-            raise
+            self._resources = stack.pop_all()
+
+    def begin(self, message: bytes, pidfd: int) -> None:
+        """There is a worker. `pidfd` stays the caller's. Raises OSError."""
+        self.pidfd = os.dup(pidfd)
+        self._resources.callback(os.close, self.pidfd)
+        self.watch, self.hung = message, False
 
     def fds(self) -> list[int]:
-        return [self.pidfd, self.page_fd, *(s.fileno() for s in (self.listener, self.look_end, self.rank_end))]
+        return [self.pidfd, self.page_fd, *(s.fileno() for s in (self.listener, *self.ends))]
 
     def close(self) -> None:
         """Never raises; a second call does nothing."""
-        try:
-            for sock in (self.listener, self.look_end, self.rank_end):
-                sock.close()
-            self.path.unlink(missing_ok=True)
-        except OSError:
-            pass  # the directory is no longer ours: no rank finds the socket there
-        fds, self.page_fd, self.pidfd = (self.page_fd, self.pidfd), -1, -1
-        for fd in fds:
-            if fd >= 0:
-                os.close(fd)
+        with contextlib.suppress(OSError):  # the directory is no longer ours: no rank finds the socket there
+            self._resources.close()
 
 
 class RankMonitor(SupervisedProcess):
@@ -180,11 +177,9 @@ class RankMonitor(SupervisedProcess):
         if life is None:
             return  # was said when it could not be made
         try:
-            life.pidfd = os.dup(pidfd)
+            life.begin(message, pidfd)
         except OSError as error:
-            self._say_unmonitored(error)
-            return
-        life.watch, life.hung = message, False
+            return self._say_unmonitored(error)
         self.send(message, life.fds())
 
     def inspect(self, within_s: float) -> asyncio.Future[dict[str, Any] | None]:
