@@ -195,13 +195,13 @@ class NodeProgram:
         job = self._job
         if self._logs is not None and end.code > _SIGNALLED:  # Slurm kills all this KillWait after its signal
             self._logs.drain_s = min(self._logs.drain_s, _HASTY_DRAIN_S)
-        host = self._coordinator
-        logs = self._logs if host is not None else None  # until the end of the job has been said
         for role in (self._link, *self._roles):
+            logs = self._logs if self._coordinator is not None else None  # until the end of the job has been said
             if role not in (self._signals, self._elections, logs):
                 await role.close()
         if self._elections is not None:
             await self._elections.leave()
+        host = self._coordinator
         if host is not None:
             if end.code > _SIGNALLED:  # the signal may have come before the agent had a coordinator to tell
                 ends = t.EndJob(end.code, end.reason, end.code - _SIGNALLED)
