@@ -21,16 +21,11 @@ _MARGIN_S = 2.0  # for the thread, above the timeout of its command
 _RETRY_S = 1.0  # a job that ends meanwhile starts no second tool, which would outlive it
 
 
-class _Unusable(Exception):
-    """The file holds no iteration; the message does not name the file."""
-
-
 class ProgressFile:
     """The checkpoint iteration file (--ft-checkpoint-iteration-file), in which the training writes how far it is.
 
-    It is read in a thread, because `path` may be on a file system that hangs.
-
-    `say` gets one sentence when the file cannot be used, and the next one only after it could be used.
+    A thread reads it, because `path` may be on a file system that hangs. `say` gets one sentence when the file cannot
+    be used, and the next one only after it could be used.
     """
 
     def __init__(self, path: str, say: Callable[[str], None]) -> None:
@@ -46,7 +41,7 @@ class ProgressFile:
         """
         try:
             iteration = await self._iteration()
-        except (_Unusable, OSError, RuntimeError, ValueError) as error:  # ValueError: a name with a 0 in it
+        except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: no thread can be started
             why = str(getattr(error, "strerror", None) or error)
             if why != self._said:
                 self._say(f"progress is not counted: the checkpoint iteration file {self._path} cannot be used: {why}")
@@ -56,17 +51,17 @@ class ProgressFile:
         return iteration
 
     async def _iteration(self) -> int:
-        """Raises _Unusable, OSError, ValueError, and RuntimeError if no thread can be started."""
+        """Raises ValueError (no iteration, or a name with a 0 in it), OSError and RuntimeError."""
         if self._reading:
-            raise _Unusable(_HANGS)  # an earlier read has not ended
+            raise ValueError(_HANGS)  # an earlier read has not ended
         try:
             content = await bounded.call_async(self._load, READ_TIMEOUT_S, "progress file")
         except bounded.Overrun:
-            raise _Unusable(_HANGS) from None
+            raise ValueError(_HANGS) from None
         text = content.strip()
         if len(content) > _MAX_BYTES or len(text) > _MAX_DIGITS or not text.isdigit():  # of bytes: ASCII digits only
             found = text[:40].decode("ascii", "backslashreplace")
-            raise _Unusable(f"it must hold one integer of 0 or more, in at most {_MAX_BYTES} bytes, not {found!r}")
+            raise ValueError(f"it must hold one integer of 0 or more, in at most {_MAX_BYTES} bytes, not {found!r}")
         return int(text)
 
     def _load(self) -> bytes:
