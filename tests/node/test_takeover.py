@@ -121,9 +121,9 @@ def test_node_0_of_a_step_never_comes_up_and_slurm_does_not_answer_when_the_job_
     first = says("cycle 0: 2 active and . spare nodes", *nodes)
     kill(first)
     second, third = (one for one in nodes if one is not first)
-    assert sorted(up(one, 1)[0] for one in (second, third)) == [0, 1]
+    says("carries on with cycle 0|cycle 1: 2 active", second, third)  # the first one may have been the spare
     (rig.dir / "away").touch()
-    rig.open("end1")
+    rig.open("end0"), rig.open("end1")
     says("trying to end job", second, third)
     (rig.dir / "away").unlink()
     assert [second.wait(), third.wait()] == [0, 0]
