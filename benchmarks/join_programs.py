@@ -30,7 +30,7 @@ from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.agent.agent import Agent
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSettings
-from nvrx_slurm.node.coordination.coordinator import Members
+from nvrx_slurm.node.coordination.coordinator import MemberStreams
 from nvrx_slurm.node.event_log import EventLog
 from nvrx_slurm.node.shell import Shell
 from nvrx_slurm.types import Node, Peer, Plan, Ready, Register
@@ -54,9 +54,9 @@ async def serve(agents: int, term: int) -> None:
     core = Coordinator(settings, loop.time())
     with tempfile.TemporaryDirectory(prefix="nb-") as directory:
         log = EventLog(Path(directory) / "events.jsonl", core, _say)
-        shell, members = Shell(core, log, ev.JobOver, _say), Members()
-        members.server = server = ControlServer(_KEY, _TOKEN, shell.post, _say, _KEEPALIVE)
-        shell.add(members)
+        shell = Shell(core, log, ev.JobOver, _say)
+        server = ControlServer(_KEY, _TOKEN, shell.post, _say, _KEEPALIVE)
+        shell.add(MemberStreams(None, server))
         for command in (ev.Won, ev.Lapsed, ev.Probe):  # of an election, which is left out
             shell.on(command, lambda command: None)
         shell.begin()

@@ -12,7 +12,7 @@ from nvrx_slurm.cli.here import Here, Layout, StartPlace, layout, planned_alloca
 from nvrx_slurm.cli.job import contract, numa_bindings, worker_argv
 from nvrx_slurm.cli.options import spelling
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.node.workers.worker_env import rank_env
+from nvrx_slurm.node.workers.worker_spec import rank_env
 from nvrx_slurm.types import History, Node, Plan
 
 _NODES_SHOWN = 8

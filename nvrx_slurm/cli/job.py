@@ -19,11 +19,9 @@ from nvrx_slurm.core.agent.events import AgentSettings
 from nvrx_slurm.core.coordinator.coordinator import CoordinatorSettings
 from nvrx_slurm.core.coordinator.restarts import RestartLimits
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.node.job import Job
-from nvrx_slurm.node.preflight.preflight_settings import PreflightSpec, preflight_spec
-from nvrx_slurm.node.workers.warm import WarmSpec
-from nvrx_slurm.node.workers.worker_env import LOCAL_RANK_MACRO, WorkerContract
-from nvrx_slurm.node.workers.worker_spec import WorkerSpec
+from nvrx_slurm.node.job import NodeJob
+from nvrx_slurm.node.preflight.head_start import PreflightSpec, preflight_spec
+from nvrx_slurm.node.workers.worker_spec import LOCAL_RANK_MACRO, WarmSpec, WorkerContract, WorkerSpec
 from nvrx_slurm.slurm.control import KILL_WAIT_S
 from nvrx_slurm.system import numa
 from nvrx_slurm.types import KindCount, RestartPolicy
@@ -34,7 +32,7 @@ _KILL_TIMEOUT_S = 10.0
 _RUN_PATH = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
-def make_job(here: Here, script: str, args: tuple[str, ...]) -> Job:
+def make_job(here: Here, script: str, args: tuple[str, ...]) -> NodeJob:
     """This node's part of the job. Asks Slurm at most for one node's address. Raises UsageError."""
     launch, slurm, shape = here.launch, here.slurm, layout(here)
     meeting = rendezvous.meeting(here, shape.nodes)
@@ -55,7 +53,7 @@ def make_job(here: Here, script: str, args: tuple[str, ...]) -> Job:
         from nvrx_slurm.cli.chain import limits
 
         until_done = limits(here.resolved.config)
-    return Job(
+    return NodeJob(
         node=node,
         run_dir=shape.run_dir,
         spec=_worker_spec(here, shape, script, args, info.current if info is not None else ""),
@@ -112,7 +110,7 @@ def _coordinator(here: Here, shape: Layout, agent: AgentSettings, preflight: Pre
         max_active=launch.nnodes.max if launch.nnodes is not None else 0,
         hang_collect_s=agent.hang_collect_s,
         hang_exclude=ft.hang_exclude,
-        has_attribution=bool(ft.attribution_service),
+        tells_of_cycles=bool(ft.attribution_service or ft.cycle_info_dir),
         stops_on_advice=ft.attribution_stop_action == "no-restart",
         tracks_progress=ft.is_progress_tracking_enabled,
         has_preflight=True,
@@ -163,7 +161,7 @@ def term_timeout_s(here: Here) -> float:
 
 
 def _worker_spec(here: Here, shape: Layout, script: str, args: tuple[str, ...], cycle_info: str) -> WorkerSpec:
-    """What starts the workers of this node. `cycle_info`: see `worker_env.WorkerContract`.
+    """What starts the workers of this node. `cycle_info`: see `worker_spec.WorkerContract`.
 
     Raises UsageError where NUMA binding was asked for and fails.
     """

@@ -9,13 +9,13 @@ from typing import Any
 from nvrx_slurm.cli import rendezvous
 from nvrx_slurm.cli.here import RUN_ENV, Here
 from nvrx_slurm.cli.job import kill_wait_s, term_timeout_s
-from nvrx_slurm.node.job import Job
+from nvrx_slurm.node.job import NodeJob
 from nvrx_slurm.slurm import srun
 from nvrx_slurm.slurm.control import END_TIME
 from nvrx_slurm.system import numa
 
 
-def notes(here: Here, job: Job) -> list[str]:
+def notes(here: Here, job: NodeJob) -> list[str]:
     """What the coordinator's agent says before the job starts: settings without effect, cut short, or unsafe."""
     if job.coordinator is None:
         return []
@@ -79,7 +79,7 @@ def _no_kill_note(here: Here) -> str:
     return "srun was started without --no-kill: Slurm ends the step when a node is lost; add --no-kill to that srun"
 
 
-def _numa_note(job: Job) -> str:
+def _numa_note(job: NodeJob) -> str:
     """Workers of this node are not bound though NUMA binding is on."""
     loose = [str(rank) for rank, prefix in enumerate(job.spec.prefixes) if not prefix]
     if not loose:

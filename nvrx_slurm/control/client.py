@@ -30,7 +30,7 @@ class ControlClient:
 
     `endpoints`: candidates as (host, port), tried once, in order. `token` "" = ask for it with `credentials`.
     `keepalive`: interval and timeout, seconds. `say` is told of programs that do not hold the token. How it ended:
-    `refused`, `silent`, `foreign` (such programs have all endpoints).
+    `refused`, `silent`.
     `on_beat(sent_s)` is called with each answer to a beat. Raises UsageError.
     """
 
@@ -43,21 +43,22 @@ class ControlClient:
         keepalive: tuple[float, float],
         credentials: auth.Credentials | None = None,
         say: Callable[[str], None] = lambda sentence: None,
+        on_beat: Callable[[float], None] = lambda sent_s: None,
     ) -> None:
         self._endpoints = list(endpoints)
         self._job, self._token = job, token
         self._post = post
         self._interval_s, self._timeout_s = (seconds * _EARLIER for seconds in keepalive)
         self._credentials = credentials
-        self._say = say
+        self._say, self._on_beat = say, on_beat
         self._stream: Stream | None = None
         self._open = self._closing = False
         self._ended: asyncio.Future[Exception]  # of the stream
         self._beat_s, self._answered = 0.0, True
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
-        self.refused = self.silent = self.foreign = False  # how it ended
-        self.on_beat: Callable[[float], None] = lambda sent_s: None
+        self.refused = self.silent = False  # how it ended
+        self.last_problem = "not tried yet"
         if token:
             identity(token, job)  # raises UsageError here rather than later
 
@@ -101,23 +102,22 @@ class ControlClient:
     # --- finding the coordinator ----------------------------------------------------------------------
 
     async def _run(self) -> None:
-        refused, foreign, problem = 0, 0, "there is no endpoint"
+        refused = 0
         for host, port in self._endpoints:
             try:
                 return await self._try(host, port)
             except (AuthError, ProtocolError) as error:
-                foreign += 1
-                problem = f"{host}:{port} is not our coordinator: {error}"
-                self._say(f"{problem}; looking on")
+                refused += 1
+                self.last_problem = f"{host}:{port} is not our coordinator: {error}"
+                self._say(f"{self.last_problem}; looking on")
             except OSError as error:
                 refused += isinstance(error, ConnectionRefusedError)
                 self.silent = self.silent or isinstance(error, TimeoutError)
-                problem = f"{host}:{port}: {error.strerror or error}"
+                self.last_problem = f"{host}:{port}: {error.strerror or error}"
             if self._closing:  # up to Python 3.11 wait_for() may lose a cancellation
                 return
-        self.foreign = foreign == len(self._endpoints)
-        self.refused = refused + foreign == len(self._endpoints)
-        self._post(ev.Unreached(problem))
+        self.refused = refused == len(self._endpoints)
+        self._post(ev.Unreached(self.last_problem))
 
     async def _try(self, host: str, port: int) -> None:
         """One endpoint: returns when a stream to our coordinator has ended. Raises an error if it never began."""
@@ -169,7 +169,7 @@ class ControlClient:
         if frame != BEAT:
             return self._post(codec.decode(codec.parse(pb.FromCoordinator, frame)))
         self._answered = True
-        self.on_beat(self._beat_s)
+        self._on_beat(self._beat_s)
         self._wake(self._beat_s + self._interval_s)
 
     def _on_end(self, why: Exception) -> None:

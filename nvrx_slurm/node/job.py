@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from nvrx_slurm.core.chain import ChainLimits
     from nvrx_slurm.core.logs.cycle_info import CycleFiles
     from nvrx_slurm.node.output.logs import LogSpec
-    from nvrx_slurm.node.preflight.preflight_settings import PreflightSpec
+    from nvrx_slurm.node.preflight.head_start import PreflightSpec
     from nvrx_slurm.node.workers.worker_spec import WorkerSpec
 
 
@@ -46,7 +46,7 @@ class Meeting:
 
 
 @dataclass(frozen=True)
-class Job:
+class NodeJob:
     """One agent's view of the job."""
 
     node: Node

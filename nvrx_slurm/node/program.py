@@ -23,17 +23,14 @@ from nvrx_slurm.errors import ExitCode, NvrxError, UsageError, signal_exit_code
 from nvrx_slurm.monitor.lease import Lease
 from nvrx_slurm.node.coordination.coordinator import CoordinatorHost
 from nvrx_slurm.node.coordination.elections import Elections
-from nvrx_slurm.node.coordination.lease import LeaseKeeper
-from nvrx_slurm.node.coordination.link import LAST_MESSAGES_S, Link, credentials
+from nvrx_slurm.node.coordination.link import LAST_MESSAGES_S, AgentLink, credentials
 from nvrx_slurm.node.event_log import EventLog
-from nvrx_slurm.node.job import Job
-from nvrx_slurm.node.output.console import TRACEBACK_HOLD_S, Console
-from nvrx_slurm.node.output.out_file import OutFile
+from nvrx_slurm.node.job import NodeJob
+from nvrx_slurm.node.output.console import Console
 from nvrx_slurm.node.preflight.head_start import HeadStart
 from nvrx_slurm.node.preflight.preflight import Preflight
-from nvrx_slurm.node.roles import Role
-from nvrx_slurm.node.shell import Shell
-from nvrx_slurm.node.signals import Signals
+from nvrx_slurm.node.shell import NodeRole, Shell
+from nvrx_slurm.node.signals import Signals, block_signals
 from nvrx_slurm.node.workers.workers import Workers
 from nvrx_slurm.slurm.api.facts import NotInstalled, SlurmError
 from nvrx_slurm.system import bounded, limits
@@ -41,7 +38,7 @@ from nvrx_slurm.system.files import HEALTH_NAME
 
 if TYPE_CHECKING:
     from nvrx_slurm.control.server import ControlServer
-    from nvrx_slurm.node.output.logs import LogSpec, LogsRole
+    from nvrx_slurm.node.output.logs import LogsRole
 
 _SIGNALLED = signal_exit_code(0)  # codes above tell the signal that ended the job
 _BATCH_HOST_S = 900.0  # Slurm notices a silent node after SlurmdTimeout, 300 s by default
@@ -53,27 +50,24 @@ _LAST_SENTENCE_S = 0.05  # for the console's thread to write it, also to the lau
 _LAST_LINES_S = 2.0  # for queued console lines at the end
 
 
-class Program:
+class NodeProgram:
     """All roles of one node put together, run, and ended again."""
 
-    def __init__(self, job: Job, head_start: HeadStart, notes: Sequence[str] = ()) -> None:
+    def __init__(self, job: NodeJob, head_start: HeadStart, notes: Sequence[str] = ()) -> None:
         self._job = job
         self._notes = notes
-        hold_s = 0.0 if job.meeting is None or job.coordinator is None else TRACEBACK_HOLD_S
         copy = job.run_dir.launcher_log(job.node) if job.logs is not None and job.logs.logfile else None
-        self._console = Console(f"nvrx-run[{job.node.host}]", hold_s=hold_s, copy=copy)
-        # Before threads and child processes exist:
-        self._signals = Signals(job.node.node_id, job.agent.in_step, job.agent.warning_signum)
+        self._console = Console(f"nvrx-run[{job.node.host}]", copy=copy)
+        self._signal_reader = block_signals()
         self._head_start = head_start
-        self._roles: list[Role] = []
-        self._coordinator: CoordinatorHost | None = None
+        self._roles: list[NodeRole] = []
+        self._own_coordinator: CoordinatorHost | None = None  # of a job with one node
         self._elections: Elections | None = None
         self._server: ControlServer | None = None
-        self._lease: LeaseKeeper | None = None
         self._logs: LogsRole | None = None
-        self._out_file: OutFile | None = None
         self._shell: Shell
-        self._link: Link
+        self._signals: Signals
+        self._link: AgentLink
 
     async def run(self) -> int:
         """Run until the job's end; returns the exit code. Nothing of ours is left when it returns."""
@@ -97,26 +91,30 @@ class Program:
         finally:
             await self._close()
             self._console.finish(_LAST_LINES_S)
-            if self._out_file is not None:
-                self._out_file.finish(_LAST_LINES_S)
+            if self._elections is not None and self._elections.out_file is not None:
+                self._elections.out_file.finish(_LAST_LINES_S)
+
+    @property
+    def _coordinator(self) -> CoordinatorHost | None:
+        """The coordinator on this node, if there is one."""
+        return self._own_coordinator if self._elections is None else self._elections.coordinator
 
     # --- the order of start and end ---------------------------------------------------------------------------
 
     async def _start(self) -> None:
-        """Start signals, workers, preflight, coordinator and link, in this order; then the agent's core begins.
+        """Start workers, preflight, logs, signals, coordinator and link, in this order; then the agent's core begins.
 
         The processes of workers and preflight start first, because they take longest. The link needs to know whether
         the coordinator is here.
         """
-        job, say = self._job, self._console.say
-        if job.electable is not None:
+        say = self._console.say
+        if self._job.electable is not None:
             await self._listen()
-            job = self._job
+        job = self._job
         for note in self._notes:
             say(note)
         core = Agent(job.node, job.agent, asyncio.get_running_loop().time())
         self._shell = shell = Shell(core, EventLog(job.run_dir.agent_events(job.node), core, say), ag.Exit, say)
-        self._signals.agent = shell
         path, checks = self._head_start.private_dir.path, self._head_start.checks
         rank, state_dir = job.node.infra_rank, path / HEALTH_NAME
         preflight = Preflight(job.preflight, rank, state_dir, say, shell.post, shell.finish_with, checks)
@@ -124,27 +122,37 @@ class Program:
         workers = Workers(job.node, job.spec, job.run_dir, self._console, shell.post, path, lease)
         await self.add(preflight, workers)
         if job.logs is not None:
-            self._logs = await self._start_logs(job.logs)
+            from nvrx_slurm.node.output.logs import LogsRole
+
+            key = "" if job.meeting is None else job.meeting.key
+            self._logs = LogsRole(job.logs, job.node, job.run_dir, key, path, say)
+            await self.add(self._logs)
+        self._signals = Signals(
+            self._signal_reader,
+            job.node.node_id,
+            job.agent.in_step,
+            job.agent.warning_signum,
+            shell,
+            lambda: None if self._coordinator is None else self._coordinator.shell,
+        )
         await self.add(self._signals)
-        if lease is not None:
-            await self._start_elections(lease)
-            return
-        assert job.coordinator is not None  # one node
-        role = CoordinatorHost(job, job.coordinator, say, shell.finish_with)
-        role.begin()
-        self._on_coordinator(role)
-        if self._logs is not None:
-            self._logs.lead(role.members, role.term, new_token())
-        self._link = Link(role.connect(job.node.node_id, shell.post))
-        await self.add(self._link)
+        if self._server is not None and lease is not None:
+            finish = shell.finish_with
+            self._elections = Elections(job, self._server, say, finish, shell.post, lease, self._logs)
+            self._link = self._elections.link
+            await self.add(self._elections)
+        else:
+            assert job.coordinator is not None
+            self._own_coordinator = host = CoordinatorHost(job, job.coordinator, say, shell.finish_with, shell.post)
+            if self._logs is not None:
+                self._logs.lead(host.members, host.term, new_token())
+            self._link = AgentLink(host.local)
+            await self.add(self._link)
         shell.begin()
 
     async def _listen(self) -> None:
         """Listen for the other agents: each of them may have to coordinate the job."""
-        from nvrx_slurm.control.addresses import (
-            ANY_ADDRESS,
-            resolve,
-        )  # TLS and protobuf: only where there are several nodes
+        from nvrx_slurm.control import addresses  # TLS and protobuf: only where there are several nodes
         from nvrx_slurm.control.server import ControlServer
 
         job, say = self._job, self._console.say
@@ -152,16 +160,16 @@ class Program:
         sentence = limits.files_for(job.electable.max_nodes)  # each agent may have to coordinate the job
         if job.coordinator is not None and sentence:
             say(sentence)
-        proof = await credentials(job.meeting)
+        meeting, proof = job.meeting, await credentials(job.meeting)
         self._server = server = ControlServer(
-            job.meeting.key, job.meeting.token, lambda event: None, say, job.meeting.keepalive, proof
+            meeting.key, meeting.token, lambda event: None, say, meeting.keepalive, proof
         )
-        first, address = job.coordinator is not None, job.node.addr or ANY_ADDRESS
-        ports, mine = job.meeting.ports_of(peer_key(job.node)), [port for _, port in job.meeting.mine]
+        first, address = job.coordinator is not None, job.node.addr or addresses.ANY_ADDRESS
+        ports, mine = meeting.ports_of(peer_key(job.node)), [port for _, port in meeting.mine]
         others = [*(ports if len(ports) > 1 else mine), 0]  # a single port is the first coordinator's
         try:
             if first or job.node.addr:
-                address = await resolve(job.meeting.endpoints[0][0] if first else address)
+                address = await addresses.resolve(meeting.endpoints[0][0] if first else address)
             where = await server.start(address, ports if first else others)
         except UsageError:
             if not job.may_yield:
@@ -173,40 +181,12 @@ class Program:
             say(f"coordinator listens on {where}")
         self._job = replace(job, node=replace(job.node, port=server.port))
 
-    async def _start_elections(self, lease: Lease) -> None:
-        job, shell, say = self._job, self._shell, self._console.say
-        assert self._server is not None and job.meeting is not None
-        self._lease = LeaseKeeper(lease, sum(job.meeting.keepalive), shell.post)
-        self._elections = elections = Elections(
-            job, self._server, say, shell.finish_with, self._on_coordinator, self._lease
-        )
-        self._link = Link()
-        elections.logs = self._logs
-        elections.connect(shell.post, self._link)
-        await self.add(elections)
-        shell.begin()
-
-    async def _start_logs(self, spec: LogSpec) -> LogsRole:
-        from nvrx_slurm.node.output.logs import LogsRole
-
-        job, path = self._job, self._head_start.private_dir.path
-        key = "" if job.meeting is None else job.meeting.key
-        logs = LogsRole(spec, job.node, job.run_dir, key, path, self._console.say)
-        await self.add(logs)
-        return logs
-
     async def _end_logs(self) -> None:
         if self._logs is not None:
             if self._logs.spec.logfile:
                 await asyncio.sleep(_LAST_SENTENCE_S)
             await self._logs.close()
             await self._logs.end(self._logs.drain_s)
-
-    def _on_coordinator(self, role: CoordinatorHost | None) -> None:
-        self._coordinator = role
-        self._signals.coordinator = None if role is None else role.shell
-        if role is not None and role.term > 1 and self._job.slurm is not None and self._out_file is None:
-            self._out_file = OutFile(self._job.control, self._job.slurm.job_id)
 
     async def _end(self, end: ag.Exit) -> int:
         """The agent has ended. Its roles end, then the coordinator when the job does."""
@@ -215,21 +195,22 @@ class Program:
             self._logs.drain_s = min(self._logs.drain_s, _HASTY_DRAIN_S)
         for role in (self._link, *self._roles):
             logs = self._logs if self._coordinator is not None else None  # until the end of the job has been said
-            if role not in (self._signals, self._coordinator, self._elections, logs):
+            if role not in (self._signals, self._elections, logs):
                 await role.close()
         if self._elections is not None:
             await self._elections.leave()
-        if self._coordinator is not None:
+        host = self._coordinator
+        if host is not None:
             if end.code > _SIGNALLED:  # the signal may have come before the agent had a coordinator to tell
                 ends = t.EndJob(end.code, end.reason, end.code - _SIGNALLED)
-                self._coordinator.shell.post(ev.FromAgent(self._job.node.node_id, ends))
+                host.shell.post(ev.FromAgent(job.node.node_id, ends))
             if end.code == ExitCode.NODE_REFUSED:  # the agent has ended, and its workers: their node is not waited for
-                self._coordinator.shell.post(ev.ProvenDead(peer_of(job.node)))
-            done = await self._coordinator.finish(self._end_logs)
+                host.shell.post(ev.ProvenDead(peer_of(job.node)))
+            done = await host.finish(self._end_logs)
             if done is None:  # another node coordinates the job
                 return end.code
             # Without a quorum another part of the job may go on.
-            if job.slurm is not None and self._coordinator.leads and self._coordinator.nodes_are_lost:
+            if job.slurm is not None and host.leads and host.nodes_are_lost:
                 await self._end_job(job.slurm.job_id, int(done.code), done.report.out_of_time)
             return int(done.code)
         why = end.reason
@@ -273,12 +254,10 @@ class Program:
         server, self._server = self._server, None
         if server is not None:
             await server.close(LAST_MESSAGES_S)
-        if self._lease is not None:
-            self._lease.close()
 
     # --- roles ------------------------------------------------------------------------------------------------
 
-    async def add(self, *roles: Role) -> None:
+    async def add(self, *roles: NodeRole) -> None:
         """Start roles, now or while the program runs; from then on they get their commands."""
         for role in roles:
             self._roles.append(role)  # first: also one half started is closed in the end
@@ -294,9 +273,9 @@ class Program:
             self._console.say(f"asyncio: {context.get('message')}")
 
 
-def run(job: Job, head_start: HeadStart, notes: Sequence[str] = ()) -> int:
+def run(job: NodeJob, head_start: HeadStart, notes: Sequence[str] = ()) -> int:
     """Run the agent (and coordinator) of this node; `notes` are said first. Returns the exit code."""
     job.run_dir.create()
     if job.meeting is None:  # else each coordinator of the job does it
         job.run_dir.link_latest()
-    return asyncio.run(Program(job, head_start, notes).run())
+    return asyncio.run(NodeProgram(job, head_start, notes).run())

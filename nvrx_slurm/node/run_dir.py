@@ -43,7 +43,7 @@ class RunDir:
 
     @property
     def result(self) -> Path:
-        """JSON that the coordinator writes last: exit code, reason, first cause, history (see agent.result)."""
+        """JSON that the coordinator writes last: exit code, reason, first cause, history (see `node.output.result`)."""
         return self.path / "result.json"
 
     @property
@@ -77,7 +77,7 @@ class RunDir:
         return self.path / f"cycle_{cycle}" / f"node_{name}"
 
     def hang_report(self, cycle: int) -> Path:
-        """JSON: what all ranks did when one of them hung (see `agent.result.HangReports`)."""
+        """JSON: what all ranks did when one of them hung (see `node.output.result.write_hang`)."""
         return self.path / f"cycle_{cycle}" / "hang.json"
 
     def create_parent(self) -> None:
@@ -116,13 +116,19 @@ class RunDir:
 
     def link_latest(self) -> None:
         """Point `<log-dir>/latest` here, atomically; a directory of that name is kept."""
-        link = self.log_dir / "latest"
-        temporary = self.log_dir / f".latest.{secrets.token_hex(4)}"
-        try:
-            temporary.symlink_to(self.path.relative_to(self.log_dir))
-            os.replace(temporary, link)
-        except OSError:
-            temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            replace_link(self.log_dir / "latest", self.path.relative_to(self.log_dir))
+
+
+def replace_link(link: Path, target: Path) -> None:
+    """Point `link` to `target`, atomically. Raises OSError."""
+    temporary = link.with_name(f".{link.name}.{secrets.token_hex(4)}")
+    temporary.symlink_to(target)
+    try:
+        os.replace(temporary, link)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def _node_name(node: Node) -> str:

@@ -1,24 +1,35 @@
-"""The loop that every core runs in: event in, commands out, one line in the event log, next deadline."""
+"""The loop that every core runs in: event in, commands out, one line in the event log, next deadline.
+
+A role carries out commands of a core and posts events to it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from nvrx_slurm.core.machine import Machine, Say, Tick
-from nvrx_slurm.node.roles import Role
+from nvrx_slurm.node.event_log import EventLog
+
+Post = Callable[[Any], None]  # hands one event to a core, see `Shell.post`
 
 
-class Log(Protocol):
-    """Gets every step; `event_log.EventLog` is one."""
+class NodeRole(Protocol):
+    """One job of the program.
 
-    def step(self, event: Any, now: float, core: Machine, commands: list[Any]) -> None:
-        """One step."""
+    A role may post events as soon as it is started. Commands come only after all roles have been started.
+    """
 
-    def close(self) -> None:
-        """No step follows."""
+    def handlers(self) -> Mapping[type, Callable[[Any], None]]:
+        """What carries out each type of command; none of these blocks."""
+
+    async def start(self) -> None:
+        """Begin. Raises NvrxError where the node cannot take part."""
+
+    async def close(self) -> None:
+        """End, and reap all child processes. Bounded, never raises; a second call does nothing."""
 
 
 class Shell:
@@ -30,7 +41,7 @@ class Shell:
     Events wait until `begin`. Therefore no command can be carried out before its receiver exists.
     """
 
-    def __init__(self, core: Machine, log: Log, end: type, say: Callable[[str], None]) -> None:
+    def __init__(self, core: Machine, log: EventLog, end: type, say: Callable[[str], None]) -> None:
         """`end`: the command that ends the core; it becomes `result`."""
         self.core = core
         self._log = log
@@ -47,10 +58,10 @@ class Shell:
         """Have `receiver` called with each command of this type."""
         self._receivers.setdefault(command, []).append(receiver)
 
-    def add(self, role: Role) -> None:
-        """Have `role` handle the commands that it names. A role can be added at any time."""
-        for command in role.commands:
-            self.on(command, role.handle)
+    def add(self, role: NodeRole) -> None:
+        """Have `role` handle its commands. A role can be added at any time."""
+        for command, handler in role.handlers().items():
+            self.on(command, handler)
 
     def begin(self) -> None:
         """Process the events posted until now, and from now on each one at once.

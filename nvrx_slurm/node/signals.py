@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.agent import events as ag
@@ -17,30 +18,38 @@ ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 
 
-class Signals:
-    """Role. Signals that are ignored at the start (nohup, a shell's background job) stay ignored.
+def block_signals() -> SignalReader:
+    """Before threads and child processes exist. Signals that are ignored at the start (nohup, a shell's background job)
+    stay ignored."""
+    return SignalReader(s for s in (*ENDING, *_PASSED_ON) if signal.getsignal(s) is not signal.SIG_IGN)
 
-    Make it before threads and child processes exist. `agent` is set before `start`.
+
+class Signals:
+    """Role. `in_step`: Slurm may signal all processes of the step. `warning_signum`: 0 = none warns.
+
+    `coordinator()` takes the signals once the agent has ended; None: there is none on this node.
     """
 
-    commands: ClassVar[tuple[type, ...]] = ()
-    agent: Shell
+    def __init__(
+        self,
+        reader: SignalReader,
+        node_id: str,
+        in_step: bool,
+        warning_signum: int,
+        agent: Shell,
+        coordinator: Callable[[], Shell | None],
+    ) -> None:
+        self._reader, self._node_id = reader, node_id
+        self._in_step, self._warning_signum = in_step, warning_signum
+        self._agent, self._coordinator = agent, coordinator
 
-    def __init__(self, node_id: str, in_step: bool, warning_signum: int) -> None:
-        """`in_step`: Slurm may signal all processes of the step. `warning_signum`: 0 = none warns."""
-        wanted = [s for s in (*ENDING, *_PASSED_ON) if signal.getsignal(s) is not signal.SIG_IGN]
-        self._reader = SignalReader(wanted)
-        self._node_id = node_id
-        self._in_step = in_step
-        self._warning_signum = warning_signum
-        self.coordinator: Shell | None = None  # takes the signals once the agent has ended
+    def handlers(self) -> Mapping[type, Callable[[Any], None]]:
+        """There are no commands."""
+        return {}
 
     async def start(self) -> None:
         """Begin to read."""
         asyncio.get_running_loop().add_reader(self._reader.fd, self._read)
-
-    def handle(self, command: Any) -> None:
-        """There are no commands."""
 
     async def close(self) -> None:
         """Stop reading; the signals stay blocked."""
@@ -50,10 +59,10 @@ class Signals:
         for received in self._reader.read():
             everybody = self._in_step and sent_by_slurm(received)
             ends = received.signum in ENDING
-            if not self.agent.result.done():
-                self.agent.post((ag.Signalled if ends else ag.Warned)(received.signum, everybody))
-            elif self.coordinator is not None:
-                self._tell_coordinator(self.coordinator, received.signum, ends)
+            if not self._agent.result.done():
+                self._agent.post((ag.Signalled if ends else ag.Warned)(received.signum, everybody))
+            elif (coordinator := self._coordinator()) is not None:
+                self._tell_coordinator(coordinator, received.signum, ends)
 
     def _tell_coordinator(self, coordinator: Shell, signum: int, ends: bool) -> None:
         why = f"the coordinator's node got signal {signum}"

@@ -88,7 +88,7 @@ class Template:
         if read_names:
             raise Unfit(f"it reads {', '.join(sorted(read_names))}, which only a worker has")
         for fd in _descriptors() - self._descriptors:
-            raise Unfit(f"it keeps {_opened(fd)} open")
+            raise Unfit(f"it keeps {os.readlink(f'/proc/self/fd/{fd}')} open")
         if _children():
             raise Unfit("it started a process")
         if _threads() > 1:
@@ -168,13 +168,9 @@ class Template:
 
     def _be_released(self, standby):
         """Wait for the release, then be as a process that was executed just now."""
-        ancillary = ()
-        while not ancillary:
-            message, ancillary, _, _ = standby.recvmsg(1, socket.CMSG_SPACE(3 * 4))
-            if not message:
-                os._exit(0)
-            if not ancillary:  # the agent asks whether this process can run
-                standby.send(message)
+        message, ancillary, _, _ = standby.recvmsg(1, socket.CMSG_SPACE(3 * 4))
+        if not message:
+            os._exit(0)
         standby.close()
         self._title.restore()
         env_fd, *streams = _sent(ancillary)
@@ -237,32 +233,18 @@ class _Title:
 
 
 class _LowPriority:
-    """The lowest priority that can be taken back; with `hurry` the usual one."""
+    """Others go first, unless workers wait. Most users may not go back from a lower priority, but from this policy."""
 
     def __init__(self, hurry):
         self._hurry = hurry or os.sched_getscheduler(0) != os.SCHED_OTHER
 
     def __enter__(self):
-        self._nice = os.getpriority(os.PRIO_PROCESS, 0)
-        if self._hurry:
-            return
-        pid = os.fork()
-        if not pid:  # most users may not go back from a lower priority
-            try:
-                os.setpriority(os.PRIO_PROCESS, 0, 19)
-                os.setpriority(os.PRIO_PROCESS, 0, self._nice)
-            except OSError:
-                os._exit(1)
-            os._exit(0)
-        if os.waitpid(pid, 0)[1] == 0:
-            os.setpriority(os.PRIO_PROCESS, 0, 19)
-        else:
+        if not self._hurry:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
     def __exit__(self, *exc):
         if not self._hurry:
             os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-            os.setpriority(os.PRIO_PROCESS, 0, self._nice)
 
 
 class _Path:
@@ -308,18 +290,6 @@ def _descriptors():
         return {int(name) for name in os.listdir(fds)} - {fds}
     finally:
         os.close(fds)
-
-
-def _opened(fd):
-    """What a descriptor refers to, for people."""
-    target = os.readlink(f"/proc/self/fd/{fd}")
-    if target.startswith("/dev/nvidia"):
-        return f"a CUDA context ({target})"
-    if target.startswith("socket:"):
-        with socket.socket(fileno=os.dup(fd)) as opened:
-            if opened.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                return "a listening socket"
-    return target
 
 
 def _children():

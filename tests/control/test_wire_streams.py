@@ -144,16 +144,6 @@ async def test_an_agent_passes_over_another_jobs_coordinator_and_is_told(other: 
             assert fake.inbox.empty() and "does not hold this job's token" in fake.said[0]
 
 
-@pytest.mark.parametrize("free", [0, 1])
-@story
-async def test_it_is_told_apart_whether_others_have_all_endpoints(free: int) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    async with Server(token="other") as fake, Client(fake.port, *[port] * free) as client:
-        await client.ended.wait()
-        assert (client.client.foreign, client.client.refused) == (not free, True)
-
-
 @story
 async def test_an_agent_of_another_version_is_told_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     async with Server() as server:

@@ -187,7 +187,7 @@ class Stage:
         deadline_s = time.monotonic() + WAIT_S
         while not condition():
             assert time.monotonic() < deadline_s, f"never happened: {what}; {[p.said for p in self.programs]}"
-            os.sched_yield()
+            select.select([], [], [], 0.005)  # a loop without a pause takes a core from what is tested
 
     def close(self) -> None:
         for program in self.programs:

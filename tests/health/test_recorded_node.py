@@ -15,7 +15,7 @@ from nvrx_slurm.config.layers import Config
 from nvrx_slurm.health.check import CONTEXTS, NodeView, Verdict
 from nvrx_slurm.health.checks import storage
 from nvrx_slurm.health.runner import examine
-from nvrx_slurm.node.preflight.preflight_settings import preflight_spec
+from nvrx_slurm.node.preflight.head_start import preflight_spec
 
 GPU3, NIC5 = "/sys/bus/pci/devices/0000:61:00.0", "/sys/class/infiniband/mlx5_5/device"
 MCS = "/sys/devices/system/edac/mc"

@@ -133,8 +133,7 @@ class Rig:
         self._hang = asyncio.Event()
         self.asked: asyncio.Queue[tuple[WorkloadAction, str]] = asyncio.Queue()
         self.lease = Lease()
-        self.looked: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        self.monitor = RankMonitor(0, self.dir, self._on_hang, self._on_asked, self.lease, self._on_looked)
+        self.monitor = RankMonitor(0, self.dir, self._on_hang, self._on_asked, self.lease)
         self._workers: list[Worker] = []
         self._sleepers: list[subprocess.Popen[bytes]] = []
         self._clients: list[RankMonitorClient] = []
@@ -165,14 +164,11 @@ class Rig:
         assert local_rank == 0
         self.asked.put_nowait((action, description))
 
-    def _on_looked(self, local_rank: int, message: dict[str, Any]) -> None:
-        assert local_rank == 0
-        self.looked.put_nowait(message)
-
     async def look(self) -> dict[str, Any]:
         """What the monitor sees of the rank."""
-        self.monitor.inspect(5.0)
-        return await asyncio.wait_for(self.looked.get(), WAIT_S)
+        seen = await asyncio.wait_for(self.monitor.inspect(5.0), WAIT_S)
+        assert seen is not None
+        return seen
 
     def worker(self, code: str, *, cycle: int = 0, signum: int = signal.SIGKILL, **limits: Any) -> Worker:
         worker = Worker(code, self.monitor.worker_env(), self.dir / f"{cycle}.err")

@@ -88,6 +88,7 @@ EXPECTED: dict[str, tuple[list[int], str]] = {
     "other_size": ([2], "number 5"),
     "other_order": ([], "in 3 groups"),
 }
+MORE = ("--ft-crash-loop-backoff=0", "--ft-preload=torch")
 JOBS = [list(EXPECTED)[first::3] for first in range(3)]
 
 
@@ -96,7 +97,7 @@ JOBS = [list(EXPECTED)[first::3] for first in range(3)]
 def test_the_rank_that_the_others_wait_for_is_named(rig: Rig, kinds: list[str]) -> None:
     script = rig.script(HEAD.replace("{cycles}", repr(kinds)))
     flags = ("--nproc-per-node=2", f"--max-restarts={len(kinds)}", "--ft-rank-heartbeat-timeout=1.5")
-    nodes = rig.nodes(2, "2", script, *flags, "--ft-initial-rank-heartbeat-timeout=60", "--ft-crash-loop-backoff=0")
+    nodes = rig.nodes(2, "2", script, *flags, "--ft-initial-rank-heartbeat-timeout=60", *MORE)
     assert [node.wait(120.0) for node in nodes] == [0, 0], nodes[0].text
     found = {kind: report(rig, cycle) for cycle, kind in enumerate(kinds)}
     wrong = {

@@ -9,54 +9,39 @@ import signal
 
 import minicluster_init as init
 import pytest
-from agent_harness import UNTIL_TOLD, Rig, ended, kill, up
+from agent_harness import UP, Rig, ended, kill, up
 
 POLICY = ("--restart-policy=min-healthy",)
-# Says what is on the board once all these ranks are on it.
-ON_THE_BOARD = """
+# Says what is on the board once rank 1 is on it.
+BOARD = """
 def board():
     with open(os.environ["NVRX_BOARD"]) as file:
         return [json.loads(line) for line in file]
-def wait_for(*ranks):
-    while set(ranks) - {rank for note in board() for rank in note["ranks"]}:
+if CYCLE == 0 and RANK != 1:
+    while 1 not in {rank for note in board() for rank in note["ranks"]}:
         time.sleep(0.01)
-    for note in board():
-        say("board", json.dumps(note))
+    say("board", json.dumps(board()[0]))
 """
 
 
-def test_a_dead_rank_is_told_to_the_wrappers_of_other_nodes_and_nothing_is_restarted(rig: Rig) -> None:
-    script = rig.script(
-        ON_THE_BOARD + "say('up', RANK)\nif RANK == 1:\n    gate()\n    os.kill(os.getpid(), 9)\n"
-        "if RANK in (2, 3):\n    wait_for(1)\nif RANK == 0:\n    gate('end')\n"
-    )
-    first, second = rig.nodes(2, "1:2", script, "--nproc-per-node=2", "--max-restarts=3", *POLICY)
-    first.line(r"\[rank 1\] up 1$")
-    rig.open("go")
-    note = json.loads(second.line(r"board (\{.*\})$")[1])
-    assert (note["v"], note["cycle"], note["ranks"]) == (1, 0, [1])
-    assert "was killed by SIGKILL" in note["why"]
-    first.line("going on: 1 of 2 nodes are good, 1 are needed")
-    rig.open("end")
-    assert [first.wait(), second.wait()] == [0, 0]
-    assert "restart 1" not in first.text and "1 survived fault" in first.text
-    told = rig.result
-    assert [(fault["rank"], fault["exit_code"], fault["cycle"]) for fault in told["faults"]] == [(1, -9, 0)]
-    assert (told["code"], told["restarts_used"], told["down_s"]) == (0, 0, 0)
-
-
-def test_below_the_minimum_all_are_restarted(rig: Rig) -> None:
-    script = rig.script(UNTIL_TOLD)
+def test_a_dead_rank_is_told_to_the_wrappers_and_below_the_minimum_all_are_restarted(rig: Rig) -> None:
+    script = rig.script(UP + BOARD + 'gate(f"end{CYCLE}")\n')
     first, second, third = rig.nodes(3, "2:3", script, "--max-restarts=3", *POLICY)
     workers = [up(one, 0) for one in (first, second, third)]
     assert [group for group, _ in workers] == [0, 1, 2]
     os.kill(workers[1][1], signal.SIGKILL)
+    for one in (first, third):
+        note = json.loads(one.line(r"board (\{.*\})$")[1])
+        assert (note["v"], note["cycle"], note["ranks"]) == (1, 0, [1])
+        assert "was killed by SIGKILL" in note["why"]
     first.line("going on: 2 of 3 nodes are good, 2 are needed")
     kill(third, workers[2][1])
     first.line(r"node 2 \(.*\) was lost: .*; restart 1 of 3")
     assert (up(first, 1)[0], up(second, 1)[0]) == (0, 1)
     rig.open("end1")
     assert [first.wait(), second.wait()] == [0, 0]
+    told = [(fault["rank"], fault["exit_code"], fault["cycle"]) for fault in rig.result["faults"]]
+    assert told[0] == (1, -9, 0) and rig.result["restarts_used"] == 1
 
 
 def test_helpers_of_a_dead_worker_live_until_the_cycle_ends(rig: Rig) -> None:
@@ -103,7 +88,8 @@ def entered(launcher, iteration: int, rank: int, size: int) -> int:
 def test_a_dead_rank_and_then_its_node_are_the_wrappers_business_and_no_process_is_restarted(rig: Rig) -> None:
     """No process of the lost node tells of it: the agents do, long before a heartbeat is late."""
     pytest.importorskip("torch")
-    first, second = rig.nodes(2, "1:2", rig.script(WRAPPED), *POLICY, "--nproc-per-node=2", "--max-restarts=3")
+    flags = (*POLICY, "--nproc-per-node=2", "--max-restarts=3", "--ft-preload=torch")
+    first, second = rig.nodes(2, "1:2", rig.script(WRAPPED), *flags)
     pids = [entered((first, second)[rank // 2], 0, rank, 4) for rank in range(4)]
     os.kill(pids[3], signal.SIGKILL)
     assert [entered((first, second)[rank // 2], 1, rank, 3) for rank in range(3)] == pids[:3]

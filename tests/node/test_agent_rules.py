@@ -44,17 +44,6 @@ def test_a_line_before_heartbeats_excludes_no_node(rig: Rig) -> None:
     assert not [found for found in rig.result["faults"] if found["rule"]]
 
 
-def test_two_sick_nodes_of_two_are_kept(rig: Rig) -> None:
-    """Without a spare an exclusion would end the job."""
-    first, second = rig.nodes(2, "2", rig.script(SICK), "--max-restarts=3")
-    up(first, 0), up(second, 0)
-    rig.open("fail")
-    assert {up(first, 1)[0], up(second, 1)[0]} == {0, 1}
-    rig.open("end1")
-    assert [first.wait(), second.wait()] == [0, 0]
-    assert rig.result["excluded_nodes"] == []
-
-
 @pytest.mark.parametrize(("action", "code", "cycles"), [("no-restart", 93, 3), ("log", 1, 5)])
 def test_the_same_failure_three_times_ends_the_job_or_is_said(rig: Rig, action: str, code: int, cycles: int) -> None:
     fails = "raise ValueError(f'bad sample {time.time()}') if RANK == CYCLE % 2 else forever()\n"  # not always one rank
@@ -67,8 +56,7 @@ def test_the_same_failure_three_times_ends_the_job_or_is_said(rig: Rig, action: 
     assert len(said) == (2 if action == "log" else 0)
 
 
-@pytest.mark.parametrize("line", ["def f(:", "import there_is_no_such_module"])
-def test_a_script_that_cannot_start_uses_no_restart(rig: Rig, line: str) -> None:
-    one = rig.run(rig.script(line + "\n"), "--max-restarts=9")
+def test_a_script_that_cannot_start_uses_no_restart(rig: Rig) -> None:
+    one = rig.run(rig.script("def f(:\n"), "--max-restarts=9")
     assert (one.wait(), rig.result["cycles"]) == (ExitCode.FAILED, 1)
-    assert re.match("SyntaxError: |ModuleNotFoundError: ", rig.result["first_cause"]["message"])
+    assert rig.result["first_cause"]["message"].startswith("SyntaxError: ")

@@ -21,9 +21,7 @@ pytestmark = pytest.mark.xdist_group("attribution")  # of port 50050 there is on
 
 KEY = "sk-of-the-job-0123456789"
 SUBMITTED = reply(200, {"submitted": True})
-FAILS = UP + "raise ValueError('bad sample')\n"
 FAILS_ONCE = UP + "if CYCLE == 0:\n    raise ValueError('bad sample')\n"
-FAILS_THEN_WAITS = UP + "if CYCLE == 0:\n    gate('fail')\n    raise ValueError('bad sample')\ngate('end')\n"
 
 
 def advice(action: str) -> bytes:
@@ -70,24 +68,6 @@ def test_a_stop_ends_the_job_where_the_user_wants_that(rig: Rig, fake: Callable[
     assert service.asked[0].json["user"] == "u"
 
 
-def test_by_default_a_stop_is_one_line(rig: Rig, fake: Callable[..., Fake]) -> None:
-    service = fake(SUBMITTED)
-    service.answer = by_method("STOP")  # type: ignore[method-assign]
-    job = run(rig, FAILS_THEN_WAITS, service.url)
-    rig.open("fail")
-    job.line("attribution of cycle 0: STOP: it fails again .test.; ")
-    rig.open("end")
-    assert job.wait() == 0 and job.cycles == [0, 1]
-
-
-def test_the_answer_about_the_last_failure_is_said(rig: Rig, fake: Callable[..., Fake]) -> None:
-    service = fake(SUBMITTED)
-    service.answer = by_method("RESTART")  # type: ignore[method-assign]
-    job = run(rig, FAILS, service.url)
-    assert job.wait() == 1 and job.cycles == [0, 1, 2, 3]
-    assert "attribution of cycle 3: RESTART: it fails again" in job.text
-
-
 @pytest.mark.parametrize("worst", [None, floods])
 def test_a_service_that_misbehaves_costs_the_training_nothing(
     rig: Rig, fake: Callable[..., Fake], worst: Script | None
@@ -127,37 +107,33 @@ def test_a_service_that_is_late_is_said(rig: Rig) -> None:
     assert job.wait() == 0
 
 
-def test_the_process_has_no_token_and_ends_with_the_job(rig: Rig, fake: Callable[..., Fake]) -> None:
+def test_a_process_that_dies_is_started_again_without_a_token_and_ends_with_the_job(
+    rig: Rig, fake: Callable[..., Fake]
+) -> None:
+    """By default a STOP is one line. The answer about the last failure is said, too."""
     service = fake(SUBMITTED)
-    job = run(rig, UP + "gate('end')\n", service.url, NVRX_TOKEN="5" * 64, HF_TOKEN="hf_secret")
-    job.line("up 0 ")
-    service.wait_for(1)
-    (pid,) = attribution_of(job)
-    env = Path(f"/proc/{pid}/environ").read_bytes()
-    assert b"PATH=" in env and b"5" * 64 not in env and b"hf_secret" not in env
-    rig.open("end")
-    assert job.wait() == 0 and not Path(f"/proc/{pid}").exists()
-
-
-def test_a_process_that_dies_is_started_again(rig: Rig, fake: Callable[..., Fake]) -> None:
-    service = fake(SUBMITTED)
-    service.answer = by_method("RESTART")  # type: ignore[method-assign]
-    job = run(rig, FAILS_THEN_WAITS, service.url)
+    service.answer = by_method("STOP")  # type: ignore[method-assign]
+    code = UP + "if CYCLE < 2:\n    gate(f'fail{CYCLE}')\nraise ValueError('bad sample')\n"
+    job = run(rig, code, service.url, NVRX_TOKEN="5" * 64, HF_TOKEN="hf_secret")
     job.line("up 0 ")
     service.wait_for(1)
     (first,) = attribution_of(job)
+    env = Path(f"/proc/{first}/environ").read_bytes()
+    assert b"PATH=" in env and b"5" * 64 not in env and b"hf_secret" not in env
     os.kill(first, signal.SIGSEGV)
     job.line("attribution process ended with")
     until(lambda: attribution_of(job) not in ([], [first]), "another process")
-    rig.open("fail")
-    job.line("attribution of cycle 0: RESTART")
-    rig.open("end")
-    assert job.wait() == 0
+    (second,) = attribution_of(job)
+    rig.open("fail0")
+    job.line("attribution of cycle 0: STOP: it fails again .test.; ")
+    rig.open("fail1")
+    assert job.wait() == 1 and job.cycles == [0, 1, 2, 3] and not Path(f"/proc/{second}").exists()
+    assert "attribution of cycle 3: STOP: it fails again" in job.text
 
 
 def test_a_process_that_is_stopped_holds_nothing(rig: Rig, fake: Callable[..., Fake]) -> None:
     service = fake(SUBMITTED)
-    job = run(rig, FAILS_THEN_WAITS, service.url)
+    job = run(rig, FAILS_ONCE.replace("raise", "gate('fail')\n    raise") + "gate('end')\n", service.url)
     job.line("up 0 ")
     service.wait_for(1)
     (pid,) = attribution_of(job)

@@ -5,63 +5,53 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
 from nvrx_slurm import types as t
 from nvrx_slurm.control import codec
 from nvrx_slurm.control.stream import MAX_MESSAGE_BYTES
-from nvrx_slurm.node.monitors.inspection import Inspection
+from nvrx_slurm.node.monitors.inspection import inspect
 from nvrx_slurm.node.monitors.monitors import RankMonitor
 
 SEEN = {"pid": 7, "state": "S", "moves": False, "stack": "", "record": "[]", "section": "", "silent_s": 1.0}
 
 
 class Monitor:
-    """Counts how often it is asked."""
+    """Says `answer`; None: its worker has ended, ...: nothing."""
 
-    asked = 0
+    def __init__(self, answer: object) -> None:
+        self._answer = answer
 
-    def inspect(self, within_s: float) -> None:
-        """The answer comes by Inspection.answered()."""
-        self.asked += 1
+    def inspect(self, within_s: float) -> asyncio.Future[object]:
+        found = asyncio.get_running_loop().create_future()
+        if self._answer is not ...:
+            found.set_result(self._answer)
+        return found
 
 
-def inspect(within_s: float, *events: tuple[str, int, dict[str, Any]]) -> tuple[t.RankEvidence, ...]:
-    """The evidence of two workers after these events: ("answered" or "gone", local rank, fields)."""
+def inspected(within_s: float, *answers: object) -> tuple[t.RankEvidence, ...]:
+    """The evidence of workers whose monitors give these answers, {} for the usual one."""
 
     async def play() -> tuple[t.RankEvidence, ...]:
-        monitors = [Monitor(), Monitor()]
-        workers = {rank: t.RankFault(t.FaultKind.HANG, "n0", 0, rank, rank, pid=7) for rank in range(2)}
-        inspection = Inspection(workers, cast(list[RankMonitor], monitors), within_s)
-        for what, local_rank, fields in events:
-            inspection.answered(local_rank, SEEN | fields) if what == "answered" else inspection.gone(local_rank)
-        assert [monitor.asked for monitor in monitors] == [1, 1]
-        return await asyncio.wait_for(inspection.found, 5.0)
+        monitors = [Monitor(SEEN | answer if isinstance(answer, dict) else answer) for answer in answers]
+        workers = [t.RankFault(t.FaultKind.HANG, "n0", 0, rank, rank, pid=7) for rank in range(len(answers))]
+        return await asyncio.wait_for(inspect(workers, cast(list[RankMonitor], monitors), within_s), 5.0)
 
     return asyncio.run(play())
 
 
-@pytest.mark.parametrize(
-    "record",
-    [
-        "",
-        "no JSON",
-        "{}",
-        '{"a": 1}',
-        "[1]",
-        "[[1, 2]]",
-        '[["0", Infinity, "x", true]]',
-        '[["0", -5, "x", true]]',
-        f'[["0", {10**30}, "\\u001b[31m", 1]]',
-        "[" * 10_000,
-        str([[str(n), n, "x", 0] for n in range(99)]).replace("'", '"'),
-    ],
+RECORDS = (
+    *("", "no JSON", "{}", '{"a": 1}', "[1]", "[[1, 2]]", '[["0", Infinity, "x", true]]', '[["0", -5, "x", true]]'),
+    *(f'[["0", {10**30}, "\\u001b[31m", 1]]', "[" * 10_000, json.dumps([[str(n), n, "x", 0] for n in range(99)])),
 )
+
+
+@pytest.mark.parametrize("record", RECORDS)
 def test_any_record_can_be_sent(record: str) -> None:
     stack = 'Current thread 0x1 (most recent call first):\n  File "/w/\x1b[31m.py", line 3 in f\n'
-    found = inspect(9.0, ("answered", 0, {"record": record, "stack": stack}), ("gone", 1, {}))
+    found = inspected(9.0, {"record": record, "stack": stack}, None)
     sent = codec.decode(codec.from_agent(t.Evidence(1, 3, found)))
     assert sent == t.Evidence(1, 3, found)
     [rank] = found
@@ -73,16 +63,12 @@ def test_the_evidence_of_64_ranks_fits_into_one_message() -> None:
     stack = "Current thread 0x1 (most recent call first):\n"
     stack += "".join(f'  File "/{chr(0x4E2D) * 200}.py", line 3 in {chr(0x4E2D) * 200}\n' for _ in range(20))
     record = json.dumps([[chr(0x4E2D) * 200, n, chr(0x4E2D) * 200, True] for n in range(9)])
-    [rank] = inspect(9.0, ("answered", 0, {"record": record, "stack": stack, "section": "s" * 256}), ("gone", 1, {}))
+    [rank] = inspected(9.0, {"record": record, "stack": stack, "section": "s" * 256}, None)
     message = t.Evidence(1, 3, (replace(rank, log="/" * 4096, host="h" * 64),) * 64)
     assert len(codec.from_agent(message).SerializeToString()) < MAX_MESSAGE_BYTES
 
 
 def test_a_worker_that_has_ended_is_not_waited_for_and_one_that_does_not_answer_is_left_out() -> None:
-    assert len(inspect(9.0, ("answered", 0, {}), ("gone", 1, {}))) == 1
-    assert inspect(9.0, ("gone", 0, {}), ("gone", 1, {})) == ()
-    assert [rank.rank for rank in inspect(0.01, ("answered", 1, {}))] == [1]
-
-
-def test_an_answer_about_another_process_is_ignored() -> None:
-    assert inspect(0.01, ("answered", 0, {"pid": 8})) == ()
+    assert len(inspected(9.0, {}, None)) == 1
+    assert inspected(9.0, None, None) == inspected(9.0) == ()
+    assert [rank.rank for rank in inspected(0.01, ..., {})] == [1]

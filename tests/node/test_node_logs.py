@@ -89,18 +89,24 @@ def test_each_cycle_of_a_job_has_one_file_and_the_launcher_too(rig: Rig) -> None
     assert "exited with code 7" in said and "job ends with code 0" in said and "] up " not in said
 
 
-def test_programs_that_are_killed_are_started_again_and_lose_nothing(rig: Rig) -> None:
-    script = rig.script(UNTIL_TOLD)
-    one = rig.run(script, "--standalone", *flags(rig, "--nproc-per-node=2"))
+def test_programs_that_are_killed_lose_nothing_and_nvrx_logs_follows_a_job_to_its_end(rig: Rig) -> None:
+    one = rig.run(rig.script(UNTIL_TOLD), "--standalone", *flags(rig, "--nproc-per-node=2"))
     up(one, 0)
-    for module in ("shipper", "aggregator", "shipper"):
-        until(lambda m=module: log_program(one, m), f"the {module} runs")
-        old = log_program(one, module)
-        os.kill(old, signal.SIGKILL)
-        until(lambda m=module, o=old: log_program(one, m) not in (0, o), f"another {module} runs")
-    rig.open("end0")
-    assert one.wait() == 0
+    until(lambda: (rig.run_dir / "merged" / "cycle_0.log").exists(), "the merged file can be found from the run")
+    follow = [sys.executable, "-m", "nvrx_slurm.cli.toolbox", "logs", "--follow", str(rig.run_dir)]
+    with subprocess.Popen(follow, env=rig.env(), stdout=subprocess.PIPE, text=True) as reader:
+        assert reader.stdout is not None
+        first = reader.stdout.readline()
+        for module in ("shipper", "aggregator", "shipper"):
+            until(lambda m=module: log_program(one, m), f"the {module} runs")
+            old = log_program(one, module)
+            os.kill(old, signal.SIGKILL)
+            until(lambda m=module, o=old: log_program(one, m) not in (0, o), f"another {module} runs")
+        rig.open("end0")
+        rest = reader.stdout.read()
+    assert one.wait() == 0 and reader.returncode == 0
     assert check(rig, 0) == 4 and one.text.count("it is started again") == 3
+    assert first + rest == merged(rig, 0).read_text()
 
 
 def test_a_new_coordinator_goes_on_with_the_same_files(rig: Rig) -> None:
@@ -119,33 +125,19 @@ def test_a_new_coordinator_goes_on_with_the_same_files(rig: Rig) -> None:
     assert terms(rig, 1)[-1] >= 2 and terms(rig, 0)[0] == 1
 
 
-def test_nvrx_logs_follows_a_job_to_its_end(rig: Rig) -> None:
-    one = rig.run(rig.script(UNTIL_TOLD), "--standalone", *flags(rig))
-    up(one, 0)
-    until(lambda: (rig.run_dir / "merged" / "cycle_0.log").exists(), "the merged file can be found from the run")
-    follow = [sys.executable, "-m", "nvrx_slurm.cli.toolbox", "logs", "--follow", str(rig.run_dir)]
-    with subprocess.Popen(follow, env=rig.env(), stdout=subprocess.PIPE, text=True) as reader:
-        assert reader.stdout is not None
-        first = reader.stdout.readline()
-        rig.open("end0")
-        rest = reader.stdout.read()
-    assert one.wait() == 0 and reader.returncode == 0
-    assert first + rest == merged(rig, 0).read_text() and rest.endswith("0: last 0\n")
-
-
-@pytest.mark.parametrize("module", ["shipper", "aggregator"])
-def test_a_program_that_is_stopped_delays_the_end_only_as_long_as_was_asked_for(rig: Rig, module: str) -> None:
+def test_programs_that_are_stopped_delay_the_end_only_as_long_as_was_asked_for(rig: Rig) -> None:
     script = rig.script(UNTIL_TOLD)
     one = rig.run(script, "--standalone", *flags(rig, "--ft-log-server-graceful-shutdown-timeout=0.5"))
     up(one, 0)
     until(lambda: merged(rig, 0).exists(), "the programs run")
-    os.kill(log_program(one, module), signal.SIGSTOP)
+    for module in ("shipper", "aggregator"):
+        os.kill(log_program(one, module), signal.SIGSTOP)
     rig.open("end0")
     assert one.wait(15.0) == 0 and rig.result["code"] == 0
 
 
 def test_a_restart_does_not_wait_for_the_logs(rig: Rig) -> None:
-    """The aggregator is stopped and the shipper blocked; ranks restart as ever."""
+    """Neither the shipper nor the aggregator ever reads; ranks restart as ever."""
     script = rig.script(CHATTY + "if CYCLE < 3:\n    sys.exit(1)\n")
     more = flags(rig, "--max-restarts=3", "--ft-crash-loop-window=0", "--ft-log-server-graceful-shutdown-timeout=0.2")
     sleeps = "[sys.executable, '-c', 'import time; time.sleep(1000)']"

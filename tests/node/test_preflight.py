@@ -9,9 +9,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from agent_harness import Launcher, Rig, stat, until
+from agent_harness import UP, Launcher, Rig, stat, until, up
 from standin import StandIn
-from test_agent_nodes import UP, up
 
 from nvrx_slurm.core.record import replay
 from nvrx_slurm.errors import ExitCode
@@ -30,20 +29,6 @@ def events(rig: Rig) -> str:
     lines = (rig.run_dir / "events" / "coordinator.jsonl").read_text().splitlines()
     assert replay(lines) == []
     return "\n".join(lines)
-
-
-def resident(one: Launcher) -> int:
-    """The pid of the process that checks, once it is up."""
-    found: list[int] = []
-
-    def look() -> bool:
-        words = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in one.children}
-        found[:] = [pid for pid, text in words.items() if b"nvrx_slurm.health" in text and b"trampoline" not in text]
-        return bool(found)
-
-    until(look, "a process that checks")
-    assert len(found) == 1, found
-    return found[0]
 
 
 def said_of(one: Launcher, node: int, sentence: str) -> bool:
@@ -128,13 +113,6 @@ def test_the_next_cycle_waits_for_the_memory_of_the_last_one(rig: Rig, gpus: Sta
     assert re.search(r"GPU memory was free after [\d.]+ s: GPU 0 \(GPU-0000\) \d+ -> 5 MiB, GPU 1 ", one.text)
 
 
-def test_without_checks_and_without_a_wait_there_is_no_process_at_all(rig: Rig, gpus: StandIn) -> None:
-    one = crashed(rig, gpus, OFF, "--ft-gpu-memory-reclaim-timeout=0")
-    one.line("restart 1 of 1")
-    assert one.wait() == 0 and one.cycles == [0, 1]
-    assert "GPU memory" not in one.text and gpus.met() == []
-
-
 def test_a_driver_that_hangs_holds_neither_the_restart_nor_the_agent(rig: Rig, gpus: StandIn) -> None:
     """The agent never has NVML in it, so that nothing of it can be blocked in the driver when it ends."""
     one = crashed(rig, gpus, "--ft-gpu-memory-reclaim-timeout=1", facts="nvmlDeviceGetMemoryInfo_v2 hang")
@@ -151,7 +129,8 @@ def test_a_driver_that_hangs_holds_neither_the_restart_nor_the_agent(rig: Rig, g
 def test_neither_signals_for_the_step_end_the_checks_nor_does_a_stopped_process_delay_the_end(rig: Rig) -> None:
     one = rig.run(rig.script(UP + "gate()"))
     up(one, 0)
-    pid = resident(one)
+    (pid,) = [pid for pid in one.children if b"nvrx_slurm.health" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    until(lambda: b"trampoline" not in Path(f"/proc/{pid}/cmdline").read_bytes(), "the process that checks")
     for signum in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGSTOP):
         os.kill(pid, signum)
     until(lambda: stat(pid)[1] == "T", "that it is stopped")
@@ -163,18 +142,14 @@ def test_neither_signals_for_the_step_end_the_checks_nor_does_a_stopped_process_
 # --- what the checks refuse ------------------------------------------------------------------------------------------
 
 
-def broken(rig: Rig, text: str) -> str:
-    file = rig.dir / "root" / "etc" / "nvrx" / "health.yaml"
-    file.parent.mkdir(parents=True)
-    file.write_text(text)
-    return f"--sysroot={rig.dir / 'root'}"
-
-
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_broken_site_file_on_one_node_of_two_ends_both(rig: Rig, which: int) -> None:
-    script, flag = rig.script(UP), broken(rig, "checks: {mouts: {on_fail: warn}}\n")
-    short = "--rdzv-conf=join_timeout=2,last_call_timeout=0.1"
-    nodes = [rig.node(rank, "2", script, short, *([flag] if rank == which else [])) for rank in range(2)]
+    file = rig.dir / "root" / "etc" / "nvrx" / "health.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text("checks: {mouts: {on_fail: warn}}\n")
+    script, short = rig.script(UP), "--rdzv-conf=join_timeout=2,last_call_timeout=0.1"
+    flag = [f"--sysroot={rig.dir / 'root'}"]
+    nodes = [rig.node(rank, "2", script, short, *(flag if rank == which else [])) for rank in range(2)]
     codes = [one.wait() for one in nodes]
     assert codes[which] == ExitCode.USAGE and "there is no check 'mouts'; did you mean mounts?" in nodes[which].text
     assert "Traceback" not in nodes[which].text and nodes[which].cycles == []

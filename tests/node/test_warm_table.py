@@ -84,6 +84,8 @@ STARTS: dict[str, dict[str, str]] = {
     "zip": {"PYTHONFAULTHANDLER": "", "PYTHONSAFEPATH": "1"},
 }
 
+USUAL = ("script", "symlink", "module")
+
 
 def _lay_out(directory: Path, python: str, how: str) -> tuple[list[str], str | None]:
     """The command line of a worker, and what Python puts in front of sys.path."""
@@ -116,7 +118,7 @@ def _lay_out(directory: Path, python: str, how: str) -> tuple[list[str], str | N
     return [*line, str(inside)], None
 
 
-@pytest.mark.parametrize("how", STARTS)
+@pytest.mark.parametrize("how", [pytest.param(how, marks=[] if how in USUAL else pytest.mark.matrix) for how in STARTS])
 @VERSIONS
 def test_facts(tmp_path: Path, version: str, how: str) -> None:
     argv, path0 = _lay_out(tmp_path, PYTHONS[version], how)

@@ -18,7 +18,7 @@ F_SETPIPE_SZ = 1031
 
 def test_much_output_and_last_lines_without_a_newline_arrive(rig: Rig) -> None:
     script = rig.script("""
-        for n in range(20000):
+        for n in range(5000):
             say(n, "x" * 40)
         os.write(1, b"last out")
         os.write(2, b"last err")
@@ -27,7 +27,7 @@ def test_much_output_and_last_lines_without_a_newline_arrive(rig: Rig) -> None:
     one = rig.run(script)
     assert one.wait() == 1
     got = [line.split()[2] for line in one.text.splitlines() if line.startswith("[rank 0] ") and "xxx" in line]
-    assert got == [str(n) for n in range(20000)]
+    assert got == [str(n) for n in range(5000)]
     assert rig.log(0, 0, "out").endswith("\nlast out") and rig.log(0, 0, "err") == "last err"
     assert {"[rank 0] last out", "[rank 0] last err"} <= set(one.text.splitlines())
 
@@ -37,7 +37,6 @@ def test_much_output_and_last_lines_without_a_newline_arrive(rig: Rig) -> None:
     [
         ("", "0out 1out", "0err 1err"),
         ("--redirects 0:3,1:2", "1out", ""),
-        ("-r 3 -t 0:3", "0out", "0err"),
         ("-r 1 --local_ranks_filter=0", "", "0err"),
         ("--console-prefix=none -t 3", "out out", "err err"),
     ],
@@ -74,7 +73,7 @@ def test_closed_stdout_and_stderr_do_no_harm(rig: Rig) -> None:
 @pytest.mark.parametrize("gone", [False, True])
 def test_a_console_without_a_reader_stops_nothing(rig: Rig, gone: bool) -> None:
     """The pipe is full long before the workers are done, or its reader has gone; the log file has everything."""
-    one = rig.run(rig.script("say('a'); gate()\nfor n in range(30000): say('x' * 80)"))
+    one = rig.run(rig.script("say('a'); gate()\nfor n in range(3000): say('x' * 80)"))
     one.line("a$")
     if gone:
         with open(os.devnull) as other:
@@ -83,7 +82,7 @@ def test_a_console_without_a_reader_stops_nothing(rig: Rig, gone: bool) -> None:
         fcntl.fcntl(one.process.stdout.fileno(), F_SETPIPE_SZ, 4096)
     rig.open()
     assert one.process.wait(30) == 0
-    assert rig.log(0, 0, "out").count("\n") == 30001
+    assert rig.log(0, 0, "out").count("\n") == 3001
     one.wait()
 
 
@@ -129,19 +128,12 @@ def test_a_cycle_that_starts_on_a_full_disk_goes_on_without_its_logs(rig: Rig, s
 # --- what is started ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("flag", "script", "what"),
-    [
-        ("-m", "no.such.module", "exited with code 1"),
-        ("--no-python", "./odd", "could not be started: ./odd: No such file"),
-    ],
-)
-def test_what_cannot_be_started_is_said(rig: Rig, flag: str, script: str, what: str) -> None:
+def test_what_cannot_be_started_is_said(rig: Rig) -> None:
     (rig.dir / "odd").write_text("#!/no/such/interpreter\n")
     (rig.dir / "odd").chmod(0o755)
-    one = rig.run(script, flag)
+    one = rig.run("./odd", "--no-python")
     assert one.wait() == 1
-    assert what in one.text and "internal error" not in one.text
+    assert "could not be started: ./odd: No such file" in one.text and "internal error" not in one.text
 
 
 @pytest.mark.parametrize(("flag", "program"), [("-m", "prog"), ("--run-path", "prog.py"), ("--no-python", "./wrapper")])
@@ -210,17 +202,15 @@ setattr(getattr(importlib.import_module("nvrx_slurm.{module}"), "{cls}"), "{meth
 
 
 @pytest.mark.parametrize(
-    ("module", "cls", "method", "nnodes"),
-    [("core.coordinator.cycle", "Running", "on_failed", 2), ("node.workers.workers", "Workers", "_exited", 2),
-     ("node.coordination.link", "Link", "handle", 1)],
-)  # fmt: skip
-def test_a_defect_ends_with_97_and_leaves_nothing(rig: Rig, module: str, cls: str, method: str, nnodes: int) -> None:
+    ("module", "cls", "method"),
+    [("core.coordinator.cycle", "Running", "on_failed"), ("node.workers.workers", "Workers", "_exited")],
+)
+def test_a_defect_ends_with_97_and_leaves_nothing(rig: Rig, module: str, cls: str, method: str) -> None:
     """The other node learns of it at once."""
     script = rig.script("if RANK == 0:\n    os._exit(1)\nforever()")
-    others = [rig.node(1, "2", script)] if nnodes == 2 else []
+    other = rig.node(1, "2", script)
     rig.before = INJECT.format(module=module, cls=cls, method=method)
-    one = rig.node(0, "2", script) if nnodes == 2 else rig.run(script)
-    assert one.wait() == 97
+    one = rig.node(0, "2", script)
+    assert [one.wait(), other.wait()] == [97, 97]
     assert "fault injected" in one.text and "internal error" in one.text and "a defect" in one.text
-    for other in others:
-        assert other.wait() == 97 and "the coordinator on" in other.text
+    assert "the coordinator on" in other.text

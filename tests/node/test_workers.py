@@ -37,6 +37,7 @@ def test_crash_restarts_all_ranks_in_the_same_job(rig: Rig) -> None:
     assert (rig.logs / "latest").resolve() == rig.run_dir.resolve()
 
 
+@pytest.mark.matrix
 @pytest.mark.torch
 def test_the_real_record_decorator(rig: Rig) -> None:
     script = rig.script("""
@@ -64,8 +65,7 @@ def test_error_file_that_cannot_be_read_does_not_hold_up_the_end(rig: Rig) -> No
 # --- hangs ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("hang", ["os.kill(os.getpid(), signal.SIGSTOP)", "spin_for_ever()"])
-def test_hang_is_seen_and_the_job_goes_on(rig: Rig, hang: str) -> None:
+def test_hang_is_seen_and_the_job_goes_on(rig: Rig) -> None:
     script = rig.script(f"""{CLIENT}
 def spin_for_ever():
     while True:
@@ -73,7 +73,7 @@ def spin_for_ever():
 client.send_heartbeat()
 say("up", CYCLE)
 if CYCLE == 0 and RANK == 1:
-    {hang}
+    spin_for_ever()
 while CYCLE == 0:
     client.send_heartbeat()
     time.sleep(0.02)
@@ -83,8 +83,7 @@ client.shutdown_workload_monitoring()
     assert one.wait() == 0
     one.line(r"rank 1 .*hung: .*no heartbeat for ")
     stacks = rig.log(0, 1, "err")
-    assert "most recent call first" in stacks and "Fatal Python error" not in stacks
-    assert "spin" not in hang or "in spin_for_ever" in stacks
+    assert "in spin_for_ever" in stacks and "Fatal Python error" not in stacks
     assert rig.log(1, 1, "out") == "up 1\n"
 
 
@@ -124,22 +123,17 @@ if CYCLE == 0:
 """
 
 
-@pytest.mark.parametrize("removed", ["nvrx-agent-*", ""])
-def test_job_restarts_after_its_directory_or_all_of_tmpdir_was_removed(rig: Rig, removed: str) -> None:
-    """It is made again. Where TMPDIR itself is gone, the ranks are not monitored, and that is said."""
-    code = CLIENT + BEATS
-    if not removed:
-        code = code.replace("client.", "if CYCLE == 0: client.")
-    one = rig.run(rig.script(code), "--standalone", "--nproc-per-node=2", "--max-restarts=2")
+def test_job_restarts_after_its_directory_was_removed(rig: Rig) -> None:
+    """As by a cleaner of /tmp. It is made again."""
+    one = rig.run(rig.script(CLIENT + BEATS), "--standalone", "--nproc-per-node=2", "--max-restarts=2")
     for rank in (0, 1):
         one.line(rf"\[rank {rank}\] beaten in 0$")
-    (found,) = (rig.dir / "tmp").glob(removed) if removed else [rig.dir / "tmp"]
+    (found,) = (rig.dir / "tmp").glob("nvrx-agent-*")
     shutil.rmtree(found)
     rig.open()
     assert one.wait() == 0
     assert [rig.log(1, rank, "out") for rank in (0, 1)] == ["beaten in 1\n"] * 2
-    assert ("goes on without its monitor" in one.text) == (not removed) and "internal error" not in one.text
-    assert removed or not (rig.dir / "tmp").exists()
+    assert "goes on without its monitor" not in one.text and "internal error" not in one.text
 
 
 # --- nothing outlives the agent --------------------------------------------------------------------------------------
@@ -169,13 +163,11 @@ def test_sigkill_of_the_agent_takes_everything_down(rig: Rig) -> None:
     ("handler", "body", "last"),
     [
         ("say('ran')", "lock(mutex), lock(mutex)", "up 0\n"),  # the main thread is in C, so that no handler begins
-        ("save()", "time.sleep(1000)", "saved\n"),
         (
             "subprocess.run([sys.executable, '-c', 'import time; time.sleep(2)']), save(0)",
             "time.sleep(1000)",
             "saved\n",
         ),
-        ("event.set()", "threading.Thread(target=lambda: (event.wait(), save())).start(), time.sleep(1000)", "saved\n"),
         ("event.set()", "threading.Thread(target=upload).start(), time.sleep(1000)", "saved\n"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Starts workers by `agent.launcher` as an agent does, executed or forked: python warm_driver.py < JSON > JSON.
+"""Starts workers by `node.workers.launcher` as an agent does, executed or forked: python warm_driver.py < JSON > JSON.
 
 In:  argv (of the workers), envs (one per worker, added to ours), preload (modules; null: execute), path0, directory,
      prefixes (per worker, what goes before argv).
@@ -17,8 +17,7 @@ from typing import Any
 
 from nvrx_slurm.child import processes
 from nvrx_slurm.node.workers.launcher import Launcher
-from nvrx_slurm.node.workers.warm import WarmSpec
-from nvrx_slurm.node.workers.worker_env import worker_env
+from nvrx_slurm.node.workers.worker_spec import WarmSpec, WorkerContract, WorkerSpec, worker_env
 
 WARNING_SIGNAL = 10
 BOUND_S = 90.0
@@ -30,7 +29,11 @@ async def run(order: dict[str, Any]) -> dict[str, Any]:
     processes.Orphans()  # standbys come to a subreaper
     warm = None if order["preload"] is None else WarmSpec(None, order["path0"], order["preload"])
     prefixes = order["prefixes"]
-    launcher = Launcher(order["argv"], prefixes, 0, WARNING_SIGNAL, True, warm, directory, said.append)
+    spec = WorkerSpec(
+        order["argv"], WorkerContract("", "", ""), {}, 9, lambda local_rank: 0,
+        prefixes=prefixes, warning_signal=WARNING_SIGNAL, warm=warm,
+    )  # fmt: skip
+    launcher = Launcher(spec, len(prefixes), directory, said.append)
     launcher.begin()
     await launcher.wait()
     workers = []

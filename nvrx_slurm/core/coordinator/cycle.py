@@ -51,7 +51,7 @@ class Running:
 
     def on_entered(self, event: Entered, now: float) -> None:
         """The plans of a cycle have been sent."""
-        if self._s.has_attribution:
+        if self._s.tells_of_cycles:
             self._out.append(ev.CycleBegan(self._job.cycle))
         self._job.started_at, self._hangs.search, self._last_ranks_by = now, None, None
         if event.was is Stage.TAKEOVER:
@@ -246,7 +246,7 @@ class Stopping:
         """Stop all workers for the next cycle, or end the job."""
         job, s, out, cause = self._job, self._s, self._out, self._ledger.cause
         assert cause is not None
-        if s.has_attribution and event.was is Stage.TAKEOVER:
+        if s.tells_of_cycles and event.was is Stage.TAKEOVER:
             out.append(ev.CycleBegan(job.cycle))
         members, lasted_s = self._roster.members, now - job.started_at
         ports = [member.node.port for member in members.values() if member.node.infra_rank == cause.infra_rank]

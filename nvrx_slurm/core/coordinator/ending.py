@@ -151,7 +151,7 @@ class Ending:
         if event.was is Stage.RETURNING:
             return None
         assert self.end is not None
-        if self._s.has_attribution and event.was in CYCLE:
+        if self._s.tells_of_cycles and event.was in CYCLE:
             self._out.append(cycle_over(self._job, self._ledger, event.was in FAILED, now))
         self._leave_by = now + self._s.drain_timeout_s
         self._stay_until = self._quorum.missed_at + self._s.return_grace_s if self._quorum.needed else now

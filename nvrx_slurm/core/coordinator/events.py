@@ -174,14 +174,14 @@ class ReadProgress:
 
 @dataclass(frozen=True, slots=True)
 class CycleBegan:
-    """For attribution: a cycle runs, or was taken over."""
+    """A cycle runs, or was taken over. For attribution and the files of cycles."""
 
     cycle: int
 
 
 @dataclass(frozen=True, slots=True)
 class CycleOver:
-    """For attribution: no worker of the cycle is left, or the end of the job is decided. `cause`: None = no fault."""
+    """No worker of the cycle is left, or the end of the job is decided. `cause`: None = no fault."""
 
     cycle: int
     lasted_s: float

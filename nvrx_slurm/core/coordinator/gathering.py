@@ -60,7 +60,7 @@ class Gathering:
         """Not where a last call has come to nothing."""
         if event.was is Stage.LAST_CALL:
             return None
-        if self._s.has_attribution and event.was in FAILED:
+        if self._s.tells_of_cycles and event.was in FAILED:
             self._out.append(cycle_over(self._job, self._ledger, True, now))
         return Stage.PAUSED if now < self._job.pause_until else self.begin(now)
 

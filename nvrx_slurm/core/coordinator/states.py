@@ -58,7 +58,7 @@ class CoordinatorSettings:
     segment: int | None = None  # group ranks go in segments of so many nodes of one domain; None: domains do not matter
     hang_collect_s: float = 0.0  # how long nodes may take to look at their ranks when one hangs; 0 = they do not
     hang_exclude: bool = False  # the node of the rank that the others wait for leaves the job
-    has_attribution: bool = False  # there is an attribution service to tell of cycles
+    tells_of_cycles: bool = False  # to an attribution service, or for --ft-cycle-info-dir
     stops_on_advice: bool = False  # its STOP ends the job
     tracks_progress: bool = False  # there is a checkpoint iteration file to read
     has_preflight: bool = False  # agents check their nodes before every cycle, spares when they are told to stop

@@ -9,30 +9,30 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.election.election import LEASE_SHARE
 from nvrx_slurm.monitor.lease import Lease
-from nvrx_slurm.node.roles import Post
 
 
 class LeaseKeeper:
-    """The lease of one node. `length_s`: keepalive interval and timeout, after which a member counts as lost."""
+    """The lease of one node. `length_s`: keepalive interval and timeout, after which a member counts as lost.
 
-    def __init__(self, lease: Lease, length_s: float, post: Post) -> None:
-        self.lease = lease
+    `on_over(leads)` is called when it is over, and again while it is; `leads`: this node leads.
+    """
+
+    def __init__(self, lease: Lease, length_s: float, on_over: Callable[[bool], None]) -> None:
+        self._lease = lease
         self._length_s = LEASE_SHARE * length_s
         self._every_s = length_s / 8
-        self._post = post
+        self._on_over = on_over
         self._loop = asyncio.get_running_loop()
-        self._heard: Callable[[], float | None] | None = None
+        self._quorum_heard: Callable[[], float | None] | None = None
         self._follows = False
         self._timer: asyncio.TimerHandle | None = None
-        self.on_lapse: Callable[[], None] = lambda: None
         lease.until_s = self._loop.time()
 
     def follow(self) -> None:
         """Another node leads, and has just said so."""
-        self._heard, self._follows = None, True
+        self._quorum_heard, self._follows = None, True
         self._renew(self._loop.time())
 
     def heard(self, sent_s: float) -> None:
@@ -40,14 +40,10 @@ class LeaseKeeper:
         if self._follows:
             self._renew(sent_s)
 
-    def lead(self, heard: Callable[[], float | None]) -> None:
-        """This node stands or leads; `heard()`: when a quorum was heard last, None before it is elected."""
-        self._heard, self._follows = heard, False
+    def lead(self, quorum_heard: Callable[[], float | None]) -> None:
+        """This node stands or leads; `quorum_heard()`: when a quorum was heard last, None before it is elected."""
+        self._quorum_heard, self._follows = quorum_heard, False
         self.check()
-
-    def stop(self) -> None:
-        """No coordinator is followed any more; what is left of the lease runs out."""
-        self._heard, self._follows = None, False
 
     def close(self) -> None:
         """No timer runs any more."""
@@ -56,28 +52,25 @@ class LeaseKeeper:
 
     def _renew(self, heard_s: float) -> None:
         until_s = heard_s + self._length_s
-        if until_s > (self.lease.until_s or 0.0):
-            self.lease.until_s = until_s
+        if until_s > (self._lease.until_s or 0.0):
+            self._lease.until_s = until_s
             self._set_timer()
 
     def _set_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        due = self.lease.until_s or 0.0
-        if self._heard is not None:  # first a quarter before the end, then more often
+        self.close()
+        due = self._lease.until_s or 0.0
+        if self._quorum_heard is not None:  # first a quarter before the end, then more often
             due = min(due, max(due - self._length_s / 4, self._loop.time() + self._every_s))
         self._timer = self._loop.call_at(due, self.check)
 
     def check(self) -> None:
         """Renew the own lease of a coordinator; tell when the lease is over."""
-        heard_s = self._heard() if self._heard is not None else None
+        heard_s = self._quorum_heard() if self._quorum_heard is not None else None
         if heard_s is not None:
             self._renew(heard_s)
-        if not self.lease.over:
+        if not self._lease.over:
             self._set_timer()
             return
-        if heard_s is not None:
-            self.on_lapse()
-        elif self._heard is not None:  # stands: elected later
+        if heard_s is None and self._quorum_heard is not None:  # stands: elected later
             self._timer = self._loop.call_later(self._every_s, self.check)
-        self._post(ag.LeaseOver())
+        self._on_over(heard_s is not None)

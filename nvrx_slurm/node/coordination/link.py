@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.errors import AuthError, UsageError
 from nvrx_slurm.node.job import Meeting
-from nvrx_slurm.node.roles import Post
+from nvrx_slurm.node.shell import Post
 from nvrx_slurm.system.ports import PortReservation
 
 if TYPE_CHECKING:
@@ -23,13 +24,11 @@ _NO_TOKEN = (
 LAST_MESSAGES_S = 2.0  # for queued messages to be delivered at the end
 
 
-class Link:
+class AgentLink:
     """Role: sends the agent's messages by its transport, which can be replaced while the program runs.
 
     Before the first candidate is sought there is none: messages are lost, as without a stream.
     """
-
-    commands: ClassVar[tuple[type, ...]] = (ag.Send,)
 
     def __init__(self, transport: ControlClient | LocalTransport | None = None) -> None:
         self.transport = transport
@@ -41,9 +40,12 @@ class Link:
         if self.transport is not None:
             self.transport.start()
 
-    def handle(self, command: ag.Send) -> None:
+    def handlers(self) -> Mapping[type, Callable[[Any], None]]:
+        """The agent's messages."""
+        return {ag.Send: lambda command: self.send(command.message)}
+
+    def send(self, message: t.AgentMessage) -> None:
         """Send a message; one that has a field for a port (MASTER_PORT of the next plan) offers a fresh one."""
-        message = command.message
         if isinstance(message, (t.Register, t.Ready)):
             previous, self._port = self._port, PortReservation()
             previous.release()  # only now, so that the new one is another

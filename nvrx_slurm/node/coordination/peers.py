@@ -1,13 +1,15 @@
-"""Other agents of the job: where they listen, what they answer, whether they are dead; and those that are members."""
+"""Other agents of the job: where they listen, what they answer, whether they are dead; and those that come here."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.agent import events as ag
+from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.election import election as el
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.node.coordination.link import credentials
@@ -18,6 +20,7 @@ from nvrx_slurm.system.probe import is_refused
 if TYPE_CHECKING:
     from nvrx_slurm.control.client import ControlClient
     from nvrx_slurm.control.server import ControlServer
+    from nvrx_slurm.node.coordination.coordinator import CoordinatorHost
 
 _ANSWER_S = 3.0  # to WhoLeads
 _PROBE_CONNECT_S = 2.0
@@ -78,28 +81,82 @@ async def refuses(peer: t.Peer) -> bool:
     return answer is True
 
 
-class Admitted:
-    """The members' connections, as the coordinator of this node sees them; the server goes on after it."""
+class Registrations:
+    """The agents that register at this node. One waits for the answer of the election, then it is a member here.
 
-    def __init__(self, server: ControlServer, admitted: dict[str, t.Node]) -> None:
-        self._server, self._nodes = server, admitted
+    The coordinator of this node gets what members do, from `lead` to `retire`. The server goes on after it. `visited`
+    is called with each agent that waits; `where()` answers agents that ask for the coordinator.
+    """
+
+    def __init__(
+        self, server: ControlServer, visited: Callable[[el.Visited], None], where: Callable[[], t.Elsewhere]
+    ) -> None:
+        self._server, self._visited = server, visited
+        self._numbers: dict[str, int] = {}  # by node_id: of the last registration
+        self._waiting: dict[str, ev.Joined] = {}
+        self._members: dict[str, t.Node] = {}
+        self._to_coordinator: Callable[[Any], None] | None = None
+        server.listen_to(self._on_event, where)
+
+    def lead(self, to_coordinator: Callable[[Any], None]) -> None:
+        """A coordinator begins here."""
+        self._to_coordinator = to_coordinator
+
+    def retire(self) -> None:
+        """It has ended."""
+        self._to_coordinator = None
+        for node_id in list(self._members):
+            self.drop(node_id)
+
+    def answer(self, command: el.AnswerVisitor) -> None:
+        """Take a registration, or send it on."""
+        joined = self._waiting.pop(command.visitor, None)
+        if joined is None:
+            return  # it has left
+        if command.elsewhere is None and self._to_coordinator is not None:
+            self._members[command.visitor] = joined.message.node
+            self._to_coordinator(joined)
+            return
+        if command.elsewhere is not None:
+            self._server.send(command.visitor, command.elsewhere)
+        self._server.drop(command.visitor)
+
+    def quorum_heard(self, host: CoordinatorHost) -> float:
+        """When a quorum of the coordinator was heard last (monotonic seconds)."""
+        return host.heard(self._server.heard_at, self._members)
+
+    def _on_event(self, event: Any) -> None:
+        if isinstance(event, ev.Joined):
+            node_id, number = event.message.node.node_id, event.message.number
+            if number < self._numbers.get(node_id, 0):
+                return self._server.drop(node_id)
+            self._numbers[node_id] = number
+            self._waiting[node_id] = event
+            return self._visited(el.Visited(node_id, event.message.vote))
+        waited = self._waiting.pop(event.node_id, None)
+        if waited is None and self._to_coordinator is not None and event.node_id in self._members:
+            if isinstance(event, ev.Lost):
+                del self._members[event.node_id]
+            self._to_coordinator(event)
+
+    # --- for the coordinator of this node ---------------------------------------------------------------------
 
     def send(self, node_id: str, message: t.CoordinatorMessage) -> bool:
         """Push a message to one member."""
-        return node_id in self._nodes and self._server.send(node_id, message)
+        return node_id in self._members and self._server.send(node_id, message)
 
     def send_all(self, message: t.CoordinatorMessage) -> None:
         """Push a message to every member."""
-        for node_id in self._nodes:
+        for node_id in self._members:
             self._server.send(node_id, message)
 
     def drop(self, node_id: str) -> None:
         """Disconnect one member."""
-        if self._nodes.pop(node_id, None) is not None:
+        if self._members.pop(node_id, None) is not None:
             self._server.drop(node_id)
 
     async def close(self, grace_s: float) -> None:
         """Disconnect all."""
-        for node_id in list(self._nodes):
+        for node_id in list(self._members):
             self.drop(node_id)
         await self._server.all_left(grace_s)

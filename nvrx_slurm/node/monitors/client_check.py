@@ -27,30 +27,28 @@ class ClientCheck:
     def __init__(self, limits: Mapping[str, Any], connected: Callable[[], bool], say: Callable[[str], None]) -> None:
         named = {name: limits.get(name) for name in _LIMITS} | dict(limits.get("rank_section_timeouts") or {})
         self._limits = {name: limit_s for name, limit_s in named.items() if limit_s}
-        self._connected = connected
-        self._say = say
+        self._connected, self._say = connected, say
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """All workers of a cycle have been started."""
         if self._limits:
-            delay_s = max(_EARLIEST_S, *self._limits.values())
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self._warn)
+            self._timer = asyncio.get_running_loop().call_later(max(_EARLIEST_S, *self._limits.values()), self._check)
 
     def ended(self, well: bool, last: bool) -> None:
         """A worker has ended, its monitor still knows it. `well`: with code 0; `last`: no other worker is alive."""
-        if self._timer is not None and well and (last or self._connected()):
-            self._warn()
-        if self._timer is not None and not well:  # this cycle says nothing
+        if self._timer is None:
+            return
+        if not well:  # this cycle says nothing
             self._timer.cancel()
             self._timer = None
+        elif last or self._connected():
+            self._timer.cancel()
+            self._check()
 
-    def _warn(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _check(self) -> None:
         which = ", ".join(f"{name} {limit_s:g} s" for name, limit_s in self._limits.items())
-        self._limits = {}
+        self._timer, self._limits = None, {}
         if not self._connected():
             self._say(
                 f"hangs are not noticed: timeouts are set ({which}), but no rank of this node has called"

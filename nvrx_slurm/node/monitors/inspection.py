@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,46 +26,21 @@ _TEXT_CHARS = 120  # 64 ranks fit into one message of 1 MiB, whatever they write
 _MOST_SEQ = 1 << 62
 
 
-class Inspection:
-    """One inspection. `workers`: where the living ones run, by local rank. `found`: what is known after `within_s`."""
-
-    def __init__(self, workers: Mapping[int, RankFault], monitors: list[RankMonitor], within_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        self.found: asyncio.Future[tuple[RankEvidence, ...]] = loop.create_future()
-        self._workers = dict(workers) if monitors else {}
-        self._seen: dict[int, RankEvidence] = {}  # by local rank
-        for local_rank in self._workers:
-            monitors[local_rank].inspect(within_s)
-        self._timer = loop.call_later(within_s, self._end)
-        self._end_if_complete()
-
-    def answered(self, local_rank: int, message: Mapping[str, Any]) -> None:
-        """A monitor has answered."""
-        where = self._workers.get(local_rank)
-        if where is not None and where.pid == message["pid"]:
-            self._seen[local_rank] = _evidence(where, message)
-            self._end_if_complete()
-
-    def gone(self, local_rank: int) -> None:
-        """A worker has ended: its monitor does not answer any more."""
-        if local_rank not in self._seen:
-            self._workers.pop(local_rank, None)
-            self._end_if_complete()
-
-    def _end_if_complete(self) -> None:
-        if len(self._seen) == len(self._workers):
-            self._end()
-
-    def _end(self) -> None:
-        self._timer.cancel()
-        if not self.found.done():
-            self.found.set_result(tuple(self._seen.values()))
+async def inspect(
+    workers: Iterable[RankFault], monitors: Sequence[RankMonitor], within_s: float
+) -> tuple[RankEvidence, ...]:
+    """What is known of these workers after `within_s`, or as soon as all have answered or ended."""
+    asked = [(where, monitors[where.local_rank].inspect(within_s)) for where in workers] if monitors else []
+    if asked:
+        await asyncio.wait([found for _, found in asked], timeout=within_s)
+    seen = [(where, found.result()) for where, found in asked if found.done()]
+    return tuple(_evidence(where, message) for where, message in seen if message is not None)
 
 
 class StacksServer:
-    """Answers `nvrx stacks`. `run`: directory of the run. `inspect(within_s)` begins an inspection."""
+    """Answers `nvrx stacks`. `run`: directory of the run. `inspect(within_s)` inspects the ranks."""
 
-    def __init__(self, run: Path, inspect: Callable[[float], Inspection]) -> None:
+    def __init__(self, run: Path, inspect: Callable[[float], Awaitable[tuple[RankEvidence, ...]]]) -> None:
         self._run, self._inspect = str(run.resolve()), inspect  # here: it may block
         self._server: asyncio.AbstractServer | None = None
 
@@ -81,7 +56,7 @@ class StacksServer:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.TimeoutError):  # the other end has gone
-            ranks = [asdict(rank) for rank in await self._inspect(_STACKS_S).found]
+            ranks = [asdict(rank) for rank in await self._inspect(_STACKS_S)]
             writer.write(json.dumps({"run": self._run, "ranks": ranks}).encode())
             await asyncio.wait_for(writer.drain(), _SEND_S)
         writer.close()

@@ -6,6 +6,7 @@ the socket of the rank must survive the monitor's process. They are made and kep
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -37,7 +38,6 @@ def faulthandler_env() -> dict[str, str]:
 
 OnHang = Callable[[int, dict[str, Any]], None]
 OnAsked = Callable[[int, "t.WorkloadAction", str], None]
-OnLooked = Callable[[int, dict[str, Any]], None]
 
 
 class Life:
@@ -56,32 +56,29 @@ class Life:
         self.pidfd = -1
         self.hung = False
         self.broken = False  # the page cannot be read; that was said
-        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # before the first request
-        self.page_fd = -1
-        self.look_end, self.rank_end = socket.socketpair()  # for monitor.inspect
-        try:
+        with contextlib.ExitStack() as stack:
+            self.listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+            self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # before the first request
+            self.ends = [stack.enter_context(end) for end in socket.socketpair()]  # for monitor.inspect
             self.page_fd = create_page()
+            stack.callback(os.close, self.page_fd)
             self.listener.bind(os.fspath(self.path))
-        except OSError:
-            self.close()
-            raise
+            stack.callback(self.path.unlink, missing_ok=True)
+            self._resources = stack.pop_all()
+
+    def begin(self, message: bytes, pidfd: int) -> None:
+        """There is a worker. `pidfd` stays the caller's. Raises OSError."""
+        self.pidfd = os.dup(pidfd)
+        self._resources.callback(os.close, self.pidfd)
+        self.watch, self.hung = message, False
 
     def fds(self) -> list[int]:
-        return [self.pidfd, self.page_fd, *(s.fileno() for s in (self.listener, self.look_end, self.rank_end))]
+        return [self.pidfd, self.page_fd, *(s.fileno() for s in (self.listener, *self.ends))]
 
     def close(self) -> None:
         """Never raises; a second call does nothing."""
-        try:
-            for sock in (self.listener, self.look_end, self.rank_end):
-                sock.close()
-            self.path.unlink(missing_ok=True)
-        except OSError:
-            pass  # the directory is no longer ours: no rank finds the socket there
-        fds, self.page_fd, self.pidfd = (self.page_fd, self.pidfd), -1, -1
-        for fd in fds:
-            if fd >= 0:
-                os.close(fd)
+        with contextlib.suppress(OSError):  # the directory is no longer ours: no rank finds the socket there
+            self._resources.close()
 
 
 class RankMonitor(SupervisedProcess):
@@ -92,8 +89,6 @@ class RankMonitor(SupervisedProcess):
     `hang`: cycle, rank, local_rank, pid, sentence, deadline_s and at_s (monotonic seconds).
     `on_asked(local_rank, action, description)` is called for each workload control request of the worker (twice if the
     monitor was killed just then), before its exit is seen.
-
-    `on_looked(local_rank, message)` is called with the answer to inspect() (see `monitor.inspect`).
 
     `lease`: the monitor kills the worker when it is over; None: it may run without a coordinator.
 
@@ -109,14 +104,14 @@ class RankMonitor(SupervisedProcess):
         on_hang: OnHang,
         on_asked: OnAsked,
         lease: Lease | None = None,
-        on_looked: OnLooked = lambda local_rank, message: None,
     ) -> None:
         super().__init__()
         self._lease = lease
         self.local_rank = local_rank
         self._dir = Path(private_dir)
         self._on_hang = on_hang
-        self._on_asked, self._on_looked = on_asked, on_looked
+        self._on_asked = on_asked
+        self._inspections: list[asyncio.Future[dict[str, Any] | None]] = []
         self._lives = 0
         self._life: Life | None = None
 
@@ -178,16 +173,26 @@ class RankMonitor(SupervisedProcess):
         if life is None:
             return  # was said when it could not be made
         try:
-            life.pidfd = os.dup(pidfd)
+            life.begin(message, pidfd)
         except OSError as error:
-            self._say_unmonitored(error)
-            return
-        life.watch, life.hung = message, False
+            return self._say_unmonitored(error)
         self.send(message, life.fds())
 
-    def inspect(self, within_s: float) -> None:
-        """Have the monitor find out what the worker does; on_looked() gets the answer, unless the monitor dies."""
+    def inspect(self, within_s: float) -> asyncio.Future[dict[str, Any] | None]:
+        """Have the monitor find out what the worker does (see `monitor.inspect`).
+
+        The result is None if the worker ends before that. If the monitor dies, there is none.
+        """
+        found: asyncio.Future[dict[str, Any] | None] = self._loop.create_future()
+        self._inspections.append(found)
         self.send(wire.encode("inspect", within_s=within_s))
+        return found
+
+    def _end_inspections(self, message: dict[str, Any] | None) -> None:
+        inspections, self._inspections = self._inspections, []
+        for found in inspections:
+            if not found.done():
+                found.set_result(message)
 
     def end_hold(self) -> None:
         """A hung worker can be ended now."""
@@ -231,6 +236,7 @@ class RankMonitor(SupervisedProcess):
     def unwatch(self) -> None:
         """The worker is gone (or no longer to be judged): forget it, and make ready for the next."""
         self.send(wire.encode("unwatch"))
+        self._end_inspections(None)
         self._new_life()
 
     async def close(self) -> None:
@@ -332,7 +338,7 @@ class RankMonitor(SupervisedProcess):
             life.hung = True  # a monitor restarted in mid-kill says it again
             self._on_hang(self.local_rank, message)
         elif message["type"] == "inspected":
-            self._on_looked(self.local_rank, message)
+            self._end_inspections(message)
         elif message["type"] == "control":
             description = str(message["description"]).encode("utf-8", "replace").decode()  # no lone surrogates
             self._on_asked(self.local_rank, t.WorkloadAction[str(message["action"])], description)

@@ -12,6 +12,7 @@ import select
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,13 +22,8 @@ from nvrx_slurm.system.inotify import Inotify
 
 _CHUNK = 1 << 14  # bytes read at once: a sentence waits for the writing of one such piece at most
 _QUEUED_SENTENCES = 10_000
-TRACEBACK_HOLD_S = 0.5  # for `hold_s` where a fault of another node may be the cause
+_SENTENCES = 1000  # that `once` remembers
 _FALLBACK_S = 0.5  # between two readings of the files where inotify is not available
-_TRACEBACK = b"Traceback (most recent call last)"
-# faulthandler's dump, also of a rank that its monitor ended because it hung: the log file has the original lines
-_DUMP_HEADING = b"Fatal Python error: Aborted"
-_DUMP_NAMED = b"SIGABRT: the stacks of this rank's threads"
-_DUMP_MODULES = b"Extension modules: "
 
 
 @dataclass(slots=True)
@@ -38,7 +34,6 @@ class _Followed:
     out: int  # file descriptor to copy to
     pending: bool = True  # there may be something to copy
     retired: bool = False  # a later cycle has a file of this name: drop this one when it is read to its end
-    held_until_s: float = 0.0  # monotonic; 0 = it was never held
 
 
 class Console:
@@ -46,17 +41,13 @@ class Console:
 
     Each of the launcher's lines has a head: local time, seconds since this object was made, `name`.
     `refresh_s`: also read the files this often, because inotify does not report writes of other hosts.
-    `hold_s`: a file's first traceback waits this long for a sentence, so that a fault elsewhere, its likely cause, is
-    told before it. `copy`: a file for the launcher's own lines, too.
+    `copy`: a file for the launcher's own lines, too.
     """
 
-    def __init__(
-        self, name: str, refresh_s: float | None = None, hold_s: float = 0.0, copy: Path | None = None
-    ) -> None:
+    def __init__(self, name: str, refresh_s: float | None = None, copy: Path | None = None) -> None:
         self._name = name
         self._copy_path, self._copy_fd = copy, -1
         self._started_s = time.monotonic()
-        self._hold_s = hold_s
         self._refresh_s = refresh_s
         self._next_refresh_s = 0.0
         self._said: deque[bytes] = deque(maxlen=_QUEUED_SENTENCES)
@@ -111,9 +102,6 @@ class Console:
         while True:
             ready = self._wait()
             finishing = self._finishing  # read before the files are read for the last time
-            if finishing:  # what was held goes before the last sentences
-                for one in [one for one in self._followed if one.pending and one.held_until_s]:
-                    self._copy(one, flush=True)
             self._speak()
             self._follow_new()
             self._mark(ready, everything=finishing)
@@ -128,19 +116,17 @@ class Console:
 
     def _wait(self) -> set[int]:
         """Wait until there is something to do; returns the file descriptors that are ready."""
-        times_s = [one.held_until_s for one in self._followed if one.pending]
-        if self._refresh_s is not None:
-            times_s.append(self._next_refresh_s)
-        timeout_s = max(0.0, min(times_s) - time.monotonic()) if times_s else None
-        ready = {fd for fd, _ in self._poll.poll(None if timeout_s is None else timeout_s * 1000 + (timeout_s > 0))}
+        timeout_ms = None
+        if any(one.pending for one in self._followed):
+            timeout_ms = 0.0
+        elif self._refresh_s is not None:
+            timeout_ms = max(0.0, self._next_refresh_s - time.monotonic()) * 1000
+        ready = {fd for fd, _ in self._poll.poll(timeout_ms)}
         if self._wake_r in ready:
             os.read(self._wake_r, 4096)
         return ready
 
     def _speak(self) -> None:
-        if self._said:
-            for one in self._followed:  # a sentence is printed: release the tracebacks that were held back for it
-                one.held_until_s = min(one.held_until_s, time.monotonic())
         while self._said:
             lines = self._said.popleft()
             _write(2, lines)
@@ -166,9 +152,6 @@ class Console:
         unfinished: set[str] = set()
         for one in list(self._followed):
             if not one.pending or one.path.name in unfinished:
-                continue
-            if not flush and time.monotonic() < one.held_until_s:
-                unfinished.add(one.path.name)
                 continue
             self._speak()
             self._copy(one, flush or one.retired)
@@ -208,28 +191,17 @@ class Console:
 
     def _copy(self, followed: _Followed, flush: bool) -> None:
         """Copy one piece; at the end of the file, with `flush`, also a last line without its newline."""
-        file, begin, text = followed.file, followed.file.at, b""
+        text = b""
         with contextlib.suppress(OSError):  # the file system fails; the file is read again when it changes
-            text, _ = file.read(flush)
+            text, _ = followed.file.read(flush)
         followed.pending = bool(text)
-        if not flush and (traceback := self._traceback(followed, text)) >= 0:
-            file.at, text = begin + traceback, text[:traceback]  # the rest is read again when the hold is over
         lines = text.split(b"\n")[:-1]
         if followed.out == 2:
             # torch's "[rank0]: " is our "[rank 0] "
             twice = followed.prefix.replace(b" ", b"", 1).replace(b"] ", b"]: ")
-            lines = [line.removeprefix(twice) for line in lines if not line.startswith(_DUMP_MODULES)]
-            lines = [line.replace(_DUMP_HEADING, _DUMP_NAMED) for line in lines]
+            lines = [line.removeprefix(twice) for line in lines]
         if lines:
             _write(followed.out, b"".join(followed.prefix + line + b"\n" for line in lines))
-
-    def _traceback(self, followed: _Followed, text: bytes) -> int:
-        """Where the line of the file's first traceback begins in `text`, which is held from now on; -1: nowhere."""
-        found = text.find(_TRACEBACK) if self._hold_s and followed.out == 2 and not followed.held_until_s else -1
-        if found < 0:
-            return -1
-        followed.held_until_s = time.monotonic() + self._hold_s
-        return text.rfind(b"\n", 0, found) + 1
 
     def _say_what_is_missing(self) -> None:
         for one in self._followed:
@@ -239,6 +211,18 @@ class Console:
                 continue  # its length cannot be known
             if missing > 0:
                 _write(2, self._lines(f"... {missing} bytes more in {one.path}"))
+
+
+def once(say: Callable[[str], None]) -> Callable[[str], None]:
+    """Says each sentence once. It remembers, and says, a bounded number of them."""
+    said = set[str]()
+
+    def say_once(sentence: str) -> None:
+        if sentence not in said and len(said) < _SENTENCES:
+            said.add(sentence)
+            say(sentence)
+
+    return say_once
 
 
 def _write(fd: int, data: bytes) -> None:

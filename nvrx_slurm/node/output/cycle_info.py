@@ -2,43 +2,42 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import secrets
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 
-from nvrx_slurm import types as t
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.coordinator import Coordinator
 from nvrx_slurm.core.logs.cycle_info import CycleFiles, document
 from nvrx_slurm.core.logs.names import cycle_file
 from nvrx_slurm.node.output.result import BackgroundWrites
+from nvrx_slurm.node.run_dir import replace_link
 from nvrx_slurm.system.files import write_atomic
 
 
 class CycleInfo:
-    """Sees what the coordinator sends."""
+    """Writes the file of each cycle twice: when the cycle begins, and when it is over."""
 
     def __init__(self, files: CycleFiles, core: Coordinator, writes: BackgroundWrites) -> None:
         self._files, self._core, self._writes = files, core, writes
         self._now: dict[str, object] = {}
         self._cycle = -1
 
-    def sent(self, command: ev.SendTo) -> None:
-        """A plan begins a cycle; the first Stop or Finish ends it."""
-        message = command.message
-        if isinstance(message, t.Plan) and message.cycle > self._cycle:
-            self._cycle = message.cycle
-            files = self._files
-            log_file = cycle_file(files.prefix, message.cycle) if files.prefix else ""
-            nodes = self._core.roster.members.in_order()
-            self._now = document(self._files, self._core.job.assignment, nodes, log_file)
-            self._now["cycle_start_time"] = _utc()
-            self._write()
-        elif isinstance(message, (t.Stop, t.CheckNode, t.Finish)) and self._now and not self._now["cycle_end_time"]:
+    def begun(self, command: ev.CycleBegan) -> None:
+        """A cycle runs, or was taken over."""
+        files, assignment = self._files, self._core.job.assignment
+        if assignment.shared is None:
+            return  # it is over already
+        self._cycle = command.cycle
+        log_file = cycle_file(files.prefix, command.cycle) if files.prefix else ""
+        self._now = document(files, assignment, self._core.roster.members.in_order(), log_file)
+        self._now["cycle_start_time"] = _utc()
+        self._write()
+
+    def over(self, command: ev.CycleOver) -> None:
+        """No worker of the cycle is left, or the end of the job is decided."""
+        if self._now:
             self._now["cycle_end_time"] = _utc()
             self._write()
 
@@ -48,17 +47,10 @@ class CycleInfo:
 
     def _put(self, name: str, data: bytes) -> None:
         """In a thread."""
-        directory, link = self._files.directory, self._files.current
-        os.makedirs(directory, exist_ok=True)
-        write_atomic(os.path.join(directory, name), data)
-        temporary = f"{link}.{secrets.token_hex(4)}"
-        os.symlink(name, temporary)
-        try:
-            os.replace(temporary, link)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
+        directory = Path(self._files.directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        write_atomic(directory / name, data)
+        replace_link(Path(self._files.current), Path(name))
 
 
 def _utc() -> str:

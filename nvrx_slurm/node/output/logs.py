@@ -10,11 +10,11 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm import types as t
 from nvrx_slurm.child.supervised import PacketProcess
@@ -23,7 +23,7 @@ from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.node.run_dir import RunDir
 
 if TYPE_CHECKING:
-    from nvrx_slurm.node.coordination.coordinator import Members
+    from nvrx_slurm.node.coordination.coordinator import MemberStreams
 
 _CYCLES = 3  # of which a new shipper is told
 _SOCKET = "logs"
@@ -44,8 +44,6 @@ class LogSpec:
 
 class LogsRole:
     """The programs of one node. `job`: names the job in certificates; "" = it has one node, and no network is used."""
-
-    commands: ClassVar[tuple[type, ...]] = (ag.StartWorkers, ag.Send)
 
     def __init__(
         self,
@@ -74,10 +72,11 @@ class LogsRole:
         """Start the shipper."""
         self._shipper.spawn()
 
-    def handle(self, command: ag.StartWorkers | ag.Send) -> None:
-        """Tell the shipper of a cycle's files, and when no worker writes to them any more."""
-        if isinstance(command, ag.StartWorkers):
-            return self._begin(command.plan)
+    def handlers(self) -> Mapping[type, Callable[[Any], None]]:
+        """The shipper is told of a cycle's files, and when no worker writes to them any more."""
+        return {ag.StartWorkers: lambda command: self._begin(command.plan), ag.Send: self._on_sent}
+
+    def _on_sent(self, command: ag.Send) -> None:
         message = command.message
         if isinstance(message, (t.Ready, t.Succeeded)) and message.cycle in self._cycles.keys() - self._over:
             self._over.add(message.cycle)
@@ -137,7 +136,7 @@ class LogsRole:
 
     # --- beside the coordinator -------------------------------------------------------------------------------
 
-    def lead(self, members: Members, term: int, token: str) -> None:
+    def lead(self, members: MemberStreams, term: int, token: str) -> None:
         """This node coordinates the job from now on: start the aggregators."""
         self.retire()
         try:

@@ -10,30 +10,26 @@ import asyncio
 import contextlib
 import json
 import math
-import os
 import socket
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from nvrx_slurm.child import processes
 from nvrx_slurm.child.supervised import SupervisedProcess
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import report
 from nvrx_slurm.health.check import one_line
-from nvrx_slurm.node.preflight.head_start import Spawned, spawn
-from nvrx_slurm.node.preflight.preflight_settings import PreflightSpec
+from nvrx_slurm.node.preflight.head_start import PreflightSpec, Spawned, spawn
 
 _RESPAWN_S = 5.0  # doubled for each process that ends without a single answer
 _MAX_LINE_BYTES = 1 << 20
-_MAX_ERROR_LINE_BYTES = 4096
 # Slurm signals every process of a step; this one ignores that once it is up.
 _BY_SIGNAL = {code for signum in (1, 2, 3, 10, 12, 15) for code in (-signum, 128 + signum)}
 _REFUSES = "nvrx health: "
 
 
-class Answer(NamedTuple):
+class ChecksAnswer(NamedTuple):
     """One answer of `health.check_server`. `used_mb`: MiB in use by GPU; None: no reading of memory."""
 
     report: report.Report
@@ -53,7 +49,7 @@ class ChecksProcess(SupervisedProcess):
         spec: PreflightSpec,
         state_dir: Path,
         say_once: Callable[[str], None],
-        on_news: Callable[[Answer], None],
+        on_news: Callable[[ChecksAnswer], None],
         spawned: Spawned | None = None,
     ) -> None:
         """`spawned`: a process that has been started already."""
@@ -62,28 +58,22 @@ class ChecksProcess(SupervisedProcess):
         self._state_dir = state_dir
         self._say_once = say_once
         self._on_news = on_news
-        self._errors = -1  # what reads its stderr
-        self._asked: dict[str, deque[asyncio.Future[Answer | None]]] = {"check": deque(), "memory": deque()}
-        self._data = self._error_data = b""
+        self._asked: dict[str, deque[asyncio.Future[ChecksAnswer | None]]] = {"check": deque(), "memory": deque()}
+        self._data = b""
         self._answered = False  # ever, by any of the processes
         self._refusal = ""
         self._delay_s = self.first_delay_s = _RESPAWN_S
         if spawned is not None:
-            self._adopt(*self._with_errors(spawned))
+            self._adopt(*spawned)
 
-    def _start(self) -> tuple[processes.Child, socket.socket]:
-        return self._with_errors(spawn(self._spec, self._state_dir))
-
-    def _with_errors(self, spawned: Spawned) -> tuple[processes.Child, socket.socket]:
-        self._data = self._error_data = b""
-        self._errors = spawned.errors
-        self._loop.add_reader(spawned.errors, self._on_error)
-        return spawned.child, spawned.channel
+    def _start(self) -> Spawned:
+        self._data = b""
+        return spawn(self._spec, self._state_dir)
 
     def _on_failure(self, error: OSError) -> None:
         self._say_once(f"this node goes unchecked: no process can be made for its health checks: {error.strerror}")
 
-    async def ask(self, question: str, timeout_s: float) -> Answer | None:
+    async def ask(self, question: str, timeout_s: float) -> ChecksAnswer | None:
         """The answer to "check" or "memory SECONDS"; None if the process ends without one.
 
         Raises asyncio.TimeoutError after `timeout_s` seconds (the process is killed then), UsageError for arguments
@@ -92,7 +82,7 @@ class ChecksProcess(SupervisedProcess):
         self.spawn()
         if self._child is None:
             return None
-        answer: asyncio.Future[Answer | None] = self._loop.create_future()
+        answer: asyncio.Future[ChecksAnswer | None] = self._loop.create_future()
         self._asked[question.split()[0]].append(answer)
         self.send(f"{question}\n".encode())
         try:
@@ -123,9 +113,17 @@ class ChecksProcess(SupervisedProcess):
             self._drop_channel()
 
     def _take(self, line: str) -> None:
+        """An answer, or (of its stderr) a sentence."""
+        if not line.startswith("{"):
+            text = one_line(line)
+            if text.startswith(_REFUSES) and not self._answered:
+                self._refusal = text.removeprefix(_REFUSES)
+            else:
+                self._say_once(text)
+            return
         found, plain = report.from_json(line), json.loads(line)
         used_mb = plain.get("used_mb")
-        answer = Answer(found, used_mb)
+        answer = ChecksAnswer(found, used_mb)
         if not plain.get("asked"):
             self._on_news(answer)
             return
@@ -134,27 +132,9 @@ class ChecksProcess(SupervisedProcess):
         if asked and not (future := asked.popleft()).done():  # done: given up by the caller
             future.set_result(answer)
 
-    def _on_error(self) -> None:
-        more = b""
-        with contextlib.suppress(BlockingIOError):
-            more = os.read(self._errors, 65536)
-            if not more:
-                self._loop.remove_reader(self._errors)
-        *lines, rest = (self._error_data + more).split(b"\n")
-        self._error_data = rest[-_MAX_ERROR_LINE_BYTES:]
-        for line in lines:
-            text = one_line(line.decode(errors="replace"))
-            if text.startswith(_REFUSES) and not self._answered:
-                self._refusal = text.removeprefix(_REFUSES)
-            else:
-                self._say_once(text)
-
     # --- its end --------------------------------------------------------------------------------------------
 
     def _on_exit(self, pid: int, code: int) -> None:
-        self._on_error()  # the rest
-        self._loop.remove_reader(self._errors)
-        os.close(self._errors)
         refused = code == report.EXIT_USAGE and not self._answered
         for asked in self._asked.values():
             while asked:

@@ -9,38 +9,91 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from nvrx_slurm.child import processes
+from nvrx_slurm.child import bootstrap, processes
 from nvrx_slurm.config.layers import Config
-from nvrx_slurm.node.preflight.preflight_settings import PreflightSpec, preflight_spec
 from nvrx_slurm.system.files import HEALTH_NAME, PrivateDir
 
+ANSWER_MARGIN_S = 2.0  # for the process to say that time was up
+_CLOSE_S = 1.0  # for a process that has not answered to be killed
+_PREFLIGHT_S = 5.0  # for all checks of the preflight together
+_NODE_SERVICE_S = 65.0  # where an nvhcd service is asked, which has 60 s
+_IDLE_INTERVALS = 12  # of the watch: how often all checks of an idle node run
+Spawned = tuple[processes.Child, socket.socket]  # the process, and our end of its stdin, stdout and stderr
 
-class Spawned(NamedTuple):
-    """The process, our end of its stdin and stdout, and what reads its stderr."""
 
-    child: processes.Child
-    channel: socket.socket
-    errors: int
+@dataclass(frozen=True)
+class Reclaim:
+    """How to wait for GPU memory: at most `timeout_s` seconds (0: not at all), until no GPU holds more than
+    `tolerance_mb` MiB, with a reading every `poll_s` seconds. `gpus`: the first of
+    this agent, and the first that is not; by number among those it sees."""
+
+    timeout_s: float
+    tolerance_mb: float
+    poll_s: float
+    gpus: tuple[int, int | None] = (0, None)
+
+
+@dataclass(frozen=True)
+class PreflightSpec:
+    """What the health checks are told, and how long to wait for what (seconds)."""
+
+    arguments: tuple[str, ...]
+    reclaim: Reclaim
+    answer_s: float = _PREFLIGHT_S + ANSWER_MARGIN_S
+    idle_s: float = 60.0  # between two runs of all checks while the node is idle
+    injected: frozenset[tuple[int, int]] = frozenset()  # (cycle, infra rank) at which the preflight fails, for tests
+    program: Sequence[str] = field(default_factory=partial(bootstrap.command, "nvrx_slurm.health.__main__", "--serve"))
+    checks: bool = True  # False: the process is started only to read GPU memory
+
+    @property
+    def longest_s(self) -> float:
+        """How long one preflight may take."""
+        return self.reclaim.timeout_s + ANSWER_MARGIN_S + _CLOSE_S + self.answer_s
+
+
+def preflight_spec(config: Config) -> PreflightSpec:
+    """What the settings ask for. Without the checks, the wait for GPU memory remains as it is (seed 000)."""
+    ft = config.ft
+    wait = Reclaim(ft.gpu_memory_reclaim_timeout, ft.gpu_memory_tolerance_mb, ft.gpu_memory_poll_interval)
+    if not ft.node_health_checks:
+        return PreflightSpec(("--no-checks",), wait, answer_s=0.0, checks=False)
+    deadline_s = _NODE_SERVICE_S if ft.node_health_check_endpoint else _PREFLIGHT_S
+    told = ["--when=preflight", f"--sysroot={config.launch.sysroot}", f"--deadline={deadline_s:g}"]
+    told += [f"--interval={ft.node_health_check_interval:g}", "--watch=gpu-recovery"]
+    if ft.enable_dist_storage_healthcheck:
+        told += ["--include=lustre", "--include=mounts"]
+    if not ft.enable_nic_healthcheck:
+        told += ["--skip=nic-ports"]
+    if ft.enable_nic_monitor:
+        told += ["--watch=nic-errors"]
+    expected = {
+        "storage_paths": ft.storage_healthcheck_path,
+        "node_service": ft.node_health_check_endpoint,
+        "link_state_path": ft.link_state_path_template,
+        "link_downed_path": ft.link_down_path_template,
+        "storage_hang_is_failure": "true" if ft.storage_hang_is_failure else "",
+    }
+    told += [f"--expect={name}={value}" for name, value in expected.items() if value]
+    return PreflightSpec(
+        tuple(told),
+        wait,
+        deadline_s + ANSWER_MARGIN_S,
+        _IDLE_INTERVALS * ft.node_health_check_interval,
+        config.launch.inject_gpu_failure,
+    )
 
 
 def spawn(spec: PreflightSpec, state_dir: Path) -> Spawned:
     """Start the process. Raises OSError."""
-    errors, their_errors = os.pipe()
-    os.set_blocking(errors, False)
     command = [*spec.program, *spec.arguments, f"--state-dir={state_dir}"]
-    try:
-        with open(their_errors, "wb") as stderr:
-            child, channel = processes.with_channel(
-                lambda fd: processes.start(command, os.environ, fd, stderr, stdin=fd), socket.SOCK_STREAM
-            )
-    except OSError:
-        os.close(errors)
-        raise
-    return Spawned(child, channel, errors)
+    start = partial(processes.start, command, os.environ)
+    return processes.with_channel(lambda fd: start(fd, fd, stdin=fd), socket.SOCK_STREAM)
 
 
 class HeadStart(NamedTuple):
@@ -65,11 +118,10 @@ def started(config: Config) -> Iterator[HeadStart]:
     try:
         yield head_start
     finally:
-        checks = head_start.checks
-        if checks is not None and checks.child.pid in processes.own_pids():
-            checks.child.reap()
-            checks.channel.close()
-            os.close(checks.errors)
+        if head_start.checks is not None and head_start.checks[0].pid in processes.own_pids():
+            child, channel = head_start.checks
+            child.reap()
+            channel.close()
         head_start.private_dir.remove()
 
 

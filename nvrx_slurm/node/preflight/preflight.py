@@ -11,19 +11,19 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any
 
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import report
 from nvrx_slurm.health.check import Verdict, one_line
-from nvrx_slurm.node.preflight.checks_process import Answer, ChecksProcess, Spawned
-from nvrx_slurm.node.preflight.preflight_settings import ANSWER_MARGIN_S, PreflightSpec
-from nvrx_slurm.node.roles import Post
+from nvrx_slurm.node.output.console import once
+from nvrx_slurm.node.preflight.checks_process import ChecksAnswer, ChecksProcess, Spawned
+from nvrx_slurm.node.preflight.head_start import ANSWER_MARGIN_S, PreflightSpec
+from nvrx_slurm.node.shell import Post
 
 _READING_S = 10.0  # the most that one reading of GPU memory may take
 _LEAST_READING_S = 0.1
-_SENTENCES = 1000  # said once each; no more are remembered
 
 
 class Preflight:
@@ -32,8 +32,6 @@ class Preflight:
     The node is idle from Prepared to StartWorkers: all checks run now and then, so that no sick spare is promoted.
     Settings that the checks refuse go to `refuse(error)`.
     """
-
-    commands: ClassVar[tuple[type, ...]] = (ag.Prepare, ag.StartWorkers)
 
     def __init__(
         self,
@@ -47,27 +45,23 @@ class Preflight:
     ) -> None:
         self._spec = spec
         self._infra_rank = infra_rank
-        self._say = say
+        self._say, self._say_once = say, once(say)
         self._post = post
         self._refuse = refuse
         self.checks = ChecksProcess(spec, state_dir, self._say_once, self._on_news, spawned)
-        self._said: set[str] = set()
         self._task: asyncio.Task[None] | None = None  # the preflight, then the checks of the idle node
         self._has_gpus = True  # until a reading says otherwise
         self._closing = asyncio.Event()
+
+    def handlers(self) -> Mapping[type, Callable[[Any], None]]:
+        """Check the node for the next cycle; or leave it alone, because its workers run."""
+        return {ag.Prepare: self._run, ag.StartWorkers: lambda command: self._stop_task()}
 
     async def start(self) -> None:
         """Check the node for its first cycle."""
         if self._spec.checks:
             self.checks.spawn()
         self._run(ag.Prepare(used=False, cycle=0))
-
-    def handle(self, command: ag.Prepare | ag.StartWorkers) -> None:
-        """Check the node for the next cycle; or leave it alone, because its workers run."""
-        if isinstance(command, ag.Prepare):
-            self._run(command)
-        else:
-            self._stop_task()
 
     async def close(self) -> None:
         """End the process of the checks."""
@@ -127,11 +121,11 @@ class Preflight:
             return ""
         return "" if found is None else self._judge(found)
 
-    def _on_news(self, answer: Answer) -> None:
+    def _on_news(self, answer: ChecksAnswer) -> None:
         if why := self._judge(answer):
             self._post(ag.Sick(why))
 
-    def _judge(self, answer: Answer) -> str:
+    def _judge(self, answer: ChecksAnswer) -> str:
         """Why the node is not fit, or "". What the checks could not tell is said, and changes nothing."""
         found, unfit = answer.report, []
         for finding in found.findings:
@@ -143,11 +137,6 @@ class Preflight:
         for note in found.notes:
             self._say_once(f"health checks: {note}")
         return one_line("; ".join(unfit))
-
-    def _say_once(self, sentence: str) -> None:
-        if sentence not in self._said and len(self._said) < _SENTENCES:
-            self._said.add(sentence)
-            self._say(sentence)
 
     # --- GPU memory -----------------------------------------------------------------------------------------
 

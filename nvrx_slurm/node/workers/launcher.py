@@ -5,74 +5,84 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
+from typing import Any
 
 from nvrx_slurm.child import processes
+from nvrx_slurm.core import preload
 from nvrx_slurm.node.monitors.monitors import faulthandler_env
-from nvrx_slurm.node.workers.warm import Warm, WarmSpec
-from nvrx_slurm.node.workers.worker_env import LOCAL_RANK_MACRO, worker_env
+from nvrx_slurm.node.output.console import once
+from nvrx_slurm.node.workers.template import TemplateProcess, TemplateSpec
+from nvrx_slurm.node.workers.worker_spec import LOCAL_RANK_MACRO, WorkerSpec, worker_env
+from nvrx_slurm.system import bounded
+from nvrx_slurm.system.files import WARM_NAME
 
 _CLOSE_TIMEOUT_S = 5.0
+_PROGRAM = Path(__file__).parents[2] / "warm" / "template.py"
+_FORK_AFTER_S = 0.1  # the start of workers comes before that of their standbys
+_FIRST_INSPECTION_S = 1.0  # of what the workers have loaded; each further inspection comes after twice as long
+_LAST_INSPECTION_S = 1024.0
+_WITHOUT_TORCH_S = 32.0  # until then workers may be about to import torch
+_READ_TIMEOUT_S = 5.0
+_FIRST_WAIT_S = 120.0  # of the first workers for a template that the user asked for
 
 
 class Launcher:
-    """The processes that wait to become workers, and those that end unused.
+    """The processes that wait to become workers, those that end unused, and the templates of standbys.
 
     While a preflight runs, the interpreters of the next workers start. They are held before anything of the user's
-    runs, see `processes.hold`. All methods belong to the thread of the running event loop.
+    runs, see `processes.hold`. With a WarmSpec, templates fork standbys after each start of workers, one template for
+    each prefix of commands. All methods belong to the thread of the running event loop.
     """
 
-    def __init__(
-        self,
-        argv: Sequence[str],
-        prefixes: Sequence[Sequence[str]],
-        first_local: int,
-        warning_signal: int,
-        monitored: bool,
-        warm: WarmSpec | None,
-        private_dir: Path,
-        say: Callable[[str], None],
-    ) -> None:
-        """`prefixes`: by local rank, what goes before `argv`. `first_local`: LOCAL_RANK of the agent's first worker."""
-        self._commands = [
-            [*prefix, *(word.replace(LOCAL_RANK_MACRO, str(first_local + local_rank)) for word in argv)]
-            for local_rank, prefix in enumerate(prefixes)
-        ]
-        self._warning_signal = warning_signal
+    def __init__(self, spec: WorkerSpec, nproc: int, private_dir: Path, say: Callable[[str], None]) -> None:
+        self._spec, self._warm, self._private_dir = spec, spec.warm, private_dir
+        self._prefixes = [tuple(prefix) for prefix in spec.prefixes or [()] * nproc]  # by local rank
+        self._say, self._say_once = say, once(say)
         self._loop = asyncio.get_running_loop()
         self._held: dict[int, processes.Held] = {}  # by local rank
+        self._standbys: dict[int, processes.Held] = {}  # by local rank
+        self._templates: dict[tuple[str, ...], TemplateProcess] = {}  # by prefix
+        self._settled = asyncio.Event()  # no standby that the first workers need is on its way
+        self._preparation: asyncio.Task[None] | None = None  # for the next start
         self._ending: set[processes.Child] = set()
         self._none_left = asyncio.Event()
-        env = worker_env(os.environ, faulthandler_env() if monitored else {}, len(prefixes))
-        self._warm = Warm(warm, argv, prefixes, env, warning_signal, private_dir, self.end, say)
 
     def begin(self) -> None:
-        """Start the processes of the first workers."""
-        self._warm.begin()
+        """Start the processes of the first workers. A template that the user asked for comes before them."""
+        if self._warm is not None and self._warm.preload:
+            self._build(self._warm.preload, hurry=True)
+        else:
+            self._settled.set()
         self.hold()
 
     def hold(self) -> None:
         """Start the interpreters of the next workers. Where that fails, they are started when they are needed."""
         with contextlib.suppress(OSError):
-            for local_rank in range(len(self._commands)):
-                if local_rank not in self._held and not self._warm.provides(local_rank):
+            for local_rank in range(len(self._prefixes)):
+                if local_rank not in self._held and not self._has_standby(local_rank) and self._settled.is_set():
                     self._held[local_rank] = self._hold(local_rank)
 
     def _hold(self, local_rank: int) -> processes.Held:
-        env = worker_env(os.environ, {}, len(self._commands))
-        return processes.hold(self._commands[local_rank], env, self._warning_signal)
+        number = str(self._spec.contract.first_local + local_rank)
+        command = [*self._prefixes[local_rank], *(word.replace(LOCAL_RANK_MACRO, number) for word in self._spec.argv)]
+        return processes.hold(command, worker_env(os.environ, {}, len(self._prefixes)), self._spec.warning_signal)
 
     async def wait(self) -> None:
         """Until no process that the first workers need is on its way; bounded."""
-        await self._warm.wait()
+        try:
+            await asyncio.wait_for(self._settled.wait(), _FIRST_WAIT_S)
+        except asyncio.TimeoutError:
+            self._say_once(f"no template was ready within {_FIRST_WAIT_S:g} s, workers are executed")
+            self._settled.set()  # later workers do not wait
 
     # The interpreter and the private directory may be on a shared file system, too. A call that blocks there blocks the
     # agent; then the lease of this node runs out, its monitors kill its ranks, and no worker is started after that.
 
     def take(self, local_rank: int) -> processes.Held:
         """A process that waits; its release makes it the worker. Raises OSError."""
-        held = self._warm.take(local_rank) or self._held.pop(local_rank, None)
+        held = self._take_standby(local_rank) or self._held.pop(local_rank, None)
         if held is not None and held.waits:
             return held
         if held is not None:  # it has ended
@@ -81,33 +91,131 @@ class Launcher:
 
     def launched(self, pid: int) -> None:
         """All workers have been launched; `pid` is one of them."""
-        self._warm.workers_started(pid)
+        if self._templates or self._warm is not None:
+            self._prepare(self._refill_later() if self._templates else self._inspect_worker(pid))
 
     def end_held(self) -> None:
-        """The node has no workers in this cycle."""
-        held, self._held = self._held, {}
-        for one in held.values():
-            self.end(one)
-        self._warm.stays_spare()
+        """The node has no workers in this cycle. The template of a spare imports what the script does."""
+        self._end_all(self._held)
+        if not self._templates and self._warm is not None and self._warm.script is not None:
+            self._prepare(self._inspect_script(Path(self._warm.script)))
 
     async def close(self) -> None:
         """End all that waits. Bounded."""
-        self.end_held()
-        await self._warm.close()
+        if self._preparation is not None:
+            self._preparation.cancel()
+        self._end_all(self._held)
+        for local_rank in list(self._standbys):
+            self._drop(local_rank)
+        await asyncio.gather(*(template.close() for template in self._templates.values()))
         if self._ending:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._none_left.wait(), _CLOSE_TIMEOUT_S)
+
+    def _end_all(self, held: dict[int, processes.Held]) -> None:
+        while held:
+            self.end(held.popitem()[1])
 
     def end(self, held: processes.Held) -> None:
         """End a process that waits and is not needed."""
         held.kill()
         self._ending.add(held.child)
         self._none_left.clear()
-        self._loop.add_reader(held.child.pidfd, self._ended, held.child)
+        self._loop.add_reader(held.child.pidfd, self._on_end, held.child)
 
-    def _ended(self, child: processes.Child) -> None:
+    def _on_end(self, child: processes.Child) -> None:
         self._loop.remove_reader(child.pidfd)
         child.reap()
         self._ending.discard(child)
         if not self._ending:
             self._none_left.set()
+
+    # --- preparations for the next start ----------------------------------------------------------------------
+
+    def _prepare(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._preparation is not None:
+            self._preparation.cancel()
+        self._preparation = asyncio.ensure_future(work)
+
+    async def _refill_later(self) -> None:
+        await asyncio.sleep(_FORK_AFTER_S)
+        self._refill()
+
+    async def _inspect_worker(self, pid: int) -> None:
+        """Two inspections that find the same: the worker has imported what it needs."""
+        after_s, found = _FIRST_INSPECTION_S, tuple[str, ...]()
+        while after_s <= _LAST_INSPECTION_S:
+            await asyncio.sleep(after_s)
+            before, found = found, await self._read(Path(f"/proc/{pid}/maps"), preload.loaded)
+            if found and found == before and ("torch" in found or after_s >= _WITHOUT_TORCH_S):
+                return self._build(found)
+            after_s *= 2
+
+    async def _inspect_script(self, script: Path) -> None:
+        await asyncio.sleep(_FIRST_INSPECTION_S)
+        self._build(await self._read(script, preload.imported))
+
+    async def _read(self, path: Path, parse: Callable[[str], tuple[str, ...]]) -> tuple[str, ...]:
+        """The modules that the text of a file tells; () where it cannot be read in time."""
+
+        def read() -> tuple[str, ...]:
+            return parse(path.read_text(errors="replace"))
+
+        try:
+            return await bounded.call_async(read, _READ_TIMEOUT_S, "warm")
+        except (OSError, bounded.Overrun, RuntimeError):  # RuntimeError: no thread can be made
+            return ()
+
+    # --- templates and standbys -----------------------------------------------------------------------------
+
+    def _build(self, names: Sequence[str], hurry: bool = False) -> None:
+        if not names:
+            return
+        hook_dir, path0 = self._private_dir / WARM_NAME, self._warm.path0 if self._warm is not None else None
+        try:
+            hook_dir.mkdir(exist_ok=True)
+            (hook_dir / "sitecustomize.py").write_bytes(_PROGRAM.read_bytes())
+        except OSError as error:
+            self._say_once(f"workers are executed: {error.filename}: {error.strerror}")
+            self._settle()
+            return
+        env = worker_env(os.environ, faulthandler_env() if self._spec.monitored else {}, len(self._prefixes))
+        for prefix in dict.fromkeys(self._prefixes):
+            spec = TemplateSpec(prefix, self._spec.argv, env, path0, hook_dir, self._spec.warning_signal)
+            template = TemplateProcess(spec, names, hurry, self._add, self._settle, self._say_once)
+            self._templates[prefix] = template
+            template.spawn()
+        self._refill()
+
+    def _refill(self) -> None:
+        for prefix, template in self._templates.items():
+            template.spawn()  # one that has ended
+            ranks = [rank for rank, its in enumerate(self._prefixes) if its == prefix]
+            template.fork([rank for rank in ranks if not self._has_standby(rank)])
+
+    def _has_standby(self, local_rank: int) -> bool:
+        return local_rank in self._standbys and self._standbys[local_rank].waits
+
+    def _add(self, local_rank: int, standby: processes.Held) -> None:
+        self._drop(local_rank)
+        self._standbys[local_rank] = standby
+        self._loop.add_reader(standby.child.pidfd, self._killed, local_rank, standby.child.pid)
+
+    def _killed(self, local_rank: int, pid: int) -> None:
+        self._drop(local_rank)
+        self._say(f"standby {pid} of local rank {local_rank} was killed: that worker will be executed")
+
+    def _drop(self, local_rank: int) -> None:
+        if (standby := self._take_standby(local_rank)) is not None:
+            self.end(standby)
+
+    def _take_standby(self, local_rank: int) -> processes.Held | None:
+        """The standby of this rank, which belongs to the caller now; None if there is none."""
+        standby = self._standbys.pop(local_rank, None)
+        if standby is not None:
+            self._loop.remove_reader(standby.child.pidfd)
+        return standby
+
+    def _settle(self) -> None:
+        if not any(template.is_busy for template in self._templates.values()):
+            self._settled.set()

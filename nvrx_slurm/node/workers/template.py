@@ -14,7 +14,7 @@ from pathlib import Path
 
 from nvrx_slurm.child import processes
 from nvrx_slurm.child.supervised import SupervisedProcess
-from nvrx_slurm.node.workers.worker_env import RANK_NAMES
+from nvrx_slurm.node.workers.worker_spec import RANK_NAMES
 
 _START = str(Path(__file__).parents[2] / "warm" / "start.py")
 _BUILD_S = 900.0  # for the imports, also from a busy file system
@@ -38,7 +38,7 @@ class TemplateSpec:
     ignored: int = 0  # a signal that workers shall not die of; 0 = none
 
 
-class Template(SupervisedProcess):
+class TemplateProcess(SupervisedProcess):
     """The process over its lives. All methods belong to the thread of the running event loop.
 
     `modules`: what it imports; one that makes it unfit is left out. `on_standby(local_rank, standby)` hands over each

@@ -5,32 +5,31 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import IO, Any
 
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.monitor import kill
 from nvrx_slurm.monitor.lease import Lease
 from nvrx_slurm.node.monitors.client_check import ClientCheck, any_connected
 from nvrx_slurm.node.monitors.dead_ranks import DeadRanksFile
-from nvrx_slurm.node.monitors.inspection import Inspection, StacksServer
+from nvrx_slurm.node.monitors.inspection import StacksServer, inspect
 from nvrx_slurm.node.monitors.monitor_start import MonitorStarter
 from nvrx_slurm.node.monitors.monitors import RankMonitor
 from nvrx_slurm.node.output import faults
 from nvrx_slurm.node.output.console import Console
-from nvrx_slurm.node.roles import Post
 from nvrx_slurm.node.run_dir import ERROR_FILE, Logs, RunDir
+from nvrx_slurm.node.shell import Post
 from nvrx_slurm.node.signals import ENDING
 from nvrx_slurm.node.workers.idle import wait_until_idle
 from nvrx_slurm.node.workers.launcher import Launcher
 from nvrx_slurm.node.workers.orphans import OrphanReaper
-from nvrx_slurm.node.workers.worker_env import rank_env, worker_env
-from nvrx_slurm.node.workers.worker_spec import StartedWorker, WorkerSpec
+from nvrx_slurm.node.workers.worker_spec import StartedWorker, WorkerSpec, rank_env, worker_env
 from nvrx_slurm.system import bounded
-from nvrx_slurm.types import FaultKind, Node, Plan, RankFault, WorkloadAction
+from nvrx_slurm.types import FaultKind, Node, Plan, RankEvidence, RankFault, WorkloadAction
 
 _DETAILS_TIMEOUT_S = 1.0  # a hung file system must not hold up the report of a fault
 OPEN_TIMEOUT_S = 10.0  # for the log files; then workers write to /dev/null
@@ -44,17 +43,6 @@ class Workers:
 
     What a worker asked for (RankAsked) and that it hung (HangSeen) is posted before its exit.
     """
-
-    commands: ClassVar[tuple[type, ...]] = (
-        ag.StartWorkers,
-        ag.SignalWorkers,
-        ag.PassOn,
-        ag.InspectRanks,
-        ag.WarnRanks,
-        ag.PostGone,
-        ag.Prepare,
-        ag.EndHeld,
-    )
 
     def __init__(
         self,
@@ -77,14 +65,12 @@ class Workers:
         self._stopping = False
         self._none_left = asyncio.Event()  # no worker is alive
         self._private_dir = private_dir  # sockets of the monitors
-        prefixes, first_local = spec.prefixes or [()] * node.nproc, spec.contract.first_local
-        launched = (spec.argv, prefixes, first_local, spec.warning_signal, spec.monitored, spec.warm)
-        self._launcher = Launcher(*launched, private_dir, console.say)
+        self._launcher = Launcher(spec, node.nproc, private_dir, console.say)
         self._dead_ranks = DeadRanksFile(private_dir, console.say)
         self._monitors: list[RankMonitor] = []
         self._starter: MonitorStarter | None = None  # of the monitors' processes, once
         self._client_check = ClientCheck(spec.limits, partial(any_connected, self._monitors), console.say)
-        self._inspections = set[Inspection]()  # under way
+        self._report: asyncio.Task[None] | None = None  # about the living ranks
         self._stacks = StacksServer(run_dir.path, self._inspect)
         self._orphans = OrphanReaper()
         self._opening: asyncio.Task[None] | None = None  # of the logs of workers that are to start
@@ -92,6 +78,19 @@ class Workers:
         self._failed = False  # a worker of this cycle ended by a fault or was stopped
         self._explained: asyncio.Task[None] | None = None  # the last one: faults are reported in the order of exits
         self._closed = False
+
+    def handlers(self) -> Mapping[type, Callable[[Any], None]]:
+        """What the agent wants of its workers."""
+        return {
+            ag.StartWorkers: lambda command: self._start_all(command.plan),
+            ag.SignalWorkers: self._end,
+            ag.PassOn: lambda command: self._signal(command.signum),
+            ag.InspectRanks: self._report_ranks,
+            ag.WarnRanks: self._warn,
+            ag.PostGone: self._dead_ranks.note if self._spec.wrapped else lambda command: None,
+            ag.Prepare: lambda command: self._launcher.hold() if command.used else None,
+            ag.EndHeld: lambda command: self._launcher.end_held(),
+        }
 
     async def start(self) -> None:
         """Make one rank monitor per worker and start the first workers' interpreters. Raises UsageError.
@@ -102,7 +101,7 @@ class Workers:
             self._dead_ranks.create()
         if self._spec.monitored:
             for local_rank in range(self._node.nproc):
-                monitor = RankMonitor(local_rank, self._private_dir, self._hung, self._asked, self._lease, self._looked)
+                monitor = RankMonitor(local_rank, self._private_dir, self._hung, self._asked, self._lease)
                 self._monitors.append(monitor)  # first: also one half started is closed in the end
                 monitor.start(spawn=False)
         self._launcher.begin()
@@ -113,28 +112,6 @@ class Workers:
     def _start_monitors(self, after_s: float) -> None:
         if self._monitors and self._starter is None:
             self._starter = MonitorStarter(self._private_dir, self._lease, self._monitors, after_s)
-
-    def handle(self, command: Any) -> None:
-        """Carry out one command."""
-        match command:
-            case ag.StartWorkers():
-                self._start_all(command.plan)
-            case ag.SignalWorkers():
-                self._end(command)
-            case ag.PassOn():
-                self._signal(command.signum)
-            case ag.InspectRanks():
-                found = self._inspect(command.within_s).found
-                found.add_done_callback(lambda ranks: self._post(ag.Inspected(command.cycle, ranks.result())))
-            case ag.WarnRanks():
-                for monitor in self._monitors:  # also of a worker that is about to start
-                    monitor.warn()
-            case ag.PostGone() if self._spec.wrapped:
-                self._dead_ranks.note(command)
-            case ag.Prepare() if command.used:
-                self._launcher.hold()
-            case ag.EndHeld():
-                self._launcher.end_held()
 
     async def close(self) -> None:
         """Kill what is left, end the monitors. What cannot be ended is said."""
@@ -235,16 +212,18 @@ class Workers:
         if await wait_until_idle(alive, end, hung, command.idle_s):
             self._post(ag.Idle())
 
-    def _inspect(self, within_s: float) -> Inspection:
-        alive = {local_rank: worker.where for local_rank, worker in self._alive.items()}
-        inspection = Inspection(alive, self._monitors, within_s)
-        self._inspections.add(inspection)
-        inspection.found.add_done_callback(lambda _: self._inspections.discard(inspection))
-        return inspection
+    def _warn(self, command: ag.WarnRanks) -> None:
+        for monitor in self._monitors:  # also of a worker that is about to start
+            monitor.warn()
 
-    def _looked(self, local_rank: int, message: Mapping[str, Any]) -> None:
-        for inspection in [*self._inspections]:
-            inspection.answered(local_rank, message)
+    def _report_ranks(self, command: ag.InspectRanks) -> None:
+        async def report() -> None:
+            self._post(ag.Inspected(command.cycle, await self._inspect(command.within_s)))
+
+        self._report = asyncio.ensure_future(report())
+
+    async def _inspect(self, within_s: float) -> tuple[RankEvidence, ...]:
+        return await inspect([worker.where for worker in self._alive.values()], self._monitors, within_s)
 
     # --- one worker ---------------------------------------------------------------------------------------------
 
@@ -307,8 +286,6 @@ class Workers:
         if self._monitors:
             self._monitors[local_rank].hear()  # it says why it killed before it kills
         worker = self._alive.pop(local_rank)
-        for inspection in [*self._inspections]:
-            inspection.gone(local_rank)
         self._loop.remove_reader(worker.child.pidfd)
         code = worker.child.reap()
         if not self._alive:
