@@ -19,12 +19,14 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from nvrx_slurm.core.attribution.signatures import SIGNATURES
 from nvrx_slurm.core.attribution.verdict import Verdict, judge
 from nvrx_slurm.node.output import faults
 from nvrx_slurm.types import Blame, Confidence, FaultKind, RankFault, Remedy
 
 CORPUS = Path(__file__).with_name("corpus")
 PER_NODE, NODES = 2, 4
+TOPICS = {signature.name: signature.topic for signature in SIGNATURES} | {"python-exception": "code"}
 FRAMES = """Traceback (most recent call last):
   File "/workspace/train.py", line 412, in <module>
     main(args)
@@ -206,12 +208,12 @@ def fault_of(case: Case, shape: tuple[str, ...], where: RankFault, folder: Path)
 
 def topic_of(verdict: Verdict) -> str:
     """The class of the failure that the verdict names."""
-    by_kind = {FaultKind.HANG: "hang", FaultKind.SIGNAL: "killed", FaultKind.NODE_LOST: "node-lost"}
-    if verdict.rule in OLD_CLASSES:
-        return OLD_CLASSES[verdict.rule]
+    if verdict.rule in TOPICS:
+        return TOPICS[verdict.rule]
     if verdict.cause.exit_code == 137:
         return "killed"
-    return by_kind.get(verdict.cause.kind, "unknown")
+    kinds = {FaultKind.HANG: "hang", FaultKind.SIGNAL: "killed", FaultKind.NODE_LOST: "node-lost"}
+    return kinds.get(verdict.cause.kind, "code")
 
 
 def tries(cases: tuple[Case, ...]) -> Iterator[Try]:
@@ -295,54 +297,6 @@ def main(part: str) -> None:
             if not is_aside(case["id"]) and not (told := ranks_right(case, Path(folder)))[1]:
                 print(f"    {'' if told[0] else 'CAUSE '}{told[2]}")
 
-
-OLD_CLASSES = {
-    rule: topic
-    for topic, rules in {
-        "gpu-memory-error": "gpu-ecc",
-        "gpu-lost": "gpu-xid",
-        "nvlink": "gpu-peer-memory nvswitch-fatal",
-        "gpu-unavailable": "gpu-not-initialized gpu-missing gpu-busy",
-        "gpu-driver": "gpu-driver",
-        "node-hardware": "pcie-fatal machine-check nic-health slurm-memory-error",
-        "kernel": "kernel-lockup local-disk slurm-stepd-stuck blocked-task",
-        "host-memory": "host-out-of-memory",
-        "node-lost": "slurm-node-failure",
-        "illegal-access": "gpu-xid-application illegal-access",
-        "data-worker": "data-loader-worker",
-        "not-finite": "not-finite",
-        "import": "python-import python-import-error",
-        "library": "shared-library",
-        "file-missing": "file-missing",
-        "permission": "permission",
-        "disk-full": "disk-full",
-        "interface": "no-interface",
-        "port": "port-taken",
-        "arguments": "arguments settings",
-        "checkpoint-mismatch": "checkpoint-mismatch",
-        "device-mapping": "duplicate-gpu",
-        "gpu-out-of-memory": "gpu-out-of-memory",
-        "memory-limit": "cgroup-out-of-memory",
-        "shared-memory": "data-loader-memory",
-        "device-assert": "device-assert",
-        "collective-mismatch": "collective-mismatch",
-        "cuda-library": "cuda-library",
-        "native-crash": "native-crash",
-        "nccl-error": "nccl-internal",
-        "gpu-hang": "watchdog-stuck",
-        "corrupt-file": "checkpoint-torn",
-        "storage": "storage-error storage-away",
-        "service": "service-away",
-        "network": "ib-retry-exceeded ib-port ib-fatal no-route",
-        "slurm": "slurm-time-limit slurm-preempted slurm-cancelled",
-        "container": "container",
-        "code": "python-exception",
-        "echo": "ib-flushed collective-timeout watchdog-status dump-signal watchdog-abort nccl-remote gloo-peer"
-        " gloo-timeout store-gone connect-refused nccl-after-error inprocess stopped distributed-error"
-        " monitored-barrier",
-    }.items()
-    for rule in rules.split()
-}
 
 if __name__ == "__main__":
     main(sys.argv[1] if len(sys.argv) > 1 else "")

@@ -16,6 +16,8 @@ REPEATS = 3  # equal failures of the user's code that end the job, where the use
 _SIGABRT = 6  # how C++ ends on an uncaught exception, e.g. gloo or NCCL when a peer is gone
 _SLACK_S = 60.0
 _BAD_NODE = (FaultKind.NODE_LOST, FaultKind.UNHEALTHY, FaultKind.UNKILLABLE)
+_OF_NODE = (*_BAD_NODE, FaultKind.EXCLUDED)
+_BY_SIGNAL = 128  # a shell's exit code for a child that a signal ended is more
 _NO_FINDING = Finding("", Role.UNCLEAR, Blame.UNKNOWN, Confidence.GUESS, Remedy.RESTART)
 
 _FRAME = re.compile(r'^[ |]*File "([^"\n]+)", line (\d+)(?:,? in (\S+))?', re.MULTILINE)
@@ -53,14 +55,18 @@ def first_cause(faults: Collection[RankFault]) -> RankFault | None:
 
 
 def _level(fault: RankFault) -> int:
-    """0 is a cause: a lost node, a hang, a rank killed from outside, or what a rule knows as one. Such a fault makes
-    the peers fail with errors that can be reported sooner. 2 is a consequence of a fault elsewhere."""
+    """The order of evidence. 0: facts about a node, or from Slurm. 1: a hang, or a signal that no program sends itself.
+    2: an error of the rank's own. 3: one of the network, which a dead peer brings about, too. 4, 5: a consequence."""
+    f = _finding(fault)
     aborted = fault.kind is FaultKind.SIGNAL and fault.exit_code == -_SIGABRT
     outright = fault.kind is not FaultKind.EXIT and not aborted
-    role = _finding(fault).role
-    if role is Role.ECHO:
-        return 1 if outright else 2
-    return 0 if outright or role is Role.CAUSE else 1
+    if f.role is Role.ECHO:
+        return 4 if outright else 5
+    if fault.kind in _OF_NODE or (f.role is Role.CAUSE and f.blame in (Blame.NODE, Blame.SLURM)):
+        return 0
+    if outright or fault.exit_code > _BY_SIGNAL:
+        return 1
+    return 3 if f.blame is Blame.NETWORK else 2
 
 
 def _finding(fault: RankFault) -> Finding:
