@@ -92,6 +92,10 @@ class AttributionSettings(LogSettings):
     attribution_log_level: int = setting(
         LOG_LEVEL, logging.INFO, g.ATTRIBUTION, help="Level of the service's own log, beside the logs of the cycles."
     )
+    signatures: str | None = setting(
+        k.optional(k.PATH), None, g.ATTRIBUTION,
+        help="YAML file with rules of the site about what failures print; they come before the built-in ones.",
+    )  # fmt: skip
     attribution_export_url: str | None = setting(
         k.optional(URL), None, g.ATTRIBUTION, help="Every result of the job's own service is posted there as JSON."
     )

@@ -13,6 +13,7 @@ import pytest
 import signaturedoc
 from corpus import FAILURES, STORM
 
+from nvrx_slurm.core.attribution import rules
 from nvrx_slurm.core.attribution.evidence import TAIL_BYTES, examine
 from nvrx_slurm.core.attribution.signatures import SIGNATURES, Signature
 from nvrx_slurm.core.attribution.verdict import Verdict, first_cause, judge, repeats
@@ -196,6 +197,32 @@ def test_a_harmless_or_quoted_line_explains_no_end(line: str, code: int) -> None
 def test_a_wrong_container_excludes_no_node(error: str) -> None:
     fault = RankFault(FaultKind.EXIT, "n1", 1, 3, 3, 99, 1, f"RuntimeError: {error}", "Traceback")
     assert examine(fault, b"").confidence is not Confidence.CERTAIN
+
+
+def test_a_rule_of_the_site_comes_first_and_takes_linear_time() -> None:
+    site = Signature(
+        "site-rule", "site", ("stale * handle", "aaaa" + "*a" * 20 + "*b"), Role.CAUSE, Blame.NETWORK,
+        Confidence.LIKELY, Remedy.RESTART, "ask the site", printed=True,
+    )  # fmt: skip
+    rules.use([site])
+    try:
+        found = replace(fault(0), finding=examine(fault(0), b"OSError: [Errno 116] Stale file handle\n"))
+        assert found.finding is not None and found.finding.rule == "site-rule"
+        assert (rules.topic(found), rules.what_to_do(found)) == ("site", "ask the site")
+        began = time.process_time()
+        examine(fault(0), b"a" * TAIL_BYTES)
+        assert time.process_time() - began < 0.5
+    finally:
+        rules.use(())
+
+
+def test_each_class_says_what_to_do() -> None:
+    assert all(0 < len(signature.advice) <= 130 for signature in SIGNATURES)
+    ended = [replace(fault(0, "E"), kind=kind) for kind in FaultKind if kind is not FaultKind.EXCLUDED]
+    told = [rules.what_to_do(one) for one in ended]
+    raised = fault(0, "KeyError: 1")
+    told.append(rules.what_to_do(replace(raised, finding=examine(raised, b""))))
+    assert all(told) and len(set(told)) == len(told)
 
 
 @pytest.mark.parametrize("signature", SIGNATURES, ids=lambda signature: signature.name)

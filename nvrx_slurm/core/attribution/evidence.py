@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from nvrx_slurm.core.attribution.raised import WRAPPERS, clean, raised_in
+from nvrx_slurm.core.attribution.rules import used
 from nvrx_slurm.core.attribution.signatures import ADVICE, NO_PROGRESS, PROGRESS, RETRIED, SIGNATURES, Signature
 from nvrx_slurm.core.attribution.verdict import failing_line
 from nvrx_slurm.types import Blame, Confidence, FaultKind, Finding, RankFault, Remedy, Role
@@ -44,11 +45,9 @@ class _Match(NamedTuple):
     place: int
 
 
-def examine(
-    fault: RankFault, stderr: bytes, stdout: bytes = b"", signatures: Sequence[Signature] = SIGNATURES
-) -> Finding:
+def examine(fault: RankFault, stderr: bytes, stdout: bytes = b"") -> Finding:
     """The finding for `fault`, from the ends of what its rank wrote (each at most `TAIL_BYTES` are looked at)."""
-    ended_by = _ended_by(fault)
+    ended_by, signatures = _ended_by(fault), used()
     texts = [_plain(text[-TAIL_BYTES:]) for text in (stderr, stdout)]
     exited = fault.kind is FaultKind.EXIT
     own = exited and bool(fault.traceback) and not WRAPPERS.search(fault.message)  # it ended by its own exception

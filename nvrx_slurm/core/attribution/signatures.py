@@ -289,7 +289,6 @@ inprocess: rankdiscarded:; storelost:; internalerror: ~ (^|inproc\S*\.)(rankdisc
 stopped: signalexception; got signal: 15; sigtermexception; received sigterm; closing signal sigterm; keyboardinterrupt
 distributed-error: torch.distributed.dist
 """
-CODE_ADVICE = "Correct the script: its exception is above."
 
 
 def _signatures() -> Iterator[Signature]:

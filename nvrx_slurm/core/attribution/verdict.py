@@ -100,9 +100,10 @@ def judge(faults: Collection[RankFault], job_nodes: int, restarts: Sequence[Rest
 
 
 def _is_of_one_node(rule: str) -> bool:
-    from nvrx_slurm.core.attribution.signatures import SIGNATURES  # not at the start, as above
+    from nvrx_slurm.core.attribution.rules import named  # not at the start, as above
 
-    return any(signature.one_node for signature in SIGNATURES if signature.name == rule)
+    found = named(rule)
+    return found is not None and found.one_node
 
 
 def repeats(fingerprint: str, restarts: Sequence[RestartRecord]) -> int:
@@ -143,16 +144,24 @@ def headline(fault: RankFault) -> str:
     return f"{what}: {fault.message}" if fault.message else what
 
 
-def evidence(fault: RankFault) -> str:
-    """Lines (each behind a newline) that say where a rank failed in the user's code, and in which file its log is."""
-    line, f = failing_line(fault.traceback), fault.finding
-    rule = f"\n  rule: {f.rule} ({f.blame.value}, {f.confidence.value})" if f is not None and f.rule else ""
-    return rule + (f"\n  at: {line}" if line else "") + (f"\n  log: {fault.log}" if fault.log else "")
+def evidence(fault: RankFault, advises: bool = False) -> str:
+    """Lines (each behind a newline) that say where a rank failed in the user's code, in which file its log is, and
+    (if it `advises`) what the user can do."""
+    from nvrx_slurm.core.attribution.rules import what_to_do  # not at the start, as above
+
+    f = fault.finding
+    told = {
+        "rule": f"{f.rule} ({f.blame.value}, {f.confidence.value})" if f is not None and f.rule else "",
+        "at": failing_line(fault.traceback),
+        "log": fault.log,
+        "to do": what_to_do(fault) if advises else "",
+    }
+    return "".join(f"\n  {name}: {text}" for name, text in told.items() if text)
 
 
 def report(fault: RankFault) -> str:
     """The first-cause report, several lines: headline, log file, traceback."""
-    lines = [f"first cause: {headline(fault)}{evidence(fault)}"]
+    lines = [f"first cause: {headline(fault)}{evidence(fault, advises=True)}"]
     lines += ["  | " + line for line in fault.traceback.rstrip().splitlines()]
     return "\n".join(lines)
 
