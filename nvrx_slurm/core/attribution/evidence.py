@@ -52,7 +52,7 @@ def examine(fault: RankFault, stderr: bytes, stdout: bytes = b"") -> Finding:
     exited = fault.kind is FaultKind.EXIT
     own = exited and bool(fault.traceback) and not WRAPPERS.search(fault.message)  # it ended by its own exception
     told = _exception(fault) if own else _last_lines(texts[0]) if exited else _abort(texts[0])
-    if exited and fault.message:
+    if exited and fault.message and not (own and told[0]):
         told[:1] = [fault.message.encode("utf-8", "replace")]
     found = [*_told(told, signatures), *_printed(texts, signatures)]
     may = (match for match in found if _may_explain(match.signature, fault, ended_by))
