@@ -191,6 +191,12 @@ def test_a_harmless_or_quoted_line_explains_no_end(line: str, code: int) -> None
     assert code in (1, -6) or (found.rule in ("", "native-crash") and found.blame is Blame.UNKNOWN)
 
 
+def test_a_script_that_quotes_a_log_blames_no_node() -> None:
+    error = "ValueError: cannot parse 'CUDA error: uncorrectable ECC error encountered'"
+    raised = replace(fault(0, error), traceback=f"Traceback (most recent call last):\n  File 'x'\n{error}\n")
+    assert examine(raised, b"").blame is Blame.USER
+
+
 @pytest.mark.parametrize(
     "error", ["CUDA driver version is insufficient for CUDA runtime", "No CUDA GPUs are available"]
 )

@@ -56,7 +56,7 @@ def examine(fault: RankFault, stderr: bytes, stdout: bytes = b"") -> Finding:
         told[:1] = [fault.message.encode("utf-8", "replace")]
     found = [*_told(told, signatures), *_printed(texts, signatures)]
     may = (match for match in found if _may_explain(match.signature, fault, ended_by))
-    best = _of_exception(found) if own else min(may, key=_without_exception, default=None)
+    best = _of_exception(found, told[0]) if own else min(may, key=_without_exception, default=None)
     if best is None:
         return _without_signature(fault)
     s, line = best.signature, best.line.decode("utf-8", "replace").strip()[:_LINE_CHARS]
@@ -68,10 +68,13 @@ def examine(fault: RankFault, stderr: bytes, stdout: bytes = b"") -> Finding:
 # --- which match counts -----------------------------------------------------------------------------------------------
 
 
-def _of_exception(found: list[_Match]) -> _Match | None:
+def _of_exception(found: list[_Match], headline: bytes) -> _Match | None:
     """For a rank that ended by its own exception: what that says. Where it only says that a library failed, or a peer
-    is gone, a cause that was printed counts; but ranks quote logs of other jobs, so no such line blames a node."""
+    is gone, a cause that was printed counts. Ranks quote logs of other jobs: what was printed, or what a script raises
+    as a KeyError or its like, blames no node."""
     own = [m for m in found if m.place == _HEADLINE or (m.place == _DETAILS and m.signature.role is Role.CAUSE)]
+    if _OF_CODE.match(headline.decode("utf-8", "replace")):
+        own = [m for m in own if m.signature.role is Role.CAUSE and m.signature.blame is not Blame.NODE]
     best = min(own, key=_order, default=None)
     if best is None or best.signature.role is Role.CAUSE:
         return best
