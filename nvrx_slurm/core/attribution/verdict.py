@@ -56,17 +56,20 @@ def first_cause(faults: Collection[RankFault]) -> RankFault | None:
 
 def _level(fault: RankFault) -> int:
     """The order of evidence. 0: facts about a node, or from Slurm. 1: a hang, or a signal that no program sends itself.
-    2: an error of the rank's own. 3: one of the network, which a dead peer brings about, too. 4, 5: a consequence."""
+    2, 3: an error of the rank's own, sure or not. 4: one of the network or of a library, which a dead peer may bring
+    about. 5, 6: a consequence."""
     f = _finding(fault)
     aborted = fault.kind is FaultKind.SIGNAL and fault.exit_code == -_SIGABRT
     outright = fault.kind is not FaultKind.EXIT and not aborted
     if f.role is Role.ECHO:
-        return 4 if outright else 5
+        return 5 if outright else 6
     if fault.kind in _OF_NODE or (f.role is Role.CAUSE and f.blame in (Blame.NODE, Blame.SLURM)):
         return 0
     if outright or fault.exit_code > _BY_SIGNAL:
         return 1
-    return 3 if f.blame is Blame.NETWORK else 2
+    if f.blame in (Blame.NETWORK, Blame.UNKNOWN):
+        return 4
+    return 3 if f.role is Role.UNCLEAR and f.confidence is Confidence.GUESS else 2
 
 
 def _finding(fault: RankFault) -> Finding:
