@@ -37,10 +37,11 @@ def raised_in(text: str) -> Raised | None:
     """The last exception in `text` (of `clean`) that tells of itself, else the last one; None without any."""
     lines, wrapper = text.split("\n"), None
     for number in range(len(lines) - 1, -1, -1):
-        if _TRACEBACK not in lines[number] or (number and lines[number - 1].startswith("Exception ignored in")):
+        before = lines[number - 1] if number else ""
+        if _TRACEBACK not in lines[number] or before.startswith("Exception ignored in"):
             continue
         found = _raised_at(lines, number)
-        if found is not None and not WRAPPERS.search(found.headline):
+        if found is not None and not WRAPPERS.search(found.headline) and not before.startswith("Exception in thread"):
             return found
         wrapper = wrapper or found
     return wrapper
