@@ -15,6 +15,7 @@ from corpus import FAILURES, STORM
 
 from nvrx_slurm.core.attribution import rules
 from nvrx_slurm.core.attribution.evidence import TAIL_BYTES, examine
+from nvrx_slurm.core.attribution.raised import raised_in
 from nvrx_slurm.core.attribution.signatures import SIGNATURES, Signature
 from nvrx_slurm.core.attribution.verdict import Verdict, first_cause, judge, repeats
 from nvrx_slurm.types import Blame, Confidence, FaultKind, RankFault, Remedy, RestartRecord, Role
@@ -138,6 +139,18 @@ def test_the_same_failure_of_the_script_is_counted_whichever_rank_was_the_first(
 )
 def test_hostile_output_is_read(text: bytes) -> None:
     assert examine(fault(0), text, text).rule == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["1 " * 30_000 + "Traceback (most recent call last)", "Traceback (most recent call last)\n" * 1900,
+     "7a" * 90 + "Traceback (most recent call last):\n" + "7" * 60_000,
+     "Traceback (most recent call last)\n" + " \n" * 32_000],
+)  # fmt: skip
+def test_hostile_tracebacks_take_little_time(text: str) -> None:
+    began_s = time.process_time()
+    raised_in(text)
+    assert time.process_time() - began_s < 0.5
 
 
 def test_8_000_faults_are_judged() -> None:

@@ -12,7 +12,7 @@ _TRACEBACK = "Traceback (most recent call last)"
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _NUMBER = re.compile(r"(rank:? ?\d+|pid=\d+)|\d+")  # a time differs from line to line, a rank's number does not
 _LOG_LINE = re.compile(r"(?:\d+: )?(?:\[rank\d|\[?\d{4}-\d\d-|\[?[EWIF]\d{4} |\S+:\d+:\d+ \[\d+\] |WARNING|ERROR)")
-_FRAME_LINES, _DETAIL_LINES = 600, 16
+_FRAME_LINES, _DETAIL_LINES, _PREFIX_CHARS = 600, 16, 200
 # Exceptions that only tell of another one, which is printed before them.
 WRAPPERS = re.compile(
     r"\bChildFailedError|\bProcessRaisedException|\bProcessExitedException|[Ss]ee (?:root cause|stack trace)|"
@@ -50,6 +50,8 @@ def raised_in(text: str) -> Raised | None:
 def _raised_at(lines: list[str], first: int) -> Raised | None:
     """The exception whose traceback begins with line `first`."""
     prefix = lines[first][: lines[first].index(_TRACEBACK)].removesuffix("Original ")
+    if len(prefix) > _PREFIX_CHARS:
+        return None
     boxed = prefix.startswith("╭")
     told = [lines[first].removeprefix(prefix)] if not boxed else [_TRACEBACK + ":"]
     same = None if boxed or not prefix else re.compile(_NUMBER.sub(_digits, re.escape(prefix)))
