@@ -6,7 +6,7 @@ import re
 import time
 from collections import Counter
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
@@ -202,6 +202,35 @@ def test_a_harmless_or_quoted_line_explains_no_end(line: str, code: int) -> None
     found = examine(fault(0, error, kind, code), f"{line}\nanother line\n{error}\n".encode())
     assert found.remedy is Remedy.RESTART and found.blame is not Blame.NODE
     assert code in (1, -6) or (found.rule in ("", "native-crash") and found.blame is Blame.UNKNOWN)
+
+
+IB = (
+    "n3:1:2 [0] NCCL WARN NET/IB : Got completion from peer 10.0.0.7<4791> with status=12 opcode=1 len=0 vendor err 129"
+)
+WEAKER_FIRST = (
+    fault(0, "RuntimeError: Connection closed by peer [10.0.0.7]:4711"),
+    fault(1, f"torch.distributed.DistBackendError: {IB}"),
+    fault(2, "RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
+    fault(3, "KeyError: 'text'"),
+    fault(4, kind=FaultKind.SIGNAL, code=-9),
+    fault(5, "RuntimeError: CUDA error: uncorrectable ECC error encountered"),
+)
+
+
+@pytest.mark.parametrize(("weaker", "stronger"), [*pairwise(WEAKER_FIRST)], ids=range(5))
+def test_the_order_of_evidence(weaker: RankFault, stronger: RankFault) -> None:
+    assert first_cause([weaker, stronger]) is first_cause([stronger, weaker]) is stronger
+
+
+def test_the_log_of_a_killed_rank_may_hold_what_its_peers_say() -> None:
+    killed = fault(0, kind=FaultKind.SIGNAL, code=-9)
+    assert examine(killed, STORM.format(r=1).encode()).rule == ""
+    assert examine(replace(killed, exit_code=-6), STORM.format(r=1).encode()).role is Role.ECHO
+
+
+def test_a_quoted_line_does_not_explain_what_a_peer_did() -> None:
+    error = "torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error"
+    assert examine(fault(0, error), f"{QUOTED[3]}\n{error}\n".encode()).role is Role.ECHO
 
 
 def test_a_script_that_quotes_a_log_blames_no_node() -> None:
