@@ -19,7 +19,7 @@ FLAG = "--ft-signatures"
 _MOST, _MOST_TEXTS, _TEXT_CHARS, _ADVICE_CHARS = 200, 20, range(4, 201), 200
 _NAME = re.compile(r"[a-z][a-z0-9-]{1,39}")
 _DEFAULTS = {"class": "site", "role": "cause", "blame": "unknown", "confidence": "likely", "action": "restart"}
-_KEYS = {"name", "texts", "advice", "where", "one_node", *_DEFAULTS}
+_KEYS = {"name", "texts", "advice", "where", *_DEFAULTS}
 _E = TypeVar("_E", bound=Enum)
 
 
@@ -45,7 +45,7 @@ def read_signatures(path: str) -> tuple[Signature, ...]:
 def _signature(rule: object) -> Signature:
     if not isinstance(rule, Mapping) or not _KEYS.issuperset(rule):
         raise ValueError(f"must be a mapping with some of {', '.join(sorted(_KEYS))}")
-    plain: dict[str, Any] = {**_DEFAULTS, "advice": "", "where": "output", "one_node": False, **rule}
+    plain: dict[str, Any] = {**_DEFAULTS, "advice": "", "where": "output", **rule}
     name, topic = str(plain.get("name")), str(plain["class"])
     if not (_NAME.fullmatch(name) and _NAME.fullmatch(topic)):
         raise ValueError("name and class are lower-case letters, digits and hyphens, 2 to 40 of them")
@@ -54,8 +54,8 @@ def _signature(rule: object) -> Signature:
         raise ValueError(f"texts are 1 to {_MOST_TEXTS} lines of 4 to 200 characters that begin with 4 without *")
     if len(advice) > _ADVICE_CHARS or not advice.isprintable():
         raise ValueError(f"advice is one line of at most {_ADVICE_CHARS} characters")
-    if plain["where"] not in ("output", "exception") or not isinstance(plain["one_node"], bool):
-        raise ValueError("where is output or exception, one_node is true or false")
+    if plain["where"] not in ("output", "exception"):
+        raise ValueError("where is output or exception")
     return Signature(
         name,
         topic,
@@ -65,7 +65,6 @@ def _signature(rule: object) -> Signature:
         _one_of(Confidence, plain["confidence"], "confidence"),
         _one_of(Remedy, plain["action"], "action"),
         advice,
-        one_node=plain["one_node"],
         printed=plain["where"] == "output",
     )
 

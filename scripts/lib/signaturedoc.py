@@ -63,8 +63,8 @@ signatures:
     advice: Open a ticket with the network team.
 ```
 
-`role` is cause (default), unclear or echo; `one_node: true` blames the node if only its ranks print it. A file holds
-up to 200 rules of up to 20 texts. A rule with `confidence: certain`, `action: elsewhere` excludes nodes.
+`role` is cause (default), unclear or echo. A file holds up to 200 rules of up to 20 texts. A rule with
+`confidence: certain`, `action: elsewhere` excludes nodes.
 
 ## What to do
 

@@ -256,7 +256,8 @@ def test_a_rule_of_the_site_comes_first_and_takes_linear_time() -> None:
     try:
         found = replace(fault(0), finding=examine(fault(0), b"OSError: [Errno 116] Stale file handle\n"))
         assert found.finding is not None and found.finding.rule == "site-rule"
-        assert (rules.topic(found), rules.what_to_do(found)) == ("site", "ask the site")
+        assert (rules.topic(found), rules.what_to_do(found, of_site=True)) == ("site", "ask the site")
+        assert rules.what_to_do(found) == ""
         began = time.process_time()
         examine(fault(0), b"a" * TAIL_BYTES)
         assert time.process_time() - began < 0.5

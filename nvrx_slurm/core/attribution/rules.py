@@ -1,4 +1,7 @@
-"""The rules that this process uses, those of the site first; and what they say to do."""
+"""The rules that this process uses, those of the site first; and what they say to do.
+
+A coordinator decides and speaks by the built-in rules only: its decisions can be repeated without the site's file.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ _BY_KIND = {
     FaultKind.SIGNAL: "Look for what killed it: the out-of-memory killer (dmesg, sacct), or a person.",
     FaultKind.EXIT: "Look at its last lines: the program has ended itself with this code.",
 }
+_RAISED = "python-exception"
 _CODE = "Correct the script or its data: its exception is above."
 
 
@@ -30,20 +34,22 @@ def used() -> Sequence[Signature]:
     return _used
 
 
-def named(rule: str) -> Signature | None:
-    """The rule of that name; None where no signature has it."""
-    return next((signature for signature in _used if signature.name == rule), None)
+def named(rule: str, of_site: bool = False) -> Signature | None:
+    """The rule of that name, perhaps one of the site; None where no signature has it."""
+    return next((signature for signature in (_used if of_site else SIGNATURES) if signature.name == rule), None)
 
 
 def topic(fault: RankFault) -> str:
     """The class of failures that a fault is of: its rule's, else its kind."""
     rule = fault.finding.rule if fault.finding is not None else ""
-    found = named(rule)
-    return found.topic if found is not None else "code" if rule == "python-exception" else fault.kind.value
+    found = named(rule, of_site=True)
+    return found.topic if found is not None else "code" if rule == _RAISED else fault.kind.value
 
 
-def what_to_do(fault: RankFault) -> str:
+def what_to_do(fault: RankFault, of_site: bool = False) -> str:
     """One line that a user can act on; "" where there is nothing to say."""
     rule = fault.finding.rule if fault.finding is not None else ""
-    found = named(rule)
-    return found.advice if found is not None else _CODE if rule == "python-exception" else _BY_KIND.get(fault.kind, "")
+    found = named(rule, of_site)
+    if found is not None:
+        return found.advice
+    return _CODE if rule == _RAISED else "" if rule else _BY_KIND.get(fault.kind, "")

@@ -147,9 +147,9 @@ def headline(fault: RankFault) -> str:
     return f"{what}: {fault.message}" if fault.message else what
 
 
-def evidence(fault: RankFault, advises: bool = False) -> str:
+def evidence(fault: RankFault, advises: bool = False, of_site: bool = False) -> str:
     """Lines (each behind a newline) that say where a rank failed in the user's code, in which file its log is, and
-    (if it `advises`) what the user can do."""
+    (if it `advises`) what the user can do, by rules of the site, too (`of_site`)."""
     from nvrx_slurm.core.attribution.rules import what_to_do  # not at the start, as above
 
     f = fault.finding
@@ -157,14 +157,14 @@ def evidence(fault: RankFault, advises: bool = False) -> str:
         "rule": f"{f.rule} ({f.blame.value}, {f.confidence.value})" if f is not None and f.rule else "",
         "at": failing_line(fault.traceback),
         "log": fault.log,
-        "to do": what_to_do(fault) if advises else "",
+        "to do": what_to_do(fault, of_site) if advises else "",
     }
     return "".join(f"\n  {name}: {text}" for name, text in told.items() if text)
 
 
 def report(fault: RankFault) -> str:
     """The first-cause report, several lines: headline, log file, traceback."""
-    lines = [f"first cause: {headline(fault)}{evidence(fault, advises=True)}"]
+    lines = [f"first cause: {headline(fault)}{evidence(fault, advises=True, of_site=True)}"]
     lines += ["  | " + line for line in fault.traceback.rstrip().splitlines()]
     return "\n".join(lines)
 

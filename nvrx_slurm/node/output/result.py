@@ -178,7 +178,7 @@ def content(done: Done, requeues: int | None, now: float) -> dict[str, Any]:
 def _told(cause: t.RankFault) -> dict[str, str]:
     from nvrx_slurm.core.attribution.rules import topic, what_to_do  # not at the start
 
-    return {"line": failing_line(cause.traceback), "class": topic(cause), "what_to_do": what_to_do(cause)}
+    return {"line": failing_line(cause.traceback), "class": topic(cause), "what_to_do": what_to_do(cause, of_site=True)}
 
 
 def _iso(seconds: float) -> str:
