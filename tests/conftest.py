@@ -37,7 +37,7 @@ TIER_OF = {
     **dict.fromkeys(("node", "attribution", "examples", "health", "inprocess", "logs", "monitor", "ptl"), "process"),
     "slurm": "slurm",
     # Files that differ from their folder.
-    **dict.fromkeys(("test_hang.py", "test_redact.py", "test_rules.py"), "fast"),
+    **dict.fromkeys(("test_corpus.py", "test_hang.py", "test_redact.py", "test_rules.py"), "fast"),
     **dict.fromkeys(("test_kept.py", "test_drain_policy.py", "test_policy.py", "test_kernel_log.py"), "fast"),
     **dict.fromkeys(("test_api_faults.py", "test_api_text.py", "test_env.py", "test_nodelist.py"), "fast"),
     "test_control.py": "fast",

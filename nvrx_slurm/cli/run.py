@@ -35,6 +35,11 @@ def nvrx_run(resolved: Resolved, script: str, args: tuple[str, ...]) -> int:
         return 0
     if here.place is StartPlace.LOGIN:
         raise UsageError(LOGIN_HELP)
+    if config.ft.signatures is not None:
+        from nvrx_slurm.config.signatures import read_signatures
+        from nvrx_slurm.core.attribution.rules import use
+
+        use(read_signatures(config.ft.signatures))
     if here.place is StartPlace.BATCH:
         from nvrx_slurm.cli.front import run_step
 

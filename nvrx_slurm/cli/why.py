@@ -1,4 +1,4 @@
-"""`nvrx why`: the story of a job, from its log tree alone: first cause, consequences, and what was done."""
+"""`nvrx why`: the story of a job, from its log tree alone: first cause, blame, evidence, what was done, what to do."""
 
 from __future__ import annotations
 
@@ -11,16 +11,21 @@ from typing import Any
 import click
 
 from nvrx_slurm.cli.log_tree import MAX_RESULT_BYTES, find_run, title
+from nvrx_slurm.core.attribution.verdict import headline
 from nvrx_slurm.core.coordinator.report import in_words
 from nvrx_slurm.core.logs.printable import printable
+from nvrx_slurm.types import FaultKind, RankFault
 
 _SAID = ("Say",)
 _NOTES_SHOWN = 5
+_MOST_LOG_BYTES = 256 << 20  # of a log whose lines are counted
+_MATCH_CHARS = 200
 
 
 @click.command()
 @click.argument("place", default="latest", callback=find_run)
-def why(place: Path) -> None:
+@click.option("--json", "as_json", is_flag=True, help="The same, and all of it, as JSON.")
+def why(place: Path, as_json: bool) -> None:
     """Tell why a job failed or restarted.
 
     PLACE is a job id, or the directory of a job or run (default: the latest run). An ended job is told from its
@@ -29,10 +34,10 @@ def why(place: Path) -> None:
     result = place / "result.json"
     try:
         found = _read(result) if result.exists() else {}
-        lines = [
-            *(_of_result(found, place) if found else ()),
-            *(_of_events(place, found) if "cycles" not in found else ()),
-        ]
+        story = _story(found, place) if found else {}
+        if "cycles" not in found:
+            story["said"] = _of_events(place, found)
+        lines = [json.dumps(story, indent=1)] if as_json else list(_in_words(story, place))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise click.UsageError(f"{result} is not the result of a job: {error!r}") from None
     for line in lines:
@@ -50,60 +55,90 @@ def _read(path: Path) -> dict[str, Any]:
     raise click.UsageError(f"{path} is not the result of a job: it holds a {type(content).__name__}, not an object")
 
 
-def _of_result(result: dict[str, Any], place: Path) -> Iterator[str]:
-    duration = in_words(float(result.get("duration_s") or 0.0))
-    yield f"{title(place)}: ended with code {result.get('code')} after {duration}: {result.get('reason')}"
-    if result.get("ended_by"):
-        yield f"ended by: {result['ended_by']}"
-    if result.get("summary"):
-        yield f"in short: {result['summary']}"
-    for restart in result.get("restarts") or ():
-        down = in_words(restart["down_s"])
-        yield f"  {restart['time']}  cycle {restart['cycle']} failed, {down} down: {restart['cause']}"
-    for note in (result.get("inprocess_restarts") or ())[-_NOTES_SHOWN:]:
-        yield f"  cycle {note['cycle']} iteration {note['iteration']} was restarted in process: {note['why']}"
-    cause = result.get("first_cause")
+# --- what is known ----------------------------------------------------------------------------------------------------
+
+
+def _story(result: dict[str, Any], place: Path) -> dict[str, Any]:
+    """All that there is to say about an ended job, each thing once."""
+    cause, reason = result.get("first_cause"), str(result.get("reason"))
+    story: dict[str, Any] = {"code": result.get("code"), "lasted_s": float(result.get("duration_s") or 0.0)}
+    story["ended_by"], story["summary"] = result.get("ended_by") or "", result.get("summary") or ""
     if cause is not None:
-        yield from _of_cause(cause)
-        yield from _of_echoes(cause, result.get("last_faults") or ())
-    for what in ("excluded_nodes", "lost_nodes", "spares_used"):
-        if result.get(what):
-            yield f"{what.replace('_', ' ')}: {', '.join(result[what])}"
-    for report in sorted(place.glob("cycle_*/hang.json")):
-        yield f"hang of {report.parent.name}: {report}"
+        same = _headline(cause)
+        reason = reason.replace(same, "").strip(";: ")
+        story |= _of_cause(cause, result.get("last_faults") or ())
+    story["reason"] = reason
+    told = {"", story.get("what_happened"), _headline(cause) if cause is not None else ""}
+    story["restarts"] = [
+        {
+            "time": one["time"],
+            "cycle": one["cycle"],
+            "down_s": float(one["down_s"]),
+            "cause": "" if one["cause"] in told else one["cause"],
+        }
+        for one in result.get("restarts") or ()
+    ]
+    story["inprocess_restarts"] = list(result.get("inprocess_restarts") or ())
+    story |= {what: list(result.get(what) or ()) for what in ("excluded_nodes", "lost_nodes", "spares_used")}
+    story["hangs"] = [str(report) for report in sorted(place.glob("cycle_*/hang.json"))]
+    return story
 
 
-def _of_cause(cause: dict[str, Any]) -> Iterator[str]:
-    where = f"rank {cause['rank']} on node {cause['host']}" if cause["rank"] >= 0 else f"node {cause['host']}"
-    yield f"first cause: {where}: {cause['kind']}: {cause['message']}"
-    finding = cause.get("finding")
-    if finding and finding["rule"]:
-        yield f"  to blame: {finding['blame']} ({finding['confidence']}), rule {finding['rule']}: {finding['line']}"
-    for name, key in (("at", "line"), ("log", "log")):
-        if cause.get(key):
-            yield f"  {name}: {cause[key]}"
+def _headline(cause: dict[str, Any]) -> str:
+    known = ("host", "infra_rank", "rank", "local_rank", "pid", "exit_code", "message")
+    return headline(RankFault(FaultKind(cause["kind"]), **{name: cause[name] for name in known if name in cause}))
 
 
-def _of_echoes(cause: dict[str, Any], faults: Any) -> Iterator[str]:
-    others = [fault for fault in faults if (fault["rank"], fault["host"]) != (cause["rank"], cause["host"])]
-    for rule, count in Counter(fault.get("rule") or fault["kind"] for fault in others).most_common():
-        yield f"  with it: {count} x {rule}"
+def _of_cause(cause: dict[str, Any], faults: Any) -> dict[str, Any]:
+    finding = cause.get("finding") or {}
+    line, others = str(finding.get("line") or ""), [fault for fault in faults if _where(fault) != _where(cause)]
+    return {
+        "what_happened": cause["message"] or cause["kind"],
+        "kind": cause["kind"],
+        "rank": cause["rank"],
+        "node": cause["host"],
+        "class": cause.get("class", ""),
+        "rule": finding.get("rule", ""),
+        "blame": finding.get("blame", ""),
+        "confidence": finding.get("confidence", ""),
+        "line": line,
+        "log": cause.get("log", ""),
+        "log_line": _number_of(line, cause.get("log", "")),
+        "code_line": cause.get("line", ""),
+        "with_it": dict(Counter(fault.get("rule") or fault["kind"] for fault in others).most_common()),
+        "what_to_do": cause.get("what_to_do", ""),
+    }
 
 
-def _of_events(place: Path, result: dict[str, Any]) -> Iterator[str]:
+def _where(fault: dict[str, Any]) -> tuple[int, str]:
+    return fault["rank"], fault["host"]
+
+
+def _number_of(line: str, log: str) -> int:
+    """The number of the last line of a log that holds `line`, from 1; 0 where that cannot be told."""
+    wanted, last = line[:_MATCH_CHARS].encode(), 0
+    try:
+        if not wanted or Path(log).stat().st_size > _MOST_LOG_BYTES:
+            return 0
+        with open(log, "rb") as lines:
+            for number, text in enumerate(lines, 1):
+                last = number if wanted in text else last
+    except (OSError, ValueError):
+        return 0  # it lay on the node, or is gone
+    return last
+
+
+def _of_events(place: Path, result: dict[str, Any]) -> list[dict[str, Any]]:
     """What the coordinators have said so far, oldest first."""
     logs = list((place / "events").glob("coordinator*.jsonl"))
     if not logs and not result:
         raise click.UsageError(f"{place} has neither result.json nor events; give the directory of a run")
-    if not result:
-        yield f"{title(place)}: no result.json: the job runs, or was killed; its coordinators said so far:"
     said: list[tuple[float, str]] = []
     for log in logs:
         with log.open(encoding="utf-8", errors="replace") as lines:
             said += [entry for line in lines for entry in _said(line)]
     began = min((wall for wall, _ in said), default=0.0)
-    for wall, text in sorted(said):
-        yield f"  +{wall - began:.1f}s  {text}"
+    return [{"after_s": round(wall - began, 1), "text": text} for wall, text in sorted(said)]
 
 
 def _said(line: str) -> Iterator[tuple[float, str]]:
@@ -115,3 +150,54 @@ def _said(line: str) -> Iterator[tuple[float, str]]:
                 yield float(step["wall"]), str(command["text"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return  # a torn last line, as a killed program leaves it
+
+
+# --- in words ---------------------------------------------------------------------------------------------------------
+
+
+def _in_words(story: dict[str, Any], place: Path) -> Iterator[str]:
+    if "code" in story:
+        reason = f": {story['reason']}" if story["reason"] else ""
+        yield f"{title(place)}: ended with code {story['code']} after {in_words(story['lasted_s'])}{reason}"
+        if "what_happened" in story:
+            yield from _of_blame(story)
+        yield from _done(story)
+        if story.get("what_to_do"):
+            yield f"what to do: {story['what_to_do']}"
+    elif "said" in story:
+        yield f"{title(place)}: no result.json: the job runs, or was killed; its coordinators said so far:"
+    for said in story.get("said", ()):
+        yield f"  +{said['after_s']:.1f}s  {said['text']}"
+
+
+def _of_blame(story: dict[str, Any]) -> Iterator[str]:
+    where = f"rank {story['rank']} on node {story['node']}" if story["rank"] >= 0 else f"node {story['node']}"
+    yield f"first cause: {story['what_happened']}"
+    if story["rule"]:
+        what = f"rule {story['rule']}" + (f" of {story['class']}" if story["class"] else "")
+        yield f"to blame: {story['blame']} ({story['confidence']}), {what}"
+    yield f"evidence: {where}, {story['kind']}"
+    if story["line"] and story["line"] not in story["what_happened"]:
+        yield f"  line: {story['line']}"
+    if story["log"]:
+        yield f"  log: {story['log']}" + (f":{story['log_line']}" if story["log_line"] else "")
+    if story["code_line"]:
+        yield f"  at: {story['code_line']}"
+    for rule, count in story["with_it"].items():
+        yield f"  with it: {count} x {rule}"
+
+
+def _done(story: dict[str, Any]) -> Iterator[str]:
+    done = [f"ended by {story['ended_by']}"] if story["ended_by"] else []
+    for one in story["restarts"]:
+        why = f": {one['cause']}" if one["cause"] else " for this"
+        done.append(f"{one['time']}  cycle {one['cycle']} failed, {in_words(one['down_s'])} down{why}")
+    for note in story["inprocess_restarts"][-_NOTES_SHOWN:]:
+        done.append(f"cycle {note['cycle']} iteration {note['iteration']} was restarted in process: {note['why']}")
+    for what in ("excluded_nodes", "lost_nodes", "spares_used"):
+        if story[what]:
+            done.append(f"{what.replace('_', ' ')}: {', '.join(story[what])}")
+    done += [f"compared the ranks that hung: {report}" for report in story["hangs"]]
+    if done or story["summary"]:
+        yield f"what was done: {story['summary']}".rstrip()
+    yield from (f"  {line}" for line in done)

@@ -113,6 +113,9 @@ class LogSettings(Section):
     attribution_log_level: int = setting(
         v.LOG_LEVEL, logging.INFO, "Level of the service's own log, beside the logs of the cycles."
     )
+    signatures: str | None = maybe(
+        k.PATH, "YAML file with rules of the site about what failures print; they come before the built-in ones."
+    )
     attribution_export_url: str | None = maybe(URL, "Every result of the job's own service is posted there as JSON.")
 
     @property

@@ -6,14 +6,16 @@ import re
 import time
 from collections import Counter
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
 import signaturedoc
 from corpus import FAILURES, STORM
 
+from nvrx_slurm.core.attribution import rules
 from nvrx_slurm.core.attribution.evidence import TAIL_BYTES, examine
+from nvrx_slurm.core.attribution.raised import raised_in
 from nvrx_slurm.core.attribution.signatures import SIGNATURES, Signature
 from nvrx_slurm.core.attribution.verdict import Verdict, first_cause, judge, repeats
 from nvrx_slurm.types import Blame, Confidence, FaultKind, LineRole, RankFault, Remedy, RestartRecord
@@ -139,6 +141,18 @@ def test_hostile_output_is_read(text: bytes) -> None:
     assert examine(fault(0), text, text).rule == ""
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["1 " * 30_000 + "Traceback (most recent call last)", "Traceback (most recent call last)\n" * 1900,
+     "7a" * 90 + "Traceback (most recent call last):\n" + "7" * 60_000,
+     "Traceback (most recent call last)\n" + " \n" * 32_000],
+)  # fmt: skip
+def test_hostile_tracebacks_take_little_time(text: str) -> None:
+    began_s = time.process_time()
+    raised_in(text)
+    assert time.process_time() - began_s < 0.5
+
+
 def test_8_000_faults_are_judged() -> None:
     """The target is 200 ms; this bound only catches what is quadratic."""
     faults = [report(0)] * 1
@@ -190,12 +204,74 @@ def test_a_harmless_or_quoted_line_explains_no_end(line: str, code: int) -> None
     assert code in (1, -6) or (found.rule in ("", "native-crash") and found.blame is Blame.UNKNOWN)
 
 
+IB = (
+    "n3:1:2 [0] NCCL WARN NET/IB : Got completion from peer 10.0.0.7<4791> with status=12 opcode=1 len=0 vendor err 129"
+)
+WEAKER_FIRST = (
+    fault(0, "RuntimeError: Connection closed by peer [10.0.0.7]:4711"),
+    fault(1, f"torch.distributed.DistBackendError: {IB}"),
+    fault(2, "RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
+    fault(3, "KeyError: 'text'"),
+    fault(4, kind=FaultKind.SIGNAL, code=-9),
+    fault(5, "RuntimeError: CUDA error: uncorrectable ECC error encountered"),
+)
+
+
+@pytest.mark.parametrize(("weaker", "stronger"), [*pairwise(WEAKER_FIRST)], ids=range(5))
+def test_the_order_of_evidence(weaker: RankFault, stronger: RankFault) -> None:
+    assert first_cause([weaker, stronger]) is first_cause([stronger, weaker]) is stronger
+
+
+def test_the_log_of_a_killed_rank_may_hold_what_its_peers_say() -> None:
+    killed = fault(0, kind=FaultKind.SIGNAL, code=-9)
+    assert examine(killed, STORM.format(r=1).encode()).rule == ""
+    assert examine(replace(killed, exit_code=-6), STORM.format(r=1).encode()).role is LineRole.ECHO
+
+
+def test_a_quoted_line_does_not_explain_what_a_peer_did() -> None:
+    error = "torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error"
+    assert examine(fault(0, error), f"{QUOTED[3]}\n{error}\n".encode()).role is LineRole.ECHO
+
+
+def test_a_script_that_quotes_a_log_blames_no_node() -> None:
+    error = "ValueError: cannot parse 'CUDA error: uncorrectable ECC error encountered'"
+    raised = replace(fault(0, error), traceback=f"Traceback (most recent call last):\n  File 'x'\n{error}\n")
+    assert examine(raised, b"").blame is Blame.USER
+
+
 @pytest.mark.parametrize(
     "error", ["CUDA driver version is insufficient for CUDA runtime", "No CUDA GPUs are available"]
 )
 def test_a_wrong_container_excludes_no_node(error: str) -> None:
     fault = RankFault(FaultKind.EXIT, "n1", 1, 3, 3, 99, 1, f"RuntimeError: {error}", "Traceback")
     assert examine(fault, b"").confidence is not Confidence.CERTAIN
+
+
+def test_a_rule_of_the_site_comes_first_and_takes_linear_time() -> None:
+    site = Signature(
+        "site-rule", "site", ("stale * handle", "aaaa" + "*a" * 20 + "*b"), LineRole.CAUSE, Blame.NETWORK,
+        Confidence.LIKELY, Remedy.RESTART, "ask the site", printed=True,
+    )  # fmt: skip
+    rules.use([site])
+    try:
+        found = replace(fault(0), finding=examine(fault(0), b"OSError: [Errno 116] Stale file handle\n"))
+        assert found.finding is not None and found.finding.rule == "site-rule"
+        assert (rules.topic(found), rules.what_to_do(found, of_site=True)) == ("site", "ask the site")
+        assert rules.what_to_do(found) == ""
+        began = time.process_time()
+        examine(fault(0), b"a" * TAIL_BYTES)
+        assert time.process_time() - began < 0.5
+    finally:
+        rules.use(())
+
+
+def test_each_class_says_what_to_do() -> None:
+    assert all(0 < len(signature.advice) <= 130 for signature in SIGNATURES)
+    ended = [replace(fault(0, "E"), kind=kind) for kind in FaultKind if kind is not FaultKind.EXCLUDED]
+    told = [rules.what_to_do(one) for one in ended]
+    raised = fault(0, "KeyError: 1")
+    told.append(rules.what_to_do(replace(raised, finding=examine(raised, b""))))
+    assert all(told) and len(set(told)) == len(told)
 
 
 @pytest.mark.parametrize("signature", SIGNATURES, ids=lambda signature: signature.name)

@@ -38,6 +38,31 @@ def test_an_ended_job(tmp_path: Path) -> None:
     assert "/w/train.py:16" in text and "iteration 4 was" in text and "\x1b" not in text
 
 
+def test_each_thing_is_told_once_and_json_has_all(tmp_path: Path) -> None:
+    log = tmp_path / "rank_7.err"
+    log.write_text(f"{'noise' * 3}\n" * 41 + "[rank7]: RuntimeError: CUDA error: uncorrectable ECC error\nadvice\n")
+    message = "RuntimeError: CUDA error: uncorrectable ECC error"
+    line = {"finding": {**CAUSE["finding"], "line": message}, "message": message, "log": str(log)}  # type: ignore[dict-item]
+    cause = {**CAUSE, **line, "class": "gpu-memory-error", "what_to_do": "Report the node."}
+    head = f"rank 7 (local rank 1, pid 0) on node 3 (n3) exited with code 1: {message}"
+    result = {**RESULT, "first_cause": cause, "reason": f"{head}; all restarts are used", "cycles": 2}
+    result["restarts"] = [{**RESTART, "cause": head}]
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    text = told(tmp_path)
+    assert text.count(message) == 1 and f"{log}:42" in text
+    parts = [
+        "first cause: ",
+        "to blame: node (certain)",
+        "evidence: rank 7 on node n3",
+        "what was done",
+        "what to do: Report",
+    ]
+    assert [text.index(part) for part in parts] == sorted(text.index(part) for part in parts)
+    story = json.loads(CliRunner().invoke(main, ["why", "--json", str(tmp_path)]).output)
+    found = [story[key] for key in ("what_happened", "class", "log_line", "what_to_do", "excluded_nodes")]
+    assert found == [message, "gpu-memory-error", 42, "Report the node.", ["n3"]]
+
+
 def test_the_run_that_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for code, run in enumerate(("30/r0", "31/r0", "31/r1")):

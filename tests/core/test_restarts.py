@@ -163,4 +163,6 @@ def test_what_agents_know_of_earlier_terms_is_taken_over() -> None:
 
 def test_a_report_has_the_log_and_the_traceback() -> None:
     fault = replace(EXIT, log="/logs/rank_2.err", traceback="Traceback:\n  File x\n")
-    assert report(fault).splitlines()[1:] == ["  log: /logs/rank_2.err", "  | Traceback:", "  |   File x"]
+    log, to_do, *traceback = report(fault).splitlines()[1:]
+    assert (log, traceback) == ("  log: /logs/rank_2.err", ["  | Traceback:", "  |   File x"])
+    assert to_do.startswith("  to do: ")

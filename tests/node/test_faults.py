@@ -48,6 +48,14 @@ def error_file(message: object) -> str:
     return json.dumps({"message": message})
 
 
+CONTEXT = """Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
+[rank3]:[W302 10:11:13.1 ProcessGroupNCCL.cpp:1496] Warning: destroy_process_group() was not called
+"""
+LAUNCHER = """E0302 10:11:15.1 4600 torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: 1)
+Traceback (most recent call last):
+  File "/v/lib/python3.11/site-packages/torch/distributed/launcher/api.py", line 269, in launch_agent
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+"""
 TORN = ("{", "[]", "[" * 5000, '{"message": 1}')
 DETAILS = [
     ("", f"noise\n{RAISED}", "ValueError: bad", RAISED),
@@ -55,6 +63,16 @@ DETAILS = [
     ("", "[rank1]: " + RAISED.replace("\n", "\n[rank1]: "), "ValueError: bad", RAISED),  # as torch prints it
     (error_file({"message": "E: told", "extraInfo": {"py_callstack": "stack"}}), RAISED, "E: told", "stack"),
     (error_file("plain"), "", "plain", ""),
+    ("", RAISED + CONTEXT, "ValueError: bad", RAISED + CONTEXT.partition("\n[rank")[0] + "\n"),
+    ("", RAISED + LAUNCHER, "ValueError: bad", RAISED),
+    (
+        "",
+        "".join(f"2026-03-02 10:11:1{n},345 - {line}" for n, line in enumerate(RAISED.splitlines(True))),
+        "ValueError: bad",
+        RAISED,
+    ),
+    ("", "\x1b[31m" + RAISED.replace("\n", "\x1b[0m\n"), "ValueError: bad", RAISED),
+    (error_file({"message": "E: told\nadvice", "extraInfo": {"py_callstack": RAISED}}), "", "E: told", RAISED),
     *((torn, RAISED, "ValueError: bad", RAISED) for torn in TORN),
     ("", "x" * 50_000, "", ""),
 ]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from nvrx_slurm.core.attribution.signatures import ADVICE, PROGRESS, RETRIED, SIGNATURES, Signature
+from nvrx_slurm.core.attribution.raised import WRAPPERS, clean, raised_in
+from nvrx_slurm.core.attribution.rules import used
+from nvrx_slurm.core.attribution.signatures import ADVICE, NO_PROGRESS, PROGRESS, RETRIED, SIGNATURES, Signature
 from nvrx_slurm.core.attribution.verdict import failing_line
 from nvrx_slurm.types import Blame, Confidence, FaultKind, Finding, LineRole, RankFault, Remedy
 
@@ -15,68 +17,139 @@ TAIL_BYTES = 64 * 1024  # of each file that is looked at
 _LINE_CHARS = 300
 _BEFORE_BYTES, _BEHIND_BYTES = 512, 2048  # of a line around a text; patterns may take quadratic time
 _MOST_LINES = 20  # per text of a signature
+_BLOCK_BYTES = 4096  # that are searched at once for progress, from the end
+_LAST_LINES = 5  # that may tell why a program ended that raised no exception
+_ABORT_BYTES = 16 * 1024  # before the end, in which native code tells why it aborts
 _ROLES, _CONFIDENCE = list(LineRole), list(Confidence)
+_HEADLINE, _DETAILS, _ELSEWHERE = range(3)  # where a match is
 _PEER = re.compile(
     rb"(?:closed by(?: remote)? peer|completion from peer|connect to) \[?([\w.:-]{1,100}?)\]?(?:[:<]\d+|$|[\s>])"
 )
 _VARIABLE = re.compile(rb"0x[0-9a-f]+|\d+|\[rank\s*\]:?|(?:/[\w.+-]+)+/")  # differs between equal failures
 _SIGABRT, _SIGTERM = 6, 15
-_OF_KILLS = "cgroup-out-of-memory"  # the only rule of the user's about a death by a signal
 _NATIVE = (4, 7, 8, 11)  # SIGILL, SIGBUS, SIGFPE, SIGSEGV
+_FACTS = (Blame.NODE, Blame.SLURM)
+# How native code says why it aborts.
+_NATIVE_LINE = re.compile(rb"what\(\):|terminated with exception|check failed|failed call to|\bfailed:")
+# Exceptions that a script raises by itself; others may be raised because of something else.
+_OF_CODE = re.compile(
+    r"(?:Key|Value|Type|Index|Name|Attribute|Assertion|ZeroDivision|UnboundLocal|NotImplemented|Lookup|Unicode\w+)Error"
+)
 _ADVICE = tuple(text.encode() for text in ADVICE)
 _PATTERNS = {s.name: re.compile(s.pattern.encode()) for s in SIGNATURES if s.pattern}
-_TEXTS = [(signature, tuple(text.encode() for text in signature.texts)) for signature in SIGNATURES]
 
 
 class _Match(NamedTuple):
     signature: Signature
     line: bytes
-    is_last: bool  # it is the exception that ended the rank
-    at: int
+    place: int
 
 
 def examine(fault: RankFault, stderr: bytes, stdout: bytes = b"") -> Finding:
     """The finding for `fault`, from the ends of what its rank wrote (each at most `TAIL_BYTES` are looked at)."""
-    own_error = fault.kind is FaultKind.EXIT and fault.traceback
-    last = fault.message.encode("utf-8", "replace")
-    if fault.kind is FaultKind.EXIT and not last:  # as argparse ends
-        last = stderr.rstrip().rpartition(b"\n")[2]
-    found = [match for text in (last, stderr, stdout) for match in _matches(text[-TAIL_BYTES:], last.lower())]
-    if own_error:  # ranks quote logs of other jobs: a node is to blame only for the exception that ended the rank
-        found = [match for match in found if match.is_last or match.signature.blame is not Blame.NODE]
-    if fault.kind is FaultKind.HANG or _ended_by(fault) not in (0, _SIGABRT):  # killed, not ended by its own error
-        found = [m for m in found if m.signature.blame is not Blame.USER or m.signature.name == _OF_KILLS]
-    best = min(found, key=_order, default=None)
-    if best is None or (best.signature.role is LineRole.ECHO and not best.is_last and own_error):
+    ended_by, signatures = _ended_by(fault), used()
+    texts = [_plain(text[-TAIL_BYTES:]) for text in (stderr, stdout)]
+    exited = fault.kind is FaultKind.EXIT
+    own = exited and bool(fault.traceback) and not WRAPPERS.search(fault.message)  # it ended by its own exception
+    told = _exception(fault) if own else _last_lines(texts[0]) if exited else _abort(texts[0])
+    if exited and fault.message and not (own and told[0]):
+        told[:1] = [fault.message.encode("utf-8", "replace")]
+    found = [*_told(told, signatures), *_printed(texts, signatures)]
+    may = (match for match in found if _may_explain(match.signature, fault, ended_by))
+    best = _of_exception(found, told[0]) if own else min(may, key=_without_exception, default=None)
+    if best is None:
         return _without_signature(fault)
     s, line = best.signature, best.line.decode("utf-8", "replace").strip()[:_LINE_CHARS]
     peers = tuple(dict.fromkeys(peer.decode("ascii", "replace") for peer in _PEER.findall(best.line)))[:4]
-    remedy = s.remedy if s.remedy is not Remedy.STOP or best.is_last else Remedy.RESTART
+    remedy = s.remedy if s.remedy is not Remedy.STOP or best.place != _ELSEWHERE else Remedy.RESTART
     return Finding(s.name, s.role, s.blame, s.confidence, remedy, _fingerprint(fault, s.name, line), line, peers)
 
 
-def _order(match: _Match) -> tuple[int, bool, int, int]:
-    """A cause goes first; then the exception that ended the rank; then the surer rule; then the earlier line."""
-    sure = _CONFIDENCE.index(match.signature.confidence)
-    return _ROLES.index(match.signature.role), not match.is_last, sure, match.at
+# --- which match counts -----------------------------------------------------------------------------------------------
 
 
-def _matches(text: bytes, last: bytes) -> Iterator[_Match]:
-    lower = text.lower()
-    progress_at = max((found.start() for found in PROGRESS.finditer(lower)), default=-1)
-    for signature, wanted in _TEXTS:
-        for at, line in _lines_with(lower, wanted):
-            pattern = _PATTERNS.get(signature.name)
-            if (pattern and not pattern.search(line)) or any(hint in line for hint in _ADVICE) or RETRIED.search(line):
-                continue
-            if at >= progress_at:  # otherwise the rank went on after it
-                is_last = bool(last) and last[:_BEFORE_BYTES] in line
-                yield _Match(signature, text[at : at + len(line)], is_last, at)
+def _of_exception(found: list[_Match], headline: bytes) -> _Match | None:
+    """For a rank that ended by its own exception: what that says. Where it only says that a library failed, or a peer
+    is gone, a cause that was printed counts. Ranks quote logs of other jobs: what was printed, or what a script raises
+    as a KeyError or its like, blames no node."""
+    own = [m for m in found if m.place == _HEADLINE or (m.place == _DETAILS and m.signature.role is LineRole.CAUSE)]
+    if _OF_CODE.match(headline.decode("utf-8", "replace")):
+        own = [m for m in own if m.signature.role is LineRole.CAUSE and m.signature.blame is not Blame.NODE]
+    best = min(own, key=_order, default=None)
+    if best is None or best.signature.role is LineRole.CAUSE:
+        return best
+    printed = (m for m in found if m.signature.role is LineRole.CAUSE and m.signature.blame is not Blame.NODE)
+    return min(printed, key=_order, default=best)
 
 
-def _lines_with(lower: bytes, wanted: tuple[bytes, ...]) -> Iterator[tuple[int, bytes]]:
+def _may_explain(s: Signature, fault: RankFault, ended_by: int) -> bool:
+    """Whether a rule can explain an end without an exception. A signal from outside is neither the script's doing, but
+    for the limits that the kernel enforces, nor the consequence of what a peer did."""
+    if fault.kind is FaultKind.HANG or ended_by not in (0, _SIGABRT):
+        return (s.blame is not Blame.USER or s.kills) and (s.role is not LineRole.ECHO or ended_by == _SIGTERM)
+    return True
+
+
+def _order(match: _Match) -> tuple[int, int, int]:
+    """A cause goes first; then what is nearer to the headline; then the surer rule."""
+    s = match.signature
+    return _ROLES.index(s.role), match.place, _CONFIDENCE.index(s.confidence)
+
+
+def _without_exception(match: _Match) -> tuple[int, bool, bool, int, int]:
+    """A cause goes first; then what the kernel, a driver or Slurm says; then what only such programs print."""
+    s = match.signature
+    return _ROLES.index(s.role), s.blame not in _FACTS, not s.printed, match.place, _CONFIDENCE.index(s.confidence)
+
+
+# --- what matches -----------------------------------------------------------------------------------------------------
+
+
+def _told(lines: Sequence[bytes], signatures: Sequence[Signature]) -> Iterator[_Match]:
+    """Matches in the lines of the exception, or in those that stand for one; the first is the headline."""
+    for number, line in enumerate(lines):
+        yield from _matches(line, line.lower(), _HEADLINE if number == 0 else _DETAILS, signatures)
+
+
+def _printed(texts: Sequence[bytes], signatures: Sequence[Signature]) -> Iterator[_Match]:
+    """Matches of the rules that count anywhere, behind the last progress."""
+    for text in texts:
+        lower = text.lower()
+        begin = max(0, progress(lower))
+        yield from _matches(text[begin:], lower[begin:], _ELSEWHERE, [one for one in signatures if one.printed])
+
+
+def _matches(text: bytes, lower: bytes, place: int, signatures: Sequence[Signature]) -> Iterator[_Match]:
+    for signature in signatures:
+        for at, line in _lines_with(lower, signature.texts):
+            if _fits(signature, line):
+                yield _Match(signature, text[at : at + len(line)], place)
+
+
+def _fits(signature: Signature, line: bytes) -> bool:
+    pattern = _PATTERNS.get(signature.name) if signature.pattern else None
+    if (pattern and not pattern.search(line)) or RETRIED.search(line):
+        return False
+    return not any(hint in line for hint in _ADVICE)
+
+
+def progress(lower: bytes) -> int:
+    """Where the last line begins (of a text in lower case) that shows that the rank went on; -1 without one."""
+    end = len(lower)
+    while end > 0:
+        begin = lower.rfind(b"\n", 0, max(0, end - _BLOCK_BYTES)) + 1
+        for found in reversed(list(PROGRESS.finditer(lower, begin, end))):
+            first, last = lower.rfind(b"\n", 0, found.start()) + 1, lower.find(b"\n", found.end())
+            if not NO_PROGRESS.search(lower[first : last if last >= 0 else len(lower)][:_BEHIND_BYTES]):
+                return first
+        end = begin - 1
+    return -1
+
+
+def _lines_with(lower: bytes, texts: Sequence[str]) -> Iterator[tuple[int, bytes]]:
     """(position of its first byte, line) of each line that holds one of the texts; of a long line what is around it."""
-    for text in wanted:
+    for wanted in texts:
+        text, *more = wanted.encode().split(b"*")
         at = -1
         for _ in range(_MOST_LINES):
             at = lower.find(text, at + 1)
@@ -84,41 +157,64 @@ def _lines_with(lower: bytes, wanted: tuple[bytes, ...]) -> Iterator[tuple[int, 
                 break
             begin, end = lower.rfind(b"\n", 0, at) + 1, lower.find(b"\n", at)
             end = end if end >= 0 else len(lower)
-            begin = max(begin, at - _BEFORE_BYTES)
-            yield begin, lower[begin : min(end, at + _BEHIND_BYTES)]
+            begin, last = max(begin, at - _BEFORE_BYTES), min(end, at + _BEHIND_BYTES)
+            if _holds(lower, at + len(text), last, more):
+                yield begin, lower[begin:last]
             at = end
+
+
+def _holds(lower: bytes, begin: int, end: int, pieces: Sequence[bytes]) -> bool:
+    """Whether the pieces follow one another between two positions."""
+    for piece in pieces:
+        begin = lower.find(piece, begin, end) + len(piece)
+        if begin < len(piece):
+            return False
+    return True
+
+
+def _exception(fault: RankFault) -> list[bytes]:
+    """The lines of the exception that ended it; the first is the headline."""
+    raised = raised_in(fault.traceback)
+    lines = ("",) if raised is None else (raised.headline, *raised.details)
+    return [line.encode("utf-8", "replace") for line in lines]
+
+
+def _last_lines(stderr: bytes) -> list[bytes]:
+    """The last line, then those before it."""
+    return [line for line in stderr[-8192:].split(b"\n") if line.strip()][-_LAST_LINES:][::-1]
+
+
+def _abort(stderr: bytes) -> list[bytes]:
+    """An empty headline, then what native code said of the reason to abort."""
+    return [b"", *(line for line in stderr[-_ABORT_BYTES:].split(b"\n") if _NATIVE_LINE.search(line.lower()))]
+
+
+def _plain(text: bytes) -> bytes:
+    return (
+        clean(text.decode("utf-8", "replace")).encode("utf-8", "replace") if b"\x1b" in text or b"\r" in text else text
+    )
+
+
+# --- without a rule ---------------------------------------------------------------------------------------------------
 
 
 def _without_signature(fault: RankFault) -> Finding:
     """No rule knows what it printed: how it ended is all there is."""
     ended_by = _ended_by(fault)
     if fault.kind is FaultKind.EXIT and fault.traceback:
-        print_ = _fingerprint(fault, "", fault.message)
-        return Finding(
-            "python-exception",
-            LineRole.UNCLEAR,
-            Blame.USER,
-            Confidence.LIKELY,
-            Remedy.RESTART,
-            print_,
-            fault.message[:_LINE_CHARS],
-        )
+        print_, line = _fingerprint(fault, "", fault.message), fault.message[:_LINE_CHARS]
+        sure = Confidence.LIKELY if _OF_CODE.match(fault.message) else Confidence.GUESS
+        return Finding("python-exception", LineRole.UNCLEAR, Blame.USER, sure, Remedy.RESTART, print_, line)
     if ended_by == _SIGTERM:
         return Finding("stopped", LineRole.ECHO, Blame.UNKNOWN, Confidence.LIKELY, Remedy.NONE)
     rule = "native-crash" if ended_by in _NATIVE else ""
-    return Finding(
-        rule,
-        LineRole.UNCLEAR,
-        Blame.UNKNOWN,
-        Confidence.GUESS,
-        Remedy.RESTART,
-        _fingerprint(fault, rule, fault.message),
-    )
+    print_ = _fingerprint(fault, rule, fault.message)
+    return Finding(rule, LineRole.UNCLEAR, Blame.UNKNOWN, Confidence.GUESS, Remedy.RESTART, print_)
 
 
 def _ended_by(fault: RankFault) -> int:
     """The signal that ended it, also where a shell between says so; 0 = none."""
-    return -fault.exit_code if fault.exit_code < 0 else max(0, fault.exit_code - 128)
+    return -fault.exit_code if fault.exit_code < 0 else fault.exit_code - 128 if 128 < fault.exit_code < 160 else 0
 
 
 def _fingerprint(fault: RankFault, rule: str, line: str) -> str:

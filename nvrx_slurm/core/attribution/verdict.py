@@ -16,6 +16,8 @@ REPEATS = 3  # equal failures of the user's code that end the job, where the use
 _SIGABRT = 6  # how C++ ends on an uncaught exception, e.g. gloo or NCCL when a peer is gone
 _SLACK_S = 60.0
 _BAD_NODE = (FaultKind.NODE_LOST, FaultKind.UNHEALTHY, FaultKind.UNKILLABLE)
+_OF_NODE = (*_BAD_NODE, FaultKind.EXCLUDED)
+_BY_SIGNAL = 128  # a shell's exit code for a child that a signal ended is more
 _NO_FINDING = Finding("", LineRole.UNCLEAR, Blame.UNKNOWN, Confidence.GUESS, Remedy.RESTART)
 
 _FRAME = re.compile(r'^[ |]*File "([^"\n]+)", line (\d+)(?:,? in (\S+))?', re.MULTILINE)
@@ -53,14 +55,21 @@ def first_cause(faults: Collection[RankFault]) -> RankFault | None:
 
 
 def _level(fault: RankFault) -> int:
-    """0 is a cause: a lost node, a hang, a rank killed from outside, or what a rule knows as one. Such a fault makes
-    the peers fail with errors that can be reported sooner. 2 is a consequence of a fault elsewhere."""
+    """The order of evidence. 0: facts about a node, or from Slurm. 1: a hang, or a signal that no program sends itself.
+    2, 3: an error of the rank's own, sure or not. 4: one of the network or of a library, which a dead peer may bring
+    about. 5, 6: a consequence."""
+    f = _finding(fault)
     aborted = fault.kind is FaultKind.SIGNAL and fault.exit_code == -_SIGABRT
     outright = fault.kind is not FaultKind.EXIT and not aborted
-    role = _finding(fault).role
-    if role is LineRole.ECHO:
-        return 1 if outright else 2
-    return 0 if outright or role is LineRole.CAUSE else 1
+    if f.role is LineRole.ECHO:
+        return 5 if outright else 6
+    if fault.kind in _OF_NODE or (f.role is LineRole.CAUSE and f.blame in (Blame.NODE, Blame.SLURM)):
+        return 0
+    if outright or fault.exit_code > _BY_SIGNAL:
+        return 1
+    if f.blame in (Blame.NETWORK, Blame.UNKNOWN):
+        return 4
+    return 3 if f.role is LineRole.UNCLEAR and f.confidence is Confidence.GUESS else 2
 
 
 def _finding(fault: RankFault) -> Finding:
@@ -94,9 +103,10 @@ def judge(faults: Collection[RankFault], job_nodes: int, restarts: Sequence[Rest
 
 
 def _is_of_one_node(rule: str) -> bool:
-    from nvrx_slurm.core.attribution.signatures import SIGNATURES  # not at the start, as above
+    from nvrx_slurm.core.attribution.rules import named  # not at the start, as above
 
-    return any(signature.one_node for signature in SIGNATURES if signature.name == rule)
+    found = named(rule)
+    return found is not None and found.one_node
 
 
 def repeats(fingerprint: str, restarts: Sequence[RestartRecord]) -> int:
@@ -137,16 +147,24 @@ def headline(fault: RankFault) -> str:
     return f"{what}: {fault.message}" if fault.message else what
 
 
-def evidence(fault: RankFault) -> str:
-    """Lines (each behind a newline) that say where a rank failed in the user's code, and in which file its log is."""
-    line, f = failing_line(fault.traceback), fault.finding
-    rule = f"\n  rule: {f.rule} ({f.blame.value}, {f.confidence.value})" if f is not None and f.rule else ""
-    return rule + (f"\n  at: {line}" if line else "") + (f"\n  log: {fault.log}" if fault.log else "")
+def evidence(fault: RankFault, advises: bool = False, of_site: bool = False) -> str:
+    """Lines (each behind a newline) that say where a rank failed in the user's code, in which file its log is, and
+    (if it `advises`) what the user can do, by rules of the site, too (`of_site`)."""
+    from nvrx_slurm.core.attribution.rules import what_to_do  # not at the start, as above
+
+    f = fault.finding
+    told = {
+        "rule": f"{f.rule} ({f.blame.value}, {f.confidence.value})" if f is not None and f.rule else "",
+        "at": failing_line(fault.traceback),
+        "log": fault.log,
+        "to do": what_to_do(fault, of_site) if advises else "",
+    }
+    return "".join(f"\n  {name}: {text}" for name, text in told.items() if text)
 
 
 def report(fault: RankFault) -> str:
     """The first-cause report, several lines: headline, log file, traceback."""
-    lines = [f"first cause: {headline(fault)}{evidence(fault)}"]
+    lines = [f"first cause: {headline(fault)}{evidence(fault, advises=True, of_site=True)}"]
     lines += ["  | " + line for line in fault.traceback.rstrip().splitlines()]
     return "\n".join(lines)
 

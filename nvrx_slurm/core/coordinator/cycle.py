@@ -253,7 +253,7 @@ class Stopping:
         decision = self._budget.after(cause, lasted_s, ports[0] if ports else 0)
         failed = f"{f'rank {cause.rank}' if cause.rank >= 0 else 'node'} ({cause.host}) failed"
         if decision.restart:
-            out.append(Say(decision.why + evidence(cause)))
+            out.append(Say(decision.why + evidence(cause, advises=True)))
         else:  # the last lines of the job tell its cause in full
             left = decision.why.removeprefix(headline(cause)).removeprefix("; ")
             out.append(Say(f"{failed} and ends the job: {left}"))

@@ -21,7 +21,6 @@ _UNCOMPILED = re.compile(
 )
 # A dump of faulthandler without a fatal error: blocks of a header and indented lines.
 _DUMP = re.compile(r"(?:^(?:Current thread|Thread) 0x\w+.*\n(?:^  .*\n?)*\n?)+", re.MULTILINE)
-_OF_TORCH = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)  # its hook for uncaught exceptions puts it before each line
 _MODULES = "\nExtension modules: "  # faulthandler's last line
 _CANNOT_START = "nvrx-run: cannot start "  # printed by the trampoline, which exits with a shell's codes for it
 _CANNOT_START_CODES = (126, 127)
@@ -52,28 +51,31 @@ def with_details(fault: RankFault, error_file: Path, stderr_file: Path, progress
     Blocks while their file system does. torchelastic's `@record` writes
     {"message": {"message": ..., "extraInfo": {"py_callstack": ...}}}.
     """
-    from nvrx_slurm.core.attribution.evidence import examine  # not at the start: its patterns take 10 ms
-    from nvrx_slurm.core.attribution.signatures import PROGRESS
+    from nvrx_slurm.core.attribution.evidence import examine, progress  # not at the start: its patterns take 10 ms
 
     explained = _explained(fault, error_file, stderr_file)
     stdout, written_s = _written(stderr_file.with_suffix(".out"), progress_s)
-    if PROGRESS.search(stdout.lower()):
+    if progress(stdout.lower()) >= 0:
         progress_s = max(progress_s, written_s)
     return replace(explained, finding=examine(explained, _written(stderr_file, progress_s)[0], stdout))
 
 
 def _explained(fault: RankFault, error_file: Path, stderr_file: Path) -> RankFault:
+    from nvrx_slurm.core.attribution.raised import clean, raised_in  # not at the start either
+
     message, traceback = _read_error_file(error_file)
-    end = tail(stderr_file) if not traceback else ""
+    end = clean(_last_bytes(stderr_file, _LOG_BYTES).decode("utf-8", "replace")) if not traceback else ""
     last_line = end[end.rstrip().rfind("\n") + 1 :].strip()
     if fault.exit_code in _CANNOT_START_CODES and last_line.startswith(_CANNOT_START):
         return replace(fault, kind=FaultKind.SPAWN, message=last_line.removeprefix(_CANNOT_START)[:500])
-    if not traceback:
-        traceback = _OF_TORCH.sub("", _traceback_in(end))
+    if fault.kind is FaultKind.EXIT and not traceback and (raised := raised_in(end)) is not None:
+        message, traceback = message or raised.headline, raised.traceback
+    traceback = traceback or _stacks_in(end[-_TAIL_BYTES:])
     if not message and traceback and fault.kind is FaultKind.EXIT:
         message = traceback.rstrip().splitlines()[-1]
     if fault.kind is FaultKind.HANG:  # the monitor made the rank print its stacks: only these are of interest
         traceback = traceback.partition("\n\n")[2].partition(_MODULES)[0] if traceback.startswith(_FATAL) else traceback
+    message = message.partition("\n")[0]
     return replace(fault, message=fault.message or message[:500], traceback=traceback[-_TAIL_BYTES:])
 
 
@@ -88,11 +90,6 @@ def _read_error_file(path: Path) -> tuple[str, str]:
         return str(message), str(extra.get("py_callstack", ""))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return "", ""  # no @record, or a file that is torn or not torchelastic's: the log's end is used instead
-
-
-def tail(path: Path) -> str:
-    """At most the last 16,000 bytes of a log; "" if it cannot be read."""
-    return _last_bytes(path, _TAIL_BYTES).decode("utf-8", "replace")
 
 
 def _written(path: Path, progress_s: float) -> tuple[bytes, float]:
@@ -110,8 +107,8 @@ def _last_bytes(path: Path, most: int) -> bytes:
         return b""
 
 
-def _traceback_in(text: str) -> str:
-    """`text` from its last traceback or dump of faulthandler on; "" if there is none."""
+def _stacks_in(text: str) -> str:
+    """`text` from the last traceback or dump of faulthandler on, or from an error of compiling the script."""
     starts = [text.rfind(mark) for mark in (_TRACEBACK, _FATAL)]
     dumps = [found.start() for found in _DUMP.finditer(text)]
     if dumps and _FATAL not in text[max(0, dumps[-1] - 200) : dumps[-1]]:

@@ -167,12 +167,18 @@ def content(done: JobOver, requeues: int | None, now: float) -> dict[str, Any]:
         "code": done.code,
         "reason": done.reason,
         "slurm_restart_count": requeues,
-        "first_cause": None if cause is None else asdict(cause) | {"line": failing_line(cause.traceback)},
+        "first_cause": None if cause is None else asdict(cause) | _told(cause),
         "started": _iso(began),
         "ended": _iso(now),
         "summary": history(done),
         **job,
     }
+
+
+def _told(cause: t.RankFault) -> dict[str, str]:
+    from nvrx_slurm.core.attribution.rules import topic, what_to_do  # not at the start
+
+    return {"line": failing_line(cause.traceback), "class": topic(cause), "what_to_do": what_to_do(cause, of_site=True)}
 
 
 def _iso(seconds: float) -> str:

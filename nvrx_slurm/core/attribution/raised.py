@@ -1,0 +1,80 @@
+"""The exception that ended a program, found in what the program printed. Pure.
+
+Its headline is the first line behind the last frame. What follows it, such as torch's advice or C++ frames, is context.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+_TRACEBACK = "Traceback (most recent call last)"
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_NUMBER = re.compile(r"(rank:? ?\d+|pid=\d+)|\d+")  # a time differs from line to line, a rank's number does not
+_LOG_LINE = re.compile(r"(?:\d+: )?(?:\[rank\d|\[?\d{4}-\d\d-|\[?[EWIF]\d{4} |\S+:\d+:\d+ \[\d+\] |WARNING|ERROR)")
+_FRAME_LINES, _DETAIL_LINES, _PREFIX_CHARS = 600, 16, 200
+# Exceptions that only tell of another one, which is printed before them.
+WRAPPERS = re.compile(
+    r"\bChildFailedError|\bProcessRaisedException|\bProcessExitedException|[Ss]ee (?:root cause|stack trace)|"
+    r"WorkerProc (?:initialization )?failed|EngineDeadError|^subprocess\.CalledProcessError"
+)
+
+
+class Raised(NamedTuple):
+    """An exception as it was printed, without the prefixes of its lines."""
+
+    headline: str
+    details: tuple[str, ...]  # the further lines of its message, at most 16 that are not indented
+    traceback: str  # from the word Traceback on, to the last detail
+
+
+def clean(text: str) -> str:
+    """`text` without colours; each state of a progress bar is a line."""
+    return _ANSI.sub("", text).replace("\r", "\n") if "\x1b" in text or "\r" in text else text
+
+
+def raised_in(text: str) -> Raised | None:
+    """The last exception in `text` (of `clean`) that tells of itself, else the last one; None without any."""
+    lines, wrapper = text.split("\n"), None
+    for number in range(len(lines) - 1, -1, -1):
+        before = lines[number - 1] if number else ""
+        if _TRACEBACK not in lines[number] or before.startswith("Exception ignored in"):
+            continue
+        found = _raised_at(lines, number)
+        if found is not None and not WRAPPERS.search(found.headline) and not before.startswith("Exception in thread"):
+            return found
+        wrapper = wrapper or found
+    return wrapper
+
+
+def _raised_at(lines: list[str], first: int) -> Raised | None:
+    """The exception whose traceback begins with line `first`."""
+    prefix = lines[first][: lines[first].index(_TRACEBACK)].removesuffix("Original ")
+    if len(prefix) > _PREFIX_CHARS:
+        return None
+    boxed = prefix.startswith("╭")
+    told = [lines[first].removeprefix(prefix)] if not boxed else [_TRACEBACK + ":"]
+    same = None if boxed or not prefix else re.compile(_NUMBER.sub(_digits, re.escape(prefix)))
+    headline, details = "", 0
+    for line in lines[first + 1 : first + _FRAME_LINES]:
+        found = same.match(line) if same else None
+        if same and not found and line.strip() != prefix.strip():
+            if headline:
+                break  # another program's line
+            continue
+        line = line[found.end() :] if found else line
+        if _TRACEBACK in line or (headline and _LOG_LINE.match(line)) or details > _DETAIL_LINES:
+            break
+        if not headline and line[:1] not in ("", " ", "\t", "|", "│", "╰") and not line.startswith("[rank"):
+            headline = line.rstrip()
+        elif headline and line[:1] != " ":  # a message may hold another traceback
+            details += 1
+        told.append(line)
+    if not headline:
+        return None
+    at = next(number for number, line in enumerate(told) if line.rstrip() == headline)
+    return Raised(headline, tuple(told[at + 1 :]), "\n".join(told).rstrip("\n") + "\n")
+
+
+def _digits(number: re.Match[str]) -> str:
+    return number[0] if number[1] else r"\d+"
