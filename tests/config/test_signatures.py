@@ -8,7 +8,7 @@ import pytest
 
 from nvrx_slurm.config.signatures import read_signatures
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.types import Blame, Confidence, Remedy, Role
+from nvrx_slurm.types import Blame, Confidence, LineRole, Remedy
 
 RULE = """signatures:
   - name: fabric-brownout
@@ -28,7 +28,7 @@ def test_a_rule(tmp_path: Path) -> None:
         "network",
         ("fabric manager: brownout on * port",),
     )
-    assert (rule.role, rule.blame, rule.confidence) == (Role.CAUSE, Blame.NETWORK, Confidence.LIKELY)
+    assert (rule.role, rule.blame, rule.confidence) == (LineRole.CAUSE, Blame.NETWORK, Confidence.LIKELY)
     assert (rule.remedy, rule.advice, rule.printed, rule.pattern) == (Remedy.RESTART, "Open a ticket.", True, "")
 
 
