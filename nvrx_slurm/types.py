@@ -5,8 +5,9 @@ Units are in the names; times are monotonic seconds of one host and never leave 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+
+from nvrx_slurm.frozen import frozen
 
 
 class FaultKind(str, Enum):
@@ -48,7 +49,7 @@ class Activity(str, Enum):
     PREPARING = "preparing"  # it has run nothing and is being checked: Ready follows
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Node:
     """One life of one agent. A node that comes back is a new `Node` with the same `infra_rank`."""
 
@@ -62,7 +63,7 @@ class Node:
     domain: str = ""  # its NVLink domain, block or replacement group, where the job has segments
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Peer:
     """Where another agent of the job listens."""
 
@@ -109,7 +110,7 @@ class Remedy(str, Enum):
     NONE = "none"  # the fault elsewhere decides
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Finding:
     """What the rules read from the output of one faulty rank (`core.attribution`)."""
 
@@ -123,7 +124,7 @@ class Finding:
     peers: tuple[str, ...] = ()  # hosts or addresses that the line accuses, at most 4
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RankFault:
     """Why one rank (or, with `rank` -1, one node) failed."""
 
@@ -140,7 +141,7 @@ class RankFault:
     finding: Finding | None = None  # what its output says
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Collective:
     """The last collective that a rank has entered in one process group, as torch's flight recorder tells."""
 
@@ -150,7 +151,7 @@ class Collective:
     open: bool  # it has not completed
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RankEvidence:
     """What one rank does at the moment of a hang."""
 
@@ -168,7 +169,7 @@ class RankEvidence:
     log: str = ""  # path of its stderr file on that node
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class KindCount:
     """Restarts per kind of first cause: spent, or allowed."""
 
@@ -176,7 +177,7 @@ class KindCount:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RestartRecord:
     """One restart of the workers."""
 
@@ -188,7 +189,7 @@ class RestartRecord:
     fingerprint: str = ""  # of its first cause, where the rules know one
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class History:
     """What the job has behind it. Every plan carries it, so that any agent can tell it to the next coordinator."""
 
@@ -204,7 +205,7 @@ class History:
     promoted: tuple[str, ...] = ()  # hosts of spares that were used, the first 64
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FaultRecord:
     """One fault in the report of the job."""
 
@@ -220,7 +221,7 @@ class FaultRecord:
     rule: str = ""  # what the rules found; "" = nothing
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class JobReport:
     """What happened in the whole job, as far as this coordinator has seen it."""
 
@@ -238,7 +239,7 @@ class JobReport:
     out_of_time: bool = False  # stopped before the time limit of the allocation
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Plan:
     """The assignment of a cycle, from the point of view of one member.
 
@@ -270,7 +271,7 @@ class Plan:
 # --- agent -> coordinator -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Register:
     """First message of an agent on every stream: all that a new coordinator needs in order to carry on."""
 
@@ -290,7 +291,7 @@ class Register:
         return self.plan is not None and self.plan.active and self.doing not in (Activity.IDLE, Activity.PREPARING)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RanksFailed:
     """Ranks of this node failed. Under any-failed the agent already stops the others, under min-healthy they go on."""
 
@@ -299,7 +300,7 @@ class RanksFailed:
     faults: tuple[RankFault, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Hung:
     """A rank of this node is hung. Its monitor waits a moment, so that all ranks can be looked at, and then ends it."""
 
@@ -308,7 +309,7 @@ class Hung:
     fault: RankFault
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Evidence:
     """What the ranks of this node do: the answer to `Collect`. Ranks that could not be looked at are missing."""
 
@@ -317,7 +318,7 @@ class Evidence:
     ranks_seen: tuple[RankEvidence, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Succeeded:
     """All workers of this node ended with 0."""
 
@@ -326,7 +327,7 @@ class Succeeded:
     early: bool = False  # a rank was told by `should_stop` to save its work and end
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Ready:
     """This node is fit for the next plan, and no worker of that cycle is left on it. Term 0: it has had none."""
 
@@ -335,7 +336,7 @@ class Ready:
     port: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Asked:
     """A rank of this node made a workload control request."""
 
@@ -346,7 +347,7 @@ class Asked:
     description: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NodeUnfit:
     """A health check says that this node must not be used."""
 
@@ -355,7 +356,7 @@ class NodeUnfit:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WarnJob:
     """This agent got the warning signal, and not every process of the job did: tell the others."""
 
@@ -363,7 +364,7 @@ class WarnJob:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EndJob:
     """This agent was told (by Slurm or a person) to end the job."""
 
@@ -372,12 +373,12 @@ class EndJob:
     signum: int = 0  # the signal by which it was told, for the workers of the others; 0 = they are stopped as ever
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EndKnown:
     """This agent knows the end of the job and has no workers left."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WhoLeads:
     """Asks where the coordinator is. The stream is no registration; the answer is `Elsewhere`."""
 
@@ -385,19 +386,19 @@ class WhoLeads:
 # --- coordinator -> agent -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Leave:
     """All agents know the end of the job: exit."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Lead:
     """The coordinator has a quorum in this term. Before that, a registration is only a vote."""
 
     term: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Elsewhere:
     """The node that was asked does not lead. It follows or seeks `peer`; `leads`: that node has said that it leads."""
 
@@ -406,7 +407,7 @@ class Elsewhere:
     leads: bool
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Stop:
     """Stop the workers of (and before) this cycle and report `Ready`."""
 
@@ -415,7 +416,7 @@ class Stop:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CheckNode:
     """This spare may be needed: run the preflight and report `Ready`."""
 
@@ -423,7 +424,7 @@ class CheckNode:
     cycle: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Collect:
     """A rank of this cycle is hung: look at all ranks and answer with `Evidence`."""
 
@@ -431,7 +432,7 @@ class Collect:
     cycle: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Finish:
     """The job is over: stop what runs and exit with `code`."""
 
@@ -440,7 +441,7 @@ class Finish:
     signum: int = 0  # as in EndJob
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Refused:
     """This agent is not taken; it exits with `code`."""
 
@@ -448,7 +449,7 @@ class Refused:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Warn:
     """The job is about to end (time limit, preemption): ranks should save their work."""
 
@@ -456,7 +457,7 @@ class Warn:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RanksGone:
     """Under min-healthy: these ranks of the cycle are dead; the in-process wrappers of the others want to know."""
 
@@ -465,7 +466,7 @@ class RanksGone:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LogServer:
     """Where the coordinator's node takes lines for the merged logs: agents choose one of `ports` by infra rank."""
 

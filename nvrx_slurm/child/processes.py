@@ -86,6 +86,7 @@ class Held:
         text = "\0".join(f"{name}={value}" for name, value in env.items())
         with self.control, _anonymous_file(os.fsencode(text)) as fd:
             socket.send_fds(self.control, [b"x"], [fd, stdout.fileno(), stderr.fileno()], socket.MSG_NOSIGNAL)
+        self.child.signal_group(signal.SIGCONT)  # a process that was stopped while it waited would never begin
         return self.child
 
     def kill(self) -> None:

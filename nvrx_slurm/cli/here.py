@@ -11,7 +11,7 @@ import shutil
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +21,7 @@ from nvrx_slurm.config.launch import LaunchConfig
 from nvrx_slurm.config.layers import Resolved
 from nvrx_slurm.config.values import NodeRange
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.frozen import frozen
 from nvrx_slurm.node.run_dir import RunDir
 from nvrx_slurm.slurm import conf
 from nvrx_slurm.slurm.control import Control
@@ -39,7 +40,7 @@ class StartPlace(Enum):
     ALONE = "no Slurm: this node, or several by --nnodes and --rdzv-endpoint"
 
 
-@dataclass(frozen=True)
+@frozen
 class Here:
     """The settings, the environment, where this process is, and what Slurm says about it (None outside a job)."""
 
@@ -74,7 +75,7 @@ class OnNode(NamedTuple):
     world: int  # LOCAL_WORLD_SIZE
 
 
-@dataclass(frozen=True)
+@frozen
 class Layout:
     """How many nodes and workers the job has, where this node's are, and where the job's files go."""
 

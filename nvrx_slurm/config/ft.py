@@ -166,9 +166,7 @@ class FaultToleranceConfig(LogSettings):
     enable_nic_monitor: bool = setting(
         k.BOOL, False, "Watch the error counters of the NICs (link_downed and others) all the time."
     )
-    pci_topo_file: str | None = maybe(
-        k.PATH, "Accepted as in NVRx; not needed, because the ports of all NICs are checked."
-    )
+    pci_topo_file: str | None = ignored(k.optional(k.PATH), None, "the ports of all NICs are checked")
     link_down_path_template: str | None = maybe(k.PATH, "Path of a NIC's link_downed counter, with {nic}.")
     link_state_path_template: str | None = maybe(k.PATH, "Path of a NIC's port state, with {nic}.")
     enable_dist_storage_healthcheck: bool = setting(

@@ -6,11 +6,11 @@ A link is one life of a job: one Slurm restart of it, or one of several jobs tha
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import Enum
 
 from nvrx_slurm.core.coordinator.report import in_words
 from nvrx_slurm.errors import ExitCode
+from nvrx_slurm.frozen import frozen
 
 FINAL = frozenset({ExitCode.OK, ExitCode.USAGE, ExitCode.NO_RESTART})
 _SIGNALS = range(128 + 1, 128 + 64 + 1)  # exit codes of a job that a signal ended; srun's own errors are 255
@@ -24,7 +24,7 @@ class Next(Enum):
     LEAVE = "let Slurm do what it does after a signal: requeue a preempted job, end a cancelled one"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ChainLimits:
     """`failures` (>= 1) of them within `window_s` seconds (> 0) end the chain; 128 + `warning_signum` is none."""
 
@@ -33,7 +33,7 @@ class ChainLimits:
     warning_signum: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ChainLink:
     """A link that is over: its exit code, when it ended (Unix seconds), whether it was stopped for its time limit."""
 
@@ -42,7 +42,7 @@ class ChainLink:
     out_of_time: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ChainDecision:
     """What to do, and the sentence about it."""
 

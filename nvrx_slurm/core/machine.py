@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar
 
 from nvrx_slurm.errors import UnknownTransition
+from nvrx_slurm.frozen import frozen
 
 Table = Mapping[tuple[Enum, type], "Row"]
 Handler = Callable[[Any, float], Enum | None]
@@ -22,7 +22,7 @@ Group = tuple[Enum | tuple[Enum, ...], type | tuple[type, ...], str, tuple[Enum,
 MOST_TARGETS = 4  # of a row
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Row:
     """What one (state, event) does: method name, the other states it may lead to, and the reason in a few words."""
 
@@ -31,19 +31,19 @@ class Row:
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Tick:
     """The machine's own deadline has come."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Entered:
     """Inner event: the state has changed. It needs a row only where a state begins with something to do."""
 
     was: Enum
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Say:
     """Command: print this sentence for people."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import is_dataclass, replace
 from enum import Enum
 from functools import cache
 from itertools import zip_longest
@@ -28,6 +28,7 @@ from nvrx_slurm.core.election import election
 from nvrx_slurm.core.election.election import Election, ElectionSettings
 from nvrx_slurm.core.machine import Machine, Say, Tick
 from nvrx_slurm.errors import NvrxError, ProtocolError
+from nvrx_slurm.frozen import frozen
 
 MAX_LINE_CHARS = 4 << 20
 COMMANDS_IN_FULL = 64  # a plan for 10,000 nodes is 10,000 commands: the others are logged as a number
@@ -127,7 +128,7 @@ def _decode(value: Any, hint: Any) -> Any:
 # --- running a log again ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Difference:
     """Where a log and a new run of it part. `torn`: only an unfinished last line, as a killed program leaves it."""
 

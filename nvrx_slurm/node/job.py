@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from nvrx_slurm.core.agent.events import AgentSettings
 from nvrx_slurm.core.coordinator.coordinator import CoordinatorSettings
+from nvrx_slurm.frozen import frozen
 from nvrx_slurm.node.run_dir import RunDir
 from nvrx_slurm.slurm.control import Control
 from nvrx_slurm.slurm.env import SlurmContext
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 _PORTS, _PORT_STEP = range(20000, 30000), 131  # see slurm.env.coordinator_ports
 
 
-@dataclass(frozen=True)
+@frozen
 class Meeting:
     """How the agents of a job with several nodes find each other."""
 
@@ -45,7 +46,7 @@ class Meeting:
         return [_PORTS.start + (port - _PORTS.start + shift) % len(_PORTS) if shift else port for port in self.ports]
 
 
-@dataclass(frozen=True)
+@frozen
 class NodeJob:
     """One agent's view of the job."""
 

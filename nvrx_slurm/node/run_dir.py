@@ -15,11 +15,11 @@ import errno
 import os
 import secrets
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.frozen import frozen
 from nvrx_slurm.system import bounded
 from nvrx_slurm.system.files import write_atomic
 from nvrx_slurm.types import Node
@@ -28,7 +28,7 @@ _CONSOLE = "console"  # names the file that the coordinator writes its lines to
 ERROR_FILE = ".error.json"  # torchelastic's, behind the stem of the logs
 
 
-@dataclass(frozen=True)
+@frozen
 class RunDir:
     """Paths of one run, i.e. one Slurm restart of one job."""
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from nvrx_slurm.config.launch import LaunchConfig
 from nvrx_slurm.config.submit import SubmitConfig
+from nvrx_slurm.frozen import frozen
 
 REST = '"$@"'  # the script and its arguments, where the batch script shall be given them
 
 
-@dataclass(frozen=True)
+@frozen
 class Surroundings:
     """What the rendered script takes from the place of `nvrx submit`. Paths are absolute, or "" for none."""
 

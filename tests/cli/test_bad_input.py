@@ -46,7 +46,7 @@ MEET = ("--nnodes=2", "--rdzv-endpoint=nosuchhost.invalid:29400", "--rdzv-conf=j
         (f"{PREFIX}=/tmp/x.log --ft-nvrx-logfile=/dev/null/n.log train.py", ("--ft-nvrx-logfile", "/dev/null")),
         ("--ft-nvrx-logfile=/tmp/nvrx.log train.py", ("--ft-nvrx-logfile", PREFIX)),
         ("--ft-log-server-grpc-port=7000 train.py", ("--ft-log-server-grpc-port", PREFIX)),
-        ("--ft-log-server-port=65536 train.py", ("--ft-log-server-port", "65471")),
+        ("--ft-log-server-port=65536 train.py", ("--ft-log-server-port", "65535")),
     ],
 )
 def test_refused(nvrx_run: Run, work: Path, words: str, parts: tuple[str, ...]) -> None:

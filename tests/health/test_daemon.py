@@ -153,7 +153,7 @@ def test_a_killed_daemon_takes_its_script_along_and_its_socket_is_replaced(daemo
 
 def test_beside_a_process_that_cannot_be_ended_none_is_started(daemon: Daemon) -> None:
     script = daemon.script("echo begun >> log")
-    runs = service.Runs(config.Settings(healthcheck_path=str(script)), "/")
+    runs = service.Runs(config.NvhcdFile(healthcheck_path=str(script)), "/")
     with subprocess.Popen(["/bin/sleep", "600"]) as stuck:
         runs._blocked = stuck.pid
         with pytest.raises(UsageError, match=f"process {stuck.pid} of an earlier run is blocked"):

@@ -121,9 +121,11 @@ def test_named_modules_are_imported_once_and_a_killed_template_or_standby_costs_
     os.kill(pids[0], signal.SIGKILL)
     pids = [up(one, 2, rank)[1] for rank in (0, 1)]
     assert sorted(up(one, 2, rank)[0] for rank in (0, 1)) == ["executed", "forked"]
-    # A stopped template holds up no restart. It is killed with a request that it has not read.
-    template, before = waiting(one, pids)[0], asked(one)
-    os.kill(template, signal.SIGSTOP)
+    # A stopped template or standby holds up no restart. The template is killed with a request that it has not read.
+    stopped, before = waiting(one, pids), asked(one)
+    template = stopped[0]
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
     os.kill(pids[0], signal.SIGKILL)
     pids = pids_of(one, 3, "forked")
     until(lambda: asked(one) > before, "it is asked for the next standbys")

@@ -7,12 +7,11 @@ Its other events are the coordinator's messages: Plan, Stop, CheckNode, Collect,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from nvrx_slurm.frozen import frozen
 from nvrx_slurm.types import AgentMessage, Plan, RankEvidence, RankFault, RestartPolicy, WorkloadAction
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AgentSettings:
     """What the agent is told once. All times in seconds."""
 
@@ -35,31 +34,31 @@ class AgentSettings:
 # --- events -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Connected:
     """A stream to a coordinator is open and both sides have proved who they are."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Disconnected:
     """The stream broke, or went silent."""
 
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Unreached:
     """No stream could be opened. The elections handle it, not the agent's core: they try the next address."""
 
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LeaseOver:
     """No coordinator has renewed this node's lease: another node may start its ranks soon."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WorkerExited:
     """A worker is gone; `fault` is None when it ended with 0."""
 
@@ -68,12 +67,12 @@ class WorkerExited:
     early: bool = False  # it ended with 0 because `should_stop` had told it to
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Idle:
     """No worker that is alive has done anything for `idle_s` seconds since SIGTERM."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RankAsked:
     """A rank made a workload control request."""
 
@@ -82,14 +81,14 @@ class RankAsked:
     description: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HangSeen:
     """A rank monitor found its rank hung and is killing it."""
 
     fault: RankFault
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Inspected:
     """The answer to `InspectRanks`, which always comes."""
 
@@ -97,7 +96,7 @@ class Inspected:
     ranks: tuple[RankEvidence, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Signalled:
     """This agent got a signal that ends the job (TERM, INT, HUP, QUIT)."""
 
@@ -105,7 +104,7 @@ class Signalled:
     everybody: bool = False  # Slurm sends it to every process of the step, so the workers have had it, too
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Warned:
     """This agent got a user signal (USR1, USR2): the warning, or one that is only passed on to the workers."""
 
@@ -113,14 +112,14 @@ class Warned:
     everybody: bool = False  # as in Signalled
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Prepared:
     """The answer to `Prepare`, which always comes. `unfit`: why the node must not be used; "" if it may."""
 
     unfit: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Sick:
     """A check of the node failed at another time."""
 
@@ -130,21 +129,21 @@ class Sick:
 # --- commands -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Send:
     """Send to the coordinator. The shell fills in `port` where a message has one."""
 
     message: AgentMessage
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StartWorkers:
     """Start all workers of this node for `plan`."""
 
     plan: Plan
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SignalWorkers:
     """`signum` and then SIGCONT to the process groups of all workers that are alive. `idle_s` > 0: post `Idle`."""
 
@@ -152,14 +151,14 @@ class SignalWorkers:
     idle_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PassOn:
     """Only `signum` to the process groups of all workers that are alive."""
 
     signum: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class InspectRanks:
     """Find out what all living ranks of this node do, within `within_s` seconds, and post `Inspected`."""
 
@@ -167,12 +166,12 @@ class InspectRanks:
     within_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WarnRanks:
     """Make `should_stop` true in all ranks of this node that are alive; without a signal."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PostGone:
     """Tell the in-process wrappers on this node that these ranks of the cycle are dead."""
 
@@ -181,7 +180,7 @@ class PostGone:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Prepare:
     """Make the node ready for the workers of `cycle` and check it. `used`: workers have run on it."""
 
@@ -189,12 +188,12 @@ class Prepare:
     cycle: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EndHeld:
     """End the processes that were started ahead for the next workers: this node runs none soon."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Exit:
     """The agent's program ends with `code`."""
 

@@ -10,9 +10,9 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from enum import Enum
 
+from nvrx_slurm.frozen import frozen
 from nvrx_slurm.types import (
     Blame,
     Collective,
@@ -51,7 +51,7 @@ class Doing(Enum):
     WAITS = "in a collective"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HangVerdict:
     """What the comparison says. `culprits`: () = not known; else in the order of ranks, at most 8."""
 

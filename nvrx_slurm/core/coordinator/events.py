@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from nvrx_slurm import types as t
+from nvrx_slurm.frozen import frozen
 
 Message = TypeVar("Message", bound=t.AgentMessage, covariant=True)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Joined:
     """An agent registered on a fresh stream."""
 
     message: t.Register
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Lost:
     """The stream of an agent broke or went silent."""
 
@@ -26,7 +26,7 @@ class Lost:
     silent: bool = False  # nothing was heard from it for the length of a lease, so its ranks are gone
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ProvenDead:
     """The agent that a `Probe` asked for is dead: its host answered that nothing listens there, or that another
     agent does; or Slurm says that the node is down."""
@@ -34,14 +34,14 @@ class ProvenDead:
     peer: t.Peer
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Raised:
     """Before the election is won: stand for this later term."""
 
     term: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FromAgent(Generic[Message]):
     """A later message from `node_id`. The coordinator's table knows it by the type of the message."""
 
@@ -52,14 +52,14 @@ class FromAgent(Generic[Message]):
 # --- events: answers of our own program -----------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TimeLeftRead:
     """Answer to `AskTimeLeft`: seconds until the allocation ends; None = unknown."""
 
     left_s: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ProgressRead:
     """Answer to `ReadProgress`: the iteration of the last checkpoint; None = the file could not be read."""
 
@@ -67,7 +67,7 @@ class ProgressRead:
     iteration: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Advised:
     """An attribution service has answered about a cycle. Its text is not trusted, but printable and on one line."""
 
@@ -79,21 +79,21 @@ class Advised:
 # --- inner events: what one handler leaves to the next -------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Known:
     """An agent has registered and is a member; nothing can be planned with it yet."""
 
     message: t.Register
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Arrived:
     """This member may be planned with, if it runs nothing."""
 
     message: t.Register
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Left:
     """A member is gone and removed; `fault` says why."""
 
@@ -101,24 +101,24 @@ class Left:
     fault: t.RankFault
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Available:
     """A member has become ready: no worker is left on its node, which has passed its preflight."""
 
     node_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Cleared:
     """Ranks that may have run elsewhere are gone."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Review:
     """Something has changed: can the next cycle be planned, or is the one that runs done?"""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Timer:
     """The deadline of the state itself has come."""
 
@@ -126,7 +126,7 @@ class Timer:
 # --- commands ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SendTo:
     """Push a message down the stream of one agent."""
 
@@ -134,52 +134,52 @@ class SendTo:
     message: t.CoordinatorMessage
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Probe:
     """Find out whether the agent that listened there is dead; if so, `ProvenDead` follows. Silence gets no answer."""
 
     peer: t.Peer
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Won:
     """This coordinator has a quorum."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Lapsed:
     """This coordinator has lost its quorum and must not act any more; it gets no further events."""
 
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Drop:
     """Close the stream of one agent (after what was sent before)."""
 
     node_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AskTimeLeft:
     """Find out how long the allocation lasts and post `TimeLeftRead`."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ReadProgress:
     """Read the checkpoint iteration file and post `ProgressRead` with the same cycle; -1 = before the first one."""
 
     cycle: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CycleBegan:
     """A cycle runs, or was taken over. For attribution and the files of cycles."""
 
     cycle: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CycleOver:
     """No worker of the cycle is left, or the end of the job is decided. `cause`: None = no fault."""
 
@@ -188,7 +188,7 @@ class CycleOver:
     cause: t.RankFault | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HangFound:
     """For the log tree: what all ranks of a cycle did when one of them hung, and what that says."""
 
@@ -198,7 +198,7 @@ class HangFound:
     ranks: tuple[t.RankEvidence, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class JobOver:
     """The job is over and no agent is left: print the first cause and exit with `code`."""
 

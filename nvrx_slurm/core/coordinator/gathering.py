@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.coordinator import events as ev
@@ -16,6 +15,7 @@ from nvrx_slurm.core.coordinator.roster import Assignment, Roster, infra_order, 
 from nvrx_slurm.core.coordinator.states import FAILED, CoordinatorSettings, Stage
 from nvrx_slurm.core.machine import Entered, Outbox, Say, earliest, rows
 from nvrx_slurm.errors import ExitCode
+from nvrx_slurm.frozen import frozen
 
 _MINE = (Stage.JOINING, Stage.LAST_CALL, Stage.PAUSED)
 _OPEN = (Stage.JOINING, Stage.LAST_CALL)
@@ -241,7 +241,7 @@ class Gathering:
 # --- which nodes are active: the one place that assigns group ranks --------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Placement:
     """`active[g]` is the node_id with group rank g; `spares` in infra order; `why` is one sentence."""
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from nvrx_slurm.core.attribution.verdict import frames, headline
 from nvrx_slurm.errors import ExitCode
+from nvrx_slurm.frozen import frozen
 from nvrx_slurm.types import FaultKind, History, KindCount, Node, RankFault
 
 _PORT_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
@@ -17,7 +18,7 @@ _NOT_COMPILED = re.compile(
 )  # of a file that is half written
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RestartLimits:
     """What bounds the restarts of a job besides their sum (--max-restarts). All times in seconds."""
 
@@ -36,7 +37,7 @@ class RestartLimits:
         return self.no_restart_code if self.stops_on_repeats else int(ExitCode.FAILED)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Decision:
     """`restart` after `pause_s` seconds, or end the job with `code`; `why` is one sentence either way."""
 

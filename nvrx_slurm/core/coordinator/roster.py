@@ -16,6 +16,7 @@ from nvrx_slurm.core.coordinator.states import LIVE, CoordinatorSettings, JobSta
 from nvrx_slurm.core.election.quorum import Quorum, peer_key, peer_of
 from nvrx_slurm.core.machine import Outbox, Say, rows
 from nvrx_slurm.errors import ExitCode
+from nvrx_slurm.frozen import frozen
 
 _NAMES_SHOWN = 16
 MOST_SUCCESSORS = 32
@@ -142,7 +143,7 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMES_SHOWN]) + more
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Slot:
     """One group rank: its node and its global ranks `first_rank` .. `first_rank + nproc - 1`."""
 

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from nvrx_slurm.core.coordinator.restarts import RestartLimits
+from nvrx_slurm.frozen import frozen
 from nvrx_slurm.types import Peer, RestartPolicy
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def live_but(*others: Stage) -> tuple[Stage, ...]:
     return tuple(stage for stage in LIVE if stage not in others)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CoordinatorSettings:
     """What the coordinator is told once. All times in seconds."""
 

@@ -9,10 +9,11 @@ An agent has one registration at a time. It takes no step back to the candidate 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 
 from nvrx_slurm.core.machine import Machine, Say, Tick, rows
+from nvrx_slurm.frozen import frozen
 from nvrx_slurm.types import Elsewhere, Peer
 
 
@@ -36,19 +37,19 @@ class StreamEnd(Enum):
 # --- events (and `types.Elsewhere`) --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Begin:
     """Look for the coordinator."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StreamEnded:
     """The attempt or the stream to the node that was last sought has ended."""
 
     how: StreamEnd
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Led:
     """The node that was sought leads in `term`. `successors`: those of its last plan, () before the first one."""
 
@@ -57,7 +58,7 @@ class Led:
     successors: tuple[Peer, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Visited:
     """Another agent wants to register here with a vote for `term`; it waits for the `AnswerVisitor` to `visitor`."""
 
@@ -65,19 +66,19 @@ class Visited:
     term: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Located:
     """This node's address, as the other end of a stream sees it; the node itself did not know it."""
 
     addr: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Elected:
     """The coordinator of this node has a quorum."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Resigned:
     """The coordinator of this node has lost its quorum."""
 
@@ -85,7 +86,7 @@ class Resigned:
 # --- commands -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Seek:
     """Leave the present registration and register with `peer`; the vote is for `term`."""
 
@@ -93,7 +94,7 @@ class Seek:
     term: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Stand:
     """Start a coordinator for `term` on this node; its own agent registers there.
 
@@ -106,26 +107,26 @@ class Stand:
     leader_fence_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Raise:
     """The coordinator that stands here gets a later term."""
 
     term: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Retire:
     """End the coordinator that stands or leads here."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AskWhoLeads:
     """Ask `peer` where the coordinator is; the answer is an `Elsewhere`, or none."""
 
     peer: Peer
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AnswerVisitor:
     """Take the registration of `visitor`, or with `elsewhere` send it away."""
 
@@ -133,7 +134,7 @@ class AnswerVisitor:
     elsewhere: Elsewhere | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ElectionSettings:
     """What an election is told once. All times in seconds."""
 

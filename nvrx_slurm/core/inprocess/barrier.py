@@ -8,10 +8,10 @@ So a rank may die at any moment, even before another process could learn the ran
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from enum import Enum
 
 from nvrx_slurm.core.inprocess.ranks import from_runs, to_runs
+from nvrx_slurm.frozen import frozen
 
 
 class Status(Enum):
@@ -22,7 +22,7 @@ class Status(Enum):
     TERMINATED = "t"  # the rank has left or is dead: the mark of a rank that is gone
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Arrival:
     """One rank's entry at the barrier, with its rank and world size."""
 
@@ -49,7 +49,7 @@ class Outcome(Enum):
     REFUSED = "!"  # no rank may begin: see `why`
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BarrierResult:
     """The result of a barrier, the same for all ranks.
 

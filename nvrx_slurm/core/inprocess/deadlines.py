@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum, auto
+
+from nvrx_slurm.frozen import frozen
 
 
 class Action(Enum):
@@ -14,7 +15,7 @@ class Action(Enum):
     KILL = auto()  # this rank's process is killed
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Observation:
     """What the page says at one moment, in monotonic seconds of this host.
 
@@ -29,7 +30,7 @@ class Observation:
     resumed_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Deadlines:
     """The limits of one rank in seconds, each > 0: soft timeout, hard timeout, and the way to the next iteration."""
 

@@ -11,8 +11,9 @@ branch of the tree, its *level* the number of its layer (0: the root).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
+
+from nvrx_slurm.frozen import frozen
 
 SPARE, FILTERED, DEAD = -1, -2, -3
 Places: TypeAlias = list[int]
@@ -23,7 +24,7 @@ class TopologyError(ValueError):
     """The keys make no tree, or the world size filter returned an impossible size."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Level:
     """Bounds of every branch at one depth; flags as in `LayerFlag`."""
 

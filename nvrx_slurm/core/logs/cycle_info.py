@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from nvrx_slurm.core.coordinator.roster import Assignment
+from nvrx_slurm.frozen import frozen
 from nvrx_slurm.types import Node
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CycleFiles:
     """Where the files are."""
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import posixpath
 import re
-from dataclasses import dataclass
+
+from nvrx_slurm.frozen import frozen
 
 _PLACEHOLDER = re.compile(r"%(.?)", re.DOTALL)
 _KNOWN = "jAar%"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class JobName:
     """What the placeholders stand for. Outside Slurm `job` is the name of the run."""
 

@@ -11,7 +11,6 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from nvrx_slurm import types as t
 from nvrx_slurm.child.supervised import PacketProcess
 from nvrx_slurm.control.addresses import ANY_ADDRESS
 from nvrx_slurm.core.agent import events as ag
+from nvrx_slurm.frozen import frozen
 from nvrx_slurm.node.run_dir import RunDir
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _SOCKET = "logs"
 _BACKLOG = 4096
 
 
-@dataclass(frozen=True)
+@frozen
 class LogSpec:
     """What is merged, and where to. Paths have no placeholders any more."""
 

@@ -10,13 +10,14 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from nvrx_slurm.child import bootstrap, processes
 from nvrx_slurm.config.layers import Config
+from nvrx_slurm.frozen import frozen
 from nvrx_slurm.system.files import HEALTH_NAME, PrivateDir
 
 ANSWER_MARGIN_S = 2.0  # for the process to say that time was up
@@ -27,7 +28,7 @@ _IDLE_INTERVALS = 12  # of the watch: how often all checks of an idle node run
 Spawned = tuple[processes.Child, socket.socket]  # the process, and our end of its stdin, stdout and stderr
 
 
-@dataclass(frozen=True)
+@frozen
 class Reclaim:
     """How to wait for GPU memory: at most `timeout_s` seconds (0: not at all), until no GPU holds more than
     `tolerance_mb` MiB, with a reading every `poll_s` seconds. `gpus`: the first of
@@ -39,7 +40,7 @@ class Reclaim:
     gpus: tuple[int, int | None] = (0, None)
 
 
-@dataclass(frozen=True)
+@frozen
 class PreflightSpec:
     """What the health checks are told, and how long to wait for what (seconds)."""
 

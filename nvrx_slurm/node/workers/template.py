@@ -9,11 +9,11 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from nvrx_slurm.child import processes
 from nvrx_slurm.child.supervised import SupervisedProcess
+from nvrx_slurm.frozen import frozen
 from nvrx_slurm.node.workers.worker_spec import RANK_NAMES
 
 _START = str(Path(__file__).parents[2] / "warm" / "start.py")
@@ -26,7 +26,7 @@ _WHY = {  # exit codes of warm/start.py
 }
 
 
-@dataclass(frozen=True)
+@frozen
 class TemplateSpec:
     """The workers that a template forks."""
 

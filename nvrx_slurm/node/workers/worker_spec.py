@@ -12,6 +12,7 @@ from typing import Any
 
 from nvrx_slurm.child import processes
 from nvrx_slurm.control.auth import TOKEN_ENV
+from nvrx_slurm.frozen import frozen
 from nvrx_slurm.types import Node, Plan, RankFault
 
 # Variables that differ from rank to rank, or from cycle to cycle.
@@ -26,7 +27,7 @@ RANK_NAMES = (
 LOCAL_RANK_MACRO = "${local_rank}"  # in a script's arguments; torchrun replaces it, too
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WorkerContract:
     """What does not change from cycle to cycle."""
 
@@ -38,7 +39,7 @@ class WorkerContract:
     local_world: int = 0  # LOCAL_WORLD_SIZE; 0 = the workers of this agent
 
 
-@dataclass(frozen=True)
+@frozen
 class WarmSpec:
     """What standbys of this job are like."""
 
@@ -47,7 +48,7 @@ class WarmSpec:
     preload: Sequence[str] = ()  # modules that the user named; () = those that workers load
 
 
-@dataclass(frozen=True)
+@frozen
 class WorkerSpec:
     """What to start and how to watch it."""
 

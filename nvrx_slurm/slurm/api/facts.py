@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from nvrx_slurm.errors import NvrxError
+from nvrx_slurm.frozen import frozen
 
 
 class SlurmError(NvrxError):
@@ -27,7 +26,7 @@ class NotInstalled(SlurmError):
     """There is no Slurm here, or it cannot be run."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class JobFacts:
     """One job. States are Slurm's long words in upper case; unknown ones are kept as they are."""
 
@@ -46,7 +45,7 @@ class JobFacts:
     exit_code: int  # 0..255, or 128 + signal; 0 while it runs
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StepFacts:
     """A running step: its id in Slurm's words ("7.0", "7.batch"), its name (srun --job-name)."""
 
@@ -54,7 +53,7 @@ class StepFacts:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NodeFacts:
     """One node. `states`: upper case without marks, {"IDLE", "DRAIN", "NOT_RESPONDING"}."""
 
