@@ -305,6 +305,19 @@ def test_every_module_and_public_name_says_what_it_is() -> None:
     assert wrong == []
 
 
+PUBLIC_TWICE = {"FaultToleranceCallback"}  # of Lightning and of transformers
+GONE = re.compile(r"(^|_)(look|looks|looked|door|guest|patience|tombstone|desk|nudge|rollcall|goodbye)(_|$)")
+
+
+def test_a_name_has_one_meaning_and_no_private_metaphor() -> None:
+    """Class names of the package are unique, and functions, classes and files use the field's words."""
+    defined = [node.name for path in IN_PACKAGE for node in ast.walk(tree(path)) if isinstance(node, DEFINITIONS)]
+    classes = [node.name for path in IN_PACKAGE for node in ast.walk(tree(path)) if isinstance(node, ast.ClassDef)]
+    assert {one for one, times in Counter(classes).items() if times > 1} == PUBLIC_TWICE
+    words = {re.sub(r"(?<=[a-z])(?=[A-Z])", "_", one).lower() for one in (*defined, *(p.stem for p in IN_PACKAGE))}
+    assert {one for one in words if GONE.search(one)} == set()
+
+
 def test_each_test_has_one_tier(request: pytest.FixtureRequest) -> None:
     tiers = {"fast", "process", "slurm", "matrix"}
     names = {item.nodeid: {mark.name for mark in item.iter_markers()} for item in request.session.items}

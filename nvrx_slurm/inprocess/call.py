@@ -12,7 +12,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from nvrx_slurm.inprocess.guard.page import MANUAL, UNPROTECTED, RankPage
+from nvrx_slurm.inprocess.guard.page import MANUAL, UNPROTECTED, CallPage
 from nvrx_slurm.inprocess.guard.stopping import Stopper
 from nvrx_slurm.inprocess.state import State
 
@@ -23,7 +23,7 @@ class CallWrapper:
     All methods belong to the function's own thread, while it runs.
     """
 
-    def __init__(self, page: RankPage) -> None:
+    def __init__(self, page: CallPage) -> None:
         self._page, self._pid = page, os.getpid()
         self._words = page.words
         self._state: State | None = None

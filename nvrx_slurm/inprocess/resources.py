@@ -14,7 +14,7 @@ from nvrx_slurm.inprocess.environment import CallIdentity, Environment
 from nvrx_slurm.inprocess.exception import InternalError
 from nvrx_slurm.inprocess.guard.monitor_process import MonitorProcess
 from nvrx_slurm.inprocess.guard.monitor_thread import MonitorThread
-from nvrx_slurm.inprocess.guard.page import COUNTED, GONE, LEFT, LOST, SEEN, ProgressWatchdog, RankPage, Stall
+from nvrx_slurm.inprocess.guard.page import COUNTED, GONE, LEFT, LOST, SEEN, CallPage, ProgressWatchdog, Stall
 from nvrx_slurm.inprocess.state import State
 from nvrx_slurm.inprocess.store.barriers import ALL_LEFT, Iteration
 from nvrx_slurm.inprocess.store.stores import StoreLost, StoreView
@@ -32,7 +32,7 @@ class Resources:
         self._arguments = arguments
         self.environment = Environment()
         self.state = State.from_env()
-        self.page = RankPage()
+        self.page = CallPage()
         rank, size, prefix = self.state.rank, self.state.world_size, f"nvrx/{_job()}/{next(_calls)}"
         self.me = CallIdentity(rank, size, prefix, self.environment)
         self.thread = MonitorThread(self.page)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from nvrx_slurm.core.attribution.signatures import SIGNATURES
-from nvrx_slurm.core.attribution.verdict import Verdict, judge
+from nvrx_slurm.core.attribution.verdict import JudgedCause, judge
 from nvrx_slurm.node.output import faults
 from nvrx_slurm.types import Blame, Confidence, FaultKind, RankFault, Remedy
 
@@ -206,7 +206,7 @@ def fault_of(case: Case, shape: tuple[str, ...], where: RankFault, folder: Path)
 # --- scores -----------------------------------------------------------------------------------------------------------
 
 
-def topic_of(verdict: Verdict) -> str:
+def topic_of(verdict: JudgedCause) -> str:
     """The class of the failure that the verdict names."""
     if verdict.rule in TOPICS:
         return TOPICS[verdict.rule]

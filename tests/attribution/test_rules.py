@@ -17,7 +17,7 @@ from nvrx_slurm.core.attribution import rules
 from nvrx_slurm.core.attribution.evidence import TAIL_BYTES, examine
 from nvrx_slurm.core.attribution.raised import raised_in
 from nvrx_slurm.core.attribution.signatures import SIGNATURES, Signature
-from nvrx_slurm.core.attribution.verdict import Verdict, first_cause, judge, repeats
+from nvrx_slurm.core.attribution.verdict import JudgedCause, first_cause, judge, repeats
 from nvrx_slurm.types import Blame, Confidence, FaultKind, LineRole, RankFault, Remedy, RestartRecord
 
 BY_NAME = {signature.name: signature for signature in SIGNATURES}
@@ -40,7 +40,7 @@ def report(rank: int, own: str = "") -> RankFault:
     return replace(found, finding=examine(found, text.encode()))
 
 
-def of_job(line: str) -> Verdict:
+def of_job(line: str) -> JudgedCause:
     """The verdict on a job of 4 nodes in which the rank with `line` reports last."""
     faults = [report(rank) for rank in (0, 1, 2, 7)] + [report(CULPRIT, line)]
     verdict = judge(faults, 4)

@@ -16,7 +16,7 @@ from nvrx_slurm.core.inprocess.deadlines import Action, Deadlines, Observation
 from nvrx_slurm.inprocess.guard import page, store_link
 from nvrx_slurm.inprocess.guard.launcher import LauncherFile
 from nvrx_slurm.inprocess.guard.monitor_thread import JobResult, MonitorThread
-from nvrx_slurm.inprocess.guard.page import AUTO, MANUAL, WAITING, WATCHED, RankPage
+from nvrx_slurm.inprocess.guard.page import AUTO, MANUAL, WAITING, WATCHED, CallPage
 from nvrx_slurm.inprocess.guard.store_link import Heartbeats
 from nvrx_slurm.inprocess.store.stores import StoreView
 
@@ -111,7 +111,7 @@ def test_a_counter_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_watchdog_survives_a_check_that_fails() -> None:
     """Without its signs of life the rank would be killed."""
-    shared, twice, checked = RankPage(), threading.Event(), set[int]()
+    shared, twice, checked = CallPage(), threading.Event(), set[int]()
 
     def check() -> None:
         checked.add(shared.words[AUTO])
@@ -130,7 +130,7 @@ def test_the_watchdog_survives_a_check_that_fails() -> None:
 
 
 def test_progress_is_what_was_seen_last_by_every_active_method() -> None:
-    words = (shared := RankPage()).words
+    words = (shared := CallPage()).words
     words[AUTO], words[MANUAL] = 9, 5
     assert shared.progress_ns() == 9, "pings count in the function only"
     words[WATCHED] = 1
@@ -156,7 +156,7 @@ def test_a_launcher_file_is_read_on_from_where_it_was(tmp_path: Path) -> None:
 
 def test_an_answer_can_be_taken_again() -> None:
     """After the exception of a signal handler that came just after the take; and it is no other job's answer."""
-    thread = MonitorThread(RankPage())
+    thread = MonitorThread(CallPage())
     thread.start()
     try:
         asked, failed = thread.ask(lambda: 42), thread.ask(lambda: 1 // 0)

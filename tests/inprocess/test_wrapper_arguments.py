@@ -15,7 +15,7 @@ import pytest
 from nvrx_slurm import inprocess
 from nvrx_slurm.inprocess import CallWrapper, Compose, Wrapper
 from nvrx_slurm.inprocess.call import with_wrapper, wrapper_parameters
-from nvrx_slurm.inprocess.guard.page import RankPage
+from nvrx_slurm.inprocess.guard.page import CallPage
 from nvrx_slurm.inprocess.plugins.rank_assignment import FilterCountGroupedByKey, ShiftRanks
 
 
@@ -121,7 +121,7 @@ def test_the_annotation_is_found_and_no_other_parameter_is_filled() -> None:
 
 def test_arguments_of_the_caller_stay_unless_they_are_none() -> None:
     """NVRx wants a parameter without a default to be filled by the caller."""
-    call, own = CallWrapper(RankPage()), CallWrapper(RankPage())
+    call, own = CallWrapper(CallPage()), CallWrapper(CallPage())
 
     def placed(a: int, call: CallWrapper, /) -> None: ...
 

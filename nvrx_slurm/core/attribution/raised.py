@@ -20,7 +20,7 @@ WRAPPERS = re.compile(
 )
 
 
-class Raised(NamedTuple):
+class RaisedException(NamedTuple):
     """An exception as it was printed, without the prefixes of its lines."""
 
     headline: str
@@ -33,7 +33,7 @@ def clean(text: str) -> str:
     return _ANSI.sub("", text).replace("\r", "\n") if "\x1b" in text or "\r" in text else text
 
 
-def raised_in(text: str) -> Raised | None:
+def raised_in(text: str) -> RaisedException | None:
     """The last exception in `text` (of `clean`) that tells of itself, else the last one; None without any."""
     lines, wrapper = text.split("\n"), None
     for number in range(len(lines) - 1, -1, -1):
@@ -47,7 +47,7 @@ def raised_in(text: str) -> Raised | None:
     return wrapper
 
 
-def _raised_at(lines: list[str], first: int) -> Raised | None:
+def _raised_at(lines: list[str], first: int) -> RaisedException | None:
     """The exception whose traceback begins with line `first`."""
     prefix = lines[first][: lines[first].index(_TRACEBACK)].removesuffix("Original ")
     if len(prefix) > _PREFIX_CHARS:
@@ -73,7 +73,7 @@ def _raised_at(lines: list[str], first: int) -> Raised | None:
     if not headline:
         return None
     at = next(number for number, line in enumerate(told) if line.rstrip() == headline)
-    return Raised(headline, tuple(told[at + 1 :]), "\n".join(told).rstrip("\n") + "\n")
+    return RaisedException(headline, tuple(told[at + 1 :]), "\n".join(told).rstrip("\n") + "\n")
 
 
 def _digits(number: re.Match[str]) -> str:

@@ -26,7 +26,7 @@ _PYTHON = "Traceback (most recent call last)"
 _CURRENT = "Current thread "  # of faulthandler's dump, whose frames begin with the most recent call
 
 
-class Verdict(NamedTuple):
+class JudgedCause(NamedTuple):
     """The first cause, and what is to blame for it."""
 
     cause: RankFault
@@ -81,7 +81,7 @@ def _finding(fault: RankFault) -> Finding:
     return fault.finding or _NO_FINDING
 
 
-def judge(faults: Collection[RankFault], job_nodes: int, restarts: Sequence[RestartRecord] = ()) -> Verdict | None:
+def judge(faults: Collection[RankFault], job_nodes: int, restarts: Sequence[RestartRecord] = ()) -> JudgedCause | None:
     """The verdict on the faults of one cycle; None without any. `job_nodes`: active nodes of that cycle."""
     cause = first_cause(faults)
     if cause is None:
@@ -99,7 +99,7 @@ def judge(faults: Collection[RankFault], job_nodes: int, restarts: Sequence[Rest
     rule = f.rule or (cause.kind.value if cause.kind in _BAD_NODE else "")
     lacks = cause.kind is FaultKind.EXIT and cause.message.startswith("ModuleNotFoundError:") and nodes == job_nodes
     times = repeats(f.fingerprint, restarts) if blame is Blame.USER else 1
-    return Verdict(cause, rule, blame, confidence, remedy, len(same), nodes, lacks, times)
+    return JudgedCause(cause, rule, blame, confidence, remedy, len(same), nodes, lacks, times)
 
 
 def _is_of_one_node(rule: str) -> bool:

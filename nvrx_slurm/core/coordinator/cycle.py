@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nvrx_slurm import types as t
-from nvrx_slurm.core.attribution.verdict import REPEATS, Verdict, evidence, first_cause, headline, judge
+from nvrx_slurm.core.attribution.verdict import REPEATS, JudgedCause, evidence, first_cause, headline, judge
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.ending import Ending
 from nvrx_slurm.core.coordinator.hangs import HangSearch
@@ -347,7 +347,7 @@ class Stopping:
         end = None if verdict is None else self._act_on(verdict, now)
         return Stage.JOINING if end is None else self._ending.decide(end)
 
-    def _act_on(self, verdict: Verdict, now: float) -> t.Finish | None:
+    def _act_on(self, verdict: JudgedCause, now: float) -> t.Finish | None:
         """All faults of the cycle are known: exclude a node that is certainly bad, or end a job that fails for ever."""
         job, ledger, roster, limits, cause = self._job, self._ledger, self._roster, self._s.limits, verdict.cause
         ledger.cause_known(cause)

@@ -11,7 +11,7 @@ from nvrx_slurm.core.inprocess.deadlines import Action, Deadlines, Observation
 from nvrx_slurm.core.rank.watch import KILL, LATE_S, stop_ladder
 from nvrx_slurm.inprocess.arguments import Arguments
 from nvrx_slurm.inprocess.attribution import Interruption
-from nvrx_slurm.inprocess.guard.page import GONE, ITERATION, LEFT, SEEN, STOPPING, UNPROTECTED, WATCHED, RankPage
+from nvrx_slurm.inprocess.guard.page import GONE, ITERATION, LEFT, SEEN, STOPPING, UNPROTECTED, WATCHED, CallPage
 from nvrx_slurm.inprocess.guard.store_link import StoreLink
 from nvrx_slurm.monitor import kill
 
@@ -28,7 +28,7 @@ class HangWatch:
     suspended (scontrol suspend, a paused machine), and so probably was its rank.
     """
 
-    def __init__(self, arguments: Arguments, page: RankPage, pidfd: int, link: StoreLink) -> None:
+    def __init__(self, arguments: Arguments, page: CallPage, pidfd: int, link: StoreLink) -> None:
         soft_s, hard_s = arguments.soft_timeout.total_seconds(), arguments.hard_timeout.total_seconds()
         self._deadlines = Deadlines(soft_s, hard_s, arguments.restart_s)
         self._grace_s = arguments.termination_grace_time.total_seconds()

@@ -38,7 +38,7 @@ from nvrx_slurm.inprocess.environment import CallIdentity
 from nvrx_slurm.inprocess.exception import InternalError
 from nvrx_slurm.inprocess.guard.hang_watch import HangWatch
 from nvrx_slurm.inprocess.guard.launcher import LauncherFile
-from nvrx_slurm.inprocess.guard.page import COUNTED, ITERATION, LEFT, SEEN, RankPage, Stall
+from nvrx_slurm.inprocess.guard.page import COUNTED, ITERATION, LEFT, SEEN, CallPage, Stall
 from nvrx_slurm.inprocess.guard.store_link import StoreLink
 from nvrx_slurm.inprocess.log import LOGGER_NAME
 from nvrx_slurm.inprocess.store.barriers import ENTRY, BarrierServer
@@ -67,7 +67,7 @@ _OUTLAST_S = 1.0  # between two checks of the store when the rank has left
 class MonitorProcess:
     """`start` forks, `leave` ends and reaps it."""
 
-    def __init__(self, arguments: Arguments, identity: CallIdentity, page: RankPage) -> None:
+    def __init__(self, arguments: Arguments, identity: CallIdentity, page: CallPage) -> None:
         self._arguments, self._identity, self._page = arguments, identity, page
         self.pid = 0
         self._pidfd = -1
@@ -159,7 +159,7 @@ class _MonitorProgram:
         self,
         arguments: Arguments,
         identity: CallIdentity,
-        page: RankPage,
+        page: CallPage,
         rank_pidfd: int,
         channel: socket.socket,
     ) -> None:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from nvrx_slurm.inprocess.arguments import Arguments
 from nvrx_slurm.inprocess.exception import RankDiscarded
-from nvrx_slurm.inprocess.guard.page import STOPPING, WAITING, RankPage
+from nvrx_slurm.inprocess.guard.page import STOPPING, WAITING, CallPage
 from nvrx_slurm.inprocess.guard.stopping import RankShouldRestart as RankShouldRestart  # a name of NVRx
 from nvrx_slurm.inprocess.guard.stopping import Stopper
 from nvrx_slurm.inprocess.plugins.abort import cut_again
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 _UNWIND_S = 0.2  # for a function whose collective `abort` has ended: longest clean-up that is not interrupted
 
 
-def await_end(arguments: Arguments, page: RankPage, this: Iteration, state: FrozenState, stopper: Stopper) -> bool:
+def await_end(arguments: Arguments, page: CallPage, this: Iteration, state: FrozenState, stopper: Stopper) -> bool:
     """In the monitor thread, until the iteration ends; True if the function has returned on all active ranks.
 
     After a fault, also of the store, it calls `abort` and stops the function. Raises StoreLost and RankDiscarded.
@@ -103,7 +103,7 @@ class JobResult:
 class MonitorThread(threading.Thread):
     """Does one job after the other; each gives one answer."""
 
-    def __init__(self, page: RankPage) -> None:
+    def __init__(self, page: CallPage) -> None:
         super().__init__(name="nvrx-monitor-thread", daemon=True)
         self._page = page
         self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], JobResult] | None] = queue.SimpleQueue()

@@ -34,7 +34,7 @@ COUNTED = 17  # main: 1 while the others count on the rank, so that its monitor 
 _SEMAPHORE = 24  # from here on: a sem_t, at most 64 bytes
 
 
-class RankPage:
+class CallPage:
     """The page, shared with every process that is forked after it was made."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class _Beats:
     of the right signature that nothing can interrupt.
     """
 
-    def __init__(self, page: RankPage) -> None:
+    def __init__(self, page: CallPage) -> None:
         self._libc = ctypes.CDLL(None)
         self._semaphore = ctypes.c_void_p(page.semaphore)
         self._libc.sem_init(self._semaphore, 1, 0)
@@ -108,7 +108,7 @@ class ProgressWatchdog(threading.Thread):
     A check that raises is logged, and the thread goes on: without signs of life the rank would be killed.
     """
 
-    def __init__(self, page: RankPage, interval_s: float, checks: tuple[Callable[[], None], ...] = ()) -> None:
+    def __init__(self, page: CallPage, interval_s: float, checks: tuple[Callable[[], None], ...] = ()) -> None:
         super().__init__(name="nvrx-progress-watchdog", daemon=True)
         self._page = page
         self._interval_s = interval_s

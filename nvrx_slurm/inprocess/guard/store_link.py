@@ -20,7 +20,7 @@ from nvrx_slurm.errors import UsageError
 from nvrx_slurm.inprocess.arguments import Arguments
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
 from nvrx_slurm.inprocess.environment import CallIdentity
-from nvrx_slurm.inprocess.guard.page import GONE, LOST, RankPage
+from nvrx_slurm.inprocess.guard.page import GONE, LOST, CallPage
 from nvrx_slurm.inprocess.store.barriers import ENTRY, Iteration, latest
 from nvrx_slurm.inprocess.store.stores import StoreLost, StoreView, serve
 
@@ -127,7 +127,7 @@ class StoreLink(threading.Thread):
     """
 
     def __init__(
-        self, make_view: Callable[[], StoreView], me: CallIdentity, arguments: Arguments, page: RankPage
+        self, make_view: Callable[[], StoreView], me: CallIdentity, arguments: Arguments, page: CallPage
     ) -> None:
         super().__init__(name="nvrx-link", daemon=True)
         self._make_view, self._me, self._world_size, self._stays = make_view, me.rank, me.world_size, me.leads
