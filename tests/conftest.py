@@ -36,6 +36,7 @@ TIER_OF = {
     **dict.fromkeys(("cli", "config", "control", "core", "sim", "system", "test_mutations.py", "test_tidy.py"), "fast"),
     **dict.fromkeys(("node", "attribution", "examples", "health", "inprocess", "logs", "monitor", "ptl"), "process"),
     "slurm": "slurm",
+    "test_warm_table.py": "matrix",
     # Files that differ from their folder.
     **dict.fromkeys(("test_corpus.py", "test_hang.py", "test_redact.py", "test_rules.py"), "fast"),
     **dict.fromkeys(("test_kept.py", "test_drain_policy.py", "test_policy.py", "test_kernel_log.py"), "fast"),
@@ -47,8 +48,10 @@ TIER_OF = {
 # Repeats of a test with other values, which only the matrices run: by name, and the beginning of their value's id.
 REPEATS = {
     "test_the_rank_that_the_others_wait_for_is_named": ("spins", "vfork"),
-    "test_a_stopped_rank_is_noticed_by_a_learned_limit_and_the_training_goes_on": ("sections",),
-    "test_ranks_of_a_part_that_is_cut_off_end_before_they_run_elsewhere": ("unplug-hosts1", "deafen", "mute"),
+    "test_a_stopped_rank_is_noticed_by_a_learned_limit_and_the_training_goes_on": ("ddp", "sections"),
+    "test_ranks_of_a_part_that_is_cut_off_end_before_they_run_elsewhere": (
+        "unplug-hosts1", "deafen", "mute", "separate",
+    ),
     "test_heartbeats_through_two_jobs": ("pytorch_lightning",),
     "test_every_byte_is_merged_once_under_kills_terms_and_cuts": ("1",),
     "test_a_plugin_that_never_returns_costs_its_rank_only": ("health_check", "initialize", "terminate"),
@@ -58,7 +61,12 @@ REPEATS = {
     "test_under_the_default_policy_exceptions_stay_in_process_and_a_dead_process_restarts_all": ("ASYNC_EXC",),
     "test_basic_without_a_launcher": ("SIGKILL",),
     "test_damaged_newest_checkpoint_is_skipped": ("flip",),
-    # All shapes on loopback, two of them on Slurm.
+    "test_a_service_that_misbehaves_costs_the_training_nothing": ("None",),
+    "test_a_language_model_that_misbehaves_costs_the_training_nothing": ("hangs",),
+    # Some shapes on loopback, two of them on Slurm; the matrices run all.
+    "test_takeover.py::test_all_processes_of_a_rank_end_before_it_runs_elsewhere": (
+        "stopped-first", "stopped-spare", "stopped-daemon",
+    ),
     "test_nvrx_run_any_node.py::test_all_processes_of_a_rank_end_before_it_runs_elsewhere": (
         "stopped-setsid", "stopped-popen", "stopped-daemon", "stopped-first", "stopped-spare", "killed-popen",
         "killed-setsid",

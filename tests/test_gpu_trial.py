@@ -22,6 +22,7 @@ def trial(directory: Path, *args: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.matrix
 @pytest.mark.torch
 def test_rows(tmp_path: Path) -> None:
     pytest.importorskip("torch")

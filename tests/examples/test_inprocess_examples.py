@@ -129,6 +129,7 @@ def test_a_reserve_rank_takes_over_and_goes_on_from_memory(runs: Runs, undisturb
     assert re.search(r"continued from the snapshot of step [1-9]", text), text
 
 
+@pytest.mark.matrix
 def test_under_the_launcher_a_node_that_lost_a_rank_leaves_and_the_other_one_goes_on(
     runs: Runs, undisturbed: tuple[int, object]
 ) -> None:

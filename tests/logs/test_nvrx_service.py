@@ -70,6 +70,7 @@ print(writer.total_bytes_sent, writer.connection_errors)
 """
 
 
+@pytest.mark.matrix
 @pytest.mark.torch
 def test_the_writer_thread_of_the_wheel_and_our_service(service: tuple[str, Path]) -> None:
     address, root = service

@@ -233,6 +233,7 @@ def test_auto_preloads_what_the_first_workers_loaded_and_on_a_spare_what_the_scr
     assert spare.wait() == 0
 
 
+@pytest.mark.matrix
 @pytest.mark.torch
 def test_a_forked_rank_under_the_in_process_wrapper(rig: Rig) -> None:
     """An exception is the wrapper's own business. A killed rank is not: the next cycle replaces it."""

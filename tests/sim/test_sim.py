@@ -49,10 +49,10 @@ def test_every_kind_of_fault_fires_in_them(many: list[Outcome]) -> None:
 
 # They broke a rule once: a voter that left was forgotten, a node that had come back counted as dead, the judge erred.
 ONCE_BROKEN = (2074, 5067, 6735, 15816, 16290)
-MORE = [pytest.param(range(at, at + 300), marks=pytest.mark.matrix) for at in range(300, 1200, 300)]
+MORE = [pytest.param(range(at, at + 300), marks=pytest.mark.matrix) for at in range(150, 1200, 300)]
 
 
-@pytest.mark.parametrize("seeds", [range(300), ONCE_BROKEN, *MORE], ids=str)
+@pytest.mark.parametrize("seeds", [range(150), ONCE_BROKEN, *MORE], ids=str)
 def test_small_clusters_meet_what_large_ones_meet_rarely(seeds: Iterable[int]) -> None:
     """With few nodes most faults hit somebody who matters: this is where most defects were found."""
     run(random_settings(seed, nodes=1 + seed % 8) for seed in seeds)

@@ -101,10 +101,13 @@ def test_without_its_batch_host_the_job_is_requeued_by_an_agent(jobs: Jobs) -> N
 
 
 def test_the_time_limit_leads_into_the_next_link(jobs: Jobs) -> None:
-    """Two jobs side by side: one is warned, one is stopped. A loaded machine takes seconds for their second lives."""
-    limit = ("--until-done", "--time", "1")
-    warned, _ = nvrx_submit(jobs, STOPS_EARLY, *limit, "--warn-time", "48")
-    stopped, _ = nvrx_submit(jobs, PLAIN, *limit, "--warn-time", "0", "--ft-stop-before-end", "45")
+    """Two jobs side by side: one is warned, one is stopped. A loaded machine takes seconds for their second lives.
+
+    Slurm's own warning may come a minute early (sbatch(1), --signal), before the step of such a short job.
+    """
+    limit = ("--until-done", "--time", "1", "--warn-time", "0")
+    warned, _ = nvrx_submit(jobs, STOPS_EARLY, *limit, "--ft-warn-before-end", "48")
+    stopped, _ = nvrx_submit(jobs, PLAIN, *limit, "--ft-stop-before-end", "45")
     for job, code in ((warned, 138), (stopped, 143)):
         assert until(lambda job=job: "is requeued" in output(job), WAIT_S), output(job)
         start_again(jobs.cluster, job.job_id)
