@@ -17,7 +17,7 @@ from nvrx_slurm.core.attribution import rules
 from nvrx_slurm.core.attribution.evidence import TAIL_BYTES, examine
 from nvrx_slurm.core.attribution.raised import raised_in
 from nvrx_slurm.core.attribution.signatures import SIGNATURES, Signature
-from nvrx_slurm.core.attribution.verdict import JudgedCause, first_cause, judge, repeats
+from nvrx_slurm.core.attribution.verdict import JudgedCause, first_cause, judge, repeats, what_to_do
 from nvrx_slurm.types import Blame, Confidence, FaultKind, LineRole, RankFault, Remedy, RestartRecord
 
 BY_NAME = {signature.name: signature for signature in SIGNATURES}
@@ -256,8 +256,8 @@ def test_a_rule_of_the_site_comes_first_and_takes_linear_time() -> None:
     try:
         found = replace(fault(0), finding=examine(fault(0), b"OSError: [Errno 116] Stale file handle\n"))
         assert found.finding is not None and found.finding.rule == "site-rule"
-        assert (rules.topic(found), rules.what_to_do(found, of_site=True)) == ("site", "ask the site")
-        assert rules.what_to_do(found) == ""
+        assert (rules.topic(found), what_to_do(found, of_site=True)) == ("site", "ask the site")
+        assert what_to_do(found) == ""
         began = time.process_time()
         examine(fault(0), b"a" * TAIL_BYTES)
         assert time.process_time() - began < 0.5
@@ -268,9 +268,9 @@ def test_a_rule_of_the_site_comes_first_and_takes_linear_time() -> None:
 def test_each_class_says_what_to_do() -> None:
     assert all(0 < len(signature.advice) <= 130 for signature in SIGNATURES)
     ended = [replace(fault(0, "E"), kind=kind) for kind in FaultKind if kind is not FaultKind.EXCLUDED]
-    told = [rules.what_to_do(one) for one in ended]
+    told = [what_to_do(one) for one in ended]
     raised = fault(0, "KeyError: 1")
-    told.append(rules.what_to_do(replace(raised, finding=examine(raised, b""))))
+    told.append(what_to_do(replace(raised, finding=examine(raised, b""))))
     assert all(told) and len(set(told)) == len(told)
 
 

@@ -20,6 +20,17 @@ _OF_NODE = (*_BAD_NODE, FaultKind.EXCLUDED)
 _BY_SIGNAL = 128  # a shell's exit code for a child that a signal ended is more
 _NO_FINDING = Finding("", LineRole.UNCLEAR, Blame.UNKNOWN, Confidence.GUESS, Remedy.RESTART)
 
+_BY_KIND = {
+    FaultKind.HANG: "Look at hang.json of the cycle: who waits for whom, and where. A timeout may be too short.",
+    FaultKind.NODE_LOST: "Nothing: the job goes on with the other nodes or a spare. Report a node that is lost again.",
+    FaultKind.UNHEALTHY: "Report the node: its health check failed.",
+    FaultKind.UNKILLABLE: "Report the node: a process there does not end, as with a stuck driver or file system.",
+    FaultKind.SPAWN: "Correct path and mode of the program, or the image.",
+    FaultKind.SIGNAL: "Look for what killed it: the out-of-memory killer (dmesg, sacct), or a person.",
+    FaultKind.EXIT: "Look at its last lines: the program has ended itself with this code.",
+}
+_CODE = "Correct the script or its data: its exception is above."
+
 _FRAME = re.compile(r'^[ |]*File "([^"\n]+)", line (\d+)(?:,? in (\S+))?', re.MULTILINE)
 _LIBRARY = re.compile(r"^<|/(?:site|dist)-packages/|/lib(?:64)?/python\d|/nvrx_slurm/")
 _PYTHON = "Traceback (most recent call last)"
@@ -150,8 +161,6 @@ def headline(fault: RankFault) -> str:
 def evidence(fault: RankFault, advises: bool = False, of_site: bool = False) -> str:
     """Lines (each behind a newline) that say where a rank failed in the user's code, in which file its log is, and
     (if it `advises`) what the user can do, by rules of the site, too (`of_site`)."""
-    from nvrx_slurm.core.attribution.rules import what_to_do  # not at the start, as above
-
     f = fault.finding
     told = {
         "rule": f"{f.rule} ({f.blame.value}, {f.confidence.value})" if f is not None and f.rule else "",
@@ -160,6 +169,16 @@ def evidence(fault: RankFault, advises: bool = False, of_site: bool = False) -> 
         "to do": what_to_do(fault, of_site) if advises else "",
     }
     return "".join(f"\n  {name}: {text}" for name, text in told.items() if text)
+
+
+def what_to_do(fault: RankFault, of_site: bool = False) -> str:
+    """One line that a user can act on; "" where there is nothing to say."""
+    if fault.finding is None or not fault.finding.rule:
+        return _BY_KIND.get(fault.kind, "")
+    from nvrx_slurm.core.attribution.rules import RAISED, named  # not at the start, as above
+
+    found = named(fault.finding.rule, of_site)
+    return found.advice if found is not None else _CODE if fault.finding.rule == RAISED else ""
 
 
 def report(fault: RankFault) -> str:

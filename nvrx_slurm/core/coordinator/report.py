@@ -150,8 +150,8 @@ class Ledger:
         self.advice.failed(cycle, self.cause, lasted_s)
         if restarts:
             first = self._last.get(self.cause) if cycle == self._last_cycle else None
-            at_s = now if first is None else first.at_s
-            self._open = RestartRecord(cycle, at_s, 0.0, headline(self.cause)[:_MESSAGE_CHARS])
+            at_s, told = (now, headline(self.cause)) if first is None else (first.at_s, first.message)
+            self._open = RestartRecord(cycle, at_s, 0.0, told[:_MESSAGE_CHARS])
 
     def cause_known(self, cause: RankFault) -> None:
         """All faults of the cycle are here: this one caused the restart that is under way."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nvrx_slurm import types as t
-from nvrx_slurm.core.attribution.verdict import failing_line, headline, report
+from nvrx_slurm.core.attribution.verdict import failing_line, headline, report, what_to_do
 from nvrx_slurm.core.coordinator.events import HangFound, JobOver
 from nvrx_slurm.core.coordinator.report import in_words
 from nvrx_slurm.node.output.faults import signal_name
@@ -176,7 +176,7 @@ def content(done: JobOver, requeues: int | None, now: float) -> dict[str, Any]:
 
 
 def _told(cause: t.RankFault) -> dict[str, str]:
-    from nvrx_slurm.core.attribution.rules import topic, what_to_do  # not at the start
+    from nvrx_slurm.core.attribution.rules import topic  # not at the start
 
     return {"line": failing_line(cause.traceback), "class": topic(cause), "what_to_do": what_to_do(cause, of_site=True)}
 

@@ -1,6 +1,6 @@
 """The backend by pyslurm, which runs in a child process of its own.
 
-What it does not do better is inherited from the command line tools: `config`, `blocks`, `submit` and `complete`, and
+What it does not do better is inherited from the command line tools: `config`, `submit` and `complete`, and
 the changes of nodes, which only root's hooks make.
 """
 

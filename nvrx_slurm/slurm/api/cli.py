@@ -50,10 +50,6 @@ class Slurm:
     def _nodes(self, wanted: list[str]) -> dict[str, NodeFacts]:
         return text.nodes(self._scontrol("show", "node", *([",".join(wanted)] if wanted else []), "-o"))
 
-    def blocks(self) -> dict[str, str]:
-        """The block of each node in topology/block; {} where Slurm has another topology."""
-        return text.blocks(self._scontrol("show", "topology"))
-
     def config(self) -> dict[str, str]:
         """slurm.conf as slurmctld runs it, by name; "(null)" is "". Values of Prolog[0], Prolog[1] are joined."""
         found = text.config(self._scontrol("show", "config"))

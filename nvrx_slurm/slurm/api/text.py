@@ -102,14 +102,6 @@ def nodes(text: str) -> dict[str, NodeFacts]:
     return found
 
 
-def blocks(text: str) -> dict[str, str]:
-    """Of `scontrol show topology`: "BlockName=b1 BlockIndex=0 Nodes=n[1-4] BlockSize=4"."""
-    found: dict[str, str] = {}
-    for one in records(text, "BlockName"):
-        found |= dict.fromkeys(hosts(_field(one, "Nodes")), _field(one, "BlockName"))
-    return found
-
-
 def config(text: str) -> dict[str, str]:
     """`scontrol show config` by name. The values of Prolog[0], Prolog[1], ... are joined by blanks."""
     found: dict[str, str] = {}
