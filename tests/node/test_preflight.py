@@ -150,7 +150,7 @@ def test_a_broken_site_file_on_one_node_of_two_ends_both(rig: Rig, which: int) -
     script, short = rig.script(UP), "--rdzv-conf=join_timeout=2,last_call_timeout=0.1"
     flag = [f"--sysroot={rig.dir / 'root'}"]
     nodes = [rig.node(rank, "2", script, short, *(flag if rank == which else [])) for rank in range(2)]
-    codes = [one.wait() for one in nodes]
+    codes = [one.wait(60.0) for one in nodes]  # one that had registered looks for another coordinator for 30 s
     assert codes[which] == ExitCode.USAGE and "there is no check 'mouts'; did you mean mounts?" in nodes[which].text
     assert "Traceback" not in nodes[which].text and nodes[which].cycles == []
     if which:  # a spare could take its place until the join timeout is over
