@@ -16,7 +16,10 @@ MAX_TEXT = 400  # characters of a reason that travel
 
 def message(error: BaseException) -> str:
     """Text of an exception. Lone surrogates (of file names that are not UTF-8) are escaped: stores refuse them."""
-    return str(error).encode(errors="backslashreplace").decode()
+    try:
+        return str(error).encode(errors="backslashreplace").decode()
+    except Exception as another:  # not BaseException: a SystemExit may come from a signal handler
+        return f"(its text cannot be had: {type(another).__name__} in __str__)"
 
 
 def describe(error: BaseException) -> str:
@@ -80,16 +83,21 @@ def blame(error: BaseException, cause: BaseException | None) -> None:
 
 def free_frames(error: BaseException | None) -> None:
     """Free the local variables of the function's frames (tensors!), though a reference to the exception is kept."""
-    for one in _chain(error):
-        traceback.clear_frames(one.__traceback__)
+    todo, seen = [error], set[int]()
+    while todo:
+        one = todo.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            traceback.clear_frames(one.__traceback__)
+            todo += [one.__cause__, one.__context__]
 
 
 def _chain(error: BaseException | None) -> list[BaseException]:
     """The exception and those that it was raised from, each once."""
     chain: list[BaseException] = []
-    while error is not None and error not in chain:
+    while error is not None and not any(error is one for one in chain):
         chain.append(error)
-        error = error.__cause__ or error.__context__
+        error = error.__context__ if error.__cause__ is None else error.__cause__
     return chain
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from dataclasses import dataclass
 
 from nvrx_slurm.inprocess.state import State
@@ -18,12 +19,19 @@ class Environment:
 
     def __init__(self) -> None:
         self.original = {name: os.environ.get(name) for name in _NAMES}
+        self._excepthook = sys.excepthook
         self._reserved: PortReservation | None = None
 
     def restore(self) -> None:
         """Restore everything."""
         self.release()
         self.restore_variables()
+        self._restore_excepthook()
+
+    def _restore_excepthook(self) -> None:
+        """`init_process_group` wraps it each time: tracebacks would begin with one "[rank0]: " per iteration."""
+        if getattr(sys.excepthook, "__module__", "").startswith("torch.distributed."):
+            sys.excepthook = self._excepthook
 
     def restore_variables(self) -> None:
         """Restore the variables only."""
@@ -64,6 +72,7 @@ class Environment:
 
     def meet_at(self, state: State, address: str, port: int) -> None:
         """Set the variables for the iteration that begins."""
+        self._restore_excepthook()
         state.set_distributed_vars()
         os.environ["MASTER_ADDR"] = address
         os.environ["MASTER_PORT"] = str(port)

@@ -14,8 +14,8 @@ from nvrx_slurm.inprocess.environment import CallIdentity, Environment
 from nvrx_slurm.inprocess.exception import InternalError
 from nvrx_slurm.inprocess.guard.monitor_process import MonitorProcess
 from nvrx_slurm.inprocess.guard.monitor_thread import MonitorThread
-from nvrx_slurm.inprocess.guard.page import COUNTED, GONE, LEFT, LOST, SEEN, CallPage, ProgressWatchdog, Stall
-from nvrx_slurm.inprocess.state import State
+from nvrx_slurm.inprocess.guard.page import AUTO, COUNTED, GONE, LEFT, LOST, SEEN, CallPage, ProgressWatchdog, Stall
+from nvrx_slurm.inprocess.state import Mode, State
 from nvrx_slurm.inprocess.store.barriers import ALL_LEFT, Iteration
 from nvrx_slurm.inprocess.store.stores import StoreLost, StoreView
 
@@ -39,8 +39,11 @@ class Resources:
         self.monitor = MonitorProcess(arguments, self.me, self.page)
         interval_s = arguments.progress_watchdog_interval.total_seconds()
         self._monitor_stall = Stall(interval_s)
+        self._terminate_stall = Stall(interval_s)
         self._heartbeat_timeout_s = arguments.heartbeat_timeout.total_seconds()
-        self._watchdog = ProgressWatchdog(self.page, interval_s, (self._check_monitor, self._check_store))
+        self._watchdog = ProgressWatchdog(
+            self.page, interval_s, (self._check_monitor, self._check_store, self._check_terminate)
+        )
         self._call: StoreView | None = None
         self._waiting: StoreView | None = None
         self._finished = self._told_lost = False
@@ -111,6 +114,13 @@ class Resources:
         else:
             logger.warning("the others have declared rank %d gone", self.me.rank)
         if not self._call.disconnect():  # a wait for it may last for ever, as on a file system that is away
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _check_terminate(self) -> None:
+        """The monitor process has told the others that this rank has left, and watches it no more."""
+        limit_s = self._arguments.hard_timeout.total_seconds()
+        if self.state.mode is Mode.TERMINATED and self._terminate_stall.seconds(self.page.words[AUTO]) >= limit_s:
+            logger.error("rank %d: terminate makes no progress, and the rank is killed", self.me.rank)
             os.kill(os.getpid(), signal.SIGKILL)
 
     # --- end ----------------------------------------------------------------------------------------------------------

@@ -267,13 +267,13 @@ class Runner:
             except StoreLost as error:
                 if not words[GONE]:  # else the watchdog has shut down the connections
                     logger.warning("%s", error)
+        self._resources.left(describe(self._error))
         if self._state.mode is not Mode.TERMINATED:  # else `terminate` has raised a BaseException
             self._state.mode = Mode.TERMINATED
             try:
                 self._plugin("terminate")
             except Exception:
                 logger.exception("terminate failed")
-        self._resources.left(describe(self._error))
         return phases.StepDone()
 
     def _tell_leaving(self, this: Iteration, why: BaseException) -> None:

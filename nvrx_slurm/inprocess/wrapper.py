@@ -33,6 +33,16 @@ logger = logging.getLogger(__name__)
 _active = threading.Lock()  # held while a wrapped function is being called in this process
 
 
+def _with_hint(init: F) -> F:
+    @functools.wraps(init)
+    def checked(self: Any, *args: Any, **given: Any) -> None:
+        if "rank_filter" in given:  # of older NVRx
+            raise TypeError("inprocess.Wrapper has no argument rank_filter; make the filter part of rank_assignment")
+        init(self, *args, **given)
+
+    return checked  # type: ignore[return-value]
+
+
 class Wrapper(Arguments):
     """Calls the wrapped function again, in the same processes, after a fault on any rank, until it returns on all.
 
@@ -44,6 +54,8 @@ class Wrapper(Arguments):
     Raises TypeError for a value of the wrong type and ValueError for timeouts that contradict each other.
     """
 
+    __init__ = _with_hint(Arguments.__init__)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.enabled:
@@ -51,7 +63,7 @@ class Wrapper(Arguments):
             object.__setattr__(self, "restart_health_check", _with_hardware(self.health_check))
 
     def __call__(self, fn: F) -> F:
-        """The wrapped function. Raises TypeError unless `fn` is a function."""
+        """The wrapped function. Raises TypeError unless `fn` is a plain function."""
         _check_function(fn)
         if not self.enabled:
             return fn
@@ -89,6 +101,9 @@ def _call(
 def _check_function(fn: Any) -> None:
     if not callable(fn) or inspect.isclass(fn):
         raise TypeError(f"inprocess.Wrapper wraps functions, not {fn!r}")
+    kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+    if any(is_kind(one) for is_kind in kinds for one in (fn, type(fn).__call__)):
+        raise TypeError(f"{fn!r} is a generator or coroutine function; wrap a plain function that runs it to its end")
 
 
 def _check_caller() -> None:

@@ -134,6 +134,16 @@ def _fork() -> None:
     raise ValueError(f"the child ended with {code}")
 
 
+class _NoText(Exception):
+    def __str__(self) -> str:
+        raise KeyError("text")
+
+    def __eq__(self, other: object) -> bool:
+        raise AssertionError("exceptions are compared by identity")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 FAULTS: dict[
     str, Callable[[Rank, Any], Any]
 ] = {  # of the function, with its CallWrapper, or of a plug-in, with its state
@@ -151,9 +161,11 @@ FAULTS: dict[
     "livelock": lambda rank, call: (call.ping(), block()),
     "fork": lambda rank, call: _fork(),
     "surrogate": lambda rank, call: throw(ValueError("bad \udce4 name \x00 nul\nsecond line")),
+    "no text": lambda rank, call: throw(_NoText()),
     "never": lambda rank, call: block(),
     "met_never": lambda rank, call: (rank.together("met"), block()),  # not before the others are in the function
     "forever": lambda rank, call: pause(1000),
+    "slow": lambda rank, call: ([pause(0.01) for _ in range(400)], call)[1],  # 4 s, with progress
     "go": lambda rank, call: (rank.await_file("go"), call)[1],
     "wrong": lambda rank, call: 42,
     "on file": lambda rank, call: (rank.await_file("fault"), rank.say("fault"), throw(ValueError("wanted"))),

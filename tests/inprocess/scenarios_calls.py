@@ -67,10 +67,12 @@ def after_the_wrapper(rank: Rank) -> None:
     with contextlib.suppress(RuntimeError):
         rank.call(lambda: None)
     dist.destroy_process_group()
-    before = dict(os.environ)
+    hook, before = sys.excepthook, dict(os.environ)
 
     def fn(call: CallWrapper) -> float:
+        hooked = sys.excepthook is hook
         join()
+        rank.say("hooked", iteration=call.iteration, at_start=hooked, wrapped=sys.excepthook is not hook)
         total = reduced()
         rank.together(f"reduced{call.iteration}")
         if call.iteration < 2:
@@ -79,7 +81,7 @@ def after_the_wrapper(rank: Rank) -> None:
         return total
 
     rank.call(fn)
-    rank.say("environment", same=before == dict(os.environ))
+    rank.say("environment", same=before == dict(os.environ) and sys.excepthook is hook)
     rank.call(lambda: "second")
     join()
     rank.say("threads", names=[thread.name for thread in threading.enumerate()])

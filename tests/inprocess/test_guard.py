@@ -139,7 +139,7 @@ def test_progress_is_what_was_seen_last_by_every_active_method() -> None:
     assert shared.progress_ns() == 9
 
 
-def test_a_launcher_file_is_read_on_from_where_it_was(tmp_path: Path) -> None:
+def test_a_launcher_file_is_read_on_from_where_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "launcher"
     launcher = LauncherFile(str(path), 3)
     assert launcher.read() == [] and launcher.fd is not None
@@ -149,6 +149,10 @@ def test_a_launcher_file_is_read_on_from_where_it_was(tmp_path: Path) -> None:
         file.write(b'le": 3, "ranks": [6]}\n{"v": 2, "ranks": [1]}\n{"v": 1, "cycle": 9, "ranks": [1]}\n[]\nx\n')
     assert [record.rank for record in launcher.read()] == [6]
     assert launcher.read() == []
+    monkeypatch.setattr("nvrx_slurm.inprocess.guard.launcher._MAX_READ_BYTES", 64)  # the file is longer by now
+    with path.open("ab") as file:
+        file.write(b'{"v": 1, "cycle": 3, "ranks": [7]}\n')
+    assert [record.rank for record in launcher.read()] == [7]
 
 
 # --- the monitor thread -----------------------------------------------------------------------------------------------

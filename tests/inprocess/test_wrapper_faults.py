@@ -44,6 +44,7 @@ def log(tmp_path: Path, rank: int) -> str:
         (1, "raise", "ValueError: fault of rank 0 in iteration 0"),
         (2, "restart exception", "RankShouldRestart"),
         (2, "surrogate", r"ValueError: bad \udce4 name"),
+        (2, "no text", "_NoText: (its text cannot be had: KeyError"),
         (2, "fork", "ValueError: the child ended with 1"),  # a child that the function forks ends there
     ],
 )

@@ -40,6 +40,7 @@ def test_after_the_wrapper_everything_is_as_before(job: Job) -> None:
     for rank in range(2):
         assert job.await_event(rank, "environment")["same"]
         assert job.await_event(rank, "threads")["names"] == ["MainThread"]
+        assert of_all(job, rank, "hooked", "iteration", "at_start", "wrapped") == [(n, True, True) for n in range(3)]
         assert of_all(job, rank, "returned", "value") == [(2.0,), ("second",)]
         early, nested = (event["chain"][0] for event in job.of(rank, "raised"))
         assert early.startswith("RuntimeError") and "init_process_group" in early

@@ -104,6 +104,14 @@ def test_a_plugin_that_never_returns_costs_its_rank_only(
     assert victim in survivors or job.await_end(victim) in KILLED
 
 
+def test_a_terminate_that_makes_progress_takes_as_long_as_it_wants(job: Job) -> None:
+    """Here longer than the way to the next iteration may take."""
+    start(job, 3, {1: "abort"}, plugin("terminate", "slow"), times=TIMES)
+    assert job.await_event(1, "raised")["kind"] == "RestartAbort"
+    assert (len(job.of(1, "fault")), job.await_end(1)) == (1, 1)
+    all_return(job, [0, 2])
+
+
 @pytest.mark.parametrize(("name", "iteration", "handler"), [("abort", 0, True), ("rank_assignment", 1, False)])
 def test_sigterm_in_the_middle_of_a_restart(job: Job, name: str, iteration: int, handler: bool) -> None:
     """Without a handler the rank dies; with one it leaves, after the grace time if `abort` does not return."""

@@ -44,7 +44,7 @@ class LauncherFile:
 
     def __init__(self, path: str, cycle: int | None) -> None:
         self._path, self._cycle = path, cycle
-        self._lines_read = 0
+        self._offset, self._rest = 0, b""
         self._inotify: Inotify | None = None
         try:
             self._inotify = Inotify()
@@ -70,11 +70,13 @@ class LauncherFile:
             self._inotify.wait()
         try:
             with open(self._path, "rb") as file:
-                lines = file.read(_MAX_READ_BYTES).split(b"\n")[:-1]
+                file.seek(self._offset)
+                data = file.read(_MAX_READ_BYTES)
         except OSError:  # it does not exist yet
             return []
-        new, self._lines_read = lines[self._lines_read :], len(lines)
-        return [record for line in new if line.strip() for record in self._parse(line)]
+        self._offset += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [record for line in lines if line.strip() for record in self._parse(line)]
 
     def _parse(self, line: bytes) -> list[InterruptionRecord]:
         try:
