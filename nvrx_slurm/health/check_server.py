@@ -1,9 +1,9 @@
 """Health checks for an agent, ready to run: `python -I -m nvrx_slurm.health --serve --when preflight`.
 
-Reads lines on stdin. The answer to "check" is one JSON line on stdout: the report, and `"asked": true`. Watched checks
-run at an interval; a line with `"asked": false` comes only when another check of them fails. All runs go on side by
-side. The answer to "memory SECONDS" comes within that time: a report of the reading and `"used_mb"`: MiB in use by GPU.
-At the end of stdin it ends at once, with its children.
+Reads lines on stdin. The answer to "check" is one JSON line on stdout, which begins with report.ANSWER: the report,
+and `"asked": true`. Watched checks run at an interval; a line with `"asked": false` comes only when another check of
+them fails. All runs go on side by side. The answer to "memory SECONDS" comes within that time: a report of the
+reading and `"used_mb"`: MiB in use by GPU. At the end of stdin it ends at once, with its children.
 """
 
 from __future__ import annotations
@@ -147,4 +147,4 @@ class CheckServer:
     def _say(self, findings: list[CheckFinding], notes: list[str], **more: object) -> None:
         took_s = max((finding.seconds for finding in findings), default=0.0)
         told = report.Report(self._plan.node, self._plan.when, findings, notes, took_s)
-        write_all(_STDOUT, told.as_json(**more).encode() + b"\n")
+        write_all(_STDOUT, f"{report.ANSWER}{told.as_json(**more)}\n".encode())

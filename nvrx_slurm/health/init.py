@@ -12,7 +12,7 @@ _SERVICES = ("slurmd", "munge", "sshd", "chronyd", "sssd", "openibd", "nvidia-pe
 _HEAD = """\
 # What nvrx health expects of this site's nodes.
 # See docs/reference/health-checks.md; check it with: nvrx health run --config FILE
-# Written from what {node} had; take out what may differ, also mounts that come and go (autofs).
+# Written from what {node} had, without what autofs has mounted; take out what may differ.
 # Put all nodes that are alike into nodes (dgx[01-32]).
 """
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from nvrx_slurm.health.check import CheckFinding, Verdict
 
 EXIT_PASS, EXIT_FAIL, EXIT_USAGE, EXIT_UNKNOWN = 0, 1, 2, 3
+ANSWER = "\x1e"  # begins an answer of `check_server`: its stderr, which C libraries write to, may be the same stream
 GRAVE = ("drain", "fail")  # actions; the other one is "warn"
 _ORDER = ("FAIL", "WARN", "UNKNOWN", "pass", "not applicable")  # words of rows
 

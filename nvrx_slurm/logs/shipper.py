@@ -64,6 +64,7 @@ class Shipper(program.Program):
         self._stream: Stream | None = None  # to an aggregator that has proved itself
         self._where: tuple[str, int] = ("", 0)  # host and port, or path and 0
         self._moved = asyncio.Event()  # the aggregator is elsewhere now
+        self._reopening: asyncio.TimerHandle | None = None
         self._finishing, self._heard_s = False, 0.0  # when something was acknowledged last
         self._connecting = asyncio.ensure_future(self._stay_connected())
         self._connecting.add_done_callback(self._on_broken)
@@ -181,10 +182,12 @@ class Shipper(program.Program):
 
     def _open(self) -> None:
         """Open what the aggregator does not know; again later, because it may not be able to write its file now."""
+        if self._reopening is not None:
+            self._reopening.cancel()
         unknown = [source.opened for source in self._sources.values() if not source.known]
         if self._stream is not None and unknown:
             self._stream.send(wire.message(wire.OPEN, unknown))
-            self.loop.call_later(wire.LAST_RETRY_S, self._open)
+            self._reopening = self.loop.call_later(wire.LAST_RETRY_S, self._open)
 
     def _on_frame(self, frame: bytes) -> None:
         """Raises ProtocolError."""

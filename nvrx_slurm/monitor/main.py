@@ -154,12 +154,14 @@ class MonitorProgram:
             raise wire.WireError(f"a description must be a string of up to {wire.MAX_DESCRIPTION_CHARS} characters")
         most, most_chars = (MAX_CONTINUES, MAX_CONTINUE_CHARS) if action == _CONTINUE else (1, len(description))
         if watched.passed_on.count(action) < most:
-            watched.passed_on.append(action)
-            self._tell(watched, action, description[:most_chars])
+            if self._tell(watched, action, description[:most_chars]):
+                watched.passed_on.append(action)
+            elif action != _CONTINUE:  # that is for the log only: never an error
+                raise wire.WireError("the launcher cannot be told: it is gone, or reads nothing; ask again later")
         return wire.encode("ok")
 
-    def _tell(self, watched: Watched, action: str, description: str) -> None:
-        _send(self._control, "control", **watched.ids, action=action, description=description)
+    def _tell(self, watched: Watched, action: str, description: str) -> bool:
+        return _send(self._control, "control", **watched.ids, action=action, description=description)
 
     # --- the agent --------------------------------------------------------------------------------
 
@@ -266,12 +268,13 @@ def _fork(which: dict[int, socket.socket]) -> bool:
     return False
 
 
-def _send(control: socket.socket, kind: str, **fields: object) -> None:
-    """Tell the agent, unless its channel is full or closed."""
+def _send(control: socket.socket, kind: str, **fields: object) -> bool:
+    """Tell the agent; False if its channel is full or closed."""
     try:
         control.send(wire.encode(kind, **fields), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
     except OSError:
-        pass
+        return False
+    return True
 
 
 def main(argv: list[str]) -> int:

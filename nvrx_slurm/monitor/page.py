@@ -28,7 +28,8 @@ OUTSIDE = 10  # rank: since when it has been in no section (0 = it is in one, or
 LEAVES = 11  # rank: when should_stop() first returned True (0 = never)
 SECTIONS = 64  # rank: from here on one word per slot (see core.rank.watch.slots_of): open since (0 = closed)
 MAGIC_VALUE = 0x4E56_5258_5041_4735  # "NVRXPAG5": 5 is the version of the layout
-_NOTE_AT = 4096  # byte: behind the words is the monitor's note about learned limits, which ends with a NUL
+_NOTE_AT = 4096  # byte: behind the words is the monitor's note about learned limits, padded with NULs
+NOTE_BYTES = PAGE_BYTES - _NOTE_AT
 
 
 class PageError(ValueError):
@@ -69,12 +70,12 @@ class RankPage:
 
     @property
     def note(self) -> bytes:
-        """What a monitor leaves to its successor. One that does not fit is lost."""
+        """What a monitor leaves to its successor. Of at most NOTE_BYTES."""
         return self._map[_NOTE_AT:].partition(b"\0")[0]
 
     @note.setter
     def note(self, text: bytes) -> None:
-        self._map[_NOTE_AT:] = text[: PAGE_BYTES - _NOTE_AT].ljust(PAGE_BYTES - _NOTE_AT, b"\0")
+        self._map[_NOTE_AT:] = text.ljust(NOTE_BYTES, b"\0")
 
     def close(self) -> None:
         """Unmap. A thread that uses `words` gets a ValueError."""

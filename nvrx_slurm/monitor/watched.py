@@ -12,7 +12,17 @@ from time import monotonic, monotonic_ns
 from nvrx_slurm.core.rank import watch as core
 from nvrx_slurm.monitor import kill
 from nvrx_slurm.monitor.inspect import RankInspection
-from nvrx_slurm.monitor.page import FINISHED, HEARTBEAT, INIT, LIMITS_AT, OUTSIDE, RANK_PID, SECTIONS, RankPage
+from nvrx_slurm.monitor.page import (
+    FINISHED,
+    HEARTBEAT,
+    INIT,
+    LIMITS_AT,
+    NOTE_BYTES,
+    OUTSIDE,
+    RANK_PID,
+    SECTIONS,
+    RankPage,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,9 +61,11 @@ class Progress:
         """Apply limits that the rank has learned; every limit begins anew. Raises ValueError and changes nothing."""
         if not self._init_ns:
             raise ValueError("limits can be changed after init_workload_monitoring() only")
-        limits = self._configured.changed(told)
+        limits, note = self._configured.changed(told), json.dumps(told, separators=(",", ":")).encode()
+        if len(note) > NOTE_BYTES:
+            raise ValueError(f"these limits take {len(note)} bytes, at most {NOTE_BYTES}: shorten the sections' names")
         self._words[LIMITS_AT] = 0  # if this monitor is killed from here on, the rank tells its successor again
-        self._page.note = json.dumps(told).encode()
+        self._page.note = note
         self._limits_ns = self._words[LIMITS_AT] = monotonic_ns()
         self.limits = limits
 

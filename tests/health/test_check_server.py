@@ -45,7 +45,7 @@ class CheckServer:
         """The next line. Fails without one within a bound."""
         assert self.process.stdout is not None
         assert select.select([self.process.stdout], [], [], BOUND_S)[0], "nothing was said"
-        return dict(json.loads(self.process.stdout.readline()))
+        return dict(json.loads(self.process.stdout.readline().decode().partition(report.ANSWER)[2]))
 
     def line(self) -> tuple[bool, report.Report]:
         """(whether it was asked, report) of the next line."""

@@ -125,6 +125,15 @@ def test_what_a_good_node_has_is_learned(dgx: Node) -> None:
     assert dgx.learned("memory-size") == {"memory_gb": 2142} and dgx.learned("cpu-count") == {"cpus": 224}
 
 
+def test_mounts_on_demand_are_not_learned(dgx: Node) -> None:
+    dgx.add(MOUNTS, "95 22 0:60 / /auto rw - autofs /etc/auto.home rw,indirect\n")
+    dgx.add(MOUNTS, "96 95 0:61 / /auto/alice rw - nfs4 n:/alice rw\n97 22 0:62 / /automatic rw - nfs4 n:/a rw\n")
+    dgx.add(MOUNTS, "98 22 0:63 / /direct rw - autofs systemd-1 rw,direct\n99 98 0:64 / /direct rw - nfs n:/d rw\n")
+    learned = dgx.learned("mounts")
+    assert learned["mounts"] == ("/lustre/fs0", "/home", "/mnt/data sets", "/automatic")
+    assert learned["writable_mounts"] == ("/lustre/fs0", "/home", "/automatic")
+
+
 def test_no_check_raises_on_a_node_without_anything(tmp_path: Path) -> None:
     for name, check in CHECKS.items():
         verdict, text = examine(check, NodeView(str(tmp_path), {}), EXPECTED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import signal
@@ -10,12 +11,14 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from log_harness import Program, Stage, Wire, by_source, stage
 
 from nvrx_slurm.child.program import GIVEN_UP
 from nvrx_slurm.core.logs.names import cycle_file, index_file
+from nvrx_slurm.logs.shipper import Shipper, ShipperSettings
 
 
 @pytest.fixture
@@ -247,3 +250,20 @@ def test_a_shipper_that_reaches_no_aggregator_says_so_at_the_end(merge: Stage) -
     merge.write(1, b"here\n")
     shipper.tell(finish=0.1)
     assert "4 files are not merged" in shipper.packet("say") and shipper.process.wait(30) == 0
+
+
+def test_a_shipper_that_gets_many_cycles_asks_for_its_files_at_one_pace(tmp_path: Path) -> None:
+    async def story() -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        sent: list[bytes] = []
+        with ours, theirs:
+            one = Shipper(ShipperSettings("", "", "n0", str(tmp_path)), theirs)
+            one._stream = SimpleNamespace(send=sent.append)  # type: ignore[assignment]
+            for cycle in range(9):
+                one.on_packet({"cycle": cycle, "files": [(f"{cycle}.out", 0)], "world": 1})
+            timers = [timer for timer in one.loop._scheduled if not timer.cancelled()]  # type: ignore[attr-defined]
+            assert len(sent) == 9 and sum(timer._callback == one._open for timer in timers) == 1
+            one.loop.remove_reader(theirs)
+            one._connecting.cancel()
+
+    asyncio.run(story())

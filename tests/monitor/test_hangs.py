@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from monitor_harness import Rig, kill_monitor, status, story
 
-from nvrx_slurm.fault_tolerance import RankMonitorClient
+from nvrx_slurm.fault_tolerance import RankMonitorClient, RankMonitorClientError
+from nvrx_slurm.monitor import transport
 from nvrx_slurm.monitor.page import (
     HEARTBEAT,
     LIMITS_AT,
@@ -223,6 +224,22 @@ async def test_loaded_limits_are_in_force_also_for_a_new_monitor(before_init: bo
         message = await rig.hang()  # not the configured 0.3 s without a heartbeat
         assert message["sentence"].startswith("in section 'step' for ") and "(limit 0.6 s)" in message["sentence"]
         assert message["deadline_s"] >= started_s + 0.6
+
+
+@story
+async def test_limits_that_a_new_monitor_would_not_know_are_refused():
+    """The note for a successor has 28 KiB, a message 64. A refusal changes nothing, also for a successor."""
+    async with Rig() as rig:
+        long = {f"{number:03}" + "x" * 280: None for number in range(100)}
+        limits = {"rank_section_timeouts": long, "workload_check_interval": 0.1}
+        client = rig.ready(**limits, rank_heartbeat_timeout=60.0)
+        path = os.environ["FT_RANK_MONITOR_IPC_SOCKET"]
+        transport.request(path, "limits", rank_heartbeat_timeout=0.4)
+        with pytest.raises(RankMonitorClientError, match="shorten"):
+            transport.request(path, "limits", rank_section_timeouts=dict.fromkeys(long, 50.0))
+        await kill_monitor(rig)
+        client.send_heartbeat()
+        assert "(limit 0.4 s)" in await rig.sentence()
 
 
 @story

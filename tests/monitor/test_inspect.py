@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import textwrap
 
 import pytest
 from monitor_harness import HANG, Rig, readable, status, story, until
@@ -90,6 +91,25 @@ async def test_a_rank_without_a_handler_or_with_a_huge_stack_is_not_harmed(code:
         seen = await rig.look()
         assert seen["state"] == "S" and stack in seen["stack"] and bool(stack) == bool(seen["stack"])
         assert worker.process.poll() is None
+
+
+@story
+async def test_a_handler_of_a_c_library_is_left_to_it():
+    code = """
+    import ctypes
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+    libc.signal.restype = ctypes.c_void_p
+    handler = ctypes.cast(libc.getpid, ctypes.c_void_p).value
+    libc.signal(52, handler)
+    client.init_workload_monitoring()
+    say(libc.signal(52, handler) == handler)  # its former one
+    """
+    async with Rig() as rig:
+        worker = rig.worker(textwrap.dedent(code) + HANG)
+        assert await worker.line() == "True"
+        seen = await rig.look()
+        assert seen["stack"] == "" and seen["record"].strip() == "[]"
 
 
 @pytest.mark.parametrize("told", [True, False])

@@ -17,7 +17,7 @@ from monitor_harness import WAIT_S, Rig, ask, kill_monitor, story
 
 from nvrx_slurm.fault_tolerance import RankMonitorClientError, WorkloadAction, WorkloadControlRequest
 from nvrx_slurm.monitor import transport, wire
-from nvrx_slurm.monitor.main import MAX_CONTINUES
+from nvrx_slurm.monitor.main import MAX_CONTINUES, MonitorProgram
 
 
 async def asked(path: str, data: bytes, fds: tuple[int, ...] = ()) -> dict[str, Any] | None:
@@ -212,3 +212,41 @@ async def test_continues_leave_room_for_what_matters(length: int):
         told = [action for action, _ in heard(rig)]
         assert told == ["Continue"] * MAX_CONTINUES + ["ExcludeThisNode", "ShutdownWorkload"]
         assert rig.hangs and rig.hangs[0]["sentence"].startswith("no heartbeat for ")
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_request_that_the_agent_did_not_get_is_refused_and_can_be_repeated(full: bool):
+    """Its channel is full, or it is dead while its monitor has not ended yet."""
+
+    class NoWorker:
+        ids, passed_on = {"pid": 1}, list[object]()
+
+    agent, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sent = 0
+    with agent, control:
+        while full:
+            try:
+                control.send(b"x" * 4000, socket.MSG_DONTWAIT)
+                sent += 1
+            except BlockingIOError:
+                break
+        if not full:
+            agent.close()
+        monitor, worker = MonitorProgram(control, "/nonexistent", "rank0."), NoWorker()
+
+        def ask_for(action: str) -> bytes:
+            return monitor._pass_on(worker, {"action": action, "description": "why" * 1000})  # type: ignore[arg-type]
+
+        assert ask_for("Continue") == wire.encode("ok")  # for the log only
+        for action in ("ExcludeThisNode", "ShutdownWorkload", "ShutdownWorkload"):
+            with pytest.raises(wire.WireError, match="launcher"):
+                ask_for(action)
+        if full:
+            assert sent
+            for _ in range(sent):
+                agent.recv(4000)
+            for _ in range(2):
+                assert ask_for("ShutdownWorkload") == wire.encode("ok")
+            assert wire.decode(agent.recv(wire.MAX_LINE_BYTES))["action"] == "ShutdownWorkload"
+            with pytest.raises(BlockingIOError):
+                agent.recv(1, socket.MSG_DONTWAIT)  # told once

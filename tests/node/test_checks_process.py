@@ -18,13 +18,14 @@ from agent_harness import WAIT_S, stat, until
 from nvrx_slurm.config.layers import Config
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.health import report
 from nvrx_slurm.node.preflight import checks_process as module
 from nvrx_slurm.node.preflight.head_start import PreflightSpec, Reclaim, preflight_spec
 from nvrx_slurm.node.preflight.preflight import Preflight
 
 SPEC = PreflightSpec(("--when=preflight", "--only=lustre"), Reclaim(0.0, 512.0, 2.0))
 WAITS = Reclaim(1000.0, 512.0, 0.01)
-GOOD = '{"node": "n", "when": "preflight", "findings": [], "notes": [], "seconds": 0, "asked": true}'
+GOOD = report.ANSWER + '{"node": "n", "when": "preflight", "findings": [], "notes": [], "seconds": 0, "asked": true}'
 FINDING = '"findings": [{"check": "lustre", "verdict": "%s", "text": "%s", "seconds": 0, "action": "%s"}]'
 BAD = GOOD.replace('"findings": []', FINDING % ("fail", "gone", "drain"))
 SAYS = f"import sys\nfor line in sys.stdin: print({GOOD!r}, flush=True)\n"
@@ -101,11 +102,13 @@ def test_one_process_is_asked_until_it_stops_and_then_another_one(tmp_path: Path
 @pytest.mark.parametrize(
     ("program", "said"),
     [
-        ("while True: print('{}', flush=True)", "not a health report: 'findings'"),
+        ("while True: print('\\x1e{}', flush=True)", "not a health report: 'findings'"),
         ("while True: sys.stdout.write('x' * 65536)", "a line without an end"),
         # The site file is broken in the middle of the job.
         (f"if os.path.exists('once'): sys.exit(2)\nopen('once', 'w'), input(), print({GOOD!r})", "ended with 2"),
         (f"for line in sys.stdin: print('careful', file=sys.stderr), print({GOOD!r}, flush=True)", "careful"),
+        (f"for line in sys.stdin: os.write(2, b'no end'), print({GOOD!r}, flush=True)", "no end"),
+        (f"for line in sys.stdin: os.write(2, b'{{a C library}}\\n'), print({GOOD!r}, flush=True)", "{a C library}"),
     ],
 )
 def test_a_process_that_misbehaves_is_said_once_and_the_node_goes_on(
@@ -119,6 +122,7 @@ def test_a_process_that_misbehaves_is_said_once_and_the_node_goes_on(
     bench = run(tmp_path, three_cycles, told(f"import os, sys\n{program}"))
     lines = bench.said
     assert sum(said in line for line in lines) == 1, lines
+    assert not any("did not answer" in line for line in lines), lines
     assert len(lines) <= 3 and len("".join(lines)) < 1000 and bench.refused == [], lines
 
 

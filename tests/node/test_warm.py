@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -9,8 +10,11 @@ from pathlib import Path
 
 import minicluster_init as init
 import pytest
-from agent_harness import Launcher, Rig, kill, says, stat, until
+from agent_harness import WAIT_S, Launcher, Rig, kill, says, stat, until
 from stage import await_end
+
+from nvrx_slurm.node.workers import launcher
+from nvrx_slurm.node.workers.worker_spec import WorkerContract, WorkerSpec
 
 # `slow` is beside the script. It counts its imports, and has its text from a module of its own.
 SLOW = """
@@ -266,3 +270,19 @@ def test_a_forked_rank_under_the_in_process_wrapper(rig: Rig) -> None:
 def test_bad_modules(rig: Rig, work: str) -> None:
     one = rig.run(work, "--ft-preload=torch,,5", args=("0",))
     assert one.wait() == 2 and "--ft-preload" in one.text and "names of Python modules" in one.text
+
+
+def test_a_preparation_that_breaks_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not when the task is collected, which may be an hour later."""
+    spec = WorkerSpec(["true"], WorkerContract("", "", ""), {}, 9, lambda local_rank: 0)
+
+    async def story() -> None:
+        told = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.set_result(context["exception"]))
+        one = launcher.Launcher(spec, 1, tmp_path, print)
+        monkeypatch.setattr(one, "_refill", lambda: {}["defect"])
+        one._prepare(one._refill_later())
+        assert isinstance(await asyncio.wait_for(told, WAIT_S), KeyError)
+        await one.close()
+
+    asyncio.run(story())

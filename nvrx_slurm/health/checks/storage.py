@@ -32,13 +32,13 @@ class Mount(NamedTuple):
     options: tuple[str, ...]
 
 
-def mounts(node: NodeView) -> dict[str, Mount]:
-    """The visible mount of each target: the last one hides the others. Other lines are left out.
+def mounts(node: NodeView) -> list[tuple[str, Mount]]:
+    """(target, mount); the last one of a target hides its others, so that a dict has those in sight.
 
     Raises OSError, and ValueError where no line is a mount.
     """
     lines = node.text(_MOUNTINFO, 16 << 20).split("\n")  # str.splitlines would split names with other separators
-    there = dict(mount for line in lines if (mount := _mount(line)))
+    there = [mount for line in lines if (mount := _mount(line))]
     if not there:
         raise ValueError(f"{_MOUNTINFO} holds no line that is a mount")
     return there
@@ -73,8 +73,11 @@ _MOUNTS = (
 
 
 def learn_mounts(node: NodeView, expected: Expected) -> dict[str, tuple[str, ...]]:
-    """The Lustre and NFS mounts that answer, and those of them that can be written to."""
-    remote = {target: mount for target, mount in mounts(node).items() if mount.type in REMOTE_TYPES}
+    """The Lustre and NFS mounts that answer and stay (autofs mounts others on demand); the writable ones of them."""
+    every = mounts(node)
+    comes = tuple(f"{target}/" for target, mount in every if mount.type == "autofs")
+    there = {target: mount for target, mount in every if not f"{target}/".startswith(comes)}
+    remote = {target: mount for target, mount in there.items() if mount.type in REMOTE_TYPES}
     answers = node.at_once(lambda target: reach(node, target), remote)
     found = tuple(target for target in remote if target in answers)
     return {"mounts": found, "writable_mounts": tuple(name for name in found if "ro" not in remote[name].options)}
@@ -90,7 +93,7 @@ def learn_mounts(node: NodeView, expected: Expected) -> dict[str, tuple[str, ...
 )
 def mounts_check(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
     """An expected mount is missing or read-only, or a Lustre or NFS mount cannot be listed."""
-    there, needed = mounts(node), expected["mounts"]
+    there, needed = dict(mounts(node)), expected["mounts"]
     remote = [target for target, mount in there.items() if mount.type in REMOTE_TYPES]
     if not remote and not needed:
         raise Absent("no Lustre or NFS is mounted, and none is expected")

@@ -113,15 +113,16 @@ class ChecksProcess(SupervisedProcess):
             self._drop_channel()
 
     def _take(self, line: str) -> None:
-        """An answer, or (of its stderr) a sentence."""
-        if not line.startswith("{"):
-            text = one_line(line)
-            if text.startswith(_REFUSES) and not self._answered:
-                self._refusal = text.removeprefix(_REFUSES)
-            else:
-                self._say_once(text)
+        """An answer, or (of its stderr) a sentence, or both: a sentence may have no end."""
+        said, mark, told = line.rpartition(report.ANSWER)
+        text = one_line(said if mark else told)
+        if text.startswith(_REFUSES) and not self._answered:
+            self._refusal = text.removeprefix(_REFUSES)
+        elif text:
+            self._say_once(text)
+        if not mark:
             return
-        found, plain = report.from_json(line), json.loads(line)
+        found, plain = report.from_json(told), json.loads(told)
         used_mb = plain.get("used_mb")
         answer = ChecksAnswer(found, used_mb)
         if not plain.get("asked"):

@@ -136,6 +136,7 @@ class Launcher:
         if self._preparation is not None:
             self._preparation.cancel()
         self._preparation = asyncio.ensure_future(work)
+        self._preparation.add_done_callback(_report_defect)
 
     async def _refill_later(self) -> None:
         await asyncio.sleep(_FORK_AFTER_S)
@@ -219,3 +220,10 @@ class Launcher:
     def _settle(self) -> None:
         if not any(template.is_busy for template in self._templates.values()):
             self._settled.set()
+
+
+def _report_defect(task: asyncio.Task[None]) -> None:
+    """At once: no code awaits its result."""
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        task.get_loop().call_exception_handler({"message": "a preparation of workers broke", "exception": error})
