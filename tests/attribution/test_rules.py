@@ -319,6 +319,22 @@ def test_a_rule_of_the_site_comes_first_and_takes_linear_time() -> None:
         rules.use(())
 
 
+def test_a_coordinator_judges_by_the_built_in_rules_only() -> None:
+    site = Signature(
+        "site-rule", "site", ("stale file handle",), LineRole.CAUSE, Blame.NODE, Confidence.CERTAIN, Remedy.ELSEWHERE,
+        "ask the site", printed=True,
+    )  # fmt: skip
+    without = fault(0, "OSError: [Errno 116] Stale file handle")  # no finding
+    built_in = judge([without], 4)
+    rules.use([site])
+    try:
+        assert examine(without, b"").rule == "site-rule"
+        assert judge([without], 4) == built_in
+    finally:
+        rules.use(())
+    assert built_in is not None and built_in.rule == "storage-error"
+
+
 def test_each_class_says_what_to_do() -> None:
     assert all(0 < len(signature.advice) <= 130 for signature in SIGNATURES)
     ended = [replace(fault(0, "E"), kind=kind) for kind in FaultKind if kind is not FaultKind.EXCLUDED]

@@ -52,9 +52,12 @@ class _Match(NamedTuple):
     place: int
 
 
-def examine(fault: RankFault, stderr: bytes, stdout: bytes = b"") -> Finding:
-    """The finding for `fault`, from the ends of what its rank wrote (each at most `TAIL_BYTES` are looked at)."""
-    ended_by, signatures = _ended_by(fault), used()
+def examine(
+    fault: RankFault, stderr: bytes, stdout: bytes = b"", signatures: Sequence[Signature] | None = None
+) -> Finding:
+    """The finding for `fault`, from the ends of what its rank wrote (each at most `TAIL_BYTES` are looked at), by
+    `signatures` or else by all rules of this process."""
+    ended_by, signatures = _ended_by(fault), used() if signatures is None else signatures
     texts = [_plain(text[-TAIL_BYTES:]) for text in (stderr, stdout)]
     exited = fault.kind is FaultKind.EXIT
     own = exited and bool(fault.traceback) and not WRAPPERS.search(fault.message)  # it ended by its own exception
