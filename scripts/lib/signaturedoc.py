@@ -30,6 +30,11 @@ looks for the signatures below. No service and no network are needed. It takes a
 - **certain** rules with *elsewhere* exclude the node, if a node is left to take its place. At most 5 % of the job's
   nodes (at least one) are excluded in this way. Other rules never exclude.
   Where a rank raised an exception of its own, a rule blames the node only for the lines of that exception.
+- **Quotations exclude no node:** an *exception* rule excludes a node only for a headline that a device library raised:
+  torch's errors for devices and peers, a name such as `CUDARuntimeError` or `NVMLError`, or a `RuntimeError` that names
+  CUDA, NCCL, NVML, NVIDIA or HIP before the first quote. What native code said before SIGABRT counts, too. An *output*
+  rule excludes no node for the lines of an exception. Elsewhere such a rule is *likely* at most, with *restart*. Rules
+  of a site are not different.
 - **The same failure three times:** a failure that is the user's (same line of the script and same message, whichever
   rank was the first) is said at its third time in a row, each after about the same time. With
   `--ft-attribution-stop-action no-restart` it ends the job with code 93.
@@ -64,7 +69,7 @@ signatures:
 ```
 
 `role` is cause (default), unclear or echo. A file holds up to 200 rules of up to 20 texts. A rule with
-`confidence: certain`, `action: elsewhere` excludes nodes.
+`confidence: certain`, `action: elsewhere`, `blame: node` excludes nodes, except for what may be a quotation.
 
 ## What to do
 

@@ -37,6 +37,8 @@ def report(rank: int, own: str = "") -> RankFault:
     text = f"step 88 loss 2.3\n{own}\n{storm}" if own else f"step 88 loss 2.3\n{storm}"
     message = own or "RuntimeError: [pair.cc:538] Connection closed by peer [10.0.0.7]:4711"
     found = fault(rank, message)
+    if own and any(own in FAILURES[one.name] for one in SIGNATURES if one.printed):
+        found = replace(found, traceback="")  # a program's or the kernel's line, not an exception
     return replace(found, finding=examine(found, text.encode()))
 
 
@@ -239,6 +241,58 @@ def test_a_script_that_quotes_a_log_blames_no_node() -> None:
     assert examine(raised, b"").blame is Blame.USER
 
 
+QUOTING = (
+    "pydantic_core._pydantic_core.ValidationError: 1 validation error for Row\ntext\n"
+    "  Input should be a valid integer [type=int_parsing, input_value='my GPU is lost in the mail', input_type=str]",
+    "pydantic_core._pydantic_core.ValidationError: 1 validation error, input_value='my GPU is lost in the mail'",
+    "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)\nmy GPU is lost in the mail",
+    "datasets.exceptions.DatasetGenerationError: row 7: the gpu is lost",
+    "mypkg.ValueError: 'uncorrectable NVLink error'",
+    "RuntimeError: Caught KeyError in DataLoader worker process 0.\nsample: 'uncorrectable ECC error encountered'",
+    "yaml.scanner.ScannerError: in 'GPU 3 has fallen off the bus'",
+    "mypkg.errors.RuntimeError: cannot parse 'uncorrectable ECC error encountered'",
+    f"pyarrow.lib.ArrowInvalid: CSV parse error: {QUOTED[3]}",
+    f"RuntimeError: cannot parse {QUOTED[3]}",
+    "RuntimeError: cannot parse 'CUDA error: uncorrectable ECC error encountered'",
+)
+
+
+@pytest.mark.parametrize("error", QUOTING)
+def test_an_exception_that_quotes_a_line_excludes_no_node(error: str) -> None:
+    trace = f'Traceback (most recent call last):\n  File "train.py", line 4, in <module>\n    main()\n{error}\n'
+    raised = replace(fault(0, error.partition("\n")[0]), traceback=trace)
+    found = examine(raised, trace.encode())
+    assert found.confidence is not Confidence.CERTAIN and found.remedy is Remedy.RESTART
+
+
+@pytest.mark.parametrize(("code", "kind"), [(1, FaultKind.EXIT), (-9, FaultKind.SIGNAL), (0, FaultKind.HANG)])
+def test_a_last_line_that_is_no_exception_excludes_no_node(code: int, kind: FaultKind) -> None:
+    found = examine(fault(0, kind=kind, code=code), b"row 7 failed: my GPU is lost in the mail\nbye\n")
+    assert found.confidence is not Confidence.CERTAIN and found.remedy is not Remedy.ELSEWHERE
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+        "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered",
+        "AcceleratorError: CUDA error: uncorrectable ECC error encountered",
+        "torch.distributed.DistBackendError: NCCL error: uncorrectable NVLink error detected during the execution",
+        "cupy_backends.cuda.api.runtime.CUDARuntimeError: cudaErrorECC: uncorrectable ECC error encountered",
+        "pynvml.NVMLError_GpuIsLost: GPU is lost",
+    ],
+)
+def test_what_a_device_library_raises_excludes_the_node(error: str) -> None:
+    found = examine(fault(0, error), b"")
+    assert (found.blame, found.confidence, found.remedy) == (Blame.NODE, Confidence.CERTAIN, Remedy.ELSEWHERE)
+
+
+def test_what_native_code_says_as_it_aborts_excludes_the_node() -> None:
+    text = "terminate called\n  what():  CUDA error: uncorrectable ECC error encountered\n"
+    for code, kind in ((-6, FaultKind.SIGNAL), (134, FaultKind.EXIT)):
+        assert examine(fault(0, kind=kind, code=code), text.encode()).remedy is Remedy.ELSEWHERE
+
+
 @pytest.mark.parametrize(
     "error", ["CUDA driver version is insufficient for CUDA runtime", "No CUDA GPUs are available"]
 )
@@ -263,6 +317,22 @@ def test_a_rule_of_the_site_comes_first_and_takes_linear_time() -> None:
         assert time.process_time() - began < 0.5
     finally:
         rules.use(())
+
+
+def test_a_coordinator_judges_by_the_built_in_rules_only() -> None:
+    site = Signature(
+        "site-rule", "site", ("stale file handle",), LineRole.CAUSE, Blame.NODE, Confidence.CERTAIN, Remedy.ELSEWHERE,
+        "ask the site", printed=True,
+    )  # fmt: skip
+    without = fault(0, "OSError: [Errno 116] Stale file handle")  # no finding
+    built_in = judge([without], 4)
+    rules.use([site])
+    try:
+        assert examine(without, b"").rule == "site-rule"
+        assert judge([without], 4) == built_in
+    finally:
+        rules.use(())
+    assert built_in is not None and built_in.rule == "storage-error"
 
 
 def test_each_class_says_what_to_do() -> None:

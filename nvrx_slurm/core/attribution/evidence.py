@@ -35,6 +35,13 @@ _NATIVE_LINE = re.compile(rb"what\(\):|terminated with exception|check failed|fa
 _OF_CODE = re.compile(
     r"(?:Key|Value|Type|Index|Name|Attribute|Assertion|ZeroDivision|UnboundLocal|NotImplemented|Lookup|Unicode\w+)Error"
 )
+# Headlines of CUDA, NCCL and NVML. Another exception may quote what somebody else wrote. So may a RuntimeError that
+# does not name the library before the first quote.
+_OF_DEVICE = re.compile(
+    rb"RuntimeError: [^'\"`]*(?i:cuda|nccl|nvml|nvidia|hip )"
+    rb"|(?:(?:torch\.)?AcceleratorError|(?:torch\.(?:cuda\.)?)?OutOfMemoryError|torch\.cuda\.\w+"
+    rb"|(?:torch\.distributed\.(?:\w+\.)*)?Dist\w*Error|(?:\w+\.)*(?:\w*(?:Cuda|CUDA|CUDARuntime)Error|NVMLError\w*)):"
+)
 _ADVICE = tuple(text.encode() for text in ADVICE)
 _PATTERNS = {s.name: re.compile(s.pattern.encode()) for s in SIGNATURES if s.pattern}
 
@@ -45,16 +52,19 @@ class _Match(NamedTuple):
     place: int
 
 
-def examine(fault: RankFault, stderr: bytes, stdout: bytes = b"") -> Finding:
-    """The finding for `fault`, from the ends of what its rank wrote (each at most `TAIL_BYTES` are looked at)."""
-    ended_by, signatures = _ended_by(fault), used()
+def examine(
+    fault: RankFault, stderr: bytes, stdout: bytes = b"", signatures: Sequence[Signature] | None = None
+) -> Finding:
+    """The finding for `fault`, from the ends of what its rank wrote (each at most `TAIL_BYTES` are looked at), by
+    `signatures` or else by all rules of this process."""
+    ended_by, signatures = _ended_by(fault), used() if signatures is None else signatures
     texts = [_plain(text[-TAIL_BYTES:]) for text in (stderr, stdout)]
     exited = fault.kind is FaultKind.EXIT
     own = exited and bool(fault.traceback) and not WRAPPERS.search(fault.message)  # it ended by its own exception
     told = _exception(fault) if own else _last_lines(texts[0]) if exited else _abort(texts[0])
     if exited and fault.message and not (own and told[0]):
         told[:1] = [fault.message.encode("utf-8", "replace")]
-    found = [*_told(told, signatures), *_printed(texts, signatures)]
+    found = [_no_surer(m, own, ended_by) for m in (*_told(told, signatures), *_printed(texts, signatures))]
     may = (match for match in found if _may_explain(match.signature, fault, ended_by))
     best = _of_exception(found, told[0]) if own else min(may, key=_without_exception, default=None)
     if best is None:
@@ -80,6 +90,19 @@ def _of_exception(found: list[_Match], headline: bytes) -> _Match | None:
         return best
     printed = (m for m in found if m.signature.role is LineRole.CAUSE and m.signature.blame is not Blame.NODE)
     return min(printed, key=_order, default=best)
+
+
+def _no_surer(match: _Match, own: bool, ended_by: int) -> _Match:
+    """The match, without its exclusion where the line may be a quotation. A rule about an exception excludes a node for
+    a headline that a device library raised, or for what native code said as it aborted; a rule about output does so
+    outside an exception."""
+    s = match.signature
+    if s.blame is not Blame.NODE or s.confidence is not Confidence.CERTAIN:
+        return match
+    native = not own and ended_by == _SIGABRT and _NATIVE_LINE.search(match.line.lower())
+    if not own if s.printed else native or (match.place == _HEADLINE and _OF_DEVICE.match(match.line)):
+        return match
+    return match._replace(signature=s._replace(confidence=Confidence.LIKELY, remedy=Remedy.RESTART))
 
 
 def _may_explain(s: Signature, fault: RankFault, ended_by: int) -> bool:

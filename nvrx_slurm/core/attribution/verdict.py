@@ -84,11 +84,13 @@ def _level(fault: RankFault) -> int:
 
 
 def _finding(fault: RankFault) -> Finding:
-    """What its agent has found; the sentence about a rank is read here where an agent has found nothing."""
+    """What its agent has found. Where an agent has found nothing, the sentence about a rank is read here, by the
+    built-in rules: `nvrx replay` does not have the site's."""
     if fault.finding is None and fault.rank >= 0:
         from nvrx_slurm.core.attribution.evidence import examine  # not at the start: its patterns take 10 ms
+        from nvrx_slurm.core.attribution.signatures import SIGNATURES
 
-        return examine(fault, b"")
+        return examine(fault, b"", signatures=SIGNATURES)
     return fault.finding or _NO_FINDING
 
 
