@@ -214,7 +214,7 @@ def test_only_a_check_that_fails_outright_makes_a_node_unfit(
     async def story(bench: Bench) -> None:
         assert [await bench.prepare(), await bench.prepare(1)] == [why, why]
 
-    lines = run(tmp_path, story, told(SAYS.replace(GOOD, report))).said
+    lines = run(tmp_path, story, told(SAYS.replace(repr(GOOD), repr(report)))).said
     assert [said in line for line in lines] == ([True] if said else [])
 
 
@@ -268,7 +268,7 @@ def test_memory_that_cannot_be_read(tmp_path: Path, verdict: str, said: list[str
     async def story(bench: Bench) -> None:
         assert [await bench.preflight._reclaim() for _ in range(2)] == [None, None]
 
-    assert run(tmp_path, story, replace(told(SAYS.replace(GOOD, line)), reclaim=WAITS)).said == said
+    assert run(tmp_path, story, replace(told(SAYS.replace(repr(GOOD), repr(line))), reclaim=WAITS)).said == said
 
 
 def test_a_preflight_that_is_closed_in_the_middle_starts_nothing_any_more(tmp_path: Path) -> None:
