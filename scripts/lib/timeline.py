@@ -57,7 +57,7 @@ class RunStory:
 def read_story(run_dir: Path) -> RunStory:
     """Digest `run_dir`/events/*.jsonl. A last line that is torn (its writer was killed) is left out."""
     story = RunStory()
-    for path in sorted((run_dir / "events").glob("*.jsonl")):
+    for path in sorted((run_dir / "events").glob("[ac]*.jsonl")):  # of agents and coordinators, not of elections
         coordinator = path.stem.startswith("coordinator")  # each term has a log of its own
         name = "coordinator"
         for line in _lines(path):
