@@ -1,4 +1,4 @@
-"""Who is active and who is spare: examples, and any situation; without segments against a slow version."""
+"""Which nodes are active, and which are spares: examples, then any situation; without segments also by a slow rule."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def _server(runs: Runs) -> grpc.Server:
             text = f"args must be at most {MAX_ARGS}, each of 1 to 256 letters, digits and _.,:=/@%+-"
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
         if not context.is_active():
-            return pb.HealthCheckResponse()  # nobody waits for it any more
+            return pb.HealthCheckResponse()  # the caller has left, and reads no answer
         try:
             answer = runs.answer(args)
         except (UsageError, OSError) as error:  # nothing is known about the node
