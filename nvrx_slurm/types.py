@@ -187,6 +187,11 @@ class RestartRecord:
     cause: str  # the sentence of its first cause
     rank: int = -1  # of its first cause
     fingerprint: str = ""  # of its first cause, where the rules know one
+    host: str = ""  # of its first cause
+    exit_code: int = 0  # of its first cause
+    iteration: int = -1  # that the training had reached, as its output says; -1 = not known
+    checkpoint: int = -1  # iteration of the last checkpoint at that time; -1 = not known
+    elsewhere: bool = False  # the next cycle ran on other nodes, to learn whether the failure stays with the node
 
 
 @frozen
@@ -203,6 +208,7 @@ class History:
     restarts: tuple[RestartRecord, ...] = ()  # the last 8
     lost: tuple[str, ...] = ()  # hosts of lost nodes, the first 64
     promoted: tuple[str, ...] = ()  # hosts of spares that were used, the first 64
+    resume_before: int = -1  # ranks are told to take a checkpoint older than this iteration; -1 = any
 
 
 @frozen

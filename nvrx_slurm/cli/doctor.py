@@ -7,11 +7,13 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import click
 
 from nvrx_slurm.child.bounded_process import run
+from nvrx_slurm.config.launch import LaunchConfig
 from nvrx_slurm.errors import ExitCode, NvrxError, UsageError
 from nvrx_slurm.slurm.api.cli import Slurm
 from nvrx_slurm.system import trust
@@ -62,7 +64,8 @@ _HOOK_FACTS: tuple[Fact, ...] = (
     "--slurm-api", type=click.Choice(["auto", "cli", "pyslurm"]), default="auto", envvar="NVRX_SLURM_API",
     help="As for nvrx-run.",
 )  # fmt: skip
-def doctor(as_json: bool, hooks: str, slurm_api: str) -> None:
+@click.option("--log-dir", default=LaunchConfig().log_dir, envvar="NVRX_LOG_DIR", help="Where strikes are looked for.")
+def doctor(as_json: bool, hooks: str, slurm_api: str, log_dir: str) -> None:
     """Say whether a job can run on this node, and whether Slurm's hooks are set up right. Run it on a compute node; as
     root for the hooks.
 
@@ -71,6 +74,7 @@ def doctor(as_json: bool, hooks: str, slurm_api: str) -> None:
     from nvrx_slurm.slurm.api import connect
 
     parts = examine(*connect(slurm_api), hooks)
+    parts["job"] += _strikes(Path(log_dir))
     if as_json:
         click.echo(json.dumps([{"part": name, **line._asdict()} for name, lines in parts.items() for line in lines]))
     else:
@@ -107,6 +111,14 @@ def examine(backend: Slurm, why: str, hooks: str = "") -> dict[str, list[Line]]:
         in_slurm_conf = [*_programs(slurm, directory), *_judged(_HOOK_FACTS, slurm)] if slurm else []
         found = [*in_slurm_conf, *_files(directory)]
     return {"job": [*job, _munge()], "hooks": found}
+
+
+def _strikes(log_dir: Path) -> Iterator[Line]:
+    from nvrx_slurm.node.output import strikes
+
+    if found := strikes.suspects(log_dir):
+        text = f"nodes with {strikes.MANY} or more strikes in 28 days: {strikes.in_words(found)}"
+        yield Line("strikes", WARN, text, f"look at {log_dir}/strikes.jsonl; nvrx submit --avoid-strikes")
 
 
 def _judged(facts: Sequence[Fact], slurm: dict[str, str]) -> Iterator[Line]:

@@ -140,6 +140,7 @@ def _restart_limits(ft: FaultToleranceConfig) -> RestartLimits:
         crash_loop_pause_s=ft.crash_loop_backoff,
         max_no_progress_cycles=max(0, ft.max_no_progress_cycles),
         min_progress_iterations=ft.min_progress_iterations,
+        poison_iterations=ft.poisoned_checkpoint_iterations,
         no_restart_code=ft.no_restart_exit_code,
         stops_on_repeats=ft.attribution_stop_action == "no-restart",
     )

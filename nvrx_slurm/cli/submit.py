@@ -55,6 +55,7 @@ def _submit(given: dict[str, Any], script: str, args: tuple[str, ...]) -> int:
     _venv(wanted)
     log_dir = Path(config.launch.log_dir)
     _make(log_dir, wanted)
+    wanted = _without_suspects(wanted, log_dir)
     slurm, _ = connect(config.launch.slurm_api)
     name = f"chain_{time.strftime('%Y%m%d-%H%M%S')}_{secrets.token_hex(2)}"
     links = log_dir.absolute() / name if wanted.chain else None
@@ -65,6 +66,24 @@ def _submit(given: dict[str, Any], script: str, args: tuple[str, ...]) -> int:
         return ExitCode.OK
     outputs = [Path(_output(wanted, log_dir, job)) for job in jobs]
     return _follow(slurm, jobs, outputs, log_dir, config.launch.until_done)
+
+
+def _without_suspects(wanted: SubmitConfig, log_dir: Path) -> SubmitConfig:
+    """Say which nodes have many strikes; with --avoid-strikes Slurm does not give them to the job."""
+    from nvrx_slurm.node.output import strikes  # not for --help
+
+    found = strikes.suspects(log_dir)
+    if not found:
+        return wanted
+    told = f"nodes with {strikes.MANY} or more strikes in 28 days: {strikes.in_words(found)}"
+    if not wanted.avoid_strikes:
+        click.echo(f"{told}; leave them out: --avoid-strikes", err=True)
+        return wanted
+    click.echo(f"{told}: left out", err=True)
+    own = [word for word in wanted.sbatch_args if word.startswith(("--exclude=", "-x"))]
+    hosts = [word.removeprefix("--exclude=").removeprefix("-x").lstrip("=") for word in own]
+    others = [word for word in wanted.sbatch_args if word not in own]
+    return replace(wanted, sbatch_args=(*others, f"--exclude={','.join([*hosts, *found])}"))
 
 
 def _text(

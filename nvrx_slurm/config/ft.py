@@ -92,6 +92,11 @@ class FaultToleranceConfig(LogSettings):
     min_progress_iterations: int = setting(
         k.integer(1), 1, "So many iterations more than after the cycle before are progress."
     )
+    poisoned_checkpoint_iterations: int = setting(
+        k.integer(0), 100,
+        help="With a checkpoint iteration file: the same failure twice, so soon after one checkpoint, makes ranks take "
+        "an older one (NVRX_RESUME_BEFORE). 0: never.",
+    )  # fmt: skip
     no_restart_exit_code: int = setting(k.integer(1, 255), 93, "Exit code of a job that should not be started again.")
     check_remaining_processes: bool = ignored(k.BOOL, False, "what workers leave behind is killed in any case")
 

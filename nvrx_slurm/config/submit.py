@@ -76,6 +76,7 @@ class SubmitConfig(Section):
         k.WORDS, (), flag="--sbatch-arg", form="repeat",
         help="One more option for sbatch: --sbatch-arg=--qos=high. May be repeated.",
     )  # fmt: skip
+    avoid_strikes: bool = switch("Leave out nodes with three or more strikes in --log-dir within 28 days.")
     venv: str | None = maybe(k.PATH, "Python environment that the job activates. Default: the one of this nvrx.")
 
     container_image: str | None = maybe(k.TEXT, "Run the training in this image.", begins="Container")

@@ -32,6 +32,8 @@ _BOUNDS = {
     "exit_code": (-255, 255),
     "signum": (0, 64),
     "iteration": (-1, 1 << 62),
+    "checkpoint": (-1, 1 << 62),
+    "resume_before": (-1, 1 << 62),
     "seq": (0, 1 << 62),
     "order": (0, 2**64 - 1),
 }

@@ -298,7 +298,7 @@ class KindCount(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class History(_message.Message):
-    __slots__ = ("restarts_used", "spent", "no_progress", "iteration", "excluded", "began_s", "down_s", "restarts", "lost", "promoted")
+    __slots__ = ("restarts_used", "spent", "no_progress", "iteration", "excluded", "began_s", "down_s", "restarts", "lost", "promoted", "resume_before")
     RESTARTS_USED_FIELD_NUMBER: _ClassVar[int]
     SPENT_FIELD_NUMBER: _ClassVar[int]
     NO_PROGRESS_FIELD_NUMBER: _ClassVar[int]
@@ -309,6 +309,7 @@ class History(_message.Message):
     RESTARTS_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
     PROMOTED_FIELD_NUMBER: _ClassVar[int]
+    RESUME_BEFORE_FIELD_NUMBER: _ClassVar[int]
     restarts_used: int
     spent: _containers.RepeatedCompositeFieldContainer[KindCount]
     no_progress: int
@@ -319,23 +320,34 @@ class History(_message.Message):
     restarts: _containers.RepeatedCompositeFieldContainer[RestartRecord]
     lost: _containers.RepeatedScalarFieldContainer[str]
     promoted: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, restarts_used: _Optional[int] = ..., spent: _Optional[_Iterable[_Union[KindCount, _Mapping]]] = ..., no_progress: _Optional[int] = ..., iteration: _Optional[int] = ..., excluded: _Optional[_Iterable[str]] = ..., began_s: _Optional[float] = ..., down_s: _Optional[float] = ..., restarts: _Optional[_Iterable[_Union[RestartRecord, _Mapping]]] = ..., lost: _Optional[_Iterable[str]] = ..., promoted: _Optional[_Iterable[str]] = ...) -> None: ...
+    resume_before: int
+    def __init__(self, restarts_used: _Optional[int] = ..., spent: _Optional[_Iterable[_Union[KindCount, _Mapping]]] = ..., no_progress: _Optional[int] = ..., iteration: _Optional[int] = ..., excluded: _Optional[_Iterable[str]] = ..., began_s: _Optional[float] = ..., down_s: _Optional[float] = ..., restarts: _Optional[_Iterable[_Union[RestartRecord, _Mapping]]] = ..., lost: _Optional[_Iterable[str]] = ..., promoted: _Optional[_Iterable[str]] = ..., resume_before: _Optional[int] = ...) -> None: ...
 
 class RestartRecord(_message.Message):
-    __slots__ = ("cycle", "at_s", "down_s", "cause", "rank", "fingerprint")
+    __slots__ = ("cycle", "at_s", "down_s", "cause", "rank", "fingerprint", "host", "exit_code", "iteration", "checkpoint", "elsewhere")
     CYCLE_FIELD_NUMBER: _ClassVar[int]
     AT_S_FIELD_NUMBER: _ClassVar[int]
     DOWN_S_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    ELSEWHERE_FIELD_NUMBER: _ClassVar[int]
     cycle: int
     at_s: float
     down_s: float
     cause: str
     rank: int
     fingerprint: str
-    def __init__(self, cycle: _Optional[int] = ..., at_s: _Optional[float] = ..., down_s: _Optional[float] = ..., cause: _Optional[str] = ..., rank: _Optional[int] = ..., fingerprint: _Optional[str] = ...) -> None: ...
+    host: str
+    exit_code: int
+    iteration: int
+    checkpoint: int
+    elsewhere: bool
+    def __init__(self, cycle: _Optional[int] = ..., at_s: _Optional[float] = ..., down_s: _Optional[float] = ..., cause: _Optional[str] = ..., rank: _Optional[int] = ..., fingerprint: _Optional[str] = ..., host: _Optional[str] = ..., exit_code: _Optional[int] = ..., iteration: _Optional[int] = ..., checkpoint: _Optional[int] = ..., elsewhere: bool = ...) -> None: ...
 
 class Plan(_message.Message):
     __slots__ = ("term", "cycle", "history", "max_restarts", "active_nodes", "world_size", "master_addr", "master_port", "group_rank", "rank_offset", "leader", "successors", "electors", "dead", "returned")

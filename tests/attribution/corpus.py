@@ -106,6 +106,14 @@ FAILURES: dict[str, tuple[str, ...]] = {
     "compiler": ("torch._inductor.exc.InductorError: RuntimeError: `ptxas` failed with error code 255",),
     "invalid-device": ("RuntimeError: CUDA error: invalid device ordinal",),
     "checkpoint-key": ("RuntimeError: Missing key in checkpoint state_dict: model.2.weight.",),
+    "rejected-transient": ("ERROR:megatron.core.rerun_state_machine:Rank 3, node n1, device 3: Possible transient error!!",),
+    "rejected-persistent": (
+        "ERROR:megatron.core.rerun_state_machine:Rank 3, node n1, device 3: Possible persistent error!!",
+    ),
+    "rejected-application": (
+        "ERROR:megatron.core.rerun_state_machine:Rank 3, node n1, device 3: Correct result (but possible Application error)"
+        " (loss)!",
+    ),
     "megatron-rerun": ("ERROR:megatron.core.rerun_state_machine:Unexpected result nan on rank 3 at iteration #3",),
     "no-access": ("huggingface_hub.errors.GatedRepoError: 403 Client Error. Cannot access gated repo",),
     "service-limits": ("requests.exceptions.HTTPError: 429 Client Error: Too Many Requests for url: /m",),

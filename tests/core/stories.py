@@ -15,12 +15,13 @@ Nodes are numbers (infra rank; `1'` is a second life of the agent on node 1); `s
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from nvrx_slurm import types as t
+from nvrx_slurm.core.attribution.rules import named
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSettings
 from nvrx_slurm.core.coordinator.restarts import RestartLimits
@@ -127,6 +128,8 @@ class Story:
             return ev.TimeLeftRead(None if rest[0] == "?" else float(rest[0]))
         if word == "progress":
             return ev.ProgressRead(int(rest[0]), None if rest[1] == "?" else int(rest[1]))
+        if word == "reached":
+            return ev.ReachedRead(int(rest[0]), -1 if rest[1] == "?" else int(rest[1]))
         if word == "advises":
             return ev.Advised(int(rest[0]), rest[1] == "stop", " ".join(rest[1:]))
         if word == "raised":
@@ -167,7 +170,15 @@ def peer(rank: int) -> t.Peer:
 
 
 def _faults(rank: int, rest: list[str]) -> tuple[t.RankFault, ...]:
-    return () if "empty" in rest else (a_fault(rank, t.FaultKind.HANG if "hang" in rest else t.FaultKind.EXIT),)
+    """Of its first rank, unless "local=1" says otherwise. "rule=NAME": what its output says, equal for equal names."""
+    told = dict(word.split("=") for word in rest if "=" in word)
+    kind = t.FaultKind.HANG if "hang" in rest else t.FaultKind.EXIT
+    fault = a_fault(rank, kind, int(told.get("code", 1)), int(told.get("local", 0)))
+    if name := told.get("rule"):
+        s = named(name) or named("not-finite")
+        assert s is not None
+        fault = replace(fault, finding=t.Finding(name, s.role, s.blame, s.confidence, s.remedy, name))
+    return () if "empty" in rest else (fault,)
 
 
 def _evidence(rank: int, doing: list[str]) -> tuple[t.RankEvidence, ...]:
@@ -207,23 +218,25 @@ def effects(commands: list[Any]) -> Iterator[str]:
             what, own = _message(command.message)
             sent.setdefault(what, []).append(host + "'" * int(life) + own)
     yield from (f"{what}({' '.join(sorted(to))})" for what, to in sent.items())
-    for command in commands:
-        if isinstance(command, ev.AskTimeLeft):
-            yield "ask-time"
-        elif isinstance(command, ev.Probe):
-            yield f"probe:{command.peer.key}"
-        elif isinstance(command, (ev.Won, ev.Lapsed)):
-            yield type(command).__name__.lower()
-        elif isinstance(command, ev.CycleBegan):
-            yield f"began:{command.cycle}"
-        elif isinstance(command, ev.CycleOver):
-            yield f"over:{command.cycle}" + (f"({command.cause.kind.value})" if command.cause else "")
-        elif isinstance(command, ev.HangFound):
-            yield f"hang:{','.join(str(culprit.rank) for culprit in command.culprits)}"
-        elif isinstance(command, ev.ReadProgress):
-            yield f"read-progress:{command.cycle}"
-        elif isinstance(command, ev.JobOver):
-            yield f"done:{int(command.code)}" + (f"({command.cause.kind.value})" if command.cause else "")
+    yield from (_WORDS[type(command)](command) for command in commands if type(command) in _WORDS)
+
+
+def _caused(command: Any) -> str:
+    return f"({command.cause.kind.value})" if command.cause else ""
+
+
+_WORDS: dict[type, Callable[[Any], str]] = {
+    ev.AskTimeLeft: lambda command: "ask-time",
+    ev.Probe: lambda command: f"probe:{command.peer.key}",
+    ev.Won: lambda command: "won",
+    ev.Lapsed: lambda command: "lapsed",
+    ev.CycleBegan: lambda command: f"began:{command.cycle}",
+    ev.CycleOver: lambda command: f"over:{command.cycle}{_caused(command)}",
+    ev.HangFound: lambda command: f"hang:{','.join(str(culprit.rank) for culprit in command.culprits)}",
+    ev.Strike: lambda command: f"strike:{command.host}",
+    ev.ReadProgress: lambda command: f"read-progress:{command.cycle}",
+    ev.JobOver: lambda command: f"done:{int(command.code)}{_caused(command)}",
+}
 
 
 def _message(message: Any) -> tuple[str, str]:
@@ -231,7 +244,8 @@ def _message(message: Any) -> tuple[str, str]:
     if isinstance(message, t.Plan):
         group_rank = str(message.group_rank) if message.active else "-"
         term = f"@{message.term}" if message.term > 1 else ""
-        return f"plan:{message.cycle}/{message.history.restarts_used}{term}", f"={group_rank}"
+        before = f"<{message.history.resume_before}" if message.history.resume_before >= 0 else ""
+        return f"plan:{message.cycle}/{message.history.restarts_used}{before}{term}", f"={group_rank}"
     kinds = {
         t.Stop: lambda: "stop",
         t.CheckNode: lambda: "check",

@@ -37,6 +37,7 @@ EVENTS = {
     "hung {n} {c}": 2,
     "sees {n} {c} {what}": 8,
     "advises {c} stop": 0.5,
+    "reached {c} {iteration}": 1,
 }
 
 

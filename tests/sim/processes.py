@@ -110,7 +110,7 @@ class SimCoordinator(Process):
             self.renew()
         elif isinstance(command, ev.Lapsed):
             self.agent.elect.step(el.Resigned())
-        elif isinstance(command, ev.ReadProgress):
+        elif isinstance(command, (ev.ReadProgress, ev.ReadReached)):
             self._read_progress(command)
         elif isinstance(command, ev.AskTimeLeft):
             left_s = self.world.settings.time_limit_s - self.world.clock.now
@@ -118,13 +118,15 @@ class SimCoordinator(Process):
             if self.world.rng.random() < 0.9:  # otherwise Slurm never answers
                 self.world.clock.after(self.world.rng.uniform(0.0, 1.0), self.step, answer)
         else:
-            assert isinstance(command, (Say, ev.HangFound)), command
+            assert isinstance(command, (Say, ev.HangFound, ev.Strike)), command
 
-    def _read_progress(self, command: ev.ReadProgress) -> None:
+    def _read_progress(self, command: ev.ReadProgress | ev.ReadReached) -> None:
         """The file system answers in its own time, or not at all."""
         saved = int(self.world.training.saved_s)
         iteration = saved if self.world.rng.random() < 0.9 else None
-        answer = ev.ProgressRead(command.cycle, iteration)
+        answer: object = ev.ProgressRead(command.cycle, iteration)
+        if isinstance(command, ev.ReadReached):
+            answer = ev.ReachedRead(command.cycle, saved)
         self.world.clock.after(self.world.rng.uniform(0.0, 2.0), self.step, answer)
 
     def die(self, why: str, silently: bool = False) -> None:

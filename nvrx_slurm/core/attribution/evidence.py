@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import NamedTuple
 
 from nvrx_slurm.core.attribution.raised import WRAPPERS, clean, raised_in
 from nvrx_slurm.core.attribution.rules import used
-from nvrx_slurm.core.attribution.signatures import ADVICE, NO_PROGRESS, PROGRESS, RETRIED, SIGNATURES, Signature
+from nvrx_slurm.core.attribution.signatures import ADVICE, NO_PROGRESS, PROGRESS, RETRIED, Signature
 from nvrx_slurm.core.attribution.verdict import failing_line
 from nvrx_slurm.types import Blame, Confidence, FaultKind, Finding, LineRole, RankFault, Remedy
 
@@ -25,6 +26,7 @@ _HEADLINE, _DETAILS, _ELSEWHERE = range(3)  # where a match is
 _PEER = re.compile(
     rb"(?:closed by(?: remote)? peer|completion from peer|connect to) \[?([\w.:-]{1,100}?)\]?(?:[:<]\d+|$|[\s>])"
 )
+_ITERATION = re.compile(rb"\b(?:step|iter|iteration)\b[^\w\n]{0,12}(\d{1,15})\b(?!\.\d)|\b(\d{1,15})/\d+ \[\d\d:")
 _VARIABLE = re.compile(rb"0x[0-9a-f]+|\d+|\[rank\s*\]:?|(?:/[\w.+-]+)+/")  # differs between equal failures
 _SIGABRT, _SIGTERM = 6, 15
 _NATIVE = (4, 7, 8, 11)  # SIGILL, SIGBUS, SIGFPE, SIGSEGV
@@ -43,7 +45,6 @@ _OF_DEVICE = re.compile(
     rb"|(?:torch\.distributed\.(?:\w+\.)*)?Dist\w*Error|(?:\w+\.)*(?:\w*(?:Cuda|CUDA|CUDARuntime)Error|NVMLError\w*)):"
 )
 _ADVICE = tuple(text.encode() for text in ADVICE)
-_PATTERNS = {s.name: re.compile(s.pattern.encode()) for s in SIGNATURES if s.pattern}
 
 
 class _Match(NamedTuple):
@@ -144,14 +145,14 @@ def _printed(texts: Sequence[bytes], signatures: Sequence[Signature]) -> Iterato
 
 def _matches(text: bytes, lower: bytes, place: int, signatures: Sequence[Signature]) -> Iterator[_Match]:
     for signature in signatures:
-        for at, line in _lines_with(lower, signature.texts):
-            if _fits(signature, line):
-                yield _Match(signature, text[at : at + len(line)], place)
+        for pieces in (pieces for pieces in _pieces(signature.texts) if pieces[0] in lower):
+            for at, line in _lines_with(lower, *pieces):
+                if _fits(signature, line):
+                    yield _Match(signature, text[at : at + len(line)], place)
 
 
 def _fits(signature: Signature, line: bytes) -> bool:
-    pattern = _PATTERNS.get(signature.name) if signature.pattern else None
-    if (pattern and not pattern.search(line)) or RETRIED.search(line):
+    if (signature.pattern and not _pattern(signature.pattern).search(line)) or RETRIED.search(line):
         return False
     return not any(hint in line for hint in _ADVICE)
 
@@ -169,21 +170,41 @@ def progress(lower: bytes) -> int:
     return -1
 
 
-def _lines_with(lower: bytes, texts: Sequence[str]) -> Iterator[tuple[int, bytes]]:
-    """(position of its first byte, line) of each line that holds one of the texts; of a long line what is around it."""
-    for wanted in texts:
-        text, *more = wanted.encode().split(b"*")
-        at = -1
-        for _ in range(_MOST_LINES):
-            at = lower.find(text, at + 1)
-            if at < 0:
-                break
-            begin, end = lower.rfind(b"\n", 0, at) + 1, lower.find(b"\n", at)
-            end = end if end >= 0 else len(lower)
-            begin, last = max(begin, at - _BEFORE_BYTES), min(end, at + _BEHIND_BYTES)
-            if _holds(lower, at + len(text), last, more):
-                yield begin, lower[begin:last]
-            at = end
+def iteration(text: bytes) -> int:
+    """The last step or iteration that an output tells, also by tqdm's bar; -1 without one."""
+    found = -1
+    for match in _ITERATION.finditer(text.lower()):
+        found = int(match[1] or match[2])
+    return found
+
+
+@cache
+def _pattern(text: str) -> re.Pattern[bytes]:
+    """Compiled when a text of its rule is found: to compile all takes 6 ms of a restart."""
+    return re.compile(text.encode())
+
+
+@cache
+def _pieces(texts: Sequence[str]) -> Sequence[tuple[bytes, Sequence[bytes]]]:
+    """Of each text: what is before the first asterisk, and what has to follow."""
+    split = [text.encode().split(b"*") for text in texts]
+    return [(first, more) for first, *more in split]
+
+
+def _lines_with(lower: bytes, text: bytes, more: Sequence[bytes]) -> Iterator[tuple[int, bytes]]:
+    """(position of its first byte, line) of each line with that text, and `more` behind it; of a long line what is
+    around it."""
+    at = -1
+    for _ in range(_MOST_LINES):
+        at = lower.find(text, at + 1)
+        if at < 0:
+            break
+        begin, end = lower.rfind(b"\n", 0, at) + 1, lower.find(b"\n", at)
+        end = end if end >= 0 else len(lower)
+        begin, last = max(begin, at - _BEFORE_BYTES), min(end, at + _BEHIND_BYTES)
+        if _holds(lower, at + len(text), last, more):
+            yield begin, lower[begin:last]
+        at = end
 
 
 def _holds(lower: bytes, begin: int, end: int, pieces: Sequence[bytes]) -> bool:

@@ -165,6 +165,13 @@ shared-library: cannot open shared object file; ' not found (required by; failed
 python-import: modulenotfounderror:; syntaxerror:; indentationerror:
 [import: cause user likely restart one-node]
 python-import-error: importerror:; undefined symbol:; : no module named
+[rejected-result: cause node likely restart printed]
+> Megatron-LM computed a step twice. Other result on one GPU, or on another GPU: report that node; else data or code.
+rejected-transient: possible transient error!
+[rejected-result: cause unknown likely restart printed]
+rejected-persistent: possible persistent error!
+[rejected-result: cause user likely stop printed]
+rejected-application: correct result (but possible application error)
 [not-finite: cause user guess restart printed]
 > Look at data and learning rate near this step. The same step on other nodes: code or data; else suspect the GPU.
 megatron-rerun: rerun_state_machine:unexpected result

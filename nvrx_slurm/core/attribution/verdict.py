@@ -47,7 +47,7 @@ class JudgedCause(NamedTuple):
     remedy: Remedy
     ranks: int  # that show the same
     nodes: int
-    lacks_module: bool = False  # on a rank of each node Python does not find a module
+    one_node: bool = False  # a single node may lack what the rule is about
     times: int = 1  # in a row that the job has failed like this
 
     @property
@@ -78,7 +78,7 @@ def _level(fault: RankFault) -> int:
         return 0
     if outright or fault.exit_code > _BY_SIGNAL:
         return 1
-    if f.blame in (Blame.NETWORK, Blame.UNKNOWN):
+    if f.blame is Blame.NETWORK or (f.blame is Blame.UNKNOWN and f.role is LineRole.UNCLEAR):
         return 4
     return 3 if f.role is LineRole.UNCLEAR and f.confidence is Confidence.GUESS else 2
 
@@ -87,7 +87,7 @@ def _finding(fault: RankFault) -> Finding:
     """What its agent has found. Where an agent has found nothing, the sentence about a rank is read here, by the
     built-in rules: `nvrx replay` does not have the site's."""
     if fault.finding is None and fault.rank >= 0:
-        from nvrx_slurm.core.attribution.evidence import examine  # not at the start: its patterns take 10 ms
+        from nvrx_slurm.core.attribution.evidence import examine  # not at the start: it takes 10 ms
         from nvrx_slurm.core.attribution.signatures import SIGNATURES
 
         return examine(fault, b"", signatures=SIGNATURES)
@@ -105,14 +105,14 @@ def judge(faults: Collection[RankFault], job_nodes: int, restarts: Sequence[Rest
     blame, confidence, remedy = f.blame, f.confidence, f.remedy
     if f.role is LineRole.ECHO or (not f.rule and cause.kind in _BAD_NODE):
         blame, confidence = (Blame.NODE if cause.kind in _BAD_NODE else Blame.UNKNOWN), Confidence.GUESS
-    if nodes == 1 and len(same) > 1 and job_nodes > 1 and _is_of_one_node(f.rule):
+    one_node = _is_of_one_node(f.rule)
+    if nodes == 1 and len(same) > 1 and job_nodes > 1 and one_node:
         blame, confidence, remedy = Blame.NODE, Confidence.GUESS, Remedy.RESTART
     if remedy is Remedy.ELSEWHERE and nodes > 1:  # several nodes at once: rather their image, or the rule itself
         confidence, remedy = Confidence.LIKELY, Remedy.RESTART
     rule = f.rule or (cause.kind.value if cause.kind in _BAD_NODE else "")
-    lacks = cause.kind is FaultKind.EXIT and cause.message.startswith("ModuleNotFoundError:") and nodes == job_nodes
     times = repeats(f.fingerprint, restarts) if blame is Blame.USER else 1
-    return JudgedCause(cause, rule, blame, confidence, remedy, len(same), nodes, lacks, times)
+    return JudgedCause(cause, rule, blame, confidence, remedy, len(same), nodes, one_node, times)
 
 
 def _is_of_one_node(rule: str) -> bool:

@@ -54,6 +54,7 @@ class AnyTime:
         (LIVE, t.EndJob, "on_end_job", _END, "told to end"),
         (LIVE, ev.TimeLeftRead, "on_time_left", _END, "warn, stop or wait"),
         (LIVE, ev.ProvenDead, "on_dead", (), "its ranks are gone, and it is not counted any more"),
+        (LIVE, ev.ReachedRead, "on_reached", (), "how far the failed cycle got"),
         (LIVE, ev.Raised, "ignore", (), "too late: elected"),
         (LIVE, t.EndKnown, "ignore", (), "it has registered with the end of the job"),
         (Stage.TAKEOVER, ev.Advised, "on_advised", (), "no cycle of this term has failed: it is only said"),
@@ -196,6 +197,11 @@ class AnyTime:
         """The checkpoint that the job begins with. The answer about a failed cycle comes too late."""
         if event.cycle < 0:
             self._budget.begin_at(event.iteration)
+
+    def on_reached(self, event: ev.ReachedRead, now: float) -> None:
+        """An answer that comes after the next plan is of no use."""
+        if event.cycle == self._job.cycle and self._core.state in FAILED:
+            self._ledger.reached = event.iteration
 
     def on_time_left(self, event: ev.TimeLeftRead, now: float) -> Stage | None:
         """Say it once; warn or stop when it is time."""

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from nvrx_slurm import types as t
 from nvrx_slurm.core.attribution.verdict import REPEATS, JudgedCause, evidence, first_cause, headline, judge
 from nvrx_slurm.core.coordinator import events as ev
+from nvrx_slurm.core.coordinator.course import FailedCycle, course, reruns, struck
 from nvrx_slurm.core.coordinator.ending import Ending
 from nvrx_slurm.core.coordinator.hangs import HangSearch
+from nvrx_slurm.core.coordinator.restarts import RERUN
 from nvrx_slurm.core.coordinator.roster import Roster, Use, lost
 from nvrx_slurm.core.coordinator.states import FAILED, CoordinatorSettings, Stage
 from nvrx_slurm.core.machine import Entered, Outbox, Say, rows
@@ -21,7 +23,7 @@ from nvrx_slurm.errors import ExitCode, signal_exit_code
 _RUN = (Stage.RUNNING, Stage.LAST_RANKS)
 _NEXT = (Stage.SCORING, Stage.JOINING, Stage.FINISHED)  # once nothing of the cycle is left
 _PROGRESS_S = 6.0  # the program gives the file system 5 s
-_START_S = 120.0  # a module that is missing later may be on a file system that is away
+_START_S = 120.0  # what is missing later may be on a file system that is away
 
 
 class Running:
@@ -197,6 +199,7 @@ class Running:
         return self._succeed() if now >= self._last_ranks_by else None
 
     def _succeed(self) -> Stage:
+        self._roster.strike(*struck(self._ledger.restarts, None))
         if not self._job.assignment.early:
             return self._ending.decide(t.Finish(ExitCode.OK, "all ranks finished"))
         warning = self._ending.warning
@@ -250,7 +253,8 @@ class Stopping:
             out.append(ev.CycleBegan(job.cycle))
         members, lasted_s = self._roster.members, now - job.started_at
         ports = [member.node.port for member in members.values() if member.node.infra_rank == cause.infra_rank]
-        decision = self._budget.after(cause, lasted_s, ports[0] if ports else 0)
+        before = reruns(self._ledger.restarts) if len(job.assignment) > 1 else None
+        decision = self._budget.after(cause, lasted_s, ports[0] if ports else 0, before)
         failed = f"{f'rank {cause.rank}' if cause.rank >= 0 else 'node'} ({cause.host}) failed"
         if decision.restart:
             out.append(Say(decision.why + evidence(cause, advises=True)))
@@ -259,6 +263,8 @@ class Stopping:
             out.append(Say(f"{failed} and ends the job: {left}"))
         self._ledger.failed(job.cycle, lasted_s, decision.restart, now)
         end = None if decision.restart else t.Finish(decision.code, decision.why)
+        if decision.restart and job.assignment.shared is not None:
+            out.append(ev.ReadReached(job.cycle, (0, job.assignment.shared.world_size - 1)))
         if s.tracks_progress:  # lack of progress comes first: "do not start it again" is more than "failed"
             out.append(ev.ReadProgress(job.cycle))
         elif end is not None:
@@ -298,6 +304,8 @@ class Stopping:
 
     def on_progress(self, event: ev.ProgressRead, now: float) -> Stage | None:
         """Whether the job has come further than the cycle before. An answer that comes too late is not scored."""
+        if event.iteration is not None:
+            self._ledger.checkpoint = event.iteration
         if event.cycle < 0 or now >= self._score_by:
             return None
         decision = self._budget.score(event.iteration)
@@ -343,29 +351,32 @@ class Stopping:
     def _all_stopped(self, now: float) -> Stage:
         if self._end_unless_scored is not None:
             return self._ending.decide(self._end_unless_scored)
-        verdict = judge(self._ledger.faults, len(self._job.assignment.slots), self._ledger.restarts)
+        verdict = judge(self._ledger.faults, len(self._job.assignment), self._ledger.restarts)
         end = None if verdict is None else self._act_on(verdict, now)
         return Stage.JOINING if end is None else self._ending.decide(end)
 
     def _act_on(self, verdict: JudgedCause, now: float) -> t.Finish | None:
-        """All faults of the cycle are known: exclude a node that is certainly bad, or end a job that fails for ever."""
-        job, ledger, roster, limits, cause = self._job, self._ledger, self._roster, self._s.limits, verdict.cause
-        ledger.cause_known(cause)
-        times, again = verdict.times, f"the same failure {verdict.times} times"
+        """All faults of the cycle are known. What they say decides about the nodes of the next cycle, or the end."""
+        job, ledger, budget, limits, cause = self._job, self._ledger, self._budget, self._s.limits, verdict.cause
         at_start = job.cycle == 0 and ledger.advice.lasted_s < _START_S
-        if at_start and verdict.lacks_module:
-            why = f"{headline(cause)}; no restart: a rank of each node lacks that module"
-            return t.Finish(limits.hopeless_code, why)
-        if limits.stops_on_repeats and times >= REPEATS:
-            return t.Finish(limits.no_restart_code, f"{headline(cause)}; {again}: a restart does not help")
-        certain = verdict.confidence is t.Confidence.CERTAIN or (
-            cause.kind is t.FaultKind.HANG and self._s.hang_exclude
-        )
-        if times >= REPEATS:
-            some = "a restart may not help; the job goes on (--ft-attribution-stop-action log)"
-            self._out.append(Say(f"{again}: {some}"))
-        elif verdict.remedy is t.Remedy.ELSEWHERE and certain:
-            nodes = (node for node in roster.members.in_order() if node.infra_rank == cause.infra_rank)
-            for node in [node for node in nodes if node.host == cause.host and roster.may_exclude_by_rule(node)]:
-                roster.exclude(node, -1, verdict.sentence, now)
+        told, past = budget.history.resume_before, ledger.restarts
+        before = "" if job.before is None else self._roster.host_of(job.before.node_of(cause.rank))
+        failed = FailedCycle(verdict, len(job.assignment), at_start, ledger.reached, ledger.checkpoint, told, before)
+        next_ = course(failed, past, limits)
+        ledger.cause_known(cause, next_.elsewhere)
+        self._roster.strike(*struck(past, failed))
+        self._roster.strike(next_.strike, next_.why)
+        if next_.end:
+            return t.Finish(next_.end, next_.why)
+        if next_.why and not next_.strike:
+            self._out.append(Say(next_.why))
+        if next_.resume_before >= 0:
+            budget.resume_before(next_.resume_before)
+        if next_.elsewhere:
+            rank = cause.rank if cause.exit_code != RERUN or verdict.rule else -1
+            job.elsewhere, job.suspect = True, job.assignment.node_of(rank)
+        sure = verdict.confidence is t.Confidence.CERTAIN
+        sure = sure or (cause.kind is t.FaultKind.HANG and self._s.hang_exclude)
+        if next_.exclude or (verdict.remedy is t.Remedy.ELSEWHERE and sure and verdict.times < REPEATS):
+            self._roster.exclude_by_rule(next_.exclude or cause.host, next_.why or verdict.sentence, now)
         return None

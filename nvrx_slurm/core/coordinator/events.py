@@ -68,6 +68,14 @@ class ProgressRead:
 
 
 @frozen
+class ReachedRead:
+    """Answer to `ReadReached`: the last iteration that the output of the cycle's ranks tells; -1 = none."""
+
+    cycle: int
+    iteration: int
+
+
+@frozen
 class Advised:
     """An attribution service has answered about a cycle. Its text is not trusted, but printable and on one line."""
 
@@ -170,6 +178,22 @@ class ReadProgress:
     """Read the checkpoint iteration file and post `ProgressRead` with the same cycle; -1 = before the first one."""
 
     cycle: int
+
+
+@frozen
+class ReadReached:
+    """Read in the logs of the first and the last rank how far a cycle got, and post `ReachedRead`."""
+
+    cycle: int
+    ranks: tuple[int, ...]
+
+
+@frozen
+class Strike:
+    """For the file of strikes: a failure stayed away since this host does not run its ranks."""
+
+    host: str
+    why: str
 
 
 @frozen

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.coordinator import events as ev
@@ -188,7 +189,7 @@ class Gathering:
         if job.fresh and self._s.tracks_progress:
             self._out.append(ev.ReadProgress(-1))
         job.cycle = max(job.cycle, job.inherited.last_cycle) + 1
-        job.fresh, self._ledger.faults = False, {}
+        job.fresh, job.elsewhere, job.suspect, self._ledger.faults = False, False, "", {}
         self._send_plans(placement, now)
         return Stage.RUNNING
 
@@ -197,7 +198,11 @@ class Gathering:
         s, ready = self._s, self._members.ready_nodes()
         min_healthy = s.policy is t.RestartPolicy.MIN_HEALTHY
         most = min(len(ready), s.max_active or len(ready)) if min_healthy else s.min_nodes
-        placement = place(ready, self._job.assignment.places, max(most, s.min_nodes), s.segment)
+        job, active = self._job, max(most, s.min_nodes)
+        if job.elsewhere:
+            placement = place_elsewhere(ready, job.assignment.places, job.suspect, active, s.segment)
+        else:
+            placement = place(ready, job.assignment.places, active, s.segment)
         assert placement is not None
         return placement
 
@@ -228,6 +233,7 @@ class Gathering:
     def _send_plans(self, placement: Placement, now: float) -> None:
         job, s, members = self._job, self._s, self._members
         before = set(job.assignment.places.values())
+        job.before = job.assignment
         active = [members[node_id] for node_id in placement.active]
         promoted = [member.node.host for member in active if before and member.node.node_id not in before]
         took = self._ledger.cycle_began(promoted, now)
@@ -269,6 +275,20 @@ def place(
     taken = set(active)
     spares = tuple(node.node_id for node in ordered if node.node_id not in taken)
     return Placement(active, spares, _why(previous, kept, promoted, len(spares)))
+
+
+def place_elsewhere(
+    ready: Sequence[t.Node], previous: Mapping[int, str], suspect: str, min_nodes: int, segment: int | None = None
+) -> Placement | None:
+    """As `place`, but with another node for the ranks of the `suspect` (a node_id): a spare takes its place. Where none
+    is ready, or nobody is suspected, each group rank goes to the next node, with segments to that of the next segment.
+    """
+    others = [node for node in ready if node.node_id != suspect]
+    if len(others) < len(ready) and (found := place(others, previous, min_nodes, segment)):
+        return replace(found, spares=(*found.spares, suspect))
+    step = segment if segment and segment < min_nodes else 1
+    found = place(ready, {(g + step) % min_nodes: node_id for g, node_id in previous.items()}, min_nodes, segment)
+    return None if found is None else replace(found, why=f"each group rank moves on by {step} of {min_nodes} nodes")
 
 
 def _fill(

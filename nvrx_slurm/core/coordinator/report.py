@@ -57,6 +57,7 @@ class Ledger:
         self.started_at = now
         self.faults: dict[RankFault, None] = {}  # of the last cycle, in order of arrival, each once
         self.cause: RankFault | None = None  # why the last cycle failed
+        self.reached = self.checkpoint = -1  # iterations of the training and of its last checkpoint; -1 = not known
         self.advice = Advice()
         self._began_s = began_s
         self._past = History()
@@ -153,17 +154,26 @@ class Ledger:
             at_s, told = (now, headline(self.cause)) if first is None else (first.at_s, first.message)
             self._open = RestartRecord(cycle, at_s, 0.0, told[:_MESSAGE_CHARS])
 
-    def cause_known(self, cause: RankFault) -> None:
-        """All faults of the cycle are here: this one caused the restart that is under way."""
+    def cause_known(self, cause: RankFault, elsewhere: bool) -> None:
+        """All faults of the cycle are here: this one caused the restart that is under way, perhaps on other nodes."""
         self.cause = cause
         if self._open is not None:
-            told, finding = headline(cause)[:_MESSAGE_CHARS], cause.finding
-            same = finding.fingerprint if finding is not None else ""
-            self._open = replace(self._open, cause=told, rank=cause.rank, fingerprint=same)
+            self._open = replace(
+                self._open,
+                cause=headline(cause)[:_MESSAGE_CHARS],
+                rank=cause.rank,
+                fingerprint=cause.finding.fingerprint if cause.finding is not None else "",
+                host=cause.host,
+                exit_code=cause.exit_code,
+                iteration=self.reached,
+                checkpoint=self.checkpoint,
+                elsewhere=elsewhere,
+            )
 
     def cycle_began(self, promoted: list[str], now: float) -> str:
         """A plan is sent: how long the restart took, to end a sentence. `promoted`: hosts with a new group rank."""
         self._promoted = (self._promoted + promoted)[:_TOLD_HOSTS]
+        self.reached = -1
         return self._close(now)
 
     def _close(self, now: float) -> str:

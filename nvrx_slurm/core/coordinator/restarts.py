@@ -13,6 +13,8 @@ from nvrx_slurm.types import FaultKind, History, KindCount, Node, RankFault
 _PORT_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 _PORT_START_S = 120.0  # a port that another program took, and a script that cannot start, are noticed within this time
 _MAX_PORT_RETRIES = 3  # per job; a script that binds a port of its own twice must not restart for ever
+RERUN = 16  # exit code by which Megatron-LM asks to repeat a step on other GPUs (core/rerun_state_machine.py)
+_MAX_RERUNS = 3  # in a row that use no restart
 _NOT_COMPILED = re.compile(
     r"(?:SyntaxError|IndentationError|TabError): (?!.*null byte)"
 )  # of a file that is half written
@@ -26,6 +28,7 @@ class RestartLimits:
     max_no_progress_cycles: int = 0  # give up after so many cycles in a row; 0 = never
     min_progress_iterations: int = 1  # what counts as progress, >= 1
     no_restart_code: int = int(ExitCode.NO_RESTART)
+    poison_iterations: int = 0  # failures so soon after one checkpoint may come from it; 0 = never
     stops_on_repeats: bool = False  # end the job where the user's code fails in the same way again and again
     crash_loop_s: float = 5.0  # a cycle that fails sooner than this has died at its start
     crash_loop_pause_s: float = 1.0  # before the third cycle that would; doubles from there; 0 = no pause
@@ -74,9 +77,10 @@ class Budget:
         """Whether this node is not to be taken."""
         return _key(node) in self.history.excluded
 
-    def after(self, cause: RankFault, lasted_s: float, agent_port: int = 0) -> Decision:
+    def after(self, cause: RankFault, lasted_s: float, agent_port: int = 0, reruns: int | None = None) -> Decision:
         """Whether the job may start another cycle after one that lasted `lasted_s`; if so, it is counted as used.
-        `agent_port`: where the agent of that node listens; 0 = it does not."""
+        `agent_port`: where the agent of that node listens; 0 = it does not. `reruns`: how many cycles before this one
+        have ended with RERUN in a row; None = there are no other GPUs."""
         used, what = self.history.restarts_used, headline(cause)
         if lasted_s < _PORT_START_S and cannot_be_compiled(cause):  # later a file may be just written
             why = f"{what}; no restart: Python would find the same error again"
@@ -88,6 +92,9 @@ class Budget:
             self._port_retries += 1
             some = f"retry {self._port_retries} of {_MAX_PORT_RETRIES}, which uses no restart"
             return Decision(True, ExitCode.OK, f"{what}; another program took MASTER_PORT: another port, {some}")
+        if cause.kind is FaultKind.EXIT and cause.exit_code == RERUN and reruns is not None and reruns < _MAX_RERUNS:
+            some = f"run {reruns + 1} of {_MAX_RERUNS} on other nodes, which uses no restart"
+            return Decision(True, ExitCode.OK, f"{what}; a rejected result is to be computed again: {some}")
         spent = {entry.kind: entry.count for entry in self.history.spent}
         allowed = {entry.kind: entry.count for entry in self._limits.by_kind}
         of_kind, left = spent.get(cause.kind, 0), ""
@@ -121,10 +128,16 @@ class Budget:
         if iteration is not None and self.history.iteration < 0:
             self.history = replace(self.history, iteration=iteration)
 
+    def resume_before(self, iteration: int) -> None:
+        """Ranks are told to take a checkpoint older than this one, until another is the last one."""
+        self.history = replace(self.history, resume_before=iteration, iteration=-1)
+
     def score(self, iteration: int | None) -> Decision | None:
         """A cycle has ended with a checkpoint of `iteration` (None: unreadable, not scored); None = go on."""
         if iteration is None:
             return None
+        if self.history.resume_before not in (-1, iteration):
+            self.history = replace(self.history, resume_before=-1)
         before = self.history.iteration
         if before < 0 or iteration - before >= self._limits.min_progress_iterations:
             self.history = replace(self.history, iteration=iteration, no_progress=0)

@@ -199,6 +199,10 @@ class Assignment:
             self.succeeded.discard(group_rank)
             self.broken.discard(group_rank)
 
+    def node_of(self, rank: int) -> str:
+        """The node_id that has a global rank; "" = none."""
+        return next((slot.node_id for slot in self.slots.values() if rank in slot.ranks), "")
+
     def __len__(self) -> int:
         """Active nodes."""
         return len(self.slots)
@@ -401,7 +405,23 @@ class Roster:
         some = f"{self.nodes_left} nodes are left after the exclusion of {node.host}, {self._s.min_nodes} are needed"
         return t.Finish(ExitCode.TOO_FEW_NODES, f"{some}: {headline(fault)}")
 
-    def may_exclude_by_rule(self, node: t.Node) -> bool:
+    def strike(self, host: str, why: str) -> None:
+        """Note in the file of strikes that a host ("" = none) is under suspicion."""
+        if host:
+            self._out += [Say(f"node {host} gets a strike: {why}"), ev.Strike(host, why)]
+
+    def host_of(self, node_id: str) -> str:
+        """The host of a member; "" = it is not here."""
+        member = self.members.get(node_id)
+        return "" if member is None else member.node.host
+
+    def exclude_by_rule(self, host: str, why: str, now: float) -> None:
+        """A node is certainly bad: it leaves the job where enough nodes are left."""
+        for node in self.members.in_order():
+            if node.host == host and self._may_exclude(node):
+                self.exclude(node, -1, why, now)
+
+    def _may_exclude(self, node: t.Node) -> bool:
         """Whether enough nodes are left, and at most 5 % of them are excluded: else the rule itself is doubtful."""
         excluded, nodes = len(self.budget.history.excluded), self._s.max_nodes
         others = [member.node for member in self.members.values() if member.node is not node]

@@ -99,3 +99,6 @@ class JobState:
     cycle: int = -1  # the last one that was planned, in any term; -1 = none
     fresh: bool = True  # nothing has been planned, carried on or given up in this term
     pause_until: float = 0.0  # no cycle starts before
+    elsewhere: bool = False  # the next cycle runs on other nodes
+    suspect: str = ""  # node_id that a spare should replace then; "" = group ranks move on by a node
+    before: Assignment | None = None  # of the cycle before, where this coordinator planned it

@@ -41,7 +41,13 @@ class Electing:
         (_ELECTING, _LATER, "hold", (), "for the time after the election"),
         (_ELECTING, ev.ProvenDead, "on_dead", (Stage.JOINING,), "it is not counted any more"),
         (_ELECTING, ev.Raised, "on_raised", (), "stand for a later term"),
-        (_ELECTING, (ev.TimeLeftRead, ev.ProgressRead, ev.Advised), "ignore", (), "nothing was asked yet"),
+        (
+            _ELECTING,
+            (ev.TimeLeftRead, ev.ProgressRead, ev.ReachedRead, ev.Advised),
+            "ignore",
+            (),
+            "nothing was asked yet",
+        ),
         (_ELECTING, Tick, "on_tick", (Stage.FINISHED,), "which of the nodes that are missing are dead?"),
     )
 

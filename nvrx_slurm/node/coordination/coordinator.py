@@ -12,9 +12,10 @@ from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSettings
 from nvrx_slurm.core.election.quorum import peer_key
 from nvrx_slurm.node.coordination.link import LAST_MESSAGES_S, LocalTransport
-from nvrx_slurm.node.coordination.questions import AllocationClock, ProgressFile
+from nvrx_slurm.node.coordination.questions import AllocationClock, ProgressFile, RankOutput
 from nvrx_slurm.node.event_log import EventLog
 from nvrx_slurm.node.job import NodeJob
+from nvrx_slurm.node.output import strikes
 from nvrx_slurm.node.output.result import BackgroundWrites, publish, write_hang
 from nvrx_slurm.node.shell import Post, Shell
 
@@ -97,6 +98,7 @@ class CoordinatorHost:
         self._tasks = set[asyncio.Task[None]]()  # the loop keeps only weak references
         shell.add(self.members)
         shell.on(ev.HangFound, self._report_hang)
+        shell.on(ev.Strike, self._note_strike)
         for command, handler in (handlers or {}).items():
             shell.on(command, handler)
         self._answer_questions()
@@ -108,6 +110,10 @@ class CoordinatorHost:
         path = self._job.run_dir.hang_report(command.cycle)
         self._writes.begin(path, partial(write_hang, path, command))
 
+    def _note_strike(self, command: ev.Strike) -> None:
+        place = self._job.run_dir
+        self._writes.begin(place.log_dir, partial(strikes.add, place.log_dir, command.host, place.job_id, command.why))
+
     def _answer_questions(self) -> None:
         """What the core asks for is read in threads, and posted later."""
         job, shell = self._job, self.shell
@@ -117,6 +123,13 @@ class CoordinatorHost:
             shell.post(ev.TimeLeftRead(await clock.left_s()))
 
         shell.on(ev.AskTimeLeft, lambda command: self._spawn(tell_time()))
+        output = RankOutput(job.run_dir)
+
+        async def tell_reached(command: ev.ReadReached) -> None:
+            reached = await output.reached(command.cycle, command.ranks)
+            shell.post(ev.ReachedRead(command.cycle, reached))
+
+        shell.on(ev.ReadReached, lambda command: self._spawn(tell_reached(command)))
         if job.progress_file is None:
             return
         progress = ProgressFile(job.progress_file, self._say)

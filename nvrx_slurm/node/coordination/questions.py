@@ -6,15 +6,18 @@ import asyncio
 import functools
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
+from nvrx_slurm.node.run_dir import RunDir
 from nvrx_slurm.slurm.control import Control
 from nvrx_slurm.system import bounded
+from nvrx_slurm.system.files import last_bytes
 
 READ_TIMEOUT_S = 5.0
 _HANGS = f"its file system does not answer within {READ_TIMEOUT_S:g} s"
 _MAX_DIGITS = 18  # an iteration has to fit into a message
 _MAX_BYTES = 4096
+_TAIL_BYTES = 16 * 1024  # of each log
 _TIMEOUT_S = 10.0  # of one question to Slurm
 _NO_LIMIT_S = 10 * 365 * 86400.0
 _MARGIN_S = 2.0  # for the thread, above the timeout of its command
@@ -77,6 +80,34 @@ def _read(path: str) -> bytes:
     """At most _MAX_BYTES + 1 of the file."""
     with open(path, "rb", buffering=0) as file:
         return file.read(_MAX_BYTES + 1)
+
+
+class RankOutput:
+    """How far the ranks of a cycle got, as the ends of their logs tell. A thread reads them, see `ProgressFile`."""
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self._run_dir = run_dir
+        self._reading = False
+
+    async def reached(self, cycle: int, ranks: Collection[int]) -> int:
+        """The last iteration that one of these ranks has printed; -1 = none has, or the logs cannot be read."""
+        if self._reading:
+            return -1
+        load = functools.partial(self._load, cycle, ranks)
+        try:
+            return await bounded.call_async(load, READ_TIMEOUT_S, "logs of ranks")
+        except (bounded.Overrun, RuntimeError, OSError):
+            return -1
+
+    def _load(self, cycle: int, ranks: Collection[int]) -> int:
+        from nvrx_slurm.core.attribution.evidence import iteration  # not at the start: it takes 10 ms
+
+        self._reading = True
+        try:
+            logs = [log for rank in sorted(set(ranks)) for log in self._run_dir.logs_of(cycle, rank)]
+            return max((iteration(last_bytes(log, _TAIL_BYTES)) for log in logs), default=-1)
+        finally:
+            self._reading = False
 
 
 class AllocationClock:

@@ -22,6 +22,7 @@ RANK_NAMES = (
     *("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID"),
     *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"),
     *("NVRX_TERM", "NVRX_CYCLE", "NVRX_INFRA_RANK", "NVRX_RUN_DIR", "NVRX_CURRENT_CYCLE_INFO", "NVRX_BOARD"),
+    "NVRX_RESUME_BEFORE",
     "FT_RANK_MONITOR_IPC_SOCKET",
 )
 LOCAL_RANK_MACRO = "${local_rank}"  # in a script's arguments; torchrun replaces it, too
@@ -89,6 +90,8 @@ def rank_env(contract: WorkerContract, plan: Plan, node: Node, local_rank: int, 
     """The variables that tell one worker its place (torchrun's names and meanings). `local_rank`: in its agent."""
     rank = plan.rank_offset + local_rank
     extra = {"NVRX_CURRENT_CYCLE_INFO": contract.cycle_info} if contract.cycle_info else {}
+    if plan.history.resume_before >= 0:
+        extra["NVRX_RESUME_BEFORE"] = str(plan.history.resume_before)
     return extra | {
         "RANK": str(rank),
         "LOCAL_RANK": str(contract.first_local + local_rank),

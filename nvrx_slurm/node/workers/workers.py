@@ -35,6 +35,7 @@ _DETAILS_TIMEOUT_S = 1.0  # a hung file system must not hold up the report of a 
 OPEN_TIMEOUT_S = 10.0  # for the log files; then workers write to /dev/null
 _CLOSE_TIMEOUT_S = 5.0
 _MONITORS_AFTER_S = 0.1  # without a lease: the first workers' own start comes before that of the monitors' processes
+_RULES_AFTER_S = 0.3
 _OWN_SIGNAL_S = 0.25  # how much later than a worker this process may get the signal that ends the step
 
 
@@ -167,6 +168,7 @@ class Workers:
         if self._alive:
             self._launcher.launched(next(iter(self._alive.values())).child.pid)
         self._start_monitors(_MONITORS_AFTER_S)
+        self._loop.call_later(_RULES_AFTER_S, faults.read_rules)
 
     def _end_opening(self) -> None:
         """The workers are stopped before their logs are open: none of them starts."""
