@@ -23,6 +23,12 @@ class FaultKind(str, Enum):
     UNHEALTHY = "unhealthy"  # a health check of its node failed
 
 
+# Exit codes of all ranks of Megatron-LM (core/rerun_state_machine.py): a step is to be repeated on other GPUs; a result
+# was rejected. One rank has printed why.
+RERUN, REJECTED = 16, 17
+VERDICT_S = 5.0  # that the other ranks have to end by themselves then, so that their output counts
+
+
 class RestartPolicy(str, Enum):
     """When a fault restarts all workers (seeds 000, 003, 004)."""
 
@@ -188,6 +194,7 @@ class RestartRecord:
     rank: int = -1  # of its first cause
     fingerprint: str = ""  # of its first cause, where the rules know one
     host: str = ""  # of its first cause
+    infra_rank: int = -1  # of its first cause
     exit_code: int = 0  # of its first cause
     iteration: int = -1  # that the training had reached, as its output says; -1 = not known
     checkpoint: int = -1  # iteration of the last checkpoint at that time; -1 = not known
@@ -420,6 +427,7 @@ class Stop:
     term: int
     cycle: int
     reason: str
+    wait_s: float = 0.0  # ranks may end by themselves for so long before SIGTERM
 
 
 @frozen

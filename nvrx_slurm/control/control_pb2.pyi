@@ -324,7 +324,7 @@ class History(_message.Message):
     def __init__(self, restarts_used: _Optional[int] = ..., spent: _Optional[_Iterable[_Union[KindCount, _Mapping]]] = ..., no_progress: _Optional[int] = ..., iteration: _Optional[int] = ..., excluded: _Optional[_Iterable[str]] = ..., began_s: _Optional[float] = ..., down_s: _Optional[float] = ..., restarts: _Optional[_Iterable[_Union[RestartRecord, _Mapping]]] = ..., lost: _Optional[_Iterable[str]] = ..., promoted: _Optional[_Iterable[str]] = ..., resume_before: _Optional[int] = ...) -> None: ...
 
 class RestartRecord(_message.Message):
-    __slots__ = ("cycle", "at_s", "down_s", "cause", "rank", "fingerprint", "host", "exit_code", "iteration", "checkpoint", "elsewhere")
+    __slots__ = ("cycle", "at_s", "down_s", "cause", "rank", "fingerprint", "host", "exit_code", "iteration", "checkpoint", "elsewhere", "infra_rank")
     CYCLE_FIELD_NUMBER: _ClassVar[int]
     AT_S_FIELD_NUMBER: _ClassVar[int]
     DOWN_S_FIELD_NUMBER: _ClassVar[int]
@@ -336,6 +336,7 @@ class RestartRecord(_message.Message):
     ITERATION_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     ELSEWHERE_FIELD_NUMBER: _ClassVar[int]
+    INFRA_RANK_FIELD_NUMBER: _ClassVar[int]
     cycle: int
     at_s: float
     down_s: float
@@ -347,7 +348,8 @@ class RestartRecord(_message.Message):
     iteration: int
     checkpoint: int
     elsewhere: bool
-    def __init__(self, cycle: _Optional[int] = ..., at_s: _Optional[float] = ..., down_s: _Optional[float] = ..., cause: _Optional[str] = ..., rank: _Optional[int] = ..., fingerprint: _Optional[str] = ..., host: _Optional[str] = ..., exit_code: _Optional[int] = ..., iteration: _Optional[int] = ..., checkpoint: _Optional[int] = ..., elsewhere: bool = ...) -> None: ...
+    infra_rank: int
+    def __init__(self, cycle: _Optional[int] = ..., at_s: _Optional[float] = ..., down_s: _Optional[float] = ..., cause: _Optional[str] = ..., rank: _Optional[int] = ..., fingerprint: _Optional[str] = ..., host: _Optional[str] = ..., exit_code: _Optional[int] = ..., iteration: _Optional[int] = ..., checkpoint: _Optional[int] = ..., elsewhere: bool = ..., infra_rank: _Optional[int] = ...) -> None: ...
 
 class Plan(_message.Message):
     __slots__ = ("term", "cycle", "history", "max_restarts", "active_nodes", "world_size", "master_addr", "master_port", "group_rank", "rank_offset", "leader", "successors", "electors", "dead", "returned")
@@ -396,14 +398,16 @@ class Peer(_message.Message):
     def __init__(self, key: _Optional[str] = ..., host: _Optional[str] = ..., addr: _Optional[str] = ..., port: _Optional[int] = ...) -> None: ...
 
 class Stop(_message.Message):
-    __slots__ = ("term", "cycle", "reason")
+    __slots__ = ("term", "cycle", "reason", "wait_s")
     TERM_FIELD_NUMBER: _ClassVar[int]
     CYCLE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
     term: int
     cycle: int
     reason: str
-    def __init__(self, term: _Optional[int] = ..., cycle: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    wait_s: float
+    def __init__(self, term: _Optional[int] = ..., cycle: _Optional[int] = ..., reason: _Optional[str] = ..., wait_s: _Optional[float] = ...) -> None: ...
 
 class CheckNode(_message.Message):
     __slots__ = ("term", "cycle")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 
 import pytest
 from agent_harness import CLIENT, UP, Rig, up
@@ -60,3 +61,70 @@ def test_a_script_that_cannot_start_uses_no_restart(rig: Rig) -> None:
     one = rig.run(rig.script("def f(:\n"), "--max-restarts=9")
     assert (one.wait(), rig.result["cycles"]) == (ExitCode.FAILED, 1)
     assert rig.result["first_cause"]["message"].startswith("SyntaxError: ")
+
+
+# What Megatron-LM's rerun state machine does (core/rerun_state_machine.py), with the node's number for its GPU.
+MEGATRON = """
+state = os.path.join(os.environ["NVRX_TEST_GATES"], "suspect")
+def end(code, said=""):
+    if said and RANK == 1:
+        os.write(2, f"ERROR:megatron.core.rerun_state_machine:Rank 1, node n{NODE}, device 0: {said}!\\n".encode())
+    gate(f"cycle{CYCLE}")
+    sys.exit(code)
+NODE, suspect = os.environ["NVRX_INFRA_RANK"], open(state).read() if os.path.exists(state) else ""
+say(" iteration ", 150, "/", 1000)
+if TRUTH == "transient" and CYCLE == 0:
+    end(17, "Possible transient error!")
+if not suspect and CYCLE == 0:
+    gate("named")
+    if RANK == 1:
+        open(state, "w").write(NODE)
+    end(16)
+if CYCLE == 1 and TRUTH != "transient":
+    assert suspect != NODE or RANK != 1, "rescheduled on the same GPU"
+    end(17, {"persistent": "Possible persistent error!", "application":
+             "Correct result (but possible Application error) (loss is NaN)"}[TRUTH])
+"""
+
+
+@pytest.mark.parametrize(
+    ("truth", "codes", "restarts", "excluded", "strikes"),
+    [
+        ("persistent", {0, ExitCode.NODE_REFUSED}, 2, 1, 1),
+        ("transient", {0}, 1, 0, 1),
+        ("application", {93}, 1, 0, 0),
+    ],
+)
+def test_a_result_that_megatron_rejects_is_computed_on_other_nodes(
+    rig: Rig, truth: str, codes: set[int], restarts: int, excluded: int, strikes: int
+) -> None:
+    script = rig.script(f"TRUTH = {truth!r}\n" + UP + MEGATRON)
+    agents = rig.nodes(3, "2:3", script, "--max-restarts=9", "--ft-crash-loop-backoff=0")
+    for gate in ("named", "cycle0", "cycle1"):
+        rig.open(gate)
+    assert {agent.wait() for agent in agents} == codes
+    found = rig.result
+    assert (len(found["restarts"]), len(found["excluded_nodes"])) == (restarts, excluded)
+    assert found["restarts_used"] == restarts - (truth != "transient")  # a run on other nodes uses none
+    assert [one["iteration"] for one in found["restarts"]] == [150] * restarts
+    file = rig.logs / "strikes.jsonl"
+    assert len(file.read_text().splitlines() if file.exists() else ()) == strikes
+
+
+def test_a_poisoned_checkpoint_is_left_out_once(rig: Rig) -> None:
+    """The second checkpoint is damaged: whoever loads it fails six steps later."""
+    trains = """
+    latest = os.path.join(os.environ["NVRX_TEST_GATES"], "latest")
+    before = int(os.environ.get("NVRX_RESUME_BEFORE", 1 << 30))
+    begin = max(i for i in (0, 100) if i < before and (i == 0 or os.path.exists(latest)))
+    say("iteration", begin + 6)
+    if begin == 0 and not os.path.exists(latest):
+        open(latest, "w").write("100")
+        begin = 100
+    if begin == 100:
+        raise AssertionError("found NaN in local grad norm")
+    """
+    flags = ("--max-restarts=9", "--ft-crash-loop-backoff=0", "--ft-checkpoint-iteration-file", str(rig.dir / "latest"))
+    one = rig.run(rig.script(UP + textwrap.dedent(trains)), *flags)
+    assert (one.wait(), one.cycles) == (0, [0, 1, 2])
+    one.line("NVRX_RESUME_BEFORE=100")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.core.attribution.verdict import failing_line
+from nvrx_slurm.core.attribution.raised import failing_line
 from nvrx_slurm.node import run_dir
 from nvrx_slurm.node.output import faults
 from nvrx_slurm.types import FaultKind, RankFault

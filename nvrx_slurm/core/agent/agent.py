@@ -234,7 +234,8 @@ class Agent(Machine):
         """When the last worker is gone, the agent ends, or is ready for the next cycle."""
         self.alive.discard(event.local_rank)
         fault, plan = event.fault, self.plan
-        if fault is not None and fault.kind is t.FaultKind.HANG and plan is not None:
+        own = self._leaving.ladder.signal_at is not None  # the workers have not been told to end yet
+        if fault is not None and (own or fault.kind is t.FaultKind.HANG) and plan is not None:
             self.send(t.RanksFailed(plan.term, plan.cycle, (fault,)))  # the others may have waited for this rank
         if self.alive:
             return None
@@ -245,7 +246,8 @@ class Agent(Machine):
         self._faults.append(fault)
         self.send(t.RanksFailed(self.plan.term, self.plan.cycle, (fault,)))
         if self.settings.policy is t.RestartPolicy.ANY_FAILED:
-            return self._stop(f"local rank {fault.local_rank} failed", now)
+            verdict = fault.kind is t.FaultKind.EXIT and fault.exit_code in (t.RERUN, t.REJECTED)
+            return self._stop(f"local rank {fault.local_rank} failed", now, t.VERDICT_S if verdict else 0.0)
         self.emit(Say(f"local rank {fault.local_rank} failed"))  # the coordinator tells why, and what follows
         return None
 
@@ -255,7 +257,7 @@ class Agent(Machine):
         """Stop our workers, if any is left, unless the message is about a cycle that was over before ours."""
         assert self.plan is not None
         if event.term >= self.term and event.cycle >= self.plan.cycle:
-            return self._stop(event.reason, now)
+            return self._stop(event.reason, now, event.wait_s)
         return None
 
     def on_stop_idle(self, event: t.Stop | t.CheckNode, now: float) -> AgentState | None:
@@ -271,13 +273,13 @@ class Agent(Machine):
         """The answer waits until the preflight has passed."""
         self._offer = t.Ready(event.term, event.cycle, 0)
 
-    def _stop(self, why: str, now: float) -> AgentState:
+    def _stop(self, why: str, now: float, wait_s: float = 0.0) -> AgentState:
         assert self.plan is not None
         if not self.alive:
             return self._stopped(now)
         some = f"{len(self.alive)} worker{'s' if len(self.alive) > 1 else ''}"
         self.emit(Say(f"cycle {self.plan.cycle}: stopping {some}: {why}"))
-        self._leaving.stop(SIGTERM, self.settings.stop_timeout_s, now, self.settings.idle_s)
+        self._leaving.stop(SIGTERM, self.settings.stop_timeout_s, now, self.settings.idle_s, wait_s)
         return _STOPPING
 
     def _stopped(self, now: float) -> AgentState:

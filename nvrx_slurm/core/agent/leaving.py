@@ -133,8 +133,11 @@ class Leaving:
 
     # --- the workers are stopped --------------------------------------------------------------------------------
 
-    def stop(self, signum: int, grace_s: float, now: float, idle_s: float = 0.0) -> None:
-        """Signal the workers; those that are alive `grace_s` seconds later are killed."""
+    def stop(self, signum: int, grace_s: float, now: float, idle_s: float = 0.0, wait_s: float = 0.0) -> None:
+        """Signal the workers after `wait_s` seconds; those that are alive `grace_s` seconds later are killed."""
+        if wait_s:
+            self.ladder = StopLadder(now + wait_s, signum, now + wait_s + grace_s)
+            return
         self.ladder = StopLadder(kill_at=now + grace_s)
         self._agent.emit(ev.SignalWorkers(signum, idle_s))
 

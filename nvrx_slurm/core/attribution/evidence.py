@@ -8,10 +8,9 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from nvrx_slurm.core.attribution.raised import WRAPPERS, clean, raised_in
+from nvrx_slurm.core.attribution.raised import WRAPPERS, clean, failing_line, raised_in
 from nvrx_slurm.core.attribution.rules import used
 from nvrx_slurm.core.attribution.signatures import ADVICE, NO_PROGRESS, PROGRESS, RETRIED, Signature
-from nvrx_slurm.core.attribution.verdict import failing_line
 from nvrx_slurm.types import Blame, Confidence, FaultKind, Finding, LineRole, RankFault, Remedy
 
 TAIL_BYTES = 64 * 1024  # of each file that is looked at

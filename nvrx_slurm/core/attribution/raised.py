@@ -9,6 +9,9 @@ import re
 from typing import NamedTuple
 
 _TRACEBACK = "Traceback (most recent call last)"
+_FRAME = re.compile(r'^[ |]*File "([^"\n]+)", line (\d+)(?:,? in (\S+))?', re.MULTILINE)
+_LIBRARY = re.compile(r"^<|/(?:site|dist)-packages/|/lib(?:64)?/python\d|/nvrx_slurm/")
+_CURRENT = "Current thread "  # of faulthandler's dump, whose frames begin with the most recent call
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _NUMBER = re.compile(r"(rank:? ?\d+|pid=\d+)|\d+")  # a time differs from line to line, a rank's number does not
 _LOG_LINE = re.compile(r"(?:\d+: )?(?:\[rank\d|\[?\d{4}-\d\d-|\[?[EWIF]\d{4} |\S+:\d+:\d+ \[\d+\] |WARNING|ERROR)")
@@ -78,3 +81,22 @@ def _raised_at(lines: list[str], first: int) -> RaisedException | None:
 
 def _digits(number: re.Match[str]) -> str:
     return number[0] if number[1] else r"\d+"
+
+
+def failing_line(traceback: str) -> str:
+    """`FILE:LINE` of the innermost frame that is not a library's, else of the innermost frame; "" without any frame.
+
+    `traceback`: Python's, of which the last exception counts, or faulthandler's dump, of which the current thread does.
+    """
+    found = frames(traceback)
+    own = [place for place, library in found if not library]
+    return (own or [place for place, _ in found] or [""])[0].partition(" in ")[0]
+
+
+def frames(traceback: str) -> list[tuple[str, bool]]:
+    """("FILE:LINE in FUNCTION", whether that is a library's) of the same thread, innermost first."""
+    if _TRACEBACK in traceback:
+        found = _FRAME.findall(traceback[traceback.rfind(_TRACEBACK) :])[::-1]
+    else:
+        found = _FRAME.findall(traceback.partition(_CURRENT)[2].partition("\n\n")[0] or traceback)
+    return [(f"{file}:{line} in {function}", bool(_LIBRARY.search(file))) for file, line, function in found]

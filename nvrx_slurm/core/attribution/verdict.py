@@ -1,4 +1,4 @@
-"""Which of the faults of a cycle caused the others, where in the user's code it was, and what is to blame. Pure.
+"""Which of the faults of a cycle caused the others, what is to blame, and what follows from it. Pure.
 
 What a fault is counts first, when it became known counts last: a rank that lost its peer often reports sooner than
 the peer's node (seed 000; Llama 3 paper, section 3.3.4; L4, FSE 2025).
@@ -6,11 +6,27 @@ the peer's node (seed 000; Llama 3 paper, section 3.3.4; L4, FSE 2025).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from nvrx_slurm.types import Blame, Confidence, FaultKind, Finding, LineRole, RankFault, Remedy, RestartRecord
+from nvrx_slurm.core.attribution.raised import failing_line
+from nvrx_slurm.frozen import frozen
+from nvrx_slurm.types import (
+    REJECTED,
+    RERUN,
+    Blame,
+    Confidence,
+    FaultKind,
+    Finding,
+    LineRole,
+    Node,
+    RankFault,
+    Remedy,
+    RestartRecord,
+)
+
+if TYPE_CHECKING:
+    from nvrx_slurm.core.coordinator.restarts import RestartLimits
 
 REPEATS = 3  # equal failures of the user's code that end the job, where the user asks for that
 _SIGABRT = 6  # how C++ ends on an uncaught exception, e.g. gloo or NCCL when a peer is gone
@@ -18,6 +34,12 @@ _SLACK_S = 60.0
 _BAD_NODE = (FaultKind.NODE_LOST, FaultKind.UNHEALTHY, FaultKind.UNKILLABLE)
 _OF_NODE = (*_BAD_NODE, FaultKind.EXCLUDED)
 _BY_SIGNAL = 128  # a shell's exit code for a child that a signal ended is more
+_START_S = 120.0  # what is missing later may be on a file system that is away
+_NEAR = 1  # iterations: a training loop may report one before or after the step that fails
+_OWN_SIGNALS = (-4, -6, -7, -8, -11)  # SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV: a program brings them upon itself
+_ELSEWHERE = (Blame.NODE, Blame.SLURM, Blame.NETWORK, Blame.SERVICE)  # to blame for what no checkpoint changes
+# Rules about the three verdicts of Megatron-LM before all ranks exit with REJECTED.
+_TRANSIENT, _PERSISTENT, _APPLICATION = "rejected-transient", "rejected-persistent", "rejected-application"
 _NO_FINDING = Finding("", LineRole.UNCLEAR, Blame.UNKNOWN, Confidence.GUESS, Remedy.RESTART)
 
 _BY_KIND = {
@@ -30,11 +52,6 @@ _BY_KIND = {
     FaultKind.EXIT: "Look at its last lines: the program has ended itself with this code.",
 }
 _CODE = "Correct the script or its data: its exception is above."
-
-_FRAME = re.compile(r'^[ |]*File "([^"\n]+)", line (\d+)(?:,? in (\S+))?', re.MULTILINE)
-_LIBRARY = re.compile(r"^<|/(?:site|dist)-packages/|/lib(?:64)?/python\d|/nvrx_slurm/")
-_PYTHON = "Traceback (most recent call last)"
-_CURRENT = "Current thread "  # of faulthandler's dump, whose frames begin with the most recent call
 
 
 class JudgedCause(NamedTuple):
@@ -116,6 +133,8 @@ def judge(faults: Collection[RankFault], job_nodes: int, restarts: Sequence[Rest
 
 
 def _is_of_one_node(rule: str) -> bool:
+    if not rule:
+        return False
     from nvrx_slurm.core.attribution.rules import named  # not at the start, as above
 
     found = named(rule)
@@ -135,6 +154,143 @@ def repeats(fingerprint: str, restarts: Sequence[RestartRecord]) -> int:
         lasted_s.append(old.at_s - (before.at_s + before.down_s if before is not None else 0.0))
     alike = not lasted_s or max(lasted_s) <= 2 * min(lasted_s) + _SLACK_S
     return 1 + len(lasted_s) if alike else 1
+
+
+# --- what follows -----------------------------------------------------------------------------------------------------
+
+
+@frozen
+class FailedCycle:
+    """What is known of a cycle of which nothing is left. Iterations are -1 where they are not known."""
+
+    nodes: int  # active ones
+    lasted_s: float  # the job until then; infinite where an earlier cycle has failed
+    reached: int = -1  # iteration that the ranks' output tells
+    checkpoint: int = -1  # iteration of the last checkpoint
+    resume_before: int = -1  # what ranks were told
+    held_before: Node | None = None  # that had the rank of the first cause in the cycle before; None = not known
+
+
+@frozen
+class Course:
+    """What the coordinator does besides the restart. The default: nothing."""
+
+    why: str = ""  # one sentence; "" = there is nothing to say
+    end: int = 0  # code with which the job ends; 0 = it goes on
+    elsewhere: bool = False  # the next cycle runs on other nodes
+    suspect: int = -1  # rank whose node a spare should replace then; -1 = not known
+    resume_before: int = -1  # ranks are told to take a checkpoint older than this; -1 = as before
+    exclude: Node | RankFault | None = None  # the node there leaves the job, if enough nodes are left
+    strike: str = ""  # host that is under suspicion
+
+
+def course(
+    v: JudgedCause, cycle: FailedCycle, past: Sequence[RestartRecord], limits: RestartLimits, excludes_hung: bool
+) -> Course:
+    """What follows from a cause. `past`: the restarts before, oldest first, which every plan carries on.
+    `excludes_hung`: the node of a rank that hung leaves the job."""
+    for found in (
+        _hopeless(v, cycle, limits),
+        _rejected(v, cycle, past, limits),
+        _poisoned(v, cycle, past, limits),
+        _at_one_iteration(v, cycle, past, limits),
+    ):
+        if found is not None:
+            return found
+    again, sure = f"the same failure {v.times} times", v.confidence is Confidence.CERTAIN
+    if v.times < REPEATS:
+        bad = v.remedy is Remedy.ELSEWHERE and (sure or (v.cause.kind is FaultKind.HANG and excludes_hung))
+        return Course(v.sentence, exclude=v.cause) if bad else Course()
+    if limits.stops_on_repeats:
+        return Course(f"{headline(v.cause)}; {again}: a restart does not help", limits.no_restart_code)
+    return Course(f"{again}: a restart may not help; the job goes on (--ft-attribution-stop-action log)")
+
+
+def struck(past: Sequence[RestartRecord], reached: int | None) -> tuple[str, str]:
+    """The host whose failure is gone since other nodes run the ranks, and the sentence about it; ("", "") = none.
+    `reached`: iteration that the next cycle has got to; None = the job has succeeded."""
+    last = past[-1] if past else None
+    if last is None or not last.elsewhere or last.exit_code == RERUN:
+        return "", ""
+    if reached is not None and reached <= last.iteration + _NEAR:
+        return "", ""
+    return last.host, f"{last.cause}: gone since other nodes run its ranks"
+
+
+def reruns(past: Sequence[RestartRecord]) -> int:
+    """How many cycles in a row have ended because Megatron-LM asked for other GPUs."""
+    return next((n for n, one in enumerate(reversed(past)) if one.exit_code != RERUN), len(past))
+
+
+def _hopeless(v: JudgedCause, cycle: FailedCycle, limits: RestartLimits) -> Course | None:
+    """An error of the user that is certain. What a single node may lack is certain at the start, and on each node."""
+    if v.remedy is not Remedy.STOP or v.confidence is not Confidence.CERTAIN:
+        return None
+    if v.one_node and not (cycle.lasted_s < _START_S and v.nodes == cycle.nodes):
+        return None
+    return Course(f"{headline(v.cause)}; no restart: it would fail like this again ({v.rule})", limits.hopeless_code)
+
+
+def _rejected(
+    v: JudgedCause, cycle: FailedCycle, past: Sequence[RestartRecord], limits: RestartLimits
+) -> Course | None:
+    """Megatron-LM has rejected a result: it asks for other GPUs (16), or has come to a verdict (17)."""
+    cause, first = v.cause, cycle.held_before
+    if cause.kind is not FaultKind.EXIT or cause.exit_code not in (RERUN, REJECTED):
+        return None
+    if cause.exit_code == RERUN:
+        return Course(elsewhere=cycle.nodes > 1, suspect=cause.rank if v.rule else -1)
+    if v.rule == _APPLICATION:
+        return Course(f"{headline(cause)}; other GPUs get the same result: no restart", limits.no_restart_code)
+    if v.rule == _TRANSIENT:
+        return Course("a second run on the same GPU gave another result", strike=cause.host)
+    if v.rule != _PERSISTENT or first is None or first.infra_rank == cause.infra_rank or not reruns(past):
+        return None
+    # The node that says so is the second one. The first one, which had that rank before, is to blame.
+    why = f"its rank {cause.rank} got another result on node {cause.host}"
+    return Course(why, strike=first.host, exclude=first)
+
+
+def _poisoned(
+    v: JudgedCause, cycle: FailedCycle, past: Sequence[RestartRecord], limits: RestartLimits
+) -> Course | None:
+    """The same failure twice soon after the same checkpoint, which may be damaged."""
+    last, most, checkpoint = _same(v, past), limits.poison_iterations, cycle.checkpoint
+    if last is None or not most or checkpoint < 0 or last.checkpoint != checkpoint:
+        return None
+    if not 0 <= cycle.reached - checkpoint <= most and v.blame is not Blame.STORAGE:
+        return None
+    if cycle.resume_before >= 0:
+        why = f"{headline(v.cause)}; an older checkpoint than {cycle.resume_before} did not help: no restart"
+        return Course(why, limits.no_restart_code)
+    why = f"the same failure twice at the checkpoint of iteration {checkpoint}: ranks should take an older one"
+    return Course(f"{why} (NVRX_RESUME_BEFORE={checkpoint})", resume_before=checkpoint)
+
+
+def _at_one_iteration(
+    v: JudgedCause, cycle: FailedCycle, past: Sequence[RestartRecord], limits: RestartLimits
+) -> Course | None:
+    """The same failure at the same iteration: is it the node's, or the code's or the data's?"""
+    last, cause = _same(v, past), v.cause
+    if last is None or cycle.reached < 0 or abs(cycle.reached - last.iteration) > _NEAR or cycle.nodes < 2:
+        return None
+    at = f"the same failure at iteration {cycle.reached}"
+    if not last.elsewhere:
+        return Course(f"{at} again: the next cycle runs on other nodes", elsewhere=True, suspect=cause.rank)
+    if last.infra_rank == cause.infra_rank:
+        return Course(f"{at} with other ranks", strike=last.host)
+    why = f"{headline(cause)}; {at} on node {last.host} and on node {cause.host}: code or data, no restart"
+    return Course(why, limits.no_restart_code)
+
+
+def _same(v: JudgedCause, past: Sequence[RestartRecord]) -> RestartRecord | None:
+    """The restart before, if its cause was the same and may come from code, data or a checkpoint."""
+    cause, last = v.cause, past[-1] if past else None
+    print_ = cause.finding.fingerprint if cause.finding is not None else ""
+    own = cause.kind is FaultKind.EXIT or cause.exit_code in _OWN_SIGNALS
+    if last is None or not own or not print_ or last.fingerprint != print_ or v.blame in _ELSEWHERE:
+        return None
+    return last
 
 
 # --- what is said of it -----------------------------------------------------------------------------------------------
@@ -166,7 +322,7 @@ def evidence(fault: RankFault, advises: bool = False, of_site: bool = False) -> 
     f = fault.finding
     told = {
         "rule": f"{f.rule} ({f.blame.value}, {f.confidence.value})" if f is not None and f.rule else "",
-        "at": failing_line(fault.traceback),
+        "at": failing_line(fault.traceback) if fault.traceback else "",
         "log": fault.log,
         "to do": what_to_do(fault, of_site) if advises else "",
     }
@@ -188,25 +344,3 @@ def report(fault: RankFault) -> str:
     lines = [f"first cause: {headline(fault)}{evidence(fault, advises=True, of_site=True)}"]
     lines += ["  | " + line for line in fault.traceback.rstrip().splitlines()]
     return "\n".join(lines)
-
-
-# --- where in the code ------------------------------------------------------------------------------------------------
-
-
-def failing_line(traceback: str) -> str:
-    """`FILE:LINE` of the innermost frame that is not a library's, else of the innermost frame; "" without any frame.
-
-    `traceback`: Python's, of which the last exception counts, or faulthandler's dump, of which the current thread does.
-    """
-    found = frames(traceback)
-    own = [place for place, library in found if not library]
-    return (own or [place for place, _ in found] or [""])[0].partition(" in ")[0]
-
-
-def frames(traceback: str) -> list[tuple[str, bool]]:
-    """("FILE:LINE in FUNCTION", whether that is a library's) of the same thread, innermost first."""
-    if _PYTHON in traceback:
-        found = _FRAME.findall(traceback[traceback.rfind(_PYTHON) :])[::-1]
-    else:
-        found = _FRAME.findall(traceback.partition(_CURRENT)[2].partition("\n\n")[0] or traceback)
-    return [(f"{file}:{line} in {function}", bool(_LIBRARY.search(file))) for file, line, function in found]

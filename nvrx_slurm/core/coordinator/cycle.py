@@ -1,20 +1,20 @@
 """A cycle from its plan to its end: faults, successes, nodes that come and go; then the restart, or the end of the job.
 
 A fault leads to STOPPING. There the budget decides, the workers are stopped, and progress is read. With no worker
-left, `gathering` plans the next cycle.
+left, the cause decides what else follows, and `gathering` plans the next cycle.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from nvrx_slurm import types as t
-from nvrx_slurm.core.attribution.verdict import REPEATS, JudgedCause, evidence, first_cause, headline, judge
+from nvrx_slurm.core.attribution import verdict as vd
+from nvrx_slurm.core.attribution.verdict import evidence, first_cause, headline
 from nvrx_slurm.core.coordinator import events as ev
-from nvrx_slurm.core.coordinator.course import FailedCycle, course, reruns, struck
 from nvrx_slurm.core.coordinator.ending import Ending
 from nvrx_slurm.core.coordinator.hangs import HangSearch
-from nvrx_slurm.core.coordinator.restarts import RERUN
 from nvrx_slurm.core.coordinator.roster import Roster, Use, lost
 from nvrx_slurm.core.coordinator.states import FAILED, CoordinatorSettings, Stage
 from nvrx_slurm.core.machine import Entered, Outbox, Say, rows
@@ -23,7 +23,6 @@ from nvrx_slurm.errors import ExitCode, signal_exit_code
 _RUN = (Stage.RUNNING, Stage.LAST_RANKS)
 _NEXT = (Stage.SCORING, Stage.JOINING, Stage.FINISHED)  # once nothing of the cycle is left
 _PROGRESS_S = 6.0  # the program gives the file system 5 s
-_START_S = 120.0  # what is missing later may be on a file system that is away
 
 
 class Running:
@@ -199,13 +198,12 @@ class Running:
         return self._succeed() if now >= self._last_ranks_by else None
 
     def _succeed(self) -> Stage:
-        self._roster.strike(*struck(self._ledger.restarts, None))
+        self._roster.strike(*vd.struck(self._ledger.restarts, None))
         if not self._job.assignment.early:
             return self._ending.decide(t.Finish(ExitCode.OK, "all ranks finished"))
         warning = self._ending.warning
         signum = warning.signum if warning is not None else self._s.warning_signum
-        why = "the ranks were warned, saved their work and ended"
-        return self._ending.decide(t.Finish(signal_exit_code(signum), why))
+        return self._ending.decide(t.Finish(signal_exit_code(signum), "the ranks were warned and saved their work"))
 
     def timer_at(self, state: Stage) -> float | None:
         """How long the last ranks of nodes with a fault may take to end, or nodes to answer about a hang."""
@@ -253,7 +251,8 @@ class Stopping:
             out.append(ev.CycleBegan(job.cycle))
         members, lasted_s = self._roster.members, now - job.started_at
         ports = [member.node.port for member in members.values() if member.node.infra_rank == cause.infra_rank]
-        before = reruns(self._ledger.restarts) if len(job.assignment) > 1 else None
+        again = cause.exit_code == t.RERUN and len(job.assignment) > 1
+        before = vd.reruns(self._ledger.restarts) if again else None
         decision = self._budget.after(cause, lasted_s, ports[0] if ports else 0, before)
         failed = f"{f'rank {cause.rank}' if cause.rank >= 0 else 'node'} ({cause.host}) failed"
         if decision.restart:
@@ -270,11 +269,12 @@ class Stopping:
         elif end is not None:
             return self._ending.decide(end)
         self._end_unless_scored, self._score_by = end, now + _PROGRESS_S if s.tracks_progress else now
-        self._stop_by = now + s.stop_timeout_s
+        wait_s = t.VERDICT_S if cause.kind is t.FaultKind.EXIT and cause.exit_code in (t.RERUN, t.REJECTED) else 0.0
+        self._stop_by = now + wait_s + s.stop_timeout_s
         job.pause_until = now + decision.pause_s
         nodes = job.assignment.places.values()
         self.pending = {node_id for node_id in nodes if node_id in members and members[node_id].use is not Use.READY}
-        stop = t.Stop(job.term, job.cycle, failed)
+        stop = t.Stop(job.term, job.cycle, failed, wait_s)
         out += [ev.SendTo(node_id, stop) for node_id in nodes if node_id in self.pending]
         if s.has_preflight:  # spares say whether they are fit, too; a spare that is not needed is not waited for
             for node_id in [node.node_id for node in members.ready_nodes()]:
@@ -330,8 +330,7 @@ class Stopping:
         stubborn, self.pending = sorted(self.pending), set()
         for node_id in stubborn:
             why = f"its workers did not end within {self._s.stop_timeout_s:g} s"
-            host = self._roster.members[node_id].node.host
-            self._out.append(Say(f"node {host} is taken out of the job: {why}"))
+            self._out.append(Say(f"node {self._roster.members[node_id].node.host} is taken out of the job: {why}"))
             self._roster.refuse(node_id, why, now)
         return self._go_on_if_stopped(now)
 
@@ -351,32 +350,33 @@ class Stopping:
     def _all_stopped(self, now: float) -> Stage:
         if self._end_unless_scored is not None:
             return self._ending.decide(self._end_unless_scored)
-        verdict = judge(self._ledger.faults, len(self._job.assignment), self._ledger.restarts)
-        end = None if verdict is None else self._act_on(verdict, now)
+        past = self._ledger.restarts
+        verdict = vd.judge(self._ledger.faults, len(self._job.assignment.slots), past)
+        end = None if verdict is None else self._act_on(verdict, past, now)
         return Stage.JOINING if end is None else self._ending.decide(end)
 
-    def _act_on(self, verdict: JudgedCause, now: float) -> t.Finish | None:
+    def _act_on(self, verdict: vd.JudgedCause, past: Sequence[t.RestartRecord], now: float) -> t.Finish | None:
         """All faults of the cycle are known. What they say decides about the nodes of the next cycle, or the end."""
-        job, ledger, budget, limits, cause = self._job, self._ledger, self._budget, self._s.limits, verdict.cause
-        at_start = job.cycle == 0 and ledger.advice.lasted_s < _START_S
-        told, past = budget.history.resume_before, ledger.restarts
-        before = "" if job.before is None else self._roster.host_of(job.before.node_of(cause.rank))
-        failed = FailedCycle(verdict, len(job.assignment), at_start, ledger.reached, ledger.checkpoint, told, before)
-        next_ = course(failed, past, limits)
-        ledger.cause_known(cause, next_.elsewhere)
-        self._roster.strike(*struck(past, failed))
-        self._roster.strike(next_.strike, next_.why)
-        if next_.end:
-            return t.Finish(next_.end, next_.why)
-        if next_.why and not next_.strike:
-            self._out.append(Say(next_.why))
-        if next_.resume_before >= 0:
-            budget.resume_before(next_.resume_before)
-        if next_.elsewhere:
-            rank = cause.rank if cause.exit_code != RERUN or verdict.rule else -1
-            job.elsewhere, job.suspect = True, job.assignment.node_of(rank)
-        sure = verdict.confidence is t.Confidence.CERTAIN
-        sure = sure or (cause.kind is t.FaultKind.HANG and self._s.hang_exclude)
-        if next_.exclude or (verdict.remedy is t.Remedy.ELSEWHERE and sure and verdict.times < REPEATS):
-            self._roster.exclude_by_rule(next_.exclude or cause.host, next_.why or verdict.sentence, now)
+        job, ledger, roster, cause = self._job, self._ledger, self._roster, verdict.cause
+        lasted_s = ledger.advice.lasted_s if job.cycle == 0 else math.inf
+        held = roster.holder(job.before, cause.rank) if cause.exit_code == t.REJECTED else None
+        told = self._budget.history.resume_before
+        failed = vd.FailedCycle(len(job.assignment.slots), lasted_s, ledger.reached, ledger.checkpoint, told, held)
+        course = vd.course(verdict, failed, past, self._s.limits, self._s.hang_exclude)
+        if past and past[-1].elsewhere:
+            roster.strike(*vd.struck(past, ledger.reached))
+        ledger.cause_known(cause, course.elsewhere, restarts=not course.end)
+        if course.end:
+            self._budget.refund()
+            return t.Finish(course.end, course.why)
+        if course.strike:
+            roster.strike(course.strike, course.why)
+        if course.exclude is not None:
+            roster.exclude_by_rule(course.exclude, course.why, now)
+        elif course.why and not course.strike:
+            self._out.append(Say(course.why))
+        if course.resume_before >= 0:
+            self._budget.resume_before(course.resume_before)
+        if course.elsewhere:
+            job.elsewhere, job.suspect = True, job.assignment.node_of(course.suspect)
         return None

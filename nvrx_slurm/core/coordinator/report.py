@@ -154,9 +154,10 @@ class Ledger:
             at_s, told = (now, headline(self.cause)) if first is None else (first.at_s, first.message)
             self._open = RestartRecord(cycle, at_s, 0.0, told[:_MESSAGE_CHARS])
 
-    def cause_known(self, cause: RankFault, elsewhere: bool) -> None:
-        """All faults of the cycle are here: this one caused the restart that is under way, perhaps on other nodes."""
-        self.cause = cause
+    def cause_known(self, cause: RankFault, elsewhere: bool, restarts: bool) -> None:
+        """All faults of the cycle are here: this one caused the restart that is under way, perhaps on other nodes. Not
+        `restarts`: none follows."""
+        self.cause, self._open = cause, self._open if restarts else None
         if self._open is not None:
             self._open = replace(
                 self._open,
@@ -164,6 +165,7 @@ class Ledger:
                 rank=cause.rank,
                 fingerprint=cause.finding.fingerprint if cause.finding is not None else "",
                 host=cause.host,
+                infra_rank=cause.infra_rank,
                 exit_code=cause.exit_code,
                 iteration=self.reached,
                 checkpoint=self.checkpoint,

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from nvrx_slurm.core.attribution.verdict import frames, headline
+from nvrx_slurm.core.attribution.raised import frames
+from nvrx_slurm.core.attribution.verdict import headline
 from nvrx_slurm.errors import ExitCode
 from nvrx_slurm.frozen import frozen
-from nvrx_slurm.types import FaultKind, History, KindCount, Node, RankFault
+from nvrx_slurm.types import RERUN, FaultKind, History, KindCount, Node, RankFault
 
 _PORT_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 _PORT_START_S = 120.0  # a port that another program took, and a script that cannot start, are noticed within this time
 _MAX_PORT_RETRIES = 3  # per job; a script that binds a port of its own twice must not restart for ever
-RERUN = 16  # exit code by which Megatron-LM asks to repeat a step on other GPUs (core/rerun_state_machine.py)
 _MAX_RERUNS = 3  # in a row that use no restart
 _NOT_COMPILED = re.compile(
     r"(?:SyntaxError|IndentationError|TabError): (?!.*null byte)"
@@ -56,7 +56,7 @@ class Budget:
     def __init__(self, max_restarts: int, limits: RestartLimits) -> None:
         self._max = max_restarts
         self._limits = limits
-        self.history = History()
+        self.history = self._before = History()  # as it was before the last restart was counted
         self._early_deaths = 0  # cycles in a row in which a rank died at its start
         self._port_retries = 0
 
@@ -81,7 +81,7 @@ class Budget:
         """Whether the job may start another cycle after one that lasted `lasted_s`; if so, it is counted as used.
         `agent_port`: where the agent of that node listens; 0 = it does not. `reruns`: how many cycles before this one
         have ended with RERUN in a row; None = there are no other GPUs."""
-        used, what = self.history.restarts_used, headline(cause)
+        self._before, used, what = self.history, self.history.restarts_used, headline(cause)
         if lasted_s < _PORT_START_S and cannot_be_compiled(cause):  # later a file may be just written
             why = f"{what}; no restart: Python would find the same error again"
             return Decision(False, self._limits.hopeless_code, why)
@@ -110,6 +110,11 @@ class Budget:
         pause_s = self._pause_s(cause, lasted_s)
         pause = f" in {pause_s:g} s, because ranks die at their start again and again" if pause_s else ""
         return Decision(True, ExitCode.OK, f"{what}; restart {used + 1} of {self._max}{pause}", pause_s)
+
+    def refund(self) -> None:
+        """The last cause allows no restart: none is used."""
+        before = self._before
+        self.history = replace(self.history, restarts_used=before.restarts_used, spent=before.spent)
 
     def _pause_s(self, cause: RankFault, lasted_s: float) -> float:
         """Ranks that die at their start again and again may need something outside (a file system, a licence): the

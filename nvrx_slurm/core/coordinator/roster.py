@@ -410,15 +410,15 @@ class Roster:
         if host:
             self._out += [Say(f"node {host} gets a strike: {why}"), ev.Strike(host, why)]
 
-    def host_of(self, node_id: str) -> str:
-        """The host of a member; "" = it is not here."""
-        member = self.members.get(node_id)
-        return "" if member is None else member.node.host
+    def holder(self, assignment: Assignment | None, rank: int) -> t.Node | None:
+        """The node that has, or had, a global rank there; None = it is not a member any more."""
+        member = self.members.get(assignment.node_of(rank)) if assignment is not None else None
+        return member.node if member is not None else None
 
-    def exclude_by_rule(self, host: str, why: str, now: float) -> None:
+    def exclude_by_rule(self, place: t.Node | t.RankFault, why: str, now: float) -> None:
         """A node is certainly bad: it leaves the job where enough nodes are left."""
         for node in self.members.in_order():
-            if node.host == host and self._may_exclude(node):
+            if (node.infra_rank, node.host) == (place.infra_rank, place.host) and self._may_exclude(node):
                 self.exclude(node, -1, why, now)
 
     def _may_exclude(self, node: t.Node) -> bool:

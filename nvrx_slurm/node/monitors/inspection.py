@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from nvrx_slurm.core.attribution.verdict import frames
+from nvrx_slurm.core.attribution.raised import frames
 from nvrx_slurm.node.monitors.monitors import RankMonitor
 from nvrx_slurm.types import Collective, RankEvidence, RankFault
 

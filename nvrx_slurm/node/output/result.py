@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from nvrx_slurm import types as t
-from nvrx_slurm.core.attribution.verdict import failing_line, headline, report, what_to_do
+from nvrx_slurm.core.attribution.raised import failing_line
+from nvrx_slurm.core.attribution.verdict import headline, report, what_to_do
 from nvrx_slurm.core.coordinator.events import HangFound, JobOver
 from nvrx_slurm.core.coordinator.report import in_words
 from nvrx_slurm.node.output.faults import signal_name
