@@ -64,7 +64,7 @@ _HOOK_FACTS: tuple[Fact, ...] = (
     "--slurm-api", type=click.Choice(["auto", "cli", "pyslurm"]), default="auto", envvar="NVRX_SLURM_API",
     help="As for nvrx-run.",
 )  # fmt: skip
-@click.option("--log-dir", default=LaunchConfig().log_dir, envvar="NVRX_LOG_DIR", help="Where strikes are looked for.")
+@click.option("--log-dir", default=LaunchConfig().log_dir, envvar="PET_LOG_DIR", help="Where strikes are looked for.")
 def doctor(as_json: bool, hooks: str, slurm_api: str, log_dir: str) -> None:
     """Say whether a job can run on this node, and whether Slurm's hooks are set up right. Run it on a compute node; as
     root for the hooks.

@@ -43,6 +43,7 @@ def _submit(given: dict[str, Any], script: str, args: tuple[str, ...]) -> int:
     config = resolve({key: value for key, value in given.items() if key in SETTINGS}, os.environ).config
     wanted = resolve_submit(given, os.environ)
     wanted.check(config.launch, config.stop_before_end_s)
+    wanted = _without_suspects(wanted, Path(config.launch.log_dir))
     words = (script, *args) if script else ()
     if config.launch.dry_run:
         click.echo(_text(config, wanted, given, words, None, ""), nl=False)
@@ -55,7 +56,6 @@ def _submit(given: dict[str, Any], script: str, args: tuple[str, ...]) -> int:
     _venv(wanted)
     log_dir = Path(config.launch.log_dir)
     _make(log_dir, wanted)
-    wanted = _without_suspects(wanted, log_dir)
     slurm, _ = connect(config.launch.slurm_api)
     name = f"chain_{time.strftime('%Y%m%d-%H%M%S')}_{secrets.token_hex(2)}"
     links = log_dir.absolute() / name if wanted.chain else None

@@ -75,6 +75,7 @@ def _story(result: dict[str, Any], place: Path) -> dict[str, Any]:
             "cycle": one["cycle"],
             "down_s": float(one["down_s"]),
             "cause": "" if one["cause"] in told else one["cause"],
+            "elsewhere": bool(one.get("elsewhere")),
         }
         for one in result.get("restarts") or ()
     ]
@@ -190,7 +191,7 @@ def _of_blame(story: dict[str, Any]) -> Iterator[str]:
 def _done(story: dict[str, Any]) -> Iterator[str]:
     done = [f"ended by {story['ended_by']}"] if story["ended_by"] else []
     for one in story["restarts"]:
-        why = f": {one['cause']}" if one["cause"] else " for this"
+        why = (f": {one['cause']}" if one["cause"] else " for this") + ("; then on other nodes" * one["elsewhere"])
         done.append(f"{one['time']}  cycle {one['cycle']} failed, {in_words(one['down_s'])} down{why}")
     for note in story["inprocess_restarts"][-_NOTES_SHOWN:]:
         done.append(f"cycle {note['cycle']} iteration {note['iteration']} was restarted in process: {note['why']}")

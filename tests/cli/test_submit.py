@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from nvrx_slurm.cli.toolbox import main
+from nvrx_slurm.node.output import strikes
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +37,23 @@ def test_flags_of_nvrx_run_are_handed_on_and_counted(here: Path) -> None:
     assert "#SBATCH --nodes=6" in lines
     flags = [line.strip(" \\") for line in lines if line.startswith("    --")]
     assert flags == ["--nnodes=4:6", "--ft-rank-heartbeat-timeout=30", "--srun-arg=--exact", "--redirects=3"]
+
+
+def test_nodes_with_many_strikes_are_said_and_left_out_if_asked_for(here: Path) -> None:
+    logs = Path("nvrx_logs")
+    logs.mkdir()
+    for host, count in (("n1", 2), ("n2", 4), ("n3", 3), ("$(x)", 5)):
+        for _ in range(count):
+            strikes.add(logs, host, "7", "rank 3 failed")
+    with (logs / "strikes.jsonl").open("a") as file:
+        file.write('{"time": 1e9, "host": "n1"}\n{"time": "\n[]\n')  # old, torn, no strike
+    assert strikes.suspects(logs) == {"n2": 4, "n3": 3}
+    assert "n2 (4), n3 (3); leave them out: --avoid-strikes" in submit("--dry-run", "train.py").stderr
+    assert not [line for line in submit("--dry-run", "train.py").stdout.splitlines() if "--exclude" in line]
+    assert (
+        "#SBATCH --exclude=n9,n2,n3"
+        in submit("--dry-run", "--avoid-strikes", "--sbatch-arg=--exclude=n9", "train.py").stdout
+    )
 
 
 def test_variables_and_the_warning_signal(here: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from nvrx_slurm.core.coordinator import events as ev
@@ -34,6 +36,24 @@ def test_a_plan_says_where_each_node_is() -> None:
     plans = {c.node_id: c.message for c in commands if isinstance(c, ev.SendTo)}
     assert plans["h1.0"] == Plan(1, 0, History(), 3, 2, 4, "10.0.0.0", 1000, group_rank=1, rank_offset=2)
     assert (plans["h0.0"].group_rank, plans["h0.0"].rank_offset) == (0, 0)
+
+
+def test_rejected_results_end_after_a_bounded_number_of_cycles() -> None:
+    """Whatever Megatron-LM's ranks say: 1,000 jobs with exit codes 16 and 17 and their texts, in any order."""
+    said = ["code=16", "code=16 rule=megatron-rerun", "code=17", "code=17 rule=rejected-persistent"]
+    said += ["code=17 rule=rejected-transient"]
+    for seed in range(1000):
+        rng, story = random.Random(seed), Story()
+        nodes, budget = rng.choice((1, 2, 3)), rng.choice((0, 1, 3))
+        story.begin("running", f"{nodes} of {nodes + rng.choice((0, 0, 1, 2))} max_restarts={budget} crash_loop_s=0")
+        cycles, job = 0, story.core.job
+        while story.core.state.name == "RUNNING":
+            cycles, places = cycles + 1, {g: int(node_id[1]) for g, node_id in job.assignment.places.items()}
+            g, cycle = rng.choice(list(places)), job.cycle
+            story.tell("fails", f"{places[g]} {cycle} local={2 * (g - places[g])} {rng.choice(said)}")
+            for node in places.values() if story.core.state.name == "STOPPING" else ():
+                story.tell("stops", f"{node} {cycle}")
+        assert story.core.state.name == "FINISHED" and cycles <= 4 * (budget + 1), seed
 
 
 # --- the report ------------------------------------------------------------------------------------------------
