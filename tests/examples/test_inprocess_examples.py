@@ -17,7 +17,7 @@ from ranks_harness import Script, Zygote
 from stage import await_end, free_port, running_with
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("in-process examples")]  # one undisturbed run for all
+pytestmark = pytest.mark.torch
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "inprocess"
 BOUND_S = 90.0  # for a run; on an idle machine it takes five seconds
