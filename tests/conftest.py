@@ -69,8 +69,7 @@ REPEATS = {
         "stopped-first", "stopped-spare", "stopped-daemon",
     ),
     "test_nvrx_run_any_node.py::test_all_processes_of_a_rank_end_before_it_runs_elsewhere": (
-        "stopped-setsid", "stopped-popen", "stopped-daemon", "stopped-first", "stopped-spare", "killed-popen",
-        "killed-setsid",
+        "stopped-setsid", "stopped-popen", "stopped-daemon", "stopped-first", "stopped-spare", "killed",
     ),
 }  # fmt: skip
 _NO_FAST = {"node", "examples", "inprocess", "logs", "monitor", "ptl"}
