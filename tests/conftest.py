@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import standin
 from minicluster import MiniCluster
+from ranks_harness import Zygote
 
 # torch asks the name server for the name of every address that it connects to. One that is silent for a moment would
 # cost seconds each time, and a rank that waits for it is taken for hung. No test needs a name server (resolv.conf(5)).
@@ -68,8 +69,7 @@ REPEATS = {
         "stopped-first", "stopped-spare", "stopped-daemon",
     ),
     "test_nvrx_run_any_node.py::test_all_processes_of_a_rank_end_before_it_runs_elsewhere": (
-        "stopped-setsid", "stopped-popen", "stopped-daemon", "stopped-first", "stopped-spare", "killed-popen",
-        "killed-setsid",
+        "stopped-setsid", "stopped-popen", "stopped-daemon", "stopped-first", "stopped-spare", "killed",
     ),
 }  # fmt: skip
 _NO_FAST = {"node", "examples", "inprocess", "logs", "monitor", "ptl"}
@@ -102,6 +102,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "needs_slurm" in getattr(item, "fixturenames", ()):
             group = "slurm-c" if item.path.name in SLURM_C else "slurm-b" if item.path.name in SLURM_B else "slurm-a"
             item.add_marker(pytest.mark.xdist_group(group))
+        elif "zygote" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("zygote"))
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """The beginning of a long text: pytest-xdist sends the name of a test many times."""
+    return ascii(val[:40]) if isinstance(val, (str, bytes)) and len(val) > 400 else None
 
 
 @pytest.fixture(autouse=True)
@@ -128,6 +135,15 @@ def nvml_standin(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return standin.built(tmp_path_factory.mktemp("nvml"))
     except LookupError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    """Has imported torch, once for all tests, and what every optimizer imports."""
+    pytest.importorskip("torch")
+    process = Zygote("scenarios_calls", "torch._dynamo")
+    yield process
+    process.close()
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import configparser
+import gc
 import os
 import re
 import subprocess
@@ -107,6 +108,20 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), str(path))
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(tree(path)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_garbage_collection() -> Iterator[None]:
+    """It would look at half a million nodes again and again."""
+    gc.disable()
+    yield
+    tree.cache_clear(), nodes.cache_clear()
+    gc.enable()
+
+
 def name(path: Path) -> str:
     return str(path.relative_to(REPO))
 
@@ -129,14 +144,13 @@ def nesting(node: ast.AST, depth: int = 0) -> int:
 
 def imports(path: Path) -> Iterator[tuple[int, str, bool]]:
     """(line, absolute module, whether only for types) of every import in a file, also those inside functions."""
-    module = tree(path)
     typing_only = {
         id(inner)
-        for node in ast.walk(module)
+        for node in nodes(path)
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
         for inner in ast.walk(node)
     }
-    for node in ast.walk(module):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name, id(node) in typing_only
@@ -153,12 +167,12 @@ def layer(module: str) -> str:
 
 def code_lines(path: Path) -> int:
     """Lines without blanks, comments and docstrings."""
-    module, lines = tree(path), set[int]()
+    lines = set[int]()
     with path.open("rb") as file:
         for token in tokenize.tokenize(file.readline):
             if token.type in (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING):
                 lines.update(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(module):
+    for node in nodes(path):
         if isinstance(node, (ast.Module, *DEFINITIONS)) and ast.get_docstring(node):
             lines -= set(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
     return len(lines)
@@ -175,7 +189,7 @@ def test_files_are_short() -> None:
 def test_functions_are_short_and_flat() -> None:
     wrong = []
     for path in EVERYWHERE:
-        for function in (node for node in ast.walk(tree(path)) if isinstance(node, FUNCTIONS)):
+        for function in (node for node in nodes(path) if isinstance(node, FUNCTIONS)):
             lines, depth = (function.end_lineno or 0) - function.lineno + 1, nesting(function)
             if lines >= MAX_FUNCTION_LINES or depth >= MAX_NESTING:
                 wrong.append(f"{name(path)}:{function.lineno} {function.name}: {lines} lines, nested {depth} deep")
@@ -267,7 +281,7 @@ NEVER = {
 
 @pytest.mark.parametrize(("paths", "breaks"), NEVER.values(), ids=NEVER)
 def test_never(paths: list[Path], breaks: Callable[[ast.AST], bool]) -> None:
-    every = ((path, node) for path in paths for node in ast.walk(tree(path)))
+    every = ((path, node) for path in paths for node in nodes(path))
     assert [f"{name(path)}:{getattr(node, 'lineno', 0)}" for path, node in every if breaks(node)] == []
 
 
@@ -291,7 +305,7 @@ WALL_CLOCK = {
 def test_nothing_decides_by_the_wall_clock_which_may_be_set_back() -> None:
     """It is in logs, in result.json, and in the end time that Slurm tells."""
     clocks = ("time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.datetime.now")
-    read = ((path, node) for path in IN_PACKAGE for node in ast.walk(tree(path)) if isinstance(node, ast.Attribute))
+    read = ((path, node) for path in IN_PACKAGE for node in nodes(path) if isinstance(node, ast.Attribute))
     found = {name(path) for path, node in read if ast.unparse(node) in clocks}
     assert found == WALL_CLOCK
 
@@ -313,8 +327,8 @@ GONE = re.compile(r"(^|_)(look|looks|looked|door|guest|patience|tombstone|desk|n
 
 def test_a_name_has_one_meaning_and_no_private_metaphor() -> None:
     """Class names of the package are unique, and functions, classes and files use the field's words."""
-    defined = [node.name for path in IN_PACKAGE for node in ast.walk(tree(path)) if isinstance(node, DEFINITIONS)]
-    classes = [node.name for path in IN_PACKAGE for node in ast.walk(tree(path)) if isinstance(node, ast.ClassDef)]
+    defined = [node.name for path in IN_PACKAGE for node in nodes(path) if isinstance(node, DEFINITIONS)]
+    classes = [node.name for path in IN_PACKAGE for node in nodes(path) if isinstance(node, ast.ClassDef)]
     assert {one for one, times in Counter(classes).items() if times > 1} == PUBLIC_TWICE
     words = {re.sub(r"(?<=[a-z])(?=[A-Z])", "_", one).lower() for one in (*defined, *(p.stem for p in IN_PACKAGE))}
     assert {one for one in words if GONE.search(one)} == set()

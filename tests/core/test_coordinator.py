@@ -22,9 +22,10 @@ def test_scenario(lines: list[str]) -> None:
     Story().play(lines)
 
 
-def test_any_messages_from_any_node_in_any_order_break_nothing() -> None:
+@pytest.mark.parametrize("seeds", [range(1000, 1300), pytest.param(range(200, 1000), marks=pytest.mark.matrix)])
+def test_any_messages_from_any_node_in_any_order_break_nothing(seeds: range) -> None:
     """A row that is missing, or leads elsewhere, and any defect of a handler would end the job (D14)."""
-    ends = {walk(seed).state.name for seed in range(1000, 1300)}
+    ends = {walk(seed).state.name for seed in seeds}
     assert "CLOSED" in ends and "RUNNING" in ends
 
 

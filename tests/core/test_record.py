@@ -49,6 +49,7 @@ def test_every_record_survives_the_log(cls: type, data: st.DataObject) -> None:
     assert decode(json.loads(line)) == drawn
 
 
+@functools.cache
 def _values(hint: typing.Any) -> st.SearchStrategy[typing.Any]:
     """Any value of that type; no NaN, which JSON does not have, at any depth."""
     if hint is float:

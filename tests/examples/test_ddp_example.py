@@ -16,7 +16,7 @@ import pytest
 from ranks_harness import Script, Zygote
 
 torch = pytest.importorskip("torch")
-pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("ddp example")]  # they share a training
+pytestmark = pytest.mark.torch
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "ddp.py"
 EVERY = 10

@@ -10,14 +10,6 @@ import pytest
 from ranks_harness import Job, Zygote
 
 
-@pytest.fixture(scope="session")
-def zygote() -> Iterator[Zygote]:
-    """Has imported torch."""
-    process = Zygote("scenarios_calls")
-    yield process
-    process.close()
-
-
 @pytest.fixture
 def job(zygote: Zygote, tmp_path: Path) -> Iterator[Job]:
     """A job without ranks yet; when the test is over nothing of it is left."""

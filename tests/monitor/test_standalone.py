@@ -157,13 +157,12 @@ print(json.dumps([said, stopped, hangs]))
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> list[list]:
+def results(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> list[list]:
     """Of three ranks: what they calculated, when they stopped together, hangs."""
-    pytest.importorskip("torch")
     directory = tmp_path_factory.mktemp("gloo")
     program = directory / "ranks.py"
     program.write_text(RANKS)
-    zygote, ranks = Zygote(), []
+    ranks = []
     try:
         for rank in range(3):
             argv = [str(program), str(directory / "store"), str(rank)]
@@ -175,11 +174,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[list]:
     finally:
         for script in ranks:
             script.close()
-        zygote.close()
 
 
 @pytest.mark.torch
-@pytest.mark.xdist_group("gloo ranks")
 def test_timeouts_are_the_longest_of_all_ranks_times_the_factor(results):
     said = results[0][0]
     assert all(one[0] == said and one[2] == [] for one in results)
@@ -193,7 +190,6 @@ def test_timeouts_are_the_longest_of_all_ranks_times_the_factor(results):
 
 
 @pytest.mark.torch
-@pytest.mark.xdist_group("gloo ranks")
 def test_section_timeouts_are_learned_for_the_selected_ones(results):
     said = results[0][0]
     assert said["sections too early"] is False and said["a"] is said["all"] is said["valid"] is True
@@ -206,7 +202,6 @@ def test_section_timeouts_are_learned_for_the_selected_ones(results):
 
 
 @pytest.mark.torch
-@pytest.mark.xdist_group("gloo ranks")
 def test_all_ranks_stop_at_the_same_step(results):
     """Warned before steps 9, 7 and 5; asking every step, every third, and in a group of two."""
     zero, one, two = (stopped for _, stopped, _ in results)

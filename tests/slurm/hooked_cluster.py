@@ -66,6 +66,8 @@ class HookedCluster:
     def _install(self, slurm: str) -> None:
         root = self.root
         shutil.copytree(REPO / "prolog", root / "hooks")
+        hook = root / "hooks" / "healthcheck"  # it is idle until a test makes this file: a round costs a second
+        hook.write_text(hook.read_text().replace("\nhere=", f"\n[ -e {root}/periodic ] || exit 0\nhere="))
         dgx.build(root / "dgx")
         (root / "dgx" / "run").mkdir(exist_ok=True)
         script = root / "own"

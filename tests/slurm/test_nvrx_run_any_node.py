@@ -18,7 +18,7 @@ while not os.path.exists("go"):  # the test has seen all ranks
     time.sleep(0.01)
 sys.exit(CODE if RANK == 0 else 0)
 """
-TWO_AND_TWO = "--spares=2 --nproc-per-node=2 --max-restarts=4"
+TWO_AND_TWO = "--spares=2 --max-restarts=4"
 
 
 def start(jobs: Jobs, flags: str, last: int, code: int = 0, elsewhere: bool = False) -> Job:
@@ -56,19 +56,19 @@ def assert_ended(job: Job, state: str, code: int, lost: set[str]) -> None:
 
 def test_two_nodes_in_a_row_then_the_jobs_own_code(jobs: Jobs) -> None:
     job = start(jobs, TWO_AND_TWO, last=2, code=5)
-    lose(jobs, job, "n2", 4, 0)
-    lose(jobs, job, "n1", 4, 1)
+    lose(jobs, job, "n2", 2, 0)
+    lose(jobs, job, "n1", 2, 1)
     assert_ended(job, "FAILED", 1, {"n1", "n2"})
 
 
 def test_the_job_of_a_lost_batch_host_is_ended_once_slurmctld_answers(jobs: Jobs) -> None:
     """Before, a lost spare costs no cycle."""
     job = start(jobs, TWO_AND_TWO, last=1)
-    job.wait_marks("up", 4, 0)
+    job.wait_marks("up", 2, 0)
     assert jobs.cluster.kill_node("n4")
     wait_said(job, "node n4 left")
     [step] = set(jobs.cluster.run("squeue", "--steps", "-h", "-j", str(job.job_id), "-o", "%j").split()) - {"batch"}
-    lose(jobs, job, "n1", 4, 0)
+    lose(jobs, job, "n1", 2, 0)
     jobs.cluster.kill_controller(saved=step)
     (job.directory / "go").touch()
     wait_said(job, "trying to end job")
@@ -78,8 +78,8 @@ def test_the_job_of_a_lost_batch_host_is_ended_once_slurmctld_answers(jobs: Jobs
 
 def test_the_console_follows_the_coordinator(jobs: Jobs) -> None:
     """The batch script's node n1 has no agent here; the coordinator is on n2."""
-    job = start(jobs, "--spares=1 --nproc-per-node=2 --max-restarts=1", last=1, elsewhere=True)
-    lose(jobs, job, "n2", 4, 0)
+    job = start(jobs, "--spares=1 --max-restarts=1", last=1, elsewhere=True)
+    lose(jobs, job, "n2", 2, 0)
     assert_ended(job, "COMPLETED", 0, {"n2"})
     said = job.said()
     assert said.count("job ends with code 0") == 1 and "coordinator listens" in said, said

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nvrx_job import CLIENT, Job, Jobs
 
-TWO_AND_ONE = "--spares=1 --nproc-per-node=2"
+TWO_AND_ONE = "--spares=1"
 STUBBORN = """
 signal.signal(signal.SIGTERM, lambda *_: mark("term"))
 mark("ready")
@@ -48,12 +48,12 @@ def ranks(job: Job, what: str) -> list[int]:
 
 def test_scancel_ends_workers_within_kill_wait_and_leaves_nothing(jobs: Jobs) -> None:
     job = jobs.submit(STUBBORN, TWO_AND_ONE, nodes=3)
-    job.wait_marks("ready", 4)
+    job.wait_marks("ready", 2)
     began = time.monotonic()
     jobs.cluster.run("scancel", str(job.job_id))
     assert job.wait_end().state == "CANCELLED"
     assert time.monotonic() - began < jobs.cluster.settings.kill_wait_s
-    assert ranks(job, "term") == [0, 1, 2, 3]  # each once, though Slurm and we signal
+    assert ranks(job, "term") == [0, 1]  # each once, though Slurm and we signal
     assert_143_everywhere(job)  # so the agents were not killed by Slurm but left by themselves
     assert "SIGTERM from Slurm" in job.result()["reason"]
     job.assert_nothing_left()
@@ -61,13 +61,13 @@ def test_scancel_ends_workers_within_kill_wait_and_leaves_nothing(jobs: Jobs) ->
 
 def test_signals_to_the_front_alone_are_passed_on_and_its_code_is_143(jobs: Jobs) -> None:
     job = jobs.submit(STAYS, TWO_AND_ONE, nodes=3)
-    job.wait_marks("ready", 4)
+    job.wait_marks("ready", 2)
     jobs.cluster.run("scancel", "--signal=USR1", "--batch", str(job.job_id))
-    job.wait_marks("told", 4)
+    job.wait_marks("told", 2)
     jobs.cluster.run("scancel", "--signal=TERM", "--batch", str(job.job_id))
     end = job.wait_end()
     assert (end.state, end.exit_code) == ("FAILED", 143), job.said()
-    assert ranks(job, "term") == [0, 1, 2, 3]
+    assert ranks(job, "term") == [0, 1]
     assert_143_everywhere(job)
 
 
@@ -97,12 +97,12 @@ def test_a_job_is_cancelled_though_its_workers_end_well_before_the_agent_is_sign
 def test_warned_and_stopped_before_the_time_limit(jobs: Jobs) -> None:
     """Slurm 22.05 tells no end time in the environment: it is asked, first and before each of the two. In an image
     without its tools nvrx-run in front of the step tells it."""
-    flags = f"--nproc-per-node=4 {IMAGE} --ft-warn-before-end=54 --ft-stop-before-end=47"
+    flags = f"--nproc-per-node=2 {IMAGE} --ft-warn-before-end=54 --ft-stop-before-end=47"
     job = jobs.submit(STAYS, flags, 1, sbatch=("--time=1",), lead=PATIENT)
-    job.wait_marks("told", 4)
+    job.wait_marks("told", 2)
     assert job.marks("term") == []
     end = job.wait_end()
     assert (end.state, end.exit_code) == ("FAILED", 143), job.said()
-    assert (ranks(job, "told"), ranks(job, "term")) == ([0, 1, 2, 3], [0, 1, 2, 3])
+    assert (ranks(job, "told"), ranks(job, "term")) == ([0, 1], [0, 1])
     assert job.said().count("the allocation ends in ") == 1
     assert "less than 47 s of the allocation are left" in job.result()["reason"]

@@ -68,7 +68,7 @@ def test_a_task_of_a_job_array_is_a_replacement_group(jobs: Jobs) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     script = (
-        "#!/bin/bash\nsrun -i none --no-kill --kill-on-bad-exit=0 --wait=0 --mpi=none nvrx-run --nnodes=2:4"
+        "#!/bin/bash\nsrun -i none -k --kill-on-bad-exit=0 --wait=0 --mpi=none nvrx-run --nnodes=2:4"
         f" --ft-segment=2 --rdzv-endpoint=localhost:{port} --rdzv-id=$SLURM_ARRAY_JOB_ID --max-restarts=1"
         " --nproc-per-node=1 worker.py\n"
     )
@@ -85,17 +85,18 @@ def test_a_task_of_a_job_array_is_a_replacement_group(jobs: Jobs) -> None:
     jobs.cluster.wait_job(f"{job.job_id}_0", 60.0)
     said = (job.directory / "0.out").read_text()
     assert "0 of 2 active nodes keep their group rank" in said and "job ends with code 0" in said, said
+    assert "--no-kill" not in said  # see test_an_srun_without_no_kill_is_said
 
 
 def test_srun_directly_needs_no_token_where_munge_is_and_shows_the_highest_code(jobs: Jobs) -> None:
     """Without a batch script there is no front that knows better: srun reports the worst of the tasks."""
     job = jobs.new(EXCLUDES_N2 + 'print("rank", RANK)\n')
     place = ("--nodes=3", "--ntasks-per-node=1", "--no-kill", "--kill-on-bad-exit=0", "--wait=0")
-    flags = ("--spares=1", "--nproc-per-node=2", "--max-restarts=1")
+    flags = ("--spares=1", "--max-restarts=1")
     out = jobs.srun(job, *place, "nvrx-run", *flags, "worker.py", code=95)
     up = job.marks("up", 1)
-    assert [(mark.rank, mark.node) for mark in up] == [(0, "n1"), (1, "n1"), (2, "n3"), (3, "n3")]
-    assert all(f"[rank {rank}] rank {rank}\n" in out for rank in range(4))
+    assert [(mark.rank, mark.node) for mark in up] == [(0, "n1"), (1, "n3")]
+    assert all(f"[rank {rank}] rank {rank}\n" in out for rank in range(2))
     assert "job ends with code 0" in out and job.result()["code"] == 0
 
 

@@ -101,18 +101,16 @@ def test_without_its_batch_host_the_job_is_requeued_by_an_agent(jobs: Jobs) -> N
 
 
 def test_the_time_limit_leads_into_the_next_link(jobs: Jobs) -> None:
-    """Two jobs side by side: one is warned, one is stopped. A loaded machine takes seconds for their second lives.
+    """Of a job that is stopped; the tests below show those that are warned.
 
     Slurm's own warning may come a minute early (sbatch(1), --signal), before the step of such a short job.
     """
-    limit = ("--until-done", "--time", "1", "--warn-time", "0")
-    warned, _ = nvrx_submit(jobs, STOPS_EARLY, *limit, "--ft-warn-before-end", "48")
-    stopped, _ = nvrx_submit(jobs, PLAIN, *limit, "--ft-stop-before-end", "45")
-    for job, code in ((warned, 138), (stopped, 143)):
-        assert until(lambda job=job: "is requeued" in output(job), WAIT_S), output(job)
-        start_again(jobs.cluster, job.job_id)
-        assert ends(jobs, [job.job_id]) == [("COMPLETED", 0)], output(job)
-        assert codes(job, f"{job.job_id}/r0", f"{job.job_id}/r1") == [code, 0]
+    limit = ("--until-done", "--time", "1", "--warn-time", "0", "--ft-stop-before-end", "45")
+    job, _ = nvrx_submit(jobs, PLAIN, *limit)
+    assert until(lambda: "is requeued" in output(job), WAIT_S), output(job)
+    start_again(jobs.cluster, job.job_id)
+    assert ends(jobs, [job.job_id]) == [("COMPLETED", 0)], output(job)
+    assert codes(job, f"{job.job_id}/r0", f"{job.job_id}/r1") == [143, 0]
 
 
 def test_an_end_without_a_coordinator_is_the_job_s_own(jobs: Jobs) -> None:
