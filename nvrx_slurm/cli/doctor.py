@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import glob
+import importlib.util
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import click
@@ -62,7 +66,8 @@ _HOOK_FACTS: tuple[Fact, ...] = (
     "--slurm-api", type=click.Choice(["auto", "cli", "pyslurm"]), default="auto", envvar="NVRX_SLURM_API",
     help="As for nvrx-run.",
 )  # fmt: skip
-def doctor(as_json: bool, hooks: str, slurm_api: str) -> None:
+@click.option("--warm", is_flag=True, help="Also import what workers are forked with, and say what is left out.")
+def doctor(as_json: bool, hooks: str, slurm_api: str, warm: bool) -> None:
     """Say whether a job can run on this node, and whether Slurm's hooks are set up right. Run it on a compute node; as
     root for the hooks.
 
@@ -71,6 +76,8 @@ def doctor(as_json: bool, hooks: str, slurm_api: str) -> None:
     from nvrx_slurm.slurm.api import connect
 
     parts = examine(*connect(slurm_api), hooks)
+    if warm:
+        parts["job"].append(_warm())
     if as_json:
         click.echo(json.dumps([{"part": name, **line._asdict()} for name, lines in parts.items() for line in lines]))
     else:
@@ -107,6 +114,31 @@ def examine(backend: Slurm, why: str, hooks: str = "") -> dict[str, list[Line]]:
         in_slurm_conf = [*_programs(slurm, directory), *_judged(_HOOK_FACTS, slurm)] if slurm else []
         found = [*in_slurm_conf, *_files(directory)]
     return {"job": [*job, _munge()], "hooks": found}
+
+
+def _warm() -> Line:
+    """What a template of this Python forks workers with; takes as long as the imports."""
+    from nvrx_slurm.core import preload
+    from nvrx_slurm.node.workers.launcher import Launcher
+    from nvrx_slurm.node.workers.worker_spec import WarmSpec, WorkerContract, WorkerSpec
+
+    modules = [name for name in preload.CANDIDATES if importlib.util.find_spec(name) is not None]
+    spec = WorkerSpec(
+        [sys.executable, "-u", "-c", ""], WorkerContract("", "", ""), {}, 0, lambda local_rank: 0,
+        warm=WarmSpec(None, None, modules),
+    )  # fmt: skip
+    said: list[str] = []
+
+    async def look() -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            launcher = Launcher(spec, 1, Path(directory), said.append)
+            launcher.begin()
+            await launcher.wait()
+            await launcher.close()
+
+    asyncio.run(look())
+    text = "; ".join(said) or f"workers are forked with {', '.join(modules) or 'nothing: no library is installed'}"
+    return Line("warm-starts", INFO if said else OK, text)
 
 
 def _judged(facts: Sequence[Fact], slurm: dict[str, str]) -> Iterator[Line]:
