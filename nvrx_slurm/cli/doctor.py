@@ -129,14 +129,14 @@ def _warm() -> Line:
     )  # fmt: skip
     said: list[str] = []
 
-    async def look() -> None:
+    async def prepare() -> None:
         with tempfile.TemporaryDirectory() as directory:
             launcher = Launcher(spec, 1, Path(directory), said.append)
             launcher.begin()
             await launcher.wait()
             await launcher.close()
 
-    asyncio.run(look())
+    asyncio.run(prepare())
     text = "; ".join(said) or f"workers are forked with {', '.join(modules) or 'nothing: no library is installed'}"
     return Line("warm-starts", INFO if said else OK, text)
 
