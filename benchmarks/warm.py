@@ -1,4 +1,4 @@
-"""With torch: from an event to the line after `import torch` in all ranks, and the memory of workers."""
+"""With torch and without a flag: from an event to the line after `import torch` in all ranks; the memory of workers."""
 
 from __future__ import annotations
 
@@ -6,142 +6,150 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from benchmarks import procfs
 from benchmarks.figures import Figure, Launchers, Samples, interleaved
-from benchmarks.harness import EVENT_TIMEOUT_S, WORKER, Event, Failure, Job, Launcher
+from benchmarks.harness import EVENT_TIMEOUT_S, Event, Failure, Job, Launcher
 
-_POLL_S = 0.02
+_WORKER = str(Path(__file__).with_name("warm_worker.py"))
+_AFTER_S = 1.0  # the fault comes so long after all ranks have passed their imports
+_ROW = 10  # restarts, one after the other
+_SETTLED_S = 2.0  # the same processes for so long
 _NODES_OF = {"1": 1, "2": 2, "2:3": 2}
-_MODULES = "torch,torch._dynamo"  # the second one is what the first optimizer imports
+_NPROC = 2
 _OFF = "--ft-warm off"
+_FLAGS = (f"--max-restarts={_ROW}", "--monitor-interval=0.1")
 
 
 def _last(events: list[Event]) -> float:
     return max(event.at_s for event in events)
 
 
-def _scripts(node: int) -> set[int]:
-    """Processes of a node with the command line of a worker: workers, standbys and templates."""
+def _job(launcher: Launcher) -> Job:
+    return Job(launcher, worker=_WORKER)
+
+
+def _crash_loops(launcher: Launcher) -> tuple[str, ...]:
+    """Ten faults, one second after each start, are a crash loop: its pauses are not what is measured."""
+    return (*_FLAGS, "--ft-crash-loop-backoff=0") if launcher.name in ("nvrx-run", _OFF) else _FLAGS
+
+
+def _start(job: Job, launcher: Launcher, nnodes: str, nproc: int) -> list[Event]:
+    job.start(nnodes, nproc, "", _crash_loops(launcher))
+    return job.wait(_NODES_OF[nnodes] * nproc, "imported")
+
+
+def _fault(job: Job, ranks: list[Event], then: str = "imported") -> tuple[float, list[Event]]:
+    """Seconds from the SIGKILL of the highest rank to `then` in the last rank, and who told that."""
+    time.sleep(max(0.0, _last(ranks) + _AFTER_S - time.monotonic()))
+    at_s = time.monotonic()
+    os.kill(max(ranks, key=lambda event: event.rank).pid, signal.SIGKILL)
+    again = job.wait(len(ranks), then, at_s)
+    return _last(again) - at_s, again
+
+
+def _restart(launcher: Launcher, nnodes: str, nproc: int, then: str = "imported") -> float:
+    with _job(launcher) as job:
+        return _fault(job, _start(job, launcher, nnodes, nproc), then)[0]
+
+
+def _row(launcher: Launcher, nproc: int) -> float:
+    """The slowest of the restarts; one of the others' is enough, whose restarts are alike."""
+    with _job(launcher) as job:
+        ranks, took_s = _start(job, launcher, "1", nproc), []
+        for _ in range(_ROW if launcher.name == "nvrx-run" else 1):
+            one_s, ranks = _fault(job, ranks)
+            took_s.append(one_s)
+        return max(took_s)
+
+
+def _lost_node(launcher: Launcher) -> float:
+    """2 active nodes and 1 spare; the node with the highest rank is killed."""
+    with _job(launcher) as job:
+        ranks = _start(job, launcher, "2:3", _NPROC)
+        victim = max(ranks, key=lambda event: event.rank).pid
+        (node,) = [node for node in job.nodes if victim in procfs.family(node.pid)]
+        time.sleep(max(0.0, _last(ranks) + 10 * _AFTER_S - time.monotonic()))  # a spare has time
+        at_s = time.monotonic()
+        for pid in (node.pid, *_workers(node.pid)):
+            os.kill(pid, signal.SIGKILL)
+        return _last(job.wait(2 * _NPROC, "imported", at_s)) - at_s
+
+
+def _cold_start(launcher: Launcher, nproc: int, then: str = "imported") -> float:
+    with _job(launcher) as job:
+        job.start("1", nproc, "", _FLAGS)
+        return _last(job.wait(nproc, then)) - job.started_s
+
+
+def _memory(launcher: Launcher, nproc: int) -> float:
+    """Of the first cycle, when nothing is prepared any more."""
+    with _job(launcher) as job:
+        _start(job, launcher, "1", nproc)
+        job.wait(nproc, "stepped")
+        until_s, count = time.monotonic() + EVENT_TIMEOUT_S, nproc if launcher.name == _OFF else 2 * nproc + 1
+        before = set[int]()
+        while len(found := _workers(job.nodes[0].pid)) != count or found != before:
+            if time.monotonic() > until_s:
+                raise Failure(f"{launcher.name}: {len(found)} processes, not {count}: {job.said(0)[-2000:]}")
+            before = found
+            time.sleep(_SETTLED_S)
+        return procfs.pss_mb(found)
+
+
+def _workers(node: int) -> set[int]:
+    """Of a node: workers, standbys and templates."""
     found = set()
     for pid in procfs.family(node):
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if words[1:3] == [b"-u", WORKER.encode()]:
+        if words[0] in (b"nvrx-standby", b"nvrx-template") or words[1:3] == [b"-u", _WORKER.encode()]:
             found.add(pid)
     return found
-
-
-def _start(job: Job, launcher: Launcher, nnodes: str, nproc: int, warm: bool) -> list[Event]:
-    """Start the job; returns when all ranks have made a step and, if `warm`, each rank of each node has a standby."""
-    job.start(nnodes, nproc, "torch", ["--max-restarts=1"])
-    first = job.wait(_NODES_OF[nnodes] * nproc, "imported")
-    job.wait(_NODES_OF[nnodes] * nproc, "stepped")
-    if not warm:
-        return first
-    ranks = {event.pid for event in first}
-    until_s = time.monotonic() + EVENT_TIMEOUT_S
-    before: list[set[int]] = []
-    while True:
-        waiting = [_scripts(node.pid) - ranks for node in job.nodes]
-        if waiting == before and all(len(pids) == nproc + 1 for pids in waiting):
-            return first
-        if time.monotonic() > until_s:
-            raise Failure(f"{launcher.name}: no standbys within {EVENT_TIMEOUT_S:g} s: {job.said(0)[-2000:]}")
-        before = waiting
-        time.sleep(_POLL_S)
-
-
-def _restart(launcher: Launcher, nnodes: str, nproc: int, warm: bool) -> float:
-    with Job(launcher) as job:
-        first = _start(job, launcher, nnodes, nproc, warm)
-        at_s = time.monotonic()
-        os.kill(max(first, key=lambda event: event.rank).pid, signal.SIGKILL)
-        return _last(job.wait(_NODES_OF[nnodes] * nproc, "imported", at_s)) - at_s
-
-
-def _lost_node(launcher: Launcher, nproc: int, warm: bool) -> float:
-    """2 active nodes and 1 spare; the node with the highest rank is killed."""
-    with Job(launcher) as job:
-        first = _start(job, launcher, "2:3", nproc, warm)
-        victim = max(first, key=lambda event: event.rank).pid
-        (node,) = [node for node in job.nodes if victim in procfs.family(node.pid)]
-        at_s = time.monotonic()
-        for pid in (node.pid, *_scripts(node.pid)):
-            os.kill(pid, signal.SIGKILL)
-        return _last(job.wait(2 * nproc, "imported", at_s)) - at_s
-
-
-def _cold_start(launcher: Launcher, nproc: int) -> float:
-    with Job(launcher) as job:
-        job.start("1", nproc, "torch")
-        return _last(job.wait(nproc, "imported")) - job.started_s
-
-
-def _memory(launcher: Launcher, nproc: int, warm: bool) -> float:
-    with Job(launcher) as job:
-        _start(job, launcher, "1", nproc, warm)
-        return procfs.pss_mb(_scripts(job.nodes[0].pid))
 
 
 def _figure(
     name: str,
     what: str,
     target: float,
-    one: Callable[[Launcher, bool], float],
+    one: Callable[[Launcher], float],
     *,
     unit: str = "s",
-    base: str = "",
-    preload: str = _MODULES,
+    base: str = "torchrun",
     theirs: bool = True,
 ) -> Figure:
-    """`one(launcher, warm)`. `preload`: value of that flag. `theirs`: other launchers have such a figure, too."""
+    """`target`: of ours, as a share of that of `base`. `theirs`: other launchers have such a figure, too."""
 
     def measure(launchers: Launchers, repeats: int) -> Samples:
-        ours = replace(launchers.ours, flags=(*launchers.ours.flags, f"--ft-preload={preload}"))
-        who = [*(launchers.rivals()[:-1] if theirs else []), launchers.executed(), ours]
-        return interleaved(lambda launcher: one(launcher, launcher.name == ours.name), who, repeats)
+        rivals = launchers.rivals()[:-1] if theirs else []
+        return interleaved(one, [*rivals, launchers.executed(), launchers.ours], repeats)
 
-    return Figure(name, what, unit, target, bool(base), measure, base or "torchrun")
+    return Figure(name, what, unit, target, True, measure, base)
 
 
 FIGURES = [
-    _figure("warm-restart-1", "restart, torch imported, 1 x 2", 0.10, lambda who, warm: _restart(who, "1", 2, warm)),
+    _figure("warm-restart-1", "torch imported 1 s ago: restart, 1 x 2", 0.05, partial(_restart, nnodes="1", nproc=2)),
+    _figure("warm-restart-8", "the same, 1 x 8", 0.03, partial(_restart, nnodes="1", nproc=8)),
+    _figure("warm-restart-2", "the same, 2 x 2", 0.05, partial(_restart, nnodes="2", nproc=2)),
+    _figure("warm-row-1", "ten restarts, 1 s apart, the slowest, 1 x 2", 0.05, partial(_row, nproc=2)),
+    _figure("warm-row-8", "the same, 1 x 8", 0.03, partial(_row, nproc=8)),
     _figure(
-        "warm-restart-auto",
-        "the same without a flag",
-        0.10,
-        lambda who, warm: _restart(who, "1", 2, warm),
-        preload="auto",
+        "warm-step", "restart to the first step of AdamW, 1 x 2", 0.05,
+        partial(_restart, nnodes="1", nproc=2, then="stepped"),
     ),
-    _figure("warm-restart-8", "restart, torch imported, 1 x 8", 0.25, lambda who, warm: _restart(who, "1", 8, warm)),
-    _figure("warm-restart-2", "restart, torch imported, 2 x 2", 0.15, lambda who, warm: _restart(who, "2", 2, warm)),
+    _figure("warm-lost-node", "lost node, torch imported on the spare", 0.10, _lost_node, base=_OFF, theirs=False),
+    _figure("warm-start-1", "cold start, torch imported, 1 x 1", 1.0, partial(_cold_start, nproc=1), base=_OFF),
+    _figure("warm-start-8", "the same, 1 x 8", 0.35, partial(_cold_start, nproc=8), base=_OFF),
     _figure(
-        "warm-lost-node",
-        "lost node, torch imported on the spare",
-        0.20,
-        lambda who, warm: _lost_node(who, 2, warm),
-        theirs=False,
-    ),
-    _figure(
-        "warm-start-8",
-        "cold start, torch imported, 1 x 8",
-        0.35,
-        lambda who, warm: _cold_start(who, 8),
-        base=_OFF,
-        preload="torch",
+        "warm-first-step-8", "cold start to the first step of AdamW, 1 x 8", 0.5,
+        partial(_cold_start, nproc=8, then="stepped"), base=_OFF,
     ),
     _figure(
-        "warm-memory",
-        "PSS of 8 workers, standbys, template",
-        0.30,
-        lambda who, warm: _memory(who, 8, warm),
-        unit="MB",
-        base=_OFF,
-        theirs=False,
+        "warm-memory", "PSS of 8 workers, standbys, template, first cycle", 0.25,
+        partial(_memory, nproc=8), unit="MB", base=_OFF, theirs=False,
     ),
-]
+]  # fmt: skip

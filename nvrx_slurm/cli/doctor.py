@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import glob
+import importlib.util
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -65,7 +68,8 @@ _HOOK_FACTS: tuple[Fact, ...] = (
     help="As for nvrx-run.",
 )  # fmt: skip
 @click.option("--log-dir", default=LaunchConfig().log_dir, envvar="PET_LOG_DIR", help="Where strikes are looked for.")
-def doctor(as_json: bool, hooks: str, slurm_api: str, log_dir: str) -> None:
+@click.option("--warm", is_flag=True, help="Also import what workers are forked with, and say what is left out.")
+def doctor(as_json: bool, hooks: str, slurm_api: str, log_dir: str, warm: bool) -> None:
     """Say whether a job can run on this node, and whether Slurm's hooks are set up right. Run it on a compute node; as
     root for the hooks.
 
@@ -75,6 +79,8 @@ def doctor(as_json: bool, hooks: str, slurm_api: str, log_dir: str) -> None:
 
     parts = examine(*connect(slurm_api), hooks)
     parts["job"] += _strikes(Path(log_dir))
+    if warm:
+        parts["job"].append(_warm())
     if as_json:
         click.echo(json.dumps([{"part": name, **line._asdict()} for name, lines in parts.items() for line in lines]))
     else:
@@ -119,6 +125,31 @@ def _strikes(log_dir: Path) -> Iterator[Line]:
     if found := strikes.suspects(log_dir):
         text = f"nodes with {strikes.MANY} or more strikes in 28 days: {strikes.in_words(found)}"
         yield Line("strikes", WARN, text, f"look at {log_dir}/strikes.jsonl; nvrx submit --avoid-strikes")
+
+
+def _warm() -> Line:
+    """What a template of this Python forks workers with; takes as long as the imports."""
+    from nvrx_slurm.core import preload
+    from nvrx_slurm.node.workers.launcher import Launcher
+    from nvrx_slurm.node.workers.worker_spec import WarmSpec, WorkerContract, WorkerSpec
+
+    modules = [name for name in preload.CANDIDATES if importlib.util.find_spec(name) is not None]
+    spec = WorkerSpec(
+        [sys.executable, "-u", "-c", ""], WorkerContract("", "", ""), {}, 0, lambda local_rank: 0,
+        warm=WarmSpec(None, None, modules),
+    )  # fmt: skip
+    said: list[str] = []
+
+    async def prepare() -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            launcher = Launcher(spec, 1, Path(directory), said.append)
+            launcher.begin()
+            await launcher.wait()
+            await launcher.close()
+
+    asyncio.run(prepare())
+    text = "; ".join(said) or f"workers are forked with {', '.join(modules) or 'nothing: no library is installed'}"
+    return Line("warm-starts", INFO if said else OK, text)
 
 
 def _judged(facts: Sequence[Fact], slurm: dict[str, str]) -> Iterator[Line]:

@@ -15,6 +15,7 @@ from nvrx_slurm.cli.here import Here, Layout, OnNode, layout, working_directory
 from nvrx_slurm.config.ft import FaultToleranceConfig
 from nvrx_slurm.config.launch import LaunchConfig
 from nvrx_slurm.config.values import Std
+from nvrx_slurm.core import preload
 from nvrx_slurm.core.agent.events import AgentSettings
 from nvrx_slurm.core.coordinator.coordinator import CoordinatorSettings
 from nvrx_slurm.core.coordinator.restarts import RestartLimits
@@ -29,6 +30,7 @@ from nvrx_slurm.types import KindCount, RestartPolicy
 KILL_WAIT_ENV = "NVRX_KILL_WAIT"  # seconds between SIGTERM and SIGKILL on this cluster; set for the tasks of a step
 _KILL_WAIT_MARGIN_S = 5.0  # for the agent to reap, report and exit
 _KILL_TIMEOUT_S = 10.0
+_LONGEST_SCRIPT = 1 << 20  # characters that are read of it
 _RUN_PATH = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
@@ -181,7 +183,7 @@ def _worker_spec(here: Here, shape: Layout, script: str, args: tuple[str, ...], 
         warning_signal=ft.warning_signal or 0,
         in_step=here.slurm is not None,  # Slurm signals the workers of a step, too
         hang_collect_s=ft.hang_collect_s,
-        warm=_warm(here, argv, script, shared=shape.on_node.world > shape.nproc),
+        warm=_warm(here, argv, script, shape.nproc, shared=shape.on_node.world > shape.nproc),
         wrapped=RestartPolicy(ft.restart_policy) is RestartPolicy.MIN_HEALTHY,
     )
 
@@ -205,7 +207,7 @@ def worker_argv(launch: LaunchConfig, script: str, args: tuple[str, ...]) -> lis
     return [*python, "-c", _RUN_PATH, script, *args] if launch.run_path else [*python, script, *args]
 
 
-def _warm(here: Here, argv: list[str], script: str, shared: bool) -> WarmSpec | None:
+def _warm(here: Here, argv: list[str], script: str, nproc: int, shared: bool) -> WarmSpec | None:
     """What the workers' template does; None where there is none. `shared`: other agents have workers on this node."""
     launch, ft = here.launch, here.ft
     differs = any(LOCAL_RANK_MACRO in word for word in argv)  # a template has the command line of its workers
@@ -220,7 +222,23 @@ def _warm(here: Here, argv: list[str], script: str, shared: bool) -> WarmSpec | 
         path0 = ""
     if os.environ.get("PYTHONSAFEPATH"):
         path0 = None
-    return WarmSpec(None if launch.module else os.path.abspath(script), path0, ft.preload)
+    if launch.module or ft.preload:
+        return WarmSpec(None, path0, ft.preload)
+    path = os.path.abspath(script)
+    return WarmSpec(path, path0, (), *preload.at_start(_text(path), nproc, partial(_is_beside, path0)))
+
+
+def _is_beside(path0: str | None, module: str) -> bool:
+    return path0 is not None and any(os.path.exists(os.path.join(path0, module + end)) for end in ("", ".py"))
+
+
+def _text(path: str) -> str:
+    """Of the script; "" where it cannot be read, and of a folder or zip file."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read(_LONGEST_SCRIPT)
+    except (OSError, ValueError):
+        return ""
 
 
 def _check_script(script: str) -> None:

@@ -77,8 +77,8 @@ class FaultToleranceConfig(LogSettings):
     preload: tuple[str, ...] = setting(
         v.PRELOAD, (),
         help="Modules that a template process of each node imports once, for the workers that it forks: "
-        "torch,torch._dynamo. auto: what the workers of the first cycle have loaded, out of a short list (numpy, "
-        "torch, ...).",
+        "torch,torch._dynamo. auto: torch where the script begins with its import, and what the workers have loaded "
+        "out of a short list (numpy, pandas, ...).",
     )  # fmt: skip
     warm: str = setting(k.choice("auto", "off"), "auto", "off: execute each worker, fork none from a template.")
     checkpoint_iteration_file: str | None = maybe(

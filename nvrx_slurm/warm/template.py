@@ -6,30 +6,37 @@ returns from this file, and Python goes on as after any start: it runs the scrip
 The environment variable NVRX_TEMPLATE is JSON:
     control      descriptor of the socket to the agent
     agent        process id of the agent, the parent of all workers
-    modules      what to import, in this order
+    modules      what to import, in this order: MODULE, or MODULE:NAME,NAME for what `from MODULE import` takes
     path0        what Python will put in front of sys.path, or null
     rank_names   variables that only a worker has
     python_path  PYTHONPATH of a worker, or null
     hurry        workers wait for this template
-Messages to the agent, one JSON object each: {"unfit": MODULE, "why": TEXT}, {"ready": []},
-{"pids": [...]}, {"stale": FILE}. A message from the agent has one descriptor per standby: the socket on which
-`child.processes.Held` releases it.
+Messages to the agent, one JSON object each: {"unfit": MODULE, "why": TEXT}, {"ready": SECONDS_OF_IMPORTS},
+{"pids": [...]}, {"stale": FILE}, {"successor": PID}. Messages from the agent are JSON, too:
+    {"fork": N}       with one descriptor per standby: the socket on which `child.processes.Held` releases it
+    {"grow": [...]}   a forked successor imports these modules, too, while this process goes on
+    {"end": PID}      the successor takes over: the socket belongs to it when this process has ended
 """
 
 import array
 import ctypes
 import gc
-import importlib
 import json
 import os
+import select
 import signal
 import socket
 import sys
+import time
 
 _PR_SET_PDEATHSIG, _PR_SET_MM, _PR_SET_MM_MAP = 1, 35, 14
 _NO_FILE = 0xFFFFFFFF  # -1 of 32 bits
 _MAX_STANDBYS = 253  # SCM_MAX_FD of the kernel
+_MESSAGE_BYTES = 1 << 16
+_NO_COLLECTION = 1 << 30  # a threshold that imports do not reach: the collector takes a fifth of their time
 _USER_SIGNALS = {signal.SIGUSR1, signal.SIGUSR2}
+# torch cannot use a device in a process whose parent has asked for it, even if only how many there are.
+_BAD_FORKS = ("_cuda_isInBadFork", "_xpu_isInBadFork", "_mtia_isInBadFork")
 
 
 class Unfit(Exception):
@@ -61,54 +68,59 @@ class Template:
 
     def run(self):
         """Serve the agent. Returns in a worker, with its environment, streams and signals in place."""
-        module = ""
+        self._say(ready=self._import(self._modules, self._hurry))
+        standby = self._serve()
+        self._be_released(standby)
+
+    def _import(self, modules, hurry):
+        """Import them; returns in how many seconds. Where one is unfit, tell that and end."""
+        module, began_s = "", time.monotonic()
         try:
-            with _LowPriority(self._hurry), _Path(self._path0), _Environment() as environment:
-                for module in self._modules:
-                    importlib.import_module(module)
-                    self._check(environment.read & self._rank_names)
+            with _LowPriority(hurry), _Path(self._path0), _Environment() as environment, _NoCollection():
+                for module in modules:
+                    name, _, names = module.partition(":")
+                    __import__(name, fromlist=names.split(",") if names else ())
+                    self._check(name, environment.read & self._rank_names)
             self._stamp()
-            gc.collect()
             gc.freeze()  # the collector would write to pages that are shared
         except BaseException as error:  # also what a module raises to end the process
             why = str(error) if isinstance(error, Unfit) else f"{type(error).__name__}: {error}"
             self._say(unfit=module, why=why)
             os._exit(0)
-        self._say(ready=[])
-        standby = self._serve()
-        self._be_released(standby)
+        return time.monotonic() - began_s
 
     def _say(self, **message):
         self._control.send(json.dumps(message).encode())
 
     # --- what may not be forked -----------------------------------------------------------------------------
 
-    def _check(self, read_names):
-        """Raises Unfit for what the last import left behind."""
+    def _check(self, module, read_names):
+        """Raises Unfit for what the import of `module` left behind."""
         if read_names:
             raise Unfit(f"it reads {', '.join(sorted(read_names))}, which only a worker has")
         for fd in _descriptors() - self._descriptors:
             raise Unfit(f"it keeps {os.readlink(f'/proc/self/fd/{fd}')} open")
         if _children():
             raise Unfit("it started a process")
-        if _threads() > 1:
+        if _threads() > 1 or ("torch" in sys.modules and module.partition(".")[0] != "torch"):
             # A library that is safe to fork ends its threads before a fork (pthread_atfork), as OpenBLAS does.
             pid = os.fork()
             if not pid:
-                os._exit(0)
-            os.waitpid(pid, 0)
+                os._exit(_is_bad_fork())
+            if os.waitpid(pid, 0)[1]:
+                raise Unfit("it asks for GPUs")
             if _threads() > 1:
                 raise Unfit("it started a thread")
 
     def _stamp(self):
         """Of the named modules and of all that are not installed: people change those while a job runs."""
         installed = tuple(os.path.join(prefix, "") for prefix in (sys.prefix, sys.base_prefix))
-        files = [sys.executable]
+        files, named = [sys.executable], {module.partition(":")[0] for module in self._modules}
         for name, module in sys.modules.items():
             path = str(getattr(module, "__dict__", {}).get("__file__"))
-            if (name in self._modules or not path.startswith(installed)) and os.path.isfile(path):
+            if (name in named or not path.startswith(installed)) and os.path.isfile(path):
                 files.append(path)
-        self._stamps = {path: _stamp(path) for path in files}
+        self._stamps = {**{path: _stamp(path) for path in files}, **self._stamps}  # those of a predecessor are older
 
     def _check_stamps(self):
         for path, stamp in self._stamps.items():
@@ -118,22 +130,48 @@ class Template:
     # --- standbys -------------------------------------------------------------------------------------------
 
     def _serve(self):
-        """Fork when the agent asks for it. Returns in a standby: the socket of its release."""
+        """Do what the agent asks for. Returns in a standby: the socket of its release."""
         while True:
-            message, ancillary, _, _ = self._control.recvmsg(1, socket.CMSG_SPACE(4 * _MAX_STANDBYS))
-            if not message:
-                os._exit(0)
+            data, ancillary, _, _ = self._control.recvmsg(_MESSAGE_BYTES, socket.CMSG_SPACE(4 * _MAX_STANDBYS))
             sockets = [socket.socket(fileno=fd) for fd in _sent(ancillary)]
+            message = json.loads(data) if data else {"end": 0}
+            if "end" in message:
+                os._exit(0)
+            if _children():  # a successor that was unfit has ended
+                os.waitpid(-1, os.WNOHANG)
             try:
                 self._check_stamps()
             except (Stale, OSError) as error:
                 self._say(stale=str(error))
                 os._exit(0)
+            if "grow" in message:
+                self._grow(message["grow"])
+                continue
             standby = self._fork(sockets)
             if standby is not None:
                 return standby
             for one in sockets:
                 one.close()
+
+    def _grow(self, modules):
+        """Import more in a copy of this process: what is unfit there leaves no trace here. Returns in both."""
+        before = os.getpid()
+        if os.fork():
+            return
+        os.setsid()
+        _end_with_parent(signal.SIGKILL)
+        if os.getppid() != before:
+            os._exit(1)
+        self._modules = [*self._modules, *modules]
+        self._import(modules, hurry=False)
+        predecessor = os.pidfd_open(before)
+        _end_with_parent(0)
+        self._say(successor=os.getpid())
+        select.select([predecessor], [], [])
+        os.close(predecessor)
+        _end_with_parent(signal.SIGKILL)
+        if os.getppid() != self._agent:
+            os._exit(1)
 
     def _fork(self, sockets):
         """One standby for each socket. A process between us and them ends at once, so the agent becomes their parent.
@@ -179,9 +217,8 @@ class Template:
             os.close(fd)
         with open(env_fd, "rb") as file:
             text = file.read()
-        env = dict(line.split(b"=", 1) for line in text.split(b"\0") if b"=" in line)
-        env = {os.fsdecode(name): os.fsdecode(value) for name, value in env.items()}
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        env = dict(os.fsdecode(line).split("=", 1) for line in text.split(b"\0") if b"=" in line)
+        _end_with_parent(signal.SIGKILL)
         if os.getppid() != self._agent:
             os._exit(1)
         for signum in signal.sigpending() & _USER_SIGNALS:  # for the workers of an earlier moment
@@ -189,7 +226,7 @@ class Template:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         try:
             self._check_stamps()
-            if self._shared(env) != self._env:
+            if {name: value for name, value in env.items() if name not in self._rank_names} != self._env:
                 raise Stale("the environment")
             self._take(env)
             _show(text)
@@ -203,12 +240,7 @@ class Template:
         """Only the variables of a rank: a module may have set others, which its other imports read."""
         for name in self._rank_names:
             os.environ.pop(name, None)
-            if name in env:
-                os.environ[name] = env[name]
-
-    def _shared(self, env):
-        """Variables that are the same for all workers."""
-        return {name: value for name, value in env.items() if name not in self._rank_names}
+        os.environ.update({name: value for name, value in env.items() if name in self._rank_names})
 
 
 class _Title:
@@ -247,6 +279,19 @@ class _LowPriority:
             os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
+class _NoCollection:
+    """Without the collector, unless a module asks for it. What it would have found is found at the end."""
+
+    def __enter__(self):
+        self._threshold = gc.get_threshold()
+        gc.set_threshold(_NO_COLLECTION)
+
+    def __exit__(self, *exc):
+        if gc.get_threshold()[0] == _NO_COLLECTION:
+            gc.set_threshold(*self._threshold)
+        gc.collect()
+
+
 class _Path:
     """sys.path as the script will have it."""
 
@@ -282,6 +327,16 @@ class _Environment:
 
     def __exit__(self, *exc):
         os._Environ.__getitem__, os.execv, os.execve = self._real
+
+
+def _end_with_parent(signum):
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
+
+
+def _is_bad_fork():
+    """In a fork: whether torch refuses to use a device here."""
+    known = getattr(sys.modules.get("torch"), "_C", None)
+    return any(getattr(known, name, bool)() for name in _BAD_FORKS)
 
 
 def _descriptors():
@@ -358,9 +413,8 @@ def main():
         sys._nvrx_before = [*sys.path], {**os.environ}
         return
     setup = json.loads(setup)
-    if setup["python_path"] is None:
-        del os.environ["PYTHONPATH"]
-    else:
+    del os.environ["PYTHONPATH"]
+    if setup["python_path"] is not None:
         os.environ["PYTHONPATH"] = setup["python_path"]
     Template(setup).run()
 

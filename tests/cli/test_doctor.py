@@ -177,6 +177,16 @@ def test_the_document_knows_all_settings() -> None:
         assert f"{name}={default}" in shell if name.endswith("_BUDGET") else name in shell
 
 
+def test_what_a_template_would_leave_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "regex.py").write_text("F = open('/etc/hostname')")
+    (tmp_path / "PIL.py").write_text("")
+    monkeypatch.setattr("nvrx_slurm.core.preload.CANDIDATES", ("PIL", "regex"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    line = {one["name"]: one for one in json.loads(CliRunner().invoke(main, ["doctor", "--warm", "--json"]).stdout)}
+    assert line["warm-starts"]["status"] == "info" and "regex" in line["warm-starts"]["text"]
+
+
 def test_a_small_environment_without_torch_and_grpc(tmp_path: Path) -> None:
     """The one of docs/how-to/install-slurm-hooks.md: what is missing is one sentence."""
     venv.create(tmp_path / "venv", with_pip=False)

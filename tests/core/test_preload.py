@@ -41,3 +41,36 @@ def test_loaded_libraries() -> None:
 )
 def test_imports_of_a_script(source: str, found: tuple[str, ...]) -> None:
     assert preload.imported(source) == found
+
+
+DYNAMO = ("torch", "torch._dynamo")
+
+
+@pytest.mark.parametrize(
+    ("source", "nproc", "first", "later"),
+    [
+        ("import torch", 2, ("torch",), DYNAMO),
+        ("import torch\no = torch.optim.AdamW", 2, DYNAMO, DYNAMO),
+        ("import torch\no = torch.optim.AdamW", 1, ("torch",), DYNAMO),
+        ("'text'\nimport os, numpy\nX = 'a', 1\ndef f(): g()\nimport torch", 2, ("numpy", "torch"), ("numpy", *DYNAMO)),
+        ("import pandas, torch", 2, ("torch",), (*DYNAMO[:1], "pandas", DYNAMO[1])),
+        ("import lightning", 2, DYNAMO, DYNAMO),
+        ("from transformers import A, B", 1, ("torch",), (*DYNAMO, "transformers:A,B")),
+        ("if X:\n  try:\n    import torch\n  except ImportError: pass", 2, ("torch",), DYNAMO),
+        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n  import torch", 2, (), ()),
+        ("def train():\n  import torch", 2, (), ()),
+        ("import os\nos.environ['OMP_NUM_THREADS'] = '4'\nimport torch", 2, (), ()),
+        ("import sys\nsys.path[:0] = ['x']\nimport torch", 2, (), ()),
+        ("import sys\nX = sys.path.pop()\nimport torch", 2, (), ()),
+        ("import setup\nsetup.run()\nimport torch", 2, (), ()),
+        ("import beside, torch", 2, (), ()),
+        ("import torch, beside", 2, (), ()),
+        ("import torch\nimport beside", 2, ("torch",), DYNAMO),
+        ("import unsloth\nfrom transformers import A", 2, (), ()),
+        ("import torch\nimport unsloth\nfrom transformers import A", 2, ("torch",), DYNAMO),
+        ("import numpy, pandas", 2, (), ()),
+        ("torch = (", 2, (), ()),
+    ],
+)
+def test_what_workers_wait_for(source: str, nproc: int, first: tuple[str, ...], later: tuple[str, ...]) -> None:
+    assert preload.at_start(source, nproc, {"beside"}.__contains__) == (first, later)

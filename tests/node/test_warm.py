@@ -10,7 +10,7 @@ from pathlib import Path
 
 import minicluster_init as init
 import pytest
-from agent_harness import WAIT_S, Launcher, Rig, kill, says, stat, until
+from agent_harness import REPO, WAIT_S, Launcher, Rig, kill, says, stat, until
 from stage import await_end
 
 from nvrx_slurm.node.workers import launcher
@@ -237,6 +237,72 @@ def test_auto_preloads_what_the_first_workers_loaded_and_on_a_spare_what_the_scr
     assert spare.wait() == 0
 
 
+# Stand in for libraries that take seconds to import.
+LIBRARIES = {
+    "torch/__init__": "class default_generator: seed = staticmethod(int)",
+    "torch/_dynamo": "",
+    "transformers": "class Trainer: pass\nimport os\nopen('grown', 'a').write(f'{os.getpid()}\\n')",
+    "accelerate": UNFIT["thread"][0],
+}
+FIRST = """
+import sys
+BEFORE = [name for name in ("torch._dynamo", "transformers", "accelerate") if name in sys.modules]
+import torch
+import accelerate
+from transformers import Trainer
+"""
+
+
+def with_libraries(rig: Rig, first: str, **libraries: str) -> tuple[str, dict[str, str]]:
+    """A script that begins with `first`, and what the launcher's environment has for it."""
+    for name, text in {**LIBRARIES, **libraries}.items():
+        path = rig.dir / "libraries" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    says = "say('up', CYCLE, 'rank', RANK, 'with', *BEFORE, 'pid', os.getpid())"
+    script = Path(rig.script(f"{says}\nif CYCLE < int(sys.argv[1]): forever()"))
+    script.write_text(first + script.read_text())
+    return str(script), {"PYTHONPATH": f"{rig.dir / 'libraries'}:{REPO}"}
+
+
+def had(one: Launcher, cycle: int, rank: int = 0) -> tuple[str, int]:
+    """The libraries that this rank had before its script imported them, and its pid."""
+    found = one.line(rf"up {cycle} rank {rank} with (.*)pid (\d+)$")
+    return found[1].strip(), int(found[2])
+
+
+def test_the_first_workers_are_forked_and_the_next_ones_have_what_can_be_forked_too(rig: Rig) -> None:
+    script, env = with_libraries(rig, FIRST)
+    one = rig.run(script, "--nproc-per-node=2", "--max-restarts=2", SOON, args=("2",), **env)
+    pids = [had(one, 0, rank)[1] for rank in (0, 1)]
+    assert had(one, 0)[0] == "torch._dynamo"
+
+    def renewed() -> bool:
+        found = sorted(set(alike(one)) - set(pids), key=began)  # no standby is older than the template
+        names = [stat(pid)[0] for pid in found] == ["nvrx-template", "nvrx-standby", "nvrx-standby"]
+        return names and str(found[0]) in (rig.dir / "grown").read_text().split()
+
+    until(renewed, "all standbys are the successor's")
+    waiting(one, pids)
+    os.kill(pids[0], signal.SIGKILL)
+    assert had(one, 1)[0] == "torch._dynamo transformers"
+    os.kill(had(one, 1)[1], signal.SIGKILL)  # at once: workers wait for standbys that are on their way
+    assert one.wait() == 0 and had(one, 2)[0] == "torch._dynamo transformers"
+    assert "workers import" not in one.text
+
+
+@pytest.mark.parametrize(
+    ("first", "torch"),
+    [(FIRST, UNFIT["thread"][0]), (f"import os\nos.environ['X'] = '1'{FIRST}", "")],
+    ids=["torch cannot be forked", "a variable is set before"],
+)
+def test_the_first_workers_are_executed_in_doubt(rig: Rig, first: str, torch: str) -> None:
+    script, env = with_libraries(rig, first, **{"torch/__init__": torch or LIBRARIES["torch/__init__"]})
+    one = rig.run(script, "--nproc-per-node=2", args=("0",), **env)
+    assert one.wait() == 0 and [had(one, 0, rank)[0] for rank in (0, 1)] == ["", ""]
+    assert not [said for said in one.said if "themselves" in said or "executed" in said]
+
+
 @pytest.mark.matrix
 @pytest.mark.torch
 def test_a_forked_rank_under_the_in_process_wrapper(rig: Rig) -> None:
@@ -280,8 +346,8 @@ def test_a_preparation_that_breaks_is_told_at_once(tmp_path: Path, monkeypatch: 
         told = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().set_exception_handler(lambda _, context: told.set_result(context["exception"]))
         one = launcher.Launcher(spec, 1, tmp_path, print)
-        monkeypatch.setattr(one, "_refill", lambda: {}["defect"])
-        one._prepare(one._refill_later())
+        monkeypatch.setattr(one, "_read", lambda *of: {}["defect"])
+        one._prepare(one._inspect_script(tmp_path))
         assert isinstance(await asyncio.wait_for(told, WAIT_S), KeyError)
         await one.close()
 

@@ -43,15 +43,19 @@ def start(
     *,
     env: dict[str, str] | None = None,
     prefixes: list[list[str]] | None = None,
+    imports: list[str] | None = None,
+    later: list[str] | None = None,
     says: str = "",
 ) -> Any:
-    """Code, stdout and stderr of each worker: executed, or forked from a template with `preload`.
+    """Code, stdout and stderr of each worker: executed, or forked from a template with `preload`, or from the successor
+    of one with `imports` that nobody named, with `later`, too.
 
     `env`: of the agent. `says`: in the one sentence for people; "" = there is none.
     """
-    private = directory / f"private-{'forked' if preload else 'executed'}"
-    private.mkdir()
+    private = directory / f"private-{'forked' if preload or imports else 'executed'}"
+    private.mkdir(exist_ok=True)
     order = {"argv": argv, "envs": envs, "preload": preload, "path0": path0, "directory": str(private)}
+    order |= {"imports": imports, "later": later}
     order["prefixes"] = prefixes or [[]] * len(envs)
     more = {**(env or {}), "RANK": "9"}  # a rank's variable of the agent's own is not the worker's
     program = f"""
@@ -123,12 +127,14 @@ def _lay_out(directory: Path, python: str, how: str) -> tuple[list[str], str | N
 def test_facts(tmp_path: Path, version: str, how: str) -> None:
     argv, path0 = _lay_out(tmp_path, PYTHONS[version], how)
     facts = []
-    for preload in (None, ["decimal", "asyncio"]):
+    for imports, later in ((None, None), (["decimal"], ["asyncio"])):
         rank = {"RANK": "0", "NVRX_CYCLE": "3"}
-        ((code, out, err),) = start(tmp_path, argv, [rank], preload, path0=path0, env=STARTS[how])
+        ((code, out, err),) = start(
+            tmp_path, argv, [rank], None, path0=path0, env=STARTS[how], imports=imports, later=later
+        )
         assert (code, err) == (0, "")
         found = json.loads(out)
-        assert found["forked"] is (preload is not None)
+        assert found["forked"] is (imports is not None)
         facts.append(found["facts"])
     assert len(facts[0]) >= 15 and not [fact for fact in facts[0].items() if "Error" in str(fact)]
     for name, executed in facts[0].items():
@@ -144,7 +150,9 @@ def _plain(text: str) -> str:
 def test_ends(tmp_path: Path, version: str) -> None:
     argv = [PYTHONS[version], "-u", str(DATA / "warm_ends.py")]
     envs = [{"ROLE_NAME": name} for name in ("forked", *warm_ends.ENDS)]
-    executed, forked = (start(tmp_path, argv, envs, preload, path0=str(DATA)) for preload in (None, ["decimal"]))
+    executed, forked = (
+        start(tmp_path, argv, envs, None, path0=str(DATA), imports=imports) for imports in (None, ["decimal"])
+    )
     assert (executed[0][1], forked[0][1]) == ("False\n", "True\n")
     for name, before, after in zip(warm_ends.ENDS, executed[1:], forked[1:], strict=True):
         assert [before[0], *map(_plain, before[1:])] == [after[0], *map(_plain, after[1:])], name
@@ -220,5 +228,7 @@ def test_a_sitecustomize_that_changes_the_path_executes_workers(tmp_path: Path) 
     (tmp_path / "sitecustomize.py").write_text(f"import sys; sys.path.insert(0, {str(tmp_path / 'overlay')!r})")
     (tmp_path / "work.py").write_text("import sys; print('decimal' in sys.modules)")
     argv, env = [sys.executable, "-u", "work.py"], {"PYTHONPATH": str(tmp_path)}
-    workers = start(tmp_path, argv, [{"RANK": "0"}], ["decimal"], env=env, says="sys.path")
-    assert workers == [[0, "False\n", ""]]
+    for named, said in ((True, "sys.path"), (False, "")):  # a user who asked for nothing is told nothing
+        own = {"preload": ["decimal"]} if named else {"preload": None, "imports": ["decimal"]}
+        workers = start(tmp_path, argv, [{"RANK": "0"}], env=env, says=said, **own)
+        assert workers == [[0, "False\n", ""]]

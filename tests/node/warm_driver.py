@@ -1,7 +1,8 @@
 """Starts workers by `node.workers.launcher` as an agent does, executed or forked: python warm_driver.py < JSON > JSON.
 
 In:  argv (of the workers), envs (one per worker, added to ours), preload (modules; null: execute), path0, directory,
-     prefixes (per worker, what goes before argv).
+     prefixes (per worker, what goes before argv), imports (modules; the template is made without a word of the user),
+     later (modules that a successor of this template imports).
 Out: said (sentences), workers: code, out, err of each.
 """
 
@@ -11,6 +12,7 @@ import asyncio
 import json
 import os
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,8 @@ async def run(order: dict[str, Any]) -> dict[str, Any]:
     """Start all workers, wait for their ends."""
     directory, said = Path(order["directory"]), list[str]()
     processes.Orphans()  # standbys come to a subreaper
-    warm = None if order["preload"] is None else WarmSpec(None, order["path0"], order["preload"])
+    preload, imports = order["preload"], order["imports"]
+    warm = WarmSpec(None, order["path0"], preload or (), imports) if preload or imports else None
     prefixes = order["prefixes"]
     spec = WorkerSpec(
         order["argv"], WorkerContract("", "", ""), {}, 9, lambda local_rank: 0,
@@ -36,6 +39,8 @@ async def run(order: dict[str, Any]) -> dict[str, Any]:
     launcher = Launcher(spec, len(prefixes), directory, said.append)
     launcher.begin()
     await launcher.wait()
+    if order["later"]:
+        await _grow(launcher, order["later"])
     workers = []
     with ExitStack() as files:
         for rank, more in enumerate(order["envs"]):
@@ -47,6 +52,17 @@ async def run(order: dict[str, Any]) -> dict[str, Any]:
     await launcher.close()
     text = [[(directory / f"{rank}.{end}").read_text() for end in ("out", "err")] for rank in range(len(codes))]
     return {"said": said, "workers": [[code, *text[rank]] for rank, code in enumerate(codes)]}
+
+
+async def _grow(launcher: Launcher, modules: list[str]) -> None:
+    """Returns when all standbys are those of the successor."""
+    launcher._first = False
+    launcher._add_modules(modules)
+    (template,) = launcher._templates.values()
+    first, until_s = template.pid, time.monotonic() + BOUND_S
+    while template.pid == first or template.is_busy:
+        assert time.monotonic() < until_s
+        await asyncio.sleep(0.01)
 
 
 async def _end(child: processes.Child) -> int:

@@ -50,7 +50,7 @@ class Console:
         self._started_s = time.monotonic()
         self._refresh_s = refresh_s
         self._next_refresh_s = 0.0
-        self._said: deque[bytes] = deque(maxlen=_QUEUED_SENTENCES)
+        self._said: deque[tuple[bytes, bool]] = deque(maxlen=_QUEUED_SENTENCES)
         self._followed: list[_Followed] = []  # older files first
         self._new: deque[tuple[Path, str, int, int]] = deque()
         self._changes: Inotify | None = None
@@ -64,9 +64,12 @@ class Console:
         """Start the thread."""
         self._thread.start()
 
-    def say(self, text: str) -> None:
-        """Print `text` on stderr, each line behind the head. A text that finds a full queue replaces the oldest."""
-        self._said.append(self._lines(text))
+    def say(self, text: str, to_copy: bool = False) -> None:
+        """Print `text` on stderr, each line behind the head. A text that finds a full queue replaces the oldest.
+
+        `to_copy`: only into the launchers' file, where there is one.
+        """
+        self._said.append((self._lines(text), to_copy))
         self._wake()
 
     def follow(self, path: Path, prefix: str, stream: int, start: int = 0) -> None:
@@ -128,8 +131,9 @@ class Console:
 
     def _speak(self) -> None:
         while self._said:
-            lines = self._said.popleft()
-            _write(2, lines)
+            lines, to_copy = self._said.popleft()
+            if not to_copy:
+                _write(2, lines)
             if self._copy_fd >= 0:
                 _write(self._copy_fd, lines)
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,51 +15,62 @@ from nvrx_slurm.core import preload
 from nvrx_slurm.node.monitors.monitors import faulthandler_env
 from nvrx_slurm.node.output.console import once
 from nvrx_slurm.node.workers.template import TemplateProcess, TemplateSpec
-from nvrx_slurm.node.workers.worker_spec import LOCAL_RANK_MACRO, WorkerSpec, worker_env
+from nvrx_slurm.node.workers.worker_spec import LOCAL_RANK_MACRO, WarmSpec, WorkerSpec, worker_env
 from nvrx_slurm.system import bounded
 from nvrx_slurm.system.files import WARM_NAME
 
 _CLOSE_TIMEOUT_S = 5.0
 _PROGRAM = Path(__file__).parents[2] / "warm" / "template.py"
-_FORK_AFTER_S = 0.1  # the start of workers comes before that of their standbys
-_FIRST_INSPECTION_S = 1.0  # of what the workers have loaded; each further inspection comes after twice as long
+_FORK_AFTER_S = 0.02  # the start of workers comes before that of their standbys
+_FIRST_INSPECTION_S = 0.5  # of what the workers have loaded; each further inspection comes after twice as long
 _LAST_INSPECTION_S = 1024.0
+_SPARE_INSPECTION_S = 1.0  # of the script, where there are no workers
 _WITHOUT_TORCH_S = 32.0  # until then workers may be about to import torch
 _READ_TIMEOUT_S = 5.0
-_FIRST_WAIT_S = 120.0  # of the first workers for a template that the user asked for
+_FIRST_WAIT_S = 120.0  # of the first workers for their template
 
 
 class Launcher:
     """The processes that wait to become workers, those that end unused, and the templates of standbys.
 
     While a preflight runs, the interpreters of the next workers start. They are held before anything of the user's
-    runs, see `processes.hold`. With a WarmSpec, templates fork standbys after each start of workers, one template for
-    each prefix of commands. All methods belong to the thread of the running event loop.
+    runs, see `processes.hold`. With a WarmSpec, templates fork standbys for the first workers and after each start of
+    workers, one template for each prefix of commands. All methods belong to the thread of the running event loop.
     """
 
-    def __init__(self, spec: WorkerSpec, nproc: int, private_dir: Path, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        nproc: int,
+        private_dir: Path,
+        say: Callable[[str], None],
+        note: Callable[[str], None] = lambda sentence: None,
+    ) -> None:
         self._spec, self._warm, self._private_dir = spec, spec.warm, private_dir
         self._prefixes = [tuple(prefix) for prefix in spec.prefixes or [()] * nproc]  # by local rank
-        self._say, self._say_once = say, once(say)
+        self._say, self._say_once, self._note_once = say, once(say), once(note)
         self._loop = asyncio.get_running_loop()
         self._held: dict[int, processes.Held] = {}  # by local rank
         self._standbys: dict[int, processes.Held] = {}  # by local rank
         self._templates: dict[tuple[str, ...], TemplateProcess] = {}  # by prefix
-        self._settled = asyncio.Event()  # no standby that the first workers need is on its way
+        self._settled = asyncio.Event()  # no standby that the next workers wait for is on its way
+        self._first = True  # no workers have been launched yet
         self._preparation: asyncio.Task[None] | None = None  # for the next start
         self._ending: set[processes.Child] = set()
         self._none_left = asyncio.Event()
 
     def begin(self) -> None:
-        """Start the processes of the first workers. A template that the user asked for comes before them."""
-        if self._warm is not None and self._warm.preload:
-            self._build(self._warm.preload, hurry=True)
+        """Start the processes of the first workers: their template, where it is known what they import."""
+        modules = () if self._warm is None else self._warm.preload or self._warm.imports
+        if modules:
+            self._build(modules, hurry=True)
         else:
             self._settled.set()
         self.hold()
 
     def hold(self) -> None:
         """Start the interpreters of the next workers. Where that fails, they are started when they are needed."""
+        self._refill()
         with contextlib.suppress(OSError):
             for local_rank in range(len(self._prefixes)):
                 if local_rank not in self._held and not self._has_standby(local_rank) and self._settled.is_set():
@@ -70,11 +82,14 @@ class Launcher:
         return processes.hold(command, worker_env(os.environ, {}, len(self._prefixes)), self._spec.warning_signal)
 
     async def wait(self) -> None:
-        """Until no process that the first workers need is on its way; bounded."""
+        """Until no process that these workers need is on its way; at a restart no longer than their imports took."""
+        self._refill()
+        took_s = max((template.imports_s for template in self._templates.values()), default=0.0)
         try:
-            await asyncio.wait_for(self._settled.wait(), _FIRST_WAIT_S)
+            await asyncio.wait_for(self._settled.wait(), _FIRST_WAIT_S if self._first else took_s)
         except asyncio.TimeoutError:
-            self._say_once(f"no template was ready within {_FIRST_WAIT_S:g} s, workers are executed")
+            if self._first:
+                self._say_once(f"no template was ready within {_FIRST_WAIT_S:g} s, workers are executed")
             self._settled.set()  # later workers do not wait
 
     # The interpreter and the private directory may be on a shared file system, too. A call that blocks there blocks the
@@ -91,13 +106,14 @@ class Launcher:
 
     def launched(self, pid: int) -> None:
         """All workers have been launched; `pid` is one of them."""
-        if self._templates or self._warm is not None:
-            self._prepare(self._refill_later() if self._templates else self._inspect_worker(pid))
+        self._first = False
+        if self._warm is not None:
+            self._prepare(self._prepare_next(self._warm, pid))
 
     def end_held(self) -> None:
         """The node has no workers in this cycle. The template of a spare imports what the script does."""
         self._end_all(self._held)
-        if not self._templates and self._warm is not None and self._warm.script is not None:
+        if self._warm is not None and self._warm.script is not None and not self._warm.preload:
             self._prepare(self._inspect_script(Path(self._warm.script)))
 
     async def close(self) -> None:
@@ -138,23 +154,28 @@ class Launcher:
         self._preparation = asyncio.ensure_future(work)
         self._preparation.add_done_callback(_report_defect)
 
-    async def _refill_later(self) -> None:
+    async def _prepare_next(self, warm: WarmSpec, pid: int) -> None:
+        """Standbys for the next workers, which have what worker `pid` loads in the course of time."""
         await asyncio.sleep(_FORK_AFTER_S)
         self._refill()
-
-    async def _inspect_worker(self, pid: int) -> None:
-        """Two inspections that find the same: the worker has imported what it needs."""
-        after_s, found = _FIRST_INSPECTION_S, tuple[str, ...]()
-        while after_s <= _LAST_INSPECTION_S:
+        after_s = _FIRST_INSPECTION_S
+        while not warm.preload and after_s <= _LAST_INSPECTION_S:
             await asyncio.sleep(after_s)
-            before, found = found, await self._read(Path(f"/proc/{pid}/maps"), preload.loaded)
-            if found and found == before and ("torch" in found or after_s >= _WITHOUT_TORCH_S):
-                return self._build(found)
+            found = await self._read(Path(f"/proc/{pid}/maps"), preload.loaded)
+            if self._templates or "torch" in found or after_s >= _WITHOUT_TORCH_S:
+                self._add_modules([*found, *warm.later])
             after_s *= 2
 
     async def _inspect_script(self, script: Path) -> None:
-        await asyncio.sleep(_FIRST_INSPECTION_S)
-        self._build(await self._read(script, preload.imported))
+        await asyncio.sleep(_SPARE_INSPECTION_S)
+        self._add_modules(await self._read(script, preload.imported))
+
+    def _add_modules(self, names: Sequence[str]) -> None:
+        """At low priority, to the templates that there are or to new ones."""
+        if not self._templates:
+            return self._build(names)
+        for template in self._templates.values():
+            template.grow(names)
 
     async def _read(self, path: Path, parse: Callable[[str], tuple[str, ...]]) -> tuple[str, ...]:
         """The modules that the text of a file tells; () where it cannot be read in time."""
@@ -183,16 +204,29 @@ class Launcher:
         env = worker_env(os.environ, faulthandler_env() if self._spec.monitored else {}, len(self._prefixes))
         for prefix in dict.fromkeys(self._prefixes):
             spec = TemplateSpec(prefix, self._spec.argv, env, path0, hook_dir, self._spec.warning_signal)
-            template = TemplateProcess(spec, names, hurry, self._add, self._settle, self._say_once)
-            self._templates[prefix] = template
-            template.spawn()
+            renew = partial(self._refill, [rank for rank, its in enumerate(self._prefixes) if its == prefix])
+            self._templates[prefix] = TemplateProcess(
+                spec, names, hurry, self._add, self._settle, renew, self._say_once, self._note
+            )
         self._refill()
 
-    def _refill(self) -> None:
+    def _refill(self, renewed: Sequence[int] = ()) -> None:
+        """A standby for each rank that has none; those `renewed` get another one."""
         for prefix, template in self._templates.items():
             template.spawn()  # one that has ended
             ranks = [rank for rank, its in enumerate(self._prefixes) if its == prefix]
-            template.fork([rank for rank in ranks if not self._has_standby(rank)])
+            template.fork([rank for rank in ranks if rank in renewed or not self._has_standby(rank)])
+        if any(template.is_busy for template in self._templates.values()):
+            self._settled.clear()
+
+    def _note(self, sentence: str) -> None:
+        """Something is left out. Only who has named modules sees that; other users' workers go on at once."""
+        if self._warm is not None and self._warm.preload:
+            return self._say_once(sentence)
+        self._note_once(sentence)
+        for template in self._templates.values():
+            template.hurry = False
+        self._settle()
 
     def _has_standby(self, local_rank: int) -> bool:
         return local_rank in self._standbys and self._standbys[local_rank].waits

@@ -41,8 +41,10 @@ class TemplateSpec:
 class TemplateProcess(SupervisedProcess):
     """The process over its lives. All methods belong to the thread of the running event loop.
 
-    `modules`: what it imports; one that makes it unfit is left out. `on_standby(local_rank, standby)` hands over each
-    standby, `on_settled()` tells that none is on its way any more. `say(sentence)` is for people.
+    `modules`: what it imports; one that makes it unfit is left out. `hurry`: workers wait for it.
+    `on_standby(local_rank, standby)` hands over each standby. `on_settled()` tells that none is on its way any more,
+    `on_grown()` that new standbys will have more modules. `say(sentence)` is for people, `note(sentence)` tells what is
+    left out.
     """
 
     def __init__(
@@ -52,20 +54,28 @@ class TemplateProcess(SupervisedProcess):
         hurry: bool,
         on_standby: Callable[[int, processes.Held], None],
         on_settled: Callable[[], None],
+        on_grown: Callable[[], None],
         say: Callable[[str], None],
+        note: Callable[[str], None],
     ) -> None:
         super().__init__()
-        self._spec, self._modules, self._hurry = spec, list(modules), hurry
-        self._on_standby, self._on_settled, self._say = on_standby, on_settled, say
+        self._spec, self._modules, self.hurry = spec, list(modules), hurry
+        self._on_standby, self._on_settled, self._on_grown = on_standby, on_settled, on_grown
+        self._say, self._note = say, note
         self._is_ready = self._starts_again = False
+        self.imports_s = 0.0  # how long its imports took
+        self._known = set(modules)  # also what was left out
         self._wanted: list[int] = []  # local ranks without a standby
         self._asked: dict[int, socket.socket] = {}  # our ends of the sockets of standbys that are being forked
         self._bound: asyncio.TimerHandle | None = None
+        self._more: list[str] = []  # what a successor shall import, too
+        self._growth: asyncio.TimerHandle | None = None  # while a successor imports
+        self._successor = 0  # its pid, once it is ready
 
     @property
     def is_busy(self) -> bool:
-        """Whether it imports or forks."""
-        return self._child is not None and (not self._is_ready or bool(self._asked))
+        """Whether it forks, or imports what workers wait for."""
+        return self._child is not None and (self.hurry or bool(self._asked))
 
     def spawn(self) -> None:
         """Start the process if there is none; where that fails, workers are executed."""
@@ -86,7 +96,7 @@ class TemplateProcess(SupervisedProcess):
                 "path0": spec.path0,
                 "rank_names": RANK_NAMES,
                 "python_path": spec.env.get("PYTHONPATH"),
-                "hurry": self._hurry,
+                "hurry": self.hurry,
             }
             env = {**spec.env, "NVRX_TEMPLATE": json.dumps(setup)}
             return processes.start(command, env, null, null, spec.ignored, pass_fds=[control])
@@ -98,22 +108,37 @@ class TemplateProcess(SupervisedProcess):
         self._expect_answer(_BUILD_S)
 
     def _on_failure(self, error: OSError) -> None:
+        self.hurry = False
         self._say(f"no template process can be made, workers are executed: {error.strerror}")
         self._on_settled()
 
+    # --- what it is asked for -------------------------------------------------------------------------------
+
     def fork(self, local_ranks: Sequence[int]) -> None:
-        """Make a standby for each of these, now or when the process is ready."""
+        """Make a standby for each of these, now or when the process can."""
         self._wanted = list(local_ranks)[:_MAX_STANDBYS]
         if self._child is None or not self._is_ready or self._asked or not self._wanted:
             return
-        theirs = []
-        for local_rank in self._wanted:
+        wanted, self._wanted, theirs = self._wanted, [], []
+        for local_rank in wanted:
             self._asked[local_rank], its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             theirs.append(its)
-        self.send(b"x", [its.fileno() for its in theirs])
+        self._tell([its.fileno() for its in theirs], fork=len(theirs))
         for its in theirs:
             its.close()
         self._expect_answer(_FORK_S)
+
+    def grow(self, modules: Sequence[str]) -> None:
+        """Import these, too, in a successor: a copy of the process that takes its place when it is ready."""
+        new = [module for module in modules if module not in self._known]
+        self._known.update(new)
+        self._more += new
+        if self._more and self._child is not None and self._is_ready and self._growth is None:
+            self._growth = self._loop.call_later(_BUILD_S, self._on_overdue)
+            self._tell(grow=self._more)
+
+    def _tell(self, fds: Sequence[int] = (), **message: object) -> None:
+        self.send(json.dumps(message).encode(), fds)
 
     # --- its answers ----------------------------------------------------------------------------------------
 
@@ -121,27 +146,45 @@ class TemplateProcess(SupervisedProcess):
         self._bound = self._loop.call_later(bound_s, self._kill)
 
     def _on_message(self, data: bytes) -> None:
-        if self._bound is not None:
-            self._bound.cancel()
         try:
             message = json.loads(data)
+            if "successor" in message:
+                self._successor = int(message["successor"])
+                return self._tell(end=self._successor)
+            if "unfit" in message and self._growth is not None:
+                return self._leave_out(self._more, message)
+            if self._bound is not None:
+                self._bound.cancel()
             if "pids" in message:
                 self._take(message["pids"])
             elif "ready" in message:
-                self._is_ready, self._hurry = True, False
+                self._is_ready, self.hurry, self.imports_s = True, False, float(message["ready"])
                 self.fork(self._wanted)
+                self.grow(())
             elif "unfit" in message:
-                self._leave_out(message["unfit"], message["why"])
+                self._starts_again = True
+                self._leave_out(self._modules, message)
             else:
                 self._starts_again = True  # a file that it read has changed
         except (ValueError, TypeError, KeyError) as error:
             self._say(f"the template process said what it should not: {error!r}")
             self._kill()
 
-    def _leave_out(self, module: str, why: str) -> None:
-        self._say(f"workers import {module} themselves, since a process that has imported it cannot be forked: {why}")
-        self._modules.remove(module)
-        self._starts_again = True
+    def _leave_out(self, modules: list[str], message: Mapping[str, str]) -> None:
+        module, why = message["unfit"], message["why"]
+        modules.remove(module)
+        self._note(f"workers import {module} themselves, since a process that has imported it cannot be forked: {why}")
+        self._end_growth()
+        self.grow(())
+
+    def _on_overdue(self) -> None:
+        self._more = []
+        self._kill()
+
+    def _end_growth(self) -> None:
+        if self._growth is not None:
+            self._growth.cancel()
+        self._growth = None
 
     def _take(self, pids: Sequence[int]) -> None:
         """The standbys are children of this process now."""
@@ -153,22 +196,46 @@ class TemplateProcess(SupervisedProcess):
                 control.close()
         for control in list(asked.values())[len(pids) :]:  # no process could be made
             control.close()
+        self.fork(self._wanted)
         self._on_settled()
+
+    def _on_end(self) -> None:
+        """The successor belongs to this process now, as standbys do, and has the other end of the channel."""
+        successor, self._successor = self._successor, 0
+        if not successor or self._child is None:
+            return super()._on_end()
+        self.hear()
+        try:
+            child = processes.adopt(successor)
+        except OSError:  # it has ended
+            return super()._on_end()
+        self._loop.remove_reader(self._child.pidfd)
+        self._child.reap()
+        self._child = child
+        self._loop.add_reader(child.pidfd, self._on_end)
+        self._modules, self._more = [*self._modules, *self._more], []
+        self._end_growth()
+        if self._closed:
+            self._kill()
+        self._on_grown()
 
     def _on_exit(self, pid: int, code: int) -> None:
         if self._bound is not None:
             self._bound.cancel()
         for control in self._asked.values():
             control.close()
+        self._wanted = [*self._asked, *self._wanted]
         self._asked = {}
+        self._end_growth()
         if self._closed:
             return
         if code in _WHY:
-            self._say(f"workers are executed: {_WHY[code]}")
+            self._note(f"workers are executed: {_WHY[code]}")
             self._modules = []
         elif code:
             self._say(f"the template process ended with {code}, workers are executed")
         if self._starts_again:
             self.spawn()
         if self._child is None:
+            self.hurry = False
             self._on_settled()

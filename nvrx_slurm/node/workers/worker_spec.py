@@ -47,6 +47,8 @@ class WarmSpec:
     script: str | None  # the file that workers run, None = not known
     path0: str | None  # what Python puts in front of sys.path; None = nothing
     preload: Sequence[str] = ()  # modules that the user named; () = those that workers load
+    imports: Sequence[str] = ()  # those that the script imports first of all
+    later: Sequence[str] = ()  # those that the script imports, and that may turn out to be unfit
 
 
 @frozen

@@ -66,7 +66,7 @@ class Workers:
         self._stopping = False
         self._none_left = asyncio.Event()  # no worker is alive
         self._private_dir = private_dir  # sockets of the monitors
-        self._launcher = Launcher(spec, node.nproc, private_dir, console.say)
+        self._launcher = Launcher(spec, node.nproc, private_dir, console.say, partial(console.say, to_copy=True))
         self._dead_ranks = DeadRanksFile(private_dir, console.say)
         self._monitors: list[RankMonitor] = []
         self._starter: MonitorStarter | None = None  # of the monitors' processes, once
