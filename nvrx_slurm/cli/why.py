@@ -12,8 +12,8 @@ import click
 
 from nvrx_slurm.cli.log_tree import MAX_RESULT_BYTES, find_run, title
 from nvrx_slurm.core.attribution.verdict import headline
-from nvrx_slurm.core.coordinator.report import in_words
 from nvrx_slurm.core.logs.printable import printable
+from nvrx_slurm.core.words import in_words
 from nvrx_slurm.types import FaultKind, RankFault
 
 _SAID = ("Say",)

@@ -48,7 +48,8 @@ def test_a_batch_job_with_spares_finishes_and_leaves_its_log_tree(jobs: Jobs) ->
     agents = {f"agents/agent_{i}.log" for i in range(4)} | {
         f"events/{who}_{i}.jsonl" for who in ("agent", "election") for i in range(4)
     }
-    assert files == ranks | agents | {"events/coordinator.jsonl", "result.json", "srun_command", "console"}
+    of_job = {"events/coordinator.jsonl", "result.json", "status.json", "srun_command", "console"}
+    assert files == ranks | agents | of_job
     assert (run / "cycle_0/node_1_n2/rank_3.out").read_text() == "hello from 3 of 4\n"
     assert (run / "cycle_0/node_1_n2/rank_3.err").read_text() == "careful\n"
     assert "[rank 1] hello from 1 of 4\n" in job.said()

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.coordinator import events as ev
-from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSettings
+from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSettings, Stage
 from nvrx_slurm.core.election.quorum import peer_key
 from nvrx_slurm.node.coordination.link import LAST_MESSAGES_S, LocalTransport
 from nvrx_slurm.node.coordination.questions import AllocationClock, ProgressFile
 from nvrx_slurm.node.event_log import EventLog
 from nvrx_slurm.node.job import NodeJob
 from nvrx_slurm.node.output.result import BackgroundWrites, publish, write_hang
+from nvrx_slurm.node.output.status import StatusFile
 from nvrx_slurm.node.shell import Post, Shell
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ class CoordinatorHost:
         self.members = MemberStreams(self.local, server)
         self._attributor: Attributor | None = None
         self._writes = BackgroundWrites(say)
+        self._status = StatusFile(core, job.run_dir.status, job.labels, job.node.node_id, job.progress_file)
         self._tasks = set[asyncio.Task[None]]()  # the loop keeps only weak references
         shell.add(self.members)
         shell.on(ev.HangFound, self._report_hang)
@@ -101,6 +103,7 @@ class CoordinatorHost:
             shell.on(command, handler)
         self._answer_questions()
         self._tell_of_cycles()
+        shell.after_steps = self._status.mark
         shell.result.add_done_callback(self._on_end)
         shell.begin()
 
@@ -203,6 +206,9 @@ class CoordinatorHost:
     def _on_end(self, result: Any) -> None:
         for task in self._tasks:
             task.cancel()
+        self._status.close()
+        if self._core.state is Stage.CLOSED and self.leads:
+            self._status.end(self._writes)
         error = None if result.cancelled() else result.exception()
         if isinstance(error, Exception):
             self._on_defect(error)

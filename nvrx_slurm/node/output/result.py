@@ -16,7 +16,7 @@ from typing import Any
 from nvrx_slurm import types as t
 from nvrx_slurm.core.attribution.verdict import failing_line, headline, report, what_to_do
 from nvrx_slurm.core.coordinator.events import HangFound, JobOver
-from nvrx_slurm.core.coordinator.report import in_words
+from nvrx_slurm.core.words import in_words
 from nvrx_slurm.node.output.faults import signal_name
 from nvrx_slurm.system import bounded
 from nvrx_slurm.system.files import IN_PROCESS_NAME, last_bytes, write_atomic
