@@ -29,6 +29,7 @@ from nvrx_slurm.system import numa
 from nvrx_slurm.types import KindCount, RestartPolicy
 
 KILL_WAIT_ENV = "NVRX_KILL_WAIT"  # seconds between SIGTERM and SIGKILL on this cluster; set for the tasks of a step
+JOB_NAME_ENV = "NVRX_JOB_NAME"  # the job's; srun overwrites SLURM_JOB_NAME with the name of the step
 _KILL_WAIT_MARGIN_S = 5.0  # for the agent to reap, report and exit
 _KILL_TIMEOUT_S = 10.0
 _LABEL_CHARS = 120
@@ -73,6 +74,8 @@ def make_job(here: Here, script: str, args: tuple[str, ...]) -> NodeJob:
         attribution=attribution,
         cycle_info=info,
         until_done=until_done,
+        notify=here.ft.notify,
+        slurm_comment=here.ft.slurm_comment,
         may_yield=slurm is None and launch.node_rank is None and launch.rdzv_conf.is_host is None,
     )
 
@@ -81,8 +84,9 @@ def _labels(here: Here, shape: Layout) -> JobLabels:
     env, ft, run = here.env, here.ft, shape.run_dir
     wrapped = RestartPolicy(ft.restart_policy) is RestartPolicy.MIN_HEALTHY
     watched = None if wrapped else not here.launch.disable_rank_monitors and bool(hang_limits(ft.rank_limits()))
-    name, user, partition = (env.get(f"SLURM_JOB_{what}", "")[:_LABEL_CHARS] for what in ("NAME", "USER", "PARTITION"))
-    return JobLabels(run.job_id, run.run, name, user or env.get("USER", "")[:_LABEL_CHARS], partition, watched)
+    names = (JOB_NAME_ENV, "SLURM_JOB_NAME"), ("SLURM_JOB_USER", "USER"), ("SLURM_JOB_PARTITION",)
+    name, user, partition = (next(filter(None, map(env.get, those)), "")[:_LABEL_CHARS] for those in names)
+    return JobLabels(run.job_id, run.run, name, user, partition, watched)
 
 
 def hang_limits(limits: Mapping[str, Any]) -> list[str]:

@@ -20,6 +20,7 @@ from nvrx_slurm.cli.log_tree import RUN, find_run, log_dir, result_of
 from nvrx_slurm.core.logs.printable import printable
 from nvrx_slurm.core.needs import needs_a_person
 from nvrx_slurm.core.words import in_words
+from nvrx_slurm.system.files import last_bytes
 
 VERSION = 1  # of status.json; see core.coordinator.status, which takes long to import
 HEALTHY, CANNOT_TELL, NEEDS_A_PERSON, ENDED = range(4)  # exit codes
@@ -105,8 +106,7 @@ def observe(run: Path, now: float, ranks: bool = False) -> Seen:
         path = run / "status.json"
         if not path.exists():
             return Seen(CANNOT_TELL, "cannot tell: no coordinator has written a status yet", _name(run))
-        with path.open("rb") as file:
-            found = json.loads(file.read(_MAX_BYTES), parse_constant=_refused)
+        found = json.loads(last_bytes(path, _MAX_BYTES), parse_constant=_refused)
         if found["version"] > VERSION:
             why = f"its status.json is of version {int(found['version'])}: use the nvrx of the job"
             return Seen(CANNOT_TELL, f"cannot tell: {why}", _name(run))

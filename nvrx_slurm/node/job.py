@@ -67,4 +67,6 @@ class NodeJob:
     logs: LogSpec | None = None  # None: no merged logs
     cycle_info: CycleFiles | None = None  # None: none is written
     until_done: ChainLimits | None = None  # None: the job is not requeued
+    notify: str | None = None  # the URL that gets news
+    slurm_comment: bool = False  # the Comment of the Slurm job tells the state
     may_yield: bool = False  # be an ordinary agent where somebody else listens at the endpoint already

@@ -91,6 +91,9 @@ def test_a_damaged_status_is_one_sentence(tmp_path: Path, content: str) -> None:
 
 
 def test_what_is_not_there_cannot_be_told(tmp_path: Path) -> None:
+    (tmp_path / "r0").mkdir()
+    os.mkfifo(tmp_path / "r0/status.json")  # reading it would never end
+    assert told("status", str(tmp_path / "r0")).exit_code == 1
     assert told("status", str(tmp_path)).exit_code == told("status", str(tmp_path / "9")).exit_code == 1
 
 

@@ -21,6 +21,7 @@ from nvrx_slurm.node.shell import Post, Shell
 
 if TYPE_CHECKING:
     from nvrx_slurm.node.coordination.peers import Registrations
+    from nvrx_slurm.node.output.announce import Announcer
     from nvrx_slurm.node.output.attributor import Attributor
 
 
@@ -103,6 +104,7 @@ class CoordinatorHost:
             shell.on(command, handler)
         self._answer_questions()
         self._tell_of_cycles()
+        self._announcer = self._announce()
         shell.after_steps = self._status.mark
         shell.result.add_done_callback(self._on_end)
         shell.begin()
@@ -128,6 +130,19 @@ class CoordinatorHost:
             shell.post(ev.ProgressRead(cycle, await progress.read()))
 
         shell.on(ev.ReadProgress, lambda command: self._spawn(tell_progress(command.cycle)))
+
+    def _announce(self) -> Announcer | None:
+        """Where a URL or the job's Comment is to tell what happens."""
+        job, url, comment = self._job, self._job.notify, None
+        if job.slurm_comment and job.slurm is not None:
+            comment = partial(job.control.set_comment, job.slurm.job_id)
+        if url is None and comment is None:
+            return None
+        from nvrx_slurm.node.output.announce import Announcer
+
+        announcer = Announcer(job.labels, self._settings.began_s, url, comment, self._say)
+        self._status.on_content = announcer.tell
+        return announcer
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
@@ -188,6 +203,8 @@ class CoordinatorHost:
         done: ev.JobOver = self.shell.result.result()
         await self.members.close()
         await self._writes.close()
+        if self._announcer is not None:
+            await self._announcer.close()
         requeues = None if self._job.slurm is None else self._job.slurm.restart_count
         await publish(done, self._job.run_dir.result, requeues, self._say, self.leads, before_result)
         await self._end_attribution()

@@ -1,7 +1,7 @@
 """Writes status.json beside the coordinator: at each change of state, and every INTERVAL_S while nothing changes.
 
-A thread writes, one at a time: the file system may hang, and then the coordinator goes on without a status. It does not
-tell the loop when it is done, which would be one wake-up more.
+One thread writes: the file system may hang, and then the coordinator goes on without a status. The thread does not tell
+the loop when it is done, which would be one wake-up more.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import queue
 import re
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -43,9 +45,12 @@ class StatusFile:
         self._since, self._state = self._loop.time(), state_of(core)
         self._key: tuple[object, ...] = ()
         self._timer: asyncio.TimerHandle | None = None
-        self._lock = threading.Lock()  # held by the thread that writes
+        self._thread: threading.Thread | None = None
+        self._waiting = queue.SimpleQueue[dict[str, Any] | None]()  # for the thread that writes
+        self._lock = threading.Lock()  # held while it writes
         self._reads = threading.Lock()  # held by the thread that reads the checkpoint iteration file
         self._checkpoint: dict[str, Any] | None = None
+        self.on_content: Callable[[dict[str, Any]], None] = lambda content: None
 
     def mark(self) -> None:
         """A step of the core is over: write soon if something has changed that people want to see."""
@@ -67,31 +72,43 @@ class StatusFile:
 
     def close(self) -> None:
         """Write no more."""
+        self._stop_timer()
+        self._waiting.put(None)
+
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
 
     def _wake(self, after_s: float) -> None:
-        self.close()
+        self._stop_timer()
         self._timer = self._loop.call_later(after_s, self._write)
 
     def _write(self) -> None:
         self._wake(INTERVAL_S)
         if self._lock.locked():
             return  # it hangs: the next content is newer
-        with suppress(RuntimeError):  # no thread can be made
-            threading.Thread(target=self._try, args=(self._content(),), name="status.json", daemon=True).start()
+        self._waiting.put(self._content())
+        if self._thread is None:
+            with suppress(RuntimeError):  # no thread can be made
+                thread = threading.Thread(target=self._write_all, name="status.json", daemon=True)
+                thread.start()
+                self._thread = thread
 
     def _content(self) -> dict[str, Any]:
         core, unix_s, labels = self._core, time.time(), self._labels
         found = status(core, self._since, self._loop.time(), unix_s)
         head = {"version": VERSION, "term": found["term"], "writer": self._writer, "written": unix_s}
-        return {**head, "interval_s": INTERVAL_S, "job": vars(labels), **found, "ranks": snapshot(core)}
+        content = {**head, "interval_s": INTERVAL_S, "job": vars(labels), **found, "ranks": snapshot(core)}
+        if core.roster.quorum.elected:
+            self.on_content(content)
+        return content
 
     # --- in threads -------------------------------------------------------------------------------------------
 
-    def _try(self, content: dict[str, Any]) -> None:
-        with suppress(OSError, RuntimeError):  # a reader sees that the file is old
-            self._put(content)
+    def _write_all(self) -> None:
+        while (content := self._waiting.get()) is not None:
+            with suppress(OSError, RuntimeError):  # a reader sees that the file is old
+                self._put(content)
 
     def _put(self, content: dict[str, Any]) -> None:
         with self._lock:
