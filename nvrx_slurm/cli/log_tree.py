@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,17 @@ def result_of(run: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def said_in(line: str | bytes) -> Iterator[tuple[float, str]]:
+    """What a line of an event log has the console say: Unix seconds and text. A torn line says nothing."""
+    try:
+        step = json.loads(line)
+        for command in [command for command in step.get("commands", ()) if isinstance(command, dict)]:
+            if command.get("type") == "Say":
+                yield float(step["wall"]), str(command["text"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return
 
 
 def title(run: Path) -> str:
