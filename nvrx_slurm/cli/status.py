@@ -182,8 +182,9 @@ def _lines(found: dict[str, Any], written: float, ranks: bool) -> Iterator[str]:
         yield f"end         code {int(end['code'])}: {end['reason']}"
     for one in found["incidents"][-_INCIDENTS_SHOWN:]:
         rule = f" ({one['rule']})" if one["rule"] else ""
-        cost = f"{one['done']}, {in_words(one['down_s'])} down"
-        yield f"{_clock(one['time'], written):10}  cycle {int(one['cycle'])}: {cost}: {one['cause']}{rule}"
+        done = "" if one["done"] == "restarted" else f", {one['done']}"
+        cost = f"cycle {int(one['cycle'])}{done}, {in_words(one['down_s'])} down"
+        yield f"{_clock(one['time'], written):10}  {cost}: {one['cause']}{rule}"
     if ranks:
         for host, first, nproc, what in found["ranks"]["table"]:
             yield f"{host}  ranks {first}-{first + nproc - 1}  {what}"
