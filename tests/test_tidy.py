@@ -292,10 +292,12 @@ WALL_CLOCK = {
     "nvrx_slurm/node/monitors/monitors.py",  # a heartbeat's time, to compare with files
     "nvrx_slurm/node/output/result.py",
     "nvrx_slurm/node/output/strikes.py",
+    "nvrx_slurm/node/output/status.py",
     "nvrx_slurm/attribution/__main__.py",
     "nvrx_slurm/cli/chain.py",
     "nvrx_slurm/cli/front.py",
     "nvrx_slurm/cli/logs.py",
+    "nvrx_slurm/cli/status.py",
     "nvrx_slurm/logs/merged.py",
     "nvrx_slurm/logs/shipper.py",
     "nvrx_slurm/slurm/control.py",

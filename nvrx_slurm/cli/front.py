@@ -25,7 +25,7 @@ from pathlib import Path
 from nvrx_slurm.child import processes
 from nvrx_slurm.cli.chain import Chain
 from nvrx_slurm.cli.here import RUN_ENV, Here, node_range, own_run_dir, run_dir
-from nvrx_slurm.cli.job import KILL_WAIT_ENV, worker_argv
+from nvrx_slurm.cli.job import JOB_NAME_ENV, KILL_WAIT_ENV, worker_argv
 from nvrx_slurm.cli.log_tree import result_of
 from nvrx_slurm.config.launch import LaunchConfig
 from nvrx_slurm.control.auth import TOKEN_ENV, new_token
@@ -187,6 +187,7 @@ def _step_env(here: Here, slurm: SlurmContext, directory: RunDir) -> dict[str, s
     if _in_container(here.launch) and END_TIME not in env:  # Slurm 22.05
         left_s = here.control.time_left_s(slurm.job_id)
         env |= {END_TIME: f"{time.time() + left_s:.0f}"} if left_s is not None and left_s < math.inf else {}
+    env[JOB_NAME_ENV] = env.get(JOB_NAME_ENV) or env.get("SLURM_JOB_NAME", "")
     env[TOKEN_ENV] = env.get(TOKEN_ENV) or new_token()
     env[KILL_WAIT_ENV] = env.get(KILL_WAIT_ENV) or f"{here.control.kill_wait_s():g}"
     return env

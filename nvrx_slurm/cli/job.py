@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from nvrx_slurm.cli import rendezvous
 from nvrx_slurm.cli.here import Here, Layout, OnNode, layout, working_directory
@@ -19,6 +20,7 @@ from nvrx_slurm.core import preload
 from nvrx_slurm.core.agent.events import AgentSettings
 from nvrx_slurm.core.coordinator.coordinator import CoordinatorSettings
 from nvrx_slurm.core.coordinator.restarts import RestartLimits
+from nvrx_slurm.core.coordinator.status import JobLabels
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.node.job import NodeJob
 from nvrx_slurm.node.preflight.head_start import PreflightSpec, preflight_spec
@@ -28,9 +30,11 @@ from nvrx_slurm.system import numa
 from nvrx_slurm.types import KindCount, RestartPolicy
 
 KILL_WAIT_ENV = "NVRX_KILL_WAIT"  # seconds between SIGTERM and SIGKILL on this cluster; set for the tasks of a step
+JOB_NAME_ENV = "NVRX_JOB_NAME"  # the job's; srun overwrites SLURM_JOB_NAME with the name of the step
 _KILL_WAIT_MARGIN_S = 5.0  # for the agent to reap, report and exit
 _KILL_TIMEOUT_S = 10.0
 _LONGEST_SCRIPT = 1 << 20  # characters that are read of it
+_LABEL_CHARS = 120
 _RUN_PATH = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
@@ -61,6 +65,7 @@ def make_job(here: Here, script: str, args: tuple[str, ...]) -> NodeJob:
         spec=_worker_spec(here, shape, script, args, info.current if info is not None else ""),
         agent=agent,
         preflight=preflight,
+        labels=_labels(here, shape),
         coordinator=coordinator if hosts else None,
         meeting=meeting,
         slurm=slurm,
@@ -71,8 +76,25 @@ def make_job(here: Here, script: str, args: tuple[str, ...]) -> NodeJob:
         attribution=attribution,
         cycle_info=info,
         until_done=until_done,
+        notify=here.ft.notify,
+        slurm_comment=here.ft.slurm_comment,
         may_yield=slurm is None and launch.node_rank is None and launch.rdzv_conf.is_host is None,
     )
+
+
+def _labels(here: Here, shape: Layout) -> JobLabels:
+    env, ft, run = here.env, here.ft, shape.run_dir
+    wrapped = RestartPolicy(ft.restart_policy) is RestartPolicy.MIN_HEALTHY
+    watched = None if wrapped else not here.launch.disable_rank_monitors and bool(hang_limits(ft.rank_limits()))
+    names = (JOB_NAME_ENV, "SLURM_JOB_NAME"), ("SLURM_JOB_USER", "USER"), ("SLURM_JOB_PARTITION",)
+    name, user, partition = (next(filter(None, map(env.get, those)), "")[:_LABEL_CHARS] for those in names)
+    return JobLabels(run.job_id, run.run, name, user, partition, watched)
+
+
+def hang_limits(limits: Mapping[str, Any]) -> list[str]:
+    """The configured timeouts for hung ranks, as "NAME SECONDS s". `limits`: as of `rank_limits()`."""
+    named = {**limits, **limits["rank_section_timeouts"], "workload_check_interval": None}
+    return [f"{name} {limit_s:g} s" for name, limit_s in named.items() if isinstance(limit_s, float)]
 
 
 def _preflight(here: Here, shape: Layout) -> PreflightSpec:

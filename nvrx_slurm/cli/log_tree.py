@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
-from nvrx_slurm.config.layers import SETTINGS
-
+LOG_DIR_ENV, LOG_DIR = "PET_LOG_DIR", "./nvrx_logs"  # as --log-dir has them; the settings take 0.2 s to import
 MAX_RESULT_BYTES = 64 << 20  # of result.json, which lists at most 3,000 entries
 RUN = re.compile(r"r(\d{1,9})(?:_(?:step)?(\d{1,9}))?", re.ASCII)
+
+
+def log_dir() -> Path:
+    """Where the toolbox looks for runs."""
+    return Path(os.environ.get(LOG_DIR_ENV) or LOG_DIR)
 
 
 def find_run(ctx: click.Context | None, param: click.Parameter | None, place: str) -> Path:
@@ -22,16 +27,14 @@ def find_run(ctx: click.Context | None, param: click.Parameter | None, place: st
     A callback for the arguments of the toolbox. `place`: a path; or what stands in the log directory: a job's id,
     "latest". A file is left as it is. Raises click.BadParameter.
     """
-    setting = SETTINGS["log_dir"]
-    log_dir = next((os.environ[name] for name in setting.env if os.environ.get(name)), setting.default)
-    path = Path(place) if Path(place).exists() else Path(log_dir, place)
+    path = Path(place) if Path(place).exists() else log_dir() / place
     if (path / "latest").exists():
         path /= "latest"
     if path.is_symlink():
         path = path.parent / path.readlink()
     if not path.exists():
         raise click.BadParameter(
-            f"there is neither {place} nor {Path(log_dir, place)}; give a job id, or the directory of a run"
+            f"there is neither {place} nor {log_dir() / place}; give a job id, or the directory of a run"
         )
     runs = {(int(m[1]), int(m[2] or 0)): run for run in path.glob("r*") if (m := RUN.fullmatch(run.name))}
     if not runs and (path / "submit.sbatch").exists():
@@ -49,6 +52,17 @@ def result_of(run: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def said_in(line: str | bytes) -> Iterator[tuple[float, str]]:
+    """What a line of an event log has the console say: Unix seconds and text. A torn line says nothing."""
+    try:
+        step = json.loads(line)
+        for command in [command for command in step.get("commands", ()) if isinstance(command, dict)]:
+            if command.get("type") == "Say":
+                yield float(step["wall"]), str(command["text"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return
 
 
 def title(run: Path) -> str:

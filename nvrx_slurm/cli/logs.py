@@ -13,11 +13,12 @@ from typing import Any
 
 import click
 
-from nvrx_slurm.cli.log_tree import find_run, title
+from nvrx_slurm.cli.log_tree import find_run, result_of, said_in, title
 from nvrx_slurm.core.logs.names import index_file
 from nvrx_slurm.core.logs.printable import printable
 from nvrx_slurm.logs.reader import MergedReader, Piece, cycles
 
+_SAID_BEFORE = 10  # lines of the launcher, when following begins
 _POLL_S = 0.3  # between two reads of files that grow
 _AGO = re.compile(r"(\d{1,9})([smhd])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -61,7 +62,8 @@ def logs(place: Path, cycle: str, follow: bool, raw: bool, **only: Any) -> None:
     """Show what the ranks of a job wrote, each line behind its rank.
 
     PLACE is a job id, the directory of a job or run (default: the latest run), or one merged file. Lines come in the
-    order of the merged file; where there is none, rank after rank, and no times are known.
+    order of the merged file; where there is none, rank after rank, and no times are known. With --follow, what the
+    launcher says, and how the job ends, goes to standard error.
     """
     if cycle not in ("all", "last") and not cycle.isdecimal():
         raise click.UsageError(f"--cycle {cycle!r} must be a number, all or last")
@@ -90,6 +92,23 @@ def _wanted(
     return in_time and (ranks is None or piece.rank in ranks) and stream in (None, piece.stream)
 
 
+def _launcher(run: Path, read: dict[Path, int]) -> list[str]:
+    """What the coordinators have said since the last call, of the first time only the end; `read`: bytes, by log."""
+    said, most = list[tuple[float, str]](), None if read else _SAID_BEFORE
+    for log in (run / "events").glob("coordinator*.jsonl"):
+        with log.open("rb") as file:
+            file.seek(read.get(log, 0))
+            lines, newline, _ = file.read().rpartition(b"\n")
+        read[log] = read.get(log, 0) + len(lines) + len(newline)
+        said += [entry for line in lines.splitlines() for entry in said_in(line)]
+    told = sorted(said)[-most:] if most else sorted(said)
+    return [_printable(f"{datetime.fromtimestamp(at):%H:%M:%S} nvrx-run: {text}") for at, text in told]
+
+
+def _printable(text: str) -> str:
+    return printable(text.encode("utf-8", "replace"))
+
+
 def _of_run(run: Path, cycle: str, follow: bool) -> Iterator[Piece]:
     readers = cycles(run)
     if not readers and not follow:
@@ -97,7 +116,10 @@ def _of_run(run: Path, cycle: str, follow: bool) -> Iterator[Piece]:
     if cycle.isdecimal() and int(cycle) not in readers and not follow:
         raise click.UsageError(f"{run} has no cycle {cycle}; there are {', '.join(map(str, readers))}")
     first = max(readers, default=0) if cycle == "last" else 0
+    read = dict[Path, int]()
     while True:
+        for line in _launcher(run, read) if follow else ():
+            click.echo(line, err=True)
         ended = not follow or (run / "result.json").exists()
         for number, found in cycles(run).items():
             readers.setdefault(number, found)
@@ -106,6 +128,9 @@ def _of_run(run: Path, cycle: str, follow: bool) -> Iterator[Piece]:
                 final = ended or number < max(readers)
                 yield from mine.read(final)
         if ended:
+            if follow:
+                result = result_of(run)
+                click.echo(_printable(f"ended with code {result.get('code')}: {result.get('reason')}"), err=True)
             return
         sys.stdout.flush()
         time.sleep(_POLL_S)

@@ -8,7 +8,7 @@ from typing import Any
 
 from nvrx_slurm.cli import rendezvous
 from nvrx_slurm.cli.here import RUN_ENV, Here
-from nvrx_slurm.cli.job import kill_wait_s, term_timeout_s
+from nvrx_slurm.cli.job import hang_limits, kill_wait_s, term_timeout_s
 from nvrx_slurm.node.job import NodeJob
 from nvrx_slurm.slurm import srun
 from nvrx_slurm.slurm.control import END_TIME
@@ -40,9 +40,7 @@ _UNMONITORED = "hangs are not watched for: NVRX_DISABLE_RANK_MONITORS is set"
 
 def _hang_note(limits: Mapping[str, Any]) -> str:
     """Whether hangs are noticed, and how."""
-    named = {**limits, **limits["rank_section_timeouts"], "workload_check_interval": None}
-    found = [f"{name} {limit_s:g} s" for name, limit_s in named.items() if isinstance(limit_s, float)]
-    if found:
+    if found := hang_limits(limits):
         return f"hangs are watched for: {', '.join(found)}"
     return "hangs are not watched for: set --ft-rank-heartbeat-timeout or section timeouts; nvrx stacks shows ranks now"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
@@ -12,17 +13,34 @@ except ModuleNotFoundError:  # pip install --no-deps
     sys.exit("nvrx needs three packages: pip install click pyyaml nvidia-ml-py")
 
 from nvrx_slurm import __version__
-from nvrx_slurm.cli.doctor import doctor
-from nvrx_slurm.cli.health import health
 from nvrx_slurm.cli.log_tree import find_run
-from nvrx_slurm.cli.logs import logs
-from nvrx_slurm.cli.stacks import stacks
-from nvrx_slurm.cli.submit import submit
-from nvrx_slurm.cli.why import why
 from nvrx_slurm.errors import ExitCode, NvrxError
+
+# Where each command is. `nvrx status` is asked often, and all of them together take half a second to import.
+_COMMANDS = {
+    "doctor": "doctor:doctor",
+    "health": "health:health",
+    "list": "status:list_runs",
+    "logs": "logs:logs",
+    "stacks": "stacks:stacks",
+    "status": "status:status",
+    "submit": "submit:submit",
+    "why": "why:why",
+}
 
 
 class _Toolbox(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *_COMMANDS])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        module, _, name = _COMMANDS.get(cmd_name, "").partition(":")
+        if not name:
+            return super().get_command(ctx, cmd_name)
+        command = getattr(import_module(f"nvrx_slurm.cli.{module}"), name)
+        assert isinstance(command, click.Command)
+        return command
+
     def invoke(self, ctx: click.Context) -> NoReturn:
         """The one place where errors of commands become one sentence, with the code of their kind."""
         try:
@@ -44,10 +62,6 @@ class _Toolbox(click.Group):
 @click.version_option(__version__, prog_name="nvrx")
 def main() -> None:
     """Tools for jobs run by nvrx-run."""
-
-
-for command in (doctor, health, logs, stacks, submit, why):
-    main.add_command(command)
 
 
 @main.command()

@@ -10,13 +10,12 @@ from typing import Any
 
 import click
 
-from nvrx_slurm.cli.log_tree import MAX_RESULT_BYTES, find_run, title
+from nvrx_slurm.cli.log_tree import MAX_RESULT_BYTES, find_run, said_in, title
 from nvrx_slurm.core.attribution.verdict import headline
-from nvrx_slurm.core.coordinator.report import in_words
 from nvrx_slurm.core.logs.printable import printable
+from nvrx_slurm.core.words import in_words
 from nvrx_slurm.types import FaultKind, RankFault
 
-_SAID = ("Say",)
 _NOTES_SHOWN = 5
 _MOST_LOG_BYTES = 256 << 20  # of a log whose lines are counted
 _MATCH_CHARS = 200
@@ -137,20 +136,9 @@ def _of_events(place: Path, result: dict[str, Any]) -> list[dict[str, Any]]:
     said: list[tuple[float, str]] = []
     for log in logs:
         with log.open(encoding="utf-8", errors="replace") as lines:
-            said += [entry for line in lines for entry in _said(line)]
+            said += [entry for line in lines for entry in said_in(line)]
     began = min((wall for wall, _ in said), default=0.0)
     return [{"after_s": round(wall - began, 1), "text": text} for wall, text in sorted(said)]
-
-
-def _said(line: str) -> Iterator[tuple[float, str]]:
-    try:
-        step = json.loads(line)
-        commands = [command for command in step.get("commands", ()) if isinstance(command, dict)]
-        for command in commands:
-            if command.get("type") in _SAID:
-                yield float(step["wall"]), str(command["text"])
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return  # a torn last line, as a killed program leaves it
 
 
 # --- in words ---------------------------------------------------------------------------------------------------------

@@ -118,6 +118,15 @@ class LogSettings(Section):
     )
     attribution_export_url: str | None = maybe(URL, "Every result of the job's own service is posted there as JSON.")
 
+    notify: str | None = maybe(
+        URL, begins="Notification",
+        help="Post JSON to this URL when the job restarts, needs a person (no spare is left) or gives up. Its member "
+        "text suits Slack.",
+    )  # fmt: skip
+    slurm_comment: bool = setting(
+        k.BOOL, False, "Keep the Comment of the Slurm job at its cycle, restarts and end: squeue -O Comment."
+    )
+
     @property
     def attribution_service(self) -> str:
         """The endpoint that can be asked; "" = none: nothing speaks gRPC."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import Enum
 
-from nvrx_slurm.core.coordinator.report import in_words
+from nvrx_slurm.core.words import in_words
 from nvrx_slurm.errors import ExitCode
 from nvrx_slurm.frozen import frozen
 

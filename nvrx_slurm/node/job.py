@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from nvrx_slurm.core.agent.events import AgentSettings
 from nvrx_slurm.core.coordinator.coordinator import CoordinatorSettings
+from nvrx_slurm.core.coordinator.status import JobLabels
 from nvrx_slurm.frozen import frozen
 from nvrx_slurm.node.run_dir import RunDir
 from nvrx_slurm.slurm.control import Control
@@ -55,6 +56,7 @@ class NodeJob:
     spec: WorkerSpec
     agent: AgentSettings
     preflight: PreflightSpec
+    labels: JobLabels
     coordinator: CoordinatorSettings | None  # None: another node is the first coordinator
     meeting: Meeting | None  # None: one node, nothing to meet
     slurm: SlurmContext | None = None  # None: outside Slurm
@@ -65,4 +67,6 @@ class NodeJob:
     logs: LogSpec | None = None  # None: no merged logs
     cycle_info: CycleFiles | None = None  # None: none is written
     until_done: ChainLimits | None = None  # None: the job is not requeued
+    notify: str | None = None  # the URL that gets news
+    slurm_comment: bool = False  # the Comment of the Slurm job tells the state
     may_yield: bool = False  # be an ordinary agent where somebody else listens at the endpoint already

@@ -3,7 +3,7 @@
 <log-dir>/<job id>/r<Slurm restart>/cycle_<c>/node_<infra rank>_<host>/rank_<r>.{out,err}
                                    /cycle_<c>/hang.json
                                    /events/{coordinator,agent_<infra rank>,election_<infra rank>}.jsonl
-                                   /result.json, /srun_command, /console
+                                   /status.json, /result.json, /srun_command, /console
 <log-dir>/latest -> <job id>/r<Slurm restart>
 
 Without infra ranks, the node id (<host>-<rank>-<life>) replaces <infra rank>_<host> and <infra rank>.
@@ -45,6 +45,11 @@ class RunDir:
     def result(self) -> Path:
         """JSON that the coordinator writes last: exit code, reason, first cause, history (see `node.output.result`)."""
         return self.path / "result.json"
+
+    @property
+    def status(self) -> Path:
+        """JSON that the coordinator keeps true while the job runs (see `node.output.status`)."""
+        return self.path / "status.json"
 
     @property
     def srun_command(self) -> Path:

@@ -50,6 +50,7 @@ class Shell:
         self._waits = True  # for begin(), or for the step under way
         self._timer: asyncio.TimerHandle | None = None
         self.result: asyncio.Future[Any] = self._loop.create_future()
+        self.after_steps: Callable[[], None] = lambda: None  # called after one or more steps
         self._receivers: dict[type, list[Callable[[Any], None]]] = {}
         self.on(end, self.finish)
         self.on(Say, lambda command: say(command.text))
@@ -101,6 +102,7 @@ class Shell:
         try:
             while self._events and not self.result.done():
                 self._step(self._events.popleft())
+            self.after_steps()
         except Exception as error:  # a defect: end with it instead of going on half-done
             self.finish_with(error)
         finally:

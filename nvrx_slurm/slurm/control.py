@@ -126,6 +126,13 @@ class Control:
             return False
         return True
 
+    def set_comment(self, job_id: int, text: str) -> None:
+        """Set the Comment of the job, which `squeue -O Comment` shows. Raises OSError where Slurm does not do it."""
+        try:
+            self.slurm.set_comment(job_id, text)
+        except SlurmError as error:
+            raise OSError(str(error)) from None
+
     # --- a job that may have lost its batch host ----------------------------------------------------------------
 
     def batch_host(self, job_id: int) -> BatchHost:

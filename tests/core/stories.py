@@ -14,6 +14,7 @@ Nodes are numbers (infra rank; `1'` is a second life of the agent on node 1); `s
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
@@ -25,6 +26,7 @@ from nvrx_slurm.core.attribution.rules import named
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSettings
 from nvrx_slurm.core.coordinator.restarts import RestartLimits
+from nvrx_slurm.core.coordinator.status import snapshot, status
 from nvrx_slurm.core.machine import Say, Tick
 
 from .samples import a_fault, a_node, a_plan
@@ -117,6 +119,9 @@ class Story:
             return []
         commands = self.core.step(self.event(word, rest.split()), self.now)
         self.core.validate()
+        if isinstance(self.core, Coordinator):  # whatever happens, it can be told
+            told = status(self.core, self.now, self.now, 1e9) | snapshot(self.core)()
+            assert len(json.dumps(told)) < 1 << 18
         self.said += [command.text for command in commands if isinstance(command, Say)]
         return list(self.effects(commands))
 

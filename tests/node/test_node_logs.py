@@ -94,7 +94,8 @@ def test_programs_that_are_killed_lose_nothing_and_nvrx_logs_follows_a_job_to_it
     up(one, 0)
     until(lambda: (rig.run_dir / "merged" / "cycle_0.log").exists(), "the merged file can be found from the run")
     follow = [sys.executable, "-m", "nvrx_slurm.cli.toolbox", "logs", "--follow", str(rig.run_dir)]
-    with subprocess.Popen(follow, env=rig.env(), stdout=subprocess.PIPE, text=True) as reader:
+    told = (rig.dir / "told").open("w+")
+    with told, subprocess.Popen(follow, env=rig.env(), stdout=subprocess.PIPE, stderr=told, text=True) as reader:
         assert reader.stdout is not None
         first = reader.stdout.readline()
         for module in ("shipper", "aggregator", "shipper"):
@@ -107,6 +108,8 @@ def test_programs_that_are_killed_lose_nothing_and_nvrx_logs_follows_a_job_to_it
     assert one.wait() == 0 and reader.returncode == 0
     assert check(rig, 0) == 4 and one.text.count("it is started again") == 3
     assert first + rest == merged(rig, 0).read_text()
+    said = (rig.dir / "told").read_text()
+    assert said.count("nvrx-run: cycle 0: ") == 1 and said.endswith("ended with code 0: all ranks finished\n")
 
 
 def test_a_new_coordinator_goes_on_with_the_same_files(rig: Rig) -> None:

@@ -14,7 +14,7 @@ from agent_harness import WAIT_S
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.coordinator.events import JobOver
-from nvrx_slurm.core.coordinator.report import in_words
+from nvrx_slurm.core.words import in_words
 from nvrx_slurm.node.output import result
 
 BAD = 'Traceback (most recent call last):\n  File "/w/train.py", line 16, in <module>\nValueError: bad\n'

@@ -36,6 +36,7 @@ print(slurm.name)
 for ask in (
     lambda: slurm.drain("n1", "mine"), lambda: slurm.undrain("n1"), lambda: slurm.set_reason("n1", "mine"),
     lambda: slurm.requeue(job), lambda: slurm.exclude(job, ["n1"]), lambda: slurm.cancel(job),
+    lambda: slurm.set_comment(job, "mine"),
     lambda: slurm.complete(job, 0),
 ):
     try:
@@ -101,6 +102,8 @@ def test_a_job_from_submission_to_its_end(slurm: Slurm, script: Path, tmp_path: 
     assert (job.nodes, job.excluded, job.restarts, job.requeue, job.time_left_s) == ((), ("n3",), 0, True, None)
 
     slurm.exclude(job_id, ["n1"])
+    slurm.set_comment(job_id, "nvrx cycle 0, 0 restarts")
+    assert "Comment=nvrx cycle 0, 0 restarts" in slurm.tools.run("scontrol", "show", "job", str(job_id))
     slurm.tools.run("scontrol", "update", f"JobId={job_id}", "StartTime=now", "TimeLimit=5", 'Comment=b = "c", d')
     until(lambda: slurm.job(job_id).state == "RUNNING", "it runs")
     job = slurm.job(job_id)
@@ -155,6 +158,7 @@ def test_nodes_and_the_configuration(slurm: Slurm, slurm_version: str) -> None:
 def test_what_is_not_known(slurm: Slurm) -> None:
     for ask in (
         lambda: slurm.job(99999), lambda: slurm.requeue(99999), lambda: slurm.exclude(99999, ["n1"]),
+        lambda: slurm.set_comment(99999, "x"),
         lambda: slurm.signal("99999.0", signal.SIGUSR1),
         lambda: slurm.nodes(["n1", "zz"]), lambda: slurm.nodes(["zz"]), lambda: slurm.drain("zz", "x"),
         lambda: slurm.complete(99999, 0),
@@ -176,7 +180,7 @@ def test_what_is_forbidden(slurm: Slurm, script: Path, cluster: MiniCluster) -> 
     )  # fmt: skip
     if "nvrx_slurm" in done.stderr and "ModuleNotFoundError" in done.stderr:
         pytest.skip("the repository is where other users cannot read it")
-    assert done.stdout.split() == [slurm.name, *["NotAllowed"] * 7], done.stderr
+    assert done.stdout.split() == [slurm.name, *["NotAllowed"] * 8], done.stderr
     job, nodes = slurm.job(job_id), slurm.nodes()
     assert (job.state, job.reason, job.excluded) == ("PENDING", "JobHeldUser", ())
     assert {one.states for one in nodes.values()} == {frozenset({"IDLE"})}

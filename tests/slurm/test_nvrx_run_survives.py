@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -34,10 +35,13 @@ def test_a_batch_job_with_spares_finishes_and_leaves_its_log_tree(jobs: Jobs) ->
         'print("hello from", RANK, "of", os.environ["WORLD_SIZE"])\n'
         'print("careful", file=sys.stderr)\n'
         'mark("token" if "NVRX_TOKEN" in os.environ else "no-token")\n',
-        TWO_PLUS_TWO,
+        f"--ft-slurm-comment=true {TWO_PLUS_TWO}",
+        sbatch=("--job-name=llama",),
     )
     end = job.wait_end()
     assert (end.state, end.exit_code) == ("COMPLETED", 0), job.said()
+    shown = jobs.cluster.run("scontrol", "show", "job", str(job.job_id))
+    assert "Comment=nvrx ended with code 0, 0 restarts" in str(shown)
     assert places(job, 0) == ON_N1_N2
     assert len(job.marks("no-token")) == 4  # the secret is not handed to user code
 
@@ -48,9 +52,18 @@ def test_a_batch_job_with_spares_finishes_and_leaves_its_log_tree(jobs: Jobs) ->
     agents = {f"agents/agent_{i}.log" for i in range(4)} | {
         f"events/{who}_{i}.jsonl" for who in ("agent", "election") for i in range(4)
     }
-    assert files == ranks | agents | {"events/coordinator.jsonl", "result.json", "srun_command", "console"}
+    assert files == ranks | agents | {
+        "events/coordinator.jsonl",
+        "result.json",
+        "status.json",
+        "srun_command",
+        "console",
+    }
     assert (run / "cycle_0/node_1_n2/rank_3.out").read_text() == "hello from 3 of 4\n"
     assert (run / "cycle_0/node_1_n2/rank_3.err").read_text() == "careful\n"
+    status = json.loads((run / "status.json").read_text())
+    labels = {"job": str(job.job_id), "run": "r0", "name": "llama", "user": "root", "partition": "main"}
+    assert labels.items() <= status["job"].items()
     assert "[rank 1] hello from 1 of 4\n" in job.said()
     assert "[rank 2] careful\n" in job.agent_log(1)
     result = job.result()

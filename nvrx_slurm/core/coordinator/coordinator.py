@@ -22,13 +22,14 @@ from nvrx_slurm.core.coordinator.cycle import Running, Stopping
 from nvrx_slurm.core.coordinator.ending import Due, Ending
 from nvrx_slurm.core.coordinator.gathering import Gathering
 from nvrx_slurm.core.coordinator.hangs import HangSearch
-from nvrx_slurm.core.coordinator.report import Ledger, in_words
+from nvrx_slurm.core.coordinator.report import Ledger
 from nvrx_slurm.core.coordinator.restarts import Budget
 from nvrx_slurm.core.coordinator.roster import Assignment, Roster, Use
 from nvrx_slurm.core.coordinator.states import FAILED, LIVE, OVER, CoordinatorSettings, JobState, Stage, live_but
 from nvrx_slurm.core.coordinator.takeover import Electing, Inherited, Takeover
 from nvrx_slurm.core.election.quorum import peer_key
 from nvrx_slurm.core.machine import Machine, Say, Tick, earliest, rows
+from nvrx_slurm.core.words import in_words
 
 __all__ = ["Coordinator", "CoordinatorSettings", "Stage"]
 
@@ -247,13 +248,14 @@ class Coordinator(Machine):
         self.budget, self.ledger = Budget(s.max_restarts, s.limits), Ledger(now, s.began_s)
         self.roster = roster = Roster(s, out, self.job, self.ledger, self.budget)
         self.ending = ending = Ending(s, out, roster, now)
-        hangs = HangSearch(s, out, roster)
-        self._electing = Electing(s, out, roster, ending, now)
-        self._stopping = Stopping(s, out, roster, ending)
-        gathering, takeover = Gathering(s, out, roster, ending), Takeover(s, out, roster)
+        self.hangs = hangs = HangSearch(s, out, roster)
+        self.electing = Electing(s, out, roster, ending, now)
+        self.stopping = Stopping(s, out, roster, ending)
+        self.gathering = gathering = Gathering(s, out, roster, ending)
+        takeover = Takeover(s, out, roster)
         running = Running(s, out, roster, ending, hangs)
-        timed = (gathering, takeover, running, self._stopping)
-        self.bind(roster, *timed, self._electing, ending, hangs, AnyTime(self))
+        timed = (gathering, takeover, running, self.stopping)
+        self.bind(roster, *timed, self.electing, ending, hangs, AnyTime(self))
         self._owner: dict[Stage, Gathering | Takeover | Running | Stopping] = {
             state: part for part in timed for state in part.states
         }
@@ -270,7 +272,7 @@ class Coordinator(Machine):
     def deadline(self) -> float | None:
         """The state's own timer, the end of the allocation, or that of a coordinator without a quorum."""
         if self.state is Stage.ELECTING:
-            return self._electing.deadline()
+            return self.electing.deadline()
         if self.state in OVER:
             return self.ending.deadline(self.state)
         return earliest(self.timer_at(), self.ending.clock.deadline(), self.roster.quorum.resign_at)
@@ -288,6 +290,6 @@ class Coordinator(Machine):
             assert job.assignment.shared is not None and not job.fresh and job.cycle >= 0, "no plan runs"
             assert (job.assignment.shared.term, job.assignment.shared.cycle) == (job.term, job.cycle), "another plan"
         if self.state is Stage.STOPPING:
-            assert self._stopping.pending and self._stopping.pending <= members.keys(), "nothing is waited for"
+            assert self.stopping.pending and self.stopping.pending <= members.keys(), "nothing is waited for"
         if self.state is Stage.TAKEOVER:
             assert job.fresh and job.inherited.running, "nothing to carry on with"

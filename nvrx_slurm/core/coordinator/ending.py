@@ -40,7 +40,7 @@ class JobClock:
 
     def __init__(self, limited: bool, warn_before_s: float, stop_before_s: float, now: float) -> None:
         self._warn_before_s, self._stop_before_s = warn_before_s, stop_before_s
-        self._end_at: float | None = None
+        self.end_at: float | None = None  # of the allocation; None: not known
         self._ask_at: float | None = now if limited else None
         self._act_at: float | None = None  # also where no answer comes
         self._warned = warn_before_s <= 0.0
@@ -48,7 +48,7 @@ class JobClock:
     @property
     def known(self) -> bool:
         """Whether the time left was ever known."""
-        return self._end_at is not None
+        return self.end_at is not None
 
     def deadline(self) -> float | None:
         """When `check` is due (monotonic seconds), or None."""
@@ -64,13 +64,13 @@ class JobClock:
     def answer(self, left_s: float | None, now: float) -> Due:
         """`left_s` seconds are left; None = no answer: the time that was known before holds."""
         self._ask_at = self._act_at = None
-        self._end_at = self._end_at if left_s is None else now + left_s
+        self.end_at = self.end_at if left_s is None else now + left_s
         before_s = self._stop_before_s if self._warned else max(self._warn_before_s, self._stop_before_s)
-        if self._end_at is None or before_s <= 0.0:
+        if self.end_at is None or before_s <= 0.0:
             return Due.NOTHING
-        due = self._end_at - before_s
+        due = self.end_at - before_s
         if now >= due:
-            return self._act(now, self._end_at)
+            return self._act(now, self.end_at)
         if due - now > 2 * _ANSWER_S:
             self._ask_at = due - _ANSWER_S
         else:

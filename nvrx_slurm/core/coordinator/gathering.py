@@ -45,15 +45,15 @@ class Gathering:
         self._s, self._out, self._roster, self._ending = s, out, roster, ending
         self._members, self._quorum = roster.members, roster.quorum
         self._job, self._ledger, self._budget = roster.job, roster.ledger, roster.budget
-        self._join_by = 0.0
+        self.join_by = 0.0  # the job ends then where too few nodes are ready
         self._announce_at: float | None = None
         self._last_call_until = 0.0
         self._fenced_until: float | None = None  # enough nodes are ready, but ranks may still run elsewhere
 
     def begin(self, now: float) -> Stage | None:
         """The job begins, the workers of a failed cycle are gone, or a takeover has come to nothing."""
-        if not self._job.fresh or not self._join_by:
-            self._join_by = now + self._s.join_timeout_s
+        if not self._job.fresh or not self.join_by:
+            self.join_by = now + self._s.join_timeout_s
         to = self._plan_if_possible(now)
         return self._wait(now) if to in (None, Stage.JOINING) else to
 
@@ -107,7 +107,7 @@ class Gathering:
             return self._job.pause_until
         if state is Stage.LAST_CALL:
             return self._last_call_until
-        return earliest(self._join_by, self._announce_at, self._fenced_until)
+        return earliest(self.join_by, self._announce_at, self._fenced_until)
 
     def on_pause_over(self, event: ev.Timer, now: float) -> Stage:
         """Nodes may have come meanwhile."""
@@ -123,11 +123,11 @@ class Gathering:
             self._fenced_until = None
             self._out.posted.append(ev.Review())
             return None
-        if now < self._join_by:
+        if now < self.join_by:
             self._announce(now)
             return None
         waited = f"{self._s.join_timeout_s:g} s (join timeout) are over"
-        return self._ending.decide(t.Finish(ExitCode.TOO_FEW_NODES, f"{waited}; {self._missing()}"))
+        return self._ending.decide(t.Finish(ExitCode.TOO_FEW_NODES, f"{waited}; {self.missing()}"))
 
     def _wait(self, now: float) -> Stage:
         """Too few nodes are ready. Those that are being checked are ready within milliseconds, as a rule."""
@@ -140,9 +140,10 @@ class Gathering:
         self._announce_at = None
         more = self._s.min_nodes - self._members.ready
         awaited = f"{more} more" if more > 0 else "the rest of a segment"
-        self._out.append(Say(f"{self._missing()}; waiting up to {self._join_by - now:.0f} s for {awaited}"))
+        self._out.append(Say(f"{self.missing()}; waiting up to {self.join_by - now:.0f} s for {awaited}"))
 
-    def _missing(self) -> str:
+    def missing(self) -> str:
+        """Which nodes, or segments, are waited for."""
         s, members = self._s, self._members
         if s.segment and members.ready >= s.min_nodes:
             return members.missing_segments(s.min_nodes, s.segment)
@@ -160,7 +161,7 @@ class Gathering:
             return None
         if self._is_time():
             return self._start(now)
-        self._last_call_until = min(now + self._s.last_call_s, self._join_by)
+        self._last_call_until = min(now + self._s.last_call_s, self.join_by)
         if job.fresh and self._quorum.needed and job.inherited.last_cycle >= 0:
             # A member registers before its lease is over.
             self._last_call_until = min(self._last_call_until, max(now, self._quorum.fenced_until()))

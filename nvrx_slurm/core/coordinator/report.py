@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from nvrx_slurm.core.attribution.verdict import headline
+from nvrx_slurm.core.words import in_words
 from nvrx_slurm.types import FaultKind, FaultRecord, History, JobReport, RankFault, RestartRecord
 
 Entry = TypeVar("Entry", FaultRecord, RestartRecord)
@@ -85,7 +86,7 @@ class Ledger:
             history,
             began_s=past.began_s or self._began_s,
             down_s=past.down_s + self._down_s,
-            restarts=self.restarts[-_TOLD_RESTARTS:],
+            restarts=self._last_restarts(_TOLD_RESTARTS)[-_TOLD_RESTARTS:],
             lost=tuple(dict.fromkeys((*past.lost, *self._lost)))[:_TOLD_HOSTS],
             promoted=(*past.promoted, *self._promoted)[:_TOLD_HOSTS],
         )
@@ -98,7 +99,11 @@ class Ledger:
     @property
     def restarts(self) -> tuple[RestartRecord, ...]:
         """Those that are over: all of this term, and the last ones of earlier terms."""
-        return (*self._past.restarts, *self._in_job_time(self._restarts))
+        return self._last_restarts(LISTED)
+
+    def _last_restarts(self, most: int) -> tuple[RestartRecord, ...]:
+        """The last `most` (>= 1) of them, and those of earlier terms."""
+        return (*self._past.restarts, *self._in_job_time(self._restarts[-most:]))
 
     def _in_job_time(self, entries: Iterable[Entry]) -> Iterator[Entry]:
         return (replace(one, at_s=self._at_s(one.at_s)) for one in entries)
@@ -192,29 +197,24 @@ class Ledger:
     def build(self, history: History, cycle: int, now: float) -> JobReport:
         """The report, at the end of the job, whose last cycle was `cycle`."""
         self._close(now)
+        return self.so_far(history, cycle, now, LISTED)
+
+    def so_far(self, history: History, cycle: int, now: float, most: int) -> JobReport:
+        """The report of a job that runs: the last `most` (>= 1) entries of each list. A restart under way counts."""
         history = self.complete(history)
+        last = list(self._last.values())[-most:]
+        under_way = () if self._open is None else (replace(self._open, down_s=now - self._open.at_s),)
         return JobReport(
             duration_s=self._at_s(now),
             cycles=cycle + 1,
             restarts_used=history.restarts_used,
-            restarts=self.restarts,
-            faults=tuple(self._in_job_time(self._faults)),
+            restarts=(*self._last_restarts(most), *self._in_job_time(under_way)),
+            faults=tuple(self._in_job_time(self._faults[-most:])),
             faults_not_listed=self._not_listed,
-            last_faults=tuple(self._in_job_time(self._last.values())),
+            last_faults=tuple(self._in_job_time(last)),
             lost_nodes=history.lost,
             excluded_nodes=tuple(dict.fromkeys(key.partition("@")[2] for key in history.excluded)),
             spares_used=history.promoted,
             down_s=history.down_s,
             out_of_time=self.out_of_time,
         )
-
-
-def in_words(seconds: float) -> str:
-    """`seconds` (>= 0) as "0.05 s", "3.1 s", "12 min 3 s" or "3 h 12 min"."""
-    if seconds < 59.95:
-        return f"{seconds:.2f} s" if seconds < 0.095 else f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if minutes else f"{hours} h"

@@ -123,11 +123,7 @@ class MemberTable(dict[str, Member]):
 
     def missing(self, expected: Sequence[str], at_least: int) -> str:
         """One sentence: how many are here and, as far as names are known, which are missing."""
-        head = f"{len(self)} of at least {at_least} nodes are here"
-        names = [host for rank, host in enumerate(expected) if str(rank) not in self._holders]
-        if not names:
-            return head
-        return f"{head}; missing: {_listed(names)}"
+        return missing(self._holders, expected, at_least)
 
     def missing_segments(self, min_nodes: int, segment: int) -> str:
         """One sentence: how many complete segments the ready nodes are, and which domains have nodes to spare."""
@@ -136,6 +132,13 @@ class MemberTable(dict[str, Member]):
         left = Counter(node.domain for node in sorted(ready, key=infra_order))
         some = [f"domain {name} has {count} nodes" for name, count in left.items() if count % segment]
         return f"{len(ready)} nodes are ready, but only {have}" + (f": {_listed(some)}" if some else "")
+
+
+def missing(here: Collection[str], expected: Sequence[str], at_least: int) -> str:
+    """One sentence: how many are here (by `peer_key`) and, as far as names are known, which are missing."""
+    head = f"{len(here)} of at least {at_least} nodes are here"
+    names = [host for rank, host in enumerate(expected) if str(rank) not in here]
+    return f"{head}; missing: {_listed(names)}" if names else head
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from nvrx_slurm import types as t
 from nvrx_slurm.core.attribution.verdict import first_cause
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.ending import Ending
-from nvrx_slurm.core.coordinator.roster import Assignment, Roster, Slot, Use
+from nvrx_slurm.core.coordinator.roster import Assignment, Roster, Slot, Use, missing
 from nvrx_slurm.core.coordinator.states import CoordinatorSettings, Stage
 from nvrx_slurm.core.election.quorum import peer_key
 from nvrx_slurm.core.machine import Entered, Outbox, Say, Tick, earliest, rows
@@ -144,6 +144,19 @@ class Electing:
             self._probe(now)
         return None
 
+    @property
+    def votes(self) -> int:
+        """How many nodes have voted."""
+        return len(self._voters)
+
+    def missing(self) -> str:
+        """How many votes there are, and which nodes have not voted."""
+        return missing(self._voters, self._s.expected, self._least)
+
+    @property
+    def _least(self) -> int:
+        return (self._quorum.electors - len(self._quorum.dead)) // 2 + 1
+
     def _probe(self, now: float) -> None:
         self._probe_at = now + _PROBE_S
         for key, peer in self._known.items():
@@ -151,13 +164,12 @@ class Electing:
                 self._roster.probe(peer)
 
     def _give_up(self) -> Stage:
-        s, quorum, members = self._s, self._quorum, self._roster.members
+        s, members = self._s, self._roster.members
         for held in self._held.values():
             members.put(held[0].message.node, held[0].message.port, Use.READY)
-        least = (quorum.electors - len(quorum.dead)) // 2 + 1
         why = f"no majority of the job's nodes came within {s.quorum_timeout_s:g} s"
         told = [held[0].message.end for held in self._held.values() if held[0].message.end is not None]
-        end = t.Finish(ExitCode.TOO_FEW_NODES, f"{why}; {members.missing(s.expected, least)}")
+        end = t.Finish(ExitCode.TOO_FEW_NODES, f"{why}; {members.missing(s.expected, self._least)}")
         return self._ending.decide(told[0] if told else end)
 
     # --- the end of the election ----------------------------------------------------------------------------

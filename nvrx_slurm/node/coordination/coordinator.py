@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.coordinator import events as ev
-from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSettings
+from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSettings, Stage
 from nvrx_slurm.core.election.quorum import peer_key
 from nvrx_slurm.node.coordination.link import LAST_MESSAGES_S, LocalTransport
 from nvrx_slurm.node.coordination.questions import AllocationClock, ProgressFile, RankOutput
@@ -17,10 +17,12 @@ from nvrx_slurm.node.event_log import EventLog
 from nvrx_slurm.node.job import NodeJob
 from nvrx_slurm.node.output import strikes
 from nvrx_slurm.node.output.result import BackgroundWrites, publish, write_hang
+from nvrx_slurm.node.output.status import StatusFile
 from nvrx_slurm.node.shell import Post, Shell
 
 if TYPE_CHECKING:
     from nvrx_slurm.node.coordination.peers import Registrations
+    from nvrx_slurm.node.output.announce import Announcer
     from nvrx_slurm.node.output.attributor import Attributor
 
 
@@ -95,6 +97,7 @@ class CoordinatorHost:
         self.members = MemberStreams(self.local, server)
         self._attributor: Attributor | None = None
         self._writes = BackgroundWrites(say)
+        self._status = StatusFile(core, job.run_dir.status, job.labels, job.node.node_id, job.progress_file)
         self._tasks = set[asyncio.Task[None]]()  # the loop keeps only weak references
         shell.add(self.members)
         shell.on(ev.HangFound, self._report_hang)
@@ -103,6 +106,8 @@ class CoordinatorHost:
             shell.on(command, handler)
         self._answer_questions()
         self._tell_of_cycles()
+        self._announcer = self._announce()
+        shell.after_steps = self._status.mark
         shell.result.add_done_callback(self._on_end)
         shell.begin()
 
@@ -138,6 +143,19 @@ class CoordinatorHost:
             shell.post(ev.ProgressRead(cycle, await progress.read()))
 
         shell.on(ev.ReadProgress, lambda command: self._spawn(tell_progress(command.cycle)))
+
+    def _announce(self) -> Announcer | None:
+        """Where a URL or the job's Comment is to tell what happens."""
+        job, url, comment = self._job, self._job.notify, None
+        if job.slurm_comment and job.slurm is not None:
+            comment = partial(job.control.set_comment, job.slurm.job_id)
+        if url is None and comment is None:
+            return None
+        from nvrx_slurm.node.output.announce import Announcer
+
+        announcer = Announcer(job.labels, self._settings.began_s, url, comment, self._say)
+        self._status.on_content = announcer.tell
+        return announcer
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
@@ -198,6 +216,8 @@ class CoordinatorHost:
         done: ev.JobOver = self.shell.result.result()
         await self.members.close()
         await self._writes.close()
+        if self._announcer is not None:
+            await self._announcer.close()
         requeues = None if self._job.slurm is None else self._job.slurm.restart_count
         await publish(done, self._job.run_dir.result, requeues, self._say, self.leads, before_result)
         await self._end_attribution()
@@ -216,6 +236,9 @@ class CoordinatorHost:
     def _on_end(self, result: Any) -> None:
         for task in self._tasks:
             task.cancel()
+        self._status.close()
+        if self._core.state is Stage.CLOSED and self.leads:
+            self._status.end(self._writes)
         error = None if result.cancelled() else result.exception()
         if isinstance(error, Exception):
             self._on_defect(error)

@@ -17,7 +17,7 @@ from nvrx_slurm import types as t
 from nvrx_slurm.core.attribution.raised import failing_line
 from nvrx_slurm.core.attribution.verdict import headline, report, what_to_do
 from nvrx_slurm.core.coordinator.events import HangFound, JobOver
-from nvrx_slurm.core.coordinator.report import in_words
+from nvrx_slurm.core.words import in_words
 from nvrx_slurm.node.output.faults import signal_name
 from nvrx_slurm.system import bounded
 from nvrx_slurm.system.files import IN_PROCESS_NAME, last_bytes, write_atomic
@@ -71,10 +71,13 @@ def _write(path: Path, data: dict[str, Any]) -> None:
 
 
 class BackgroundWrites:
-    """Files that are written one after the other, in threads: their file system may hang. One that fails is said."""
+    """Files that are written one after the other, in threads: their file system may hang. One that fails is said.
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    `verb`: what is done with them.
+    """
+
+    def __init__(self, say: Callable[[str], None], verb: str = "write") -> None:
+        self._say, self._verb = say, verb
         self._waiting: deque[tuple[Path, Callable[[], None]]] = deque(maxlen=_MOST_WAITING)
         self._task: asyncio.Task[None] | None = None
 
@@ -90,12 +93,12 @@ class BackgroundWrites:
             try:
                 await bounded.call_async(write, WRITE_TIMEOUT_S, path.name)
             except (OSError, bounded.Overrun, RuntimeError) as error:
-                self._say(f"cannot write {path}: {getattr(error, 'strerror', None) or error}")
+                self._say(f"cannot {self._verb} {path}: {getattr(error, 'strerror', None) or error}")
 
-    async def close(self) -> None:
+    async def close(self, within_s: float = WRITE_TIMEOUT_S) -> None:
         """Write the rest, bounded."""
         if self._task is not None:
-            await asyncio.wait({self._task}, timeout=WRITE_TIMEOUT_S)
+            await asyncio.wait({self._task}, timeout=within_s)
 
 
 def write_hang(path: Path, command: HangFound) -> None:

@@ -76,6 +76,10 @@ class Slurm:
         """Set the nodes that a waiting job must not get (sbatch --exclude)."""
         self._scontrol("update", f"JobId={job_id}", f"ExcNodeList={','.join(map(text.node_name, nodes))}")
 
+    def set_comment(self, job_id: int, text: str) -> None:
+        """Set what `squeue -O Comment` shows of the job; its owner may."""
+        self._scontrol("update", f"JobId={job_id}", f"Comment={text}")
+
     def drain(self, node: str, reason: str) -> None:
         """Let no new jobs start on the node."""
         self._scontrol("update", f"NodeName={text.node_name(node)}", "State=DRAIN", f"Reason={reason}")

@@ -1,0 +1,217 @@
+"""`nvrx status` and `nvrx list`: how jobs are, from the files of their log trees alone. They ask nobody and never act.
+
+What is read may be damaged, old, or of another version: then the answer is that this cannot be told.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from nvrx_slurm.cli.log_tree import RUN, find_run, log_dir, result_of
+from nvrx_slurm.core.logs.printable import printable
+from nvrx_slurm.core.needs import needs_a_person
+from nvrx_slurm.core.words import in_words
+from nvrx_slurm.system.files import last_bytes
+
+VERSION = 1  # of status.json; see core.coordinator.status, which takes long to import
+HEALTHY, CANNOT_TELL, NEEDS_A_PERSON, ENDED = range(4)  # exit codes
+_MAX_BYTES = 1 << 20
+_SILENT = 3  # intervals
+_INCIDENTS_SHOWN, _RUNS_SHOWN = 5, 20
+_COLOURS = {HEALTHY: "green", CANNOT_TELL: "yellow", NEEDS_A_PERSON: "red", ENDED: None}
+_DAMAGE = (KeyError, TypeError, ValueError, AttributeError, OverflowError, OSError, RecursionError)
+
+
+class Seen(NamedTuple):
+    """One run at one moment. `verdict`: a sentence; `head`: job and state; `lines`: what else there is to say."""
+
+    code: int
+    verdict: str
+    head: str
+    lines: tuple[str, ...] = ()
+    found: dict[str, Any] = {}
+
+
+@click.command()
+@click.argument("place", default="latest")
+@click.option("--json", "as_json", is_flag=True, help="All that is known, as one line of JSON.")
+@click.option("--ranks", is_flag=True, help="Also each node with its ranks.")
+@click.option(
+    "--watch", is_flag=False, flag_value=2.0, metavar="[S]", type=click.FloatRange(0.2, 600.0),
+    help="Show it anew every S seconds (default: 2) until the job ends. Write PLACE before it.",
+)  # fmt: skip
+def status(place: str, as_json: bool, ranks: bool, watch: float | None) -> int:
+    """Tell how a job is.
+
+    PLACE is a job id, or the directory of a job or run (default: the latest run). Exit code: 0 it is healthy, 1 that
+    cannot be told (also: its coordinator is silent), 2 a person should look at it, 3 it has ended.
+    """
+    redraws = watch is not None and sys.stdout.isatty() and not as_json
+    while True:
+        try:
+            seen = observe(find_run(None, None, place), time.time(), ranks)
+        except click.BadParameter as error:
+            seen = Seen(CANNOT_TELL, f"cannot tell: {error.message}", place)
+        if redraws:
+            click.echo("\x1b[H\x1b[2J", nl=False)
+        if as_json:
+            click.echo(json.dumps({"code": seen.code, "verdict": seen.verdict, **seen.found}))
+        else:
+            _show(seen, redraws)
+        if watch is None or seen.code == ENDED:
+            return seen.code
+        sys.stdout.flush()
+        try:
+            time.sleep(watch)
+        except KeyboardInterrupt:
+            return seen.code
+
+
+@click.command("list")
+@click.option("--log-dir", "where", type=click.Path(path_type=Path), help="The log tree (default: that of nvrx-run).")
+@click.option("--all", "every", is_flag=True, help=f"All runs, not the newest {_RUNS_SHOWN}.")
+@click.option("--json", "as_json", is_flag=True, help="One line of JSON for each run.")
+def list_runs(where: Path | None, every: bool, as_json: bool) -> None:
+    """List the runs of a log tree, the newest first, with what `nvrx status` says of each."""
+    runs = [run for run in (where or log_dir()).glob("*/r*") if RUN.fullmatch(run.name)]
+    runs.sort(key=lambda run: run.stat().st_mtime, reverse=True)
+    now = time.time()
+    for run in runs if every else runs[:_RUNS_SHOWN]:
+        seen = observe(run, now)
+        if as_json:
+            click.echo(json.dumps({"run": str(run), "code": seen.code, "verdict": seen.verdict, **seen.found}))
+        else:
+            _echo(f"{seen.head}: {seen.verdict}", _COLOURS[seen.code])
+    if not runs and not as_json:
+        click.echo(f"{where or log_dir()} holds no run")
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def observe(run: Path, now: float, ranks: bool = False) -> Seen:
+    """How the run is at `now` (Unix seconds). `ranks`: also each node. Never raises for what the files hold."""
+    try:
+        if result := result_of(run):
+            return _ended(run, result)
+        path = run / "status.json"
+        if not path.exists():
+            return Seen(CANNOT_TELL, "cannot tell: no coordinator has written a status yet", _name(run))
+        found = json.loads(last_bytes(path, _MAX_BYTES), parse_constant=_refused)
+        if found["version"] > VERSION:
+            why = f"its status.json is of version {int(found['version'])}: use the nvrx of the job"
+            return Seen(CANNOT_TELL, f"cannot tell: {why}", _name(run))
+        return _told(run, found, now, ranks)
+    except _DAMAGE as error:
+        return Seen(CANNOT_TELL, f"cannot tell: {run} holds no readable status: {error!r:.200}", _name(run))
+
+
+def _refused(constant: str) -> float:
+    raise ValueError(f"it holds {constant}")
+
+
+def _ended(run: Path, result: dict[str, Any]) -> Seen:
+    code, lasted = int(result["code"]), in_words(float(result.get("duration_s") or 0.0))
+    by = str(result.get("ended_by") or result.get("summary") or "")
+    verdict = f"ended with code {code} after {lasted}" + (f" ({by})" if by else "")
+    told = tuple(f"reason      {line}" for line in str(result.get("reason") or "").splitlines()[:1])
+    return Seen(ENDED, verdict, _name(run), told, {"result": result})
+
+
+def _told(run: Path, found: dict[str, Any], now: float, ranks: bool) -> Seen:
+    """What a status says. Ages are of the coordinator's clock, but for that of the status itself."""
+    written, silent_s = float(found["written"]), _SILENT * float(found["interval_s"])
+    ahead_s, age_s = written - now, max(0.0, now - written)
+    found["age_s"] = age_s
+    state_s = max(0.0, written - float(found["since"])) + age_s
+    reasons = needs_a_person(found, state_s).values()
+    lines = [*_lines(found, written, ranks)]
+    if age_s > silent_s:
+        code, verdict = CANNOT_TELL, f"cannot tell: coordinator silent since {in_words(age_s)}; before that:"
+    elif ahead_s > silent_s:
+        code, verdict = CANNOT_TELL, f"cannot tell: the coordinator's clock is {in_words(ahead_s)} ahead of this one"
+    elif reasons:
+        code, verdict = NEEDS_A_PERSON, f"needs a person: {'; '.join(reasons)}"
+    else:
+        code, verdict = HEALTHY, "healthy"
+    return Seen(code, verdict, f"{_name(run)}  {_head(found, state_s)}", tuple(lines), {"status": found})
+
+
+# --- in words ---------------------------------------------------------------------------------------------------------
+
+
+def _name(run: Path) -> str:
+    run = run.absolute()
+    return f"job {run.parent.name} {run.name}" if RUN.fullmatch(run.name) else str(run)
+
+
+def _head(found: dict[str, Any], state_s: float) -> str:
+    job, cycle = found["job"], int(found["cycle"])
+    who = ", ".join(filter(None, (job["user"], job["partition"])))
+    name = " ".join(filter(None, (job["name"], f"({who}) " if who else "")))
+    return f"{name} {found['state']} for {in_words(state_s)}".strip() + (f", cycle {cycle}" if cycle >= 0 else "")
+
+
+def _lines(found: dict[str, Any], written: float, ranks: bool) -> Iterator[str]:
+    nodes, restarts, waits, ends = found["nodes"], found["restarts"], found["waits"], found["allocation_ends"]
+    if waits:
+        until = f" (at most {in_words(max(0.0, waits['until'] - written))} more)" if waits["until"] else ""
+        yield f"waits       {waits['why']}{until}"
+    kinds = {"active": "active", "spare": "spare"} if nodes["active"] else {"spare": "here"}
+    kinds |= {"missing": "missing", "excluded": "excluded"}
+    counts = ", ".join(f"{nodes[kind]} {what}" for kind, what in kinds.items())
+    gone = ", ".join(f"{one['host']} {one['how']} {_clock(one['time'], written)}".strip() for one in nodes["gone"][-3:])
+    yield f"nodes       {counts}" + (f"; {gone}" if gone else "")
+    watched = {True: "; hangs are watched for", False: "; hangs are not watched for", None: ""}
+    yield f"restarts    {restarts['used']} of {restarts['allowed']} used{watched[found['job']['hangs_watched']]}"
+    if checkpoint := found.get("checkpoint"):
+        age = in_words(max(0.0, written - checkpoint["time"]))
+        yield f"checkpoint  iteration {int(checkpoint['iteration'])}, {age} old"
+    if ends:
+        yield f"allocation  ends in {in_words(max(0.0, ends - written))}"
+    if end := found["end"]:
+        yield f"end         code {int(end['code'])}: {end['reason']}"
+    for one in found["incidents"][-_INCIDENTS_SHOWN:]:
+        rule = f" ({one['rule']})" if one["rule"] else ""
+        done = "" if one["done"] == "restarted" else f", {one['done']}"
+        cost = f"cycle {int(one['cycle'])}{done}, {in_words(one['down_s'])} down"
+        yield f"{_clock(one['time'], written):10}  {cost}: {one['cause']}{rule}"
+    if ranks:
+        for host, first, nproc, what in found["ranks"]["table"]:
+            yield f"{host}  ranks {first}-{first + nproc - 1}  {what}"
+        yield from (f"{host}  spare" for host in found["ranks"]["spares"])
+
+
+def _clock(at: float | None, written: float) -> str:
+    """Local time; with the date where it is of another day."""
+    if at is None:
+        return ""
+    return time.strftime("%H:%M:%S" if written - at < 86400 else "%d %b %H:%M", time.localtime(at))
+
+
+def _show(seen: Seen, redraws: bool) -> None:
+    _echo(seen.head, None, bold=True)
+    _echo(seen.verdict, _COLOURS[seen.code], bold=True)
+    most = max(1, shutil.get_terminal_size().lines - 3) if redraws else len(seen.lines)
+    for line in seen.lines[:most]:
+        _echo(line, None)
+
+
+def _echo(line: str, colour: str | None, bold: bool = False) -> None:
+    """One line, no longer than the terminal is wide; colours only on a terminal whose user has not set NO_COLOR."""
+    text, width = (
+        printable(line.encode("utf-8", "replace")).replace("\n", " "),
+        shutil.get_terminal_size((0, 0)).columns,
+    )
+    if 0 < width < len(text):
+        text = text[: max(1, width - 3)] + "..."
+    click.echo(click.style(text, colour, bold=bold or None), color=False if os.environ.get("NO_COLOR") else None)

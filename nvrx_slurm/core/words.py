@@ -1,0 +1,14 @@
+"""Numbers in words, for people. Pure, and quick to import."""
+
+from __future__ import annotations
+
+
+def in_words(seconds: float) -> str:
+    """`seconds` (>= 0) as "0.05 s", "3.1 s", "12 min 3 s" or "3 h 12 min"."""
+    if seconds < 59.95:
+        return f"{seconds:.2f} s" if seconds < 0.095 else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if minutes else f"{hours} h"

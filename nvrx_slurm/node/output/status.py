@@ -1,0 +1,138 @@
+"""Writes status.json beside the coordinator: at each change of state, and every INTERVAL_S while nothing changes.
+
+One thread writes: the file system may hang, and then the coordinator goes on without a status. The thread does not tell
+the loop when it is done, which would be one wake-up more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import queue
+import re
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from nvrx_slurm.core.coordinator.coordinator import Coordinator
+from nvrx_slurm.core.coordinator.states import Stage
+from nvrx_slurm.core.coordinator.status import VERSION, JobLabels, snapshot, state_of, status
+from nvrx_slurm.node.output.result import BackgroundWrites
+from nvrx_slurm.system.files import write_atomic
+
+INTERVAL_S = 5.0  # a reader takes a coordinator for silent after three of them
+_READ_S = 0.5  # for the checkpoint iteration file; a later answer is for the next content
+_SOON_S = 0.5  # changes within this time share one write
+_HEAD = re.compile(rb'\{"version": \d+, "term": (\d+), "writer": "([^"]*)"')
+_HEAD_BYTES, _MAX_DIGITS = 512, 18
+
+
+class StatusFile:
+    """Keeps `path` true. `writer`: this agent's life. `progress`: the checkpoint iteration file, where there is one.
+
+    A candidate that is not elected writes only where no other node has written. A coordinator does not replace what one
+    of a later term has written: it was stopped for a while, and does not know yet.
+    """
+
+    def __init__(self, core: Coordinator, path: Path, labels: JobLabels, writer: str, progress: str | None) -> None:
+        self._core, self._path, self._labels, self._writer, self._progress = core, path, labels, writer, progress
+        self._loop = asyncio.get_running_loop()
+        self._since, self._state = self._loop.time(), state_of(core)
+        self._key: tuple[object, ...] = ()
+        self._timer: asyncio.TimerHandle | None = None
+        self._thread: threading.Thread | None = None
+        self._waiting = queue.SimpleQueue[dict[str, Any] | None]()  # for the thread that writes
+        self._lock = threading.Lock()  # held while it writes
+        self._reads = threading.Lock()  # held by the thread that reads the checkpoint iteration file
+        self._checkpoint: dict[str, Any] | None = None
+        self.on_content: Callable[[dict[str, Any]], None] = lambda content: None
+
+    def mark(self) -> None:
+        """A step of the core is over: write soon if something has changed that people want to see."""
+        core, members, now = self._core, self._core.roster.members, self._loop.time()
+        excluded, state = len(core.budget.history.excluded), state_of(core)
+        if state != self._state:
+            self._state, self._since = state, now
+        votes = core.electing.votes if core.state is Stage.ELECTING else 0
+        key = (core.state, core.job.cycle, len(members), members.ready, excluded, core.hangs.search is None, votes)
+        if key != self._key:
+            self._key = key
+            if self._timer is None or self._timer.when() > now + _SOON_S:
+                self._wake(_SOON_S)
+
+    def end(self, writes: BackgroundWrites) -> None:
+        """The core has ended: the last content."""
+        self.close()
+        writes.begin(self._path, partial(self._put, self._content()))
+
+    def close(self) -> None:
+        """Write no more."""
+        self._stop_timer()
+        self._waiting.put(None)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _wake(self, after_s: float) -> None:
+        self._stop_timer()
+        self._timer = self._loop.call_later(after_s, self._write)
+
+    def _write(self) -> None:
+        self._wake(INTERVAL_S)
+        if self._lock.locked():
+            return  # it hangs: the next content is newer
+        self._waiting.put(self._content())
+        if self._thread is None:
+            with suppress(RuntimeError):  # no thread can be made
+                thread = threading.Thread(target=self._write_all, name="status.json", daemon=True)
+                thread.start()
+                self._thread = thread
+
+    def _content(self) -> dict[str, Any]:
+        core, unix_s, labels = self._core, time.time(), self._labels
+        found = status(core, self._since, self._loop.time(), unix_s)
+        head = {"version": VERSION, "term": found["term"], "writer": self._writer, "written": unix_s}
+        content = {**head, "interval_s": INTERVAL_S, "job": vars(labels), **found, "ranks": snapshot(core)}
+        if core.roster.quorum.elected:
+            self.on_content(content)
+        return content
+
+    # --- in threads -------------------------------------------------------------------------------------------
+
+    def _write_all(self) -> None:
+        while (content := self._waiting.get()) is not None:
+            with suppress(OSError, RuntimeError):  # a reader sees that the file is old
+                self._put(content)
+
+    def _put(self, content: dict[str, Any]) -> None:
+        with self._lock:
+            if self._progress and not self._reads.locked():
+                reader = threading.Thread(target=self._read_progress, args=(self._progress,), daemon=True)
+                reader.start()
+                reader.join(_READ_S)
+            content |= {"checkpoint": self._checkpoint, "ranks": content["ranks"]()}
+            if self._may_replace(content):
+                write_atomic(self._path, json.dumps(content).encode())
+
+    def _may_replace(self, content: dict[str, Any]) -> bool:
+        try:
+            with self._path.open("rb") as file:
+                found = _HEAD.match(file.read(_HEAD_BYTES))
+        except FileNotFoundError:
+            return True
+        if found is None or found[2].decode("utf-8", "replace") == self._writer:
+            return True
+        return content["term"] > 0 and int(found[1][:_MAX_DIGITS]) <= content["term"]
+
+    def _read_progress(self, path: str) -> None:
+        """In a thread of its own: this file may be on another file system, which hangs."""
+        with self._reads, suppress(OSError), open(path, "rb") as file:
+            text = file.read(_HEAD_BYTES).strip()
+            if text.isdigit() and len(text) <= _MAX_DIGITS:
+                self._checkpoint = {"iteration": int(text), "time": os.fstat(file.fileno()).st_mtime}

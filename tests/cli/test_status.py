@@ -1,0 +1,129 @@
+"""`nvrx status` and `nvrx list` on files: what is healthy, what needs a person, and what cannot be told."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from nvrx_slurm.cli import log_tree, status
+from nvrx_slurm.cli.toolbox import main
+from nvrx_slurm.config.layers import SETTINGS
+from nvrx_slurm.core.coordinator import status as core_status
+
+NOW = time.time()
+NODES = {
+    "expected": 3, "needed": 2, "active": 2, "spare": 1, "missing": 0, "excluded": 0, "gone": [],
+}  # fmt: skip
+LOST = {**NODES, "spare": 0, "missing": 1, "gone": [{"host": "n7", "how": "lost", "time": NOW - 60}]}
+INCIDENT = {
+    "time": NOW - 60,
+    "cycle": 3,
+    "cause": "boom",
+    "rule": "gpu-ecc",
+    "done": "restarted",
+    "down_s": 1.5,
+}
+GOOD: dict[str, Any] = {
+    "version": 1, "term": 1, "writer": "w", "written": NOW, "interval_s": 5.0, "state": "running", "since": NOW - 100,
+    "job": {"job": "7", "run": "r0", "name": "llama", "user": "ann", "partition": "gpu", "hangs_watched": True},
+    "began": NOW - 900, "cycle": 4, "waits": None, "end": None, "allocation_ends": NOW + 3600, "nodes": NODES,
+    "restarts": {"used": 1, "allowed": 10}, "spares_used": [], "hang": None, "incidents": [INCIDENT],
+    "no_progress": 0, "account": None, "checkpoint": {"iteration": 18300, "time": NOW - 120},
+    "ranks": {"table": [["n1", 0, 8, "busy"], ["n2", 8, 8, "busy"]], "spares": ["n3"]},
+}  # fmt: skip
+WAITS = {"state": "waiting", "waits": {"why": "1 of at least 2 nodes are here; missing: n9", "until": NOW + 200}}
+# What is different from GOOD; the exit code, and what is said.
+CASES: dict[str, tuple[dict[str, Any], int, tuple[str, ...]]] = {
+    "good": ({}, 0, ("healthy", "llama", "ann", "cycle 4", "2 active", "1 of 10", "18300", "1 h", "gpu-ecc", "1.5 s")),
+    "silent": ({"written": NOW - 41}, 1, ("silent", "41")),
+    "as old as three intervals": ({"written": NOW - 14}, 0, ("healthy",)),
+    "a longer interval": ({"written": NOW - 41, "interval_s": 20.0}, 0, ("healthy",)),
+    "written by a clock ahead": ({"written": NOW + 14}, 0, ("healthy",)),
+    "far ahead": ({"written": NOW + 60}, 1, ("clock", "1 min ahead")),
+    "no spare is left": ({"nodes": LOST}, 2, ("no spare", "1 of 3", "n7 lost")),
+    "lost, but one is left": ({"nodes": {**LOST, "expected": 4, "spare": 1}}, 0, ("healthy", "1 missing")),
+    "there never was a spare": ({"nodes": {**LOST, "needed": 3}}, 0, ("healthy",)),
+    "few restarts are left": ({"restarts": {"used": 9, "allowed": 10}}, 2, ("1 of 10 restarts are left",)),
+    "none was allowed": ({"restarts": {"used": 0, "allowed": 0}}, 0, ("healthy",)),
+    "waits": ({**WAITS, "since": NOW - 9, "cycle": -1}, 0, ("missing: n9", "3 min")),
+    "waits for long": (WAITS, 2, ("waiting for 1 min", "missing: n9")),
+    "dies at its start": ({"state": "paused"}, 2, ("again and again",)),
+    "no progress": ({"no_progress": 2}, 2, ("2 cycles",)),
+    "hang": ({"hang": {"rank": 3}, "waits": {"why": "x", "until": NOW - 99}}, 2, ("a rank hangs",)),
+    "later version": ({"version": 2}, 1, ("version 2",)),
+    "ANSI": ({"job": {**GOOD["job"], "name": "\x1b[2J\u202eevil"}}, 0, ("\\x1b[2J", "healthy")),
+    "no job": ({"job": None}, 1, ("no readable status",)),
+    "text for a number": ({"written": "soon"}, 1, ("no readable status",)),
+    "infinite": ({"since": float("-inf")}, 1, ("no readable status",)),
+    "not a number": ({"written": float("nan")}, 1, ("no readable status",)),
+    "huge": ({"incidents": [{**INCIDENT, "time": 1e300}]}, 1, ("no readable status",)),
+    "a list of incidents that is none": ({"incidents": 3}, 1, ("no readable status",)),
+}  # fmt: skip
+
+
+def told(*words: str, **env: str) -> Result:
+    return CliRunner(env=env).invoke(main, list(words), catch_exceptions=False)
+
+
+@pytest.mark.parametrize(("change", "code", "parts"), CASES.values(), ids=CASES)
+def test_what_a_status_means(tmp_path: Path, change: dict[str, Any], code: int, parts: tuple[str, ...]) -> None:
+    (tmp_path / "status.json").write_text(json.dumps({**GOOD, **change}))
+    seen = status.observe(tmp_path, NOW)
+    assert seen.code == code, seen
+    assert "\x1b" not in told("status", str(tmp_path)).output
+    said = "\n".join((seen.head, seen.verdict, *seen.lines)).replace("\x1b", "\\x1b")
+    assert [part for part in parts if part not in said] == [], said
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", "3", '"x"', "null", '{"version": 1}', "[" * 10**5, "\x00\xff"])
+def test_a_damaged_status_is_one_sentence(tmp_path: Path, content: str) -> None:
+    (tmp_path / "status.json").write_text(content, encoding="latin-1")
+    done = told("status", str(tmp_path))
+    assert done.exit_code == 1 and "cannot tell" in done.output and done.output.count("\n") == 2
+
+
+def test_what_is_not_there_cannot_be_told(tmp_path: Path) -> None:
+    (tmp_path / "r0").mkdir()
+    os.mkfifo(tmp_path / "r0/status.json")  # reading it would never end
+    assert told("status", str(tmp_path / "r0")).exit_code == 1
+    assert told("status", str(tmp_path)).exit_code == told("status", str(tmp_path / "9")).exit_code == 1
+
+
+def test_a_log_tree_is_listed_and_its_runs_are_found(tmp_path: Path) -> None:
+    for job, content in {"1/r0": {}, "2/r0": {"written": time.time()}, "2/r1": {"nodes": LOST}}.items():
+        (tmp_path / job).mkdir(parents=True)
+        (tmp_path / job / "status.json").write_text(json.dumps({**GOOD, "written": time.time(), **content}))
+    result = {"code": 93, "reason": "r", "duration_s": 3}
+    (tmp_path / "1/r0/result.json").write_text(json.dumps(result))
+    env = {log_tree.LOG_DIR_ENV: str(tmp_path)}
+    assert [told("status", place, **env).exit_code for place in ("1", "2", "2/r0")] == [3, 2, 0]
+    rows = [json.loads(line) for line in told("list", "--json", **env).output.splitlines()]
+    assert sorted((Path(row["run"]).name, row["code"]) for row in rows) == [("r0", 0), ("r0", 3), ("r1", 2)]
+    assert "code 93" in told("list", **env).output and "no run" in told("list", "--log-dir", "/nonexistent").output
+    one = json.loads(told("status", "2", "--json", **env).output)
+    assert one["status"]["nodes"] == LOST and one["code"] == 2 and "no spare" in one["verdict"]
+
+
+def test_no_line_is_longer_than_the_terminal(tmp_path: Path) -> None:
+    (tmp_path / "status.json").write_text(json.dumps({**GOOD, "written": time.time()}))
+    lines = told("status", str(tmp_path), "--ranks", COLUMNS="40").output.splitlines()
+    assert max(map(len, lines)) == 40 and any("ranks 8-15" in line for line in lines) and "n3  spare" in lines
+
+
+def test_it_is_quick_and_what_it_says_twice_is_the_same() -> None:
+    """Imports are what it costs; the settings alone take five times as long."""
+    code = "import sys, nvrx_slurm.cli.status, nvrx_slurm.cli.toolbox; print(*sys.modules)"
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    loaded = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
+    heavy = {"nvrx_slurm.types", "nvrx_slurm.config.settings", "asyncio", "dataclasses", "subprocess"}
+    assert heavy & set(loaded.split()) == set()
+    assert status.VERSION == core_status.VERSION
+    assert SETTINGS["log_dir"].env == (log_tree.LOG_DIR_ENV,) and SETTINGS["log_dir"].default == log_tree.LOG_DIR

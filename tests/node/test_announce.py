@@ -1,0 +1,86 @@
+"""--ft-notify and --ft-slurm-comment: what a receiver gets, once each, and what a receiver that hangs costs."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+from agent_harness import QUICK, UNTIL_TOLD, Rig, kill, says, until, up
+
+from nvrx_slurm.config.layers import resolve
+from nvrx_slurm.errors import UsageError
+
+
+@pytest.fixture
+def posted() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """A receiver's URL, and what it has got."""
+    got: list[dict[str, Any]] = []
+
+    class Receiver(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *words: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Receiver) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/hook", got
+        server.shutdown()
+        thread.join()
+
+
+def test_a_lost_node_and_the_end(rig: Rig, posted: tuple[str, list[dict[str, Any]]]) -> None:
+    """The next coordinator tells of it, and each thing is told once."""
+    url, got = posted
+    script = rig.script(UNTIL_TOLD + "sys.exit(3)")
+    first, second, third = rig.nodes(3, "2:3", script, "--max-restarts=1", f"--ft-notify={url}", *QUICK)
+    kill(first, up(first, 0)[1])
+    says("cycle 1: ", second, third)
+    until(lambda: {"restart", "no-spare", "few-restarts"} <= {one["event"] for one in got}, "the loss is told")
+    rig.open("end1")
+    assert [second.wait(), third.wait()] == [1, 1]
+    assert sorted(one["event"] for one in got) == ["few-restarts", "give-up", "no-spare", "restart"]
+    last = next(one for one in got if one["event"] == "give-up")
+    assert last["end"]["code"] == 1 and "code 1" in last["text"] and last["restarts"] == {"used": 1, "allowed": 1}
+
+
+def test_a_receiver_that_hangs_or_is_gone_costs_the_job_little(rig: Rig) -> None:
+    script = rig.script("say('fails now')\nsys.exit(3)\n")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        for port in (silent.getsockname()[1], 1):
+            one = rig.run(script, f"--ft-notify=http://127.0.0.1:{port}/x")
+            one.line("fails now")
+            began = time.monotonic()
+            assert one.wait() == 1 and time.monotonic() - began < 8  # 2 s of it for the receiver
+    assert "cannot reach 127.0.0.1:1" in one.text
+
+
+def test_the_comment_of_the_job(rig: Rig) -> None:
+    nodes = rig.step((0, 1), 2, "2", rig.script(UNTIL_TOLD), "--ft-slurm-comment=true")
+    scontrol = rig.dir / "scontrol"
+    scontrol.write_text(scontrol.read_text().replace("#!/bin/sh\n", f'#!/bin/sh\necho "$@" >> {rig.dir}/asked\n', 1))
+    for one in nodes:
+        up(one, 0)
+    asked = rig.dir / "asked"
+    until(lambda: asked.exists() and "Comment=nvrx cycle 0, 0 restarts" in asked.read_text(), "the comment is set")
+    rig.open("end0")
+    assert [one.wait() for one in nodes] == [0, 0]
+    assert "Comment=nvrx ended with code 0, 0 restarts" in asked.read_text()
+
+
+@pytest.mark.parametrize(
+    "url", ["hooks.example", "ftp://a/b", "https://user:word@a/b", "https://a/b?token=1", "http://"]
+)
+def test_a_bad_url_is_one_sentence(url: str) -> None:
+    with pytest.raises(UsageError, match="notify"):
+        resolve({"ft_notify": url}, {})

@@ -1,0 +1,109 @@
+"""status.json of real jobs: from waiting to running, over a restart and a takeover, to the end and to silence."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+import pytest
+from agent_harness import QUICK, UNTIL_TOLD, Rig, kill, says, until, up
+
+from nvrx_slurm.cli import status
+from nvrx_slurm.cli.status import CANNOT_TELL, ENDED, HEALTHY, NEEDS_A_PERSON
+
+OFTEN = "from nvrx_slurm.node.output import status\nstatus.INTERVAL_S, status._SOON_S = 0.5, 0.05"
+
+
+def told(rig: Rig, *parts: str, code: int = HEALTHY) -> dict[str, object]:
+    """Wait until `nvrx status` says these parts, with that code; the content of status.json."""
+    last = status.Seen(-1, "", "")
+
+    def right() -> bool:
+        nonlocal last
+        if list(rig.logs.glob("*/r0/events")):
+            last = status.observe(rig.run_dir, time.time(), ranks=True)
+        said = "\n".join((last.head, last.verdict, *last.lines))
+        return last.code == code and all(part in said for part in parts)
+
+    try:
+        until(right, f"{parts} with code {code}")
+    except AssertionError:
+        pytest.fail(f"{parts} with code {code}: {last}")
+    return dict(last.found.get("status", {}))
+
+
+def test_from_waiting_to_the_end(rig: Rig) -> None:
+    rig.before = OFTEN
+    progress = rig.dir / "progress"
+    progress.write_text("41\n")
+    flags = ("--max-restarts=3", f"--ft-checkpoint-iteration-file={progress}", "--ft-rank-heartbeat-timeout=60")
+    script = rig.script(UNTIL_TOLD)
+    nodes = [rig.node(0, "2:3", script, *flags)]
+    told(rig, "waiting", "1 of at least 2 nodes are here; missing: node rank 1", "1 here, 2 missing")
+    nodes += [rig.node(rank, "2:3", script, *flags) for rank in (1, 2)]
+    pids = [up(one, 0)[1] for one in nodes[:2]]
+    told(
+        rig, "running", "cycle 0", "2 active, 1 spare, 0 missing", "iteration 41", "hangs are watched for", "ranks 1-1"
+    )
+    os.kill(pids[1], signal.SIGKILL)
+    found = told(rig, "running", "cycle 1", "1 of 3 used", "cycle 0, ", "SIGKILL")
+    assert len(found["incidents"]) == 1  # type: ignore[arg-type]
+    rig.open("end1")
+    assert [one.wait() for one in nodes] == [0, 0, 0]
+    told(rig, "code 0", "1 restart", code=ENDED)
+    last = json.loads((rig.run_dir / "status.json").read_text())
+    assert (last["state"], last["end"]["code"]) == ("ended", 0)
+
+
+def test_a_candidate_says_that_it_waits_for_votes(rig: Rig) -> None:
+    rig.before = OFTEN
+    script = rig.script(UNTIL_TOLD)
+    nodes = rig.step((0,), 4, "3:4", script)
+    told(rig, "electing", "1 of at least 3 nodes are here; missing: 127.0.0.2, 127.0.0.3, 127.0.0.4", "3 missing")
+    nodes += rig.step((1, 2), 4, "3:4", script)
+    assert told(rig, "running", "3 active, 0 spare, 1 missing", code=NEEDS_A_PERSON)["term"] == 1
+    rig.open("end0")
+    assert [one.wait() for one in nodes] == [0, 0, 0]
+
+
+def test_after_the_loss_of_a_coordinator(rig: Rig) -> None:
+    """The next one goes on with the file. A stopped one that runs on later does not take it back."""
+    rig.before = OFTEN
+    first, second, third = rig.nodes(3, "2:3", rig.script(UNTIL_TOLD), "--max-restarts=3", *QUICK)
+    pid = up(first, 0)[1]
+    assert told(rig, "running", "2 active, 1 spare")["term"] == 1
+    kill(first, pid)
+    says("cycle 1: ", second, third)
+    found = told(rig, "running", "cycle 1", "1 of 3 used", "2 active, 0 spare, 1 missing", code=NEEDS_A_PERSON)
+    assert int(str(found["term"])) > 1
+    rig.open("end1")
+    assert [second.wait(), third.wait()] == [0, 0]
+    told(rig, "code 0", code=ENDED)
+
+
+def test_a_stopped_coordinator_does_not_take_the_file_back(rig: Rig) -> None:
+    rig.before = OFTEN
+    first, second, third = rig.nodes(3, "2:3", rig.script(UNTIL_TOLD), "--max-restarts=3", *QUICK)
+    up(first, 0)
+    told(rig, "running", "2 active, 1 spare")
+    first.signal(signal.SIGSTOP)
+    says("cycle 1: ", second, third)
+    term = told(rig, "running", "cycle 1", code=NEEDS_A_PERSON)["term"]
+    writer = json.loads((rig.run_dir / "status.json").read_text())["writer"]
+    first.signal(signal.SIGCONT)
+    first.line("cycle 1: this node is a hot spare")
+    found = told(rig, "running", "cycle 1", "2 active, 1 spare")
+    assert (found["term"], found["writer"]) == (term, writer)
+    rig.open("end1")
+    assert [one.wait() for one in (first, second, third)] == [0, 0, 0]
+
+
+def test_a_coordinator_that_is_gone_is_silent(rig: Rig) -> None:
+    rig.before = OFTEN
+    one = rig.run(rig.script(UNTIL_TOLD))
+    pid = up(one, 0)[1]
+    told(rig, "running")
+    kill(one, pid)
+    told(rig, "silent", code=CANNOT_TELL)
