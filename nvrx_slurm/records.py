@@ -115,4 +115,4 @@ class Account:
     productive_s: float  # of the job: in each cycle the mean of its active nodes
     nodes: tuple[NodeTime, ...]  # the first 1,000, and one entry for all others
     estimated: tuple[str, ...] = ()  # buckets in which something had to be estimated
-    saves: SectionTime = SectionTime("checkpoint", 0.0)  # sections that save, of all nodes
+    saves: SectionTime = SectionTime("", 0.0)  # sections that save, of all nodes

@@ -166,6 +166,7 @@ class History:
     counted_s: float = 0.0  # when this plan was sent, in seconds since the job began
     productive_s: float = 0.0  # of the job until then: in each cycle the mean of its active nodes
     estimated: tuple[str, ...] = ()  # buckets in which something had to be estimated
+    saves: SectionTime | None = None  # sections that save, of all nodes
 
 
 @frozen

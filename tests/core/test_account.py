@@ -12,7 +12,7 @@ from nvrx_slurm.core.account.account import BUCKETS, SECTION, Marks, NodeCycle, 
 from nvrx_slurm.core.account.book import TOLD, Book
 from nvrx_slurm.core.account.ranks import RankTimes, node_spent
 from nvrx_slurm.core.account.report import to_json
-from nvrx_slurm.types import FaultKind, NodeTime, SectionTime, Spent
+from nvrx_slurm.types import FaultKind, History, NodeTime, SectionTime, Spent
 
 TIMES = st.floats(-10.0, 200.0)
 SECTIONS = st.builds(SectionTime, st.sampled_from(["step", "checkpointing", "load", "evaluation", "setup"]), TIMES)
@@ -127,9 +127,9 @@ def test_counters_never_go_back_and_nothing_is_lost_over_a_takeover(doings: Any,
             book.planned(keys[: max(1, count // 2)], now)
             planned = True
         elif what == "takeover" and planned:
-            told, at, ratio, guessed = book.nodes(), book.counted_at, book.productive_s, book.estimated
+            past, at = book.tell(History()), book.counted_at
             book = Book(now)
-            book.load(told, at, ratio, guessed)
+            book.load(past, at)
             for other, host in zip(keys, hosts, strict=True):
                 book.here(other, host, now)
             book.resume(keys[: max(1, count // 2)], keys, now)
@@ -141,8 +141,9 @@ def test_counters_never_go_back_and_nothing_is_lost_over_a_takeover(doings: Any,
             book.spent(key, Spent(1, 0, 0.1, 1.0, 1.0, saved_s=2.0, sections=(SectionTime("save", 1.0, 1),)), now)
         elif what == "wait":
             book.waits(now)
-        assert seconds(book.nodes()) >= counted_s - 1e-3 and book.productive_s >= productive_s
-        counted_s, productive_s = seconds(book.nodes()), book.productive_s
+        told = book.told(now)
+        assert seconds(told.nodes) >= counted_s - 1e-3 and told.productive_s >= productive_s
+        counted_s, productive_s = seconds(told.nodes), told.productive_s
     book.ended(now, well=False)
     told = book.told(now - 100.0)
     if count <= TOLD:

@@ -12,7 +12,7 @@ from statistics import median
 
 from nvrx_slurm.core.account.account import BUCKETS, SECTION, Bucketed, Marks, NodeCycle, Role, account
 from nvrx_slurm.core.rank.sections import kind_of
-from nvrx_slurm.types import Account, NodeTime, SectionTime, Spent
+from nvrx_slurm.types import Account, History, NodeTime, SectionTime, Spent
 
 TOLD = 32  # nodes that a plan tells one by one; where there are more, their sum
 _LISTED = 1000  # the same at the end of the job
@@ -49,21 +49,23 @@ class Book:
         self._marks = Marks(now, now, first=True)  # of the cycle that runs; its end is not known yet
         self._estimated: set[str] = set()
         self._told: set[str] = set()  # what ranks of this job tell: "import" and "init" are over, "checkpoint"
-        self._saves = SectionTime("checkpoint", 0.0)  # of all nodes
+        self._saves = SectionTime("", 0.0)  # of all nodes
         self._productive_s = 0.0
 
     # --- what happens ---------------------------------------------------------------------------------------
 
-    def load(
-        self, nodes: Collection[NodeTime], counted_at: float, productive_s: float, estimated: Iterable[str]
-    ) -> None:
+    def load(self, past: History, counted_at: float) -> None:
         """What was counted until the plan of the cycle that runs, which an earlier coordinator has sent at
         `counted_at`. Nodes that have registered here, or not yet, have that role since then."""
         self._marks = replace(self._marks, plan_s=counted_at, first=False)
-        self._productive_s, self._estimated = productive_s, {*estimated}
+        self._productive_s, self._estimated, self._saves = (
+            past.productive_s,
+            {*past.estimated},
+            past.saves or self._saves,
+        )
         for row in self._rows.values():
             row.roles[0] = counted_at, row.roles[0][1]
-        for told in nodes:
+        for told in past.nodes:
             row = self._rows.setdefault(told.key, _Row(told.key, told.host, [(counted_at, Role(told.role))]))
             row.roles = [(counted_at, Role(told.role))]
             row.times.update(zip(_NAMES, told.seconds, strict=False))
@@ -184,15 +186,10 @@ class Book:
         """When the last plan was sent."""
         return self._marks.plan_s
 
-    @property
-    def productive_s(self) -> float:
-        """Of the job, until the last plan."""
-        return self._productive_s
-
-    @property
-    def estimated(self) -> tuple[str, ...]:
-        """Buckets in which something was assumed."""
-        return tuple(sorted(self._estimated))
+    def tell(self, history: History) -> History:
+        """`history` with what was counted until the last plan."""
+        known, estimated = self._productive_s, tuple(sorted(self._estimated))
+        return replace(history, nodes=self.nodes(), productive_s=known, estimated=estimated, saves=self._saves)
 
     def nodes(self, most: int = TOLD) -> tuple[NodeTime, ...]:
         """What was counted until the last plan; beyond `most` nodes their sum."""
@@ -203,7 +200,7 @@ class Book:
 
     def told(self, wall_s: float) -> Account:
         """The account until the last plan; after `ended`, of the whole job."""
-        return Account(wall_s, self._productive_s, self.nodes(_LISTED), self.estimated, self._saves)
+        return Account(wall_s, self._productive_s, self.nodes(_LISTED), tuple(sorted(self._estimated)), self._saves)
 
 
 def _saves(rows: Iterable[_Row]) -> list[SectionTime]:

@@ -86,16 +86,13 @@ class Ledger:
         """`history` with what this report tells to the next coordinator."""
         past = self._past
         return replace(
-            history,
+            self.book.tell(history),
             began_s=past.began_s or self._began_s,
             down_s=past.down_s + self._down_s,
             restarts=self.restarts[-_TOLD_RESTARTS:],
             lost=tuple(dict.fromkeys((*past.lost, *self._lost)))[:_TOLD_HOSTS],
             promoted=(*past.promoted, *self._promoted)[:_TOLD_HOSTS],
-            nodes=self.book.nodes(),
             counted_s=max(0.0, self._at_s(self.book.counted_at)),
-            productive_s=self.book.productive_s,
-            estimated=self.book.estimated,
         )
 
     def _at_s(self, at: float) -> float:
@@ -112,7 +109,7 @@ class Ledger:
         past = self._past
         if past.nodes and not self._loaded:
             counted_at = self.started_at + min(past.counted_s - self._before_s, 0.0)
-            self.book.load(past.nodes, counted_at, past.productive_s, past.estimated)
+            self.book.load(past, counted_at)
         self._loaded = True
 
     def resume(self, active: Iterable[Node], here: Iterable[str]) -> None:
