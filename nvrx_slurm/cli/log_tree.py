@@ -22,16 +22,14 @@ def find_run(ctx: click.Context | None, param: click.Parameter | None, place: st
     A callback for the arguments of the toolbox. `place`: a path; or what stands in the log directory: a job's id,
     "latest". A file is left as it is. Raises click.BadParameter.
     """
-    setting = SETTINGS["log_dir"]
-    log_dir = next((os.environ[name] for name in setting.env if os.environ.get(name)), setting.default)
-    path = Path(place) if Path(place).exists() else Path(log_dir, place)
+    path = Path(place) if Path(place).exists() else log_dir() / place
     if (path / "latest").exists():
         path /= "latest"
     if path.is_symlink():
         path = path.parent / path.readlink()
     if not path.exists():
         raise click.BadParameter(
-            f"there is neither {place} nor {Path(log_dir, place)}; give a job id, or the directory of a run"
+            f"there is neither {place} nor {log_dir() / place}; give a job id, or the directory of a run"
         )
     runs = {(int(m[1]), int(m[2] or 0)): run for run in path.glob("r*") if (m := RUN.fullmatch(run.name))}
     if not runs and (path / "submit.sbatch").exists():
@@ -39,6 +37,12 @@ def find_run(ctx: click.Context | None, param: click.Parameter | None, place: st
             f"job {path.name} has no run: it waits, or ended before nvrx-run began; see its output file"
         )
     return runs[max(runs)] if runs else path
+
+
+def log_dir() -> Path:
+    """The log directory that the environment names, or the default one."""
+    setting = SETTINGS["log_dir"]
+    return Path(next((os.environ[name] for name in setting.env if os.environ.get(name)), setting.default))
 
 
 def result_of(run: Path) -> dict[str, Any]:

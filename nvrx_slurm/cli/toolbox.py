@@ -13,6 +13,7 @@ except ModuleNotFoundError:  # pip install --no-deps
 
 from nvrx_slurm import __version__
 from nvrx_slurm.cli.doctor import doctor
+from nvrx_slurm.cli.goodput import goodput
 from nvrx_slurm.cli.health import health
 from nvrx_slurm.cli.log_tree import find_run
 from nvrx_slurm.cli.logs import logs
@@ -46,7 +47,7 @@ def main() -> None:
     """Tools for jobs run by nvrx-run."""
 
 
-for command in (doctor, health, logs, stacks, submit, why):
+for command in (doctor, goodput, health, logs, stacks, submit, why):
     main.add_command(command)
 
 

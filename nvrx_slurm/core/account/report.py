@@ -26,6 +26,7 @@ def to_json(account: Account, queue_s: float | None = None, before_s: float = 0.
         "schema": SCHEMA,
         "wall_s": round(wall_s, 6),
         "queue_s": queue_s,
+        "before_s": round(before_s, 3),
         "productive_s": round(account.productive_s, 6),
         "job_ettr": ratio(account.productive_s, wall_s + (queue_s or 0.0)),
         "productive_share": ratio(total["productive"], sum(total.values())),
