@@ -20,7 +20,7 @@ from nvrx_slurm.core.coordinator.report import in_words
 from nvrx_slurm.core.logs.printable import printable
 from nvrx_slurm.core.record import decode
 from nvrx_slurm.errors import ProtocolError
-from nvrx_slurm.types import Account, History, NodeTime
+from nvrx_slurm.types import Account, History, NodeTime, SectionTime
 
 _UNITS = {"h": 3600, "d": 86400, "w": 7 * 86400}
 _MOST_RUNS = 10_000
@@ -145,24 +145,25 @@ def _table(jobs: dict[str, Any]) -> Iterator[str]:
 def _of_events(run: Path) -> dict[str, Any]:
     """What the last plan tells of the account, from the coordinators' event logs; {} where there is no plan. The time
     from that plan to the last event is in the bucket "other"."""
-    history, last_s = History(), 0.0
+    history, last_s, first_s = History(), 0.0, float("inf")
     for log in (run / "events").glob("coordinator*.jsonl"):
         for told, wall_s in _plans(log):
-            last_s = max(last_s, wall_s)
+            first_s, last_s = min(first_s, wall_s), max(last_s, wall_s)
             history = told if told is not None and told.counted_s >= history.counted_s else history
-    if not history.nodes or not history.began_s:
+    if not history.nodes:
         return {}
-    wall_s, other = last_s - history.began_s, list(BUCKETS).index("other")
+    wall_s, other = last_s - (history.began_s or first_s), list(BUCKETS).index("other")
 
     def filled(node: NodeTime) -> NodeTime:
         seconds = list(node.seconds)
         seconds[other] += max(0.0, wall_s - history.counted_s)
         return NodeTime(node.key, node.host, node.role, tuple(seconds), node.sections)
 
-    account = Account(wall_s, history.productive_s, tuple(map(filled, history.nodes)), history.estimated)
+    nodes, saves = tuple(map(filled, history.nodes)), history.saves or SectionTime("", 0.0)
+    account = Account(wall_s, history.productive_s, nodes, history.estimated, saves)
     ended = datetime.fromtimestamp(last_s).astimezone().isoformat(timespec="milliseconds")
     restarts = [vars(restart) for restart in history.restarts]
-    return {"account": to_json(account), "duration_s": wall_s, "ended": ended, "restarts": restarts}
+    return {"account": to_json(account), "duration_s": wall_s, "ended": ended, "restarts": restarts, "unfinished": True}
 
 
 def _plans(log: Path) -> Iterator[tuple[History | None, float]]:

@@ -144,6 +144,8 @@ def test_counters_never_go_back_and_nothing_is_lost_over_a_takeover(doings: Any,
         told = book.told(now)
         assert seconds(told.nodes) >= counted_s - 1e-3 and told.productive_s >= productive_s
         counted_s, productive_s = seconds(told.nodes), told.productive_s
+        if count <= TOLD:
+            assert seconds(book.live(now, 0.0).nodes) == pytest.approx(count * (now - 100.0), abs=1e-3)
     book.ended(now, well=False)
     told = book.told(now - 100.0)
     if count <= TOLD:

@@ -36,6 +36,7 @@ def summary(runs: Sequence[Result], began_s: float, ended_s: float) -> dict[str,
     return {
         "runs": len(runs),
         "runs_without_account": len(runs) - len(accounts),
+        "runs_without_result": sum(bool(run.get("unfinished")) for run in runs),
         "wall_s": round(ended_s - began_s, 3),
         "productive_s": round(productive_s, 3),
         "job_ettr": ratio(productive_s, ended_s - began_s),
@@ -111,6 +112,11 @@ def in_lines(title: str, found: Mapping[str, Any]) -> Iterator[str]:
     yield f"{title}: {found['runs']} run{'s' if found['runs'] != 1 else ''}, {in_words(found['wall_s'])}"
     if found["runs_without_account"]:
         yield f"  {found['runs_without_account']} of them without an account: their time counts as not productive"
+    if found["runs_without_result"]:
+        yield (
+            f"  {found['runs_without_result']} of them left no result.json: counted until the last plan, by the event"
+            " logs; the time after that is in the bucket other"
+        )
     for name, what in (
         ("job_ettr", "productive time / time from submission to end"),
         ("productive_share", "productive / allocated node-seconds, spares included"),

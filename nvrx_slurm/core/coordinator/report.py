@@ -11,7 +11,7 @@ from typing import TypeVar
 from nvrx_slurm.core.account.book import Book
 from nvrx_slurm.core.attribution.verdict import headline
 from nvrx_slurm.core.election.quorum import peer_key
-from nvrx_slurm.types import FaultKind, FaultRecord, History, JobReport, Node, RankFault, RestartRecord
+from nvrx_slurm.types import Account, FaultKind, FaultRecord, History, JobReport, Node, RankFault, RestartRecord
 
 Entry = TypeVar("Entry", FaultRecord, RestartRecord)
 LISTED = 1000  # faults and restarts that are listed one by one
@@ -221,6 +221,10 @@ class Ledger:
         if len(self._restarts) < LISTED:
             self._restarts.append(replace(done, down_s=down_s, recomputed_s=cycle.get("recomputed", 0.0)))
         return f"; {in_words(down_s)} after the fault"
+
+    def account(self, now: float) -> Account:
+        """Where the time has gone until now."""
+        return self.book.live(now, self._at_s(now))
 
     def build(self, history: History, cycle: int, now: float, well: bool = False) -> JobReport:
         """The report, at the end of the job, whose last cycle was `cycle`. `well`: all ranks have ended with 0."""

@@ -36,19 +36,20 @@ async def publish(
     say: Callable[[str], None],
     elected: bool = True,
     before_write: Callable[[], Awaitable[None]] | None = None,
+    allocation: tuple[float, float] | None = None,
 ) -> None:
     """Say how the job ended and write the same as JSON to `path`; a file that cannot be written is said.
 
     `requeues`: how often Slurm has restarted the job; None without Slurm. A coordinator that was not `elected` writes
     no file: another part of the job may go on, and the front ends the step where it finds the file. `before_write`:
-    what has to be done while the step lives.
+    what has to be done while the step lives. `allocation`: when the job was submitted and started (Unix seconds).
     """
     say(sentence(done))
     if before_write is not None:
         await before_write()
     if not elected:
         return
-    data = content(done, requeues, time.time())
+    data = content(done, requeues, time.time(), allocation)
     try:
         await bounded.call_async(lambda: _write(path, data), WRITE_TIMEOUT_S, "result.json")
     except (OSError, bounded.Overrun, RuntimeError) as error:
@@ -170,11 +171,15 @@ def _ended_by(fault: t.FaultRecord) -> str:
     return f"{fault.kind.value} ({how})" if code else fault.kind.value
 
 
-def content(done: JobOver, requeues: int | None, now: float) -> dict[str, Any]:
+def content(
+    done: JobOver, requeues: int | None, now: float, allocation: tuple[float, float] | None = None
+) -> dict[str, Any]:
     """The content of result.json. `now`: Unix seconds of the job's end; `at_s` counts from the beginning of the job."""
     account = done.report.account
     cause, job = done.cause, asdict(replace(done.report, account=None))
     began = now - done.report.duration_s
+    submitted, started = allocation or (None, began)
+    queue_s = None if submitted is None else max(0.0, started - submitted)
     for entry in (*job["faults"], *job["restarts"], *job["last_faults"]):
         entry["time"] = _iso(began + entry["at_s"])
     return {
@@ -186,7 +191,7 @@ def content(done: JobOver, requeues: int | None, now: float) -> dict[str, Any]:
         "ended": _iso(now),
         "summary": history(done),
         **job,
-        "account": None if account is None else to_json(account),
+        "account": None if account is None else to_json(account, queue_s, max(0.0, began - started)),
     }
 
 
