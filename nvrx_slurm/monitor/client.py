@@ -129,7 +129,7 @@ class RankMonitorClient:
             exception_hook.install()
 
     def send_heartbeat(self) -> None:
-        """Report progress of this rank; restarts `rank_heartbeat_timeout`. About 0.2 us, never blocks.
+        """Report progress of this rank; restarts `rank_heartbeat_timeout`. About 0.3 us, never blocks.
 
         Raises RankMonitorClientError if not initialised in this process.
         """

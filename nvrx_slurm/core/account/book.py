@@ -139,7 +139,7 @@ class Book:
     def _settle(self, now: float, lost: bool, again: bool) -> Mapping[str, float]:
         """Add the cycle to what was counted. `again`: another one follows."""
         found = self._of_cycle(now, lost, again)
-        were_active = [key for key, row in self._rows.items() if any(role is Role.ACTIVE for _, role in row.roles)]
+        were_active = {key for key, row in self._rows.items() if any(role is Role.ACTIVE for _, role in row.roles)}
         means: dict[str, float] = defaultdict(float)
         for key, times in found.items():
             row = self._rows[key]

@@ -43,7 +43,7 @@ def _of_node(node: NodeTime, before_s: float) -> dict[str, Any]:
     times = dict(zip(BUCKETS, node.seconds, strict=False))
     times |= {f"{SECTION}{section.name}": section.took_s for section in node.sections}
     times["wait_nodes"] = times.get("wait_nodes", 0.0) + before_s
-    found = {bucket: took_s for bucket, took_s in times.items() if took_s}
+    found = {bucket: round(took_s, 6) for bucket, took_s in times.items() if took_s}
     return {"node": node.key, "host": node.host, "wall_s": round(sum(found.values()), 6), "seconds": found}
 
 
