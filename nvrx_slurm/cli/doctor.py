@@ -16,7 +16,7 @@ from typing import NamedTuple
 import click
 
 from nvrx_slurm.child.bounded_process import run
-from nvrx_slurm.config.launch import LaunchConfig
+from nvrx_slurm.cli.log_tree import LOG_DIR, LOG_DIR_ENV
 from nvrx_slurm.errors import ExitCode, NvrxError, UsageError
 from nvrx_slurm.slurm.api.cli import Slurm
 from nvrx_slurm.system import trust
@@ -67,7 +67,7 @@ _HOOK_FACTS: tuple[Fact, ...] = (
     "--slurm-api", type=click.Choice(["auto", "cli", "pyslurm"]), default="auto", envvar="NVRX_SLURM_API",
     help="As for nvrx-run.",
 )  # fmt: skip
-@click.option("--log-dir", default=LaunchConfig().log_dir, envvar="PET_LOG_DIR", help="Where strikes are looked for.")
+@click.option("--log-dir", default=LOG_DIR, envvar=LOG_DIR_ENV, help="Where strikes are looked for.")
 @click.option("--warm", is_flag=True, help="Also import what workers are forked with, and say what is left out.")
 def doctor(as_json: bool, hooks: str, slurm_api: str, log_dir: str, warm: bool) -> None:
     """Say whether a job can run on this node, and whether Slurm's hooks are set up right. Run it on a compute node; as

@@ -21,6 +21,7 @@ _TAIL_BYTES = 16 * 1024  # of each log
 _TIMEOUT_S = 10.0  # of one question to Slurm
 _NO_LIMIT_S = 10 * 365 * 86400.0
 _MARGIN_S = 2.0  # for the thread, above the timeout of its command
+_LATER_S = 2.0  # for a question that can wait
 _RETRY_S = 1.0  # a job that ends meanwhile starts no second tool, which would outlive it
 
 
@@ -108,6 +109,15 @@ class RankOutput:
             return max((iteration(last_bytes(log, _TAIL_BYTES)) for log in logs), default=-1)
         finally:
             self._reading = False
+
+
+async def began(control: Control, job_id: int) -> tuple[int, int] | None:
+    """When Slurm got and started the job; None where it does not say. Not asked while the job starts."""
+    await asyncio.sleep(_LATER_S)
+    try:
+        return await bounded.call_async(functools.partial(control.began, job_id), _TIMEOUT_S + _MARGIN_S, "queue")
+    except (bounded.Overrun, RuntimeError):
+        return None
 
 
 class AllocationClock:
