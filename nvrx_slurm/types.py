@@ -104,6 +104,12 @@ class RankFault:
     traceback: str = ""  # from torchelastic's error file, or the tail of its stderr
     log: str = ""  # path of the stderr file on that node
     finding: Finding | None = None  # what its output says
+
+    @property
+    def rejects(self) -> bool:
+        """Whether it is Megatron-LM's way to say that a result is rejected: the other ranks end in the same way."""
+        return self.kind is FaultKind.EXIT and self.exit_code in (RERUN, REJECTED)
+
     silent_s: float = -1.0  # from its last sign of life until its agent reported this; -1 = not known
 
 

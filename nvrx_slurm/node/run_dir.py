@@ -81,10 +81,6 @@ class RunDir:
         name = f"{node.infra_rank}_{node.host}" if node.infra_rank >= 0 else node.node_id
         return self.path / f"cycle_{cycle}" / f"node_{name}"
 
-    def logs_of(self, cycle: int, rank: int) -> list[Path]:
-        """The logs of a rank in one cycle, on whichever node it ran. Reads the directory of the cycle."""
-        return [*(self.path / f"cycle_{cycle}").glob(f"node_*/rank_{rank}.*[tr]")]
-
     def hang_report(self, cycle: int) -> Path:
         """JSON: what all ranks did when one of them hung (see `node.output.result.write_hang`)."""
         return self.path / f"cycle_{cycle}" / "hang.json"

@@ -14,7 +14,7 @@ import signaturedoc
 from corpus import FAILURES, STORM
 
 from nvrx_slurm.core.attribution import rules
-from nvrx_slurm.core.attribution.evidence import TAIL_BYTES, examine
+from nvrx_slurm.core.attribution.evidence import TAIL_BYTES, examine, iteration
 from nvrx_slurm.core.attribution.raised import raised_in
 from nvrx_slurm.core.attribution.signatures import SIGNATURES, Signature
 from nvrx_slurm.core.attribution.verdict import JudgedCause, first_cause, judge, repeats, what_to_do
@@ -48,6 +48,23 @@ def of_job(line: str) -> JudgedCause:
     verdict = judge(faults, 4)
     assert verdict is not None
     return verdict
+
+
+@pytest.mark.parametrize(
+    ("text", "reached"),
+    [
+        ("iteration 149/ 1000 | loss\n iteration      150/ 1000\neval: step 50/50\n", 150),
+        ("Step: 1,199\nStep: 1,200\n", 1200),
+        ("  4%|4 | 44/1000 [00:10<\r 4%|4 | 45/1000 [00:11<", 45),
+        ("step 150\nstep 150\n", -1),
+        ("iteration 5000/\niteration 5100/\n", -1),  # a failure may have been anywhere between
+        ("successfully loaded checkpoint at iteration 5000\nsaving at iteration 5001\n", -1),
+        ("Loading checkpoint shards: 75%|3/4 [00:09<\rLoading checkpoint shards: 100%|4/4 [00:10<", -1),
+        ("iteration 150 took 3.2 s\n", -1),
+    ],
+)
+def test_how_far_a_training_got(text: str, reached: int) -> None:
+    assert iteration(text.encode()) == reached
 
 
 def test_the_corpus_has_each_signature() -> None:

@@ -72,6 +72,7 @@ def end(code, said=""):
     gate(f"cycle{CYCLE}")
     sys.exit(code)
 NODE, suspect = os.environ["NVRX_INFRA_RANK"], open(state).read() if os.path.exists(state) else ""
+say(" iteration ", 149, "/", 1000)
 say(" iteration ", 150, "/", 1000)
 if TRUTH == "transient" and CYCLE == 0:
     end(17, "Possible transient error!")
@@ -117,6 +118,7 @@ def test_a_poisoned_checkpoint_is_left_out_once(rig: Rig) -> None:
     latest = os.path.join(os.environ["NVRX_TEST_GATES"], "latest")
     before = int(os.environ.get("NVRX_RESUME_BEFORE", 1 << 30))
     begin = max(i for i in (0, 100) if i < before and (i == 0 or os.path.exists(latest)))
+    say("iteration", begin + 5)
     say("iteration", begin + 6)
     if begin == 0 and not os.path.exists(latest):
         open(latest, "w").write("100")

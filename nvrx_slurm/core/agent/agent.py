@@ -251,8 +251,7 @@ class Agent(Machine):
         self._faults.append(fault)
         self.send(t.RanksFailed(self.plan.term, self.plan.cycle, (fault,)))
         if self.settings.policy is t.RestartPolicy.ANY_FAILED:
-            verdict = fault.kind is t.FaultKind.EXIT and fault.exit_code in (t.RERUN, t.REJECTED)
-            return self._stop(f"local rank {fault.local_rank} failed", now, t.VERDICT_S if verdict else 0.0)
+            return self._stop(f"local rank {fault.local_rank} failed", now, t.VERDICT_S if fault.rejects else 0.0)
         self.emit(Say(f"local rank {fault.local_rank} failed"))  # the coordinator tells why, and what follows
         return None
 

@@ -49,6 +49,7 @@ class StopLadder:
     signum: int = SIGTERM
     kill_at: float | None = None
     give_up_at: float | None = None
+    idle_s: float = 0.0  # workers that do nothing for so long after a signal that waited are killed
 
     def deadline(self) -> float | None:
         """When the next step is due."""
@@ -136,7 +137,7 @@ class Leaving:
     def stop(self, signum: int, grace_s: float, now: float, idle_s: float = 0.0, wait_s: float = 0.0) -> None:
         """Signal the workers after `wait_s` seconds; those that are alive `grace_s` seconds later are killed."""
         if wait_s:
-            self.ladder = StopLadder(now + wait_s, signum, now + wait_s + grace_s)
+            self.ladder = StopLadder(now + wait_s, signum, now + wait_s + grace_s, idle_s=idle_s)
             return
         self.ladder = StopLadder(kill_at=now + grace_s)
         self._agent.emit(ev.SignalWorkers(signum, idle_s))
@@ -157,7 +158,7 @@ class Leaving:
         """SIGTERM was not enough: SIGKILL. SIGKILL was not enough: this node is of no use any more."""
         signum = self.ladder.step(now, self._s.kill_timeout_s)
         if signum is not None:
-            self._agent.emit(ev.SignalWorkers(signum))
+            self._agent.emit(ev.SignalWorkers(signum, 0.0 if signum == SIGKILL else self.ladder.idle_s))
             return None
         if self.ladder.give_up_at is None or now < self.ladder.give_up_at:
             return None

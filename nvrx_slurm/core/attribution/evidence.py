@@ -25,7 +25,10 @@ _HEADLINE, _DETAILS, _ELSEWHERE = range(3)  # where a match is
 _PEER = re.compile(
     rb"(?:closed by(?: remote)? peer|completion from peer|connect to) \[?([\w.:-]{1,100}?)\]?(?:[:<]\d+|$|[\s>])"
 )
-_ITERATION = re.compile(rb"\b(?:step|iter|iteration)\b[^\w\n]{0,12}(\d{1,15})\b(?!\.\d)|\b(\d{1,15})/\d+ \[\d\d:")
+_EXACT = 10  # steps between two lines; with more, one cannot tell two failures apart
+_ITERATION = re.compile(rb"\b(?:step|iter|iteration)\b[^\w\n]{0,12}(\d{1,3}(?:,\d{3})+|\d{1,15})\b(?!\.\d)")
+_BAR = re.compile(rb"\b(\d{1,15})/\d{3,15} \[\d\d:")
+_NO_STEP = re.compile(rb"load|resum|restor|eval|valid|sav|shard|warm|checkpoint")
 _VARIABLE = re.compile(rb"0x[0-9a-f]+|\d+|\[rank\s*\]:?|(?:/[\w.+-]+)+/")  # differs between equal failures
 _SIGABRT, _SIGTERM = 6, 15
 _NATIVE = (4, 7, 8, 11)  # SIGILL, SIGBUS, SIGFPE, SIGSEGV
@@ -170,11 +173,15 @@ def progress(lower: bytes) -> int:
 
 
 def iteration(text: bytes) -> int:
-    """The last step or iteration that an output tells, also by tqdm's bar; -1 without one."""
-    found = -1
-    for match in _ITERATION.finditer(text.lower()):
-        found = int(match[1] or match[2])
-    return found
+    """The last step or iteration of the training that an output tells, also by tqdm's bar; -1 = none is known to within
+    10 steps. Lines about checkpoints, evaluation and the like tell none."""
+    for pattern in (_ITERATION, _BAR):
+        lines = (line for line in text.lower().replace(b"\r", b"\n").split(b"\n") if not _NO_STEP.search(line))
+        found = [int(match[1].replace(b",", b"")) for line in lines if (match := pattern.search(line))]
+        steps = [number for number, before in zip(found, [-1, *found], strict=False) if number != before]
+        if len(steps) > 1 and 0 < steps[-1] - steps[-2] <= _EXACT:
+            return steps[-1]
+    return -1
 
 
 @cache

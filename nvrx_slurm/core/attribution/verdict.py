@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from nvrx_slurm.core.attribution.raised import failing_line
 from nvrx_slurm.frozen import frozen
 from nvrx_slurm.types import (
-    REJECTED,
     RERUN,
     Blame,
     Confidence,
@@ -82,11 +81,14 @@ def first_cause(faults: Collection[RankFault]) -> RankFault | None:
     return min(faults, key=_level, default=None)
 
 
-def _level(fault: RankFault) -> int:
-    """The order of evidence. 0: facts about a node, or from Slurm. 1: a hang, or a signal that no program sends itself.
+def _level(fault: RankFault) -> float:
+    """The order of evidence. 0: facts about a node, or from Slurm. 0.3, 0.6: Megatron-LM rejects a result, and says
+    why or does not; ranks may crash as they end then. 1: a hang, or a signal that no program sends itself.
     2, 3: an error of the rank's own, sure or not. 4: one of the network or of a library, which a dead peer may bring
     about. 5, 6: a consequence."""
     f = _finding(fault)
+    if fault.rejects:
+        return 0.3 if f.role is LineRole.CAUSE else 0.6
     aborted = fault.kind is FaultKind.SIGNAL and fault.exit_code == -_SIGABRT
     outright = fault.kind is not FaultKind.EXIT and not aborted
     if f.role is LineRole.ECHO:
@@ -236,7 +238,7 @@ def _rejected(
 ) -> Course | None:
     """Megatron-LM has rejected a result: it asks for other GPUs (16), or has come to a verdict (17)."""
     cause, first = v.cause, cycle.held_before
-    if cause.kind is not FaultKind.EXIT or cause.exit_code not in (RERUN, REJECTED):
+    if not cause.rejects:
         return None
     if cause.exit_code == RERUN:
         return Course(elsewhere=cycle.nodes > 1, suspect=cause.rank if v.rule else -1)
@@ -264,7 +266,9 @@ def _poisoned(
         why = f"{headline(v.cause)}; an older checkpoint than {cycle.resume_before} did not help: no restart"
         return Course(why, limits.no_restart_code)
     why = f"the same failure twice at the checkpoint of iteration {checkpoint}: ranks should take an older one"
-    return Course(f"{why} (NVRX_RESUME_BEFORE={checkpoint})", resume_before=checkpoint)
+    moves = cycle.nodes > 1 and v.nodes == 1 and v.blame is not Blame.STORAGE  # it may be the node's as well
+    suspect = v.cause.rank if moves else -1
+    return Course(f"{why} (NVRX_RESUME_BEFORE={checkpoint})", 0, moves, suspect, resume_before=checkpoint)
 
 
 def _at_one_iteration(
@@ -275,6 +279,9 @@ def _at_one_iteration(
     if last is None or cycle.reached < 0 or abs(cycle.reached - last.iteration) > _NEAR or cycle.nodes < 2:
         return None
     at = f"the same failure at iteration {cycle.reached}"
+    if v.nodes > 1:  # other nodes show it as well
+        why = f"{headline(cause)}; {at} {v.times} times on {v.nodes} nodes: code or data, no restart"
+        return Course(why, limits.no_restart_code) if v.times >= REPEATS else None
     if not last.elsewhere:
         return Course(f"{at} again: the next cycle runs on other nodes", elsewhere=True, suspect=cause.rank)
     if last.infra_rank == cause.infra_rank:
@@ -288,9 +295,9 @@ def _same(v: JudgedCause, past: Sequence[RestartRecord]) -> RestartRecord | None
     cause, last = v.cause, past[-1] if past else None
     print_ = cause.finding.fingerprint if cause.finding is not None else ""
     own = cause.kind is FaultKind.EXIT or cause.exit_code in _OWN_SIGNALS
-    if last is None or not own or not print_ or last.fingerprint != print_ or v.blame in _ELSEWHERE:
-        return None
-    return last
+    same = last is not None and own and print_ and last.fingerprint == print_ and v.blame not in _ELSEWHERE
+    echo = cause.finding is not None and cause.finding.role is LineRole.ECHO
+    return last if same and not echo else None
 
 
 # --- what is said of it -----------------------------------------------------------------------------------------------

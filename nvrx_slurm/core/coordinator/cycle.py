@@ -262,14 +262,14 @@ class Stopping:
             out.append(Say(f"{failed} and ends the job: {left}"))
         self._ledger.failed(job.cycle, lasted_s, decision.restart, now)
         end = None if decision.restart else t.Finish(decision.code, decision.why)
-        if decision.restart and job.assignment.shared is not None:
-            out.append(ev.ReadReached(job.cycle, (0, job.assignment.shared.world_size - 1)))
+        if decision.restart:
+            out.append(ev.ReadReached(job.cycle, job.assignment.ends(members)))
         if s.tracks_progress:  # lack of progress comes first: "do not start it again" is more than "failed"
             out.append(ev.ReadProgress(job.cycle))
         elif end is not None:
             return self._ending.decide(end)
         self._end_unless_scored, self._score_by = end, now + _PROGRESS_S if s.tracks_progress else now
-        wait_s = t.VERDICT_S if cause.kind is t.FaultKind.EXIT and cause.exit_code in (t.RERUN, t.REJECTED) else 0.0
+        wait_s = t.VERDICT_S if cause.rejects else 0.0
         self._stop_by = now + wait_s + s.stop_timeout_s
         job.pause_until = now + decision.pause_s
         nodes = job.assignment.places.values()
@@ -304,8 +304,7 @@ class Stopping:
 
     def on_progress(self, event: ev.ProgressRead, now: float) -> Stage | None:
         """Whether the job has come further than the cycle before. An answer that comes too late is not scored."""
-        if event.iteration is not None:
-            self._ledger.checkpoint = event.iteration
+        self._ledger.checkpoint = -1 if event.iteration is None else event.iteration
         if event.cycle < 0 or now >= self._score_by:
             return None
         decision = self._budget.score(event.iteration)
@@ -365,7 +364,8 @@ class Stopping:
         course = vd.course(verdict, failed, past, self._s.limits, self._s.hang_exclude)
         if past and past[-1].elsewhere:
             roster.strike(*vd.struck(past, ledger.reached))
-        ledger.cause_known(cause, course.elsewhere, restarts=not course.end)
+        tried = course.elsewhere and course.resume_before < 0  # with both it stays open which of them has helped
+        ledger.cause_known(cause, tried, restarts=not course.end)
         if course.end:
             self._budget.refund()
             return t.Finish(course.end, course.why)

@@ -210,7 +210,11 @@ class Gathering:
 
     def _may_improve(self) -> bool:
         """Whether an active node would lose its place, while nodes that may keep its segment whole are not ready."""
-        if not self._s.segment or self._members.ready == len(self._members):
+        if self._members.ready == len(self._members):
+            return False
+        if self._job.suspect:  # a spare that is still being checked should take its place
+            return True
+        if not self._s.segment:
             return False
         return not set(self._job.assignment.places.values()).isdisjoint(self._placement().spares)
 
@@ -286,8 +290,8 @@ def place_elsewhere(
     is ready, or nobody is suspected, each group rank goes to the next node, with segments to that of the next segment.
     """
     others = [node for node in ready if node.node_id != suspect]
-    if len(others) < len(ready) and (found := place(others, previous, min_nodes, segment)):
-        return replace(found, spares=(*found.spares, suspect))
+    if suspect in previous.values() and (found := place(others, previous, min_nodes, segment)):
+        return replace(found, spares=(*found.spares, suspect)) if len(others) < len(ready) else found
     step = segment if segment and segment < min_nodes else 1
     found = place(ready, {(g + step) % min_nodes: node_id for g, node_id in previous.items()}, min_nodes, segment)
     return None if found is None else replace(found, why=f"each group rank moves on by {step} of {min_nodes} nodes")

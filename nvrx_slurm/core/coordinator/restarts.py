@@ -134,14 +134,17 @@ class Budget:
             self.history = replace(self.history, iteration=iteration)
 
     def resume_before(self, iteration: int) -> None:
-        """Ranks are told to take a checkpoint older than this one, until another is the last one."""
+        """Ranks are told to take a checkpoint older than this one, until a later one is the last one."""
         self.history = replace(self.history, resume_before=iteration, iteration=-1)
 
     def score(self, iteration: int | None) -> Decision | None:
         """A cycle has ended with a checkpoint of `iteration` (None: unreadable, not scored); None = go on."""
         if iteration is None:
             return None
-        if self.history.resume_before not in (-1, iteration):
+        told = self.history.resume_before
+        if told >= 0 and iteration == told:
+            return None  # that old checkpoint is no progress, and none was to be expected
+        if 0 <= told < iteration:
             self.history = replace(self.history, resume_before=-1)
         before = self.history.iteration
         if before < 0 or iteration - before >= self._limits.min_progress_iterations:

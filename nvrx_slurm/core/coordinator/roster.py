@@ -206,6 +206,13 @@ class Assignment:
         """The node_id that has a global rank; "" = none."""
         return next((slot.node_id for slot in self.slots.values() if rank in slot.ranks), "")
 
+    def ends(self, members: Mapping[str, Member]) -> tuple[tuple[int, t.Node], ...]:
+        """The first and the last global rank, each with its node, as far as these are members."""
+        slots = sorted(self.slots.values(), key=lambda slot: slot.first_rank)[:: max(1, len(self.slots) - 1)]
+        ranks = {rank: slot.node_id for slot in slots for rank in (slot.first_rank, slot.first_rank + slot.nproc - 1)}
+        here = [(rank, members[node_id].node) for rank, node_id in sorted(ranks.items()) if node_id in members]
+        return tuple(here[:: max(1, len(here) - 1)])
+
     def __len__(self) -> int:
         """Active nodes."""
         return len(self.slots)

@@ -12,6 +12,7 @@ from nvrx_slurm.node.run_dir import RunDir
 from nvrx_slurm.slurm.control import Control
 from nvrx_slurm.system import bounded
 from nvrx_slurm.system.files import last_bytes
+from nvrx_slurm.types import Node
 
 READ_TIMEOUT_S = 5.0
 _HANGS = f"its file system does not answer within {READ_TIMEOUT_S:g} s"
@@ -90,7 +91,7 @@ class RankOutput:
         self._run_dir = run_dir
         self._reading = False
 
-    async def reached(self, cycle: int, ranks: Collection[int]) -> int:
+    async def reached(self, cycle: int, ranks: Collection[tuple[int, Node]]) -> int:
         """The last iteration that one of these ranks has printed; -1 = none has, or the logs cannot be read."""
         if self._reading:
             return -1
@@ -100,13 +101,14 @@ class RankOutput:
         except (bounded.Overrun, RuntimeError, OSError):
             return -1
 
-    def _load(self, cycle: int, ranks: Collection[int]) -> int:
+    def _load(self, cycle: int, ranks: Collection[tuple[int, Node]]) -> int:
         from nvrx_slurm.core.attribution.evidence import iteration  # not at the start: it takes 10 ms
 
         self._reading = True
         try:
-            logs = [log for rank in sorted(set(ranks)) for log in self._run_dir.logs_of(cycle, rank)]
-            return max((iteration(last_bytes(log, _TAIL_BYTES)) for log in logs), default=-1)
+            stems = [self._run_dir.node_dir(cycle, node) / f"rank_{rank}" for rank, node in ranks]
+            logs = [stem.with_suffix(suffix) for stem in stems for suffix in (".out", ".err")]
+            return max((iteration(last_bytes(log, _TAIL_BYTES)) for log in logs if log.exists()), default=-1)
         finally:
             self._reading = False
 
