@@ -8,6 +8,16 @@ from __future__ import annotations
 from enum import Enum
 
 from nvrx_slurm.frozen import frozen
+from nvrx_slurm.records import Account as Account
+from nvrx_slurm.records import Blame as Blame
+from nvrx_slurm.records import Collective as Collective
+from nvrx_slurm.records import Confidence as Confidence
+from nvrx_slurm.records import Finding as Finding
+from nvrx_slurm.records import LineRole as LineRole
+from nvrx_slurm.records import NodeTime as NodeTime
+from nvrx_slurm.records import Remedy as Remedy
+from nvrx_slurm.records import SectionTime as SectionTime
+from nvrx_slurm.records import Spent as Spent
 
 
 class FaultKind(str, Enum):
@@ -73,57 +83,6 @@ class Peer:
     port: int  # 0 = one of the ports that the job may use there
 
 
-class LineRole(str, Enum):
-    """What a line in a rank's output says about the first cause of a fault."""
-
-    CAUSE = "cause"  # it can be the first cause
-    UNCLEAR = "unclear"  # it may be the first cause or a consequence
-    ECHO = "echo"  # a consequence of a fault elsewhere
-
-
-class Blame(str, Enum):
-    """What is to blame for a fault."""
-
-    USER = "user"  # the training script, its data or its settings
-    NODE = "node"  # hardware, driver or system of one node
-    NETWORK = "network"
-    STORAGE = "storage"
-    SERVICE = "service"  # a server outside the job
-    SLURM = "slurm"  # a time limit, a preemption or a cancellation
-    UNKNOWN = "unknown"
-
-
-class Confidence(str, Enum):
-    """How sure a rule is."""
-
-    CERTAIN = "certain"  # only such a rule may exclude a node
-    LIKELY = "likely"
-    GUESS = "guess"
-
-
-class Remedy(str, Enum):
-    """What a rule advises."""
-
-    RESTART = "restart"
-    ELSEWHERE = "elsewhere"  # restart without that node
-    STOP = "stop"  # a restart does not help
-    NONE = "none"  # the fault elsewhere decides
-
-
-@frozen
-class Finding:
-    """What the rules read from the output of one faulty rank (`core.attribution`)."""
-
-    rule: str  # name of the signature; "" = none matched
-    role: LineRole
-    blame: Blame
-    confidence: Confidence
-    remedy: Remedy
-    fingerprint: str = ""  # equal for equal failures; 16 hexadecimal digits
-    line: str = ""  # the line that matched, at most 300 characters
-    peers: tuple[str, ...] = ()  # hosts or addresses that the line accuses, at most 4
-
-
 @frozen
 class RankFault:
     """Why one rank (or, with `rank` -1, one node) failed."""
@@ -139,16 +98,7 @@ class RankFault:
     traceback: str = ""  # from torchelastic's error file, or the tail of its stderr
     log: str = ""  # path of the stderr file on that node
     finding: Finding | None = None  # what its output says
-
-
-@frozen
-class Collective:
-    """The last collective that a rank has entered in one process group, as torch's flight recorder tells."""
-
-    group: str  # the group's name, equal on all its ranks
-    seq: int  # counts the collectives of the group, from 1
-    what: str  # operation and input sizes, for example "gloo:all_reduce [[4]]"
-    open: bool  # it has not completed
+    silent_s: float = -1.0  # from its last sign of life until its agent reported this; -1 = not known
 
 
 @frozen
@@ -187,6 +137,14 @@ class RestartRecord:
     cause: str  # the sentence of its first cause
     rank: int = -1  # of its first cause
     fingerprint: str = ""  # of its first cause, where the rules know one
+    host: str = ""  # of its first cause
+    exit_code: int = 0  # of its first cause
+    iteration: int = -1  # that the training had reached; -1 = not known
+    checkpoint: int = -1  # iteration of the last checkpoint; -1 = not known
+    elsewhere: bool = False  # the next cycle runs on other nodes
+    detect_s: float = 0.0  # from the last sign of life of the first cause to `at_s`
+    recomputed_s: float = 0.0  # time of work since the last checkpoint, as far as that is known
+    again_s: float = 0.0  # from the next plan until the next cycle trains at its pace
 
 
 @frozen
@@ -203,6 +161,12 @@ class History:
     restarts: tuple[RestartRecord, ...] = ()  # the last 8
     lost: tuple[str, ...] = ()  # hosts of lost nodes, the first 64
     promoted: tuple[str, ...] = ()  # hosts of spares that were used, the first 64
+    resume_before: int = -1  # the next cycle begins with a checkpoint before this iteration; -1 = with the newest
+    nodes: tuple[NodeTime, ...] = ()  # where their time went until `counted_s`; at most 32
+    counted_s: float = 0.0  # when this plan was sent, in seconds since the job began
+    productive_s: float = 0.0  # of the job until then: in each cycle the mean of its active nodes
+    estimated: tuple[str, ...] = ()  # buckets in which something had to be estimated
+    saves: SectionTime | None = None  # sections that save, of all nodes
 
 
 @frozen
@@ -236,6 +200,7 @@ class JobReport:
     excluded_nodes: tuple[str, ...] = ()  # hosts that were excluded, by a request or an unfit check
     spares_used: tuple[str, ...] = ()  # hosts that took a group rank over, in order, each time; at most 64
     down_s: float = 0.0  # sum over all restarts of `RestartRecord.down_s`
+    account: Account | None = None
     out_of_time: bool = False  # stopped before the time limit of the allocation
 
 
@@ -474,7 +439,7 @@ class LogServer:
     ports: tuple[int, ...]  # at most 64
 
 
-AgentReport = RanksFailed | Hung | Evidence | Succeeded | Ready | EndKnown
+AgentReport = RanksFailed | Hung | Evidence | Spent | Succeeded | Ready | EndKnown
 AgentRequest = Asked | NodeUnfit | WarnJob | EndJob | WhoLeads
 AgentMessage = Register | AgentReport | AgentRequest
 CoordinatorOrder = Plan | Stop | CheckNode | Collect | Warn | RanksGone | Finish | Leave

@@ -28,7 +28,8 @@ MAX_CODE_LINES = 300  # of a file of the package, without blanks, comments and d
 LAYERS: dict[str, set[str]] = {
     "__init__": set(),
     "frozen": set(),
-    "types": {"frozen"},
+    "records": {"frozen"},
+    "types": {"frozen", "records"},
     "errors": set(),
     "core": {"__init__", "frozen", "types", "errors"},
     "config": {"__init__", "frozen", "types", "errors", "core"},

@@ -19,6 +19,7 @@ from nvrx_slurm.errors import ExitCode, NvrxError
 # Where each command is. `nvrx status` is asked often, and all of them together take half a second to import.
 _COMMANDS = {
     "doctor": "doctor:doctor",
+    "goodput": "goodput:goodput",
     "health": "health:health",
     "list": "status:list_runs",
     "logs": "logs:logs",

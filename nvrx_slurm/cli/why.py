@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from nvrx_slurm.cli.log_tree import MAX_RESULT_BYTES, find_run, said_in, title
+from nvrx_slurm.core.account.report import lost_s, lost_steps
 from nvrx_slurm.core.attribution.verdict import headline
 from nvrx_slurm.core.logs.printable import printable
 from nvrx_slurm.core.words import in_words
@@ -72,7 +73,8 @@ def _story(result: dict[str, Any], place: Path) -> dict[str, Any]:
         {
             "time": one["time"],
             "cycle": one["cycle"],
-            "down_s": float(one["down_s"]),
+            "lost_s": lost_s(one),
+            "lost_steps": lost_steps(one),
             "cause": "" if one["cause"] in told else one["cause"],
         }
         for one in result.get("restarts") or ()
@@ -179,7 +181,8 @@ def _done(story: dict[str, Any]) -> Iterator[str]:
     done = [f"ended by {story['ended_by']}"] if story["ended_by"] else []
     for one in story["restarts"]:
         why = f": {one['cause']}" if one["cause"] else " for this"
-        done.append(f"{one['time']}  cycle {one['cycle']} failed, {in_words(one['down_s'])} down{why}")
+        steps = "" if one["lost_steps"] is None else f"{one['lost_steps']} steps and "
+        done.append(f"{one['time']}  cycle {one['cycle']} failed, {steps}{in_words(one['lost_s'])} lost{why}")
     for note in story["inprocess_restarts"][-_NOTES_SHOWN:]:
         done.append(f"cycle {note['cycle']} iteration {note['iteration']} was restarted in process: {note['why']}")
     for what in ("excluded_nodes", "lost_nodes", "spares_used"):

@@ -6,7 +6,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FromAgent(_message.Message):
-    __slots__ = ("hello", "register", "ranks_failed", "succeeded", "ready", "end_job", "asked", "warn_job", "end_known", "who_leads", "hung", "evidence", "node_unfit")
+    __slots__ = ("hello", "register", "ranks_failed", "succeeded", "ready", "end_job", "asked", "warn_job", "end_known", "who_leads", "hung", "evidence", "node_unfit", "spent")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     REGISTER_FIELD_NUMBER: _ClassVar[int]
     RANKS_FAILED_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,7 @@ class FromAgent(_message.Message):
     HUNG_FIELD_NUMBER: _ClassVar[int]
     EVIDENCE_FIELD_NUMBER: _ClassVar[int]
     NODE_UNFIT_FIELD_NUMBER: _ClassVar[int]
+    SPENT_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     register: Register
     ranks_failed: RanksFailed
@@ -33,7 +34,8 @@ class FromAgent(_message.Message):
     hung: Hung
     evidence: Evidence
     node_unfit: NodeUnfit
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., ranks_failed: _Optional[_Union[RanksFailed, _Mapping]] = ..., succeeded: _Optional[_Union[Succeeded, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., end_job: _Optional[_Union[EndJob, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ..., warn_job: _Optional[_Union[WarnJob, _Mapping]] = ..., end_known: _Optional[_Union[EndKnown, _Mapping]] = ..., who_leads: _Optional[_Union[WhoLeads, _Mapping]] = ..., hung: _Optional[_Union[Hung, _Mapping]] = ..., evidence: _Optional[_Union[Evidence, _Mapping]] = ..., node_unfit: _Optional[_Union[NodeUnfit, _Mapping]] = ...) -> None: ...
+    spent: Spent
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., ranks_failed: _Optional[_Union[RanksFailed, _Mapping]] = ..., succeeded: _Optional[_Union[Succeeded, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., end_job: _Optional[_Union[EndJob, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ..., warn_job: _Optional[_Union[WarnJob, _Mapping]] = ..., end_known: _Optional[_Union[EndKnown, _Mapping]] = ..., who_leads: _Optional[_Union[WhoLeads, _Mapping]] = ..., hung: _Optional[_Union[Hung, _Mapping]] = ..., evidence: _Optional[_Union[Evidence, _Mapping]] = ..., node_unfit: _Optional[_Union[NodeUnfit, _Mapping]] = ..., spent: _Optional[_Union[Spent, _Mapping]] = ...) -> None: ...
 
 class FromCoordinator(_message.Message):
     __slots__ = ("plan", "stop", "finish", "refused", "warn", "ranks_gone", "leave", "lead", "elsewhere", "collect", "check_node", "log_server")
@@ -112,7 +114,7 @@ class Register(_message.Message):
     def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., port: _Optional[int] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., doing: _Optional[str] = ..., faults: _Optional[_Iterable[_Union[RankFault, _Mapping]]] = ..., early: bool = ..., vote: _Optional[int] = ..., number: _Optional[int] = ..., end: _Optional[_Union[Finish, _Mapping]] = ...) -> None: ...
 
 class RankFault(_message.Message):
-    __slots__ = ("kind", "host", "infra_rank", "rank", "local_rank", "pid", "exit_code", "message", "traceback", "log", "finding")
+    __slots__ = ("kind", "host", "infra_rank", "rank", "local_rank", "pid", "exit_code", "message", "traceback", "log", "finding", "silent_s")
     KIND_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     INFRA_RANK_FIELD_NUMBER: _ClassVar[int]
@@ -124,6 +126,7 @@ class RankFault(_message.Message):
     TRACEBACK_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
     FINDING_FIELD_NUMBER: _ClassVar[int]
+    SILENT_S_FIELD_NUMBER: _ClassVar[int]
     kind: str
     host: str
     infra_rank: int
@@ -135,7 +138,8 @@ class RankFault(_message.Message):
     traceback: str
     log: str
     finding: Finding
-    def __init__(self, kind: _Optional[str] = ..., host: _Optional[str] = ..., infra_rank: _Optional[int] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., message: _Optional[str] = ..., traceback: _Optional[str] = ..., log: _Optional[str] = ..., finding: _Optional[_Union[Finding, _Mapping]] = ...) -> None: ...
+    silent_s: float
+    def __init__(self, kind: _Optional[str] = ..., host: _Optional[str] = ..., infra_rank: _Optional[int] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., message: _Optional[str] = ..., traceback: _Optional[str] = ..., log: _Optional[str] = ..., finding: _Optional[_Union[Finding, _Mapping]] = ..., silent_s: _Optional[float] = ...) -> None: ...
 
 class Finding(_message.Message):
     __slots__ = ("rule", "role", "blame", "confidence", "remedy", "fingerprint", "line", "peers")
@@ -227,6 +231,54 @@ class Evidence(_message.Message):
     ranks_seen: _containers.RepeatedCompositeFieldContainer[RankEvidence]
     def __init__(self, term: _Optional[int] = ..., cycle: _Optional[int] = ..., ranks_seen: _Optional[_Iterable[_Union[RankEvidence, _Mapping]]] = ...) -> None: ...
 
+class Spent(_message.Message):
+    __slots__ = ("term", "cycle", "start_s", "import_s", "init_s", "reload_s", "suspended_s", "saved_s", "sections", "after_s")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    CYCLE_FIELD_NUMBER: _ClassVar[int]
+    START_S_FIELD_NUMBER: _ClassVar[int]
+    IMPORT_S_FIELD_NUMBER: _ClassVar[int]
+    INIT_S_FIELD_NUMBER: _ClassVar[int]
+    RELOAD_S_FIELD_NUMBER: _ClassVar[int]
+    SUSPENDED_S_FIELD_NUMBER: _ClassVar[int]
+    SAVED_S_FIELD_NUMBER: _ClassVar[int]
+    SECTIONS_FIELD_NUMBER: _ClassVar[int]
+    AFTER_S_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    cycle: int
+    start_s: float
+    import_s: float
+    init_s: float
+    reload_s: float
+    suspended_s: float
+    saved_s: float
+    sections: _containers.RepeatedCompositeFieldContainer[SectionTime]
+    after_s: float
+    def __init__(self, term: _Optional[int] = ..., cycle: _Optional[int] = ..., start_s: _Optional[float] = ..., import_s: _Optional[float] = ..., init_s: _Optional[float] = ..., reload_s: _Optional[float] = ..., suspended_s: _Optional[float] = ..., saved_s: _Optional[float] = ..., sections: _Optional[_Iterable[_Union[SectionTime, _Mapping]]] = ..., after_s: _Optional[float] = ...) -> None: ...
+
+class SectionTime(_message.Message):
+    __slots__ = ("name", "took_s", "times")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TOOK_S_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    took_s: float
+    times: int
+    def __init__(self, name: _Optional[str] = ..., took_s: _Optional[float] = ..., times: _Optional[int] = ...) -> None: ...
+
+class NodeTime(_message.Message):
+    __slots__ = ("key", "host", "role", "seconds", "sections")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SECTIONS_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    host: str
+    role: str
+    seconds: _containers.RepeatedScalarFieldContainer[float]
+    sections: _containers.RepeatedCompositeFieldContainer[SectionTime]
+    def __init__(self, key: _Optional[str] = ..., host: _Optional[str] = ..., role: _Optional[str] = ..., seconds: _Optional[_Iterable[float]] = ..., sections: _Optional[_Iterable[_Union[SectionTime, _Mapping]]] = ...) -> None: ...
+
 class Succeeded(_message.Message):
     __slots__ = ("term", "cycle", "early")
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -298,7 +350,7 @@ class KindCount(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class History(_message.Message):
-    __slots__ = ("restarts_used", "spent", "no_progress", "iteration", "excluded", "began_s", "down_s", "restarts", "lost", "promoted")
+    __slots__ = ("restarts_used", "spent", "no_progress", "iteration", "excluded", "began_s", "down_s", "restarts", "lost", "promoted", "resume_before", "nodes", "counted_s", "productive_s", "estimated", "saves")
     RESTARTS_USED_FIELD_NUMBER: _ClassVar[int]
     SPENT_FIELD_NUMBER: _ClassVar[int]
     NO_PROGRESS_FIELD_NUMBER: _ClassVar[int]
@@ -309,6 +361,12 @@ class History(_message.Message):
     RESTARTS_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
     PROMOTED_FIELD_NUMBER: _ClassVar[int]
+    RESUME_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    COUNTED_S_FIELD_NUMBER: _ClassVar[int]
+    PRODUCTIVE_S_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATED_FIELD_NUMBER: _ClassVar[int]
+    SAVES_FIELD_NUMBER: _ClassVar[int]
     restarts_used: int
     spent: _containers.RepeatedCompositeFieldContainer[KindCount]
     no_progress: int
@@ -319,23 +377,45 @@ class History(_message.Message):
     restarts: _containers.RepeatedCompositeFieldContainer[RestartRecord]
     lost: _containers.RepeatedScalarFieldContainer[str]
     promoted: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, restarts_used: _Optional[int] = ..., spent: _Optional[_Iterable[_Union[KindCount, _Mapping]]] = ..., no_progress: _Optional[int] = ..., iteration: _Optional[int] = ..., excluded: _Optional[_Iterable[str]] = ..., began_s: _Optional[float] = ..., down_s: _Optional[float] = ..., restarts: _Optional[_Iterable[_Union[RestartRecord, _Mapping]]] = ..., lost: _Optional[_Iterable[str]] = ..., promoted: _Optional[_Iterable[str]] = ...) -> None: ...
+    resume_before: int
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeTime]
+    counted_s: float
+    productive_s: float
+    estimated: _containers.RepeatedScalarFieldContainer[str]
+    saves: SectionTime
+    def __init__(self, restarts_used: _Optional[int] = ..., spent: _Optional[_Iterable[_Union[KindCount, _Mapping]]] = ..., no_progress: _Optional[int] = ..., iteration: _Optional[int] = ..., excluded: _Optional[_Iterable[str]] = ..., began_s: _Optional[float] = ..., down_s: _Optional[float] = ..., restarts: _Optional[_Iterable[_Union[RestartRecord, _Mapping]]] = ..., lost: _Optional[_Iterable[str]] = ..., promoted: _Optional[_Iterable[str]] = ..., resume_before: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeTime, _Mapping]]] = ..., counted_s: _Optional[float] = ..., productive_s: _Optional[float] = ..., estimated: _Optional[_Iterable[str]] = ..., saves: _Optional[_Union[SectionTime, _Mapping]] = ...) -> None: ...
 
 class RestartRecord(_message.Message):
-    __slots__ = ("cycle", "at_s", "down_s", "cause", "rank", "fingerprint")
+    __slots__ = ("cycle", "at_s", "down_s", "cause", "rank", "fingerprint", "host", "exit_code", "iteration", "checkpoint", "elsewhere", "detect_s", "recomputed_s", "again_s")
     CYCLE_FIELD_NUMBER: _ClassVar[int]
     AT_S_FIELD_NUMBER: _ClassVar[int]
     DOWN_S_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    ELSEWHERE_FIELD_NUMBER: _ClassVar[int]
+    DETECT_S_FIELD_NUMBER: _ClassVar[int]
+    RECOMPUTED_S_FIELD_NUMBER: _ClassVar[int]
+    AGAIN_S_FIELD_NUMBER: _ClassVar[int]
     cycle: int
     at_s: float
     down_s: float
     cause: str
     rank: int
     fingerprint: str
-    def __init__(self, cycle: _Optional[int] = ..., at_s: _Optional[float] = ..., down_s: _Optional[float] = ..., cause: _Optional[str] = ..., rank: _Optional[int] = ..., fingerprint: _Optional[str] = ...) -> None: ...
+    host: str
+    exit_code: int
+    iteration: int
+    checkpoint: int
+    elsewhere: bool
+    detect_s: float
+    recomputed_s: float
+    again_s: float
+    def __init__(self, cycle: _Optional[int] = ..., at_s: _Optional[float] = ..., down_s: _Optional[float] = ..., cause: _Optional[str] = ..., rank: _Optional[int] = ..., fingerprint: _Optional[str] = ..., host: _Optional[str] = ..., exit_code: _Optional[int] = ..., iteration: _Optional[int] = ..., checkpoint: _Optional[int] = ..., elsewhere: bool = ..., detect_s: _Optional[float] = ..., recomputed_s: _Optional[float] = ..., again_s: _Optional[float] = ...) -> None: ...
 
 class Plan(_message.Message):
     __slots__ = ("term", "cycle", "history", "max_restarts", "active_nodes", "world_size", "master_addr", "master_port", "group_rank", "rank_offset", "leader", "successors", "electors", "dead", "returned")

@@ -10,10 +10,29 @@ from time import monotonic_ns
 from typing import Any
 
 from nvrx_slurm.core.rank import learn
-from nvrx_slurm.core.rank.sections import SectionError, Sections
+from nvrx_slurm.core.rank.sections import SectionError, Sections, kind_of
+from nvrx_slurm.core.rank.watch import STEP_SECTION, slots_of
 from nvrx_slurm.monitor import distributed, transport, wire
 from nvrx_slurm.monitor.distributed import RankInfo, env_int, megatron_iteration
-from nvrx_slurm.monitor.page import FINISHED, HEARTBEAT, LEAVES, OUTSIDE, SECTIONS, WARNED, PageError, RankPage
+from nvrx_slurm.monitor.page import (
+    BEATS,
+    BEFORE,
+    BEFORE_SAVED,
+    FINISHED,
+    FIRST_BEAT,
+    HEARTBEAT,
+    LEAVES,
+    OUTSIDE,
+    SAVED,
+    SECOND_BEAT,
+    SECTIONS,
+    SPENT,
+    TIMES,
+    TURN,
+    WARNED,
+    PageError,
+    RankPage,
+)
 from nvrx_slurm.monitor.timeouts import Timeouts
 from nvrx_slurm.monitor.transport import RankMonitorClientError
 from nvrx_slurm.monitor.workload_control import WorkloadControlRequest
@@ -47,6 +66,7 @@ class RankMonitorClient:
         self._heartbeat_ns = 0  # the last heartbeat, or the init before the first
         self._first_ns = 0  # from init to the first heartbeat, 0 = there was none
         self._longest_ns = 0  # longest time between two heartbeats
+        self._beats = 0  # of this process, also by earlier clients
         self._together, self._agreed = 0, False  # calls of should_stop_together() since init; one returned True
         _clients.add(self)
 
@@ -98,7 +118,9 @@ class RankMonitorClient:
         self._heartbeat_ns = now_ns = monotonic_ns()
         self._first_ns = self._longest_ns = 0
         self._together, self._agreed = 0, False
-        self._sections = Sections(list(self.section_timeouts.section), warmup, now_ns, megatron_iteration)
+        self._beats, names = words[BEATS], list(self.section_timeouts.section)
+        counted_ns = list(words[SPENT : SPENT + len(slots_of(names))])
+        self._sections = Sections(names, warmup, now_ns, megatron_iteration, counted_ns)
         words[OUTSIDE] = self._sections.outside_ns
         self._words = words
         if getattr(self.cfg, "install_exception_hook", False):
@@ -107,15 +129,19 @@ class RankMonitorClient:
             exception_hook.install()
 
     def send_heartbeat(self) -> None:
-        """Report progress of this rank; restarts `rank_heartbeat_timeout`. About 0.2 us, never blocks.
+        """Report progress of this rank; restarts `rank_heartbeat_timeout`. About 0.3 us, never blocks.
 
         Raises RankMonitorClientError if not initialised in this process.
         """
         now_ns = monotonic_ns()
+        self._beats = beats = self._beats + 1
         try:
             self._words[HEARTBEAT] = now_ns
+            self._words[BEATS] = beats
         except (TypeError, ValueError):
             raise _uninitialized("send_heartbeat") from None
+        if beats < 3:
+            self._begin(FIRST_BEAT if beats == 1 else SECOND_BEAT, now_ns)
         if self._first_ns:
             took_ns = now_ns - self._heartbeat_ns
             if took_ns > self._longest_ns:
@@ -139,6 +165,10 @@ class RankMonitorClient:
             # The section first: a rank that is stopped between the two stores is still watched.
             words[SECTIONS + slot] = now_ns
             words[OUTSIDE] = 0
+            words[SPENT + sections.turn] = sections.spent_ns[sections.turn]
+            words[TURN] = now_ns
+            if section == STEP_SECTION and not words[FIRST_BEAT]:
+                self._begin(FIRST_BEAT, now_ns)
 
     def end_section(self, section: str) -> None:
         """End section `section`; if no other section is open, rank_out_of_section_timeout runs from now on.
@@ -150,9 +180,16 @@ class RankMonitorClient:
         if words is None:
             raise _uninitialized("end_section")
         if section in sections.slots:
-            slot = _checked(sections.end, section, monotonic_ns())
+            now_ns = monotonic_ns()
+            slot = _checked(sections.end, section, now_ns)
             words[OUTSIDE] = sections.outside_ns
             words[SECTIONS + slot] = 0
+            words[SPENT + sections.turn] = sections.spent_ns[sections.turn]
+            words[TURN] = now_ns
+            words[TIMES + slot] += 1
+            if kind_of(section) == "checkpoint":
+                words[BEFORE_SAVED] = sections.in_all_ns(now_ns)
+                words[SAVED] = now_ns
 
     def end_all_sections(self) -> None:
         """End all open sections. Raises RankMonitorClientError if not initialised."""
@@ -259,6 +296,12 @@ class RankMonitorClient:
         self._detach()
 
     # --- inside -------------------------------------------------------------------------------------------------
+
+    def _begin(self, word: int, now_ns: int) -> None:
+        """This is the first or second heartbeat of the process, or its first "step"."""
+        if word == FIRST_BEAT and not self._words[word]:
+            self._words[BEFORE] = self._sections.in_all_ns(now_ns)
+        self._words[word] = self._words[word] or now_ns
 
     def _leave(self) -> bool:
         """Tell the agent that the end of this process is not the end of the training."""

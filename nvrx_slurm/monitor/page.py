@@ -22,13 +22,25 @@ INIT = 2  # monitor: when the rank last called init_workload_monitoring()
 RANK_PID = 3  # monitor: and which process that was
 LIMITS_AT = 4  # monitor: since when the limits in the note replace the agent's (0 = they do not)
 WARNED = 5  # agent: when it was warned that the job is about to end (0 = it was not)
+FIRST_INIT = 6  # monitor: when the rank first called init_workload_monitoring()
+SUSPENDED = 7  # monitor: ns for which it was stopped, and so probably the rank
 HEARTBEAT = 8  # rank (own cache line): its last heartbeat
 FINISHED = 9  # rank: when it last called shutdown_workload_monitoring()
 OUTSIDE = 10  # rank: since when it has been in no section (0 = it is in one, or this time does not count yet)
 LEAVES = 11  # rank: when should_stop() first returned True (0 = never)
+BEATS = 12  # rank: heartbeats so far
+FIRST_BEAT = 13  # rank: its first heartbeat, or the start of its first "step"
+SECOND_BEAT = 14  # rank: its second heartbeat
+SAVED = 15  # rank: when a section of kind checkpoint last ended (see core.rank.sections.kind_of)
+TURN = 16  # rank: when a section last began or ended; SPENT has the time until then
+BEFORE = 17  # rank: ns in sections other than "step" before its first heartbeat or "step"
+BEFORE_SAVED = 18  # rank: the same before SAVED
 SECTIONS = 64  # rank: from here on one word per slot (see core.rank.watch.slots_of): open since (0 = closed)
-MAGIC_VALUE = 0x4E56_5258_5041_4735  # "NVRXPAG5": 5 is the version of the layout
-_NOTE_AT = 4096  # byte: behind the words is the monitor's note about learned limits, padded with NULs
+SPENT = 200  # rank: the same slots: ns in the section, without those in sections that began later
+TIMES = 336  # rank: the same slots: how often the section has ended
+MAGIC_VALUE = 0x4E56_5258_5041_4736  # "NVRXPAG6": 6 is the version of the layout
+WORDS = 512
+_NOTE_AT = 8 * WORDS  # byte: behind the words is the monitor's note about learned limits, padded with NULs
 NOTE_BYTES = PAGE_BYTES - _NOTE_AT
 
 

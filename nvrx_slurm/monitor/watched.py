@@ -14,6 +14,7 @@ from nvrx_slurm.monitor import kill
 from nvrx_slurm.monitor.inspect import RankInspection
 from nvrx_slurm.monitor.page import (
     FINISHED,
+    FIRST_INIT,
     HEARTBEAT,
     INIT,
     LIMITS_AT,
@@ -21,6 +22,7 @@ from nvrx_slurm.monitor.page import (
     OUTSIDE,
     RANK_PID,
     SECTIONS,
+    SUSPENDED,
     RankPage,
 )
 
@@ -39,7 +41,7 @@ class Progress:
         self._page = RankPage(fd, check=False)
         self._words = self._page.words
         self._configured = self.limits = configured
-        self._started_ns, self._resumed_s = int(started_s * 1e9), 0.0
+        self._started_ns, self._resumed_s, self._suspended_ns = int(started_s * 1e9), 0.0, 0
         # Read once, for a restarted monitor; afterwards the rank cannot change this monitor's own facts.
         init_ns = self._words[INIT]
         self._init_ns = init_ns if self._started_ns <= init_ns <= monotonic_ns() else 0
@@ -74,6 +76,7 @@ class Progress:
         self._words[LIMITS_AT] = self._limits_ns = 0
         self.limits = self._configured
         self._init_ns = self._words[INIT] = monotonic_ns()
+        self._words[FIRST_INIT] = self._words[FIRST_INIT] or self._init_ns
         self._words[RANK_PID] = pid
         self._heartbeat_ns = 0
 
@@ -87,6 +90,8 @@ class Progress:
         opened_ns = words[SECTIONS : SECTIONS + len(self.limits.slots)].tolist()
         now_ns = monotonic_ns()  # after the words: a heartbeat of this moment is not in the future
         if now_ns / 1e9 > due_s + core.LATE_S:
+            self._suspended_ns += now_ns - int(due_s * 1e9)
+            words[SUSPENDED] = self._suspended_ns  # the rank can write to the page, too
             self._resumed_s = now_ns / 1e9  # for example `scontrol suspend`, or a virtual machine that was paused
         init_ns = self._init_ns
         if max(init_ns, self._heartbeat_ns) <= heartbeat_ns <= now_ns:

@@ -88,6 +88,12 @@ class Control:
             return max(0.0, int(end_s) - time.time())
         return self._ask(lambda slurm: slurm.job(job_id).time_left_s, None)
 
+    def began(self, job_id: int) -> tuple[int, int] | None:
+        """When a job with a batch script was submitted and started (Unix seconds); None if unknown."""
+        job = self._ask(lambda slurm: slurm.job(job_id), None)
+        known = job is not None and job.batch_host and 0 < job.submitted_s <= job.started_s
+        return (job.submitted_s, job.started_s) if job is not None and known else None
+
     def kill_wait_s(self) -> float:
         """Seconds Slurm leaves between SIGTERM and SIGKILL (KillWait); 30, its default, if unknown."""
         return self._ask(lambda slurm: seconds(slurm.config(), "KillWait", KILL_WAIT_S), KILL_WAIT_S)

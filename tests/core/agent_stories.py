@@ -81,7 +81,7 @@ class AgentStory(Story):
             "gone": lambda: t.RanksGone(number, (5, 6), "lost"),
             "warn": lambda: t.Warn(number, "soon"),
             "idle": ag.Idle,
-            "exits": lambda: ag.WorkerExited(number, fault, early),
+            "exits": lambda: ag.WorkerExited(number, fault, early, t.Spent(1, term) if "last" in rest else None),
             "hangs": lambda: ag.HangSeen(a_fault(1, t.FaultKind.HANG, -9, number)),
             "collect": lambda: t.Collect(term, number),
             "looked": lambda: ag.Inspected(number, (t.RankEvidence(0, 1, "h1"),)),

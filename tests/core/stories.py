@@ -149,6 +149,7 @@ class Story:
             "fails": lambda: t.RanksFailed(1, cycle, _faults(rank, rest)),
             "hung": lambda: t.Hung(1, cycle, a_fault(rank, t.FaultKind.HANG)),
             "sees": lambda: t.Evidence(1, cycle, _evidence(rank, rest[1:])),
+            "spent": lambda: t.Spent(1, cycle, 0.25, 1.0, 0.5, saved_s=1.0),
             "succeeds": lambda: t.Succeeded(1, cycle, "early" in rest),
             "stops": lambda: t.Ready(1, cycle, 2000 + rank),
             "offers": lambda: t.Ready(0, 0, 2000 + rank),
@@ -271,6 +272,7 @@ ANYTHING = (
     *("fails 0", "fails 1", "succeeds 0", "stops 0", "stops 0 9", "stops 1", "asks 0 continue", "asks 0 exclude"),
     *("asks 0 shutdown", "warns 0 10", "ends 0", "time 100", "time ?", "progress 0 5", "progress -1 5", "tick"),
     *("unfit 0", "unfit 1", "joins 1 ended", "dead 1", "raised 9", "knows 0", "advises 0 stop", "hung 0", "sees 0"),
+    "spent 0",
 )
 
 

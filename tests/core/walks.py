@@ -19,6 +19,7 @@ EVENTS = {
     "fails {n} {c}": 8,
     "fails {n} {c} hang": 2,
     "fails {n} {c} empty": 0.5,
+    "spent {n} {c}": 10,
     "succeeds {n} {c}": 6,
     "stops {n} {c}": 20,
     "offers {n}": 8,

@@ -23,29 +23,40 @@ LOST = t.FaultRecord(2.0, 0, t.FaultKind.NODE_LOST, "n3", 2, -1, -1, 0, "node 2 
 CRASH = t.FaultRecord(4.5, 1, t.FaultKind.SIGNAL, "n2", 1, 3, 1, -9, "rank 3 was killed by SIGKILL")
 EXIT = t.FaultRecord(8.25, 2, t.FaultKind.EXIT, "n2", 1, 3, 1, 1, "rank 3 exited with code 1")
 HANG = t.FaultRecord(8.5, 2, t.FaultKind.HANG, "n1", 0, 0, 0, -9, "rank 0 hung")
-RESTARTS = (t.RestartRecord(0, 2.0, 3.0, "node 2 (n3) was lost"), t.RestartRecord(1, 4.5, 0.1, "rank 3"))
+RESTARTS = (
+    t.RestartRecord(0, 2.0, 3.0, "node 2 (n3) was lost", iteration=10, checkpoint=3, detect_s=0.5),
+    t.RestartRecord(1, 4.5, 0.1, "rank 3", recomputed_s=1.5, again_s=0.5),
+)
 JOB = t.JobReport(
-    12.0, 3, 2, RESTARTS, (LOST, CRASH), 0, (CRASH,), lost_nodes=("n3",), spares_used=("n4",), down_s=3.1
+    12.0, 3, 2, RESTARTS, (LOST, CRASH), 0, (CRASH,), lost_nodes=("n3",), spares_used=("n4",), down_s=3.1,
+    account=t.Account(12.0, 6.0, ()),
 )  # fmt: skip
 GOOD = JobOver(0, "all ranks finished", None, JOB)
 LAST = (EXIT, HANG, replace(LOST, cycle=2))
 WHY = "rank 3 (local rank 1, pid 4711) on node 1 (n2) exited with code 1: ValueError: bad; all 2 restarts are used"
 FAILED = JobOver(1, WHY, CAUSE, replace(JOB, faults=(LOST, CRASH, *LAST), last_faults=LAST))
 SURVIVED = t.JobReport(90.0, 1, faults=(LOST, CRASH), excluded_nodes=("n5", "n6"))
+HISTORY = "2 restarts, 1 lost node, 1 used spare, 7 steps and 5.6 s lost, 50.0 % productive"
 CANCELLED = JobOver(143, "cancelled", None, replace(JOB, lost_nodes=(), spares_used=()))
 
 
 @pytest.mark.parametrize(
     ("done", "line"),
     [
-        (GOOD, "code 0: all ranks finished after 2 restarts, 1 lost node, 1 used spare, 3.1 s down (12.0 s in all)"),
+        (
+            GOOD,
+            f"code 0: all ranks finished after {HISTORY} (12.0 s in all)",
+        ),
         (JobOver(0, "all ranks finished", None, t.JobReport(0.04)), "code 0: all ranks finished (0.04 s in all)"),
         (
             JobOver(0, "all ranks finished", None, SURVIVED),
             "code 0: all ranks finished after 2 survived faults, 2 excluded nodes (1 min 30 s in all)",
         ),
-        (CANCELLED, "code 143: cancelled; 2 restarts, 3.1 s"),
-        (FAILED, "code 1: all 2 restarts are used; 2 restarts, 1 lost node, 1 used spare, 3.1 s down (12.0 s in all)"),
+        (CANCELLED, "code 143: cancelled; 2 restarts, 7 steps and 5.6 s"),
+        (
+            FAILED,
+            f"code 1: all 2 restarts are used; {HISTORY} (12.0 s in all)",
+        ),
     ],
 )
 def test_one_line_tells_the_history(done: JobOver, line: str) -> None:

@@ -206,7 +206,7 @@ class Agent(Machine):
 
     def on_exit_running(self, event: ev.WorkerExited, now: float) -> AgentState | None:
         """A success is counted; a fault is reported at once and, under any-failed, stops the other workers."""
-        self.alive.discard(event.local_rank)
+        self._ended(event)
         self._ranks.ended(event.local_rank)
         known = any(fault.local_rank == event.local_rank for fault in self._faults)
         assert self.plan is not None
@@ -232,13 +232,18 @@ class Agent(Machine):
 
     def on_exit_stopping(self, event: ev.WorkerExited, now: float) -> AgentState | None:
         """When the last worker is gone, the agent ends, or is ready for the next cycle."""
-        self.alive.discard(event.local_rank)
+        self._ended(event)
         fault, plan = event.fault, self.plan
         if fault is not None and fault.kind is t.FaultKind.HANG and plan is not None:
             self.send(t.RanksFailed(plan.term, plan.cycle, (fault,)))  # the others may have waited for this rank
         if self.alive:
             return None
         return self._leaving.gone(now) if self.state is _LEAVING else self._stopped(now)
+
+    def _ended(self, event: ev.WorkerExited) -> None:
+        self.alive.discard(event.local_rank)
+        if event.spent is not None:
+            self.send(event.spent)
 
     def _fail(self, fault: t.RankFault, now: float) -> AgentState | None:
         assert self.plan is not None

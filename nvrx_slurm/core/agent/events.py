@@ -8,7 +8,7 @@ Its other events are the coordinator's messages: Plan, Stop, CheckNode, Collect,
 from __future__ import annotations
 
 from nvrx_slurm.frozen import frozen
-from nvrx_slurm.types import AgentMessage, Plan, RankEvidence, RankFault, RestartPolicy, WorkloadAction
+from nvrx_slurm.types import AgentMessage, Plan, RankEvidence, RankFault, RestartPolicy, Spent, WorkloadAction
 
 
 @frozen
@@ -65,6 +65,7 @@ class WorkerExited:
     local_rank: int
     fault: RankFault | None
     early: bool = False  # it ended with 0 because `should_stop` had told it to
+    spent: Spent | None = None  # with the last one of a cycle
 
 
 @frozen

@@ -15,6 +15,8 @@ of any, the job begins anew: with cycle 0, in a later term.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from nvrx_slurm import types as t
 from nvrx_slurm.core.attribution.verdict import evidence, first_cause, headline
 from nvrx_slurm.core.coordinator import events as ev
@@ -24,7 +26,7 @@ from nvrx_slurm.core.coordinator.gathering import Gathering
 from nvrx_slurm.core.coordinator.hangs import HangSearch
 from nvrx_slurm.core.coordinator.report import Ledger
 from nvrx_slurm.core.coordinator.restarts import Budget
-from nvrx_slurm.core.coordinator.roster import Assignment, Roster, Use
+from nvrx_slurm.core.coordinator.roster import Assignment, Roster, Use, lost
 from nvrx_slurm.core.coordinator.states import FAILED, LIVE, OVER, CoordinatorSettings, JobState, Stage, live_but
 from nvrx_slurm.core.coordinator.takeover import Electing, Inherited, Takeover
 from nvrx_slurm.core.election.quorum import peer_key
@@ -51,6 +53,7 @@ class AnyTime:
         (live_but(Stage.LAST_CALL), t.NodeUnfit, "on_unfit", _END, "exclude it"),
         (Stage.LAST_CALL, t.NodeUnfit, "on_unfit", (), "more nodes than are needed may come"),
         (live_but(Stage.RUNNING), (t.Hung, t.Evidence), "ignore", (), "of another time"),
+        ((*LIVE, *OVER[:2]), t.Spent, "on_spent", (), "for the account"),
         (LIVE, t.WarnJob, "on_warn_job", (), "tell all agents"),
         (LIVE, t.EndJob, "on_end_job", _END, "told to end"),
         (LIVE, ev.TimeLeftRead, "on_time_left", _END, "warn, stop or wait"),
@@ -84,10 +87,12 @@ class AnyTime:
             return
         old = self._members.same_place(node)
         self._members.put(node, message.port, Use.JOINING)
+        self._ledger.book.here(peer_key(node), node.host, now)
         if self._ending.warning is not None:
             self._out.append(ev.SendTo(node.node_id, self._ending.warning))
         if old is not None and old.node.node_id != node.node_id:
             roster.refuse(old.node.node_id, f"a newer agent of node {node.host} has joined in its place", now)
+            self._ledger.book.here(peer_key(node), node.host, now)
         self._out.posted.append(ev.Known(message))
 
     def _learn(self, message: t.Register, now: float) -> None:
@@ -125,7 +130,8 @@ class AnyTime:
             self._quorum.silent.add(peer_key(member.node))
         if member is not None and event.node_id in self._job.assignment.group_ranks:
             self._roster.lost_at[event.node_id] = now
-        self._roster.remove(event.node_id, event.why, now)
+        fault = replace(lost(member.node, event.why), silent_s=self._s.lease_s) if member and event.silent else None
+        self._roster.remove(event.node_id, event.why, now, fault)
 
     def on_dead(self, event: ev.ProvenDead, now: float) -> None:
         """A plan may have waited for this."""
@@ -155,6 +161,12 @@ class AnyTime:
             for fault in event.message.faults:
                 if self._ledger.add((fault,), job.cycle, now):
                     self._say_if_new(fault)
+
+    def on_spent(self, event: ev.FromAgent[t.Spent], now: float) -> None:
+        """No rank of the cycle is left on this node."""
+        member = self._members.get(event.node_id)
+        if member is not None and event.message.cycle == self._job.cycle:
+            self._ledger.book.spent(peer_key(member.node), event.message, now)
 
     def _say_if_new(self, fault: t.RankFault) -> None:
         """Comparing a fault with all others is slow: of the many ranks of a big job only the first are compared."""
@@ -239,7 +251,7 @@ class Coordinator(Machine):
         s, out = settings, self.out
         self.settings = s
         self.job = JobState(s.term, now, Assignment(), Inherited())
-        self.budget, self.ledger = Budget(s.max_restarts, s.limits), Ledger(now, s.began_s)
+        self.budget, self.ledger = Budget(s.max_restarts, s.limits), Ledger(now, s.began_s, s.expected)
         self.roster = roster = Roster(s, out, self.job, self.ledger, self.budget)
         self.ending = ending = Ending(s, out, roster, now)
         self.hangs = hangs = HangSearch(s, out, roster)

@@ -130,6 +130,7 @@ class Gathering:
 
     def _wait(self, now: float) -> Stage:
         """Too few nodes are ready. Those that are being checked are ready within milliseconds, as a rule."""
+        self._ledger.book.waits(now)
         self._announce_at = now + self._s.announce_s
         if 0 < len(self._members) < self._s.min_nodes:
             self._announce(now)
@@ -231,7 +232,7 @@ class Gathering:
         before = set(job.assignment.places.values())
         active = [members[node_id] for node_id in placement.active]
         promoted = [member.node.host for member in active if before and member.node.node_id not in before]
-        took = self._ledger.cycle_began(promoted, now)
+        took = self._ledger.cycle_began(promoted, now, [member.node for member in active])
         history = self._ledger.complete(self._budget.history)
         nodes = [(member.node, member.port) for member in active]
         self._roster.share(Assignment.plan(nodes, job.term, job.cycle, history, s.max_restarts))

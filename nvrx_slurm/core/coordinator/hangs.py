@@ -24,6 +24,7 @@ class Search:
     pending: set[str]  # node_ids that have yet to answer
     by: float
     seen: list[t.RankEvidence] = field(default_factory=list)
+    sign_at: dict[int, float] = field(default_factory=dict)  # rank -> its last sign of life
 
 
 class HangSearch:
@@ -57,6 +58,8 @@ class HangSearch:
             return None
         search.pending.discard(event.node_id)
         search.seen += event.message.ranks_seen
+        signs = ((one.rank, now - one.silent_s) for one in event.message.ranks_seen if one.silent_s >= 0.0)
+        search.sign_at.update(signs)
         return None if search.pending else self._end(search, now)
 
     def on_timer(self, event: ev.Timer, now: float) -> Stage:
@@ -83,6 +86,8 @@ class HangSearch:
         else:
             whose = "" if cause.rank == first.rank else f"rank {first.rank} was the first to be seen: "
             cause = replace(cause, message=f"{cause.message} ({whose}{first.message})")
+        sign_at = search.sign_at.get(cause.rank, search.sign_at.get(first.rank, now))
+        cause = replace(cause, silent_s=now - sign_at)
         self._ledger.add((cause,), job.cycle, now)
         self._ledger.cause = cause
         return Stage.STOPPING

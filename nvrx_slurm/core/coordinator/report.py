@@ -4,13 +4,15 @@ answer of an attribution service still holds when it comes: it may be minutes la
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from nvrx_slurm.core.account.book import Book
 from nvrx_slurm.core.attribution.verdict import headline
+from nvrx_slurm.core.election.quorum import peer_key
 from nvrx_slurm.core.words import in_words
-from nvrx_slurm.types import FaultKind, FaultRecord, History, JobReport, RankFault, RestartRecord
+from nvrx_slurm.types import Account, FaultKind, FaultRecord, History, JobReport, Node, RankFault, RestartRecord
 
 Entry = TypeVar("Entry", FaultRecord, RestartRecord)
 LISTED = 1000  # faults and restarts that are listed one by one
@@ -52,10 +54,13 @@ class Ledger:
     """Collects while the job runs. Times are monotonic seconds; the report has seconds since the job began.
 
     `now`: when this coordinator began, `began_s` in Unix seconds. What earlier ones went through comes by `inherit`.
+    `expected`: hosts by infra rank. `book`: where the time went.
     """
 
-    def __init__(self, now: float, began_s: float = 0.0) -> None:
+    def __init__(self, now: float, began_s: float = 0.0, expected: Iterable[str] = ()) -> None:
         self.started_at = now
+        self.book = Book(now, expected)
+        self._loaded = False  # what earlier coordinators have counted
         self.faults: dict[RankFault, None] = {}  # of the last cycle, in order of arrival, each once
         self.cause: RankFault | None = None  # why the last cycle failed
         self.advice = Advice()
@@ -75,25 +80,48 @@ class Ledger:
     def inherit(self, history: History) -> None:
         """What an agent knows of earlier terms, where it is more than others know."""
         mine = self._past
-        if (len(history.restarts), history.down_s, history.began_s) > (len(mine.restarts), mine.down_s, mine.began_s):
+        if _amount(history) > _amount(mine):
             self._past = history
 
     def complete(self, history: History) -> History:
         """`history` with what this report tells to the next coordinator."""
+        return replace(
+            self.book.tell(self._summed(history)),
+            restarts=self._last_restarts(_TOLD_RESTARTS)[-_TOLD_RESTARTS:],
+            counted_s=max(0.0, self._at_s(self.book.counted_at)),
+        )
+
+    def _summed(self, history: History) -> History:
         past = self._past
         return replace(
             history,
             began_s=past.began_s or self._began_s,
             down_s=past.down_s + self._down_s,
-            restarts=self._last_restarts(_TOLD_RESTARTS)[-_TOLD_RESTARTS:],
             lost=tuple(dict.fromkeys((*past.lost, *self._lost)))[:_TOLD_HOSTS],
             promoted=(*past.promoted, *self._promoted)[:_TOLD_HOSTS],
         )
 
     def _at_s(self, at: float) -> float:
         """Seconds from the job's beginning to `at`."""
-        before_s = self._began_s - self._past.began_s if self._past.began_s else 0.0
-        return at - self.started_at + max(0.0, before_s)
+        return at - self.started_at + self._before_s
+
+    @property
+    def _before_s(self) -> float:
+        """Between the job's beginning and that of this coordinator."""
+        return max(0.0, self._began_s - self._past.began_s) if self._past.began_s else 0.0
+
+    def load(self) -> None:
+        """No earlier coordinator is heard of any more."""
+        past = self._past
+        if past.nodes and not self._loaded:
+            counted_at = self.started_at + min(past.counted_s - self._before_s, 0.0)
+            self.book.load(past, counted_at)
+        self._loaded = True
+
+    def resume(self, active: Iterable[Node], here: Iterable[str]) -> None:
+        """A cycle of an earlier term runs on, or has failed: `active` nodes have it, and those by `here` have come."""
+        self.load()
+        self.book.resume({peer_key(node) for node in active}, {*here}, self.started_at)
 
     @property
     def restarts(self) -> tuple[RestartRecord, ...]:
@@ -157,6 +185,17 @@ class Ledger:
             first = self._last.get(self.cause) if cycle == self._last_cycle else None
             at_s, told = (now, headline(self.cause)) if first is None else (first.at_s, first.message)
             self._open = RestartRecord(cycle, at_s, 0.0, told[:_MESSAGE_CHARS])
+        self._mark(self.cause, cycle, now)
+
+    def _mark(self, cause: RankFault, cycle: int, now: float) -> None:
+        """When the last cycle failed, and when its first cause gave the last sign of life."""
+        known = self._last if cycle == self._last_cycle else {}
+        first_at = min((one.at_s for one in known.values()), default=now)
+        cause_at = known[cause].at_s if cause in known else first_at
+        sign_at = cause_at - max(0.0, cause.silent_s)
+        self.book.failed(first_at, sign_at)
+        if self._open is not None:
+            self._open = replace(self._open, detect_s=max(0.0, first_at - sign_at))
 
     def cause_known(self, cause: RankFault) -> None:
         """All faults of the cycle are here: this one caused the restart that is under way."""
@@ -165,31 +204,48 @@ class Ledger:
             told, finding = headline(cause)[:_MESSAGE_CHARS], cause.finding
             same = finding.fingerprint if finding is not None else ""
             self._open = replace(self._open, cause=told, rank=cause.rank, fingerprint=same)
+            self._mark(cause, self._open.cycle, self._open.at_s)
 
-    def cycle_began(self, promoted: list[str], now: float) -> str:
-        """A plan is sent: how long the restart took, to end a sentence. `promoted`: hosts with a new group rank."""
+    def cycle_began(self, promoted: list[str], now: float, active: Iterable[Node] = ()) -> str:
+        """A plan is sent to `active` nodes: how long the restart took, to end a sentence. `promoted`: hosts with a new
+        group rank."""
+        self.load()
         self._promoted = (self._promoted + promoted)[:_TOLD_HOSTS]
-        return self._close(now)
+        return self._close(now, self.book.planned({peer_key(node) for node in active}, now))
 
-    def _close(self, now: float) -> str:
-        """The restart that is under way, if there is one, is over."""
+    def _close(self, now: float, cycle: Mapping[str, float] | None = None) -> str:
+        """The restart that is under way, if there is one, is over. `cycle`: mean buckets of the cycle that has ended,
+        which the restart before that has led to."""
+        cycle = cycle or {}
+        again_s = sum(cycle.get(bucket, 0.0) for bucket in ("start", "import", "init", "reload"))
+        if self._restarts:
+            self._restarts[-1] = replace(self._restarts[-1], again_s=again_s)
+        elif self._past.restarts:
+            *older, last = self._past.restarts
+            self._past = replace(self._past, restarts=(*older, replace(last, again_s=again_s)))
         done, self._open = self._open, None
         if done is None:
             return ""
         down_s = now - done.at_s
         self._down_s += down_s
         if len(self._restarts) < LISTED:
-            self._restarts.append(replace(done, down_s=down_s))
+            self._restarts.append(replace(done, down_s=down_s, recomputed_s=cycle.get("recomputed", 0.0)))
         return f"; {in_words(down_s)} after the fault"
 
-    def build(self, history: History, cycle: int, now: float) -> JobReport:
-        """The report, at the end of the job, whose last cycle was `cycle`."""
-        self._close(now)
-        return self.so_far(history, cycle, now, LISTED)
+    def account(self, now: float) -> Account:
+        """Where the time has gone until now."""
+        return self.book.live(now, self._at_s(now))
+
+    def build(self, history: History, cycle: int, now: float, well: bool = False) -> JobReport:
+        """The report, at the end of the job, whose last cycle was `cycle`. `well`: all ranks have ended with 0."""
+        self.load()
+        self._close(now, self.book.ended(now, well))
+        return replace(self.so_far(history, cycle, now, LISTED), account=self.book.told(self._at_s(now)))
 
     def so_far(self, history: History, cycle: int, now: float, most: int) -> JobReport:
-        """The report of a job that runs: the last `most` (>= 1) entries of each list. A restart under way counts."""
-        history = self.complete(history)
+        """The report of a job that runs, without account: the last `most` (>= 1) entries of each list. A restart under
+        way counts. O(most)."""
+        history = self._summed(history)
         last = list(self._last.values())[-most:]
         under_way = () if self._open is None else (replace(self._open, down_s=now - self._open.at_s),)
         return JobReport(
@@ -206,3 +262,8 @@ class Ledger:
             down_s=history.down_s,
             out_of_time=self.out_of_time,
         )
+
+
+def _amount(history: History) -> tuple[float, ...]:
+    """Which of two histories of a job tells more."""
+    return len(history.restarts), history.down_s, history.counted_s, history.began_s

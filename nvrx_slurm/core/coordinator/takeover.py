@@ -6,7 +6,7 @@ cycle of an older term; it carries on with that cycle, or gives it up.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from nvrx_slurm.errors import ExitCode
 
 _ELECTING = Stage.ELECTING
 _LATER = (
-    *(t.EndKnown, t.Hung, t.Evidence, t.RanksFailed, t.Succeeded),
+    *(t.EndKnown, t.Hung, t.Evidence, t.RanksFailed, t.Spent, t.Succeeded),
     *(t.Ready, t.Asked, t.NodeUnfit, t.WarnJob, t.EndJob),
 )
 _PROBE_S = 1.0
@@ -364,19 +364,24 @@ class Takeover:
     def _carry_on(self, now: float) -> Stage:
         job = self._job
         job.fresh = False
+        self._resume(job.inherited.running.group_ranks)
         self._roster.share(job.inherited.assignment(job.term, self._ledger.complete(self._budget.history)))
         job.inherited.forget()
         self._out.append(Say(f"term {job.term} carries on with cycle {job.cycle}"))
         for node in self._roster.members.in_order():
             self._roster.send_plan(node.node_id)
-        self._ledger.cycle_began([], now)
         return Stage.RUNNING
+
+    def _resume(self, node_ids: Iterable[str]) -> None:
+        members = self._roster.members
+        self._ledger.resume((members[one].node for one in node_ids if one in members), members.keys_of_nodes)
 
     def _give_up(self, now: float) -> Stage:
         """Not all nodes that ran the cycle came to this coordinator in time: that is a fault of that cycle."""
         job, ledger, here = self._job, self._ledger, self._roster.members.keys_of_nodes
         job.fresh = False
         job.assignment = Assignment(None, {g: Slot(node_id, 0, 0) for g, node_id in job.inherited.places.items()})
+        self._resume(job.assignment.group_ranks)
         job.inherited.forget()
         if not ledger.faults:
             gone = [peer for peer in self._roster.quorum.absent if peer.key not in here]

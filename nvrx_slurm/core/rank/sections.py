@@ -14,6 +14,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
+def kind_of(name: str) -> str:
+    """The bucket of the account (`core.account`) for the time in section `name`; "" = of its own name.
+
+    Megatron's sections are "setup", "step" and "checkpointing".
+    """
+    low = name.lower()
+    if low == STEP_SECTION:
+        return "productive"
+    if low == WARMUP_SECTION or any(word in low for word in ("load", "restore", "resume")):
+        return "reload"
+    if any(word in low for word in ("checkpoint", "ckpt", "save", "saving")):
+        return "checkpoint"
+    return "init" if low in ("setup", "init") else ""
+
+
 class SectionError(ValueError):
     """A section is started twice, or ended while it is not open; the text is one sentence."""
 
@@ -24,8 +39,12 @@ class Sections:
     `names`: the configured sections, in the order of the page. `warmup_iterations` (>= 0): number of first steps that
     count as section "warmup", if there is one. `iteration()`: the training's own count; None: count the steps here.
 
-    `slots`: slot by name. `outside_ns`: since when the rank has been in no section, 0 = it is in one, or the time does
-    not count yet: without "warmup", the time before the first "step" is preparation without a limit.
+    `spent_ns`: by slot, what an earlier client of this process has counted; () = nothing.
+
+    `slots`: slot by name. `spent_ns`: by slot, the time in which this section was the last one that began. `turn`: the
+    slot whose time the last start() or end() counted. `outside_ns`: since when the rank has been in no section, 0 = it
+    is in one, or the time does not count yet: without "warmup", the time before the first "step" is preparation without
+    a limit.
     """
 
     def __init__(
@@ -34,10 +53,12 @@ class Sections:
         warmup_iterations: int,
         now_ns: int,
         iteration: Callable[[], int | None] = lambda: None,
+        spent_ns: Sequence[int] = (),
     ) -> None:
         slots = slots_of(list(names))
         self.slots = {name: slot for slot, (name, own) in enumerate(slots) if own}
         self._owners = [name for name, _ in slots]
+        self._others = [slot for slot, (name, _) in enumerate(slots) if name != STEP_SECTION]
         # Slot of a "step" during warm-up; -1: there is no warm-up, or it is over.
         self._warm_step = next((slot for slot, (_, own) in enumerate(slots) if not own), -1)
         self._warmup_iterations = warmup_iterations
@@ -46,6 +67,7 @@ class Sections:
         self._steps = 0
         self._open: dict[str, tuple[int, int]] = {}  # name -> (slot, since)
         self._longest_ns = [0] * len(slots)
+        self.spent_ns, self.turn, self._turn_ns = list(spent_ns) or [0] * len(slots), 0, now_ns
         self._longest_outside_ns = 0
         self._outside_counts = bool(names) and (STEP_SECTION not in self.slots or WARMUP_SECTION in self.slots)
         self.outside_ns = now_ns if self._outside_counts else 0
@@ -66,11 +88,14 @@ class Sections:
                 slot = self._warm_step
         self._end_outside(now_ns)
         self.outside_ns = 0
+        self._count(now_ns)
         self._open[name] = (slot, now_ns)
         return slot
 
     def end(self, name: str, now_ns: int) -> int:
         """Section `name` is over; returns its slot. Raises SectionError (it is not open), KeyError (not configured)."""
+        if name in self._open:
+            self._count(now_ns)
         found = self._open.pop(name, None)
         if found is None:
             self.slots[name]  # raises KeyError for a name that is not configured
@@ -92,6 +117,19 @@ class Sections:
         for owner, took_ns in zip(self._owners, self._longest_ns, strict=True):
             longest[owner] = max(longest[owner], took_ns)
         return longest, self._longest_outside_ns
+
+    def in_all_ns(self, now_ns: int) -> int:
+        """The time in all sections other than "step" until now."""
+        last = next(reversed(self._open.values()))[0] if self._open else -1
+        open_ns = now_ns - self._turn_ns if last in self._others else 0
+        return open_ns + sum(self.spent_ns[slot] for slot in self._others)
+
+    def _count(self, now_ns: int) -> None:
+        """The time since the last start or end belongs to the section that began last."""
+        if self._open:
+            self.turn = next(reversed(self._open.values()))[0]
+            self.spent_ns[self.turn] += now_ns - self._turn_ns
+        self._turn_ns = now_ns
 
     def _end_outside(self, now_ns: int) -> None:
         if self.outside_ns and now_ns - self.outside_ns > self._longest_outside_ns:

@@ -12,7 +12,7 @@ from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSettings, Stage
 from nvrx_slurm.core.election.quorum import peer_key
 from nvrx_slurm.node.coordination.link import LAST_MESSAGES_S, LocalTransport
-from nvrx_slurm.node.coordination.questions import AllocationClock, ProgressFile
+from nvrx_slurm.node.coordination.questions import AllocationClock, ProgressFile, began
 from nvrx_slurm.node.event_log import EventLog
 from nvrx_slurm.node.job import NodeJob
 from nvrx_slurm.node.output.result import BackgroundWrites, publish, write_hang
@@ -95,6 +95,7 @@ class CoordinatorHost:
         self.local = LocalTransport(job.node.node_id, to_agent, shell.post)
         self.members = MemberStreams(self.local, server)
         self._attributor: Attributor | None = None
+        self._allocation: tuple[int, int] | None = None  # when the job was submitted and started (Unix seconds)
         self._writes = BackgroundWrites(say)
         self._status = StatusFile(core, job.run_dir.status, job.labels, job.node.node_id, job.progress_file)
         self._tasks = set[asyncio.Task[None]]()  # the loop keeps only weak references
@@ -122,6 +123,8 @@ class CoordinatorHost:
             shell.post(ev.TimeLeftRead(await clock.left_s()))
 
         shell.on(ev.AskTimeLeft, lambda command: self._spawn(tell_time()))
+        if job.slurm is not None and job.run_dir.path.name == f"r{job.slurm.restart_count}":  # its first step
+            self._spawn(self._ask_when_it_began(job.slurm.job_id))
         if job.progress_file is None:
             return
         progress = ProgressFile(job.progress_file, self._say)
@@ -143,6 +146,9 @@ class CoordinatorHost:
         announcer = Announcer(job.labels, self._settings.began_s, url, comment, self._say)
         self._status.on_content = announcer.tell
         return announcer
+
+    async def _ask_when_it_began(self, job_id: int) -> None:
+        self._allocation = await began(self._job.control, job_id)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
@@ -206,7 +212,8 @@ class CoordinatorHost:
         if self._announcer is not None:
             await self._announcer.close()
         requeues = None if self._job.slurm is None else self._job.slurm.restart_count
-        await publish(done, self._job.run_dir.result, requeues, self._say, self.leads, before_result)
+        path = self._job.run_dir.result
+        await publish(done, path, requeues, self._say, self.leads, before_result, self._allocation)
         await self._end_attribution()
         return done
 

@@ -18,6 +18,7 @@ _MAX_BYTES = 4096
 _TIMEOUT_S = 10.0  # of one question to Slurm
 _NO_LIMIT_S = 10 * 365 * 86400.0
 _MARGIN_S = 2.0  # for the thread, above the timeout of its command
+_LATER_S = 2.0  # for a question that can wait
 _RETRY_S = 1.0  # a job that ends meanwhile starts no second tool, which would outlive it
 
 
@@ -77,6 +78,15 @@ def _read(path: str) -> bytes:
     """At most _MAX_BYTES + 1 of the file."""
     with open(path, "rb", buffering=0) as file:
         return file.read(_MAX_BYTES + 1)
+
+
+async def began(control: Control, job_id: int) -> tuple[int, int] | None:
+    """When Slurm got and started the job; None where it does not say. Not asked while the job starts."""
+    await asyncio.sleep(_LATER_S)
+    try:
+        return await bounded.call_async(functools.partial(control.began, job_id), _TIMEOUT_S + _MARGIN_S, "queue")
+    except (bounded.Overrun, RuntimeError):
+        return None
 
 
 class AllocationClock:

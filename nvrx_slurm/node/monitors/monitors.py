@@ -14,18 +14,20 @@ import signal
 import socket
 import stat
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from nvrx_slurm import types as t
 from nvrx_slurm.child import processes
 from nvrx_slurm.child.supervised import SupervisedProcess
+from nvrx_slurm.core.account.ranks import RankTimes
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.monitor import wire
 from nvrx_slurm.monitor.lease import Lease
-from nvrx_slurm.monitor.page import HEARTBEAT, INIT, LEAVES, WARNED, PageError, RankPage, create_page
+from nvrx_slurm.monitor.page import INIT, LEAVES, WARNED, WORDS, PageError, RankPage, create_page
 from nvrx_slurm.node.monitors import monitor_start
+from nvrx_slurm.node.monitors.times import times_of
 from nvrx_slurm.system.files import MAX_SOCKET_PATH_BYTES
 
 log = logging.getLogger(__name__)
@@ -34,6 +36,11 @@ log = logging.getLogger(__name__)
 def faulthandler_env() -> dict[str, str]:
     """What lets a monitored worker print its stacks."""
     return {} if "PYTHONFAULTHANDLER" in os.environ else {"PYTHONFAULTHANDLER": "1"}
+
+
+def unix_s(at_s: float) -> float:
+    """`time.time()` of a monotonic time; 0 of 0."""
+    return at_s and time.time() - (time.monotonic() - at_s)
 
 
 OnHang = Callable[[int, dict[str, Any]], None]
@@ -219,11 +226,14 @@ class RankMonitor(SupervisedProcess):
         """Whether the worker has called init_workload_monitoring(); ask before unwatch()."""
         return self._word(INIT) != 0
 
-    @property
-    def beat_s(self) -> float:
-        """`time.time()` of the worker's last heartbeat, 0 without one; ask before unwatch()."""
-        beat_ns = self._word(HEARTBEAT)
-        return beat_ns and time.time() - (time.monotonic_ns() - beat_ns) / 1e9
+    def times(self, sections: Sequence[str], released_s: float) -> RankTimes:
+        """How the worker, released then (monotonic seconds), has spent its time; ask before unwatch()."""
+        page, now_s = self._page(), time.monotonic()
+        if page is None:
+            return RankTimes(released_s, now_s)
+        words = page.words[:WORDS].tolist()
+        page.close()
+        return times_of(words, sections, released_s, now_s)
 
     def _word(self, word: int) -> int:
         page = self._page()

@@ -8,12 +8,13 @@ import json
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from nvrx_slurm import types as t
+from nvrx_slurm.core.account.report import lost_s, lost_steps, to_json
 from nvrx_slurm.core.attribution.verdict import failing_line, headline, report, what_to_do
 from nvrx_slurm.core.coordinator.events import HangFound, JobOver
 from nvrx_slurm.core.words import in_words
@@ -35,19 +36,20 @@ async def publish(
     say: Callable[[str], None],
     elected: bool = True,
     before_write: Callable[[], Awaitable[None]] | None = None,
+    allocation: tuple[float, float] | None = None,
 ) -> None:
     """Say how the job ended and write the same as JSON to `path`; a file that cannot be written is said.
 
     `requeues`: how often Slurm has restarted the job; None without Slurm. A coordinator that was not `elected` writes
     no file: another part of the job may go on, and the front ends the step where it finds the file. `before_write`:
-    what has to be done while the step lives.
+    what has to be done while the step lives. `allocation`: when the job was submitted and started (Unix seconds).
     """
     say(sentence(done))
     if before_write is not None:
         await before_write()
     if not elected:
         return
-    data = content(done, requeues, time.time())
+    data = content(done, requeues, time.time(), allocation)
     try:
         await bounded.call_async(lambda: _write(path, data), WRITE_TIMEOUT_S, "result.json")
     except (OSError, bounded.Overrun, RuntimeError) as error:
@@ -126,7 +128,8 @@ def sentence(done: JobOver) -> str:
 
 
 def history(done: JobOver) -> str:
-    """What the job went through, for example "2 restarts, 1 lost node, 3.1 s down"; "" if nothing happened."""
+    """What the job went through, for example "2 restarts, 1 lost node, 11 steps and 9.3 s lost, 84.1 % productive"; ""
+    if nothing happened."""
     job = done.report
     restarted = {restart.cycle for restart in job.restarts}
     last = job.last_faults if done.code != 0 else ()
@@ -138,7 +141,18 @@ def history(done: JobOver) -> str:
         "used spare": len(job.spares_used),
     }
     told = [f"{number} {what}{'s' if number > 1 else ''}" for what, number in counts.items() if number]
-    return ", ".join([*told, *([f"{in_words(job.down_s)} down"] if job.restarts else [])])
+    return ", ".join([*told, *([lost_in_words(job.restarts, job.account)] if job.restarts else [])])
+
+
+def lost_in_words(restarts: Sequence[t.RestartRecord], account: t.Account | None) -> str:
+    """What restarts have cost. "at least": it is not known how much work was repeated."""
+    steps = [steps for restart in restarts if (steps := lost_steps(restart)) is not None]
+    some = f"{sum(steps)} step{'s' if sum(steps) != 1 else ''} and " if steps else ""
+    least = "at least " if account is not None and "recomputed" in account.estimated else ""
+    told = f"{some}{least}{in_words(sum(map(lost_s, restarts)))} lost"
+    if account is None or account.wall_s <= 0.0:
+        return told
+    return f"{told}, {100 * account.productive_s / account.wall_s:.1f} % productive"
 
 
 def failure_table(faults: Sequence[t.FaultRecord]) -> list[str]:
@@ -160,10 +174,15 @@ def _ended_by(fault: t.FaultRecord) -> str:
     return f"{fault.kind.value} ({how})" if code else fault.kind.value
 
 
-def content(done: JobOver, requeues: int | None, now: float) -> dict[str, Any]:
+def content(
+    done: JobOver, requeues: int | None, now: float, allocation: tuple[float, float] | None = None
+) -> dict[str, Any]:
     """The content of result.json. `now`: Unix seconds of the job's end; `at_s` counts from the beginning of the job."""
-    cause, job = done.cause, asdict(done.report)
+    account = done.report.account
+    cause, job = done.cause, asdict(replace(done.report, account=None))
     began = now - done.report.duration_s
+    submitted, started = allocation or (None, began)
+    queue_s = None if submitted is None else max(0.0, started - submitted)
     for entry in (*job["faults"], *job["restarts"], *job["last_faults"]):
         entry["time"] = _iso(began + entry["at_s"])
     return {
@@ -175,6 +194,7 @@ def content(done: JobOver, requeues: int | None, now: float) -> dict[str, Any]:
         "ended": _iso(now),
         "summary": history(done),
         **job,
+        "account": None if account is None else to_json(account, queue_s, max(0.0, began - started)),
     }
 
 

@@ -74,6 +74,7 @@ class StartedWorker:
 
     child: processes.Child
     where: RankFault  # template of its fault
+    released_s: float  # when it was (monotonic seconds)
     hang: RankFault | None = None
 
     def signal(self, signum: int, wake: bool) -> None:

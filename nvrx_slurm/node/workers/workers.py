@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+from nvrx_slurm.core.account.ranks import RankTimes, node_spent
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.monitor import kill
 from nvrx_slurm.monitor.lease import Lease
@@ -18,7 +19,7 @@ from nvrx_slurm.node.monitors.client_check import ClientCheck, any_connected
 from nvrx_slurm.node.monitors.dead_ranks import DeadRanksFile
 from nvrx_slurm.node.monitors.inspection import StacksServer, inspect
 from nvrx_slurm.node.monitors.monitor_start import MonitorStarter
-from nvrx_slurm.node.monitors.monitors import RankMonitor
+from nvrx_slurm.node.monitors.monitors import RankMonitor, unix_s
 from nvrx_slurm.node.output import faults
 from nvrx_slurm.node.output.console import Console
 from nvrx_slurm.node.run_dir import ERROR_FILE, Logs, RunDir
@@ -78,6 +79,10 @@ class Workers:
         self._failed = False  # a worker of this cycle ended by a fault or was stopped
         self._explained: asyncio.Task[None] | None = None  # the last one: faults are reported in the order of exits
         self._closed = False
+        self._plan: Plan | None = None  # of the workers that run, or ran last
+        self._plan_at = 0.0
+        self._times: list[RankTimes] = []  # of those that have ended
+        self._exits_due = 0  # that the agent has to hear of
 
     def handlers(self) -> Mapping[type, Callable[[Any], None]]:
         """What the agent wants of its workers."""
@@ -142,6 +147,7 @@ class Workers:
         """Start all workers for `plan` as soon as their logs are open; one that cannot be started counts as exited."""
         self._orphans.kill(later=False)  # of an earlier cycle
         self._stopping = self._failed = False
+        self._plan, self._plan_at, self._times, self._exits_due = plan, self._loop.time(), [], self._node.nproc
         self._opening = asyncio.ensure_future(self._open_and_start(plan))
 
     async def _open_and_start(self, plan: Plan) -> None:
@@ -162,7 +168,7 @@ class Workers:
                     self._start_one(plan, logs, local_rank, where)
                 except OSError as error:
                     fault = replace(where, message=f"{error.strerror or error} ({error.filename or 'process'})")
-                    self._loop.call_soon(self._post, ag.WorkerExited(local_rank, fault))
+                    self._loop.call_soon(self._post_exit, local_rank, fault)
         self._client_check.start()
         if self._alive:
             self._launcher.launched(next(iter(self._alive.values())).child.pid)
@@ -174,7 +180,7 @@ class Workers:
             self._opening.cancel()
             self._opening = None
             for local_rank in range(self._node.nproc):
-                self._loop.call_soon(self._post, ag.WorkerExited(local_rank, None))
+                self._loop.call_soon(self._post_exit, local_rank, None)
 
     def _signal(self, signum: int, wake: bool = False, but: Collection[int] = ()) -> None:
         """Send `signum` to the group of every living worker, `but` these; `wake`: SIGCONT too."""
@@ -253,13 +259,14 @@ class Workers:
                 cfg=self._spec.settings,
                 hold_s=2 * self._spec.hang_collect_s,
             )
+        released_s = self._loop.time()
         try:
             held.release(env, out, err)
         except OSError:
             self._launcher.end(held)
             raise
         where = replace(where, pid=child.pid, log=f"{stem}.err")
-        self._alive[local_rank] = StartedWorker(child, where)
+        self._alive[local_rank] = StartedWorker(child, where, released_s)
         self._none_left.clear()
         self._loop.add_reader(child.pidfd, self._exited, local_rank)
 
@@ -297,29 +304,37 @@ class Workers:
         else:
             self._orphans.reap()
         self._client_check.ended(well=code == 0 and not self._stopping, last=not self._alive)
-        early, beat_s = False, 0.0
+        early, times = False, RankTimes(worker.released_s, self._loop.time())
         if self._monitors:
-            beat_s = self._monitors[local_rank].beat_s
+            sections = list(self._spec.limits.get("rank_section_timeouts") or ())
+            times = self._monitors[local_rank].times(sections, worker.released_s)
             early = code == 0 and self._monitors[local_rank].leaves
             self._monitors[local_rank].unwatch()
             if not self._failed and 2 * len(self._alive) <= self._node.nproc:
                 for other in self._alive:
                     self._monitors[other].should_exit()
+        self._times.append(times)
         hang = worker.hang
         fault = faults.from_exit_code(code, worker.where) if hang is None else replace(hang, exit_code=code)
         if fault is None or (self._stopping and worker.hang is None):
             # Slurm signals all processes of a step one after the other. A worker may end well because of a signal that
             # this process is yet to get, and then the job is cancelled and not done.
             wait_s = _OWN_SIGNAL_S if self._spec.in_step and not self._stopping else 0.0
-            self._loop.call_later(wait_s, self._post, ag.WorkerExited(local_rank, fault, early))
+            self._loop.call_later(wait_s, self._post_exit, local_rank, fault, early)
             return
-        self._explained = asyncio.ensure_future(self._explain(local_rank, fault, worker, beat_s, self._explained))
+        self._explained = asyncio.ensure_future(self._explain(local_rank, fault, worker, times, self._explained))
 
     async def _explain(
-        self, local_rank: int, fault: RankFault, worker: StartedWorker, beat_s: float, before: asyncio.Task[None] | None
+        self,
+        local_rank: int,
+        fault: RankFault,
+        worker: StartedWorker,
+        times: RankTimes,
+        before: asyncio.Task[None] | None,
     ) -> None:
         """Add to the fault what the worker wrote, then post its exit."""
-        stderr = Path(worker.where.log)
+        stderr, kind = Path(worker.where.log), fault.kind
+        beat_s = unix_s(times.last_s)
         read = partial(faults.with_details, fault, stderr.with_suffix(ERROR_FILE), stderr, beat_s)
         try:
             fault = await bounded.call_async(read, _DETAILS_TIMEOUT_S, "faults")
@@ -331,4 +346,12 @@ class Workers:
             await asyncio.sleep(_OWN_SIGNAL_S)
         if before is not None:
             await asyncio.wait({before})
-        self._post(ag.WorkerExited(local_rank, fault))
+        self._post_exit(local_rank, replace(fault, silent_s=times.silent_s(kind, self._loop.time())))
+
+    def _post_exit(self, local_rank: int, fault: RankFault | None, early: bool = False) -> None:
+        """Tell the agent; with the last exit of a cycle comes how its ranks have spent their time."""
+        self._exits_due -= 1
+        spent, plan = None, self._plan
+        if not self._exits_due and plan is not None:
+            spent = node_spent(self._times, self._plan_at, self._loop.time(), plan.term, plan.cycle)
+        self._post(ag.WorkerExited(local_rank, fault, early, spent))

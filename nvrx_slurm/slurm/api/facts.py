@@ -43,6 +43,8 @@ class JobFacts:
     batch_host: str  # "" = no batch script
     time_left_s: float | None  # inf = no limit; None = not running
     exit_code: int  # 0..255, or 128 + signal; 0 while it runs
+    submitted_s: int = 0  # Unix seconds; 0 = not known. Of a requeued job: when it was requeued
+    started_s: int = 0  # the same; 0 also while it waits
 
 
 @frozen

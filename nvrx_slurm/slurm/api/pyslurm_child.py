@@ -41,6 +41,8 @@ def _job(job_id: int) -> dict[str, Any]:
         "batch_host": job.batch_host or "",
         "time_left_s": left_s if runs else None,
         "exit_code": 128 + job.exit_code_signal if job.exit_code_signal else job.exit_code or 0,
+        "submitted_s": job.submit_time or 0,
+        "started_s": (job.start_time or 0) if job.state != "PENDING" else 0,
     }
 
 

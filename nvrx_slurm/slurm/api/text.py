@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from datetime import datetime
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm import nodelist
@@ -73,6 +74,8 @@ def job(text: str, job_id: int) -> JobFacts:
         batch_host=_field(one, "BatchHost") if _field(one, "BatchFlag", "1") != "0" else "",
         time_left_s=_time_left_s(one) if state == "RUNNING" else None,
         exit_code=128 + _number(signum) if _number(signum) else _number(code),
+        submitted_s=_unix(_field(one, "SubmitTime")),
+        started_s=_unix(_field(one, "StartTime")) if state != "PENDING" else 0,
     )
 
 
@@ -126,6 +129,14 @@ def seconds(text: str) -> float | None:
         return None
     days, hours, minutes, rest = (int(number or 0) for number in found.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + rest)
+
+
+def _unix(text: str) -> int:
+    """Of a time in the local zone, as Slurm prints it; 0 for any other text."""
+    try:
+        return int(datetime.fromisoformat(text).timestamp())
+    except (ValueError, OverflowError):
+        return 0
 
 
 def _time_left_s(job: str) -> float | None:

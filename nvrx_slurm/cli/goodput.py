@@ -1,0 +1,184 @@
+"""`nvrx goodput`: how much of the allocation trained, what was lost to what, and what would cost less."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from nvrx_slurm.cli.log_tree import RUN, find_run, log_dir, result_of
+from nvrx_slurm.core.account.account import BUCKETS
+from nvrx_slurm.core.account.goodput import in_lines, summary
+from nvrx_slurm.core.account.report import to_json
+from nvrx_slurm.core.logs.printable import printable
+from nvrx_slurm.core.record import decode
+from nvrx_slurm.core.words import in_words
+from nvrx_slurm.errors import ProtocolError
+from nvrx_slurm.types import Account, History, NodeTime, SectionTime
+
+_UNITS = {"h": 3600, "d": 86400, "w": 7 * 86400}
+_MOST_RUNS = 10_000
+_MOST_TAIL = 64 << 20  # bytes at the end of an event log that are read
+
+
+def _since(ctx: object, param: object, text: str | None) -> float | None:
+    """Seconds."""
+    match = re.fullmatch(r"([1-9]\d{0,5})([hdw])", text or "")
+    if text is not None and match is None:
+        raise click.BadParameter(f"{text!r} is no period; write 12h, 7d or 4w")
+    return None if match is None else int(match[1]) * _UNITS[match[2]]
+
+
+@click.command()
+@click.argument("places", nargs=-1, metavar="[JOB|RUN]...")
+@click.option(
+    "--since", metavar="PERIOD", callback=_since, help="All jobs that ended within 12h, 7d or 4w, one a line."
+)
+@click.option("--json", "as_json", is_flag=True, help="The same as JSON.")
+def goodput(places: tuple[str, ...], since: float | None, as_json: bool) -> None:
+    """Tell where the time of a job went: how much of it trained, what was lost, and what would cost less.
+
+    A job counts with all its runs (r0, r1, ...; default: the latest job); several jobs count as one chain. With
+    --since each job of the log directory has a line. docs/reference/buckets.md defines each number.
+    """
+    if since is not None and places:
+        raise click.UsageError("--since is about all jobs of the log directory; name no job with it")
+    if since is None:
+        runs = [run for place in places or ("latest",) for run in _runs(place)]
+        found = _summary(runs)
+        names = list(dict.fromkeys(run.absolute().parent.name for run in runs))
+        shown = in_lines(f"job {names[0]}" if len(names) == 1 else f"jobs {', '.join(names)}", found)
+    else:
+        jobs = _jobs(time.time() - since)
+        found = {
+            "schema": 1,
+            "jobs": {f"{job.name}": _summary(runs) | {"user": _user(job)} for job, runs in jobs.items()},
+        }
+        shown = _table(found["jobs"])
+    for line in [json.dumps(found, indent=1)] if as_json else shown:
+        click.echo(printable(line.encode("utf-8", "replace")))
+
+
+def _runs(place: str) -> list[Path]:
+    run = find_run(None, None, place)
+    if not run.is_dir():
+        raise click.UsageError(f"{place} is a file; give a job id, or the directory of a run")
+    if RUN.fullmatch(Path(place).name) or not RUN.fullmatch(run.name):
+        return [run]
+    return _of_job(run.parent)
+
+
+def _of_job(job: Path) -> list[Path]:
+    runs = {(int(m[1]), int(m[2] or 0)): run for run in job.glob("r*") if (m := RUN.fullmatch(run.name))}
+    return [runs[key] for key in sorted(runs)]
+
+
+def _jobs(begin_s: float) -> dict[Path, list[Path]]:
+    """Jobs with a run that wrote its result, or its last event, after `begin_s`."""
+    found: dict[Path, list[Path]] = {}
+    for job in sorted(log_dir().glob("*/r0")):
+        runs = _of_job(job.parent)[:_MOST_RUNS]
+        if any(_changed_s(run) >= begin_s for run in runs) and not job.parent.is_symlink():
+            found[job.parent] = runs
+    return found
+
+
+def _changed_s(run: Path) -> float:
+    times = [0.0]
+    for path in (run / "result.json", *(run / "events").glob("coordinator*.jsonl")):
+        try:
+            times.append(path.stat().st_mtime)
+        except OSError:
+            continue
+    return max(times)
+
+
+def _user(job: Path) -> str:
+    try:
+        return job.owner()
+    except (KeyError, OSError):
+        return "unknown"
+
+
+def _summary(runs: Sequence[Path]) -> dict[str, Any]:
+    results = [result_of(run) or _of_events(run) for run in runs]
+    starts, ends = [], []
+    for result in results:
+        queue_s, before_s = ((result.get("account") or {}).get(name) or 0.0 for name in ("queue_s", "before_s"))
+        try:
+            ended_s = datetime.fromisoformat(str(result.get("ended"))).timestamp()
+            began_s = ended_s - float(result.get("duration_s") or 0.0)
+        except (TypeError, ValueError):
+            continue
+        starts.append(began_s - queue_s - before_s)
+        ends.append(ended_s)
+    if not starts:
+        raise click.UsageError(f"{runs[0]} has neither a result.json nor a plan in its event logs: nothing is known")
+    try:
+        return {"schema": 1, **summary(results, min(starts), max(ends))}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise click.UsageError(f"a result.json of {runs[0].parent} is not the result of a job: {error!r}") from None
+
+
+def _table(jobs: dict[str, Any]) -> Iterator[str]:
+    yield f"{'job':<24} {'user':<12} {'wall':>12} {'ETTR':>7} {'share':>7} {'restarts':>8} {'lost':>12}  most by"
+    costs = sorted(jobs.items(), key=lambda item: -sum(item[1]["node_seconds"].values()))
+    for job, found in costs:
+        ratios = [f"{100 * (found[name] or 0.0):.1f} %" for name in ("job_ettr", "productive_share")]
+        most = found["by_cause"][0]["kind"] if found["by_cause"] else ""
+        wall, lost = in_words(found["wall_s"]), in_words(found["lost_s"])
+        yield (
+            f"{job:<24} {found['user']:<12} {wall:>12} {ratios[0]:>7} {ratios[1]:>7} {found['restarts']:>8} {lost:>12}"
+            f"  {most}"
+        )
+
+
+# --- a run that has left no result ------------------------------------------------------------------------------------
+
+
+def _of_events(run: Path) -> dict[str, Any]:
+    """What the last plan tells of the account, from the coordinators' event logs; {} where there is no plan. The time
+    from that plan to the last event is in the bucket "other"."""
+    history, last_s, first_s = History(), 0.0, float("inf")
+    for log in (run / "events").glob("coordinator*.jsonl"):
+        for told, wall_s in _plans(log):
+            first_s, last_s = min(first_s, wall_s), max(last_s, wall_s)
+            history = told if told is not None and told.counted_s >= history.counted_s else history
+    if not history.nodes:
+        return {}
+    wall_s, other = last_s - (history.began_s or first_s), list(BUCKETS).index("other")
+
+    def filled(node: NodeTime) -> NodeTime:
+        seconds = list(node.seconds)
+        seconds[other] += max(0.0, wall_s - history.counted_s)
+        return NodeTime(node.key, node.host, node.role, tuple(seconds), node.sections)
+
+    nodes, saves = tuple(map(filled, history.nodes)), history.saves or SectionTime("", 0.0)
+    account = Account(wall_s, history.productive_s, nodes, history.estimated, saves)
+    ended = datetime.fromtimestamp(last_s).astimezone().isoformat(timespec="milliseconds")
+    restarts = [vars(restart) for restart in history.restarts]
+    return {"account": to_json(account), "duration_s": wall_s, "ended": ended, "restarts": restarts, "unfinished": True}
+
+
+def _plans(log: Path) -> Iterator[tuple[History | None, float]]:
+    """The history of the plan in each step, and when the step was."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _MOST_TAIL))
+            lines = file.read(_MOST_TAIL).splitlines()
+    except OSError:
+        return
+    for line in lines:
+        try:
+            step = json.loads(line)
+            plans = [one["message"] for one in step.get("commands", ()) if one.get("type") == "SendTo"]
+            histories = [plan["history"] for plan in plans if plan.get("type") == "Plan"]
+            yield decode(histories[0]) if histories else None, float(step["wall"])
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ProtocolError):
+            continue  # the header; or a torn line, as a killed program leaves it

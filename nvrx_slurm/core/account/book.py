@@ -1,0 +1,257 @@
+"""The account of a job while it runs: the coordinator tells what happens, `account` says where the time went.
+
+Times are the coordinator's monotonic seconds. What earlier coordinators have counted comes by `load`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+from nvrx_slurm.core.account.account import BUCKETS, SECTION, START_GRACE_S, Bucketed, Marks, NodeCycle, Role, account
+from nvrx_slurm.core.rank.sections import kind_of
+from nvrx_slurm.types import Account, History, NodeTime, SectionTime, Spent
+
+TOLD = 32  # nodes that a plan tells one by one; where there are more, their sum
+_LISTED = 1000  # the same at the end of the job
+_NAMES = [*BUCKETS]
+_MOST_NAMES = 16  # buckets of sections
+
+
+@dataclass(slots=True)
+class _Row:
+    """One node."""
+
+    key: str
+    host: str
+    roles: list[tuple[float, Role]]
+    times: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # until the last plan
+    spent: Spent | None = None  # in this cycle
+    done_at: float | None = None
+
+    @property
+    def role(self) -> Role:
+        return self.roles[-1][1]
+
+    def becomes(self, role: Role, now: float) -> None:
+        if self.role is not role:
+            self.roles.append((now, role))
+
+
+class Book:
+    """`expected`: hosts by infra rank, as far as they are known."""
+
+    def __init__(self, now: float, expected: Iterable[str] = ()) -> None:
+        hosts = list(expected)
+        self._rows = {str(rank): _Row(str(rank), host, [(now, Role.AWAY)]) for rank, host in enumerate(hosts)}
+        self._marks = Marks(now, now, first=True)  # of the cycle that runs; its end is not known yet
+        self._estimated: set[str] = set()
+        self._told: set[str] = set()  # what ranks of this job tell: "import" and "init" are over, "checkpoint"
+        self._saves = SectionTime("", 0.0)  # of all nodes
+        self._productive_s = 0.0
+        self._typical: Spent | None = None  # of the last cycle that is over
+
+    # --- what happens ---------------------------------------------------------------------------------------
+
+    def load(self, past: History, counted_at: float) -> None:
+        """What was counted until the plan of the cycle that runs, which an earlier coordinator has sent at
+        `counted_at`. Nodes that have registered here, or not yet, have that role since then."""
+        self._marks = replace(self._marks, plan_s=counted_at, first=False)
+        self._productive_s, self._estimated, self._saves = (
+            past.productive_s,
+            {*past.estimated},
+            past.saves or self._saves,
+        )
+        for row in self._rows.values():
+            row.roles[0] = counted_at, row.roles[0][1]
+        for told in past.nodes:
+            row = self._rows.setdefault(told.key, _Row(told.key, told.host, [(counted_at, Role(told.role))]))
+            row.roles = [(counted_at, Role(told.role))]
+            row.times.update(zip(_NAMES, told.seconds, strict=False))
+            row.times.update({f"{SECTION}{section.name}": section.took_s for section in told.sections})
+            known = (bucket for bucket in ("import", "init", "checkpoint") if row.times.get(bucket))
+            self._told.update(bucket for bucket in known if bucket not in self._estimated)
+
+    def resume(self, active: Collection[str], here: Collection[str], lost_at: float) -> None:
+        """After `load`: these nodes run the cycle; of the others, those that are not here are lost since then."""
+        for key, row in self._rows.items():
+            if key in active:
+                row.roles = [(self._marks.plan_s, Role.ACTIVE)]
+            elif key not in here and row.role in (Role.ACTIVE, Role.HERE):
+                row.becomes(Role.OUT, lost_at)
+
+    def here(self, key: str, host: str, now: float) -> None:
+        """A node has joined, or come back."""
+        if key not in self._rows:
+            self._rows[key] = _Row(key, host, [(now, Role.HERE)])
+        elif self._rows[key].role in (Role.AWAY, Role.OUT):
+            self._rows[key].becomes(Role.HERE, now)
+
+    def gone(self, key: str, now: float) -> None:
+        """A node is lost or excluded."""
+        if key in self._rows:
+            self._rows[key].becomes(Role.OUT, now)
+
+    def spent(self, key: str, spent: Spent, now: float) -> None:
+        """No rank is left on a node."""
+        row = self._rows.get(key)
+        if row is not None and row.done_at is None:
+            row.spent, row.done_at = spent, now
+
+    def failed(self, fault_at: float, sign_at: float) -> None:
+        """The cycle has failed. Later its first cause may be known better."""
+        self._marks = replace(self._marks, fault_s=fault_at, sign_s=min(sign_at, fault_at))
+
+    def stops(self, now: float) -> None:
+        """The end was decided while ranks ran."""
+        if self._marks.fault_s is None:
+            self.failed(now, now)
+
+    def waits(self, now: float) -> None:
+        """Too few nodes are ready for a plan."""
+        if self._marks.waits_s is None:
+            self._marks = replace(self._marks, waits_s=now)
+
+    def planned(self, active: Collection[str], now: float) -> Mapping[str, float]:
+        """A plan is sent; the mean of each bucket over the nodes that were active in the cycle before."""
+        means = self._settle(now, lost=True, again=True)
+        for key, row in self._rows.items():
+            if key in active:
+                row.roles = [(now, Role.ACTIVE)]
+            else:
+                row.roles = [(now, Role.HERE if row.role is Role.ACTIVE else row.role)]
+            row.spent = row.done_at = None
+        self._marks = Marks(now, now)
+        return means
+
+    def ended(self, now: float, well: bool) -> Mapping[str, float]:
+        """The job is over; the same for its last cycle. Nothing happens after that."""
+        means = self._settle(now, lost=not well, again=False)
+        self._marks = Marks(now, now)
+        for row in self._rows.values():
+            row.roles = [(now, row.role)]
+        return means
+
+    # --- what follows ---------------------------------------------------------------------------------------
+
+    def _settle(self, now: float, lost: bool, again: bool) -> Mapping[str, float]:
+        """Add the cycle to what was counted. `again`: another one follows."""
+        found = self._of_cycle(now, lost, again)
+        were_active = {key for key, row in self._rows.items() if any(role is Role.ACTIVE for _, role in row.roles)}
+        means: dict[str, float] = defaultdict(float)
+        for key, times in found.items():
+            row = self._rows[key]
+            self._estimated |= times.estimated
+            for bucket, took_s in times.items():
+                known = bucket in row.times or not bucket.startswith(SECTION) or len(row.times) < 16 + _MOST_NAMES
+                row.times[bucket if known else "other"] += took_s
+                if key in were_active:
+                    means[bucket] += took_s / len(were_active)
+        for save in _saves(self._rows.values()):
+            all_s, count = self._saves.took_s + save.took_s, self._saves.times + save.times
+            self._saves = replace(self._saves, took_s=all_s, times=count)
+        self._productive_s += means["productive"]
+        return means
+
+    def live(self, now: float, wall_s: float) -> Account:
+        """The account at this moment. What running nodes do is estimated by earlier cycles; no counter is changed."""
+        guess = self._typical or Spent(0, 0, 0.0, START_GRACE_S, 0.0)
+        found = self._of_cycle(now, False, False, replace(guess, sections=()))
+        rows, productive = dict[str, _Row](), list[float]()
+        for key, row in self._rows.items():
+            times = found.get(key, Bucketed())
+            rows[key] = replace(row, times=defaultdict(float, row.times))
+            for bucket, took_s in times.items():
+                rows[key].times[bucket] += took_s
+            if row.role is Role.ACTIVE:
+                productive.append(times["productive"])
+        productive_s = self._productive_s + (sum(productive) / len(productive) if productive else 0.0)
+        estimated = tuple(sorted(self._estimated | {"import", "init", "productive"}))
+        return Account(wall_s, productive_s, _nodes(rows.values(), _LISTED), estimated, self._saves)
+
+    def _of_cycle(self, now: float, lost: bool, again: bool, guess: Spent | None = None) -> dict[str, Bucketed]:
+        rows = [row for key, row in self._rows.items() if key]
+        spents = [row.spent for row in rows if row.spent is not None]
+        for bucket, tells in (
+            ("import", any(spent.import_s >= 0.0 for spent in spents)),
+            ("init", any(spent.init_s >= 0.0 for spent in spents)),
+            ("checkpoint", any(_saves(rows))),
+        ):
+            self._told |= {bucket} if tells else set()
+        ended = [(row.done_at, row.spent) for row in rows if row.spent is not None and row.done_at is not None]
+        saved = [done_at - spent.saved_s for done_at, spent in ended if spent.saved_s >= 0.0]
+        marks = self._marks
+        stops = ended and marks.fault_s is not None and (again or marks.waits_s is not None)
+        cycle = replace(
+            marks,
+            end_s=max(now, marks.plan_s),
+            stopped_s=max(done_at for done_at, _ in ended) if stops else marks.waits_s,
+            saved_s=min(saved) if saved else float("-inf") if "checkpoint" in self._told else None,
+            lost=lost,
+            tells_init="import" in self._told,
+            tells_steps="init" in self._told,
+        )
+        typical = _typical(spents) if len(spents) < len(rows) or guess is None else None
+        self._typical, typical = (typical if guess is None else self._typical), typical or guess
+        return {row.key: account(cycle, NodeCycle(tuple(row.roles), row.spent or typical, row.done_at)) for row in rows}
+
+    # --- what is told ---------------------------------------------------------------------------------------
+
+    @property
+    def counted_at(self) -> float:
+        """When the last plan was sent."""
+        return self._marks.plan_s
+
+    def tell(self, history: History) -> History:
+        """`history` with what was counted until the last plan."""
+        known, estimated = self._productive_s, tuple(sorted(self._estimated))
+        return replace(history, nodes=self.nodes(), productive_s=known, estimated=estimated, saves=self._saves)
+
+    def nodes(self, most: int = TOLD) -> tuple[NodeTime, ...]:
+        """What was counted until the last plan; beyond `most` nodes their sum."""
+        return _nodes(self._rows.values(), most)
+
+    def told(self, wall_s: float) -> Account:
+        """The account until the last plan; after `ended`, of the whole job."""
+        return Account(wall_s, self._productive_s, self.nodes(_LISTED), tuple(sorted(self._estimated)), self._saves)
+
+
+def _saves(rows: Iterable[_Row]) -> list[SectionTime]:
+    sections = (section for row in rows if row.spent is not None for section in row.spent.sections)
+    return [section for section in sections if kind_of(section.name) == "checkpoint" and section.times]
+
+
+def _told(row: _Row) -> NodeTime:
+    times = {bucket: round(took_s, 6) for bucket, took_s in row.times.items()}
+    sections = [(name, took_s) for name, took_s in times.items() if name.startswith(SECTION) and took_s]
+    return NodeTime(
+        row.key,
+        row.host,
+        row.role.value,
+        tuple(times.get(name, 0.0) for name in _NAMES),
+        tuple(SectionTime(name.removeprefix(SECTION), took_s) for name, took_s in sections),
+    )
+
+
+def _nodes(rows: Iterable[_Row], most: int) -> tuple[NodeTime, ...]:
+    nodes = [_told(row) for row in rows]
+    return tuple(nodes) if len(nodes) <= most else (*nodes[: most - 1], _sum(nodes[most - 1 :]))
+
+
+def _sum(nodes: Collection[NodeTime]) -> NodeTime:
+    sections: dict[str, float] = defaultdict(float)
+    for section in (section for node in nodes for section in node.sections):
+        sections[section.name] += section.took_s
+    seconds = tuple(round(sum(column), 6) for column in zip(*(node.seconds for node in nodes), strict=True))
+    told = [SectionTime(name, round(took_s, 6)) for name, took_s in sections.items()]
+    return NodeTime("", f"{len(nodes)} nodes", Role.OUT.value, seconds, tuple(told[:_MOST_NAMES]))
+
+
+def _typical(spents: Collection[Spent]) -> Spent | None:
+    """For a node that could not report: what the others did."""
+    if not spents:
+        return None
+    names = ("start_s", "import_s", "init_s", "reload_s", "suspended_s")
+    return replace(next(iter(spents)), **{name: median(getattr(one, name) for one in spents) for name in names})

@@ -1,0 +1,74 @@
+"""The account in JSON: node-seconds by bucket, with grades; two ratios by name; what restarts have lost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from nvrx_slurm.core.account.account import BUCKETS, SECTION, Grade
+from nvrx_slurm.types import Account, NodeTime, RestartRecord
+
+SCHEMA = 1
+_NOT_TRAINING = ("spare_idle", "excluded")
+
+
+def to_json(account: Account, queue_s: float | None = None, before_s: float = 0.0) -> dict[str, Any]:
+    """The object "account" of result.json. `queue_s`: between submission and start of the allocation, None = not known;
+    `before_s`: from there until the job began, on all nodes."""
+    nodes = [_of_node(node, before_s) for node in account.nodes]
+    total: Counter[str] = Counter()
+    for node in nodes:
+        total.update(node["seconds"])
+    wall_s = account.wall_s + before_s
+    training_s = sum(total.values()) - sum(total[bucket] for bucket in _NOT_TRAINING)
+    return {
+        "schema": SCHEMA,
+        "wall_s": round(wall_s, 6),
+        "queue_s": queue_s,
+        "before_s": round(before_s, 3),
+        "productive_s": round(account.productive_s, 6),
+        "job_ettr": ratio(account.productive_s, wall_s + (queue_s or 0.0)),
+        "productive_share": ratio(total["productive"], sum(total.values())),
+        "productive_share_of_training_nodes": ratio(total["productive"], training_s),
+        "node_seconds": {bucket: round(took_s, 6) for bucket, took_s in total.items()},
+        "grades": grades(total, account.estimated),
+        "saves": account.saves.times,
+        "save_s": account.saves.took_s / account.saves.times if account.saves.times else None,
+        "nodes": nodes,
+    }
+
+
+def _of_node(node: NodeTime, before_s: float) -> dict[str, Any]:
+    times = dict(zip(BUCKETS, node.seconds, strict=False))
+    times |= {f"{SECTION}{section.name}": section.took_s for section in node.sections}
+    times["wait_nodes"] = times.get("wait_nodes", 0.0) + before_s
+    found = {bucket: round(took_s, 6) for bucket, took_s in times.items() if took_s}
+    return {"node": node.key, "host": node.host, "wall_s": round(sum(found.values()), 6), "seconds": found}
+
+
+def grades(buckets: Iterable[str], estimated: Collection[str]) -> dict[str, str]:
+    """How well the number of each bucket is known. Where it is not known what was lost, productive work is bounded."""
+    found = {bucket: BUCKETS[bucket][0] if bucket in BUCKETS else Grade.COUNTED for bucket in (*buckets, "recomputed")}
+    found |= {bucket: Grade.ESTIMATED for bucket in estimated if bucket in found}
+    if found.get("productive") is Grade.COUNTED and "recomputed" in [*buckets, *estimated]:
+        found["productive"] = Grade.BOUNDED
+    return {bucket: grade.value for bucket, grade in found.items()}
+
+
+def ratio(part: float, whole: float) -> float | None:
+    """`part` of `whole`, to 6 digits; None of nothing."""
+    return round(part / whole, 6) if whole > 0.0 else None
+
+
+def lost_s(restart: RestartRecord | Mapping[str, Any]) -> float:
+    """What a restart cost: from the last sign of life of its cause until the next cycle trained, and repeated work."""
+    one = restart if isinstance(restart, Mapping) else vars(restart)
+    return sum(float(one.get(name) or 0.0) for name in ("detect_s", "down_s", "again_s", "recomputed_s"))
+
+
+def lost_steps(restart: RestartRecord | Mapping[str, Any]) -> int | None:
+    """Steps that a restart repeated; None where they are not known."""
+    one = restart if isinstance(restart, Mapping) else vars(restart)
+    reached, saved = (int(one.get(name, -1)) for name in ("iteration", "checkpoint"))
+    return max(0, reached - saved) if reached >= 0 and saved >= 0 else None

@@ -1,0 +1,51 @@
+"""What the page of a rank says about its time. The rank may have written anything there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nvrx_slurm.core.account.ranks import RankTimes
+from nvrx_slurm.core.rank.watch import STEP_SECTION, slots_of
+from nvrx_slurm.monitor import page
+from nvrx_slurm.types import SectionTime
+
+
+def times_of(words: Sequence[int], names: Sequence[str], released_s: float, until_s: float) -> RankTimes:
+    """`words` of the page of a rank that was released and ended (or lives) at these monotonic seconds. `names`: of its
+    sections, in the order of the page."""
+    lived_s = until_s - released_s
+
+    def at_s(word: int) -> float:
+        return words[word] / 1e9 if released_s <= words[word] / 1e9 <= until_s else 0.0
+
+    def length_s(word: int) -> float:
+        return min(max(0.0, words[word] / 1e9), lived_s)
+
+    slots = [name for name, _ in slots_of(list(names))]
+    since_s = [at_s(page.SECTIONS + slot) for slot in range(len(slots))]
+    last = since_s.index(max(since_s)) if any(since_s) else -1  # it began last of those that are open
+    spent_s = [length_s(page.SPENT + slot) for slot in range(len(slots))]
+    if last >= 0:
+        spent_s[last] += until_s - max(at_s(page.TURN), since_s[last])
+    sections: dict[str, SectionTime] = {}
+    for slot, name in enumerate(slots):
+        old, times = sections.get(name, SectionTime(name, 0.0)), min(max(0, words[page.TIMES + slot]), 1_000_000)
+        sections[name] = SectionTime(name, old.took_s + spent_s[slot], old.times + times)
+    others_s = sum(section.took_s for section in sections.values() if section.name != STEP_SECTION)
+    saved_s = at_s(page.SAVED)
+    return RankTimes(
+        released_s=released_s,
+        until_s=until_s,
+        init_s=at_s(page.FIRST_INIT),
+        first_s=at_s(page.FIRST_BEAT),
+        second_s=at_s(page.SECOND_BEAT),
+        last_s=at_s(page.HEARTBEAT),
+        turn_s=at_s(page.TURN),
+        saved_s=saved_s,
+        after_s=max(0.0, others_s - length_s(page.BEFORE_SAVED)) if saved_s else 0.0,
+        before_s=length_s(page.BEFORE),
+        beats=min(max(0, words[page.BEATS]), 1 << 40),
+        suspended_s=length_s(page.SUSPENDED),
+        sections=tuple(section for section in sections.values() if section.took_s > 0.0),
+        inside=last >= 0,
+    )

@@ -1,0 +1,154 @@
+"""Where the time went: the buckets of a node fill its time exactly, whatever happened, also over a takeover."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nvrx_slurm.core.account.account import BUCKETS, SECTION, Marks, NodeCycle, Role, account
+from nvrx_slurm.core.account.book import TOLD, Book
+from nvrx_slurm.core.account.ranks import RankTimes, node_spent
+from nvrx_slurm.core.account.report import to_json
+from nvrx_slurm.types import FaultKind, History, NodeTime, SectionTime, Spent
+
+TIMES = st.floats(-10.0, 200.0)
+SECTIONS = st.builds(SectionTime, st.sampled_from(["step", "checkpointing", "load", "evaluation", "setup"]), TIMES)
+SPENT = st.builds(
+    Spent, st.just(1), st.just(0), TIMES, TIMES, TIMES, TIMES, TIMES, TIMES, TIMES, st.lists(SECTIONS).map(tuple)
+)
+MAYBE = st.none() | TIMES
+MARKS = st.builds(
+    Marks, TIMES, TIMES, st.booleans(), *(MAYBE,) * 4, MAYBE | st.just(float("-inf")), *(st.booleans(),) * 3
+)
+ROLES = st.lists(st.tuples(TIMES, st.sampled_from(Role)), min_size=1, max_size=4).map(
+    lambda found: tuple(sorted(found))
+)
+
+
+@given(MARKS, st.builds(NodeCycle, ROLES, st.none() | SPENT, MAYBE))
+def test_the_buckets_of_a_node_fill_its_time(cycle: Marks, node: NodeCycle) -> None:
+    found = account(cycle, node)
+    wall_s = max(0.0, cycle.end_s - cycle.plan_s)
+    assert sum(found.values()) == pytest.approx(wall_s, abs=1e-6)
+    assert all(took_s >= 0.0 for took_s in found.values())
+    assert all(bucket in BUCKETS or bucket.startswith(SECTION) for bucket in found)
+
+
+def cycle(**marks: Any) -> Marks:
+    known = {"sign_s": 60.0, "fault_s": 65.0, "stopped_s": 66.0, "saved_s": 50.0, "lost": True}
+    known |= {"tells_init": True, "tells_steps": True}
+    return Marks(10.0, 70.0, **{**known, **marks})
+
+
+ALL = Spent(1, 0, 1.0, 4.0, 5.0, 2.0, 3.0, 16.0, 4.0, (SectionTime("save", 6.0), SectionTime("eval", 7.0)))
+ENDS = {"detect": 5.0, "stop": 1.0, "plan": 4.0}
+BEGINS = {"start": 1.0, "import": 4.0, "init": 5.0, "reload": 2.0, "suspended": 3.0, "checkpoint": 6.0}
+CASES: dict[str, tuple[Marks, NodeCycle, dict[str, float]]] = {
+    "each phase": (
+        cycle(), NodeCycle(((10.0, Role.ACTIVE),), ALL, 66.0),
+        BEGINS | ENDS | {"section:eval": 7.0, "recomputed": 6.0, "productive": 16.0},
+    ),
+    "nothing was saved": (
+        cycle(saved_s=float("-inf")), NodeCycle(((10.0, Role.ACTIVE),), Spent(1, 0, 1.0, 4.0, 5.0), 66.0),
+        ENDS | {"start": 1.0, "import": 4.0, "init": 5.0, "recomputed": 40.0},
+    ),
+    "no client": (
+        cycle(tells_init=False, tells_steps=False, saved_s=None),
+        NodeCycle(((10.0, Role.ACTIVE),), Spent(1, 0, 1.0), 66.0),
+        ENDS | {"start": 1.0, "import": 5.0, "productive": 44.0},
+    ),
+    "too few nodes": (
+        cycle(waits_s=67.0), NodeCycle(((10.0, Role.ACTIVE),), Spent(1, 0, 1.0, 4.0, 5.0), 66.0),
+        {"start": 1.0, "import": 4.0, "init": 5.0, "productive": 30.0, "recomputed": 10.0, "detect": 5.0,
+         "stop": 1.0, "plan": 1.0, "wait_nodes": 3.0},
+    ),
+    "a spare that is lost": (
+        cycle(), NodeCycle(((0.0, Role.HERE), (30.0, Role.OUT))), {"spare_idle": 20.0, "excluded": 40.0}
+    ),
+    "it comes late": (
+        cycle(), NodeCycle(((0.0, Role.AWAY), (20.0, Role.HERE))), {"wait_nodes": 10.0, "spare_idle": 50.0}
+    ),
+    "an active node is lost, and nobody can say what it did": (
+        cycle(), NodeCycle(((10.0, Role.ACTIVE), (40.0, Role.OUT))), {"other": 30.0, "excluded": 30.0}
+    ),
+    "before the first plan": (
+        cycle(first=True), NodeCycle(((0.0, Role.HERE),)), {"wait_nodes": 60.0}
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_second_is_where_it_belongs(name: str) -> None:
+    marks, node, wanted = CASES[name]
+    assert account(marks, node) == pytest.approx(wanted)
+
+
+def test_the_slowest_rank_of_a_node_counts() -> None:
+    fast = RankTimes(1.0, 30.0, 2.0, 3.0, 4.0, 29.0, 20.0, 20.0, beats=27)
+    slow = RankTimes(1.5, 30.0, 4.0, 6.0, 9.0, 29.0, 21.0, 21.0, 0.5, 1.0, 22, sections=(SectionTime("save", 2.0, 1),))
+    spent = node_spent([fast, slow], 0.5, 31.0, 1, 0)
+    assert (spent.start_s, spent.import_s, spent.init_s, spent.saved_s) == (1.0, 2.5, 2.0, 11.0)
+    assert (spent.reload_s, spent.after_s, spent.sections) == (2.0, 1.0, slow.sections)
+    assert node_spent([], 0.0, 1.0, 1, 0) == Spent(1, 0)
+    assert fast.silent_s(FaultKind.EXIT, 31.0) == 1.0 and fast.silent_s(FaultKind.HANG, 31.0) == 2.0
+    assert RankTimes(1.0, 60.0, 2.0, 3.0, 4.0, 29.0, beats=27).silent_s(FaultKind.EXIT, 61.0) == 32.0
+
+
+# --- over takeovers ---------------------------------------------------------------------------------------------------
+
+DOINGS = st.lists(
+    st.tuples(
+        st.sampled_from(["plan", "fail", "gone", "here", "spent", "wait", "takeover"]),
+        st.integers(0, TOLD + 3),
+        st.floats(0.0, 20.0),
+    ),
+    max_size=30,
+)
+
+
+def seconds(nodes: tuple[NodeTime, ...]) -> float:
+    return sum(sum(node.seconds) + sum(section.took_s for section in node.sections) for node in nodes)
+
+
+@given(DOINGS, st.sampled_from([2, 5, TOLD + 4]))
+def test_counters_never_go_back_and_nothing_is_lost_over_a_takeover(doings: Any, count: int) -> None:
+    now, hosts = 100.0, [f"n{rank}" for rank in range(count)]
+    keys = [str(rank) for rank in range(count)]
+    book = Book(now, hosts)
+    for key, host in zip(keys, hosts, strict=True):
+        book.here(key, host, now)
+    counted_s, productive_s, planned = 0.0, 0.0, False
+    for what, which, sleep_s in doings:
+        now, key = now + sleep_s, keys[which % count]
+        if what == "plan":
+            book.planned(keys[: max(1, count // 2)], now)
+            planned = True
+        elif what == "takeover" and planned:
+            past, at = book.tell(History()), book.counted_at
+            book = Book(now)
+            book.load(past, at)
+            for other, host in zip(keys, hosts, strict=True):
+                book.here(other, host, now)
+            book.resume(keys[: max(1, count // 2)], keys, now)
+        elif what == "fail":
+            book.failed(now, now - 1.0)
+        elif what in ("gone", "here"):
+            book.gone(key, now) if what == "gone" else book.here(key, f"n{key}", now)
+        elif what == "spent":
+            book.spent(key, Spent(1, 0, 0.1, 1.0, 1.0, saved_s=2.0, sections=(SectionTime("save", 1.0, 1),)), now)
+        elif what == "wait":
+            book.waits(now)
+        told = book.told(now)
+        assert seconds(told.nodes) >= counted_s - 1e-3 and told.productive_s >= productive_s
+        counted_s, productive_s = seconds(told.nodes), told.productive_s
+        if count <= TOLD:
+            assert seconds(book.live(now, 0.0).nodes) == pytest.approx(count * (now - 100.0), abs=1e-3)
+    book.ended(now, well=False)
+    told = book.told(now - 100.0)
+    if count <= TOLD:
+        assert seconds(told.nodes) == pytest.approx(count * (now - 100.0), abs=1e-3)
+        walls = [node["wall_s"] for node in to_json(told)["nodes"]]
+        assert walls == pytest.approx([now - 100.0] * count, abs=1e-3)
