@@ -36,7 +36,7 @@ BUCKETS: dict[str, tuple[Grade, str]] = {
     "checkpoint": (Grade.COUNTED, "sections that save"),
     "detect": (Grade.COUNTED, "from the culprit's last sign of life until its fault was reported"),
     "stop": (Grade.COUNTED, "from there until no rank of the job was left; at the end, until the job was over"),
-    "plan": (Grade.COUNTED, "from there until the next plan: health checks, progress, fences"),
+    "plan": (Grade.COUNTED, "from there until the next plan: health checks, progress, fences, pauses"),
     "spare_idle": (Grade.COUNTED, "the node was a spare"),
     "excluded": (Grade.BOUNDED, "the node was excluded, or lost: it may have left the allocation"),
     "suspended": (Grade.COUNTED, "the node's processes were stopped (scontrol suspend, a paused machine)"),
