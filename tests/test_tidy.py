@@ -282,6 +282,7 @@ WALL_CLOCK = {
     "nvrx_slurm/attribution/__main__.py",
     "nvrx_slurm/cli/chain.py",
     "nvrx_slurm/cli/front.py",
+    "nvrx_slurm/cli/goodput.py",
     "nvrx_slurm/cli/logs.py",
     "nvrx_slurm/cli/status.py",
     "nvrx_slurm/logs/merged.py",
