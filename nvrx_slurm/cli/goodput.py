@@ -16,9 +16,9 @@ from nvrx_slurm.cli.log_tree import RUN, find_run, log_dir, result_of
 from nvrx_slurm.core.account.account import BUCKETS
 from nvrx_slurm.core.account.goodput import in_lines, summary
 from nvrx_slurm.core.account.report import to_json
-from nvrx_slurm.core.coordinator.report import in_words
 from nvrx_slurm.core.logs.printable import printable
 from nvrx_slurm.core.record import decode
+from nvrx_slurm.core.words import in_words
 from nvrx_slurm.errors import ProtocolError
 from nvrx_slurm.types import Account, History, NodeTime, SectionTime
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nvrx_slurm.core.account.account import BUCKETS, SECTION, Marks, NodeCycle, Role, account
@@ -14,10 +14,21 @@ from nvrx_slurm.core.account.ranks import RankTimes, node_spent
 from nvrx_slurm.core.account.report import to_json
 from nvrx_slurm.types import FaultKind, History, NodeTime, SectionTime, Spent
 
+BUSY = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)  # of a busy machine
 TIMES = st.floats(-10.0, 200.0)
 SECTIONS = st.builds(SectionTime, st.sampled_from(["step", "checkpointing", "load", "evaluation", "setup"]), TIMES)
 SPENT = st.builds(
-    Spent, st.just(1), st.just(0), TIMES, TIMES, TIMES, TIMES, TIMES, TIMES, TIMES, st.lists(SECTIONS).map(tuple)
+    Spent,
+    st.just(1),
+    st.just(0),
+    TIMES,
+    TIMES,
+    TIMES,
+    TIMES,
+    TIMES,
+    TIMES,
+    TIMES,
+    st.lists(SECTIONS, max_size=4).map(tuple),
 )
 MAYBE = st.none() | TIMES
 MARKS = st.builds(
@@ -28,6 +39,7 @@ ROLES = st.lists(st.tuples(TIMES, st.sampled_from(Role)), min_size=1, max_size=4
 )
 
 
+@BUSY
 @given(MARKS, st.builds(NodeCycle, ROLES, st.none() | SPENT, MAYBE))
 def test_the_buckets_of_a_node_fill_its_time(cycle: Marks, node: NodeCycle) -> None:
     found = account(cycle, node)
@@ -113,6 +125,7 @@ def seconds(nodes: tuple[NodeTime, ...]) -> float:
     return sum(sum(node.seconds) + sum(section.took_s for section in node.sections) for node in nodes)
 
 
+@BUSY
 @given(DOINGS, st.sampled_from([2, 5, TOLD + 4]))
 def test_counters_never_go_back_and_nothing_is_lost_over_a_takeover(doings: Any, count: int) -> None:
     now, hosts = 100.0, [f"n{rank}" for rank in range(count)]

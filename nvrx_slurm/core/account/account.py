@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from enum import Enum
+from functools import lru_cache
 
 from nvrx_slurm.core.rank.sections import kind_of
 from nvrx_slurm.frozen import frozen
@@ -36,13 +37,14 @@ BUCKETS: dict[str, tuple[Grade, str]] = {
     "checkpoint": (Grade.COUNTED, "sections that save"),
     "detect": (Grade.COUNTED, "from the culprit's last sign of life until its fault was reported"),
     "stop": (Grade.COUNTED, "from there until no rank of the job was left; at the end, until the job was over"),
-    "plan": (Grade.COUNTED, "from there until the next plan: health checks, progress, fences"),
+    "plan": (Grade.COUNTED, "from there until the next plan: health checks, progress, fences, pauses"),
     "spare_idle": (Grade.COUNTED, "the node was a spare"),
     "excluded": (Grade.BOUNDED, "the node was excluded, or lost: it may have left the allocation"),
     "suspended": (Grade.COUNTED, "the node's processes were stopped (scontrol suspend, a paused machine)"),
     "other": (Grade.COUNTED, "nothing is known"),
 }
 SECTION = "section:"
+kind = lru_cache(maxsize=256)(kind_of)  # asked for each section of each node
 START_GRACE_S = 5.0  # of a script that does not say when its imports, or its first step, are done
 
 
@@ -182,6 +184,6 @@ def inside(spent: Spent) -> Mapping[str, float]:
     found: dict[str, float] = defaultdict(float)
     found["reload"], found["suspended"] = spent.reload_s, spent.suspended_s
     for section in spent.sections:
-        found[kind_of(section.name) or f"{SECTION}{section.name}"] += section.took_s
+        found[kind(section.name) or f"{SECTION}{section.name}"] += section.took_s
     found.pop("productive", None)
     return found

@@ -10,8 +10,17 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from nvrx_slurm.core.account.account import BUCKETS, SECTION, START_GRACE_S, Bucketed, Marks, NodeCycle, Role, account
-from nvrx_slurm.core.rank.sections import kind_of
+from nvrx_slurm.core.account.account import (
+    BUCKETS,
+    SECTION,
+    START_GRACE_S,
+    Bucketed,
+    Marks,
+    NodeCycle,
+    Role,
+    account,
+    kind,
+)
 from nvrx_slurm.types import Account, History, NodeTime, SectionTime, Spent
 
 TOLD = 32  # nodes that a plan tells one by one; where there are more, their sum
@@ -193,7 +202,7 @@ class Book:
             tells_init="import" in self._told,
             tells_steps="init" in self._told,
         )
-        typical = _typical(spents) if len(spents) < len(rows) or guess is None else None
+        typical = _typical(spents[:TOLD]) if len(spents) < len(rows) or guess is None else None
         self._typical, typical = (typical if guess is None else self._typical), typical or guess
         return {row.key: account(cycle, NodeCycle(tuple(row.roles), row.spent or typical, row.done_at)) for row in rows}
 
@@ -220,7 +229,7 @@ class Book:
 
 def _saves(rows: Iterable[_Row]) -> list[SectionTime]:
     sections = (section for row in rows if row.spent is not None for section in row.spent.sections)
-    return [section for section in sections if kind_of(section.name) == "checkpoint" and section.times]
+    return [section for section in sections if kind(section.name) == "checkpoint" and section.times]
 
 
 def _told(row: _Row) -> NodeTime:

@@ -11,7 +11,7 @@ from math import sqrt
 from typing import Any
 
 from nvrx_slurm.core.account.report import grades, lost_s, lost_steps, ratio
-from nvrx_slurm.core.coordinator.report import in_words
+from nvrx_slurm.core.words import in_words
 
 Result = Mapping[str, Any]
 _SHOWN = 8  # causes and nodes

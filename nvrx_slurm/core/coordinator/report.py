@@ -86,15 +86,20 @@ class Ledger:
 
     def complete(self, history: History) -> History:
         """`history` with what this report tells to the next coordinator."""
+        return replace(
+            self.book.tell(self._summed(history)),
+            restarts=self._last_restarts(_TOLD_RESTARTS)[-_TOLD_RESTARTS:],
+            counted_s=max(0.0, self._at_s(self.book.counted_at)),
+        )
+
+    def _summed(self, history: History) -> History:
         past = self._past
         return replace(
-            self.book.tell(history),
+            history,
             began_s=past.began_s or self._began_s,
             down_s=past.down_s + self._down_s,
-            restarts=self._last_restarts(_TOLD_RESTARTS)[-_TOLD_RESTARTS:],
             lost=tuple(dict.fromkeys((*past.lost, *self._lost)))[:_TOLD_HOSTS],
             promoted=(*past.promoted, *self._promoted)[:_TOLD_HOSTS],
-            counted_s=max(0.0, self._at_s(self.book.counted_at)),
         )
 
     def _at_s(self, at: float) -> float:
@@ -247,11 +252,12 @@ class Ledger:
         """The report, at the end of the job, whose last cycle was `cycle`. `well`: all ranks have ended with 0."""
         self.load()
         self._close(now, self.book.ended(now, well))
-        return self.so_far(history, cycle, now, LISTED)
+        return replace(self.so_far(history, cycle, now, LISTED), account=self.book.told(self._at_s(now)))
 
     def so_far(self, history: History, cycle: int, now: float, most: int) -> JobReport:
-        """The report of a job that runs: the last `most` (>= 1) entries of each list. A restart under way counts."""
-        history = self.complete(history)
+        """The report of a job that runs, without account: the last `most` (>= 1) entries of each list. A restart under
+        way counts. O(most)."""
+        history = self._summed(history)
         last = list(self._last.values())[-most:]
         under_way = () if self._open is None else (replace(self._open, down_s=now - self._open.at_s),)
         return JobReport(
@@ -267,7 +273,6 @@ class Ledger:
             spares_used=history.promoted,
             down_s=history.down_s,
             out_of_time=self.out_of_time,
-            account=self.book.told(self._at_s(now)),
         )
 
 
