@@ -244,13 +244,8 @@ def test_groups_that_were_being_made_are_forgotten(monkeypatch) -> None:
     """torch numbers groups: with one group there and none here, the ranks would not meet any more."""
     world = SimpleNamespace(pg_names={"half": "made"}, group_count=1)
     unregistered: list[str] = []
-    fake(
-        monkeypatch,
-        abort._C10D,
-        _world=world,
-        is_initialized=lambda: False,
-        _unregister_all_process_groups=lambda: unregistered.append("all"),
-    )
+    end_all = {"_unregister_all_process_groups": lambda: unregistered.append("all")}
+    fake(monkeypatch, abort._C10D, _world=world, is_initialized=lambda: False, **end_all)
     abort.forget_half_made_groups()
     assert (world.pg_names, world.group_count, unregistered) == ({}, 0, ["all"])
 

@@ -90,8 +90,7 @@ EXPECTED: dict[str, tuple[list[int], str]] = {
 }
 MORE = ("--ft-crash-loop-backoff=0", "--ft-preload=torch")
 FIRST = ["sleeps", "stops", "other_collective"]
-MORE_KINDS = [kind for kind in EXPECTED if kind not in FIRST]
-JOBS = [FIRST, *(MORE_KINDS[first::2] for first in range(2))]
+JOBS = [FIRST, *([kind for kind in EXPECTED if kind not in FIRST][first::2] for first in range(2))]
 
 
 @pytest.mark.torch

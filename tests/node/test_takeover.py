@@ -52,13 +52,7 @@ def test_result_and_logs_tell_of_all_terms(rig: Rig) -> None:
 
 
 # Others have these shapes, too: an own session and a first instruction, a daemon, or a real Slurm.
-REPEATED = (
-    ("stopped", "plain"),
-    ("stopped", "popen"),
-    ("stopped", "setsid"),
-    ("killed", "popen"),
-    ("killed", "setsid"),
-)
+REPEATED = [("stopped", "plain"), *((fault, shape) for fault in ("stopped", "killed") for shape in ("popen", "setsid"))]
 CASES = [
     pytest.param(*case, marks=pytest.mark.matrix if case in REPEATED else ())
     for case in (*one_writer.CASES, ("", "popen"))

@@ -59,14 +59,11 @@ def test_small_clusters_meet_what_large_ones_meet_rarely(seeds: Iterable[int]) -
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    ("policy", "seeds"),
-    [
-        (RestartPolicy.ANY_FAILED, range(8)),
-        pytest.param(RestartPolicy.ANY_FAILED, range(8, 20), marks=pytest.mark.matrix),
-        pytest.param(RestartPolicy.MIN_HEALTHY, range(20), marks=pytest.mark.matrix),
-    ],
-)
+@pytest.mark.parametrize("policy, seeds", [
+    (RestartPolicy.ANY_FAILED, range(8)),
+    pytest.param(RestartPolicy.ANY_FAILED, range(8, 20), marks=pytest.mark.matrix),
+    pytest.param(RestartPolicy.MIN_HEALTHY, range(20), marks=pytest.mark.matrix),
+])  # fmt: skip
 def test_one_kind_of_fault_again_and_again(kind: str, policy: RestartPolicy, seeds: range) -> None:
     agent = AgentSettings(in_step=True, policy=policy)
     run(WorldSettings(nodes=6, min_nodes=4, max_restarts=8, seed=s, kinds=(kind,), agent=agent) for s in seeds)
