@@ -18,7 +18,6 @@ _AFTER_S = 1.0  # the fault comes so long after all ranks have passed their impo
 _ROW = 10  # restarts, one after the other
 _SETTLED_S = 2.0  # the same processes for so long
 _NODES_OF = {"1": 1, "2": 2, "2:3": 2}
-_NPROC = 2
 _OFF = "--ft-warm off"
 _FLAGS = (f"--max-restarts={_ROW}", "--monitor-interval=0.1")
 
@@ -68,14 +67,14 @@ def _row(launcher: Launcher, nproc: int) -> float:
 def _lost_node(launcher: Launcher) -> float:
     """2 active nodes and 1 spare; the node with the highest rank is killed."""
     with _job(launcher) as job:
-        ranks = _start(job, launcher, "2:3", _NPROC)
+        ranks = _start(job, launcher, "2:3", 2)
         victim = max(ranks, key=lambda event: event.rank).pid
         (node,) = [node for node in job.nodes if victim in procfs.family(node.pid)]
         time.sleep(max(0.0, _last(ranks) + 10 * _AFTER_S - time.monotonic()))  # a spare has time
         at_s = time.monotonic()
         for pid in (node.pid, *_workers(node.pid)):
             os.kill(pid, signal.SIGKILL)
-        return _last(job.wait(2 * _NPROC, "imported", at_s)) - at_s
+        return _last(job.wait(2 * 2, "imported", at_s)) - at_s
 
 
 def _cold_start(launcher: Launcher, nproc: int, then: str = "imported") -> float:

@@ -1,13 +1,10 @@
-"""The user's script of all figures. It tells the harness, through a FIFO, what happened and when.
-
-Only the mode "torch" imports torch.
+"""The user's script of all figures but `warm-*`. It tells the harness, through a FIFO, what happened and when.
 
 worker.py wait           say "started"; on SIGUSR1 say "dying" and exit with 1
 worker.py stop | sleep   say "started"; one heartbeat, say "heartbeat"; then hang (SIGSTOP, or asleep for good)
 worker.py nested         say "started"; open three sections, one within the other, say "opened"; then hang
 worker.py time CALLS     say "started"; on SIGUSR1 time CALLS (heartbeats | sections), say "took" (median in us)
 worker.py beat EVERY_S   say "started"; heartbeats for good; on SIGUSR1 one more, say "heartbeat"; then hang
-worker.py torch          import torch, say "imported"; make a step of a small model, say "stepped"; then idle
 worker.py handler        say "started"; wait in C for good, with a handler of SIGTERM in Python
 worker.py saving         say "started"; on SIGTERM write, sync and sleep for 10 s, say "saved" and end
 worker.py shutdown       say "started"; on SIGUSR1 say "asking" and ask for the end of the job
@@ -171,19 +168,6 @@ def saving():
     time.sleep(LONGEST_LIFE_S)
 
 
-def train():
-    """The part of a restart that is the user's: the import and the first step."""
-    import torch
-
-    tell("imported", time.monotonic())
-    model = torch.nn.Linear(64, 64)
-    optimizer = torch.optim.AdamW(model.parameters())
-    model(torch.randn(8, 64)).sum().backward()
-    optimizer.step()
-    tell("stepped", time.monotonic())
-    time.sleep(LONGEST_LIFE_S)
-
-
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 mode = sys.argv[1]
 if mode == "wait":
@@ -198,7 +182,5 @@ elif mode in ("handler", "saving"):
     {"handler": handler, "saving": saving}[mode]()
 elif mode == "shutdown":
     shutdown()
-elif mode == "torch":
-    train()
 else:
     hang(mode)

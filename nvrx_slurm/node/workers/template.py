@@ -202,9 +202,9 @@ class TemplateProcess(SupervisedProcess):
     def _on_end(self) -> None:
         """The successor belongs to this process now, as standbys do, and has the other end of the channel."""
         successor, self._successor = self._successor, 0
-        if not successor or self._child is None:
-            return super()._on_end()
         self.hear()
+        if not successor or self._child is None or self._starts_again:
+            return super()._on_end()
         try:
             child = processes.adopt(successor)
         except OSError:  # it has ended
