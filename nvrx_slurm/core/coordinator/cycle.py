@@ -66,7 +66,11 @@ class Running:
         node, plan = message.node, message.plan
         group_rank = assignment.group_ranks.get(node.node_id)
         if group_rank is None:
-            self._arrived_as_spare(message, now)
+            if message.busy:
+                self._roster.stop_old_workers(message, now)
+            else:
+                self._out.append(Say(f"node {node.host} joined as a spare"))
+                self._roster.send_plan(node.node_id)
             return None
         current = plan is not None and plan.cycle == self._job.cycle
         goes_on = current and message.doing in (t.Activity.RUNNING, t.Activity.SUCCEEDED)
@@ -82,13 +86,6 @@ class Running:
             unseen = lost(node, "its agent had no coordinator for a while and stopped its workers")
             return self._node_failed(group_rank, (current and message.faults) or (unseen,), now, gone=True)
         return None
-
-    def _arrived_as_spare(self, message: t.Register, now: float) -> None:
-        if message.busy:
-            self._roster.stop_old_workers(message, now)
-        else:
-            self._out.append(Say(f"node {message.node.host} joined as a spare"))
-            self._roster.send_plan(message.node.node_id)
 
     def on_left(self, event: ev.Left, now: float) -> Stage | None:
         """A fault, unless the node was a spare or is past its part in the cycle."""
@@ -226,9 +223,9 @@ class Stopping:
         (Stage.STOPPING, ev.Left, "on_left", _NEXT, "it is not waited for"),
         (Stage.STOPPING, ev.Available, "on_available", _NEXT, "one fewer"),
         (Stage.STOPPING, ev.Timer, "on_timer", _NEXT, "a node does not stop"),
-        (Stage.STOPPING, ev.ProgressRead, "on_progress", (Stage.FINISHED,), "score this cycle"),
+        (Stage.STOPPING, ev.ProgressRead, "on_progress", (Stage.SCORING, Stage.FINISHED), "score this cycle"),
         (Stage.SCORING, ev.ProgressRead, "on_progress", (Stage.JOINING, Stage.FINISHED), "score this cycle"),
-        (Stage.SCORING, ev.Timer, "on_unscored", (Stage.JOINING, Stage.FINISHED), "progress cannot be read"),
+        (Stage.SCORING, ev.Timer, "on_timer", (Stage.JOINING, Stage.FINISHED), "progress cannot be read"),
         (Stage.SCORING, ev.Arrived, "on_arrived", (), "no worker of the cycle is left"),
         (Stage.SCORING, (ev.Left, ev.Available), "ignore", (), "no worker of the cycle is left"),
         (FAILED, ev.Cleared, "ignore", (), "no plan waits"),
@@ -251,8 +248,7 @@ class Stopping:
             out.append(ev.CycleBegan(job.cycle))
         members, lasted_s = self._roster.members, now - job.started_at
         ports = [member.node.port for member in members.values() if member.node.infra_rank == cause.infra_rank]
-        again = cause.exit_code == t.RERUN and len(job.assignment) > 1
-        before = vd.reruns(self._ledger.restarts) if again else None
+        before = vd.reruns(self._ledger.restarts) if cause.exit_code == t.RERUN and len(job.assignment) > 1 else None
         decision = self._budget.after(cause, lasted_s, ports[0] if ports else 0, before)
         failed = f"{f'rank {cause.rank}' if cause.rank >= 0 else 'node'} ({cause.host}) failed"
         if decision.restart:
@@ -267,7 +263,7 @@ class Stopping:
         if s.tracks_progress:  # lack of progress comes first: "do not start it again" is more than "failed"
             out.append(ev.ReadProgress(job.cycle))
         elif end is not None:
-            return self._ending.decide(end)
+            return self._decide(end)
         self._end_unless_scored, self._score_by = end, now + _PROGRESS_S if s.tracks_progress else now
         wait_s = t.VERDICT_S if cause.rejects else 0.0
         self._stop_by = now + wait_s + s.stop_timeout_s
@@ -311,7 +307,7 @@ class Stopping:
         end = t.Finish(decision.code, decision.why) if decision is not None else self._end_unless_scored
         self._score_by = now
         if end is not None:
-            return self._ending.decide(end)
+            return self._decide(end)
         return None if self.pending else self._all_stopped(now)
 
     # --- what follows ---------------------------------------------------------------------------------------
@@ -319,10 +315,6 @@ class Stopping:
     def timer_at(self, state: Stage) -> float:
         """How long workers may take to end, or the file system to answer."""
         return self._stop_by if state is Stage.STOPPING else self._score_by
-
-    def on_unscored(self, event: ev.Timer, now: float) -> Stage:
-        """The job goes on without knowing its progress."""
-        return self._all_stopped(now)
 
     def on_timer(self, event: ev.Timer, now: float) -> Stage | None:
         """Nodes whose workers do not end are taken out of the job, so that the others can go on."""
@@ -348,11 +340,18 @@ class Stopping:
 
     def _all_stopped(self, now: float) -> Stage:
         if self._end_unless_scored is not None:
-            return self._ending.decide(self._end_unless_scored)
+            return self._decide(self._end_unless_scored)
         past = self._ledger.restarts
         verdict = vd.judge(self._ledger.faults, len(self._job.assignment.slots), past)
         end = None if verdict is None else self._act_on(verdict, past, now)
-        return Stage.JOINING if end is None else self._ending.decide(end)
+        return Stage.JOINING if end is None else self._decide(end)
+
+    def _decide(self, end: t.Finish) -> Stage:
+        """The end, unless most nodes are out of reach: they may go on, and this coordinator is about to resign."""
+        if (resign_at := self._roster.quorum.resign_at) is None:
+            return self._ending.decide(end)
+        self._end_unless_scored, self._score_by = end, resign_at + 1.0
+        return Stage.SCORING
 
     def _act_on(self, verdict: vd.JudgedCause, past: Sequence[t.RestartRecord], now: float) -> t.Finish | None:
         """All faults of the cycle are known. What they say decides about the nodes of the next cycle, or the end."""
