@@ -45,8 +45,8 @@ GOOD = chat(said())
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llm, "_REQUEST_S", 0.5)
-    monkeypatch.setattr(llm, "_TOTAL_S", 2.0)
+    monkeypatch.setattr(llm, "_REQUEST_S", 1.0)
+    monkeypatch.setattr(llm, "_TOTAL_S", 4.0)
     monkeypatch.setattr(web, "_MAX_PAUSE_S", 0.05)
 
 
