@@ -36,7 +36,8 @@ _BY_SIGNAL = 128  # a shell's exit code for a child that a signal ended is more
 _START_S = 120.0  # what is missing later may be on a file system that is away
 _NEAR = 1  # iterations: a training loop may report one before or after the step that fails
 _OWN_SIGNALS = (-4, -6, -7, -8, -11)  # SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV: a program brings them upon itself
-_ELSEWHERE = (Blame.NODE, Blame.SLURM, Blame.NETWORK, Blame.SERVICE)  # to blame for what no checkpoint changes
+_OUTSIDE = (Blame.NODE, Blame.SLURM, Blame.NETWORK, Blame.SERVICE, Blame.STORAGE)  # an outage may pass by itself
+_TORN = ("checkpoint-torn", "data-torn")  # rules about a file that stays damaged
 # Rules about the three verdicts of Megatron-LM before all ranks exit with REJECTED.
 _TRANSIENT, _PERSISTENT, _APPLICATION = "rejected-transient", "rejected-persistent", "rejected-application"
 _NO_FINDING = Finding("", LineRole.UNCLEAR, Blame.UNKNOWN, Confidence.GUESS, Remedy.RESTART)
@@ -260,13 +261,14 @@ def _poisoned(
     last, most, checkpoint = _same(v, past), limits.poison_iterations, cycle.checkpoint
     if last is None or not most or checkpoint < 0 or last.checkpoint != checkpoint:
         return None
-    if not 0 <= cycle.reached - checkpoint <= most and v.blame is not Blame.STORAGE:
+    torn = v.rule in _TORN
+    if not torn and not 0 <= cycle.reached - checkpoint <= most:
         return None
     if cycle.resume_before >= 0:
         why = f"{headline(v.cause)}; an older checkpoint than {cycle.resume_before} did not help: no restart"
         return Course(why, limits.no_restart_code)
     why = f"the same failure twice at the checkpoint of iteration {checkpoint}: ranks should take an older one"
-    moves = cycle.nodes > 1 and v.nodes == 1 and v.blame is not Blame.STORAGE  # it may be the node's as well
+    moves = cycle.nodes > 1 and v.nodes == 1 and not torn  # it may be the node's as well
     suspect = v.cause.rank if moves else -1
     return Course(f"{why} (NVRX_RESUME_BEFORE={checkpoint})", 0, moves, suspect, resume_before=checkpoint)
 
@@ -295,9 +297,10 @@ def _same(v: JudgedCause, past: Sequence[RestartRecord]) -> RestartRecord | None
     cause, last = v.cause, past[-1] if past else None
     print_ = cause.finding.fingerprint if cause.finding is not None else ""
     own = cause.kind is FaultKind.EXIT or cause.exit_code in _OWN_SIGNALS
-    same = last is not None and own and print_ and last.fingerprint == print_ and v.blame not in _ELSEWHERE
+    same = last is not None and own and print_ and last.fingerprint == print_
     echo = cause.finding is not None and cause.finding.role is LineRole.ECHO
-    return last if same and not echo else None
+    outside = (v.blame in _OUTSIDE or v.one_node) and v.rule not in _TORN  # a full disk, a mount, a port, a permission
+    return last if same and not echo and not outside else None
 
 
 # --- what is said of it -----------------------------------------------------------------------------------------------
