@@ -1,4 +1,4 @@
-"""`nvrx status` and `nvrx list`: how jobs are, from the files of their log trees alone. They ask nobody and never act.
+"""`nvrx status` and `nvrx list`: how jobs are, from the files of their log trees. They send no request, change nothing.
 
 What is read may be damaged, old, or of another version: then the answer is that this cannot be told.
 """

@@ -112,7 +112,7 @@ def snapshot(core: Coordinator) -> Callable[[], dict[str, Any]]:
 
 
 def _table(slots: dict[int, Slot], members: dict[str, Member], broken: set[int], done: set[int]) -> dict[str, Any]:
-    """Who has which ranks, and what has become of them; and the spares."""
+    """The nodes with their ranks and state, and the spares."""
     table = []
     for group_rank, slot in list(slots.items())[:MOST_NODES]:
         member = members.pop(slot.node_id, None)

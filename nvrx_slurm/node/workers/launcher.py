@@ -220,7 +220,7 @@ class Launcher:
             self._settled.clear()
 
     def _note(self, sentence: str) -> None:
-        """Something is left out. Only who has named modules sees that; other users' workers go on at once."""
+        """A module is left out: said on the console to users who named modules, else in the agent's log."""
         if self._warm is not None and self._warm.preload:
             return self._say_once(sentence)
         self._note_once(sentence)
