@@ -49,17 +49,28 @@ need_slurm() {
     need_tools Slurm slurmctld:slurmctld slurmd:slurmd srun:slurm-client munged:munge numactl:numactl
 }
 
+# the_python: NVRX_PYTHON, else the distribution's Python, else the one in PATH. A distribution's is built with all
+# optimisations, and pyenv's is not: the tests need a fifth more time with it.
+the_python() {
+    local one
+    for one in ${NVRX_PYTHON:-/usr/bin/python3 python3}; do
+        "$one" -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo "$one" && return 0
+    done
+    return 1
+}
+
 # need_venv [EXTRAS]: .venv with this package in place and its EXTRAS ("test,dev").
 need_venv() {
     local extras=${1:-} stamp wanted
     stamp=$venv/.nvrx-installed${extras:+-${extras//,/-}}
     wanted=$(cat setup.cfg scripts/constraints.txt | cksum)
     [ -x "$venv/bin/python" ] && [ -e "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && return 0
-    python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { say "Python >= 3.10 is needed"; return 1; }
     if [ ! -x "$venv/bin/pip" ]; then
-        python3 -c 'import ensurepip' 2>/dev/null || { can_apt && apt_install python3-venv; }
-        say "making $venv"
-        python3 -m venv "$venv"
+        the_python >/dev/null || { can_apt && apt_install python3-venv; }
+        local python
+        python=$(the_python) || { say "Python >= 3.10 with its venv module is needed; NVRX_PYTHON names one"; return 1; }
+        say "making $venv of $("$python" --version)"
+        "$python" -m venv "$venv"
     fi
     say "pip install torch -e .${extras:+[$extras]} (about 200 MB; once)"
     # Python compiles what is imported; pip would compile all of torch, which takes longer than the download.

@@ -59,19 +59,33 @@ REPEATS = {
     "test_their_client_asks_our_service": ("unix",),
     "test_equal_failures_over_requeues_give_stop": ("third2", "third3", "third4"),
     "test_workers_get_the_alias_before_an_installed_nvrx": ("-m", "--no-python", "--ft-preload"),
-    "test_under_the_default_policy_exceptions_stay_in_process_and_a_dead_process_restarts_all": ("ASYNC_EXC",),
     "test_basic_without_a_launcher": ("SIGKILL",),
     "test_damaged_newest_checkpoint_is_skipped": ("flip",),
     "test_a_service_that_misbehaves_costs_the_training_nothing": ("None",),
     "test_a_language_model_that_misbehaves_costs_the_training_nothing": ("hangs",),
-    # Some shapes on loopback, two of them on Slurm; the matrices run all.
+    "test_a_result_that_megatron_rejects_is_computed_on_other_nodes": ("transient", "application"),
+    # Some shapes on loopback, one of them on Slurm; the matrices run all.
     "test_takeover.py::test_all_processes_of_a_rank_end_before_it_runs_elsewhere": (
-        "stopped-first", "stopped-spare", "stopped-daemon",
+        "stopped-first", "stopped-spare", "stopped-daemon", "-popen",
     ),
     "test_nvrx_run_any_node.py::test_all_processes_of_a_rank_end_before_it_runs_elsewhere": (
         "stopped-setsid", "stopped-popen", "stopped-daemon", "stopped-first", "stopped-spare", "killed",
     ),
 }  # fmt: skip
+# Combinations of facts that other tests hold one by one: by name, for the matrices only.
+COMBINATIONS = {
+    "test_under_the_default_policy_exceptions_stay_in_process_and_a_dead_process_restarts_all",
+    "test_a_segment_of_a_replacement_group_moves_as_a_whole",
+    "test_a_task_of_a_job_array_is_a_replacement_group",
+    "test_two_agents_per_node_survive_a_killed_rank_and_a_lost_node",
+    "test_after_a_shrink_the_next_one_uses_the_nodes_that_are_left",
+    "test_a_script_of_the_documents_requeues_itself_when_it_is_warned",
+    "test_a_coordinator_is_killed_after_ranks_were_warned",
+    "test_node_0_of_a_step_never_comes_up_and_slurm_does_not_answer_when_the_job_ends",
+    "test_a_late_node_finds_the_coordinator_by_any_endpoint",
+    "test_an_excluded_node_that_comes_back_is_refused",
+    "test_a_half_without_workers_that_is_cut_off_costs_nothing",
+}
 _NO_FAST = {"node", "examples", "inprocess", "logs", "monitor", "ptl"}
 # Files on a real Slurm that take as long as all others together.
 SLURM_B = {"test_nvrx_run_ends.py", "test_nvrx_run_survives.py", "test_nvrx_run_fronts.py"}
@@ -95,7 +109,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         known = [TIER_OF[part] for part in item.path.relative_to(TESTS).parts if part in TIER_OF]
         name, _, value = item.name.partition("[")
         repeats = REPEATS.get(f"{item.path.name}::{name}") or REPEATS.get(name, ("]",))
-        if value and value.startswith(repeats):
+        if name in COMBINATIONS or (value and value.startswith(repeats)):
             item.add_marker("matrix")
         elif known and not tiers(item):
             item.add_marker(known[-1])

@@ -23,7 +23,7 @@ def test_scenario(lines: list[str]) -> None:
     Story().play(lines)
 
 
-@pytest.mark.parametrize("seeds", [range(1000, 1300), pytest.param(range(200, 1000), marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("seeds", [range(1000, 1100), pytest.param(range(100, 1000), marks=pytest.mark.matrix)])
 def test_any_messages_from_any_node_in_any_order_break_nothing(seeds: range) -> None:
     """A row that is missing, or leads elsewhere, and any defect of a handler would end the job (D14)."""
     ends = {walk(seed).state.name for seed in seeds}
@@ -42,11 +42,12 @@ def test_a_plan_says_where_each_node_is() -> None:
     assert (plans["h0.0"].group_rank, plans["h0.0"].rank_offset) == (0, 0)
 
 
-def test_rejected_results_end_after_a_bounded_number_of_cycles() -> None:
+@pytest.mark.parametrize("seeds", [range(100), pytest.param(range(100, 1000), marks=pytest.mark.matrix)])
+def test_rejected_results_end_after_a_bounded_number_of_cycles(seeds: range) -> None:
     """Whatever Megatron-LM's ranks say: 1,000 jobs with exit codes 16 and 17 and their texts, in any order."""
     said = ["code=16", "code=16 rule=megatron-rerun", "code=17", "code=17 rule=rejected-persistent"]
     said += ["code=17 rule=rejected-transient"]
-    for seed in range(1000):
+    for seed in seeds:
         rng, story = random.Random(seed), Story()
         nodes, budget = rng.choice((1, 2, 3)), rng.choice((0, 1, 3))
         story.begin("running", f"{nodes} of {nodes + rng.choice((0, 0, 1, 2))} max_restarts={budget} crash_loop_s=0")

@@ -49,10 +49,10 @@ def test_every_kind_of_fault_fires_in_them(many: list[Outcome]) -> None:
 
 # They broke a rule once: a voter that left was forgotten, a node that had come back counted as dead, the judge erred.
 ONCE_BROKEN = (2074, 5067, 6735, 15816, 16290)
-MORE = [pytest.param(range(at, at + 300), marks=pytest.mark.matrix) for at in range(150, 1200, 300)]
+MORE = [pytest.param(range(at, at + 300), marks=pytest.mark.matrix) for at in range(60, 1260, 300)]
 
 
-@pytest.mark.parametrize("seeds", [range(150), ONCE_BROKEN, *MORE], ids=str)
+@pytest.mark.parametrize("seeds", [range(60), ONCE_BROKEN, *MORE], ids=str)
 def test_small_clusters_meet_what_large_ones_meet_rarely(seeds: Iterable[int]) -> None:
     """With few nodes most faults hit somebody who matters: this is where most defects were found."""
     run(random_settings(seed, nodes=1 + seed % 8) for seed in seeds)
@@ -60,8 +60,8 @@ def test_small_clusters_meet_what_large_ones_meet_rarely(seeds: Iterable[int]) -
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("policy, seeds", [
-    (RestartPolicy.ANY_FAILED, range(8)),
-    pytest.param(RestartPolicy.ANY_FAILED, range(8, 20), marks=pytest.mark.matrix),
+    (RestartPolicy.ANY_FAILED, range(4)),
+    pytest.param(RestartPolicy.ANY_FAILED, range(4, 20), marks=pytest.mark.matrix),
     pytest.param(RestartPolicy.MIN_HEALTHY, range(20), marks=pytest.mark.matrix),
 ])  # fmt: skip
 def test_one_kind_of_fault_again_and_again(kind: str, policy: RestartPolicy, seeds: range) -> None:
@@ -160,7 +160,7 @@ def test_a_node_without_workers_that_coordinated_costs_no_cycle() -> None:
     assert spares > 20
 
 
-@pytest.mark.parametrize("seeds", [range(40), pytest.param(range(40, 100), marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("seeds", [range(15), pytest.param(range(15, 100), marks=pytest.mark.matrix)])
 def test_logs_of_simulated_jobs_replay_identically(seeds: range) -> None:
     steps = 0
     for nodes, seed in (*((1 + seed % 8, seed) for seed in seeds), (80, 11)):
@@ -169,7 +169,7 @@ def test_logs_of_simulated_jobs_replay_identically(seeds: range) -> None:
         for process in (*world.agents, *world.coordinators, *(agent.elect for agent in world.agents)):
             steps += len(process.log)
             assert replay(process.log) == [], f"seed {seed}, {process.log[0]}"
-    assert steps > 3_000
+    assert steps > 1_000
 
 
 def test_a_vote_for_a_candidate_that_was_only_named_by_another_is_given_once() -> None:
