@@ -300,6 +300,7 @@ WALL_CLOCK = {
     "nvrx_slurm/cli/goodput.py",
     "nvrx_slurm/cli/logs.py",
     "nvrx_slurm/cli/status.py",
+    "nvrx_slurm/cli/why.py",
     "nvrx_slurm/logs/merged.py",
     "nvrx_slurm/logs/shipper.py",
     "nvrx_slurm/slurm/control.py",

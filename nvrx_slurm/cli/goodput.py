@@ -6,19 +6,19 @@ import json
 import re
 import time
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import click
 
+from nvrx_slurm.cli import complete
 from nvrx_slurm.cli.log_tree import RUN, find_run, log_dir, result_of
+from nvrx_slurm.cli.screen import show
 from nvrx_slurm.core.account.account import BUCKETS
 from nvrx_slurm.core.account.goodput import in_lines, summary
 from nvrx_slurm.core.account.report import to_json
-from nvrx_slurm.core.logs.printable import printable
 from nvrx_slurm.core.record import decode
-from nvrx_slurm.core.words import in_words
+from nvrx_slurm.core.words import in_words, unix_s, utc
 from nvrx_slurm.errors import ProtocolError
 from nvrx_slurm.types import Account, History, NodeTime, SectionTime
 
@@ -36,7 +36,7 @@ def _since(ctx: object, param: object, text: str | None) -> float | None:
 
 
 @click.command()
-@click.argument("places", nargs=-1, metavar="[JOB|RUN]...")
+@click.argument("places", nargs=-1, metavar="[JOB|RUN]...", shell_complete=complete.jobs)
 @click.option(
     "--since", metavar="PERIOD", callback=_since, help="All jobs that ended within 12h, 7d or 4w, one a line."
 )
@@ -61,8 +61,11 @@ def goodput(places: tuple[str, ...], since: float | None, as_json: bool) -> None
             "jobs": {f"{job.name}": _summary(runs) | {"user": _user(job)} for job, runs in jobs.items()},
         }
         shown = _table(found["jobs"])
-    for line in [json.dumps(found, indent=1)] if as_json else shown:
-        click.echo(printable(line.encode("utf-8", "replace")))
+    if as_json:
+        return click.echo(json.dumps(found, indent=1))
+    for number, line in enumerate(shown):
+        advice = line.lstrip().startswith("advice:")
+        show(line, "yellow" if advice else None, bold=number == 0, hang=None if since else 4)
 
 
 def _runs(place: str) -> list[Path]:
@@ -112,7 +115,7 @@ def _summary(runs: Sequence[Path]) -> dict[str, Any]:
     for result in results:
         queue_s, before_s = ((result.get("account") or {}).get(name) or 0.0 for name in ("queue_s", "before_s"))
         try:
-            ended_s = datetime.fromisoformat(str(result.get("ended"))).timestamp()
+            ended_s = unix_s(result.get("ended"))
             began_s = ended_s - float(result.get("duration_s") or 0.0)
         except (TypeError, ValueError):
             continue
@@ -161,9 +164,9 @@ def _of_events(run: Path) -> dict[str, Any]:
 
     nodes, saves = tuple(map(filled, history.nodes)), history.saves or SectionTime("", 0.0)
     account = Account(wall_s, history.productive_s, nodes, history.estimated, saves)
-    ended = datetime.fromtimestamp(last_s).astimezone().isoformat(timespec="milliseconds")
     restarts = [vars(restart) for restart in history.restarts]
-    return {"account": to_json(account), "duration_s": wall_s, "ended": ended, "restarts": restarts, "unfinished": True}
+    known = {"duration_s": wall_s, "ended": utc(last_s), "restarts": restarts, "unfinished": True}
+    return known | {"account": to_json(account)}
 
 
 def _plans(log: Path) -> Iterator[tuple[History | None, float]]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from nvrx_slurm.cli import complete
 from nvrx_slurm.cli.log_tree import find_run
 from nvrx_slurm.core.attribution.hang import compare, stack
 from nvrx_slurm.node.monitors.inspection import SOCKET
@@ -26,7 +27,7 @@ _STEP = ("--overlap", "--ntasks-per-node=1", "--mem=0", "--gres=none", "--input=
 
 
 @click.command()
-@click.argument("place", default="latest", callback=find_run)
+@click.argument("place", default="latest", callback=find_run, shell_complete=complete.jobs)
 @click.option("--here", is_flag=True, hidden=True, help="As JSON, the ranks of this node.")
 def stacks(place: Path, here: bool) -> None:
     """Show what each rank of a running job does now: its state, its Python stack, and which rank the others wait for.

@@ -6,7 +6,6 @@ What is read may be damaged, old, or of another version: then the answer is that
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 import time
@@ -16,8 +15,9 @@ from typing import Any, NamedTuple
 
 import click
 
+from nvrx_slurm.cli import complete
 from nvrx_slurm.cli.log_tree import RUN, find_run, log_dir, result_of
-from nvrx_slurm.core.logs.printable import printable
+from nvrx_slurm.cli.screen import clock, show
 from nvrx_slurm.core.needs import needs_a_person
 from nvrx_slurm.core.words import in_words
 from nvrx_slurm.system.files import last_bytes
@@ -42,7 +42,7 @@ class Seen(NamedTuple):
 
 
 @click.command()
-@click.argument("place", default="latest")
+@click.argument("place", default="latest", shell_complete=complete.jobs)
 @click.option("--json", "as_json", is_flag=True, help="All that is known, as one line of JSON.")
 @click.option("--ranks", is_flag=True, help="Also each node with its ranks.")
 @click.option(
@@ -90,7 +90,7 @@ def list_runs(where: Path | None, every: bool, as_json: bool) -> None:
         if as_json:
             click.echo(json.dumps({"run": str(run), "code": seen.code, "verdict": seen.verdict, **seen.found}))
         else:
-            _echo(f"{seen.head}: {seen.verdict}", _COLOURS[seen.code])
+            show(f"{seen.head}: {seen.verdict}", _COLOURS[seen.code])
     if not runs and not as_json:
         click.echo(f"{where or log_dir()} holds no run")
 
@@ -163,13 +163,17 @@ def _head(found: dict[str, Any], state_s: float) -> str:
 
 def _lines(found: dict[str, Any], written: float, ranks: bool) -> Iterator[str]:
     nodes, restarts, waits, ends = found["nodes"], found["restarts"], found["waits"], found["allocation_ends"]
+    began = float(found["began"])
     if waits:
         until = f" (at most {in_words(max(0.0, waits['until'] - written))} more)" if waits["until"] else ""
         yield f"waits       {waits['why']}{until}"
     kinds = {"active": "active", "spare": "spare"} if nodes["active"] else {"spare": "here"}
     kinds |= {"missing": "missing", "excluded": "excluded"}
     counts = ", ".join(f"{nodes[kind]} {what}" for kind, what in kinds.items())
-    gone = ", ".join(f"{one['host']} {one['how']} {_clock(one['time'], written)}".strip() for one in nodes["gone"][-3:])
+    gone = ", ".join(
+        f"{one['host']} {one['how']}" + (f" {clock(one['time'], began, written)}" if one["time"] is not None else "")
+        for one in nodes["gone"][-3:]
+    )
     yield f"nodes       {counts}" + (f"; {gone}" if gone else "")
     watched = {True: "; hangs are watched for", False: "; hangs are not watched for", None: ""}
     yield f"restarts    {restarts['used']} of {restarts['allowed']} used{watched[found['job']['hangs_watched']]}"
@@ -184,34 +188,16 @@ def _lines(found: dict[str, Any], written: float, ranks: bool) -> Iterator[str]:
         rule = f" ({one['rule']})" if one["rule"] else ""
         done = "" if one["done"] == "restarted" else f", {one['done']}"
         cost = f"cycle {int(one['cycle'])}{done}, {in_words(one['down_s'])} down"
-        yield f"{_clock(one['time'], written):10}  {cost}: {one['cause']}{rule}"
+        yield f"{clock(one['time'], began, written)}  {cost}: {one['cause']}{rule}"
     if ranks:
         for host, first, nproc, what in found["ranks"]["table"]:
             yield f"{host}  ranks {first}-{first + nproc - 1}  {what}"
         yield from (f"{host}  spare" for host in found["ranks"]["spares"])
 
 
-def _clock(at: float | None, written: float) -> str:
-    """Local time; with the date where it is of another day."""
-    if at is None:
-        return ""
-    return time.strftime("%H:%M:%S" if written - at < 86400 else "%d %b %H:%M", time.localtime(at))
-
-
 def _show(seen: Seen, redraws: bool) -> None:
-    _echo(seen.head, None, bold=True)
-    _echo(seen.verdict, _COLOURS[seen.code], bold=True)
+    show(seen.head, bold=True)
+    show(seen.verdict, _COLOURS[seen.code], bold=True)
     most = max(1, shutil.get_terminal_size().lines - 3) if redraws else len(seen.lines)
     for line in seen.lines[:most]:
-        _echo(line, None)
-
-
-def _echo(line: str, colour: str | None, bold: bool = False) -> None:
-    """One line, no longer than the terminal is wide; colours only on a terminal whose user has not set NO_COLOR."""
-    text, width = (
-        printable(line.encode("utf-8", "replace")).replace("\n", " "),
-        shutil.get_terminal_size((0, 0)).columns,
-    )
-    if 0 < width < len(text):
-        text = text[: max(1, width - 3)] + "..."
-    click.echo(click.style(text, colour, bold=bold or None), color=False if os.environ.get("NO_COLOR") else None)
+        show(line)

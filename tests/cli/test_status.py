@@ -112,12 +112,6 @@ def test_a_log_tree_is_listed_and_its_runs_are_found(tmp_path: Path) -> None:
     assert one["status"]["nodes"] == LOST and one["code"] == 2 and "no spare" in one["verdict"]
 
 
-def test_no_line_is_longer_than_the_terminal(tmp_path: Path) -> None:
-    (tmp_path / "status.json").write_text(json.dumps({**GOOD, "written": time.time()}))
-    lines = told("status", str(tmp_path), "--ranks", COLUMNS="40").output.splitlines()
-    assert max(map(len, lines)) == 40 and any("ranks 8-15" in line for line in lines) and "n3  spare" in lines
-
-
 def test_it_is_quick_and_what_it_says_twice_is_the_same() -> None:
     """Imports are what it costs; the settings alone take five times as long."""
     code = "import sys, nvrx_slurm.cli.status, nvrx_slurm.cli.toolbox; print(*sys.modules)"
