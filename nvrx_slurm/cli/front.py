@@ -112,6 +112,7 @@ def run_step(here: Here, script: str, args: tuple[str, ...], words: Sequence[str
             return code
         directory = own_run_dir(wanted)
         directory.link_latest()  # a coordinator may never begin
+        console.draw(directory.status)
         began_s = time.time()
         step = _start_step(here, slurm, directory, words, console, changed)
         code = step.wait(here.launch.rdzv_conf.join_timeout)

@@ -18,6 +18,7 @@ import click
 from nvrx_slurm.cli import complete
 from nvrx_slurm.cli.log_tree import RUN, find_run, log_dir, result_of
 from nvrx_slurm.cli.screen import clock, show
+from nvrx_slurm.core import progress
 from nvrx_slurm.core.needs import needs_a_person
 from nvrx_slurm.core.words import in_words
 from nvrx_slurm.system.files import last_bytes
@@ -25,10 +26,8 @@ from nvrx_slurm.system.files import last_bytes
 VERSION = 1  # of status.json; see core.coordinator.status, which takes long to import
 HEALTHY, CANNOT_TELL, NEEDS_A_PERSON, ENDED = range(4)  # exit codes
 _MAX_BYTES = 1 << 20
-_SILENT = 3  # intervals
-_INCIDENTS_SHOWN, _RUNS_SHOWN = 5, 20
+_INCIDENTS_SHOWN, _RUNS_SHOWN, _RANKS_SHOWN = 5, 20, 64
 _COLOURS = {HEALTHY: "green", CANNOT_TELL: "yellow", NEEDS_A_PERSON: "red", ENDED: None}
-_DAMAGE = (KeyError, TypeError, ValueError, AttributeError, OverflowError, OSError, RecursionError)
 
 
 class Seen(NamedTuple):
@@ -111,7 +110,7 @@ def observe(run: Path, now: float, ranks: bool = False) -> Seen:
             why = f"its status.json is of version {int(found['version'])}: use the nvrx of the job"
             return Seen(CANNOT_TELL, f"cannot tell: {why}", _name(run))
         return _told(run, found, now, ranks)
-    except _DAMAGE as error:
+    except progress.DAMAGE as error:
         return Seen(CANNOT_TELL, f"cannot tell: {run} holds no readable status: {error!r:.200}", _name(run))
 
 
@@ -129,7 +128,7 @@ def _ended(run: Path, result: dict[str, Any]) -> Seen:
 
 def _told(run: Path, found: dict[str, Any], now: float, ranks: bool) -> Seen:
     """What a status says. Ages are of the coordinator's clock, but for that of the status itself."""
-    written, silent_s = float(found["written"]), _SILENT * float(found["interval_s"])
+    written, silent_s = float(found["written"]), progress.SILENT * float(found["interval_s"])
     ahead_s, age_s = written - now, max(0.0, now - written)
     found["age_s"] = age_s
     state_s = max(0.0, written - float(found["since"])) + age_s
@@ -162,11 +161,12 @@ def _head(found: dict[str, Any], state_s: float) -> str:
 
 
 def _lines(found: dict[str, Any], written: float, ranks: bool) -> Iterator[str]:
-    nodes, restarts, waits, ends = found["nodes"], found["restarts"], found["waits"], found["allocation_ends"]
+    nodes, restarts, ends = found["nodes"], found["restarts"], found["allocation_ends"]
     began = float(found["began"])
-    if waits:
-        until = f" (at most {in_words(max(0.0, waits['until'] - written))} more)" if waits["until"] else ""
-        yield f"waits       {waits['why']}{until}"
+    if why := progress.waits(found, written):
+        yield f"waits       {why}"
+    if steps := ", ".join(progress.pace(found)):
+        yield f"progress    {steps}"
     kinds = {"active": "active", "spare": "spare"} if nodes["active"] else {"spare": "here"}
     kinds |= {"missing": "missing", "excluded": "excluded"}
     counts = ", ".join(f"{nodes[kind]} {what}" for kind, what in kinds.items())
@@ -179,7 +179,8 @@ def _lines(found: dict[str, Any], written: float, ranks: bool) -> Iterator[str]:
     yield f"restarts    {restarts['used']} of {restarts['allowed']} used{watched[found['job']['hangs_watched']]}"
     if checkpoint := found.get("checkpoint"):
         age = in_words(max(0.0, written - checkpoint["time"]))
-        yield f"checkpoint  iteration {int(checkpoint['iteration'])}, {age} old"
+        every = f", one every {in_words(checkpoint['every_s'])}" if checkpoint.get("every_s") else ""
+        yield f"checkpoint  iteration {int(checkpoint['iteration'])}, {age} old: so much work would be lost now{every}"
     if ends:
         yield f"allocation  ends in {in_words(max(0.0, ends - written))}"
     if end := found["end"]:
@@ -190,8 +191,12 @@ def _lines(found: dict[str, Any], written: float, ranks: bool) -> Iterator[str]:
         cost = f"cycle {int(one['cycle'])}{done}, {in_words(one['down_s'])} down"
         yield f"{clock(one['time'], began, written)}  {cost}: {one['cause']}{rule}"
     if ranks:
+        told = found.get("progress") or {}
+        inside = {rank: f"{rank} in {name} for {in_words(age)}" for rank, name, age in told.get("open", ())}
         for host, first, nproc, what in found["ranks"]["table"]:
-            yield f"{host}  ranks {first}-{first + nproc - 1}  {what}"
+            here = range(first, first + min(nproc, _RANKS_SHOWN))
+            sections = ", ".join(inside[rank] for rank in here if rank in inside)
+            yield f"{host}  ranks {first}-{first + nproc - 1}  {what}  {sections}".rstrip()
         yield from (f"{host}  spare" for host in found["ranks"]["spares"])
 
 
