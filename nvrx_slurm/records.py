@@ -128,6 +128,52 @@ class Pace:
 
 
 @frozen
+class Window:
+    """How long the living ranks of this node have waited for others in this life; entry i of each field is of rank i.
+    For `core.straggler`. At most 4,096 ranks."""
+
+    term: int
+    cycle: int
+    ranks: tuple[int, ...]
+    waits: tuple[int, ...]  # waiting sections that have ended
+    waited_s: tuple[float, ...]  # in them, and in sections that save, load or prepare
+    until_s: tuple[float, ...]  # when the last of them ended; seconds of the node's clock
+
+
+@frozen
+class Examine:
+    """A rank of this node is slow: look for reasons on the node."""
+
+    term: int
+    cycle: int
+
+
+@frozen
+class Examined:
+    """The answer: what slows this node down; "" = nothing was found."""
+
+    term: int
+    cycle: int
+    message: str
+
+
+@frozen
+class StragglerRecord:
+    """Slow ranks, a node, a switch or the whole job."""
+
+    at_s: float  # when it was first seen
+    cycle: int
+    where: str  # rank, node, switch, imbalance or all; see core.straggler.detector.Where
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
+    what: str  # a sentence
+    excess: float  # work above the peers' median, as a share of that
+    lost_s: float = 0.0  # what it has cost the job
+    follows: str = ""  # host or rank: what the slowness stayed with when a restart had moved ranks; "" = not known
+    signs: str = ""  # what was found on the node
+
+
+@frozen
 class Account:
     """Where the time of a job, or of a part of a chain, went. `core.account.report` makes JSON and ratios of it."""
 

@@ -12,6 +12,8 @@ from nvrx_slurm.records import Account as Account
 from nvrx_slurm.records import Blame as Blame
 from nvrx_slurm.records import Collective as Collective
 from nvrx_slurm.records import Confidence as Confidence
+from nvrx_slurm.records import Examine as Examine
+from nvrx_slurm.records import Examined as Examined
 from nvrx_slurm.records import Finding as Finding
 from nvrx_slurm.records import LineRole as LineRole
 from nvrx_slurm.records import NodeTime as NodeTime
@@ -20,6 +22,8 @@ from nvrx_slurm.records import RankPace as RankPace
 from nvrx_slurm.records import Remedy as Remedy
 from nvrx_slurm.records import SectionTime as SectionTime
 from nvrx_slurm.records import Spent as Spent
+from nvrx_slurm.records import StragglerRecord as StragglerRecord
+from nvrx_slurm.records import Window as Window
 
 
 class FaultKind(str, Enum):
@@ -216,6 +220,7 @@ class JobReport:
     spares_used: tuple[str, ...] = ()  # hosts that took a group rank over, in order, each time; at most 64
     down_s: float = 0.0  # sum over all restarts of `RestartRecord.down_s`
     account: Account | None = None
+    stragglers: tuple[StragglerRecord, ...] = ()  # at most 32
     out_of_time: bool = False  # stopped before the time limit of the allocation
 
 
@@ -457,6 +462,6 @@ class LogServer:
 
 AgentReport = RanksFailed | Hung | Evidence | Spent | Succeeded | Ready | EndKnown
 AgentRequest = Asked | NodeUnfit | WarnJob | EndJob | WhoLeads
-AgentMessage = Register | AgentReport | AgentRequest | Pace
-CoordinatorOrder = Plan | Stop | CheckNode | Collect | Warn | RanksGone | Finish | Leave
+AgentMessage = Register | AgentReport | AgentRequest | Pace | Window | Examined
+CoordinatorOrder = Plan | Stop | CheckNode | Collect | Examine | Warn | RanksGone | Finish | Leave
 CoordinatorMessage = CoordinatorOrder | Lead | Elsewhere | Refused | LogServer

@@ -134,6 +134,8 @@ def _coordinator(here: Here, shape: Layout, agent: AgentSettings, preflight: Pre
         max_active=launch.nnodes.max if launch.nnodes is not None else 0,
         hang_collect_s=agent.hang_collect_s,
         hang_exclude=ft.hang_exclude,
+        straggler_window_s=ft.straggler_window,
+        straggler_exclude=ft.straggler_exclude,
         tells_of_cycles=bool(ft.attribution_service or ft.cycle_info_dir),
         stops_on_advice=ft.attribution_stop_action == "no-restart",
         tracks_progress=ft.is_progress_tracking_enabled,
@@ -205,6 +207,8 @@ def _worker_spec(here: Here, shape: Layout, script: str, args: tuple[str, ...], 
         warning_signal=ft.warning_signal or 0,
         in_step=here.slurm is not None,  # Slurm signals the workers of a step, too
         hang_collect_s=ft.hang_collect_s,
+        straggler_window_s=ft.straggler_window,
+        is_wait=ft.is_wait,
         warm=_warm(here, argv, script, shape.nproc, shared=shape.on_node.world > shape.nproc),
         wrapped=RestartPolicy(ft.restart_policy) is RestartPolicy.MIN_HEALTHY,
     )

@@ -177,6 +177,9 @@ def _lines(found: dict[str, Any], written: float, ranks: bool) -> Iterator[str]:
     yield f"nodes       {counts}" + (f"; {gone}" if gone else "")
     watched = {True: "; hangs are watched for", False: "; hangs are not watched for", None: ""}
     yield f"restarts    {restarts['used']} of {restarts['allowed']} used{watched[found['job']['hangs_watched']]}"
+    if slow := found.get("slow"):
+        signs = f"; {slow['signs']}" if slow["signs"] else ""
+        yield f"slow        {slow['what']}; {in_words(float(slow['lost_s']))} lost{signs}"
     if checkpoint := found.get("checkpoint"):
         age = in_words(max(0.0, written - checkpoint["time"]))
         every = f", one every {in_words(checkpoint['every_s'])}" if checkpoint.get("every_s") else ""

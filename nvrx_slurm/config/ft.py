@@ -15,6 +15,8 @@ from nvrx_slurm.config import values as v
 from nvrx_slurm.config.files import read_section, write_section
 from nvrx_slurm.config.ft_logs import LogSettings
 from nvrx_slurm.config.settings import MONITORING, Layer, Origin, ignored, maybe, parsed, setting, settings_of
+from nvrx_slurm.core.rank.sections import is_wait
+from nvrx_slurm.core.rank.watch import MAX_SECTIONS
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.types import FaultKind
 
@@ -155,6 +157,20 @@ class FaultToleranceConfig(LogSettings):
         "nodes.",
     )  # fmt: skip
 
+    waiting_sections: tuple[str, ...] = setting(
+        v.NAMES, (), begins="Slow ranks",
+        help="Sections in which ranks wait for each other. Default: those whose name has wait, barrier, allreduce or "
+        "sync in it.",
+    )  # fmt: skip
+    straggler_window: float = setting(
+        k.SECONDS, 30.0, "Look for ranks that are slower than the others in windows of this length; 0: do not."
+    )
+    straggler_exclude: bool = setting(
+        k.BOOL, False,
+        help="Leave the node of a slow rank out at the next restart, or at once where it has cost more than a restart; "
+        "needs a spare, and at most 5 % of the nodes.",
+    )  # fmt: skip
+
     node_health_checks: bool = setting(
         k.BOOL,
         True,
@@ -218,6 +234,8 @@ class FaultToleranceConfig(LogSettings):
             raise UsageError("--ft-warn-before-end warns by --ft-warning-signal, which is none; give SIGUSR1")
         if self.segment is not None and self.restart_policy == "min-healthy":
             raise UsageError("--ft-segment contradicts min-healthy, which goes on with broken segments; leave one out")
+        if len({*self.rank_section_timeouts, *self.waiting_sections}) > MAX_SECTIONS:
+            raise UsageError(f"--ft-waiting-sections and --ft-rank-section-timeouts have over {MAX_SECTIONS} names")
         self.check_logs()
         self.check_attribution()
 
@@ -225,7 +243,13 @@ class FaultToleranceConfig(LogSettings):
         """What a rank monitor enforces, by the names of `core.rank.watch.RankLimits`; plain JSON."""
         names = "rank_init_timeout initial_rank_heartbeat_timeout rank_heartbeat_timeout rank_out_of_section_timeout"
         names += " rank_exit_timeout workload_check_interval rank_section_timeouts"
-        return {name: getattr(self, name) for name in names.split()}
+        waiting = dict.fromkeys(self.waiting_sections)  # they are timed, also without a limit
+        found = {name: getattr(self, name) for name in names.split()}
+        return found | {"rank_section_timeouts": {**waiting, **self.rank_section_timeouts}}
+
+    def is_wait(self, section: str) -> bool:
+        """Whether ranks wait for each other in this section."""
+        return section in self.waiting_sections if self.waiting_sections else is_wait(section)
 
     def rank_settings(self) -> dict[str, Any]:
         """What a rank finds in `RankMonitorClient.cfg`: all that is about monitoring; plain JSON."""

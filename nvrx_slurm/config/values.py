@@ -186,6 +186,7 @@ def _section_timeouts(raw: object) -> dict[str, float | None]:
     return timeouts
 
 
+NAMES = k.list_of(k.TEXT, "names")
 SECTION_TIMEOUTS = Kind("NAME:SECONDS,...", _section_timeouts, dict)
 
 

@@ -10,7 +10,7 @@ from time import monotonic_ns
 from typing import Any
 
 from nvrx_slurm.core.rank import learn
-from nvrx_slurm.core.rank.sections import SectionError, Sections, kind_of
+from nvrx_slurm.core.rank.sections import SectionError, Sections
 from nvrx_slurm.core.rank.watch import STEP_SECTION, slots_of
 from nvrx_slurm.monitor import distributed, transport, wire
 from nvrx_slurm.monitor.distributed import RankInfo, env_int, megatron_iteration
@@ -18,6 +18,7 @@ from nvrx_slurm.monitor.page import (
     BEATS,
     BEFORE,
     BEFORE_SAVED,
+    ENDED,
     FINISHED,
     FIRST_BEAT,
     HEARTBEAT,
@@ -187,7 +188,8 @@ class RankMonitorClient:
             words[SPENT + sections.turn] = sections.spent_ns[sections.turn]
             words[TURN] = now_ns
             words[TIMES + slot] += 1
-            if kind_of(section) == "checkpoint":
+            words[ENDED + slot] = now_ns
+            if slot in sections.saves:
                 words[BEFORE_SAVED] = sections.in_all_ns(now_ns)
                 words[SAVED] = now_ns
 

@@ -1,6 +1,6 @@
 """The page of memory that a rank shares with its monitor: heartbeats without a system call.
 
-Layout: 512 words of 64 bits, native order, then a note. Each word has one writer and is a complete fact; no two words
+Layout: 640 words of 64 bits, native order, then a note. Each word has one writer and is a complete fact; no two words
 need to agree. Torn reads are impossible: one instruction stores or loads an aligned word (memoryview items of format
 "q"). A seqlock would need memory barriers, which Python lacks on ARM, and a rank stopped during a write would leave it
 locked.
@@ -38,8 +38,9 @@ BEFORE_SAVED = 18  # rank: the same before SAVED
 SECTIONS = 64  # rank: from here on one word per slot (see core.rank.watch.slots_of): open since (0 = closed)
 SPENT = 200  # rank: the same slots: ns in the section, without those in sections that began later
 TIMES = 336  # rank: the same slots: how often the section has ended
-MAGIC_VALUE = 0x4E56_5258_5041_4736  # "NVRXPAG6": 6 is the version of the layout
-WORDS = 512
+MAGIC_VALUE = 0x4E56_5258_5041_4737  # "NVRXPAG7": 7 is the version of the layout
+ENDED = 472  # rank: the same slots: when the section last ended
+WORDS = 640
 _NOTE_AT = 8 * WORDS  # byte: behind the words is the monitor's note about learned limits, padded with NULs
 NOTE_BYTES = PAGE_BYTES - _NOTE_AT
 

@@ -7,6 +7,7 @@ This file says which roles there are, and in which order they start and end. Wha
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import traceback
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,6 +27,7 @@ from nvrx_slurm.node.coordination.elections import Elections
 from nvrx_slurm.node.coordination.link import LAST_MESSAGES_S, AgentLink, credentials
 from nvrx_slurm.node.event_log import EventLog
 from nvrx_slurm.node.job import NodeJob
+from nvrx_slurm.node.monitors import signs
 from nvrx_slurm.node.output.console import Console
 from nvrx_slurm.node.preflight.head_start import HeadStart
 from nvrx_slurm.node.preflight.preflight import Preflight
@@ -68,6 +70,7 @@ class NodeProgram:
         self._shell: Shell
         self._signals: Signals
         self._link: AgentLink
+        self._examining: asyncio.Future[None] | None = None
 
     async def run(self) -> int:
         """Run until the job's end; returns the exit code. Nothing of ours is left when it returns."""
@@ -116,6 +119,7 @@ class NodeProgram:
             say(note)
         core = Agent(job.node, job.agent, asyncio.get_running_loop().time())
         self._shell = shell = Shell(core, EventLog(job.run_dir.agent_events(job.node), core, say), ag.Exit, say)
+        shell.on(t.Examine, self._examine)
         path, checks = self._head_start.private_dir.path, self._head_start.checks
         rank, state_dir = job.node.infra_rank, path / HEALTH_NAME
         preflight = Preflight(job.preflight, rank, state_dir, say, shell.post, shell.finish_with, checks)
@@ -151,8 +155,16 @@ class NodeProgram:
             await self.add(self._link)
         shell.begin()
 
-    def _tell(self, pace: t.Pace) -> None:
-        self._link.send(pace)
+    def _tell(self, told: t.Pace | t.Window) -> None:
+        self._link.send(told)
+
+    def _examine(self, command: t.Examine) -> None:
+        async def examine() -> None:
+            with contextlib.suppress(bounded.Overrun, RuntimeError):  # RuntimeError: no thread can be made
+                found = await bounded.call_async(signs.read, signs.TIMEOUT_S, "signs")
+                self._link.send(t.Examined(command.term, command.cycle, found))
+
+        self._examining = asyncio.ensure_future(examine())  # the loop keeps only weak references
 
     async def _listen(self) -> None:
         """Listen for the other agents: each of them may have to coordinate the job."""

@@ -28,6 +28,7 @@ from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSett
 from nvrx_slurm.core.coordinator.restarts import RestartLimits
 from nvrx_slurm.core.coordinator.status import snapshot, status
 from nvrx_slurm.core.machine import Say, Tick
+from nvrx_slurm.core.straggler.detector import Slowness, Where
 
 from .samples import a_fault, a_node, a_plan
 
@@ -139,6 +140,8 @@ class Story:
             return ev.Advised(int(rest[0]), rest[1] == "stop", " ".join(rest[1:]))
         if word == "raised":
             return ev.Raised(int(rest[0]))
+        if word == "slow":  # ranks as 2+3, cycle, what is slow, windows so far
+            return self._slow([int(one) for one in rest[0].split("+") if one != "-"], int(rest[1]), *rest[2:])
         rank, life = int(rest[0].rstrip("'")), rest[0].count("'")
         if word == "dead":
             return ev.ProvenDead(peer(rank))
@@ -152,6 +155,7 @@ class Story:
             "fails": lambda: t.RanksFailed(1, cycle, _faults(rank, rest)),
             "hung": lambda: t.Hung(1, cycle, a_fault(rank, t.FaultKind.HANG)),
             "sees": lambda: t.Evidence(1, cycle, _evidence(rank, rest[1:])),
+            "examined": lambda: t.Examined(1, cycle, "GPU 3 is held down"),
             "spent": lambda: t.Spent(1, cycle, 0.25, 1.0, 0.5, saved_s=1.0),
             "succeeds": lambda: t.Succeeded(1, cycle, "early" in rest),
             "stops": lambda: t.Ready(1, cycle, 2000 + rank),
@@ -164,6 +168,12 @@ class Story:
         }
         message = messages[word]()
         return ev.FromAgent(node_id, message)
+
+    def _slow(self, ranks: list[int], cycle: int, where: str = "rank", windows: str = "1") -> ev.SlowSeen:
+        places = {rank: self.core.job.assignment.node_of(rank).partition(".")[0] for rank in ranks}
+        hosts = tuple(dict.fromkeys(places.values()))
+        found = Slowness(Where(where), tuple(ranks), hosts, 0.2, 0.15) if ranks or where == "all" else None
+        return ev.SlowSeen(cycle, found, int(windows))
 
     def effects(self, commands: list[Any]) -> Iterator[str]:
         """What was done, one word each; what is said and the closing of streams are left out."""
@@ -256,6 +266,7 @@ def _message(message: Any) -> tuple[str, str]:
         t.Stop: lambda: "stop",
         t.CheckNode: lambda: "check",
         t.Collect: lambda: "collect",
+        t.Examine: lambda: "examine",
         t.Lead: lambda: f"lead:{message.term}",
         t.Leave: lambda: "leave",
         t.Finish: lambda: f"end:{int(message.code)}",
@@ -286,7 +297,7 @@ ANYTHING = (
     *("fails 0", "fails 1", "succeeds 0", "stops 0", "stops 0 9", "stops 1", "asks 0 continue", "asks 0 exclude"),
     *("asks 0 shutdown", "warns 0 10", "ends 0", "time 100", "time ?", "progress 0 5", "progress -1 5", "tick"),
     *("unfit 0", "unfit 1", "joins 1 ended", "dead 1", "raised 9", "knows 0", "advises 0 stop", "hung 0", "sees 0"),
-    "spent 0",
+    *("spent 0", "slow 0 0", "slow - 0", "examined 0"),
 )
 
 

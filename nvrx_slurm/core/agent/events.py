@@ -8,7 +8,7 @@ Its other events are the coordinator's messages: Plan, Stop, CheckNode, Collect,
 from __future__ import annotations
 
 from nvrx_slurm.frozen import frozen
-from nvrx_slurm.types import AgentMessage, Plan, RankEvidence, RankFault, RestartPolicy, Spent, WorkloadAction
+from nvrx_slurm.types import AgentMessage, Examine, Plan, RankEvidence, RankFault, RestartPolicy, Spent, WorkloadAction
 
 
 @frozen
@@ -202,4 +202,4 @@ class Exit:
     reason: str
 
 
-COMMANDS = (Send, StartWorkers, SignalWorkers, PassOn, InspectRanks, WarnRanks, PostGone, Prepare, EndHeld)
+COMMANDS = (Send, StartWorkers, SignalWorkers, PassOn, InspectRanks, WarnRanks, PostGone, Prepare, EndHeld, Examine)

@@ -26,6 +26,8 @@ class Ranks:
         (STAYS, ev.Inspected, "on_inspected", (), "pass it on"),
         (EMPTY, t.Collect, "on_collect_empty", (), "no rank is here"),
         (AgentState.STOPPING, t.Collect, "ignore", (), "too late"),
+        (AgentState.RUNNING, t.Examine, "on_examine", (), "a rank of this node is slow"),
+        ((*EMPTY, AgentState.STOPPING), t.Examine, "ignore", (), "no rank is left that could be slow"),
         (STAYS, ev.RankAsked, "on_asked", (), "pass it on, also if the rank is gone"),
         (AgentState.RUNNING, t.RanksGone, "on_ranks_gone", (), "pass it on"),
         ((*EMPTY, AgentState.STOPPING), t.RanksGone, "ignore", (), "no wrappers to tell"),
@@ -82,6 +84,10 @@ class Ranks:
     def on_collect_empty(self, event: t.Collect, now: float) -> None:
         """Its ranks have ended well, or it has not begun."""
         self._agent.send(t.Evidence(event.term, event.cycle, ()))
+
+    def on_examine(self, event: t.Examine, now: float) -> None:
+        """The answer goes past this core: nothing is decided by it."""
+        self._agent.emit(event)
 
     def on_inspected(self, event: ev.Inspected, now: float) -> None:
         """For the coordinator to compare."""

@@ -31,6 +31,7 @@ from nvrx_slurm.core.coordinator.states import FAILED, LIVE, OVER, CoordinatorSe
 from nvrx_slurm.core.coordinator.takeover import Electing, Inherited, Takeover
 from nvrx_slurm.core.election.quorum import peer_key
 from nvrx_slurm.core.machine import Machine, Say, Tick, earliest, rows
+from nvrx_slurm.core.straggler.suspects import Suspects
 from nvrx_slurm.core.words import in_words
 
 __all__ = ["Coordinator", "CoordinatorSettings", "Stage"]
@@ -250,7 +251,7 @@ class Coordinator(Machine):
 
     last = Stage.CLOSED
     envelope = (ev.FromAgent,)
-    parts = (Roster, Electing, Gathering, Takeover, Running, Stopping, Ending, HangSearch, AnyTime)
+    parts = (Roster, Electing, Gathering, Takeover, Running, Stopping, Ending, HangSearch, Suspects, AnyTime)
 
     def __init__(self, settings: CoordinatorSettings, now: float) -> None:
         super().__init__(Stage.JOINING, now)
@@ -261,13 +262,14 @@ class Coordinator(Machine):
         self.roster = roster = Roster(s, out, self.job, self.ledger, self.budget)
         self.ending = ending = Ending(s, out, roster, now)
         self.hangs = hangs = HangSearch(s, out, roster)
+        self.suspects = suspects = Suspects(s, out, roster)
         self.electing = Electing(s, out, roster, ending, now)
         self.stopping = Stopping(s, out, roster, ending)
         self.gathering = gathering = Gathering(s, out, roster, ending)
         takeover = Takeover(s, out, roster)
         running = Running(s, out, roster, ending, hangs)
         timed = (gathering, takeover, running, self.stopping)
-        self.bind(roster, *timed, self.electing, ending, hangs, AnyTime(self))
+        self.bind(roster, *timed, self.electing, ending, hangs, suspects, AnyTime(self))
         self._owner: dict[Stage, Gathering | Takeover | Running | Stopping] = {
             state: part for part in timed for state in part.states
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Generic, TypeVar
 
 from nvrx_slurm import types as t
+from nvrx_slurm.core.straggler.detector import Slowness
 from nvrx_slurm.frozen import frozen
 
 Message = TypeVar("Message", bound=t.AgentMessage, covariant=True)
@@ -82,6 +83,15 @@ class Advised:
     cycle: int
     stop: bool  # another try would end the same way
     text: str  # action, reason and source, at most 600 characters
+
+
+@frozen
+class SlowSeen:
+    """What is slow in a window of this cycle; None: nothing is. `windows`: how many have ended in the cycle."""
+
+    cycle: int
+    found: Slowness | None
+    windows: int
 
 
 # --- inner events: what one handler leaves to the next -------------------------------------------------------------

@@ -63,6 +63,9 @@ class Gathering:
             return None
         if self._s.tells_of_cycles and event.was in FAILED:
             self._out.append(cycle_over(self._job, self._ledger, True, now))
+        unwanted, self._job.unwanted = self._job.unwanted, None
+        if unwanted is not None:
+            self._roster.exclude_by_rule(*unwanted, now)
         return Stage.PAUSED if now < self._job.pause_until else self.begin(now)
 
     # --- nodes come and go ----------------------------------------------------------------------------------

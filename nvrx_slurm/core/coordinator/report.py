@@ -12,9 +12,19 @@ from nvrx_slurm.core.account.book import Book
 from nvrx_slurm.core.attribution.verdict import headline
 from nvrx_slurm.core.election.quorum import peer_key
 from nvrx_slurm.core.words import in_words
-from nvrx_slurm.types import Account, FaultKind, FaultRecord, History, JobReport, Node, RankFault, RestartRecord
+from nvrx_slurm.types import (
+    Account,
+    FaultKind,
+    FaultRecord,
+    History,
+    JobReport,
+    Node,
+    RankFault,
+    RestartRecord,
+    StragglerRecord,
+)
 
-Entry = TypeVar("Entry", FaultRecord, RestartRecord)
+Entry = TypeVar("Entry", FaultRecord, RestartRecord, StragglerRecord)
 LISTED = 1000  # faults and restarts that are listed one by one
 _MESSAGE_CHARS = 400
 _MAX_FAULTS = 10_000  # of one cycle that are kept in full
@@ -65,6 +75,7 @@ class Ledger:
         self.cause: RankFault | None = None  # why the last cycle failed
         self.reached = self.checkpoint = -1  # iterations of the training and of its last checkpoint; -1 = not known
         self.advice = Advice()
+        self.stragglers: list[StragglerRecord] = []  # at most 32; the last one may go on
         self._began_s = began_s
         self._past = History()
         self._faults: list[FaultRecord] = []
@@ -272,6 +283,7 @@ class Ledger:
             excluded_nodes=tuple(dict.fromkeys(key.partition("@")[2] for key in history.excluded)),
             spares_used=history.promoted,
             down_s=history.down_s,
+            stragglers=tuple(self._in_job_time(self.stragglers)),
             out_of_time=self.out_of_time,
         )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from nvrx_slurm.core.coordinator.restarts import RestartLimits
 from nvrx_slurm.frozen import frozen
-from nvrx_slurm.types import Peer, RestartPolicy
+from nvrx_slurm.types import Node, Peer, RestartPolicy
 
 if TYPE_CHECKING:
     from nvrx_slurm.core.coordinator.roster import Assignment
@@ -59,6 +59,8 @@ class CoordinatorSettings:
     segment: int | None = None  # group ranks go in segments of so many nodes of one domain; None: domains do not matter
     hang_collect_s: float = 0.0  # how long nodes may take to look at their ranks when one hangs; 0 = they do not
     hang_exclude: bool = False  # the node of the rank that the others wait for leaves the job
+    straggler_window_s: float = 30.0  # in which slow ranks are looked for; 0 = never
+    straggler_exclude: bool = False  # a slow node leaves the job
     tells_of_cycles: bool = False  # to an attribution service, or for --ft-cycle-info-dir
     stops_on_advice: bool = False  # its STOP ends the job
     tracks_progress: bool = False  # there is a checkpoint iteration file to read
@@ -101,4 +103,5 @@ class JobState:
     pause_until: float = 0.0  # no cycle starts before
     elsewhere: bool = False  # the next cycle runs on other nodes
     suspect: str = ""  # node_id that a spare should replace then; "" = group ranks move on by a node
+    unwanted: tuple[Node, str] | None = None  # leaves the job before the next plan, and why
     before: Assignment | None = None  # of the cycle before, where this coordinator planned it

@@ -69,8 +69,22 @@ def status(core: Coordinator, since: float, now: float, unix_s: float) -> dict[s
         "spares_used": list(report.spares_used[-_MOST_GONE:]),
         "hang": None if search is None else {"rank": search.first.rank, "host": search.first.host[:_NAME_CHARS]},
         "incidents": _incidents(report, began_s, core.state),
+        "slow": _slow(core, report),
         "no_progress": history.no_progress,
         "account": None,
+    }
+
+
+def _slow(core: Coordinator, report: JobReport) -> dict[str, Any] | None:
+    """What is slow now."""
+    last = report.stragglers[-1] if report.stragglers and core.state is Stage.RUNNING else None
+    if last is None or not core.suspects.goes_on:
+        return None
+    return {
+        "what": last.what,
+        "ranks": list(last.ranks[:_MOST_GONE]),
+        "lost_s": round(last.lost_s, 1),
+        "signs": last.signs,
     }
 
 

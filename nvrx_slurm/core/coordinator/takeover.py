@@ -22,7 +22,7 @@ from nvrx_slurm.errors import ExitCode
 
 _ELECTING = Stage.ELECTING
 _LATER = (
-    *(t.EndKnown, t.Hung, t.Evidence, t.RanksFailed, t.Spent, t.Succeeded),
+    *(t.EndKnown, t.Hung, t.Evidence, t.Examined, t.RanksFailed, t.Spent, t.Succeeded),
     *(t.Ready, t.Asked, t.NodeUnfit, t.WarnJob, t.EndJob),
 )
 _PROBE_S = 1.0

@@ -29,6 +29,11 @@ def kind_of(name: str) -> str:
     return "init" if low in ("setup", "init") else ""
 
 
+def is_wait(name: str) -> bool:
+    """Whether ranks wait for each other in section `name`, by its name."""
+    return any(word in name.lower() for word in ("wait", "barrier", "allreduce", "all_reduce", "sync"))
+
+
 class SectionError(ValueError):
     """A section is started twice, or ended while it is not open; the text is one sentence."""
 
@@ -41,10 +46,10 @@ class Sections:
 
     `spent_ns`: by slot, what an earlier client of this process has counted; () = nothing.
 
-    `slots`: slot by name. `spent_ns`: by slot, the time in which this section was the last one that began. `turn`: the
-    slot whose time the last start() or end() counted. `outside_ns`: since when the rank has been in no section, 0 = it
-    is in one, or the time does not count yet: without "warmup", the time before the first "step" is preparation without
-    a limit.
+    `slots`: slot by name. `saves`: those that save a checkpoint. `spent_ns`: by slot, the time in which this
+    section was the last one that began. `turn`: the slot whose time the last start() or end() counted. `outside_ns`:
+    since when the rank has been in no section, 0 = it is in one, or the time does not count yet: without "warmup", the
+    time before the first "step" is preparation without a limit.
     """
 
     def __init__(
@@ -58,6 +63,7 @@ class Sections:
         slots = slots_of(list(names))
         self.slots = {name: slot for slot, (name, own) in enumerate(slots) if own}
         self._owners = [name for name, _ in slots]
+        self.saves = frozenset(slot for slot, (name, _) in enumerate(slots) if kind_of(name) == "checkpoint")
         self._others = [slot for slot, (name, _) in enumerate(slots) if name != STEP_SECTION]
         # Slot of a "step" during warm-up; -1: there is no warm-up, or it is over.
         self._warm_step = next((slot for slot, (_, own) in enumerate(slots) if not own), -1)

@@ -11,6 +11,8 @@ from nvrx_slurm import types as t
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSettings, Stage
 from nvrx_slurm.core.election.quorum import peer_key
+from nvrx_slurm.core.straggler.detector import Detector, Reading
+from nvrx_slurm.core.straggler.suspects import seats
 from nvrx_slurm.node.coordination.link import LAST_MESSAGES_S, LocalTransport
 from nvrx_slurm.node.coordination.questions import AllocationClock, ProgressFile, RankOutput, began
 from nvrx_slurm.node.event_log import EventLog
@@ -96,6 +98,8 @@ class CoordinatorHost:
         self.local = LocalTransport(job.node.node_id, to_agent, self.post)
         self.members = MemberStreams(self.local, server)
         self._attributor: Attributor | None = None
+        self._watched, self._window_s = (0, -1), settings.straggler_window_s  # term and cycle of the detector
+        self._detector = Detector((), self._window_s, 0.0)
         self._allocation: tuple[int, int] | None = None  # when the job was submitted and started (Unix seconds)
         self._writes = BackgroundWrites(say)
         self._status = StatusFile(core, job.run_dir.status, job.labels, job.node.node_id, job.progress_file)
@@ -117,8 +121,24 @@ class CoordinatorHost:
         """Hand an event of an agent to the core. How far ranks are is only shown."""
         if isinstance(event, ev.FromAgent) and isinstance(event.message, t.Pace):
             self._status.told(event.node_id, event.message)
+        elif isinstance(event, ev.FromAgent) and isinstance(event.message, t.Window):
+            self._find_slow_ranks(event.message)
         else:
             self.shell.post(event)
+
+    def _find_slow_ranks(self, told: t.Window) -> None:
+        """Windows do not go through the core and its event log: what they show does."""
+        core, now = self._core, self._loop.time()
+        if told.cycle != core.job.cycle or core.state is not Stage.RUNNING or not self._settings.straggler_window_s:
+            return
+        if self._watched != (told.term, told.cycle):
+            self._watched = told.term, told.cycle
+            self._detector = Detector(seats(core.job.assignment, core.roster.members), self._window_s, now)
+        columns = zip(told.waits, told.waited_s, told.until_s, strict=False)
+        if self._detector.told(dict(zip(told.ranks, (Reading(*one) for one in columns), strict=False)), now):
+            found = self._detector.close(now)
+            if found is not None or core.suspects.watches:
+                self.shell.post(ev.SlowSeen(told.cycle, found, self._detector.windows))
 
     def _report_hang(self, command: ev.HangFound) -> None:
         path = self._job.run_dir.hang_report(command.cycle)

@@ -228,12 +228,17 @@ class RankMonitor(SupervisedProcess):
 
     def times(self, sections: Sequence[str], released_s: float) -> RankTimes:
         """How the worker, released then (monotonic seconds), has spent its time; ask before unwatch()."""
-        page, now_s = self._page(), time.monotonic()
+        words, now_s = self.words(), time.monotonic()
+        return RankTimes(released_s, now_s) if words is None else times_of(words, sections, released_s, now_s)
+
+    def words(self) -> list[int] | None:
+        """All words of the page, where it can be read."""
+        page = self._page()
         if page is None:
-            return RankTimes(released_s, now_s)
+            return None
         words = page.words[:WORDS].tolist()
         page.close()
-        return times_of(words, sections, released_s, now_s)
+        return words
 
     def _word(self, word: int) -> int:
         page = self._page()

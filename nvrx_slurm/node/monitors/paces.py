@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from nvrx_slurm.core.account.ranks import RankTimes
 from nvrx_slurm.core.rank.watch import STEP_SECTION
 from nvrx_slurm.node.monitors.monitors import RankMonitor
-from nvrx_slurm.types import Pace, Plan, RankPace
+from nvrx_slurm.node.monitors.times import waits_of
+from nvrx_slurm.types import Pace, Plan, RankPace, Window
+
+if TYPE_CHECKING:
+    from nvrx_slurm.node.workers.worker_spec import WorkerSpec
 
 EVERY_S, _FIRST_S = 5.0, 1.0
 _NODES_PER_S = 100  # that tell the coordinator
@@ -20,16 +25,18 @@ _START_S = 30.0  # for the first worker to be there
 
 class Paces:
     """Reads the pages of `monitors`. `alive()`: rank and release (monotonic seconds) of each living worker, by local
-    rank. `sections`: their names in the order of the page. `tell(pace)` sends to the coordinator."""
+    rank. `tell(pace)` sends to the coordinator."""
 
     def __init__(
         self,
         monitors: Sequence[RankMonitor],
-        sections: Sequence[str],
+        spec: WorkerSpec,
         alive: Callable[[], Mapping[int, tuple[int, float]]],
-        tell: Callable[[Pace], None],
+        tell: Callable[[Pace | Window], None],
     ) -> None:
-        self._monitors, self._sections, self._alive, self._tell = monitors, sections, alive, tell
+        self._monitors, self._sections, self._alive, self._tell = monitors, spec.sections, alive, tell
+        self._is_wait, self._window_s = spec.is_wait, spec.straggler_window_s
+        self._window_at = 0.0  # when the next one is told
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._seen: dict[int, tuple[int, float, float]] = {}  # by rank: steps, when the last one was, and pace
@@ -44,6 +51,7 @@ class Paces:
         """Workers are about to start for this plan."""
         self.end()
         self._seen = {}
+        self._window_at = 0.0
         self._wake(plan, _FIRST_S, self._loop.time() + _START_S)
 
     def end(self) -> None:
@@ -59,8 +67,22 @@ class Paces:
         found = [(rank, self.times(local_rank, released_s)) for local_rank, (rank, released_s) in alive.items()]
         if paces := [self._pace(rank, times) for rank, times in found if times.init_s]:
             self._tell(Pace(plan.term, plan.cycle, tuple(paces)))
+        self._tell_window(plan, alive)
         if self._monitors and (alive or self._loop.time() < until_s):
-            self._wake(plan, max(EVERY_S, plan.active_nodes / _NODES_PER_S), until_s)
+            every_s = min(EVERY_S, self._window_s or EVERY_S)
+            self._wake(plan, max(every_s, plan.active_nodes / _NODES_PER_S), until_s)
+
+    def _tell_window(self, plan: Plan, alive: Mapping[int, tuple[int, float]]) -> None:
+        """How long ranks have waited for each other."""
+        now = self._loop.time()
+        if not self._window_s or not self._monitors or now < self._window_at:
+            return
+        self._window_at = now + 0.9 * self._window_s
+        told = ((rank, self._monitors[local_rank].words()) for local_rank, (rank, _) in alive.items())
+        read = {rank: waits_of(words, self._sections, self._is_wait) for rank, words in told if words is not None}
+        if found := {rank: one for rank, one in read.items() if one is not None}:
+            columns = zip(*((one.waits, one.waited_s, one.until_s) for one in found.values()), strict=True)
+            self._tell(Window(plan.term, plan.cycle, tuple(found), *columns))
 
     def _pace(self, rank: int, times: RankTimes) -> RankPace:
         steps = max(times.beats, *(one.times for one in times.sections if one.name == STEP_SECTION), 0)

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from nvrx_slurm.core.account.ranks import RankTimes
+from nvrx_slurm.core.rank.sections import kind_of
 from nvrx_slurm.core.rank.watch import STEP_SECTION, slots_of
+from nvrx_slurm.core.straggler.detector import Reading
 from nvrx_slurm.monitor import page
 from nvrx_slurm.types import SectionTime
+
+
+def waits_of(words: Sequence[int], names: Sequence[str], is_wait: Callable[[str], bool]) -> Reading | None:
+    """How long the rank has waited for others, by its sections `names`; None: never, or it does not tell."""
+    waits = waited_ns = until_ns = 0
+    for slot, name in enumerate(names):
+        if is_wait(name):
+            waits += max(0, words[page.TIMES + slot])
+            until_ns = max(until_ns, words[page.ENDED + slot])
+        if is_wait(name) or kind_of(name) in ("checkpoint", "reload", "init"):
+            waited_ns += words[page.SPENT + slot]
+    most = 1 << 62
+    return Reading(waits, waited_ns / 1e9, until_ns / 1e9) if 0 < waits < most and 0 <= waited_ns < most else None
 
 
 def times_of(words: Sequence[int], names: Sequence[str], released_s: float, until_s: float) -> RankTimes:

@@ -183,7 +183,7 @@ def content(
     began = now - done.report.duration_s
     submitted, started = allocation or (None, began)
     queue_s = None if submitted is None else max(0.0, started - submitted)
-    for entry in (*job["faults"], *job["restarts"], *job["last_faults"]):
+    for entry in (*job["faults"], *job["restarts"], *job["last_faults"], *job["stragglers"]):
         entry["time"] = utc(began + entry["at_s"])
     return {
         "code": done.code,

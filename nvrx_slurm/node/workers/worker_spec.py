@@ -12,6 +12,7 @@ from typing import Any
 
 from nvrx_slurm.child import processes
 from nvrx_slurm.control.auth import TOKEN_ENV
+from nvrx_slurm.core.rank.sections import is_wait
 from nvrx_slurm.frozen import frozen
 from nvrx_slurm.types import Node, Plan, RankFault
 
@@ -67,6 +68,8 @@ class WorkerSpec:
     warning_signal: int = 0  # that workers without a handler for it shall not die of; 0 = none
     in_step: bool = False  # Slurm signals the workers itself
     hang_collect_s: float = 0.0  # how long a look at all ranks may take when one hangs
+    straggler_window_s: float = 0.0  # 0 = slow ranks are not looked for
+    is_wait: Callable[[str], bool] = is_wait
     warm: WarmSpec | None = None  # None: workers are always executed
     wrapped: bool = False  # min-healthy: a dead worker's helpers speak for it to the other ranks until the cycle ends
 

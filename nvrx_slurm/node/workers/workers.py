@@ -31,7 +31,7 @@ from nvrx_slurm.node.workers.launcher import Launcher
 from nvrx_slurm.node.workers.orphans import OrphanReaper
 from nvrx_slurm.node.workers.worker_spec import StartedWorker, WorkerSpec, living, rank_env, worker_env
 from nvrx_slurm.system import bounded
-from nvrx_slurm.types import FaultKind, Node, Pace, Plan, RankEvidence, RankFault, WorkloadAction
+from nvrx_slurm.types import FaultKind, Node, Pace, Plan, RankEvidence, RankFault, Window, WorkloadAction
 
 _DETAILS_TIMEOUT_S = 1.0  # a hung file system must not hold up the report of a fault
 OPEN_TIMEOUT_S = 10.0  # for the log files; then workers write to /dev/null
@@ -56,7 +56,7 @@ class Workers:
         post: Post,
         private_dir: Path,
         lease: Lease | None = None,
-        tell: Callable[[Pace], None] = lambda pace: None,
+        tell: Callable[[Pace | Window], None] = lambda pace: None,
     ) -> None:
         self._node = node
         self._lease = lease
@@ -72,7 +72,7 @@ class Workers:
         self._launcher = Launcher(spec, node.nproc, private_dir, console.say, partial(console.say, to_copy=True))
         self._dead_ranks = DeadRanksFile(private_dir, console.say)
         self._monitors: list[RankMonitor] = []
-        self._paces = Paces(self._monitors, spec.sections, partial(living, self._alive), tell)
+        self._paces = Paces(self._monitors, spec, partial(living, self._alive), tell)
         self._starter: MonitorStarter | None = None  # of the monitors' processes, once
         self._client_check = ClientCheck(spec.limits, partial(any_connected, self._monitors), console.say)
         self._report: asyncio.Task[None] | None = None  # about the living ranks

@@ -1,0 +1,50 @@
+"""Slow ranks in a real job: gloo DDP on two nodes with four ranks each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agent_harness import Rig
+from click.testing import CliRunner
+
+from nvrx_slurm.cli.toolbox import main
+
+SLOW, LIGHT, WORK_S, WINDOW_S = 5, 2, 0.04, 3.0
+# A rank works 20 % longer, as by a slow GPU. Another one has half of the work, so that it waits most.
+SCRIPT = f"""
+import torch, torch.distributed as dist
+from nvrx_slurm.fault_tolerance import RankMonitorClient
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+client = RankMonitorClient()
+client.init_workload_monitoring()
+work_s = {WORK_S} * {{{SLOW}: 1.2 if os.environ.get("SLOW") else 1.0, {LIGHT}: 0.5}}.get(RANK, 1.0)
+over = torch.zeros(1)
+say("up", CYCLE, "group", GROUP, "pid", os.getpid())
+while not over:
+    client.start_section("forward")
+    loss = model(torch.ones(4, 8)).sum()
+    time.sleep(work_s)
+    client.end_section("forward")
+    client.start_section("backward")
+    loss.backward()
+    over[0] = os.path.exists(os.path.join(os.environ["NVRX_TEST_GATES"], "end"))
+    dist.broadcast(over, 0)
+    client.end_section("backward")
+client.shutdown_workload_monitoring()
+"""
+FLAGS = ("--nproc-per-node=4", "--ft-preload=torch", "--ft-rank-section-timeouts=forward:60")
+FLAGS += (f"--ft-straggler-window={WINDOW_S}", "--ft-waiting-sections=backward")
+
+
+def test_the_rank_that_works_longer_is_named(rig: Rig) -> None:
+    """And no rank that waits for it: not the one with the least work either."""
+    first, second = rig.nodes(2, "2", rig.script(SCRIPT), *FLAGS, SLOW="1")
+    first.line(rf"slow: rank {SLOW} on node .* longer", 120.0)
+    told: Any = CliRunner().invoke(main, ["status", str(rig.run_dir)])
+    (rig.dir / "end").touch()
+    assert [first.wait(60.0), second.wait(60.0)] == [0, 0]
+    (found,) = rig.result["stragglers"]
+    assert (found["where"], found["ranks"], len(found["hosts"])) == ("rank", [SLOW], 1)
+    assert 0.1 < found["excess"] < 0.5 and told.exit_code == 0
