@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from nvrx_slurm.core.account.account import BUCKETS, SECTION, Grade
-from nvrx_slurm.types import Account, NodeTime, RestartRecord
+from nvrx_slurm.types import Account, CycleCost, NodeTime, RestartRecord
 
 SCHEMA = 1
 _NOT_TRAINING = ("spare_idle", "excluded")
@@ -59,6 +61,17 @@ def grades(buckets: Iterable[str], estimated: Collection[str]) -> dict[str, str]
 def ratio(part: float, whole: float) -> float | None:
     """`part` of `whole`, to 6 digits; None of nothing."""
     return round(part / whole, 6) if whole > 0.0 else None
+
+
+def priced(restarts: Iterable[RestartRecord], costs: Iterable[CycleCost]) -> tuple[RestartRecord, ...]:
+    """`restarts` with what the cycle before each of them has lost, and until the next one trained. `costs`: of cycles,
+    oldest first."""
+    known = list(costs)
+    lost = {cost.cycle: cost.recomputed_s for cost in known}
+    again = {before.cycle: after.again_s for before, after in pairwise(known)}
+    return tuple(
+        replace(one, recomputed_s=lost.get(one.cycle, 0.0), again_s=again.get(one.cycle, 0.0)) for one in restarts
+    )
 
 
 def lost_s(restart: RestartRecord | Mapping[str, Any]) -> float:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm import types as t
+from nvrx_slurm.core.account.follower import JobAccount
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSettings, Stage
 from nvrx_slurm.core.election.quorum import peer_key
@@ -46,6 +47,13 @@ class MemberStreams:
         self._news, self._informed = news, set()
         if self._server is not None:
             self._server.send_all(news)
+
+    def share(self, counted: t.Counted) -> None:
+        """The same account for all members."""
+        if self._local is not None:
+            self._local.deliver(counted)
+        if self._server is not None:
+            self._server.send_all(counted)
 
     def _send(self, command: ev.SendTo) -> None:
         node_id, message = command.node_id, command.message
@@ -91,6 +99,7 @@ class CoordinatorHost:
         self._job, self._settings, self._say, self._on_defect = job, settings, say, on_defect
         self._loop = asyncio.get_running_loop()
         self._core = core = Coordinator(settings, self._loop.time())
+        self._account = JobAccount(core)
         log = EventLog(job.run_dir.coordinator_events(settings.term, job.node), core, say)
         self.shell = shell = Shell(core, log, ev.JobOver, say)
         self.local = LocalTransport(job.node.node_id, to_agent, shell.post)
@@ -108,9 +117,20 @@ class CoordinatorHost:
         self._answer_questions()
         self._tell_of_cycles()
         self._announcer = self._announce()
-        shell.after_steps = self._status.mark
+        shell.after_steps = self._after_steps
         shell.result.add_done_callback(self._on_end)
         shell.begin()
+
+    def _after_steps(self) -> None:
+        self._status.mark()
+        if self._account.is_due:
+            self._loop.call_soon(self._count)
+
+    def _count(self) -> None:
+        """A plan has left. The event is for the log: `nvrx goodput` reads it where a job has left no result."""
+        counted = self._account.count()
+        self.members.share(counted)
+        self.shell.post(counted)
 
     def _report_hang(self, command: ev.HangFound) -> None:
         path = self._job.run_dir.hang_report(command.cycle)
@@ -122,7 +142,7 @@ class CoordinatorHost:
 
     def _answer_questions(self) -> None:
         """What the core asks for is read in threads, and posted later."""
-        job, shell = self._job, self.shell
+        job, shell, core = self._job, self.shell, self._core
         clock = AllocationClock(job.control, None if job.slurm is None else job.slurm.job_id)
 
         async def tell_time() -> None:
@@ -132,7 +152,8 @@ class CoordinatorHost:
         output = RankOutput(job.run_dir)
 
         async def tell_reached(command: ev.ReadReached) -> None:
-            reached = await output.reached(command.cycle, command.ranks)
+            ranks = core.job.assignment.ends(core.roster.members)
+            reached = await output.reached(command.cycle, ranks)
             shell.post(ev.ReachedRead(command.cycle, reached))
 
         shell.on(ev.ReadReached, lambda command: self._spawn(tell_reached(command)))
@@ -219,7 +240,7 @@ class CoordinatorHost:
         await asyncio.wait({self.shell.result})
         if self.shell.result.cancelled():
             return None
-        done: ev.JobOver = self.shell.result.result()
+        done = self._account.complete(self.shell.result.result())
         await self.members.close()
         await self._writes.close()
         if self._announcer is not None:
