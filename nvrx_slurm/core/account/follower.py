@@ -5,6 +5,7 @@ What is slow (1,000 nodes take 40 ms) waits until the plan has left: `count` is 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from enum import Enum
 from typing import Any
@@ -32,7 +33,6 @@ class JobAccount:
         self._past: Counted | None = None  # what agents tell, until the first cycle here
         self._loaded = False
         self._cycle = -1  # the one that runs
-        self._counted_at = core.started  # when it was planned
         self._planned: tuple[set[str], float] | None = None  # a plan that has still to be counted: nodes, and when
         self._costs: dict[int, CycleCost] = {}
         core.follower = self.follow
@@ -40,68 +40,60 @@ class JobAccount:
     def follow(self, state: Enum, event: Any, now: float) -> None:
         """The core has handled `event` in `state`."""
         self._settle()
-        if isinstance(event, ev.FromAgent):
-            self._heard(event, now)
+        book, members, cycle = self._book, self._members, self._core.job.cycle
+        if isinstance(event, ev.FromAgent) and isinstance(event.message, Spent):
+            member = members.get(event.node_id)
+            if member is not None and event.message.cycle == cycle:
+                book.spent(peer_key(member.node), event.message, now)
         elif isinstance(event, ev.Joined):
-            self._joined(event, now)
+            counted, node = event.message.counted, event.message.node
+            if counted is not None and (self._past is None or counted.account.wall_s > self._past.account.wall_s):
+                self._past = counted
+            if node.node_id in members:
+                book.here(peer_key(node), node.host, now)
         elif isinstance(event, ev.Left):
-            self._left(event, now)
+            key = peer_key(event.node)
+            book.gone(key, now)
+            if key in members.keys_of_nodes:  # another life of its agent has taken its place
+                book.here(key, event.node.host, now)
         elif isinstance(event, Entered):
             self._entered(state, event.was, now)
         if self._core.state is Stage.CLOSED:
-            self._end(now)
+            self._close_cycle()
+            self._note(book.ended(now, self._ends_well))
 
-    # --- what has happened ------------------------------------------------------------------------------------
-
-    def _heard(self, event: ev.FromAgent[Any], now: float) -> None:
-        """No rank of the cycle is left on a node."""
-        member = self._members.get(event.node_id)
-        if isinstance(event.message, Spent) and member is not None and event.message.cycle == self._core.job.cycle:
-            self._book.spent(peer_key(member.node), event.message, now)
-
-    def _joined(self, event: ev.Joined, now: float) -> None:
-        counted, node = event.message.counted, event.message.node
-        if counted is not None and (self._past is None or counted.account.wall_s > self._past.account.wall_s):
-            self._past = counted
-        if node.node_id in self._members:
-            self._book.here(peer_key(node), node.host, now)
-
-    def _left(self, event: ev.Left, now: float) -> None:
-        """A node is gone, or another life of its agent has taken its place."""
-        key = peer_key(event.node)
-        self._book.gone(key, now)
-        if key in self._members.keys_of_nodes:
-            self._book.here(key, event.node.host, now)
+    @property
+    def _ends_well(self) -> bool:
+        end = self._core.ending.end
+        return end is not None and end.code == ExitCode.OK
 
     def _entered(self, state: Enum, was: Enum, now: float) -> None:
-        end, job = self._core.ending.end, self._core.job
+        members, job = self._members, self._core.job
+
+        def active() -> set[str]:
+            return {peer_key(members[one].node) for one in job.assignment.group_ranks if one in members}
+
         if state in (Stage.RUNNING, *FAILED) and was is Stage.TAKEOVER:
-            self._load()
+            self._close_cycle()
             self._cycle, gap = job.cycle, self._past is None or self._past.cycle != job.cycle
-            here = self._members.keys_of_nodes
-            self._book.resume(self._active() & here, {*here}, self._core.started, gap)
+            self._book.resume(active(), {*members.keys_of_nodes}, self._core.started, gap)
         elif state is Stage.RUNNING:
-            self._mark()
-            self._load()
-            self._planned = self._active(), now
+            self._close_cycle()
+            self._planned = active(), now
         elif state is Stage.JOINING and self._core.state is state:
             self._book.waits(now)
-        elif state is Stage.FINISHED and end is not None and end.code != ExitCode.OK:
+        elif state is Stage.FINISHED and not self._ends_well:
             self._mark()
             self._book.stops(now)
 
-    def _active(self) -> set[str]:
-        members = self._members
-        return {peer_key(members[one].node) for one in self._core.job.assignment.group_ranks if one in members}
-
-    def _load(self) -> None:
-        """No earlier coordinator is heard of any more."""
-        past, self._loaded, first = self._past, True, not self._loaded
+    def _close_cycle(self) -> None:
+        """No earlier coordinator is heard of any more, and all is known about the cycle that runs."""
+        past, first, self._loaded = self._past, not self._loaded, True
         if past is not None and first:
-            before_s = self._ledger.at_s(self._core.started)
-            self._counted_at = self._core.started + min(past.account.wall_s - before_s, 0.0)
-            self._book.load(past.account, self._counted_at)
+            before_s = past.account.wall_s - self._ledger.at_s(self._core.started)
+            self._book.load(past.account, self._core.started + min(before_s, 0.0))
             self._costs = {cost.cycle: cost for cost in past.costs}
+        self._mark()
 
     def _mark(self) -> None:
         """When the cycle that runs has failed, if it has."""
@@ -109,27 +101,19 @@ class JobAccount:
         if marks is not None and marks[0] == self._cycle:
             self._book.failed(*marks[1:])
 
-    # --- what follows -----------------------------------------------------------------------------------------
-
     def _settle(self) -> None:
         """Add the cycle that has ended with the last plan."""
         if self._planned is not None:
             (active, now), self._planned = self._planned, None
             self._note(self._book.planned(active, now))
-            self._cycle, self._counted_at = self._core.job.cycle, now
+            self._cycle = self._core.job.cycle
 
-    def _end(self, now: float) -> None:
-        end = self._core.ending.end
-        self._load()
-        self._mark()
-        self._note(self._book.ended(now, end is not None and end.code == ExitCode.OK))
-        self._counted_at = now
+    def _note(self, means: Mapping[str, float]) -> None:
+        again_s = sum(means.get(bucket, 0.0) for bucket in _AGAIN)
+        self._costs[self._cycle] = CycleCost(self._cycle, again_s, means.get("recomputed", 0.0))
+        self._costs.pop(self._cycle - LISTED, None)
 
-    def _note(self, means: Any) -> None:
-        cost = CycleCost(self._cycle, sum(means.get(bucket, 0.0) for bucket in _AGAIN), means.get("recomputed", 0.0))
-        self._costs[self._cycle] = cost
-        if len(self._costs) > LISTED:
-            del self._costs[next(iter(self._costs))]
+    # --- what is told -----------------------------------------------------------------------------------------
 
     @property
     def is_due(self) -> bool:
@@ -139,7 +123,7 @@ class JobAccount:
     def count(self) -> Counted:
         """The account until the last plan, for all agents."""
         self._settle()
-        wall_s = max(0.0, self._ledger.at_s(self._counted_at))
+        wall_s = max(0.0, self._ledger.at_s(self._book.counted_at))
         return Counted(self._cycle, self._book.told(wall_s, TOLD), tuple(self._costs.values())[-_COSTS:])
 
     def live(self, now: float) -> Account:
