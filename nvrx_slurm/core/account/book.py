@@ -13,7 +13,6 @@ from statistics import median
 from nvrx_slurm.core.account.account import (
     BUCKETS,
     SECTION,
-    START_GRACE_S,
     Bucketed,
     Marks,
     NodeCycle,
@@ -60,7 +59,6 @@ class Book:
         self._told: set[str] = set()  # what ranks of this job tell: "import" and "init" are over, "checkpoint"
         self._saves = SectionTime("", 0.0)  # of all nodes
         self._productive_s = 0.0
-        self._typical: Spent | None = None  # of the last cycle that is over
 
     # --- what happens ---------------------------------------------------------------------------------------
 
@@ -162,23 +160,7 @@ class Book:
         self._productive_s += means["productive"]
         return means
 
-    def live(self, now: float, wall_s: float) -> Account:
-        """The account at this moment. What running nodes do is estimated by earlier cycles; no counter is changed."""
-        guess = self._typical or Spent(0, 0, 0.0, START_GRACE_S, 0.0)
-        found = self._of_cycle(now, False, False, replace(guess, sections=()))
-        rows, productive = dict[str, _Row](), list[float]()
-        for key, row in self._rows.items():
-            times = found.get(key, Bucketed())
-            rows[key] = replace(row, times=defaultdict(float, row.times))
-            for bucket, took_s in times.items():
-                rows[key].times[bucket] += took_s
-            if row.role is Role.ACTIVE:
-                productive.append(times["productive"])
-        productive_s = self._productive_s + (sum(productive) / len(productive) if productive else 0.0)
-        estimated = tuple(sorted(self._estimated | {"import", "init", "productive"}))
-        return Account(wall_s, productive_s, _nodes(rows.values(), LISTED), estimated, self._saves)
-
-    def _of_cycle(self, now: float, lost: bool, again: bool, guess: Spent | None = None) -> dict[str, Bucketed]:
+    def _of_cycle(self, now: float, lost: bool, again: bool) -> dict[str, Bucketed]:
         rows = [row for key, row in self._rows.items() if key]
         spents = [row.spent for row in rows if row.spent is not None]
         for bucket, tells in (
@@ -200,8 +182,7 @@ class Book:
             tells_init="import" in self._told,
             tells_steps="init" in self._told,
         )
-        typical = _typical(spents[:TOLD]) if len(spents) < len(rows) or guess is None else None
-        self._typical, typical = (typical if guess is None else self._typical), typical or guess
+        typical = _typical(spents[:TOLD]) if len(spents) < len(rows) else None
         return {row.key: account(cycle, NodeCycle(tuple(row.roles), row.spent or typical, row.done_at)) for row in rows}
 
     # --- what is told ---------------------------------------------------------------------------------------

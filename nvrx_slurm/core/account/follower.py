@@ -30,7 +30,7 @@ class JobAccount:
     def __init__(self, core: Coordinator) -> None:
         self._core, self._members, self._ledger = core, core.roster.members, core.ledger
         self._book = Book(core.started, core.settings.expected)
-        self._past: Counted | None = None  # what agents tell, until the first cycle here
+        self._past: Counted | None = None  # what was told last, until the first cycle here by agents
         self._loaded = False
         self._cycle = -1  # the one that runs
         self._planned: tuple[set[str], float] | None = None  # a plan that has still to be counted: nodes, and when
@@ -47,7 +47,8 @@ class JobAccount:
                 book.spent(peer_key(member.node), event.message, now)
         elif isinstance(event, ev.Joined):
             counted, node = event.message.counted, event.message.node
-            if counted is not None and (self._past is None or counted.account.wall_s > self._past.account.wall_s):
+            newest_s = -1.0 if self._past is None else self._past.account.wall_s
+            if not self._loaded and counted is not None and counted.account.wall_s > newest_s:
                 self._past = counted
             if node.node_id in members:
                 book.here(peer_key(node), node.host, now)
@@ -124,15 +125,14 @@ class JobAccount:
         """The account until the last plan, for all agents."""
         self._settle()
         wall_s = max(0.0, self._ledger.at_s(self._book.counted_at))
-        return Counted(self._cycle, self._book.told(wall_s, TOLD), tuple(self._costs.values())[-_COSTS:])
+        counted = Counted(self._cycle, self._book.told(wall_s, TOLD), tuple(self._costs.values())[-_COSTS:])
+        self._past = counted if self._loaded else self._past
+        return counted
 
-    def live(self, now: float) -> Account:
-        """Where the time has gone until `now`; what running nodes do is estimated. O(nodes)."""
-        if self._past is not None and not self._loaded:  # the takeover is not decided yet
-            return self._past.account
-        self._settle()
-        self._mark()
-        return self._book.live(now, self._ledger.at_s(now))
+    @property
+    def known(self) -> Account | None:
+        """The same, as it was told last, by `count` or by an earlier coordinator; None: nobody has."""
+        return self._past.account if self._past is not None else None
 
     def complete(self, done: ev.JobOver) -> ev.JobOver:
         """The end of the job with the account, and with what each restart has cost."""
