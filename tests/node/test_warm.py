@@ -155,6 +155,15 @@ def test_workers_are_executed(rig: Rig, work: str, flags: list[str], argument: s
     pids_of(one, 0, "executed")
 
 
+# As torch does: who has asked for GPUs is told so in a fork.
+TORCH = """
+import os
+class default_generator: seed = staticmethod(int)
+class _C: _cuda_isInBadFork = staticmethod(bool)
+class cuda:
+    def is_available():
+        os.register_at_fork(after_in_child=lambda: setattr(_C, "_cuda_isInBadFork", lambda: True))
+"""
 UNFIT = {
     "thread": ("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()", "a thread"),
     "socket": ("import socket; S = socket.create_server(('127.0.0.1', 0))", "socket:["),
@@ -164,11 +173,13 @@ UNFIT = {
     "exception": ("raise LookupError('no such library')", "LookupError: no such library"),
     "exit": ("import sys; sys.exit(3)", "SystemExit: 3"),
     "program": ("import os, sys; os.execv(sys.executable, sys.orig_argv)", "executes another program"),
+    "gpus": ("import torch; torch.cuda.is_available()", "asks for GPUs"),
     "missing": (None, "No module named 'bad_missing'"),
 }
 
 
 def test_modules_that_cannot_be_forked_are_left_out(rig: Rig, work: str) -> None:
+    (rig.dir / "torch.py").write_text(TORCH)
     for name, (code, _) in UNFIT.items():
         if code is not None:
             (rig.dir / f"bad_{name}.py").write_text(code)
@@ -239,7 +250,7 @@ def test_auto_preloads_what_the_first_workers_loaded_and_on_a_spare_what_the_scr
 
 # Stand in for libraries that take seconds to import.
 LIBRARIES = {
-    "torch/__init__": "class default_generator: seed = staticmethod(int)",
+    "torch/__init__": TORCH,
     "torch/_dynamo": "",
     "transformers": "class Trainer: pass\nimport os\nopen('grown', 'a').write(f'{os.getpid()}\\n')",
     "accelerate": UNFIT["thread"][0],
