@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -252,6 +253,7 @@ def test_auto_preloads_what_the_first_workers_loaded_and_on_a_spare_what_the_scr
 LIBRARIES = {
     "torch/__init__": TORCH,
     "torch/_dynamo": "",
+    "sitecustomize": "",  # it might forbid to fork, so the interpreters of executed workers start, too
     "transformers": "class Trainer: pass\nimport os\nopen('grown', 'a').write(f'{os.getpid()}\\n')",
     "accelerate": UNFIT["thread"][0],
 }
@@ -287,6 +289,8 @@ def test_the_first_workers_are_forked_and_the_next_ones_have_what_can_be_forked_
     one = rig.run(script, "--nproc-per-node=2", "--max-restarts=2", SOON, args=("2",), **env)
     pids = [had(one, 0, rank)[1] for rank in (0, 1)]
     assert had(one, 0)[0] == "torch._dynamo"
+    commands = ["ps", "-o", "args=", "--ppid", str(one.pid)]
+    until(lambda: b"trampoline" not in subprocess.check_output(commands), "interpreters in reserve have ended")
 
     def renewed() -> bool:
         found = sorted(set(alike(one)) - set(pids), key=began)  # no standby is older than the template
