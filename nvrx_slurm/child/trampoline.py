@@ -66,8 +66,9 @@ def main() -> None:
         _signal.signal(signum, _signal.SIG_DFL)
     if not command[0]:
         sys.argv = command[1:]
-        with open(sys.argv[0]) as program:
-            return exec(program.read(), {"__name__": "__main__"})
+        directory, name = os.path.split(command[1])
+        sys.path.append(directory)
+        __import__(name.removesuffix(".py"))
     try:
         os.execvpe(command[0], command, env)
     except OSError as error:
