@@ -12,7 +12,8 @@ from typing import Any
 
 import click
 
-from nvrx_slurm.cli.log_tree import RUN, find_run, log_dir, result_of
+from nvrx_slurm.cli.event_logs import CoordinatorLog, Cycle, cycles_in, logs_of
+from nvrx_slurm.cli.log_tree import DAMAGE, RUN, find_run, log_dir, result_of
 from nvrx_slurm.core.account.account import BUCKETS
 from nvrx_slurm.core.account.goodput import in_lines, summary
 from nvrx_slurm.core.account.report import to_json
@@ -24,7 +25,6 @@ from nvrx_slurm.types import Account, History, NodeTime, SectionTime
 
 _UNITS = {"h": 3600, "d": 86400, "w": 7 * 86400}
 _MOST_RUNS = 10_000
-_MOST_TAIL = 64 << 20  # bytes at the end of an event log that are read
 
 
 def _since(ctx: object, param: object, text: str | None) -> float | None:
@@ -107,7 +107,10 @@ def _user(job: Path) -> str:
 
 
 def _summary(runs: Sequence[Path]) -> dict[str, Any]:
-    results = [result_of(run) or _of_events(run) for run in runs]
+    try:
+        results = [result_of(run) or of_events(logs := logs_of(run), cycles_in(logs)) for run in runs]
+    except (*DAMAGE, ProtocolError) as error:
+        raise click.UsageError(f"the event logs of {runs[0].parent} hold no plan of this version: {error!r}") from None
     starts, ends = [], []
     for result in results:
         queue_s, before_s = ((result.get("account") or {}).get(name) or 0.0 for name in ("queue_s", "before_s"))
@@ -122,7 +125,7 @@ def _summary(runs: Sequence[Path]) -> dict[str, Any]:
         raise click.UsageError(f"{runs[0]} has neither a result.json nor a plan in its event logs: nothing is known")
     try:
         return {"schema": 1, **summary(results, min(starts), max(ends))}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except DAMAGE as error:
         raise click.UsageError(f"a result.json of {runs[0].parent} is not the result of a job: {error!r}") from None
 
 
@@ -142,17 +145,15 @@ def _table(jobs: dict[str, Any]) -> Iterator[str]:
 # --- a run that has left no result ------------------------------------------------------------------------------------
 
 
-def _of_events(run: Path) -> dict[str, Any]:
-    """What the last plan tells of the account, from the coordinators' event logs; {} where there is no plan. The time
-    from that plan to the last event is in the bucket "other"."""
-    history, last_s, first_s = History(), 0.0, float("inf")
-    for log in (run / "events").glob("coordinator*.jsonl"):
-        for told, wall_s in _plans(log):
-            first_s, last_s = min(first_s, wall_s), max(last_s, wall_s)
-            history = told if told is not None and told.counted_s >= history.counted_s else history
+def of_events(logs: Sequence[CoordinatorLog], cycles: Sequence[Cycle]) -> dict[str, Any]:
+    """What the plans tell of restarts and account, as in a result.json; {} where there is no plan. The time from the
+    last plan to the last event is in the bucket "other"."""
+    told = sorted((cycle.plan["history"] for cycle in cycles if cycle.plan), key=lambda one: float(one["counted_s"]))
+    history = decode(told[-1]) if told else History()
     if not history.nodes:
         return {}
-    wall_s, other = last_s - (history.began_s or first_s), list(BUCKETS).index("other")
+    last_s, other = max(log.walls[1] for log in logs), list(BUCKETS).index("other")
+    wall_s = last_s - (history.began_s or logs[0].walls[0])
 
     def filled(node: NodeTime) -> NodeTime:
         seconds = list(node.seconds)
@@ -162,23 +163,8 @@ def _of_events(run: Path) -> dict[str, Any]:
     nodes, saves = tuple(map(filled, history.nodes)), history.saves or SectionTime("", 0.0)
     account = Account(wall_s, history.productive_s, nodes, history.estimated, saves)
     ended = datetime.fromtimestamp(last_s).astimezone().isoformat(timespec="milliseconds")
-    restarts = [vars(restart) for restart in history.restarts]
-    return {"account": to_json(account), "duration_s": wall_s, "ended": ended, "restarts": restarts, "unfinished": True}
-
-
-def _plans(log: Path) -> Iterator[tuple[History | None, float]]:
-    """The history of the plan in each step, and when the step was."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _MOST_TAIL))
-            lines = file.read(_MOST_TAIL).splitlines()
-    except OSError:
-        return
-    for line in lines:
-        try:
-            step = json.loads(line)
-            plans = [one["message"] for one in step.get("commands", ()) if one.get("type") == "SendTo"]
-            histories = [plan["history"] for plan in plans if plan.get("type") == "Plan"]
-            yield decode(histories[0]) if histories else None, float(step["wall"])
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ProtocolError):
-            continue  # the header; or a torn line, as a killed program leaves it
+    restarts = {int(one["cycle"]): one for past in told for one in past["restarts"]}
+    return {
+        "account": to_json(account), "duration_s": wall_s, "ended": ended, "unfinished": True,
+        "restarts": [restarts[cycle] for cycle in sorted(restarts)],
+    }  # fmt: skip
