@@ -299,6 +299,7 @@ WALL_CLOCK = {
     "nvrx_slurm/cli/front.py",
     "nvrx_slurm/cli/goodput.py",
     "nvrx_slurm/cli/logs.py",
+    "nvrx_slurm/cli/report.py",
     "nvrx_slurm/cli/status.py",
     "nvrx_slurm/logs/merged.py",
     "nvrx_slurm/logs/shipper.py",

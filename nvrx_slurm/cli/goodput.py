@@ -13,7 +13,8 @@ from typing import Any
 
 import click
 
-from nvrx_slurm.cli.log_tree import RUN, find_run, log_dir, result_of
+from nvrx_slurm.cli.event_logs import COUNTED, CoordinatorLog, Cycle, cycles_in, logs_of
+from nvrx_slurm.cli.log_tree import DAMAGE, RUN, find_run, log_dir, result_of
 from nvrx_slurm.core.account.account import BUCKETS
 from nvrx_slurm.core.account.goodput import in_lines, summary
 from nvrx_slurm.core.account.report import priced, to_json
@@ -21,11 +22,10 @@ from nvrx_slurm.core.logs.printable import printable
 from nvrx_slurm.core.record import decode
 from nvrx_slurm.core.words import in_words
 from nvrx_slurm.errors import ProtocolError
-from nvrx_slurm.types import Counted, History, NodeTime
+from nvrx_slurm.types import NodeTime
 
 _UNITS = {"h": 3600, "d": 86400, "w": 7 * 86400}
 _MOST_RUNS = 10_000
-_MOST_TAIL = 64 << 20  # bytes at the end of an event log that are read
 
 
 def _since(ctx: object, param: object, text: str | None) -> float | None:
@@ -108,7 +108,10 @@ def _user(job: Path) -> str:
 
 
 def _summary(runs: Sequence[Path]) -> dict[str, Any]:
-    results = [result_of(run) or _of_events(run) for run in runs]
+    try:
+        results = [result_of(run) or of_events(logs := logs_of(run), cycles_in(logs)) for run in runs]
+    except (*DAMAGE, ProtocolError) as error:
+        raise click.UsageError(f"the event logs of {runs[0].parent} hold no plan of this version: {error!r}") from None
     starts, ends = [], []
     for result in results:
         queue_s, before_s = ((result.get("account") or {}).get(name) or 0.0 for name in ("queue_s", "before_s"))
@@ -123,7 +126,7 @@ def _summary(runs: Sequence[Path]) -> dict[str, Any]:
         raise click.UsageError(f"{runs[0]} has neither a result.json nor a plan in its event logs: nothing is known")
     try:
         return {"schema": 1, **summary(results, min(starts), max(ends))}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except DAMAGE as error:
         raise click.UsageError(f"a result.json of {runs[0].parent} is not the result of a job: {error!r}") from None
 
 
@@ -143,17 +146,18 @@ def _table(jobs: dict[str, Any]) -> Iterator[str]:
 # --- a run that has left no result ------------------------------------------------------------------------------------
 
 
-def _of_events(run: Path) -> dict[str, Any]:
-    """The account until the last plan, from the coordinators' event logs; {} where there is no plan. The time from that
-    plan to the last event is in the bucket "other"."""
-    steps = [step for log in (run / "events").glob("coordinator*.jsonl") for step in _told(log)]
-    counted = [told for told, _ in steps if isinstance(told, Counted)]
+def of_events(logs: Sequence[CoordinatorLog], cycles: Sequence[Cycle]) -> dict[str, Any]:
+    """The account until the last plan and all restarts, as in a result.json; {} where there is no account. The time
+    from that plan to the last event is in the bucket "other"."""
+    counted = [found.value for log in logs for found in log.find(COUNTED, log.begin, log.size)]
     if not counted:
         return {}
-    known = max(counted, key=lambda one: one.account.wall_s)
-    history = max([History(), *(told for told, _ in steps if isinstance(told, History))], key=lambda one: one.down_s)
-    first_s, last_s = min(at_s for _, at_s in steps), max(at_s for _, at_s in steps)
-    wall_s, other = last_s - (history.began_s or first_s), list(BUCKETS).index("other")
+    known = decode(max(counted, key=lambda one: float(one["account"]["wall_s"])))
+    costs = {int(cost["cycle"]): decode(cost) for one in counted for cost in one["costs"]}
+    told = [cycle.plan["history"] for cycle in cycles if cycle.plan]
+    began_s = max((float(one["began_s"]) for one in told), default=0.0) or logs[0].walls[0]
+    last_s, other = max(log.walls[1] for log in logs), list(BUCKETS).index("other")
+    wall_s = last_s - began_s
 
     def filled(node: NodeTime) -> NodeTime:
         seconds = list(node.seconds)
@@ -162,24 +166,8 @@ def _of_events(run: Path) -> dict[str, Any]:
 
     account = replace(known.account, wall_s=wall_s, nodes=tuple(map(filled, known.account.nodes)))
     ended = datetime.fromtimestamp(last_s).astimezone().isoformat(timespec="milliseconds")
-    restarts = [vars(restart) for restart in priced(history.restarts, known.costs)]
-    return {"account": to_json(account), "duration_s": wall_s, "ended": ended, "restarts": restarts, "unfinished": True}
-
-
-def _told(log: Path) -> Iterator[tuple[Counted | History | None, float]]:
-    """The account or the history of the plan in each step, and when the step was."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _MOST_TAIL))
-            lines = file.read(_MOST_TAIL).splitlines()
-    except OSError:
-        return
-    for line in lines:
-        try:
-            step = json.loads(line)
-            plans = [one["message"] for one in step.get("commands", ()) if one.get("type") == "SendTo"]
-            found = [plan["history"] for plan in plans if plan.get("type") == "Plan"]
-            found += [step["event"]] if step["event"]["type"] == "Counted" else []
-            yield decode(found[0]) if found else None, float(step["wall"])
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ProtocolError):
-            continue  # the header; or a torn line, as a killed program leaves it
+    restarts = {int(one["cycle"]): decode(one) for past in told for one in past["restarts"]}
+    return {
+        "account": to_json(account), "duration_s": wall_s, "ended": ended, "unfinished": True,
+        "restarts": [vars(one) for one in priced(dict(sorted(restarts.items())).values(), costs.values())],
+    }  # fmt: skip

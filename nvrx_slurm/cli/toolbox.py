@@ -23,6 +23,7 @@ _COMMANDS = {
     "health": "health:health",
     "list": "status:list_runs",
     "logs": "logs:logs",
+    "report": "report:report",
     "stacks": "stacks:stacks",
     "status": "status:status",
     "submit": "submit:submit",
