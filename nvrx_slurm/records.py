@@ -108,6 +108,26 @@ class Spent:
 
 
 @frozen
+class RankPace:
+    """How far a living rank is. Seconds of its node's clock."""
+
+    rank: int
+    steps: int  # heartbeats, or sections "step", in this life
+    step_s: float  # from one to the next, lately; 0 = not known
+    section: str = ""  # that began last of those that are open; "" = none
+    section_s: float = 0.0  # since then
+
+
+@frozen
+class Pace:
+    """How far the living ranks of this node are, told every few seconds. It is shown; nothing is decided by it."""
+
+    term: int
+    cycle: int
+    paces: tuple[RankPace, ...]  # at most 64
+
+
+@frozen
 class Account:
     """Where the time of a job, or of a part of a chain, went. `core.account.report` makes JSON and ratios of it."""
 

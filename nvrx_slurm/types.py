@@ -17,6 +17,8 @@ from nvrx_slurm.records import CycleCost as CycleCost
 from nvrx_slurm.records import Finding as Finding
 from nvrx_slurm.records import LineRole as LineRole
 from nvrx_slurm.records import NodeTime as NodeTime
+from nvrx_slurm.records import Pace as Pace
+from nvrx_slurm.records import RankPace as RankPace
 from nvrx_slurm.records import Remedy as Remedy
 from nvrx_slurm.records import SectionTime as SectionTime
 from nvrx_slurm.records import Spent as Spent
@@ -453,6 +455,6 @@ class LogServer:
 
 AgentReport = RanksFailed | Hung | Evidence | Spent | Succeeded | Ready | EndKnown
 AgentRequest = Asked | NodeUnfit | WarnJob | EndJob | WhoLeads
-AgentMessage = Register | AgentReport | AgentRequest
+AgentMessage = Register | AgentReport | AgentRequest | Pace
 CoordinatorOrder = Plan | Counted | Stop | CheckNode | Collect | Warn | RanksGone | Finish | Leave
 CoordinatorMessage = CoordinatorOrder | Lead | Elsewhere | Refused | LogServer

@@ -289,6 +289,7 @@ def test_never(paths: list[Path], breaks: Callable[[ast.AST], bool]) -> None:
 WALL_CLOCK = {
     "nvrx_slurm/node/coordination/elections.py",
     "nvrx_slurm/node/event_log.py",
+    "nvrx_slurm/node/output/console.py",
     "nvrx_slurm/node/output/cycle_info.py",
     "nvrx_slurm/node/monitors/monitors.py",  # a heartbeat's time, to compare with files
     "nvrx_slurm/node/output/result.py",
@@ -301,6 +302,7 @@ WALL_CLOCK = {
     "nvrx_slurm/cli/logs.py",
     "nvrx_slurm/cli/report.py",
     "nvrx_slurm/cli/status.py",
+    "nvrx_slurm/cli/why.py",
     "nvrx_slurm/logs/merged.py",
     "nvrx_slurm/logs/shipper.py",
     "nvrx_slurm/slurm/control.py",

@@ -7,20 +7,20 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import click
 
+from nvrx_slurm.cli import complete
 from nvrx_slurm.cli.event_logs import COUNTED, CoordinatorLog, Cycle, cycles_in, logs_of
 from nvrx_slurm.cli.log_tree import DAMAGE, RUN, find_run, log_dir, result_of
+from nvrx_slurm.cli.screen import show
 from nvrx_slurm.core.account.account import BUCKETS
 from nvrx_slurm.core.account.goodput import in_lines, summary
 from nvrx_slurm.core.account.report import priced, to_json
-from nvrx_slurm.core.logs.printable import printable
 from nvrx_slurm.core.record import decode
-from nvrx_slurm.core.words import in_words
+from nvrx_slurm.core.words import in_words, unix_s, utc
 from nvrx_slurm.errors import ProtocolError
 from nvrx_slurm.types import NodeTime
 
@@ -37,7 +37,7 @@ def _since(ctx: object, param: object, text: str | None) -> float | None:
 
 
 @click.command()
-@click.argument("places", nargs=-1, metavar="[JOB|RUN]...")
+@click.argument("places", nargs=-1, metavar="[JOB|RUN]...", shell_complete=complete.jobs)
 @click.option(
     "--since", metavar="PERIOD", callback=_since, help="All jobs that ended within 12h, 7d or 4w, one a line."
 )
@@ -62,8 +62,11 @@ def goodput(places: tuple[str, ...], since: float | None, as_json: bool) -> None
             "jobs": {f"{job.name}": _summary(runs) | {"user": _user(job)} for job, runs in jobs.items()},
         }
         shown = _table(found["jobs"])
-    for line in [json.dumps(found, indent=1)] if as_json else shown:
-        click.echo(printable(line.encode("utf-8", "replace")))
+    if as_json:
+        return click.echo(json.dumps(found, indent=1))
+    for number, line in enumerate(shown):
+        advice = line.lstrip().startswith("advice:")
+        show(line, "yellow" if advice else None, bold=number == 0, hang=None if since else 4)
 
 
 def _runs(place: str) -> list[Path]:
@@ -116,7 +119,7 @@ def _summary(runs: Sequence[Path]) -> dict[str, Any]:
     for result in results:
         queue_s, before_s = ((result.get("account") or {}).get(name) or 0.0 for name in ("queue_s", "before_s"))
         try:
-            ended_s = datetime.fromisoformat(str(result.get("ended"))).timestamp()
+            ended_s = unix_s(result.get("ended"))
             began_s = ended_s - float(result.get("duration_s") or 0.0)
         except (TypeError, ValueError):
             continue
@@ -165,9 +168,8 @@ def of_events(logs: Sequence[CoordinatorLog], cycles: Sequence[Cycle]) -> dict[s
         return NodeTime(node.key, node.host, node.role, tuple(seconds), node.sections)
 
     account = replace(known.account, wall_s=wall_s, nodes=tuple(map(filled, known.account.nodes)))
-    ended = datetime.fromtimestamp(last_s).astimezone().isoformat(timespec="milliseconds")
     restarts = {int(one["cycle"]): decode(one) for past in told for one in past["restarts"]}
     return {
-        "account": to_json(account), "duration_s": wall_s, "ended": ended, "unfinished": True,
+        "account": to_json(account), "duration_s": wall_s, "ended": utc(last_s), "unfinished": True,
         "restarts": [vars(one) for one in priced(dict(sorted(restarts.items())).values(), costs.values())],
     }  # fmt: skip

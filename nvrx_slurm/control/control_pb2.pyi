@@ -6,7 +6,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FromAgent(_message.Message):
-    __slots__ = ("hello", "register", "ranks_failed", "succeeded", "ready", "end_job", "asked", "warn_job", "end_known", "who_leads", "hung", "evidence", "node_unfit", "spent")
+    __slots__ = ("hello", "register", "ranks_failed", "succeeded", "ready", "end_job", "asked", "warn_job", "end_known", "who_leads", "hung", "evidence", "node_unfit", "spent", "pace")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     REGISTER_FIELD_NUMBER: _ClassVar[int]
     RANKS_FAILED_FIELD_NUMBER: _ClassVar[int]
@@ -21,6 +21,7 @@ class FromAgent(_message.Message):
     EVIDENCE_FIELD_NUMBER: _ClassVar[int]
     NODE_UNFIT_FIELD_NUMBER: _ClassVar[int]
     SPENT_FIELD_NUMBER: _ClassVar[int]
+    PACE_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     register: Register
     ranks_failed: RanksFailed
@@ -35,7 +36,8 @@ class FromAgent(_message.Message):
     evidence: Evidence
     node_unfit: NodeUnfit
     spent: Spent
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., ranks_failed: _Optional[_Union[RanksFailed, _Mapping]] = ..., succeeded: _Optional[_Union[Succeeded, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., end_job: _Optional[_Union[EndJob, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ..., warn_job: _Optional[_Union[WarnJob, _Mapping]] = ..., end_known: _Optional[_Union[EndKnown, _Mapping]] = ..., who_leads: _Optional[_Union[WhoLeads, _Mapping]] = ..., hung: _Optional[_Union[Hung, _Mapping]] = ..., evidence: _Optional[_Union[Evidence, _Mapping]] = ..., node_unfit: _Optional[_Union[NodeUnfit, _Mapping]] = ..., spent: _Optional[_Union[Spent, _Mapping]] = ...) -> None: ...
+    pace: Pace
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., ranks_failed: _Optional[_Union[RanksFailed, _Mapping]] = ..., succeeded: _Optional[_Union[Succeeded, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., end_job: _Optional[_Union[EndJob, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ..., warn_job: _Optional[_Union[WarnJob, _Mapping]] = ..., end_known: _Optional[_Union[EndKnown, _Mapping]] = ..., who_leads: _Optional[_Union[WhoLeads, _Mapping]] = ..., hung: _Optional[_Union[Hung, _Mapping]] = ..., evidence: _Optional[_Union[Evidence, _Mapping]] = ..., node_unfit: _Optional[_Union[NodeUnfit, _Mapping]] = ..., spent: _Optional[_Union[Spent, _Mapping]] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ...) -> None: ...
 
 class FromCoordinator(_message.Message):
     __slots__ = ("plan", "stop", "finish", "refused", "warn", "ranks_gone", "leave", "lead", "elsewhere", "collect", "check_node", "counted", "log_server")
@@ -258,6 +260,30 @@ class Spent(_message.Message):
     sections: _containers.RepeatedCompositeFieldContainer[SectionTime]
     after_s: float
     def __init__(self, term: _Optional[int] = ..., cycle: _Optional[int] = ..., start_s: _Optional[float] = ..., import_s: _Optional[float] = ..., init_s: _Optional[float] = ..., reload_s: _Optional[float] = ..., suspended_s: _Optional[float] = ..., saved_s: _Optional[float] = ..., sections: _Optional[_Iterable[_Union[SectionTime, _Mapping]]] = ..., after_s: _Optional[float] = ...) -> None: ...
+
+class Pace(_message.Message):
+    __slots__ = ("term", "cycle", "paces")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    CYCLE_FIELD_NUMBER: _ClassVar[int]
+    PACES_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    cycle: int
+    paces: _containers.RepeatedCompositeFieldContainer[RankPace]
+    def __init__(self, term: _Optional[int] = ..., cycle: _Optional[int] = ..., paces: _Optional[_Iterable[_Union[RankPace, _Mapping]]] = ...) -> None: ...
+
+class RankPace(_message.Message):
+    __slots__ = ("rank", "steps", "step_s", "section", "section_s")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
+    SECTION_FIELD_NUMBER: _ClassVar[int]
+    SECTION_S_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    steps: int
+    step_s: float
+    section: str
+    section_s: float
+    def __init__(self, rank: _Optional[int] = ..., steps: _Optional[int] = ..., step_s: _Optional[float] = ..., section: _Optional[str] = ..., section_s: _Optional[float] = ...) -> None: ...
 
 class SectionTime(_message.Message):
     __slots__ = ("name", "took_s", "times")

@@ -82,6 +82,8 @@ def _awaited(core: Coordinator) -> tuple[str, float | None]:
         return "most of the job's nodes are out of reach", quorum.resign_at
     if state is Stage.CLOSED:
         return "", None
+    if state is Stage.RUNNING and search is None and core.ending.warning is not None:
+        return f"ranks save their work: {core.ending.warning.reason}", core.ending.clock.end_at
     if state is Stage.RUNNING:
         return ("", None) if search is None else (f"{len(search.pending)} nodes look at their ranks", search.by)
     if state is Stage.ELECTING:

@@ -102,12 +102,13 @@ class CoordinatorHost:
         self._account = JobAccount(core)
         log = EventLog(job.run_dir.coordinator_events(settings.term, job.node), core, say)
         self.shell = shell = Shell(core, log, ev.JobOver, say)
-        self.local = LocalTransport(job.node.node_id, to_agent, shell.post)
+        self.local = LocalTransport(job.node.node_id, to_agent, self.post)
         self.members = MemberStreams(self.local, server)
         self._attributor: Attributor | None = None
         self._allocation: tuple[int, int] | None = None  # when the job was submitted and started (Unix seconds)
         self._writes = BackgroundWrites(say)
         self._status = StatusFile(core, job.run_dir.status, job.labels, job.node.node_id, job.progress_file)
+        self._status.say = say
         self._tasks = set[asyncio.Task[None]]()  # the loop keeps only weak references
         shell.add(self.members)
         shell.on(ev.HangFound, self._report_hang)
@@ -131,6 +132,13 @@ class CoordinatorHost:
         counted = self._account.count()
         self.members.share(counted)
         self.shell.post(counted)
+
+    def post(self, event: Any) -> None:
+        """Hand an event of an agent to the core. How far ranks are is only shown."""
+        if isinstance(event, ev.FromAgent) and isinstance(event.message, t.Pace):
+            self._status.told(event.node_id, event.message)
+        else:
+            self.shell.post(event)
 
     def _report_hang(self, command: ev.HangFound) -> None:
         path = self._job.run_dir.hang_report(command.cycle)

@@ -70,6 +70,11 @@ class WorkerSpec:
     warm: WarmSpec | None = None  # None: workers are always executed
     wrapped: bool = False  # min-healthy: a dead worker's helpers speak for it to the other ranks until the cycle ends
 
+    @property
+    def sections(self) -> list[str]:
+        """Names of the sections, in the order of a rank's page."""
+        return list(self.limits.get("rank_section_timeouts") or ())
+
 
 @dataclass
 class StartedWorker:
@@ -87,6 +92,11 @@ class StartedWorker:
         self.child.signal_group(signum)
         if wake:
             self.child.signal_group(signal.SIGCONT)
+
+
+def living(alive: Mapping[int, StartedWorker]) -> dict[int, tuple[int, float]]:
+    """Rank and release of each living worker, by local rank."""
+    return {local_rank: (one.where.rank, one.released_s) for local_rank, one in alive.items()}
 
 
 def rank_env(contract: WorkerContract, plan: Plan, node: Node, local_rank: int, error_file: str) -> dict[str, str]:
