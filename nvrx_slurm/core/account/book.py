@@ -74,7 +74,8 @@ class Book:
             past.saves or self._saves,
         )
         for row in self._rows.values():
-            row.roles[0] = counted_at, row.roles[0][1]
+            (_, role), *later = row.roles[1:] or row.roles
+            row.roles = [(counted_at, role), *later]
         for told in past.nodes:
             row = self._rows.setdefault(told.key, _Row(told.key, told.host, [(counted_at, Role(told.role))]))
             row.roles = [(counted_at, Role(told.role))]
@@ -84,10 +85,13 @@ class Book:
             self._told.update(bucket for bucket in known if bucket not in self._estimated)
 
     def resume(self, active: Collection[str], here: Collection[str], lost_at: float) -> None:
-        """After `load`: these nodes run the cycle; of the others, those that are not here are lost since then."""
+        """After `load`: these nodes run the cycle; of the others, those that are not here are lost since then. Where
+        the plan told only a sum, a node that has not come was lost or excluded before: a cycle ran without it."""
         for key, row in self._rows.items():
             if key in active:
                 row.roles = [(self._marks.plan_s, Role.ACTIVE)]
+            elif row.role is Role.AWAY and "" in self._rows:
+                row.roles = [(self._marks.plan_s, Role.OUT)]
             elif key not in here and row.role in (Role.ACTIVE, Role.HERE):
                 row.becomes(Role.OUT, lost_at)
 
