@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from enum import Enum
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from google.protobuf.message import DecodeError, Message
@@ -59,6 +59,8 @@ def from_agent(message: t.AgentMessage) -> pb.FromAgent:
 
 def from_coordinator(message: t.CoordinatorMessage) -> pb.FromCoordinator:
     """Wrap a coordinator's message for the wire."""
+    if isinstance(message, t.Plan):
+        return _plan(message)
     return pb.FromCoordinator(**{_COORDINATOR_FIELDS[type(message)]: _to_pb(message)})
 
 
@@ -97,15 +99,22 @@ def _plain(field: str, value: Any) -> Any:
     if isinstance(value, str):
         # Output and paths of workers may hold lone surrogates, which protobuf's strings must not.
         return value.encode("utf-8", "replace").decode("utf-8")[: _LONG_TEXT.get(field, _ID_CHARS)]
-    if isinstance(value, t.History):
-        return _history(value)
     return _to_pb(value) if dataclasses.is_dataclass(value) else value
 
 
-@lru_cache(maxsize=1)
-def _history(value: t.History) -> Any:
-    """All plans of a cycle carry the same one."""
-    return _to_pb(value)
+_OWN = ("group_rank", "rank_offset")
+_SHARED = [field.name for field in dataclasses.fields(t.Plan) if field.name not in _OWN]
+_last: list[tuple[t.Plan, pb.FromCoordinator]] = []  # the plan that was wrapped last, if any
+
+
+def _plan(plan: t.Plan) -> pb.FromCoordinator:
+    """All plans of a cycle carry the same history and successors: they are wrapped once."""
+    if not _last or any(getattr(plan, field) is not getattr(_last[0][0], field) for field in _SHARED):
+        _last[:] = [(plan, pb.FromCoordinator(plan=_to_pb(plan)))]
+    found = pb.FromCoordinator()
+    found.CopyFrom(_last[0][1])
+    found.plan.group_rank, found.plan.rank_offset = plan.group_rank, plan.rank_offset
+    return found
 
 
 @cache

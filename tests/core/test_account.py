@@ -14,8 +14,9 @@ from nvrx_slurm.core.account.book import TOLD, Book
 from nvrx_slurm.core.account.follower import JobAccount
 from nvrx_slurm.core.account.ranks import RankTimes, node_spent
 from nvrx_slurm.core.account.report import to_json
+from nvrx_slurm.core.coordinator.report import Ledger
 from nvrx_slurm.core.coordinator.states import Stage
-from nvrx_slurm.types import Counted, FaultKind, NodeTime, SectionTime, Spent
+from nvrx_slurm.types import Counted, FaultKind, NodeTime, RankFault, SectionTime, Spent
 
 from .stories import SCENARIOS, Story, scenarios
 
@@ -235,3 +236,32 @@ def test_the_next_coordinator_goes_on_with_what_was_counted(carries_on: bool) ->
     assert [node.role for node in told.nodes] == (
         ["active", "active", "out"] if carries_on else ["active", "out", "here"]
     )
+
+
+def test_of_many_nodes_a_takeover_remembers_who_was_a_spare_and_who_was_gone() -> None:
+    hosts = [f"n{rank}" for rank in range(TOLD + 4)]
+    keys = [str(rank) for rank in range(len(hosts))]
+    before, after = Book(0.0, hosts), Book(50.0, hosts)
+    for key, host in zip(keys, hosts, strict=True):
+        before.here(key, host, 0.0)
+    before.planned(keys[:2], 10.0)
+    for key, host in zip(keys[:-1], hosts[:-1], strict=True):
+        after.here(key, host, 50.0)
+    after.load(before.told(10.0, TOLD), 10.0)
+    after.resume(keys[:2], keys[:-1], 50.0)
+    after.ended(60.0, well=True)
+    found = {node["node"]: node["seconds"] for node in to_json(after.told(60.0))["nodes"]}
+    assert found[keys[-2]] == {"spare_idle": 50.0} and found[keys[-1]] == {"excluded": 50.0}
+    assert found[keys[2]] == {"wait_nodes": 10.0, "spare_idle": 50.0}
+
+
+def test_a_check_that_fails_after_a_hang_does_not_hide_how_long_it_was_silent() -> None:
+    ledger = Ledger(0.0, 1e9)
+    hang = RankFault(FaultKind.HANG, "n0", 0, 3, 3, silent_s=120.0)
+    ledger.add((hang,), 0, 200.0)
+    ledger.cause = hang
+    ledger.failed(0, 200.0, True, 200.0)
+    ledger.add((sick := RankFault(FaultKind.UNHEALTHY, "n0", 0, -1),), 0, 201.0)
+    ledger.cause_known(sick, False, True)
+    ledger.cycle_began(1, 202.0)
+    assert [one.detect_s for one in ledger.restarts] == [120.0]

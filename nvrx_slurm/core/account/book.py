@@ -68,7 +68,8 @@ class Book:
         self._marks = replace(self._marks, plan_s=counted_at, first=False)
         self._productive_s, self._estimated, self._saves = past.productive_s, {*past.estimated}, past.saves
         for row in self._rows.values():
-            row.roles[0] = counted_at, row.roles[0][1]
+            (_, role), *later = row.roles[1:] or row.roles
+            row.roles = [(counted_at, role), *later]
         for told in past.nodes:
             row = self._rows.setdefault(told.key, _Row(told.key, told.host, [(counted_at, Role(told.role))]))
             row.roles = [(counted_at, Role(told.role))]
@@ -79,11 +80,14 @@ class Book:
 
     def resume(self, active: Collection[str], here: Collection[str], lost_at: float, gap: bool = False) -> None:
         """After `load`: these nodes run the cycle; of the others, those that are not here are lost since then. `gap`:
-        there was another plan in between."""
+        there was another plan in between. Where only a sum was told, a node that has not come was lost or excluded
+        before: a cycle ran without it."""
         self._estimated |= {"productive", "recomputed"} if gap else set()
         for key, row in self._rows.items():
             if key in active:
                 row.roles = [(self._marks.plan_s, Role.ACTIVE)]
+            elif row.role is Role.AWAY and "" in self._rows:
+                row.roles = [(self._marks.plan_s, Role.OUT)]
             elif key not in here and row.role in (Role.ACTIVE, Role.HERE):
                 row.becomes(Role.OUT, lost_at)
 

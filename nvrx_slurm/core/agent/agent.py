@@ -74,6 +74,7 @@ class Agent(Machine):
         self._unfit = ""  # why this node must not run anything more
         self._faults: list[t.RankFault] = []  # of the last plan
         self._early = False  # a worker of the last plan ended because it was warned
+        self._spent: t.Spent | None = None  # of the last plan; told on every stream, as the first coordinator may die
         self.request: t.Asked | t.NodeUnfit | None = None  # that changes something: told on every stream
         self._leaving = Leaving(self)
         self._ranks = Ranks(self, self._leaving)
@@ -118,7 +119,7 @@ class Agent(Machine):
             self.on_lead(t.Lead(self.term), now)
         faults, doing, counted = tuple(self._faults), self._activity(), self._counted
         self.send(t.Register(self.node, 0, self.plan, doing, faults, self._early, counted=counted))
-        for message in (self.request, self._ranks.warn_job):
+        for message in (self.request, self._ranks.warn_job, self._spent):
             if message is not None:
                 self.send(message)
 
@@ -202,7 +203,7 @@ class Agent(Machine):
                 self.emit(Say(f"cycle {plan.cycle}: this node is a hot spare"))
             return _IDLE
         self.alive = set(range(self.node.nproc))
-        self._faults, self._early = [], False
+        self._faults, self._early, self._spent = [], False, None
         last = plan.rank_offset + self.node.nproc - 1
         self.emit(Say(f"cycle {plan.cycle}: group rank {plan.group_rank}, ranks {plan.rank_offset}..{last}"))
         self.emit(ev.StartWorkers(plan))
@@ -251,6 +252,7 @@ class Agent(Machine):
     def _ended(self, event: ev.WorkerExited) -> None:
         self.alive.discard(event.local_rank)
         if event.spent is not None:
+            self._spent = event.spent
             self.send(event.spent)
 
     def _fail(self, fault: t.RankFault, now: float) -> AgentState | None:

@@ -168,11 +168,12 @@ class Ledger:
         self._mark(self.cause, cycle, now)
 
     def _mark(self, cause: RankFault, cycle: int, now: float) -> None:
-        """When the last cycle failed, and when its first cause gave the last sign of life."""
+        """When the last cycle failed, and when the node of its first cause gave the last sign of life: a check that
+        fails after a hang does not tell that, the hang does."""
         known = self._last if cycle == self._last_cycle else {}
         first_at = min((one.at_s for one in known.values()), default=now)
-        cause_at = known[cause].at_s if cause in known else first_at
-        sign_at = cause_at - max(0.0, cause.silent_s)
+        signs = [one.at_s - max(0.0, fault.silent_s) for fault, one in known.items() if _place(fault) == _place(cause)]
+        sign_at = min(signs, default=first_at - max(0.0, cause.silent_s))
         self.marks = (cycle, first_at, sign_at)
         if self._open is not None:
             self._open = replace(self._open, detect_s=max(0.0, first_at - sign_at))
@@ -240,6 +241,10 @@ class Ledger:
             down_s=history.down_s,
             out_of_time=self.out_of_time,
         )
+
+
+def _place(fault: RankFault) -> tuple[int, str]:
+    return fault.infra_rank, fault.host
 
 
 def _amount(history: History) -> tuple[float, ...]:

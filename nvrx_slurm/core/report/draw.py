@@ -14,7 +14,7 @@ from itertools import groupby
 
 from nvrx_slurm.core.account.account import SECTION
 from nvrx_slurm.core.logs.printable import printable
-from nvrx_slurm.core.report.facts import ACTIVE, AGAIN, DOWN, Incident, NodeRow, Pace, ReportFacts, Stretch
+from nvrx_slurm.core.report.facts import ACTIVE, AGAIN, DOWN, Incident, NodeRow, StepTime, ReportFacts, Stretch
 from nvrx_slurm.core.words import in_words
 
 WIDTH = 960
@@ -211,7 +211,7 @@ def bar(seconds: Mapping[str, float]) -> str:
     return picture(34, "share of each bucket in the time of all nodes", parts)
 
 
-def steps(found: Sequence[Pace], wall_s: float) -> str:
+def steps(found: Sequence[StepTime], wall_s: float) -> str:
     """The mean time of a step, cycle after cycle."""
     scale, high = (WIDTH - _LABEL) / max(wall_s, 1e-9), 120
     most_s = max(one.step_s for one in found) * 1.15

@@ -74,7 +74,7 @@ class Incident:
 
 
 @frozen
-class Pace:
+class StepTime:
     """The mean time of a step in one cycle."""
 
     begin_s: float
@@ -95,7 +95,7 @@ class ReportFacts:
     rows: tuple[NodeRow, ...]
     nodes: tuple[Mapping[str, Any], ...]  # as result.json has them
     incidents: tuple[Incident, ...]
-    paces: tuple[Pace, ...]
+    paces: tuple[StepTime, ...]
     summary: Mapping[str, Any]
     source: str  # what the report was made of
 
@@ -181,7 +181,7 @@ def node_rows(
     return tuple(NodeRow(tuple(some), tuple(roles[some[0][1]])) for some in rows)
 
 
-def paces(found: Mapping[int, Sequence[Stretch]], restarts: Iterable[Mapping[str, Any]]) -> Iterator[Pace]:
+def paces(found: Mapping[int, Sequence[Stretch]], restarts: Iterable[Mapping[str, Any]]) -> Iterator[StepTime]:
     """Of each cycle whose first and last iteration are known: a restart goes on at its checkpoint."""
     begins = {0: 0} | {int(one["cycle"]) + 1: int(one["checkpoint"]) for one in restarts}
     for one in restarts:
@@ -189,4 +189,4 @@ def paces(found: Mapping[int, Sequence[Stretch]], restarts: Iterable[Mapping[str
         begin, worked = begins.get(cycle, -1), [s for s in found.get(cycle, ()) if s.bucket in _STEPS]
         steps, took_s = int(one["iteration"]) - begin, sum(s.took_s for s in worked)
         if begin >= 0 and steps > 0 and took_s > 0.0:
-            yield Pace(worked[0].begin_s, float(one["at_s"]), steps, took_s / steps)
+            yield StepTime(worked[0].begin_s, float(one["at_s"]), steps, took_s / steps)
