@@ -23,6 +23,7 @@ _COMMANDS = {
     "health": "health:health",
     "list": "status:list_runs",
     "logs": "logs:logs",
+    "metrics": "metrics:metrics",
     "stacks": "stacks:stacks",
     "status": "status:status",
     "submit": "submit:submit",

@@ -111,6 +111,11 @@ class Ledger:
         """Between the job's beginning and that of this coordinator."""
         return max(0.0, self._began_s - self._past.began_s) if self._past.began_s else 0.0
 
+    @property
+    def past(self) -> History:
+        """What earlier coordinators went through."""
+        return self._past
+
     def load(self) -> None:
         """No earlier coordinator is heard of any more."""
         past = self._past

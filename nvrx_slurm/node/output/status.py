@@ -24,6 +24,7 @@ from nvrx_slurm.core.coordinator.states import Stage
 from nvrx_slurm.core.coordinator.status import VERSION, JobLabels, snapshot, state_of, status
 from nvrx_slurm.node.output.result import BackgroundWrites
 from nvrx_slurm.system.files import write_atomic
+from nvrx_slurm.types import Account
 
 INTERVAL_S = 5.0  # a reader takes a coordinator for silent after three of them
 _READ_S = 0.5  # for the checkpoint iteration file; a later answer is for the next content
@@ -51,6 +52,8 @@ class StatusFile:
         self._reads = threading.Lock()  # held by the thread that reads the checkpoint iteration file
         self._checkpoint: dict[str, Any] | None = None
         self.on_content: Callable[[dict[str, Any]], None] = lambda content: None
+        self.on_complete: Callable[[dict[str, Any]], None] | None = None  # the same, with what takes long to make
+        self.counted: Callable[[], Account | None] = lambda: None  # the account until the last plan
 
     def mark(self) -> None:
         """A step of the core is over: write soon if something has changed that people want to see."""
@@ -96,7 +99,7 @@ class StatusFile:
 
     def _content(self) -> dict[str, Any]:
         core, unix_s, labels = self._core, time.time(), self._labels
-        found = status(core, self._since, self._loop.time(), unix_s)
+        found = status(core, self._since, self._loop.time(), unix_s, self.counted())
         head = {"version": VERSION, "term": found["term"], "writer": self._writer, "written": unix_s}
         content = {**head, "interval_s": INTERVAL_S, "job": vars(labels), **found, "ranks": snapshot(core)}
         if core.roster.quorum.elected:
@@ -117,6 +120,8 @@ class StatusFile:
                 reader.start()
                 reader.join(_READ_S)
             content |= {"checkpoint": self._checkpoint, "ranks": content["ranks"]()}
+            if self.on_complete is not None and content["term"] > 0:  # of a coordinator that is elected
+                self._loop.call_soon_threadsafe(self.on_complete, content)
             if self._may_replace(content):
                 write_atomic(self._path, json.dumps(content).encode())
 
