@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,12 @@ import click
 from nvrx_slurm.cli.log_tree import RUN, find_run, log_dir, result_of
 from nvrx_slurm.core.account.account import BUCKETS
 from nvrx_slurm.core.account.goodput import in_lines, summary
-from nvrx_slurm.core.account.report import to_json
+from nvrx_slurm.core.account.report import priced, to_json
 from nvrx_slurm.core.logs.printable import printable
 from nvrx_slurm.core.record import decode
 from nvrx_slurm.core.words import in_words
 from nvrx_slurm.errors import ProtocolError
-from nvrx_slurm.types import Account, History, NodeTime, SectionTime
+from nvrx_slurm.types import Counted, History, NodeTime
 
 _UNITS = {"h": 3600, "d": 86400, "w": 7 * 86400}
 _MOST_RUNS = 10_000
@@ -143,31 +144,30 @@ def _table(jobs: dict[str, Any]) -> Iterator[str]:
 
 
 def _of_events(run: Path) -> dict[str, Any]:
-    """What the last plan tells of the account, from the coordinators' event logs; {} where there is no plan. The time
-    from that plan to the last event is in the bucket "other"."""
-    history, last_s, first_s = History(), 0.0, float("inf")
-    for log in (run / "events").glob("coordinator*.jsonl"):
-        for told, wall_s in _plans(log):
-            first_s, last_s = min(first_s, wall_s), max(last_s, wall_s)
-            history = told if told is not None and told.counted_s >= history.counted_s else history
-    if not history.nodes:
+    """The account until the last plan, from the coordinators' event logs; {} where there is no plan. The time from that
+    plan to the last event is in the bucket "other"."""
+    steps = [step for log in (run / "events").glob("coordinator*.jsonl") for step in _told(log)]
+    counted = [told for told, _ in steps if isinstance(told, Counted)]
+    if not counted:
         return {}
+    known = max(counted, key=lambda one: one.account.wall_s)
+    history = max([History(), *(told for told, _ in steps if isinstance(told, History))], key=lambda one: one.down_s)
+    first_s, last_s = min(at_s for _, at_s in steps), max(at_s for _, at_s in steps)
     wall_s, other = last_s - (history.began_s or first_s), list(BUCKETS).index("other")
 
     def filled(node: NodeTime) -> NodeTime:
         seconds = list(node.seconds)
-        seconds[other] += max(0.0, wall_s - history.counted_s)
+        seconds[other] += max(0.0, wall_s - known.account.wall_s)
         return NodeTime(node.key, node.host, node.role, tuple(seconds), node.sections)
 
-    nodes, saves = tuple(map(filled, history.nodes)), history.saves or SectionTime("", 0.0)
-    account = Account(wall_s, history.productive_s, nodes, history.estimated, saves)
+    account = replace(known.account, wall_s=wall_s, nodes=tuple(map(filled, known.account.nodes)))
     ended = datetime.fromtimestamp(last_s).astimezone().isoformat(timespec="milliseconds")
-    restarts = [vars(restart) for restart in history.restarts]
+    restarts = [vars(restart) for restart in priced(history.restarts, known.costs)]
     return {"account": to_json(account), "duration_s": wall_s, "ended": ended, "restarts": restarts, "unfinished": True}
 
 
-def _plans(log: Path) -> Iterator[tuple[History | None, float]]:
-    """The history of the plan in each step, and when the step was."""
+def _told(log: Path) -> Iterator[tuple[Counted | History | None, float]]:
+    """The account or the history of the plan in each step, and when the step was."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - _MOST_TAIL))
@@ -178,7 +178,8 @@ def _plans(log: Path) -> Iterator[tuple[History | None, float]]:
         try:
             step = json.loads(line)
             plans = [one["message"] for one in step.get("commands", ()) if one.get("type") == "SendTo"]
-            histories = [plan["history"] for plan in plans if plan.get("type") == "Plan"]
-            yield decode(histories[0]) if histories else None, float(step["wall"])
+            found = [plan["history"] for plan in plans if plan.get("type") == "Plan"]
+            found += [step["event"]] if step["event"]["type"] == "Counted" else []
+            yield decode(found[0]) if found else None, float(step["wall"])
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ProtocolError):
             continue  # the header; or a torn line, as a killed program leaves it

@@ -23,7 +23,6 @@ class OtlpTarget:
     resource: tuple[tuple[str, str], ...] = ()
     every_s: float = 60.0
     timeout_s: float = 10.0
-    certificate: str = ""  # file of the authority that signs the collector's
     problem: str = ""
 
 
@@ -50,7 +49,6 @@ def otlp_target(env: Mapping[str, str]) -> OtlpTarget | None:
             ),
             every_s=_seconds("OTEL_METRIC_EXPORT_INTERVAL", env.get("OTEL_METRIC_EXPORT_INTERVAL", ""), 60.0),
             timeout_s=_seconds("OTEL_EXPORTER_OTLP_TIMEOUT", of("TIMEOUT"), 10.0),
-            certificate=of("CERTIFICATE"),
         )
     except ValueError as error:
         return OtlpTarget("", problem=f"no metrics are pushed: {error}")

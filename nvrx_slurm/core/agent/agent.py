@@ -36,6 +36,7 @@ class Agent(Machine):
         (_IDLE, t.Plan, "on_plan_idle", (_RUNNING,), "active: start; spare: wait"),
         (_RUNNING, t.Plan, "on_plan", (_STOPPING,), "a new term, or a new cycle"),
         (_SUCCEEDED, t.Plan, "on_plan", (_PREPARING,), "a new term, or once more"),
+        (STAYS, t.Counted, "on_counted", (), "for the next coordinator"),
         (_PREPARING, (t.Stop, t.CheckNode), "on_stop_preparing", (), "answer when the preflight has passed"),
         (_IDLE, (t.Stop, t.CheckNode), "on_stop_idle", (_PREPARING,), "a spare is checked first"),
         (_RUNNING, t.Stop, "on_stop", (_STOPPING,), "stop them"),
@@ -62,6 +63,7 @@ class Agent(Machine):
         self.settings = settings
         self.plan: t.Plan | None = None  # the last one that was taken
         self.term = 0
+        self._counted: t.Counted | None = None  # the last one
         self.alive: set[int] = set()  # local ranks
         self.connected = False
         self._met = False  # has ever had a coordinator
@@ -114,7 +116,8 @@ class Agent(Machine):
         self.connected = True
         if not self.settings.elects:
             self.on_lead(t.Lead(self.term), now)
-        self.send(t.Register(self.node, 0, self.plan, self._activity(), tuple(self._faults), self._early))
+        faults, doing, counted = tuple(self._faults), self._activity(), self._counted
+        self.send(t.Register(self.node, 0, self.plan, doing, faults, self._early, counted=counted))
         for message in (self.request, self._ranks.warn_job):
             if message is not None:
                 self.send(message)
@@ -177,6 +180,10 @@ class Agent(Machine):
         kept = self._next_plan
         if self._is_new(event) and (kept is None or (event.term, event.cycle) >= (kept.term, kept.cycle)):
             self._next_plan = event
+
+    def on_counted(self, event: t.Counted, now: float) -> None:
+        """Keep it."""
+        self._counted = event
 
     def _is_new(self, plan: t.Plan) -> bool:
         """A later cycle; or a node that lost its place in this very cycle is told that it is a spare of it."""

@@ -354,7 +354,6 @@ class Roster:
         member = self.members.remove(node_id)
         if member is None:
             return
-        self.ledger.book.gone(peer_key(member.node), now)
         fault = fault or lost(member.node, why)
         self._fence(member, now)
         if fault.kind is not t.FaultKind.NODE_LOST or node_id in self.job.assignment.group_ranks:

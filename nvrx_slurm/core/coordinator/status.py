@@ -139,8 +139,7 @@ def _table(slots: dict[int, Slot], members: dict[str, Member], broken: set[int],
 
 def _account(core: Coordinator, report: JobReport, counted: Account) -> dict[str, Any]:
     active = len(core.job.assignment.group_ranks) if core.state in CYCLE else 0
-    again_s = next((one.again_s for one in reversed(report.restarts) if one.again_s), None)
-    return so_far(counted, report.duration_s, core.settings.max_nodes, active, again_s)
+    return so_far(counted, report.duration_s, core.settings.max_nodes, active)
 
 
 def _gone(report: JobReport, began_s: float) -> list[dict[str, Any]]:

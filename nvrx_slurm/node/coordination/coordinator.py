@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm import types as t
+from nvrx_slurm.core.account.follower import JobAccount
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSettings, Stage
 from nvrx_slurm.core.election.quorum import peer_key
@@ -47,6 +48,13 @@ class MemberStreams:
         self._news, self._informed = news, set()
         if self._server is not None:
             self._server.send_all(news)
+
+    def share(self, counted: t.Counted) -> None:
+        """The same account for all members."""
+        if self._local is not None:
+            self._local.deliver(counted)
+        if self._server is not None:
+            self._server.send_all(counted)
 
     def _send(self, command: ev.SendTo) -> None:
         node_id, message = command.node_id, command.message
@@ -92,6 +100,7 @@ class CoordinatorHost:
         self._job, self._settings, self._say, self._on_defect = job, settings, say, on_defect
         self._loop = asyncio.get_running_loop()
         self._core = core = Coordinator(settings, self._loop.time())
+        self._account = JobAccount(core)
         log = EventLog(job.run_dir.coordinator_events(settings.term, job.node), core, say)
         self.shell = shell = Shell(core, log, ev.JobOver, say)
         self.local = LocalTransport(job.node.node_id, to_agent, shell.post)
@@ -111,9 +120,20 @@ class CoordinatorHost:
         self._announcer = self._announce()
         self._metrics = self._export()
         self._status.counted = self._counted
-        shell.after_steps = self._status.mark
+        shell.after_steps = self._after_steps
         shell.result.add_done_callback(self._on_end)
         shell.begin()
+
+    def _after_steps(self) -> None:
+        self._status.mark()
+        if self._account.is_due:
+            self._loop.call_soon(self._count)
+
+    def _count(self) -> None:
+        """A plan has left. The event is for the log: `nvrx goodput` reads it where a job has left no result."""
+        counted = self._account.count()
+        self.members.share(counted)
+        self.shell.post(counted)
 
     def _report_hang(self, command: ev.HangFound) -> None:
         path = self._job.run_dir.hang_report(command.cycle)
@@ -125,7 +145,7 @@ class CoordinatorHost:
 
     def _answer_questions(self) -> None:
         """What the core asks for is read in threads, and posted later."""
-        job, shell = self._job, self.shell
+        job, shell, core = self._job, self.shell, self._core
         clock = AllocationClock(job.control, None if job.slurm is None else job.slurm.job_id)
 
         async def tell_time() -> None:
@@ -135,7 +155,8 @@ class CoordinatorHost:
         output = RankOutput(job.run_dir)
 
         async def tell_reached(command: ev.ReadReached) -> None:
-            reached = await output.reached(command.cycle, command.ranks)
+            ranks = core.job.assignment.ends(core.roster.members)
+            reached = await output.reached(command.cycle, ranks)
             shell.post(ev.ReachedRead(command.cycle, reached))
 
         shell.on(ev.ReadReached, lambda command: self._spawn(tell_reached(command)))
@@ -175,15 +196,11 @@ class CoordinatorHost:
         return metrics
 
     def _counted(self) -> t.Account | None:
-        """The account until the last plan. Before a plan a coordinator may not know what earlier ones counted."""
-        job, ledger = self._core.job, self._core.ledger
-        if job.fresh:
-            return None
-        if self.shell.result.done() and self._core.state is Stage.CLOSED:
-            done: ev.JobOver = self.shell.result.result()
-            return done.report.account
-        history = ledger.past if job.assignment.shared is None else job.assignment.shared.history
-        return t.Account(history.counted_s, history.productive_s, history.nodes)
+        """The account until the last plan, or the end. Before a plan earlier coordinators may have counted more."""
+        result = self.shell.result
+        if result.done() and self._core.state is Stage.CLOSED:
+            return self._account.complete(result.result()).report.account
+        return None if self._core.job.fresh else self._account.known
 
     async def _ask_when_it_began(self, job_id: int) -> None:
         self._allocation = await began(self._job.control, job_id)
@@ -244,7 +261,7 @@ class CoordinatorHost:
         await asyncio.wait({self.shell.result})
         if self.shell.result.cancelled():
             return None
-        done: ev.JobOver = self.shell.result.result()
+        done = self._account.complete(self.shell.result.result())
         await self.members.close()
         await self._writes.close()
         if self._announcer is not None:

@@ -11,15 +11,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nvrx_slurm.core.coordinator.status import JobLabels
 from nvrx_slurm.core.needs import needs_a_person
 from nvrx_slurm.node.output.console import once
 from nvrx_slurm.node.output.result import BackgroundWrites
-
-if TYPE_CHECKING:
-    from ssl import SSLContext
 
 _POST_S, _END_S = 4.0, 2.0
 _AGAIN_S = 60.0  # before the same kind of news, or the comment, is told anew
@@ -89,20 +86,14 @@ def _body(kind: str, text: str, found: dict[str, Any]) -> bytes:
     return json.dumps({"event": kind, "text": text, **told}).encode()
 
 
-def post(
-    url: str,
-    body: bytes,
-    headers: Mapping[str, str] | None = None,
-    within_s: float = _POST_S,
-    context: SSLContext | None = None,
-) -> None:
+def post(url: str, body: bytes, headers: Mapping[str, str] | None = None, within_s: float = _POST_S) -> None:
     """POST JSON; in a thread. `within_s`: longest wait for a part of the answer (seconds). Raises OSError."""
     from http.client import HTTPException  # 0.1 s to import
     from urllib.request import Request, urlopen
 
     request = Request(url, body, {"Content-Type": "application/json", **(headers or {})})
     try:
-        with urlopen(request, timeout=within_s, context=context):
+        with urlopen(request, timeout=within_s):
             pass
     except HTTPException as error:
         raise OSError(f"no HTTP: {error!r:.100}") from None
