@@ -102,16 +102,20 @@ def observe(run: Path, now: float, ranks: bool = False) -> Seen:
     try:
         if result := result_of(run):
             return _ended(run, result)
-        path = run / "status.json"
-        if not path.exists():
+        if not (run / "status.json").exists():
             return Seen(CANNOT_TELL, "cannot tell: no coordinator has written a status yet", _name(run))
-        found = json.loads(last_bytes(path, _MAX_BYTES), parse_constant=_refused)
+        found = content(run)
         if found["version"] > VERSION:
             why = f"its status.json is of version {int(found['version'])}: use the nvrx of the job"
             return Seen(CANNOT_TELL, f"cannot tell: {why}", _name(run))
         return _told(run, found, now, ranks)
     except progress.DAMAGE as error:
         return Seen(CANNOT_TELL, f"cannot tell: {run} holds no readable status: {error!r:.200}", _name(run))
+
+
+def content(run: Path) -> Any:
+    """What the status.json of a run holds. Raises some of DAMAGE."""
+    return json.loads(last_bytes(run / "status.json", _MAX_BYTES), parse_constant=_refused)
 
 
 def _refused(constant: str) -> float:

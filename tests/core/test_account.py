@@ -16,7 +16,7 @@ from nvrx_slurm.core.account.ranks import RankTimes, node_spent
 from nvrx_slurm.core.account.report import to_json
 from nvrx_slurm.core.coordinator.report import Ledger
 from nvrx_slurm.core.coordinator.states import Stage
-from nvrx_slurm.types import Counted, FaultKind, NodeTime, RankFault, SectionTime, Spent
+from nvrx_slurm.types import Counted, FaultKind, History, NodeTime, RankFault, SectionTime, Spent
 
 from .stories import SCENARIOS, Story, scenarios
 
@@ -263,5 +263,5 @@ def test_a_check_that_fails_after_a_hang_does_not_hide_how_long_it_was_silent() 
     ledger.failed(0, 200.0, True, 200.0)
     ledger.add((sick := RankFault(FaultKind.UNHEALTHY, "n0", 0, -1),), 0, 201.0)
     ledger.cause_known(sick, False, True)
-    ledger.cycle_began(1, 202.0)
+    ledger.cycle_began(History(), [], 202.0)
     assert [one.detect_s for one in ledger.restarts] == [120.0]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from nvrx_slurm.core.account.account import BUCKETS, SECTION, Grade
+from nvrx_slurm.core.account.account import BUCKETS, SECTION, START_GRACE_S, Grade
 from nvrx_slurm.types import Account, CycleCost, NodeTime, RestartRecord
 
 SCHEMA = 1
@@ -47,6 +47,24 @@ def _of_node(node: NodeTime, before_s: float) -> dict[str, Any]:
     times["wait_nodes"] = times.get("wait_nodes", 0.0) + before_s
     found = {bucket: round(took_s, 6) for bucket, took_s in times.items() if took_s}
     return {"node": node.key, "host": node.host, "wall_s": round(sum(found.values()), 6), "seconds": found}
+
+
+def so_far(counted: Account, wall_s: float, nodes: int, active: int) -> dict[str, Any]:
+    """The object "account" of status.json. `node_seconds` are those of `counted`, the account until the last plan: no
+    number in it goes back. The rest is of this moment, `wall_s` after the job began, and estimated: `active` of `nodes`
+    nodes have trained since the plan, but for START_GRACE_S."""
+    total = dict.fromkeys((*BUCKETS, "section"), 0.0)
+    for node in counted.nodes:
+        for bucket, took_s in zip(BUCKETS, node.seconds, strict=False):
+            total[bucket] += took_s
+        total["section"] += sum(section.took_s for section in node.sections)
+    since_s = max(0.0, wall_s - counted.wall_s)
+    return {
+        "counted_s": round(counted.wall_s, 6),
+        "node_seconds": {bucket: round(took_s, 6) for bucket, took_s in total.items() if bucket != "queue"},
+        "allocated_s": round(sum(total.values()) + nodes * since_s, 3),
+        "productive_s": round(total["productive"] + active * max(0.0, since_s - START_GRACE_S), 3),
+    }
 
 
 def grades(buckets: Iterable[str], estimated: Collection[str]) -> dict[str, str]:

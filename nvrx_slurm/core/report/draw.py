@@ -14,7 +14,7 @@ from itertools import groupby
 
 from nvrx_slurm.core.account.account import SECTION
 from nvrx_slurm.core.logs.printable import printable
-from nvrx_slurm.core.report.facts import ACTIVE, AGAIN, DOWN, Incident, NodeRow, StepTime, ReportFacts, Stretch
+from nvrx_slurm.core.report.facts import ACTIVE, AGAIN, DOWN, Incident, NodeRow, ReportFacts, StepTime, Stretch
 from nvrx_slurm.core.words import in_words
 
 WIDTH = 960

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from nvrx_slurm.node.coordination.peers import Registrations
     from nvrx_slurm.node.output.announce import Announcer
     from nvrx_slurm.node.output.attributor import Attributor
+    from nvrx_slurm.node.output.metrics import MetricsExport
 
 
 class MemberStreams:
@@ -118,6 +119,8 @@ class CoordinatorHost:
         self._answer_questions()
         self._tell_of_cycles()
         self._announcer = self._announce()
+        self._metrics = self._export()
+        self._status.counted = self._counted
         shell.after_steps = self._after_steps
         shell.result.add_done_callback(self._on_end)
         shell.begin()
@@ -189,6 +192,24 @@ class CoordinatorHost:
         self._status.on_content = announcer.tell
         return announcer
 
+    def _export(self) -> MetricsExport | None:
+        """Where a file or a collector is to get metrics."""
+        job = self._job
+        if job.metrics_file is None and job.otlp is None:
+            return None
+        from nvrx_slurm.node.output.metrics import MetricsExport
+
+        metrics = MetricsExport(job.metrics_file, job.otlp, self._say)
+        self._status.on_complete = metrics.tell
+        return metrics
+
+    def _counted(self) -> t.Account | None:
+        """The account until the last plan, or the end. Before a plan earlier coordinators may have counted more."""
+        result = self.shell.result
+        if result.done() and self._core.state is Stage.CLOSED:
+            return self._account.complete(result.result()).report.account
+        return None if self._core.job.fresh else self._account.known
+
     async def _ask_when_it_began(self, job_id: int) -> None:
         self._allocation = await began(self._job.control, job_id)
 
@@ -253,6 +274,8 @@ class CoordinatorHost:
         await self._writes.close()
         if self._announcer is not None:
             await self._announcer.close()
+        if self._metrics is not None:
+            await self._metrics.close()
         requeues = None if self._job.slurm is None else self._job.slurm.restart_count
         path = self._job.run_dir.result
         await publish(done, path, requeues, self._say, self.leads, before_result, self._allocation)
@@ -263,6 +286,8 @@ class CoordinatorHost:
         """Disconnect the members without waiting for the job's end; `last` tells them how it ends."""
         await self.members.close(last)
         self.shell.finish(None)
+        if self._metrics is not None:
+            await self._metrics.close()
         await self._end_attribution()
 
     async def _end_attribution(self) -> None:
