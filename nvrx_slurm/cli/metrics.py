@@ -29,6 +29,7 @@ from nvrx_slurm.errors import ExitCode, UsageError
 from nvrx_slurm.system import bounded
 
 _ENDED_S, _SILENT_S, _SILENT = 600.0, 86400.0, 3  # how long a run is shown after its end, or its silence (intervals)
+_FORGET_S = 3600.0  # a job may be suspended for longer than _SILENT_S
 _ONCE_S = 60.0  # for `nvrx metrics`
 _CLIENT_S, _MOST_CLIENTS, _HEAD_BYTES = 10.0, 8, 16 << 10
 _HELP = "A log tree; may be a pattern in quotes, as '/home/*/nvrx_logs'; may be repeated (default: that of nvrx-run)."
@@ -49,12 +50,15 @@ class Trees:
         self.pattern = pattern
         self.runs: dict[tuple[str, str], _Lines] = {}  # by job and run
         self.own: tuple[tuple[str, str], ...] = ()
-        self._over: dict[str, int] = {}  # jobs of which nothing is shown any more: path -> mtime (ns)
+        self._over: dict[str, int] = {}  # jobs of which nothing is shown: path -> mtime (ns), until `_forget_at`
+        self._forget_at = 0.0
 
     def scan(self) -> None:
         """Read all that may have changed. Raises OSError."""
         began, now, unreadable = time.monotonic(), time.time(), 0
         runs: dict[tuple[str, str], _Lines] = {}
+        if now > self._forget_at:
+            self._over, self._forget_at = {}, now + _FORGET_S
         for job, mtime in self._jobs():
             shown = 0
             for latest, run in enumerate(sorted(job.glob("r*"), key=_number, reverse=True)):
@@ -79,12 +83,14 @@ class Trees:
     def _jobs(self) -> Iterator[tuple[Path, int]]:
         """Jobs of which something may be shown; a job that is over comes back when it has a further run."""
         for tree in glob.iglob(self.pattern):
-            with suppress(OSError), os.scandir(tree) as entries:
-                for entry in entries:
-                    with suppress(OSError):
-                        mtime = entry.stat(follow_symlinks=False).st_mtime_ns
-                        if entry.is_dir(follow_symlinks=False) and self._over.get(entry.path) != mtime:
-                            yield Path(entry.path), mtime
+            entries: list[os.DirEntry[str]] = []
+            with suppress(OSError):
+                entries = [*os.scandir(tree)]
+            for entry in entries:
+                with suppress(OSError):
+                    mtime = entry.stat(follow_symlinks=False).st_mtime_ns
+                    found = entry.is_dir(follow_symlinks=False) and self._over.get(entry.path) != mtime
+                    yield from [(Path(entry.path), mtime)] if found else ()
 
 
 def _number(run: Path) -> tuple[int, int]:
