@@ -175,6 +175,7 @@ class History:
     lost: tuple[str, ...] = ()  # hosts of lost nodes, the first 64
     promoted: tuple[str, ...] = ()  # hosts of spares that were used, the first 64
     resume_before: int = -1  # ranks are told to take a checkpoint older than this iteration; -1 = any
+    resume_from: str = ""  # path of the newest complete checkpoint of those; "" = none is known
     nodes: tuple[NodeTime, ...] = ()  # where their time went until `counted_s`; at most 32
     counted_s: float = 0.0  # when this plan was sent, in seconds since the job began
     productive_s: float = 0.0  # of the job until then: in each cycle the mean of its active nodes

@@ -175,7 +175,10 @@ def _lines(found: dict[str, Any], written: float, ranks: bool) -> Iterator[str]:
     yield f"restarts    {restarts['used']} of {restarts['allowed']} used{watched[found['job']['hangs_watched']]}"
     if checkpoint := found.get("checkpoint"):
         age = in_words(max(0.0, written - checkpoint["time"]))
-        yield f"checkpoint  iteration {int(checkpoint['iteration'])}, {age} old"
+        name = f" ({checkpoint['name']}), complete" if "name" in checkpoint else ""
+        lost = "; that work would be lost now" if "name" in checkpoint and found["state"] == "running" else ""
+        yield f"checkpoint  iteration {int(checkpoint['iteration'])}{name}, {age} old{lost}"
+        yield from (f"            {one['name']} is torn: {one['why']}" for one in checkpoint.get("torn", ()))
     if ends:
         yield f"allocation  ends in {in_words(max(0.0, ends - written))}"
     if end := found["end"]:

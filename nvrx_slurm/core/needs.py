@@ -19,6 +19,7 @@ def needs_a_person(found: dict[str, Any], state_s: float) -> dict[str, str]:
     gone, waits = nodes["missing"] + nodes["excluded"], found["waits"] or {}
     had_spares = nodes["expected"] > nodes["needed"]
     late_s = found["written"] - (waits.get("until") or found["written"])
+    notes = (found.get("checkpoint") or {}).get("notes", ())
     table = {
         "no-spare": (
             f"no spare is left, {gone} of {nodes['expected']} nodes are gone",
@@ -34,6 +35,7 @@ def needs_a_person(found: dict[str, Any], state_s: float) -> dict[str, str]:
             bool(found["hang"]) and late_s > LONG_S,
         ),
         "crash-loop": ("ranks die at their start again and again", found["state"] == "paused"),
+        "checkpoint": ("; ".join(notes), bool(notes)),
         "no-progress": (f"{found['no_progress']} cycles without a new checkpoint", found["no_progress"] >= 2),
     }
     return {name: sentence for name, (sentence, holds) in table.items() if holds}

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from time import monotonic_ns
 from typing import Any
 
+from nvrx_slurm.core.checkpoint.interval import SAVE_S, best_interval_s, mtbf_s
 from nvrx_slurm.core.rank import learn
 from nvrx_slurm.core.rank.sections import SectionError, Sections, kind_of
 from nvrx_slurm.core.rank.watch import STEP_SECTION, slots_of
@@ -68,6 +69,7 @@ class RankMonitorClient:
         self._longest_ns = 0  # longest time between two heartbeats
         self._beats = 0  # of this process, also by earlier clients
         self._together, self._agreed = 0, False  # calls of should_stop_together() since init; one returned True
+        self._dues, self._due_ns = 0, 0  # calls of checkpoint_due_together(); when one of both last returned True
         _clients.add(self)
 
     @property
@@ -118,6 +120,7 @@ class RankMonitorClient:
         self._heartbeat_ns = now_ns = monotonic_ns()
         self._first_ns = self._longest_ns = 0
         self._together, self._agreed = 0, False
+        self._dues, self._due_ns = 0, now_ns
         self._beats, names = words[BEATS], list(self.section_timeouts.section)
         counted_ns = list(words[SPENT : SPENT + len(slots_of(names))])
         self._sections = Sections(names, warmup, now_ns, megatron_iteration, counted_ns)
@@ -219,14 +222,30 @@ class RankMonitorClient:
         without a group, a group without gloo and nccl, a bad `every`, or if not initialised.
         """
         self._need_cfg("should_stop_together")
-        if type(every) is not int or every < 1:
-            raise RankMonitorClientError(f"should_stop_together(every=...) must be an integer >= 1, not {every!r}")
         self._together += 1
-        if not self._agreed and self._together % every == 0 and self._timeouts.path:
-            self._agreed = self._words[WARNED] != 0
-            if group is not None or distributed.is_initialized() or env_int("WORLD_SIZE", 1) > 1:
-                self._agreed = distributed.largest([int(self._agreed)], group) == [1]
+        if not self._agreed and _is_turn("should_stop_together", self._together, every) and self._timeouts.path:
+            self._agreed = distributed.any_of(self._words[WARNED] != 0, group)
         return self._agreed and self._leave()
+
+    def checkpoint_due(self) -> bool:
+        """Whether the best interval since the last save is over: save now, in a section such as "checkpointing".
+
+        The interval is that of Young and Daly: from the mean time of the sections that save (60 s before the first),
+        and NVRX_MTBF (seconds). It begins at the end of such a section, at a True, or at init. Ranks may learn of it
+        some steps apart; see checkpoint_due_together(). Some us. Raises RankMonitorClientError if not initialised.
+        """
+        self._need_cfg("checkpoint_due")
+        return self._is_due() and self._begin_interval()
+
+    def checkpoint_due_together(self, every: int = 1, group: Any = None) -> bool:
+        """checkpoint_due() with the same result on all ranks: True in the same call, once it is on one rank.
+
+        A collective call, with the parameters, costs and errors of should_stop_together().
+        """
+        self._need_cfg("checkpoint_due_together")
+        self._dues += 1
+        turn = _is_turn("checkpoint_due_together", self._dues, every)
+        return turn and distributed.any_of(self._is_due(), group) and self._begin_interval()
 
     def calculate_and_set_hb_timeouts(self, skip_if_not_ready: bool = False) -> bool:
         """Replace the heartbeat timeouts by safety_factor times the longest time that any rank has needed.
@@ -303,6 +322,18 @@ class RankMonitorClient:
             self._words[BEFORE] = self._sections.in_all_ns(now_ns)
         self._words[word] = self._words[word] or now_ns
 
+    def _is_due(self) -> bool:
+        words, slots = self._words, self._sections.slots
+        saves = [slot for name, slot in slots.items() if kind_of(name) == "checkpoint"]
+        times = sum(words[TIMES + slot] for slot in saves)
+        save_s = sum(words[SPENT + slot] for slot in saves) / 1e9 / times if times else SAVE_S
+        interval_s = best_interval_s(save_s, env_int("NVRX_MTBF", int(mtbf_s(1, 0.0, 0))))
+        return bool(monotonic_ns() - max(self._due_ns, words[SAVED]) >= interval_s * 1e9)
+
+    def _begin_interval(self) -> bool:
+        self._due_ns = monotonic_ns()
+        return True
+
     def _leave(self) -> bool:
         """Tell the agent that the end of this process is not the end of the training."""
         if not self._words[LEAVES]:
@@ -327,6 +358,12 @@ def _uninitialized(what: str) -> RankMonitorClientError:
         f"{what}() needs init_workload_monitoring() first, in the rank's own process "
         "(not in one forked from it) and before shutdown_workload_monitoring()"
     )
+
+
+def _is_turn(what: str, calls: int, every: int) -> bool:
+    if type(every) is not int or every < 1:
+        raise RankMonitorClientError(f"{what}(every=...) must be an integer >= 1, not {every!r}")
+    return calls % every == 0
 
 
 def _checked(move: Callable[[str, int], int], section: str, now_ns: int) -> int:

@@ -50,6 +50,7 @@ class StatusFile:
         self._lock = threading.Lock()  # held while it writes
         self._reads = threading.Lock()  # held by the thread that reads the checkpoint iteration file
         self._checkpoint: dict[str, Any] | None = None
+        self.checkpoint: Callable[[], dict[str, Any] | None] = lambda: None  # what a watch has found
         self.on_content: Callable[[dict[str, Any]], None] = lambda content: None
 
     def mark(self) -> None:
@@ -99,6 +100,8 @@ class StatusFile:
         found = status(core, self._since, self._loop.time(), unix_s)
         head = {"version": VERSION, "term": found["term"], "writer": self._writer, "written": unix_s}
         content = {**head, "interval_s": INTERVAL_S, "job": vars(labels), **found, "ranks": snapshot(core)}
+        if seen := self.checkpoint():
+            content["checkpoint"] = seen
         if core.roster.quorum.elected:
             self.on_content(content)
         return content
@@ -116,7 +119,7 @@ class StatusFile:
                 reader = threading.Thread(target=self._read_progress, args=(self._progress,), daemon=True)
                 reader.start()
                 reader.join(_READ_S)
-            content |= {"checkpoint": self._checkpoint, "ranks": content["ranks"]()}
+            content = {"checkpoint": self._checkpoint} | content | {"ranks": content["ranks"]()}
             if self._may_replace(content):
                 write_atomic(self._path, json.dumps(content).encode())
 
