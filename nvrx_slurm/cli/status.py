@@ -178,7 +178,7 @@ def _lines(found: dict[str, Any], written: float, ranks: bool) -> Iterator[str]:
         name = f" ({checkpoint['name']}), complete" if "name" in checkpoint else ""
         lost = "; that work would be lost now" if "name" in checkpoint and found["state"] == "running" else ""
         yield f"checkpoint  iteration {int(checkpoint['iteration'])}{name}, {age} old{lost}"
-        yield from (f"            {one['name']} is torn: {one['why']}" for one in checkpoint.get("torn", ()))
+        yield from (f"            {name} is torn: {why}" for name, why in checkpoint.get("torn", {}).items())
     if ends:
         yield f"allocation  ends in {in_words(max(0.0, ends - written))}"
     if end := found["end"]:

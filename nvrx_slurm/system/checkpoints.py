@@ -12,55 +12,55 @@ from collections.abc import Iterator
 from functools import partial
 
 from nvrx_slurm.core.checkpoint import files
-from nvrx_slurm.core.checkpoint.recognise import SUFFIXES, TRACKER, Checkpoint, SavedFile, examine, iteration_of
+from nvrx_slurm.core.checkpoint import recognise as core
 from nvrx_slurm.system.files import last_bytes
 
 _MOST_EXAMINED, _MOST_FILES, _MOST_DEPTH = 8, 20_000, 3
 _COMPLETE = 3  # the newest, the one before it, and one more to compare that with
 _MOST_DIGITS = 18
-_SAMPLES, _SAMPLE_BYTES, _LARGEST = 64, 4096, 8
+_SAMPLES, _BLOCK_BYTES = 64, 4096
 
 
-def survey(root: str, pattern: str | None = None) -> list[Checkpoint]:
+def survey(root: str, pattern: str | None = None) -> list[core.Checkpoint]:
     """The newest checkpoints in the directory `root`, newest first, until three of them are complete; at most 8.
 
     `pattern`: see `iteration_of`. Raises OSError where the directory cannot be read.
     """
     with os.scandir(root) as entries:
-        named = [(iteration_of(entry.name, pattern), entry.name, entry) for entry in entries]
-    named = [one for one in named if one[0] >= 0 and (pattern or one[1].endswith(SUFFIXES) or one[2].is_dir())]
-    tracker, read, found = _tracker(root), list[tuple[str, int, list[SavedFile]]](), list[Checkpoint]()
+        named = [(core.iteration_of(entry.name, pattern), entry.name, entry) for entry in entries]
+    named = [one for one in named if one[0] >= 0 and (pattern or one[1].endswith(core.SUFFIXES) or one[2].is_dir())]
+    tracker, read, found = _tracker(root), list[tuple[str, int, list[core.SavedFile]]](), list[core.Checkpoint]()
     for iteration, name, _ in sorted(named, key=lambda one: one[:2], reverse=True)[:_MOST_EXAMINED]:
         top = os.path.join(root, name)
         try:
-            read.append((name, iteration, [_saved(top, path) for path in _files(top)]))
+            content = [_saved(top, path) for path in _files(top)]
         except FileNotFoundError:  # the script removes old ones
             continue
-        found, before = [], frozenset[str]()
+        if not (pattern or os.path.isfile(top) or core.is_checkpoint(content)):
+            continue
+        read.append((name, iteration, content))
+        found = []
         for told in reversed(read):
-            found.insert(0, examine(*told, tracker, before))
-            before = before if found[0].why else found[0].names
+            found.insert(0, core.examine(*told, tracker, found[0].names if found else ()))
         if sum(not one.why for one in found) >= _COMPLETE:
             break
     return found
 
 
 def sample(root: str, name: str) -> bytes:
-    """A digest of 64 blocks of 4 KiB, evenly from the 8 largest files of the checkpoint `name`.
+    """A digest of about 64 blocks of 4 KiB of the largest file of the checkpoint `name`; b"" where that is too small.
 
-    b"" where they are too small. First and last blocks do not count: they hold names and counters. Raises OSError.
+    Its first and last block do not count: they hold names and counters. Raises OSError.
     """
-    top = os.path.join(root, name)
-    sizes = sorted(((os.stat(path).st_size, path) for path in _files(top)), reverse=True)[:_LARGEST]
-    digest, stem, blocks = hashlib.sha256(), os.path.splitext(name)[0].encode(), 0
-    for size, path in sizes:
-        inner = size // _SAMPLE_BYTES - 2
-        for number in range(min(inner, _SAMPLES // len(sizes))):
-            at = (1 + number * inner // min(inner, _SAMPLES // len(sizes))) * _SAMPLE_BYTES
-            with _opened(path) as fd:
-                digest.update(os.pread(fd, _SAMPLE_BYTES, at).replace(stem, b""))
-            blocks += 1
-    return digest.digest() if blocks else b""
+    size, path = max(((os.stat(path).st_size, path) for path in _files(os.path.join(root, name))), default=(0, ""))
+    places = range(_BLOCK_BYTES, size - 2 * _BLOCK_BYTES, max(_BLOCK_BYTES, size // _SAMPLES))
+    if not places:
+        return b""
+    digest, stem = hashlib.sha256(), os.path.splitext(name)[0].encode()
+    with _opened(path) as fd:
+        for at in places:
+            digest.update(os.pread(fd, _BLOCK_BYTES, at).replace(stem, b""))
+    return digest.digest()
 
 
 def _files(top: str) -> Iterator[str]:
@@ -89,13 +89,13 @@ def _opened(path: str) -> Iterator[int]:
         os.close(fd)
 
 
-def _saved(top: str, path: str) -> SavedFile:
+def _saved(top: str, path: str) -> core.SavedFile:
     name = os.path.basename(path)
     with _opened(path) as fd:
         status = os.fstat(fd)
         read = partial(_read, fd)
         found, needs = files.damage(name, status.st_size, read), files.needed(name, status.st_size, read)
-    return SavedFile(path[len(top) + 1 :], status.st_size, status.st_mtime, found, needs)
+    return core.SavedFile(path[len(top) + 1 :], status.st_size, status.st_mtime, found, needs)
 
 
 def _read(fd: int, offset: int, length: int) -> bytes:
@@ -105,7 +105,7 @@ def _read(fd: int, offset: int, length: int) -> bytes:
 def _tracker(root: str) -> int | None:
     """The iteration in Megatron's tracker file; None = there is none."""
     try:
-        text = last_bytes(os.path.join(root, TRACKER), _SAMPLE_BYTES).strip()
+        text = last_bytes(os.path.join(root, core.TRACKER), _BLOCK_BYTES).strip()
     except OSError:
         return None
     return int(text) if text.isdigit() and len(text) <= _MOST_DIGITS else None

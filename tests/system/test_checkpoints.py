@@ -12,7 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.storage import WriteResult
 
+from nvrx_slurm.core.checkpoint.files import needed
 from nvrx_slurm.core.checkpoint.recognise import iteration_of
 from nvrx_slurm.system.checkpoints import sample, survey
 
@@ -61,6 +65,7 @@ def save(kind: str, root: Path, n: int) -> Path:
         index = {"weight_map": {f"w{k}": shard for k, shard in enumerate(shards)}}
         (place / "model.safetensors.index.json").write_text(json.dumps(index))
         torch.save(tensors(n), place / "optimizer.pt")
+        torch.save({}, place / "training_args.bin")
         (place / "trainer_state.json").write_text(json.dumps({"global_step": n}))
     if kind in ("megatron", "legacy"):
         (root / "latest_checkpointed_iteration.txt").write_text(str(n))
@@ -91,7 +96,7 @@ TORN: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "empty": ("plain", lambda p: cut(p, 0), "empty"),
     "cut zip": ("lightning", cut, "cut off"),
     "cut in its directory": ("plain", lambda p: os.truncate(p, p.stat().st_size - 30), "cut off"),
-    "head never written": ("plain", zeros, "first bytes"),
+    "head never written": ("plain", zeros, "first bytes were never"),
     "middle missing": ("plain", lambda p: p.write_bytes(p.read_bytes()[:500] + p.read_bytes()[900:]), "directory"),
     "cut shard": ("dcp", lambda p: cut(p / "__0_0.distcp"), "__0_0.distcp"),
     "shard missing": ("dcp", lambda p: (p / "__0_0.distcp").unlink(), "__0_0.distcp is missing"),
@@ -145,6 +150,26 @@ def test_the_same_bytes_again_have_the_same_sample(tmp_path: Path, kind: str) ->
     assert sample(root, before.name) == sample(root, oldest.name) != sample(root, last.name)
 
 
+def test_what_is_beside_checkpoints_is_none(tmp_path: Path) -> None:
+    """Nor do marks, settings and files of other kinds make one torn."""
+    place = save("ranks", tmp_path, 100)
+    for name, content in (("done", ""), ("config.json", "{}"), ("tokens.bin", "abc"), ("rng.pkl", "x")):
+        (place / name).write_text(content)
+    (tmp_path / "eval_step_200").mkdir()
+    (tmp_path / "eval_step_200" / "samples.json").write_text("[]")
+    (tmp_path / "step_300.log").write_text("text")
+    (tmp_path / "latest").symlink_to(place)
+    assert [(one.name, one.why) for one in survey(os.fspath(tmp_path))] == [("global_step100", "")]
+
+
+def test_fewer_ranks_are_a_torn_checkpoint_only_once(tmp_path: Path) -> None:
+    for n in (100, 200, 300):
+        place = save("ranks", tmp_path, n)
+        if n > 100:
+            shutil.rmtree(place / "mp_rank_01")
+    assert [bool(one.why) for one in survey(os.fspath(tmp_path))] == [False, True, False]
+
+
 def test_64_files_take_at_most_50_ms(tmp_path: Path) -> None:
     place = save("dcp", tmp_path, 100)
     for rank in range(1, 64):
@@ -153,6 +178,20 @@ def test_64_files_take_at_most_50_ms(tmp_path: Path) -> None:
     began_s = time.process_time()
     (found,) = survey(os.fspath(tmp_path))
     assert (found.why, found.files) == ("", 65) and time.process_time() - began_s <= 0.05
+
+
+def test_the_metadata_of_several_ranks_names_shards_and_sizes(tmp_path: Path) -> None:
+    """Indices have an offset, too: that of the shard in its tensor."""
+    writer = dcp.FileSystemWriter(tmp_path)
+    results = [
+        WriteResult(MetadataIndex(name, torch.Size([rank * 200, 0]), rank), 9, _StorageInfo(shard, at, 300))
+        for rank, shard in enumerate(("__0_0.distcp", "__1_0.distcp"))
+        for name, at in (("w", 70_000 + rank), ("b", 0))
+    ]
+    writer.finish(Metadata({}), [results])
+    data = (tmp_path / ".metadata").read_bytes()
+    for whole, found in ((data, {"__0_0.distcp": 70_300, "__1_0.distcp": 70_301}), (data[:-9], {})):
+        assert needed(".metadata", len(whole), lambda at, length, whole=whole: whole[at : at + length]) == found
 
 
 def test_names_tell_iterations() -> None:

@@ -10,18 +10,14 @@ import json
 import re
 import struct
 from collections.abc import Callable, Mapping
-from typing import Any
 
 Read = Callable[[int, int], bytes]  # (offset, length) -> bytes, fewer at the end of the file
 
-_ZIPS = ("pt", "pth", "ckpt", "bin", "npz")
 _MOST_PARSED = 1 << 18  # bytes of a text or of a `.metadata`: parsing more would hold up the event loop
 _MOST_HEADER = 100_000_000  # bytes; the limit of safetensors itself
 _EOCD, _LOCATOR = 22, 20  # bytes of the records at the end of a zip file
 _SHARD = re.compile(rb"__\d+_\d+\.distcp")
-_INTEGERS = {"BININT", "BININT1", "BININT2", "LONG1", "LONG4", "INT", "LONG"}
-_RECALLS = {"BINGET", "LONG_BINGET"}
-_TEXTS = {"SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "UNICODE"}
+_MEMO, _RECALL = ("MEMOIZE", "BINPUT", "LONG_BINPUT"), ("BINGET", "LONG_BINGET")
 
 
 def damage(name: str, size: int, read: Read) -> str:
@@ -30,14 +26,11 @@ def damage(name: str, size: int, read: Read) -> str:
     Raises what `read` raises.
     """
     suffix = name.rpartition(".")[2]
-    if not size:
-        return "it is empty"
-    if suffix in _ZIPS:
-        return _zip(size, read)
-    if suffix == "safetensors":
-        return _safetensors(size, read)
-    if suffix == "json":
-        return _text(size, read)
+    judge = _JUDGES.get(suffix)
+    if not size:  # other files may be marks
+        return "it is empty" if judge is not None or suffix in ("distcp", "metadata") else ""
+    if judge is not None:
+        return judge(size, read)
     if suffix == "distcp":  # one zip file after the other, each with one tensor
         zipped = read(0, 4) == b"PK\3\4"
         return "it is cut off" if zipped and read(max(0, size - _EOCD), 4) != b"PK\5\6" else ""
@@ -46,10 +39,8 @@ def damage(name: str, size: int, read: Read) -> str:
 
 def _zip(size: int, read: Read) -> str:
     head = read(0, 4)
-    if head[:1] == b"\x80":  # a bare pickle, as torch wrote before 1.6: it does not tell its length
-        return ""
-    if head != b"PK\3\4":
-        return "its first bytes are not those of torch.save"
+    if head != b"PK\3\4":  # a bare pickle, as torch wrote before 1.6, or of another kind: its length is not known
+        return "" if any(head) else "its first bytes were never written"
     end = read(max(0, size - _EOCD), _EOCD)
     if len(end) < _EOCD or end[:4] != b"PK\5\6":
         return "it is cut off: its end has no zip directory"
@@ -79,10 +70,14 @@ def _safetensors(size: int, read: Read) -> str:
 def _text(size: int, read: Read) -> str:
     """JSON. Of a long one only the end is read."""
     try:
-        whole = bool(json.loads(read(0, size))) if size <= _MOST_PARSED else read(size - 4, 4).strip()[-1:] in b"}]"
+        if size <= _MOST_PARSED:
+            json.loads(read(0, size))
+        return "" if read(size - 4, 4).strip()[-1:] in b"}]" else "it is cut off"
     except (ValueError, RecursionError):
-        whole = False
-    return "" if whole else "it is not complete JSON"
+        return "it is not complete JSON"
+
+
+_JUDGES = dict.fromkeys(("pt", "pth", "ckpt", "bin", "npz"), _zip) | {"safetensors": _safetensors, "json": _text}
 
 
 def needed(name: str, size: int, read: Read) -> Mapping[str, int]:
@@ -112,17 +107,16 @@ def _of_metadata(data: bytes) -> dict[str, int]:
     key = text = path = ""
     offset = 0
     try:
-        arg: Any
         for op, arg, _ in genops(data):
-            if op.name in ("MEMOIZE", "BINPUT", "LONG_BINPUT"):
+            if op.name in _MEMO:
                 memo[len(memo) if arg is None else arg] = text
                 continue
-            text = str(arg) if op.name in _TEXTS else memo.get(arg, "") if op.name in _RECALLS else ""
+            text = arg if isinstance(arg, str) else memo.get(int(arg or 0), "") if op.name in _RECALL else ""
             if text in ("relative_path", "offset", "length"):
                 key = text
             elif key == "relative_path" and text:
                 path, key = text, ""
-            elif key in ("offset", "length") and op.name in _INTEGERS:
+            elif key in ("offset", "length") and isinstance(arg, int) and op.name not in _RECALL:
                 if key == "length":
                     found[path] = max(found.get(path, 1), offset + arg)
                 offset, key = arg, ""

@@ -7,7 +7,7 @@ that its format sets last:
     Megatron        latest_checkpointed_iteration.txt names iter_N or a later one; iter_N/common.pt beside DCP
     Hugging Face    checkpoint-N/trainer_state.json and a model, with all shards that its index names
     Lightning       NAME-step=N.ckpt, a zip file, or a directory with DCP
-    others          step_N.pt; a directory without a mark has at least the files of the checkpoint before it
+    others          step_N.pt; a directory without a mark has at least the files of the one before it
 """
 
 from __future__ import annotations
@@ -50,6 +50,11 @@ class Checkpoint:
     names: frozenset[str] = frozenset()  # of its files
 
 
+def is_checkpoint(files: Sequence[SavedFile]) -> bool:
+    """Whether a directory with these files is one at all, and not for example an evaluation of a step."""
+    return any(_has_tensors(file.path) or file.path.endswith(".metadata") for file in files)
+
+
 def iteration_of(name: str, pattern: str | None = None) -> int:
     """The iteration in the name of a checkpoint, -1 = it is none. `pattern`: a regular expression for the whole name,
     whose first group is the iteration; None: the last "step=200", "iter_200", "checkpoint-200", ... counts."""
@@ -62,7 +67,7 @@ def iteration_of(name: str, pattern: str | None = None) -> int:
 def examine(
     name: str, iteration: int, files: Sequence[SavedFile], tracker: int | None = None, before: Collection[str] = ()
 ) -> Checkpoint:
-    """Judge one checkpoint. `tracker`: what Megatron's tracker file says; `before`: names of the files of the complete
+    """Judge one checkpoint. `tracker`: what Megatron's tracker file says; `before`: names of the files of the
     checkpoint before it."""
     times = [file.mtime for file in files] or [0.0]
     why = next(_faults(name, iteration, files, tracker, before), "")
@@ -76,18 +81,20 @@ def _faults(
     by_path, megatron = {file.path: file for file in files}, tracker is not None and name.startswith("iter_")
     if _UNFINISHED.search(name):
         yield "its name is that of an unfinished one"
-    if not files:
-        yield "it has no files"
     if megatron and iteration > (tracker or 0):
         yield f"{TRACKER} says {tracker}"
     for file in files:
         if file.damage:
             yield f"{file.path or name}: {file.damage}"
         yield from _unmet(file, by_path)
-    yield from _unmarked_shards(name, by_path)
-    if name.startswith("checkpoint-"):
-        yield from _of_hugging_face(by_path)
-    elif ".metadata" not in by_path and not megatron:
+    yield from _unmarked_shards(by_path)
+    if megatron and any(path.endswith(".distcp") for path in by_path) and "common.pt" not in by_path:
+        yield "common.pt is missing"
+    if "training_args.bin" in by_path and "trainer_state.json" not in by_path:
+        yield "trainer_state.json is missing"
+    if "trainer_state.json" in by_path and not any(_has_tensors(p) and not _OF_TRAINER.match(p) for p in by_path):
+        yield "it has no model"
+    if ".metadata" not in by_path and not megatron:
         for lacking in sorted(set(before) - _names(files))[:1]:
             yield f"{lacking} is missing, which the one before has"
 
@@ -102,11 +109,8 @@ def _unmet(file: SavedFile, by_path: Mapping[str, SavedFile]) -> Iterator[str]:
             yield f"{folder}{needed} has {other.size} bytes of {least}"
 
 
-def _of_hugging_face(by_path: Mapping[str, SavedFile]) -> Iterator[str]:
-    if "trainer_state.json" not in by_path:
-        yield "trainer_state.json is missing"
-    if not any(path.endswith((*SUFFIXES, ".distcp")) and not _OF_TRAINER.match(path) for path in by_path):
-        yield "it has no model"
+def _has_tensors(path: str) -> bool:
+    return path.endswith((*SUFFIXES, ".distcp"))
 
 
 def _names(files: Sequence[SavedFile]) -> frozenset[str]:
@@ -114,10 +118,9 @@ def _names(files: Sequence[SavedFile]) -> frozenset[str]:
     return frozenset(_NAME.sub("N", file.path) for file in files if file.path.endswith(SUFFIXES))
 
 
-def _unmarked_shards(name: str, by_path: Mapping[str, SavedFile]) -> Iterator[str]:
+def _unmarked_shards(by_path: Mapping[str, SavedFile]) -> Iterator[str]:
     """Directories of DCP without their mark. Where each rank saves by itself, each has a mark of its own."""
-    shards = [path for path in by_path if path.endswith(".distcp")]
-    for path in shards:
+    for path in (path for path in by_path if path.endswith(".distcp")):
         folder, _, shard = path.rpartition("/")
         folder += "/" if folder else ""
         own = f"{folder}{shard.rpartition('_')[0]}.metadata"
@@ -126,5 +129,3 @@ def _unmarked_shards(name: str, by_path: Mapping[str, SavedFile]) -> Iterator[st
             yield f"{folder}.metadata is missing"
         elif mark.mtime < by_path[path].mtime - _CLOCKS_S:
             yield f"{path} is newer than .metadata: a later save did not end"
-    if shards and name.startswith("iter_") and "common.pt" not in by_path:
-        yield "common.pt is missing"
