@@ -26,6 +26,7 @@ class FaultKind(str, Enum):
     EXIT = "exit"  # the worker ended by itself with a non-zero code
     SIGNAL = "signal"  # the worker was ended by a signal that was not ours
     HANG = "hang"  # its rank monitor killed it: no sign of life within a timeout
+    LOSS = "loss"  # it reported a loss that is wrong, and was killed for it
     SPAWN = "spawn"  # it could not be started at all
     UNKILLABLE = "unkillable"  # it did not end after SIGKILL (D state)
     NODE_LOST = "node-lost"  # its agent's stream broke or went silent

@@ -144,6 +144,11 @@ class FaultToleranceConfig(LogSettings):
     safety_factor: float = setting(
         k.real(1.0, high=1000.0), 5.0, "A timeout that a rank calculates is this many times the longest time seen."
     )
+    loss_action: str = setting(
+        k.choice("warn", "restart", "stop"), "warn",
+        help="When report() tells of a loss that is not finite, stays far above its median, or is not the same on the "
+        "ranks of a node: say so, restart before the next section that saves, or end the job with 93.",
+    )  # fmt: skip
     num_warmup_iterations: int = setting(
         k.integer(0), 5, "So many first sections step have the timeout of the section warmup, if there is one."
     )

@@ -45,7 +45,7 @@ def test_without_a_launcher_it_says_how_to_start_or_on_request_does_nothing(monk
 
 def test_every_method_needs_init():
     client = RankMonitorClient()
-    one_argument = ("start_section", "end_section", "send_workload_control_request")
+    one_argument = ("start_section", "end_section", "report", "send_workload_control_request")
     calls = ("send_heartbeat", "end_all_sections", "should_stop", "should_stop_together")
     calls += ("calculate_and_set_hb_timeouts", "calculate_and_set_section_timeouts")
     calls += ("checkpoint_due", "checkpoint_due_together")
