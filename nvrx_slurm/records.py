@@ -108,6 +108,26 @@ class Spent:
 
 
 @frozen
+class RankPace:
+    """How far a living rank is. Seconds of its node's clock."""
+
+    rank: int
+    steps: int  # heartbeats, or sections "step", in this life
+    step_s: float  # from one to the next, lately; 0 = not known
+    section: str = ""  # that began last of those that are open; "" = none
+    section_s: float = 0.0  # since then
+
+
+@frozen
+class Pace:
+    """How far the living ranks of this node are, told every few seconds. It is shown; nothing is decided by it."""
+
+    term: int
+    cycle: int
+    paces: tuple[RankPace, ...]  # at most 64
+
+
+@frozen
 class Account:
     """Where the time of a job, or of a part of a chain, went. `core.account.report` makes JSON and ratios of it."""
 
@@ -116,3 +136,21 @@ class Account:
     nodes: tuple[NodeTime, ...]  # the first 1,000, and one entry for all others
     estimated: tuple[str, ...] = ()  # buckets in which something had to be estimated
     saves: SectionTime = SectionTime("", 0.0)  # sections that save, of all nodes
+
+
+@frozen
+class CycleCost:
+    """What a cycle has cost, in seconds: means of its active nodes."""
+
+    cycle: int
+    again_s: float  # until it trained at its pace
+    recomputed_s: float  # work since its last checkpoint
+
+
+@frozen
+class Counted:
+    """The account until a plan. All agents get it after that plan, and tell it to the next coordinator."""
+
+    cycle: int  # of that plan
+    account: Account  # with at most 32 nodes
+    costs: tuple[CycleCost, ...] = ()  # of the last 9 cycles

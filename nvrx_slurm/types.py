@@ -12,9 +12,13 @@ from nvrx_slurm.records import Account as Account
 from nvrx_slurm.records import Blame as Blame
 from nvrx_slurm.records import Collective as Collective
 from nvrx_slurm.records import Confidence as Confidence
+from nvrx_slurm.records import Counted as Counted
+from nvrx_slurm.records import CycleCost as CycleCost
 from nvrx_slurm.records import Finding as Finding
 from nvrx_slurm.records import LineRole as LineRole
 from nvrx_slurm.records import NodeTime as NodeTime
+from nvrx_slurm.records import Pace as Pace
+from nvrx_slurm.records import RankPace as RankPace
 from nvrx_slurm.records import Remedy as Remedy
 from nvrx_slurm.records import SectionTime as SectionTime
 from nvrx_slurm.records import Spent as Spent
@@ -177,11 +181,6 @@ class History:
     promoted: tuple[str, ...] = ()  # hosts of spares that were used, the first 64
     resume_before: int = -1  # ranks are told to take a checkpoint older than this iteration; -1 = any
     resume_from: str = ""  # path of the newest complete checkpoint of those; "" = none is known
-    nodes: tuple[NodeTime, ...] = ()  # where their time went until `counted_s`; at most 32
-    counted_s: float = 0.0  # when this plan was sent, in seconds since the job began
-    productive_s: float = 0.0  # of the job until then: in each cycle the mean of its active nodes
-    estimated: tuple[str, ...] = ()  # buckets in which something had to be estimated
-    saves: SectionTime | None = None  # sections that save, of all nodes
 
 
 @frozen
@@ -264,6 +263,7 @@ class Register:
     vote: int = 0  # the term for which it votes by registering
     number: int = 0  # counts the registrations of this agent; one that comes after a later one is ignored
     end: Finish | None = None  # the end of the job, where a coordinator has told it
+    counted: Counted | None = None  # the last one that it got
 
     @property
     def busy(self) -> bool:
@@ -457,6 +457,6 @@ class LogServer:
 
 AgentReport = RanksFailed | Hung | Evidence | Spent | Succeeded | Ready | EndKnown
 AgentRequest = Asked | NodeUnfit | WarnJob | EndJob | WhoLeads
-AgentMessage = Register | AgentReport | AgentRequest
-CoordinatorOrder = Plan | Stop | CheckNode | Collect | Warn | RanksGone | Finish | Leave
+AgentMessage = Register | AgentReport | AgentRequest | Pace
+CoordinatorOrder = Plan | Counted | Stop | CheckNode | Collect | Warn | RanksGone | Finish | Leave
 CoordinatorMessage = CoordinatorOrder | Lead | Elsewhere | Refused | LogServer

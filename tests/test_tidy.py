@@ -290,6 +290,7 @@ WALL_CLOCK = {
     "nvrx_slurm/node/coordination/elections.py",
     "nvrx_slurm/node/coordination/checkpoints.py",  # to compare with the times of files
     "nvrx_slurm/node/event_log.py",
+    "nvrx_slurm/node/output/console.py",
     "nvrx_slurm/node/output/cycle_info.py",
     "nvrx_slurm/node/monitors/monitors.py",  # a heartbeat's time, to compare with files
     "nvrx_slurm/node/output/result.py",
@@ -300,7 +301,9 @@ WALL_CLOCK = {
     "nvrx_slurm/cli/front.py",
     "nvrx_slurm/cli/goodput.py",
     "nvrx_slurm/cli/logs.py",
+    "nvrx_slurm/cli/report.py",
     "nvrx_slurm/cli/status.py",
+    "nvrx_slurm/cli/why.py",
     "nvrx_slurm/logs/merged.py",
     "nvrx_slurm/logs/shipper.py",
     "nvrx_slurm/slurm/control.py",

@@ -9,12 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 
 from nvrx_slurm.cli.log_tree import RUN, result_of
 from nvrx_slurm.config.layers import Config
 from nvrx_slurm.core.chain import ChainDecision, ChainLimits, ChainLink, Next, decide
+from nvrx_slurm.core.words import unix_s
 from nvrx_slurm.node.run_dir import RunDir
 from nvrx_slurm.slurm.api.cli import Slurm
 from nvrx_slurm.slurm.api.facts import NoAnswer, SlurmError
@@ -152,7 +152,7 @@ def _links(job: Path, before: int | None = None) -> Iterator[ChainLink]:
             continue
         result = result_of(path)
         try:
-            ended_s = datetime.fromisoformat(result["ended"]).timestamp()
+            ended_s = unix_s(result["ended"])
             yield ChainLink(int(result["code"]), ended_s, bool(result.get("out_of_time")))
         except (KeyError, TypeError, ValueError):
             continue

@@ -17,11 +17,13 @@ import click
 
 from nvrx_slurm.child.bounded_process import run
 from nvrx_slurm.cli.log_tree import LOG_DIR, LOG_DIR_ENV
+from nvrx_slurm.cli.screen import show
 from nvrx_slurm.errors import ExitCode, NvrxError, UsageError
 from nvrx_slurm.slurm.api.cli import Slurm
 from nvrx_slurm.system import trust
 
 OK, INFO, WARN, FAIL = "ok", "info", "warn", "fail"
+_COLOURS = {OK: "green", INFO: None, WARN: "yellow", FAIL: "red"}
 PROGRAMS = {"Prolog": "prolog", "Epilog": "epilog", "HealthCheckProgram": "healthcheck"}
 _MARK = "nvrx_slurm hook: "  # in the second line of prolog/prolog, prolog/epilog and prolog/healthcheck
 _HOOK_SH_S = 60.0  # for hook.sh to answer
@@ -84,19 +86,20 @@ def doctor(as_json: bool, hooks: str, slurm_api: str, log_dir: str, warm: bool) 
     if as_json:
         click.echo(json.dumps([{"part": name, **line._asdict()} for name, lines in parts.items() for line in lines]))
     else:
-        click.echo("\n\n".join(_text(name, lines) for name, lines in parts.items()))
+        _show("job", parts["job"])
+        click.echo()
+        _show("hooks", parts["hooks"])
     failed = any(line.status == FAIL for lines in parts.values() for line in lines)
     sys.exit(ExitCode.FAILED if failed else ExitCode.OK)
 
 
-def _text(name: str, lines: list[Line]) -> str:
-    width = max(len(line.name) for line in lines)
-    rows = [_TITLES[name]]
+def _show(part: str, lines: list[Line]) -> None:
+    column = max(len(line.name) for line in lines)
+    show(_TITLES[part], bold=True)
     for line in lines:
-        rows.append(f"{line.status:4}  {line.name:{width}}  {line.text}")
+        show(f"{line.status:4}  {line.name:{column}}  {line.text}", _COLOURS[line.status], hang=column + 8)
         if line.advice:
-            rows.append(f"      {'':{width}}  -> {line.advice}")
-    return "\n".join(rows)
+            show(f"      {'':{column}}  -> {line.advice}", hang=column + 11)
 
 
 def examine(backend: Slurm, why: str, hooks: str = "") -> dict[str, list[Line]]:

@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime, timezone
 from pathlib import Path
 
 from nvrx_slurm.child import processes
@@ -30,6 +29,7 @@ from nvrx_slurm.cli.log_tree import result_of
 from nvrx_slurm.config.launch import LaunchConfig
 from nvrx_slurm.control.auth import TOKEN_ENV, new_token
 from nvrx_slurm.core.chain import ended_from_outside
+from nvrx_slurm.core.words import utc
 from nvrx_slurm.errors import ExitCode, UsageError
 from nvrx_slurm.node.output.console import Console
 from nvrx_slurm.node.output.out_file import OUT_ENV
@@ -112,6 +112,7 @@ def run_step(here: Here, script: str, args: tuple[str, ...], words: Sequence[str
             return code
         directory = own_run_dir(wanted)
         directory.link_latest()  # a coordinator may never begin
+        console.draw(directory.status)
         began_s = time.time()
         step = _start_step(here, slurm, directory, words, console, changed)
         code = step.wait(here.launch.rdzv_conf.join_timeout)
@@ -150,7 +151,7 @@ def _complete_result(
         "code": code,
         "reason": f"no coordinator has told the end; the agents said last: {_last_lines(directory)}",
         "duration_s": now_s - began_s,
-        "ended": datetime.fromtimestamp(now_s, timezone.utc).isoformat(timespec="milliseconds"),
+        "ended": utc(now_s),
     }
     if code - 128 in ENDING and not result.get("out_of_time"):  # Slurm's signal tells no reason
         with suppress(SlurmError):

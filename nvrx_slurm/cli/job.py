@@ -46,7 +46,7 @@ def make_job(here: Here, script: str, args: tuple[str, ...]) -> NodeJob:
     node = rendezvous.node(here, meeting, shape.nproc)
     preflight, agent = _preflight(here, shape), _agent(here, elects=meeting is not None)
     coordinator = _coordinator(here, shape, agent, preflight)
-    info = logs = attribution = until_done = None
+    info = logs = attribution = until_done = otlp = None
     # Imported only where they are wanted: most jobs start without them.
     if here.ft.per_cycle_applog_prefix or here.ft.cycle_info_dir:
         from nvrx_slurm.cli.job_logs import attribution_spec, check_writable, cycle_files, log_spec
@@ -59,6 +59,10 @@ def make_job(here: Here, script: str, args: tuple[str, ...]) -> NodeJob:
         from nvrx_slurm.cli.chain import limits
 
         until_done = limits(here.resolved.config)
+    if any(name.startswith("OTEL_EXPORTER_OTLP_") for name in here.env):
+        from nvrx_slurm.config.otel import otlp_target
+
+        otlp = otlp_target(here.env)
     return NodeJob(
         node=node,
         run_dir=shape.run_dir,
@@ -79,6 +83,8 @@ def make_job(here: Here, script: str, args: tuple[str, ...]) -> NodeJob:
         until_done=until_done,
         notify=here.ft.notify,
         slurm_comment=here.ft.slurm_comment,
+        metrics_file=here.ft.metrics_file and here.ft.metrics_file.replace("{job}", shape.run_dir.job_id),
+        otlp=otlp,
         may_yield=slurm is None and launch.node_rank is None and launch.rdzv_conf.is_host is None,
     )
 

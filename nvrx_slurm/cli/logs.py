@@ -13,7 +13,9 @@ from typing import Any
 
 import click
 
+from nvrx_slurm.cli import complete
 from nvrx_slurm.cli.log_tree import find_run, result_of, said_in, title
+from nvrx_slurm.cli.screen import clock
 from nvrx_slurm.core.logs.names import index_file
 from nvrx_slurm.core.logs.printable import printable
 from nvrx_slurm.logs.reader import MergedReader, Piece, cycles
@@ -50,7 +52,7 @@ def _time(ctx: object, param: object, text: str | None) -> int | None:
 
 
 @click.command()
-@click.argument("place", default="latest", callback=find_run)
+@click.argument("place", default="latest", callback=find_run, shell_complete=complete.jobs)
 @click.option("--rank", "ranks", metavar="RANKS", callback=_ranks, help="Only these ranks, for example 0,3-5.")
 @click.option("--cycle", "cycle", default="last", metavar="N|all|last", help="Only this cycle. Default: the last one.")
 @click.option("--stream", type=click.Choice(["out", "err"]), help="Only standard output or standard error.")
@@ -92,8 +94,11 @@ def _wanted(
     return in_time and (ranks is None or piece.rank in ranks) and stream in (None, piece.stream)
 
 
-def _launcher(run: Path, read: dict[Path, int]) -> list[str]:
-    """What the coordinators have said since the last call, of the first time only the end; `read`: bytes, by log."""
+def _launcher(run: Path, read: dict[Path, int], began: list[float]) -> list[str]:
+    """What the coordinators have said since the last call, of the first time only the end.
+
+    `read`: bytes, by log; `began`: Unix seconds of the first line ever, once that is known.
+    """
     said, most = list[tuple[float, str]](), None if read else _SAID_BEFORE
     for log in (run / "events").glob("coordinator*.jsonl"):
         with log.open("rb") as file:
@@ -101,8 +106,9 @@ def _launcher(run: Path, read: dict[Path, int]) -> list[str]:
             lines, newline, _ = file.read().rpartition(b"\n")
         read[log] = read.get(log, 0) + len(lines) + len(newline)
         said += [entry for line in lines.splitlines() for entry in said_in(line)]
-    told = sorted(said)[-most:] if most else sorted(said)
-    return [_printable(f"{datetime.fromtimestamp(at):%H:%M:%S} nvrx-run: {text}") for at, text in told]
+    began += [min(said)[0]] if said and not began else []
+    told, now = sorted(said)[-most:] if most else sorted(said), time.time()
+    return [_printable(f"{clock(at, began[0], now)} nvrx-run: {text}") for at, text in told]
 
 
 def _printable(text: str) -> str:
@@ -116,9 +122,9 @@ def _of_run(run: Path, cycle: str, follow: bool) -> Iterator[Piece]:
     if cycle.isdecimal() and int(cycle) not in readers and not follow:
         raise click.UsageError(f"{run} has no cycle {cycle}; there are {', '.join(map(str, readers))}")
     first = max(readers, default=0) if cycle == "last" else 0
-    read = dict[Path, int]()
+    read, began = dict[Path, int](), list[float]()
     while True:
-        for line in _launcher(run, read) if follow else ():
+        for line in _launcher(run, read, began) if follow else ():
             click.echo(line, err=True)
         ended = not follow or (run / "result.json").exists()
         for number, found in cycles(run).items():

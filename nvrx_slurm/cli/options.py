@@ -20,6 +20,13 @@ from nvrx_slurm.config.settings import Declaration, by_group, shown
 from nvrx_slurm.errors import ExitCode, NvrxError
 
 PROGRAM = "nvrx-run"
+# What --help shows; --help-all shows all.
+USUAL = {
+    *("nnodes", "nproc_per_node", "node_rank", "standalone", "module", "spares", "until_done", "rdzv_endpoint"),
+    *("max_restarts", "ft_warn_before_end", "ft_checkpoint_iteration_file", "ft_rank_heartbeat_timeout"),
+    *("ft_rank_section_timeouts", "log_dir", "redirects", "tee", "ft_cfg_path", "ft_notify", "print_config", "dry_run"),
+}
+_EVERY = "nvrx_slurm.help_all"  # in the context's meta
 
 # (configuration, training script or "" with --print-config, its arguments) -> exit code
 Body = Callable[[Resolved, str, tuple[str, ...]], int]
@@ -48,6 +55,8 @@ class SettingsCommand(click.Command):
             click.Argument(["script"], required=False, metavar="SCRIPT", type=click.Path(readable=False)),
             click.Argument(["script_args"], nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]..."),
         ]
+        every: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False, "callback": _help_all}
+        params.append(click.Option(["--help-all"], **every))
         super().__init__(name, context, params=params, help=help)
         self.settings, self._run = settings, run
         click.version_option(__version__, message="nvrx_slurm %(version)s")(self)
@@ -59,14 +68,21 @@ class SettingsCommand(click.Command):
         return self._run(flags, ctx.params["script"] or "", tuple(ctx.params["script_args"]))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The options by group."""
-        for group, items in by_group(item for item in self.settings.values() if item.flags).items():
+        """The options by group: the usual ones, or all."""
+        for group, rows in self.rows(_EVERY in ctx.meta).items():
             with formatter.section(group):
-                formatter.write_dl([_help_row(item) for item in items], col_max=34)
-        with formatter.section("Other"):
-            formatter.write_dl([("-h, --help", "Show this text."), ("--version", "Show the version.")])
+                formatter.write_dl(rows, col_max=34)
         formatter.write_paragraph()
         formatter.write_text("docs/reference/configuration.md lists all, with environment variables and YAML keys.")
+
+    def rows(self, every: bool) -> dict[str, list[tuple[str, str]]]:
+        """Flag and meaning by group. Without `every` only the usual flags of nvrx-run, and all that it has not."""
+        items = [one for one in self.settings.values() if one.flags]
+        usual = [one for one in items if every or one.key in USUAL or one.key not in SETTINGS]
+        rows = {group: [_help_row(one, every) for one in some] for group, some in by_group(usual).items()}
+        more = f"Show all {len(items)} flags, torchrun's and ft_launcher's included."
+        rows["Other"] = [("-h, --help", "Show the usual flags."), ("--help-all", more), ("--version", "The version.")]
+        return rows
 
 
 class RunCommand(SettingsCommand):
@@ -96,22 +112,30 @@ def _option(item: Declaration) -> click.Option:
     return click.Option([item.key, *item.flags], default=None, help=item.help, **extra)
 
 
-def _help_row(item: Declaration) -> tuple[str, str]:
+def _help_all(ctx: click.Context, param: click.Parameter, given: bool) -> None:
+    if given:
+        ctx.meta[_EVERY] = True
+        click.echo(ctx.get_help())
+        ctx.exit()
+
+
+def _help_row(item: Declaration, every: bool) -> tuple[str, str]:
     short = [flag for flag in item.flags if not flag.startswith("--")]
     value = "" if item.form == "switch" else f" {item.kind.metavar}"
     default = shown(item, item.default)
     told = item.form == "switch" or "Default:" in item.help or default in ("", "none")
-    return ", ".join([*short, item.flags[0]]) + value, item.help if told else f"{item.help} [{default}]"
+    text = item.help if every or "Default:" in item.help else item.help.partition(". ")[0].rstrip(".") + "."
+    return ", ".join([*short, item.flags[0]]) + value, text if told else f"{text} [{default}]"
 
 
 def _sentence(error: click.ClickException) -> str:
     """What was wrong and what to do, as one sentence."""
     if not isinstance(error, click.NoSuchOption):
-        return " ".join(error.format_message().split()).rstrip(".") + f"; see {PROGRAM} --help"
+        return " ".join(error.format_message().split()).rstrip(".") + f"; see {PROGRAM} --help-all"
     advice = other_launchers.instead(error.option_name.lstrip("-"))
     if not advice and error.possibilities:
         advice = f"; did you mean {error.possibilities[0]}?"
-    advice = advice or f"; see {PROGRAM} --help (the script's own flags go after it)"
+    advice = advice or f"; see {PROGRAM} --help-all (the script's own flags go after it)"
     return f"{error.option_name} is not a flag of {PROGRAM}{advice}"
 
 

@@ -14,8 +14,10 @@ from typing import Any
 
 import click
 
+from nvrx_slurm.cli import complete
 from nvrx_slurm.cli.log_tree import find_run
 from nvrx_slurm.core.attribution.hang import compare, stack
+from nvrx_slurm.core.words import in_words
 from nvrx_slurm.node.monitors.inspection import SOCKET
 from nvrx_slurm.system.files import agent_dirs
 from nvrx_slurm.types import Collective, RankEvidence
@@ -26,7 +28,7 @@ _STEP = ("--overlap", "--ntasks-per-node=1", "--mem=0", "--gres=none", "--input=
 
 
 @click.command()
-@click.argument("place", default="latest", callback=find_run)
+@click.argument("place", default="latest", callback=find_run, shell_complete=complete.jobs)
 @click.option("--here", is_flag=True, hidden=True, help="As JSON, the ranks of this node.")
 def stacks(place: Path, here: bool) -> None:
     """Show what each rank of a running job does now: its state, its Python stack, and which rank the others wait for.
@@ -67,8 +69,10 @@ def _of_this_node(run: Path) -> Iterator[dict[str, Any]]:
 def _of_all_nodes(run: Path, job: str) -> str:
     ask = [sys.executable, "-m", "nvrx_slurm.cli.toolbox", "stacks", "--here", str(run)]
     step = ["srun", f"--jobid={job}", *_STEP, *ask]
+    # inside the allocation, srun would take the number of tasks and nodes from the batch script's variables
+    env = {name: text for name, text in os.environ.items() if not name.startswith("SLURM_") or name == "SLURM_CONF"}
     try:
-        done = subprocess.run(step, capture_output=True, text=True, timeout=_STEP_S, check=False)
+        done = subprocess.run(step, env=env, capture_output=True, text=True, timeout=_STEP_S, check=False)
     except subprocess.TimeoutExpired as late:
         if late.stdout:  # of the nodes that live
             return late.stdout.decode(errors="replace")
@@ -90,5 +94,6 @@ def _tell(ranks: list[RankEvidence]) -> Iterator[str]:
     for rank in sorted(ranks, key=lambda rank: rank.rank):
         moves = "moves" if rank.moves else "does not move"
         section = f", in section {rank.section}" if rank.section else ""
-        yield f"rank {rank.rank} on node {rank.host}, pid {rank.pid}: state {rank.state}, {moves}{section}"
+        silent = f", silent for {in_words(rank.silent_s)}" if rank.silent_s >= 0.0 else ""
+        yield f"rank {rank.rank} on node {rank.host}, pid {rank.pid}: state {rank.state}, {moves}{section}{silent}"
         yield stack(rank) or "  no Python stack"

@@ -6,7 +6,6 @@ What is read may be damaged, old, or of another version: then the answer is that
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 import time
@@ -16,8 +15,10 @@ from typing import Any, NamedTuple
 
 import click
 
+from nvrx_slurm.cli import complete
 from nvrx_slurm.cli.log_tree import RUN, find_run, log_dir, result_of
-from nvrx_slurm.core.logs.printable import printable
+from nvrx_slurm.cli.screen import clock, show
+from nvrx_slurm.core import progress
 from nvrx_slurm.core.needs import needs_a_person
 from nvrx_slurm.core.words import in_words
 from nvrx_slurm.system.files import last_bytes
@@ -25,10 +26,8 @@ from nvrx_slurm.system.files import last_bytes
 VERSION = 1  # of status.json; see core.coordinator.status, which takes long to import
 HEALTHY, CANNOT_TELL, NEEDS_A_PERSON, ENDED = range(4)  # exit codes
 _MAX_BYTES = 1 << 20
-_SILENT = 3  # intervals
-_INCIDENTS_SHOWN, _RUNS_SHOWN = 5, 20
+_INCIDENTS_SHOWN, _RUNS_SHOWN, _RANKS_SHOWN = 5, 20, 64
 _COLOURS = {HEALTHY: "green", CANNOT_TELL: "yellow", NEEDS_A_PERSON: "red", ENDED: None}
-_DAMAGE = (KeyError, TypeError, ValueError, AttributeError, OverflowError, OSError, RecursionError)
 
 
 class Seen(NamedTuple):
@@ -42,7 +41,7 @@ class Seen(NamedTuple):
 
 
 @click.command()
-@click.argument("place", default="latest")
+@click.argument("place", default="latest", shell_complete=complete.jobs)
 @click.option("--json", "as_json", is_flag=True, help="All that is known, as one line of JSON.")
 @click.option("--ranks", is_flag=True, help="Also each node with its ranks.")
 @click.option(
@@ -90,7 +89,7 @@ def list_runs(where: Path | None, every: bool, as_json: bool) -> None:
         if as_json:
             click.echo(json.dumps({"run": str(run), "code": seen.code, "verdict": seen.verdict, **seen.found}))
         else:
-            _echo(f"{seen.head}: {seen.verdict}", _COLOURS[seen.code])
+            show(f"{seen.head}: {seen.verdict}", _COLOURS[seen.code])
     if not runs and not as_json:
         click.echo(f"{where or log_dir()} holds no run")
 
@@ -103,16 +102,20 @@ def observe(run: Path, now: float, ranks: bool = False) -> Seen:
     try:
         if result := result_of(run):
             return _ended(run, result)
-        path = run / "status.json"
-        if not path.exists():
+        if not (run / "status.json").exists():
             return Seen(CANNOT_TELL, "cannot tell: no coordinator has written a status yet", _name(run))
-        found = json.loads(last_bytes(path, _MAX_BYTES), parse_constant=_refused)
+        found = content(run)
         if found["version"] > VERSION:
             why = f"its status.json is of version {int(found['version'])}: use the nvrx of the job"
             return Seen(CANNOT_TELL, f"cannot tell: {why}", _name(run))
         return _told(run, found, now, ranks)
-    except _DAMAGE as error:
+    except progress.DAMAGE as error:
         return Seen(CANNOT_TELL, f"cannot tell: {run} holds no readable status: {error!r:.200}", _name(run))
+
+
+def content(run: Path) -> Any:
+    """What the status.json of a run holds. Raises some of DAMAGE."""
+    return json.loads(last_bytes(run / "status.json", _MAX_BYTES), parse_constant=_refused)
 
 
 def _refused(constant: str) -> float:
@@ -129,7 +132,7 @@ def _ended(run: Path, result: dict[str, Any]) -> Seen:
 
 def _told(run: Path, found: dict[str, Any], now: float, ranks: bool) -> Seen:
     """What a status says. Ages are of the coordinator's clock, but for that of the status itself."""
-    written, silent_s = float(found["written"]), _SILENT * float(found["interval_s"])
+    written, silent_s = float(found["written"]), progress.SILENT * float(found["interval_s"])
     ahead_s, age_s = written - now, max(0.0, now - written)
     found["age_s"] = age_s
     state_s = max(0.0, written - float(found["since"])) + age_s
@@ -162,22 +165,28 @@ def _head(found: dict[str, Any], state_s: float) -> str:
 
 
 def _lines(found: dict[str, Any], written: float, ranks: bool) -> Iterator[str]:
-    nodes, restarts, waits, ends = found["nodes"], found["restarts"], found["waits"], found["allocation_ends"]
-    if waits:
-        until = f" (at most {in_words(max(0.0, waits['until'] - written))} more)" if waits["until"] else ""
-        yield f"waits       {waits['why']}{until}"
+    nodes, restarts, ends = found["nodes"], found["restarts"], found["allocation_ends"]
+    began = float(found["began"])
+    if why := progress.waits(found, written):
+        yield f"waits       {why}"
+    if steps := ", ".join(progress.pace(found)):
+        yield f"progress    {steps}"
     kinds = {"active": "active", "spare": "spare"} if nodes["active"] else {"spare": "here"}
     kinds |= {"missing": "missing", "excluded": "excluded"}
     counts = ", ".join(f"{nodes[kind]} {what}" for kind, what in kinds.items())
-    gone = ", ".join(f"{one['host']} {one['how']} {_clock(one['time'], written)}".strip() for one in nodes["gone"][-3:])
+    gone = ", ".join(
+        f"{one['host']} {one['how']}" + (f" {clock(one['time'], began, written)}" if one["time"] is not None else "")
+        for one in nodes["gone"][-3:]
+    )
     yield f"nodes       {counts}" + (f"; {gone}" if gone else "")
     watched = {True: "; hangs are watched for", False: "; hangs are not watched for", None: ""}
     yield f"restarts    {restarts['used']} of {restarts['allowed']} used{watched[found['job']['hangs_watched']]}"
     if checkpoint := found.get("checkpoint"):
         age = in_words(max(0.0, written - checkpoint["time"]))
         name = f" ({checkpoint['name']}), complete" if "name" in checkpoint else ""
+        every = f", one every {in_words(checkpoint['every_s'])}" if checkpoint.get("every_s") else ""
         lost = "; that work would be lost now" if "name" in checkpoint and found["state"] == "running" else ""
-        yield f"checkpoint  iteration {int(checkpoint['iteration'])}{name}, {age} old{lost}"
+        yield f"checkpoint  iteration {int(checkpoint['iteration'])}{name}, {age} old{lost}{every}"
         yield from (f"            {name} is torn: {why}" for name, why in checkpoint.get("torn", {}).items())
     if ends:
         yield f"allocation  ends in {in_words(max(0.0, ends - written))}"
@@ -187,34 +196,20 @@ def _lines(found: dict[str, Any], written: float, ranks: bool) -> Iterator[str]:
         rule = f" ({one['rule']})" if one["rule"] else ""
         done = "" if one["done"] == "restarted" else f", {one['done']}"
         cost = f"cycle {int(one['cycle'])}{done}, {in_words(one['down_s'])} down"
-        yield f"{_clock(one['time'], written):10}  {cost}: {one['cause']}{rule}"
+        yield f"{clock(one['time'], began, written)}  {cost}: {one['cause']}{rule}"
     if ranks:
+        told = found.get("progress") or {}
+        inside = {rank: f"{rank} in {name} for {in_words(age)}" for rank, name, age in told.get("open", ())}
         for host, first, nproc, what in found["ranks"]["table"]:
-            yield f"{host}  ranks {first}-{first + nproc - 1}  {what}"
+            here = range(first, first + min(nproc, _RANKS_SHOWN))
+            sections = ", ".join(inside[rank] for rank in here if rank in inside)
+            yield f"{host}  ranks {first}-{first + nproc - 1}  {what}  {sections}".rstrip()
         yield from (f"{host}  spare" for host in found["ranks"]["spares"])
 
 
-def _clock(at: float | None, written: float) -> str:
-    """Local time; with the date where it is of another day."""
-    if at is None:
-        return ""
-    return time.strftime("%H:%M:%S" if written - at < 86400 else "%d %b %H:%M", time.localtime(at))
-
-
 def _show(seen: Seen, redraws: bool) -> None:
-    _echo(seen.head, None, bold=True)
-    _echo(seen.verdict, _COLOURS[seen.code], bold=True)
+    show(seen.head, bold=True)
+    show(seen.verdict, _COLOURS[seen.code], bold=True)
     most = max(1, shutil.get_terminal_size().lines - 3) if redraws else len(seen.lines)
     for line in seen.lines[:most]:
-        _echo(line, None)
-
-
-def _echo(line: str, colour: str | None, bold: bool = False) -> None:
-    """One line, no longer than the terminal is wide; colours only on a terminal whose user has not set NO_COLOR."""
-    text, width = (
-        printable(line.encode("utf-8", "replace")).replace("\n", " "),
-        shutil.get_terminal_size((0, 0)).columns,
-    )
-    if 0 < width < len(text):
-        text = text[: max(1, width - 3)] + "..."
-    click.echo(click.style(text, colour, bold=bold or None), color=False if os.environ.get("NO_COLOR") else None)
+        show(line)

@@ -13,6 +13,7 @@ except ModuleNotFoundError:  # pip install --no-deps
     sys.exit("nvrx needs three packages: pip install click pyyaml nvidia-ml-py")
 
 from nvrx_slurm import __version__
+from nvrx_slurm.cli import complete
 from nvrx_slurm.cli.log_tree import find_run
 from nvrx_slurm.errors import ExitCode, NvrxError
 
@@ -23,6 +24,8 @@ _COMMANDS = {
     "health": "health:health",
     "list": "status:list_runs",
     "logs": "logs:logs",
+    "metrics": "metrics:metrics",
+    "report": "report:report",
     "stacks": "stacks:stacks",
     "status": "status:status",
     "submit": "submit:submit",
@@ -66,7 +69,7 @@ def main() -> None:
 
 
 @main.command()
-@click.argument("place", default="latest", callback=find_run)
+@click.argument("place", default="latest", callback=find_run, shell_complete=complete.jobs)
 def replay(place: Path) -> None:
     """Feed the events of event logs to fresh cores and compare their decisions.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,20 +11,22 @@ from typing import Any
 
 import click
 
+from nvrx_slurm.cli import complete
 from nvrx_slurm.cli.log_tree import MAX_RESULT_BYTES, find_run, said_in, title
+from nvrx_slurm.cli.screen import clock, show
 from nvrx_slurm.core.account.report import lost_s, lost_steps
 from nvrx_slurm.core.attribution.verdict import headline
-from nvrx_slurm.core.logs.printable import printable
-from nvrx_slurm.core.words import in_words
+from nvrx_slurm.core.words import in_words, unix_s, utc
 from nvrx_slurm.types import FaultKind, RankFault
 
 _NOTES_SHOWN = 5
 _MOST_LOG_BYTES = 256 << 20  # of a log whose lines are counted
 _MATCH_CHARS = 200
+_COLOURS = {"first cause": "red", "what to do": "green"}
 
 
 @click.command()
-@click.argument("place", default="latest", callback=find_run)
+@click.argument("place", default="latest", callback=find_run, shell_complete=complete.jobs)
 @click.option("--json", "as_json", is_flag=True, help="The same, and all of it, as JSON.")
 def why(place: Path, as_json: bool) -> None:
     """Tell why a job failed or restarted.
@@ -37,11 +40,13 @@ def why(place: Path, as_json: bool) -> None:
         story = _story(found, place) if found else {}
         if "cycles" not in found:
             story["said"] = _of_events(place, found)
-        lines = [json.dumps(story, indent=1)] if as_json else list(_in_words(story, place))
+        lines = [] if as_json else list(_in_words(story, place))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise click.UsageError(f"{result} is not the result of a job: {error!r}") from None
-    for line in lines:
-        click.echo(printable(line.encode("utf-8", "replace")))
+    if as_json:
+        return click.echo(json.dumps(story, indent=1))
+    for number, line in enumerate(lines):
+        show(line, _COLOURS.get(line.partition(":")[0]), bold=number == 0, hang=4)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -72,6 +77,7 @@ def _story(result: dict[str, Any], place: Path) -> dict[str, Any]:
     story["restarts"] = [
         {
             "time": one["time"],
+            "at_s": float(one.get("at_s") or 0.0),
             "cycle": one["cycle"],
             "lost_s": lost_s(one),
             "lost_steps": lost_steps(one),
@@ -140,7 +146,7 @@ def _of_events(place: Path, result: dict[str, Any]) -> list[dict[str, Any]]:
         with log.open(encoding="utf-8", errors="replace") as lines:
             said += [entry for line in lines for entry in said_in(line)]
     began = min((wall for wall, _ in said), default=0.0)
-    return [{"after_s": round(wall - began, 1), "text": text} for wall, text in sorted(said)]
+    return [{"time": utc(wall), "after_s": round(wall - began, 1), "text": text} for wall, text in sorted(said)]
 
 
 # --- in words ---------------------------------------------------------------------------------------------------------
@@ -158,7 +164,8 @@ def _in_words(story: dict[str, Any], place: Path) -> Iterator[str]:
     elif "said" in story:
         yield f"{title(place)}: no result.json: the job runs, or was killed; its coordinators said so far:"
     for said in story.get("said", ()):
-        yield f"  +{said['after_s']:.1f}s  {said['text']}"
+        at = unix_s(said["time"])
+        yield f"  {clock(at, at - said['after_s'], time.time())}  {said['text']}"
 
 
 def _of_blame(story: dict[str, Any]) -> Iterator[str]:
@@ -183,7 +190,9 @@ def _done(story: dict[str, Any]) -> Iterator[str]:
     for one in story["restarts"]:
         why = (f": {one['cause']}" if one["cause"] else " for this") + ("; then on other nodes" * one["elsewhere"])
         steps = "" if one["lost_steps"] is None else f"{one['lost_steps']} steps and "
-        done.append(f"{one['time']}  cycle {one['cycle']} failed, {steps}{in_words(one['lost_s'])} lost{why}")
+        at = unix_s(one["time"])
+        when = clock(at, at - one["at_s"], time.time())
+        done.append(f"{when}  cycle {one['cycle']} failed, {steps}{in_words(one['lost_s'])} lost{why}")
     for note in story["inprocess_restarts"][-_NOTES_SHOWN:]:
         done.append(f"cycle {note['cycle']} iteration {note['iteration']} was restarted in process: {note['why']}")
     for what in ("excluded_nodes", "lost_nodes", "spares_used"):

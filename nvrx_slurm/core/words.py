@@ -1,6 +1,8 @@
-"""Numbers in words, for people. Pure, and quick to import."""
+"""Numbers in words for people, and times in files. Pure, and quick to import."""
 
 from __future__ import annotations
+
+from datetime import datetime, timezone
 
 
 def in_words(seconds: float) -> str:
@@ -12,3 +14,13 @@ def in_words(seconds: float) -> str:
         return f"{minutes} min {rest} s" if rest else f"{minutes} min"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+
+
+def utc(unix_s: float) -> str:
+    """A time as files and --json have it: 2026-03-01T10:00:00.123Z."""
+    return datetime.fromtimestamp(unix_s, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def unix_s(text: object) -> float:
+    """The Unix seconds of such a time. Raises ValueError."""
+    return datetime.fromisoformat(str(text).replace("Z", "+00:00")).timestamp()  # Python 3.10 knows no Z

@@ -74,6 +74,7 @@ class NodeProgram:
         """Run until the job's end; returns the exit code. Nothing of ours is left when it returns."""
         asyncio.get_running_loop().set_exception_handler(self._on_defect)
         self._console.start()
+        self._console.draw(self._job.run_dir.status)
         try:
             await self._start()
             return await self._end(await self._shell.result)
@@ -120,7 +121,7 @@ class NodeProgram:
         rank, state_dir = job.node.infra_rank, path / HEALTH_NAME
         preflight = Preflight(job.preflight, rank, state_dir, say, shell.post, shell.finish_with, checks)
         lease = Lease(listener=self._server.fileno()) if self._server is not None else None
-        workers = Workers(job.node, job.spec, job.run_dir, self._console, shell.post, path, lease)
+        workers = Workers(job.node, job.spec, job.run_dir, self._console, shell.post, path, lease, self._tell)
         action = (job.spec.settings or {}).get("loss_action", "warn")
         await self.add(preflight, workers, LossWatch(action, workers.monitors, shell.post))
         if job.logs is not None:
@@ -151,6 +152,9 @@ class NodeProgram:
             self._link = AgentLink(host.local)
             await self.add(self._link)
         shell.begin()
+
+    def _tell(self, pace: t.Pace) -> None:
+        self._link.send(pace)
 
     async def _listen(self) -> None:
         """Listen for the other agents: each of them may have to coordinate the job."""

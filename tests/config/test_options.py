@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 from test_layers import another_value
 
-from nvrx_slurm.cli.options import nvrx_run_options, print_config, spelling
+from nvrx_slurm.cli.options import USUAL, nvrx_run_options, print_config, spelling
 from nvrx_slurm.config.layers import SETTINGS, Resolved, resolve
 from nvrx_slurm.errors import ExitCode, NvrxError
 from nvrx_slurm.types import FaultKind
@@ -103,7 +103,7 @@ def test_short_flags_and_repeats() -> None:
     assert (str(launch.tee), str(launch.redirects), launch.rdzv_conf.join_timeout) == ("3", "1", 9.0)
 
 
-HELP = "; see nvrx-run --help"
+HELP = "; see nvrx-run --help-all"
 OTHER = " is not a flag of nvrx-run; torchrun or another version of NVRx has it: leave it out;"
 TIMEOUT = "--ft_param_rank_heartbeat_timout"
 
@@ -140,8 +140,10 @@ def test_exit_codes() -> None:
 
 
 def test_help_has_groups_and_every_built_flag() -> None:
-    text = run("--help")[0].output
-    assert text == run("-h")[0].output
+    text = run("--help-all")[0].output
+    short = run("--help")[0].output
+    assert short == run("-h")[0].output and "--help-all" in short and len(short.splitlines()) < 80
+    assert {SETTINGS[key].flags[0] for key in USUAL} <= set(short.split()) and "--ft-segment" not in short
     assert "Start training." in text
     for group in {item.group for item in SETTINGS.values()}:
         assert f"\n{group}:\n" in text

@@ -142,6 +142,8 @@ class Story:
             return ev.ReachedRead(int(rest[0]), -1 if rest[1] == "?" else int(rest[1]))
         if word == "advises":
             return ev.Advised(int(rest[0]), rest[1] == "stop", " ".join(rest[1:]))
+        if word == "counted":
+            return t.Counted(0, t.Account(1.0, 0.0, ()))
         if word == "raised":
             return ev.Raised(int(rest[0]))
         rank, life = int(rest[0].rstrip("'")), rest[0].count("'")
@@ -291,7 +293,7 @@ ANYTHING = (
     *("fails 0", "fails 1", "succeeds 0", "stops 0", "stops 0 9", "stops 1", "asks 0 continue", "asks 0 exclude"),
     *("asks 0 shutdown", "warns 0 10", "ends 0", "time 100", "time ?", "progress 0 5", "progress -1 5", "tick"),
     *("unfit 0", "unfit 1", "joins 1 ended", "dead 1", "raised 9", "knows 0", "advises 0 stop", "hung 0", "sees 0"),
-    *("spent 0", "finds 300 200"),
+    *("spent 0", "finds 300 200", "counted"),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import threading
@@ -158,6 +159,28 @@ def test_directories_of_earlier_cycles_are_let_go(us: Console, screen: Screen, t
         got = [line for line in screen.lines if line.startswith(f"[{rank}] ")]
         cycles = [cycle for cycle in (rank - 1, rank) if 0 <= cycle < 30]
         assert got == [f"[{rank}] {what}" for c in cycles for what in (f"cycle {c}", "no newline")]
+
+
+def test_a_terminal_has_colours_and_a_last_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last line tells what the job does, and gives way to each line that is printed."""
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "isatty", lambda fd: True)
+    screen = Screen()
+    monkeypatch.setattr(console, "_write", screen.write)
+    waits = {"why": "missing: n9\x1b[2J", "until": None}
+    found = {"state": "waiting", "since": 0, "written": 2e10, "interval_s": 5, "cycle": -1, "end": None, "waits": waits}
+    us = Console("us")
+    us.start()
+    us.draw(new(tmp_path / "status.json", json.dumps(found)))
+    screen.until("missing: n9\\x1b[2J")
+    us.follow(new(tmp_path / "rank_0.out", "hello\n"), "[rank 0] ", 1)
+    screen.until("hello\n")
+    us.say("end")
+    us.finish(WAIT_S)
+    drawn = screen.text.index(b"missing")
+    assert drawn < screen.text.index(b"\r\x1b[K\x1b[32m[rank 0]\x1b[0m hello")
+    assert re.search(rb"\x1b\[1m[\d:]+ \+[\d.]+s us:\x1b\[0m end\n", screen.text)
 
 
 def test_torchs_own_prefix_is_not_repeated(us: Console, screen: Screen, tmp_path: Path) -> None:

@@ -57,6 +57,29 @@ def test_from_waiting_to_the_end(rig: Rig) -> None:
     assert (last["state"], last["end"]["code"]) == ("ended", 0)
 
 
+PACED = """
+from nvrx_slurm.fault_tolerance import RankMonitorClient
+monitor = RankMonitorClient()
+monitor.init_workload_monitoring()
+for _ in range(3):
+    monitor.start_section("step")
+    monitor.end_section("step")
+monitor.start_section("save")
+"""
+
+
+def test_how_far_ranks_are_is_told_and_long_waits_are_said(rig: Rig) -> None:
+    rig.before = OFTEN + "\nstatus._SAY_S = 0.6"
+    flags = ("--ft-rank-section-timeouts=step:90,save:90", "--max-restarts=1")
+    first = rig.node(0, "2", script := rig.script(PACED + UNTIL_TOLD), *flags)
+    first.line("waiting for .*missing: node rank 1")
+    nodes = [first, rig.node(1, "2", script, *flags)]
+    found = told(rig, "step 3 of this cycle", "ranks 0-0  busy  0 in save for", "ranks 1-1  busy  1 in save for")
+    assert {rank: name for rank, name, _ in found["progress"]["open"]} == {0: "save", 1: "save"}  # type: ignore[index]
+    rig.open("end0")
+    assert [one.wait() for one in nodes] == [0, 0]
+
+
 def test_a_candidate_says_that_it_waits_for_votes(rig: Rig) -> None:
     rig.before = OFTEN
     script = rig.script(UNTIL_TOLD)

@@ -76,8 +76,9 @@ def test_a_crash_a_hang_a_lost_node_and_a_killed_agent_are_survived(jobs: Jobs) 
     job = jobs.submit(BEATING, f"{flags} --ft-initial-rank-heartbeat-timeout=20")
 
     crashed = job.wait_marks("beats", 4, cycle=0)[3]
-    ask = [sys.executable, "-m", "nvrx_slurm.cli.toolbox", "stacks", str(job.run_dir)]  # from outside of the job
-    env = os.environ | jobs.cluster.env() | {"TMPDIR": str(job.directory)}
+    ask = [sys.executable, "-m", "nvrx_slurm.cli.toolbox", "stacks", str(job.run_dir)]
+    inside = {"SLURM_JOB_ID": str(job.job_id), "SLURM_NNODES": "1", "SLURM_NTASKS": "16", "SLURM_NTASKS_PER_NODE": "8"}
+    env = os.environ | jobs.cluster.env() | {"TMPDIR": str(job.directory)} | inside  # as in the batch script
     shown = subprocess.run(ask, env=env, capture_output=True, text=True, check=False)
     assert shown.returncode == 0 and shown.stdout.count('worker.py", line ') == 4, shown
     assert all(f"\nrank {rank} on node {node}, pid " in shown.stdout for rank, node in ON_N1_N2)

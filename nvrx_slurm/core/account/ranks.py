@@ -33,7 +33,8 @@ class RankTimes:
     beats: int = 0
     suspended_s: float = 0.0
     sections: tuple[SectionTime, ...] = ()
-    inside: bool = False  # a section is open
+    section: str = ""  # that began last of those that are open
+    since_s: float = 0.0  # when it did
 
     @property
     def pace_s(self) -> float:
@@ -44,7 +45,7 @@ class RankTimes:
         """From its last sign of life until `now_s`. The end of a rank that did not hang is such a sign, unless it was
         silent for several of its steps before that."""
         sign_s = max(self.released_s, self.init_s, self.last_s, self.turn_s)
-        stuck = self.pace_s > 0.0 and not self.inside and self.until_s - sign_s > _STUCK * self.pace_s
+        stuck = self.pace_s > 0.0 and not self.section and self.until_s - sign_s > _STUCK * self.pace_s
         return max(0.0, now_s - (sign_s if kind is FaultKind.HANG or stuck else self.until_s))
 
 

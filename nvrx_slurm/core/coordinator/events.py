@@ -203,7 +203,6 @@ class ReadReached:
     """Read in the logs of the first and the last rank how far a cycle got, and post `ReachedRead`."""
 
     cycle: int
-    ranks: tuple[tuple[int, t.Node], ...]  # (global rank, its node)
 
 
 @frozen

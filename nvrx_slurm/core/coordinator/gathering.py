@@ -133,7 +133,6 @@ class Gathering:
 
     def _wait(self, now: float) -> Stage:
         """Too few nodes are ready. Those that are being checked are ready within milliseconds, as a rule."""
-        self._ledger.book.waits(now)
         self._announce_at = now + self._s.announce_s
         if 0 < len(self._members) < self._s.min_nodes:
             self._announce(now)
@@ -250,8 +249,7 @@ class Gathering:
         job.before = job.assignment
         active = [members[node_id] for node_id in placement.active]
         promoted = [member.node.host for member in active if before and member.node.node_id not in before]
-        took = self._ledger.cycle_began(promoted, now, [member.node for member in active])
-        history = self._ledger.complete(self._budget.told)
+        history, took = self._ledger.cycle_began(self._budget.told, promoted, now)
         nodes = [(member.node, member.port) for member in active]
         self._roster.share(Assignment.plan(nodes, job.term, job.cycle, history, s.max_restarts))
         self._out.append(Say(f"cycle {job.cycle}: {placement.why}{took}"))

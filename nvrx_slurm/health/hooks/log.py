@@ -40,7 +40,7 @@ class HookLog:
             _socket.socket(_socket.AF_UNIX, flags).sendto(text.encode(errors="replace"), _SOCKET)
         with contextlib.suppress(OSError, ValueError):  # the terminal is gone
             print(f"{self._tag}: {line}", file=sys.stderr)
-        self._lines.append(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {self._tag}: {line}\n")
+        self._lines.append(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {self._tag}: {line}\n")
 
     def write(self, until_s: float) -> None:
         """Write all lines so far to LOG, at the latest by `until_s` (time.monotonic()). The others get its failure."""

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from nvrx_slurm.core.account.follower import JobAccount
 from nvrx_slurm.core.checkpoint.advice import worries
 from nvrx_slurm.core.checkpoint.recognise import Checkpoint
 from nvrx_slurm.core.coordinator import events as ev
@@ -28,9 +29,11 @@ class CheckpointWatch:
     """`facts`: what status.json tells, None = nothing is known; `iteration`: of the newest complete checkpoint."""
 
     def __init__(
-        self, root: str, pattern: str | None, core: Coordinator, post: Post, say: Callable[[str], None]
-    ) -> None:
+        self, root: str, pattern: str | None, core: Coordinator, account: JobAccount, post: Post,
+        say: Callable[[str], None],
+    ) -> None:  # fmt: skip
         self._root, self._pattern, self._core, self._post, self._say = root, pattern, core, post, say
+        self._account = account
         self._reads = threading.Lock()  # held by the thread
         self._saved: dict[str, float] = {}  # complete ones that were seen: name -> when they were saved (Unix seconds)
         self._samples: dict[tuple[str, float], bytes] = {}
@@ -100,7 +103,7 @@ class CheckpointWatch:
             sorted(self._saved.values()),
             "".join(same[:1]),
             (newest.size, self._free),
-            max(newest.took_s, core.ledger.book.save_s),
+            max(newest.took_s, self._account.save_s),
             core.settings.warn_before_end_s,
         )
 

@@ -253,7 +253,7 @@ class Elections:
         }
         host = CoordinatorHost(job, settings, self._say, self._on_defect, self._tell, self._registrations, handlers)
         self.coordinator = host
-        self._registrations.lead(host.shell.post)
+        self._registrations.lead(host.post)
         self._lease.lead(
             lambda: self._registrations.quorum_heard(host) if host.leads and host is self.coordinator else None
         )

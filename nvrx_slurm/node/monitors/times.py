@@ -47,5 +47,6 @@ def times_of(words: Sequence[int], names: Sequence[str], released_s: float, unti
         beats=min(max(0, words[page.BEATS]), 1 << 40),
         suspended_s=length_s(page.SUSPENDED),
         sections=tuple(section for section in sections.values() if section.took_s > 0.0),
-        inside=last >= 0,
+        section=slots[last] if last >= 0 else "",
+        since_s=since_s[last] if last >= 0 else 0.0,
     )

@@ -7,8 +7,12 @@ may block on a slow terminal, pipe or file system without delaying the agent.
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import os
+import re
 import select
+import shutil
 import threading
 import time
 from collections import deque
@@ -17,13 +21,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nvrx_slurm.core.logs.lines import Lines
+from nvrx_slurm.core.logs.printable import printable
+from nvrx_slurm.core.progress import DAMAGE, now_doing
 from nvrx_slurm.logs.rank_file import RankFile
+from nvrx_slurm.system.files import last_bytes
 from nvrx_slurm.system.inotify import Inotify
 
 _CHUNK = 1 << 14  # bytes read at once: a sentence waits for the writing of one such piece at most
 _QUEUED_SENTENCES = 10_000
 _SENTENCES = 1000  # that `once` remembers
 _FALLBACK_S = 0.5  # between two readings of the files where inotify is not available
+_DRAW_S = 1.0  # between two looks at the job's status, for the last line of a terminal
+_MAX_STATUS = 1 << 20  # bytes
+_HEAD = re.compile(rb"^\d\d:\d\d:\d\d \+[\d.]+s [\w-]+(?:\[[^]\n]*\])?:", re.MULTILINE)
+_RANK = re.compile(rb"^\[rank (\d+)\]", re.MULTILINE)
 
 
 @dataclass(slots=True)
@@ -56,6 +67,10 @@ class Console:
         self._changes: Inotify | None = None
         self._poll = select.poll()
         self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._status: Path | None = None
+        self._drawn, self._next_draw_s = "", 0.0
+        self._is_terminal = os.isatty(1) and os.isatty(2) and os.environ.get("TERM") != "dumb"
+        self._has_colours = {fd for fd in (1, 2) if os.isatty(fd) and not os.environ.get("NO_COLOR")}
         self._finishing = False
         self._cut_off_s = 0.0  # when `finish` gives up on the backlog
         self._thread = threading.Thread(target=self._run, name="console", daemon=True)
@@ -75,6 +90,11 @@ class Console:
     def follow(self, path: Path, prefix: str, stream: int, start: int = 0) -> None:
         """Copy the lines of `path` from byte `start` on to stdout (1) or stderr (2), each behind `prefix`."""
         self._new.append((path, prefix, stream, start))
+        self._wake()
+
+    def draw(self, status: Path) -> None:
+        """From now on the last line of a terminal tells what the job does, by this status.json."""
+        self._status = status if self._is_terminal else None
         self._wake()
 
     def finish(self, timeout_s: float) -> None:
@@ -110,11 +130,13 @@ class Console:
             self._mark(ready, everything=finishing)
             self._round(flush=finishing)
             if not finishing:
+                self._draw()
                 continue
             while any(one.pending for one in self._followed) and time.monotonic() < self._cut_off_s:
                 self._round(flush=True)
             self._speak()
             self._say_what_is_missing()
+            self._redraw("")
             return
 
     def _wait(self) -> set[int]:
@@ -122,8 +144,10 @@ class Console:
         timeout_ms = None
         if any(one.pending for one in self._followed):
             timeout_ms = 0.0
-        elif self._refresh_s is not None:
-            timeout_ms = max(0.0, self._next_refresh_s - time.monotonic()) * 1000
+        elif self._refresh_s is not None or self._status is not None:
+            refresh_s = self._next_refresh_s if self._refresh_s is not None else math.inf
+            draw_s = self._next_draw_s if self._status is not None else math.inf
+            timeout_ms = max(0.0, min(refresh_s, draw_s) - time.monotonic()) * 1000
         ready = {fd for fd, _ in self._poll.poll(timeout_ms)}
         if self._wake_r in ready:
             os.read(self._wake_r, 4096)
@@ -133,9 +157,33 @@ class Console:
         while self._said:
             lines, to_copy = self._said.popleft()
             if not to_copy:
-                _write(2, lines)
+                self._print(2, lines)
             if self._copy_fd >= 0:
                 _write(self._copy_fd, lines)
+
+    def _print(self, fd: int, lines: bytes) -> None:
+        """Write lines above the one that is drawn."""
+        self._redraw("")
+        if fd in self._has_colours:
+            lines = _HEAD.sub(b"\x1b[1m\\g<0>\x1b[0m", lines)
+            lines = _RANK.sub(lambda rank: b"\x1b[3%dm%b\x1b[0m" % (2 + int(rank[1]) % 5, rank[0]), lines)
+        _write(fd, lines)
+
+    def _draw(self) -> None:
+        """Tell what the job does, once in a second."""
+        if self._status is None or time.monotonic() < self._next_draw_s:
+            return
+        self._next_draw_s = time.monotonic() + _DRAW_S
+        try:
+            self._redraw(now_doing(json.loads(last_bytes(self._status, _MAX_STATUS)), time.time()))
+        except DAMAGE:
+            self._redraw("")
+
+    def _redraw(self, text: str) -> None:
+        if text != self._drawn:
+            width = shutil.get_terminal_size().columns
+            _write(2, b"\r\x1b[K" + printable(text.encode("utf-8", "replace"))[: width - 1].encode())
+            self._drawn = text
 
     def _mark(self, ready: set[int], everything: bool) -> None:
         """Note which files may have grown."""
@@ -172,7 +220,7 @@ class Console:
             try:
                 file.open()
             except OSError as error:
-                _write(2, self._lines(f"cannot follow {path}: {error.strerror}"))
+                self._print(2, self._lines(f"cannot follow {path}: {error.strerror}"))
                 continue
             self._watch(path.parent)
             for older in self._followed:
@@ -191,7 +239,7 @@ class Console:
             if self._refresh_s is None:
                 self._refresh_s = _FALLBACK_S
                 why = f"no inotify here ({error.strerror})"
-                _write(2, self._lines(f"{why}: the log files are read every {_FALLBACK_S:g} s"))
+                self._print(2, self._lines(f"{why}: the log files are read every {_FALLBACK_S:g} s"))
 
     def _copy(self, followed: _Followed, flush: bool) -> None:
         """Copy one piece; at the end of the file, with `flush`, also a last line without its newline."""
@@ -205,7 +253,7 @@ class Console:
             twice = followed.prefix.replace(b" ", b"", 1).replace(b"] ", b"]: ")
             lines = [line.removeprefix(twice) for line in lines]
         if lines:
-            _write(followed.out, b"".join(followed.prefix + line + b"\n" for line in lines))
+            self._print(followed.out, b"".join(followed.prefix + line + b"\n" for line in lines))
 
     def _say_what_is_missing(self) -> None:
         for one in self._followed:
@@ -214,7 +262,7 @@ class Console:
             except OSError:
                 continue  # its length cannot be known
             if missing > 0:
-                _write(2, self._lines(f"... {missing} bytes more in {one.path}"))
+                self._print(2, self._lines(f"... {missing} bytes more in {one.path}"))
 
 
 def once(say: Callable[[str], None]) -> Callable[[str], None]:

@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from nvrx_slurm.core.account.report import lost_s, lost_steps, to_json
 from nvrx_slurm.core.attribution.raised import failing_line
 from nvrx_slurm.core.attribution.verdict import headline, report, what_to_do
 from nvrx_slurm.core.coordinator.events import HangFound, JobOver
-from nvrx_slurm.core.words import in_words
+from nvrx_slurm.core.words import in_words, utc
 from nvrx_slurm.node.output.faults import signal_name
 from nvrx_slurm.system import bounded
 from nvrx_slurm.system.files import IN_PROCESS_NAME, last_bytes, write_atomic
@@ -185,14 +184,14 @@ def content(
     submitted, started = allocation or (None, began)
     queue_s = None if submitted is None else max(0.0, started - submitted)
     for entry in (*job["faults"], *job["restarts"], *job["last_faults"]):
-        entry["time"] = _iso(began + entry["at_s"])
+        entry["time"] = utc(began + entry["at_s"])
     return {
         "code": done.code,
         "reason": done.reason,
         "slurm_restart_count": requeues,
         "first_cause": None if cause is None else asdict(cause) | _told(cause),
-        "started": _iso(began),
-        "ended": _iso(now),
+        "started": utc(began),
+        "ended": utc(now),
         "summary": history(done),
         **job,
         "account": None if account is None else to_json(account, queue_s, max(0.0, began - started)),
@@ -203,7 +202,3 @@ def _told(cause: t.RankFault) -> dict[str, str]:
     from nvrx_slurm.core.attribution.rules import topic  # not at the start
 
     return {"line": failing_line(cause.traceback), "class": topic(cause), "what_to_do": what_to_do(cause, of_site=True)}
-
-
-def _iso(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")

@@ -22,11 +22,14 @@ from typing import Any
 from nvrx_slurm.core.coordinator.coordinator import Coordinator
 from nvrx_slurm.core.coordinator.states import Stage
 from nvrx_slurm.core.coordinator.status import VERSION, JobLabels, snapshot, state_of, status
+from nvrx_slurm.core.progress import checkpoint, now_doing, progress
 from nvrx_slurm.node.output.result import BackgroundWrites
 from nvrx_slurm.system.files import write_atomic
+from nvrx_slurm.types import Account, Pace
 
 INTERVAL_S = 5.0  # a reader takes a coordinator for silent after three of them
 _READ_S = 0.5  # for the checkpoint iteration file; a later answer is for the next content
+_SAY_S = 30.0  # between two sentences about what the job waits for
 _SOON_S = 0.5  # changes within this time share one write
 _HEAD = re.compile(rb'\{"version": \d+, "term": (\d+), "writer": "([^"]*)"')
 _HEAD_BYTES, _MAX_DIGITS = 512, 18
@@ -41,8 +44,10 @@ class StatusFile:
 
     def __init__(self, core: Coordinator, path: Path, labels: JobLabels, writer: str, progress: str | None) -> None:
         self._core, self._path, self._labels, self._writer, self._progress = core, path, labels, writer, progress
+        self.say: Callable[[str], None] = lambda sentence: None
         self._loop = asyncio.get_running_loop()
         self._since, self._state = self._loop.time(), state_of(core)
+        self._say_at = self._since + _SAY_S
         self._key: tuple[object, ...] = ()
         self._timer: asyncio.TimerHandle | None = None
         self._thread: threading.Thread | None = None
@@ -51,20 +56,32 @@ class StatusFile:
         self._reads = threading.Lock()  # held by the thread that reads the checkpoint iteration file
         self._checkpoint: dict[str, Any] | None = None
         self.checkpoint: Callable[[], dict[str, Any] | None] = lambda: None  # what a watch has found
+        self._paces: dict[str, Pace] = {}  # by node
         self.on_content: Callable[[dict[str, Any]], None] = lambda content: None
+        self.on_complete: Callable[[dict[str, Any]], None] | None = None  # the same, with what takes long to make
+        self.counted: Callable[[], Account | None] = lambda: None  # the account until the last plan
 
     def mark(self) -> None:
         """A step of the core is over: write soon if something has changed that people want to see."""
         core, members, now = self._core, self._core.roster.members, self._loop.time()
         excluded, state = len(core.budget.history.excluded), state_of(core)
         if state != self._state:
-            self._state, self._since = state, now
+            self._state, self._since, self._say_at = state, now, now + _SAY_S
         votes = core.electing.votes if core.state is Stage.ELECTING else 0
         key = (core.state, core.job.cycle, len(members), members.ready, excluded, core.hangs.search is None, votes)
         if key != self._key:
             self._key = key
-            if self._timer is None or self._timer.when() > now + _SOON_S:
-                self._wake(_SOON_S)
+            self._write_soon()
+
+    def told(self, node_id: str, pace: Pace) -> None:
+        """How far the ranks of a node are."""
+        if not self._paces:
+            self._write_soon()
+        self._paces[node_id] = pace
+
+    def _write_soon(self) -> None:
+        if self._timer is None or self._timer.when() > self._loop.time() + _SOON_S:
+            self._wake(_SOON_S)
 
     def end(self, writes: BackgroundWrites) -> None:
         """The core has ended: the last content."""
@@ -97,13 +114,19 @@ class StatusFile:
 
     def _content(self) -> dict[str, Any]:
         core, unix_s, labels = self._core, time.time(), self._labels
-        found = status(core, self._since, self._loop.time(), unix_s)
+        found = status(core, self._since, self._loop.time(), unix_s, self.counted())
         head = {"version": VERSION, "term": found["term"], "writer": self._writer, "written": unix_s}
         content = {**head, "interval_s": INTERVAL_S, "job": vars(labels), **found, "ranks": snapshot(core)}
         if seen := self.checkpoint():
             content["checkpoint"] = seen
+        members, cycle = core.roster.members, core.job.cycle
+        self._paces = {node: pace for node, pace in self._paces.items() if node in members and pace.cycle == cycle}
+        content["progress"] = partial(progress, [*self._paces.values()])
         if core.roster.quorum.elected:
             self.on_content(content)
+        if found["waits"] and self._loop.time() >= self._say_at:
+            self._say_at += _SAY_S
+            self.say(now_doing(content, unix_s))
         return content
 
     # --- in threads -------------------------------------------------------------------------------------------
@@ -119,7 +142,10 @@ class StatusFile:
                 reader = threading.Thread(target=self._read_progress, args=(self._progress,), daemon=True)
                 reader.start()
                 reader.join(_READ_S)
-            content = {"checkpoint": self._checkpoint} | content | {"ranks": content["ranks"]()}
+            content = {"checkpoint": self._checkpoint} | content
+            content |= {name: content[name]() for name in ("ranks", "progress")}  # of all ranks: not on the loop
+            if self.on_complete is not None and content["term"] > 0:  # of a coordinator that is elected
+                self._loop.call_soon_threadsafe(self.on_complete, content)
             if self._may_replace(content):
                 write_atomic(self._path, json.dumps(content).encode())
 
@@ -138,4 +164,4 @@ class StatusFile:
         with self._reads, suppress(OSError), open(path, "rb") as file:
             text = file.read(_HEAD_BYTES).strip()
             if text.isdigit() and len(text) <= _MAX_DIGITS:
-                self._checkpoint = {"iteration": int(text), "time": os.fstat(file.fileno()).st_mtime}
+                self._checkpoint = checkpoint(self._checkpoint, int(text), os.fstat(file.fileno()).st_mtime)

@@ -71,6 +71,11 @@ class WorkerSpec:
     warm: WarmSpec | None = None  # None: workers are always executed
     wrapped: bool = False  # min-healthy: a dead worker's helpers speak for it to the other ranks until the cycle ends
 
+    @property
+    def sections(self) -> list[str]:
+        """Names of the sections, in the order of a rank's page."""
+        return list(self.limits.get("rank_section_timeouts") or ())
+
 
 @dataclass
 class StartedWorker:
@@ -90,10 +95,16 @@ class StartedWorker:
             self.child.signal_group(signal.SIGCONT)
 
 
+def living(alive: Mapping[int, StartedWorker]) -> dict[int, tuple[int, float]]:
+    """Rank and release of each living worker, by local rank."""
+    return {local_rank: (one.where.rank, one.released_s) for local_rank, one in alive.items()}
+
+
 def rank_env(contract: WorkerContract, plan: Plan, node: Node, local_rank: int, error_file: str) -> dict[str, str]:
     """The variables that tell one worker its place (torchrun's names and meanings). `local_rank`: in its agent."""
     rank = plan.rank_offset + local_rank
     extra, past = {"NVRX_CURRENT_CYCLE_INFO": contract.cycle_info} if contract.cycle_info else {}, plan.history
+    known_s = past.restarts[-1].at_s + past.restarts[-1].down_s if past.restarts else 0.0
     if past.resume_before >= 0:
         extra["NVRX_RESUME_BEFORE"] = str(past.resume_before)
     if past.resume_from:
@@ -115,7 +126,7 @@ def rank_env(contract: WorkerContract, plan: Plan, node: Node, local_rank: int, 
         "TORCHELASTIC_RUN_ID": contract.run_id,
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCHELASTIC_ERROR_FILE": error_file,
-        "NVRX_MTBF": f"{mtbf_s(max(1, plan.active_nodes), past.counted_s, past.restarts_used):.0f}",
+        "NVRX_MTBF": f"{mtbf_s(max(1, plan.active_nodes), known_s, past.restarts_used):.0f}",
         "NVRX_TERM": str(plan.term),
         "NVRX_CYCLE": str(plan.cycle),
         "NVRX_INFRA_RANK": str(node.infra_rank),

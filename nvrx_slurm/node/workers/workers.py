@@ -20,6 +20,7 @@ from nvrx_slurm.node.monitors.dead_ranks import DeadRanksFile
 from nvrx_slurm.node.monitors.inspection import StacksServer, inspect
 from nvrx_slurm.node.monitors.monitor_start import MonitorStarter
 from nvrx_slurm.node.monitors.monitors import RankMonitor, unix_s
+from nvrx_slurm.node.monitors.paces import Paces
 from nvrx_slurm.node.output import faults
 from nvrx_slurm.node.output.console import Console
 from nvrx_slurm.node.run_dir import ERROR_FILE, Logs, RunDir
@@ -28,9 +29,9 @@ from nvrx_slurm.node.signals import ENDING
 from nvrx_slurm.node.workers.idle import wait_until_idle
 from nvrx_slurm.node.workers.launcher import Launcher
 from nvrx_slurm.node.workers.orphans import OrphanReaper
-from nvrx_slurm.node.workers.worker_spec import StartedWorker, WorkerSpec, rank_env, worker_env
+from nvrx_slurm.node.workers.worker_spec import StartedWorker, WorkerSpec, living, rank_env, worker_env
 from nvrx_slurm.system import bounded
-from nvrx_slurm.types import FaultKind, Node, Plan, RankEvidence, RankFault, WorkloadAction
+from nvrx_slurm.types import FaultKind, Node, Pace, Plan, RankEvidence, RankFault, WorkloadAction
 
 _DETAILS_TIMEOUT_S = 1.0  # a hung file system must not hold up the report of a fault
 OPEN_TIMEOUT_S = 10.0  # for the log files; then workers write to /dev/null
@@ -55,6 +56,7 @@ class Workers:
         post: Post,
         private_dir: Path,
         lease: Lease | None = None,
+        tell: Callable[[Pace], None] = lambda pace: None,
     ) -> None:
         self._node, self._spec, self._run_dir, self._lease = node, spec, run_dir, lease
         self._console, self._post = console, post
@@ -66,6 +68,7 @@ class Workers:
         self._launcher = Launcher(spec, node.nproc, private_dir, console.say, partial(console.say, to_copy=True))
         self._dead_ranks = DeadRanksFile(private_dir, console.say)
         self.monitors = self._monitors = list[RankMonitor]()  # once started
+        self._paces = Paces(self._monitors, spec.sections, partial(living, self._alive), tell)
         self._starter: MonitorStarter | None = None  # of the monitors' processes, once
         self._client_check = ClientCheck(spec.limits, partial(any_connected, self._monitors), console.say)
         self._report: asyncio.Task[None] | None = None  # about the living ranks
@@ -146,6 +149,7 @@ class Workers:
         self._stopping = self._failed = False
         self._plan, self._plan_at, self._times, self._exits_due = plan, self._loop.time(), [], self._node.nproc
         self._opening = asyncio.ensure_future(self._open_and_start(plan))
+        self._paces.begin(plan)
 
     async def _open_and_start(self, plan: Plan) -> None:
         first, directory = plan.rank_offset, self._run_dir.node_dir(plan.cycle, self._node)
@@ -272,8 +276,7 @@ class Workers:
         streams = self._spec.shown(local_rank)
         for bit, file in enumerate(files, 1):
             if streams & bit and file.name != os.devnull:
-                prefix = self._spec.line_prefix.format(rank=rank)
-                self._console.follow(Path(file.name), prefix, bit, file.tell())
+                self._console.follow(Path(file.name), self._spec.line_prefix.format(rank=rank), bit, file.tell())
 
     def _hung(self, local_rank: int, message: Mapping[str, Any]) -> None:
         worker = self._alive.get(local_rank)
@@ -304,10 +307,8 @@ class Workers:
         else:
             self._orphans.reap()
         self._client_check.ended(well=code == 0 and not self._stopping, last=not self._alive)
-        early, times = False, RankTimes(worker.released_s, self._loop.time())
+        early, times = False, self._paces.times(local_rank, worker.released_s)
         if self._monitors:
-            sections = list(self._spec.limits.get("rank_section_timeouts") or ())
-            times = self._monitors[local_rank].times(sections, worker.released_s)
             early = code == 0 and self._monitors[local_rank].leaves
             self._monitors[local_rank].unwatch()
             if not self._failed and 2 * len(self._alive) <= self._node.nproc:

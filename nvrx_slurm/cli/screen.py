@@ -1,0 +1,43 @@
+"""How the toolbox writes lines for people: colours, the width of the terminal, one form of time."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+
+import click
+
+from nvrx_slurm.core.logs.printable import printable
+
+_DAY_S = 86400.0
+
+
+def width() -> int:
+    """Columns of the terminal; 0 where standard output is none: nothing is cut there."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+
+
+def colours() -> bool | None:
+    """For `click.echo(color=)`: NO_COLOR, then FORCE_COLOR; else (None) colours are for terminals."""
+    return False if os.environ.get("NO_COLOR") else True if os.environ.get("FORCE_COLOR") else None
+
+
+def show(line: str, colour: str | None = None, bold: bool = False, hang: int | None = None) -> None:
+    """Print one line, in which nothing acts on the terminal.
+
+    One that is too wide ends with "..."; with `hang` it goes on in further lines, so many columns to the right.
+    """
+    text, most = printable(line.encode("utf-8", "replace")).replace("\n", " "), width()
+    if 0 < most < len(text):
+        within = max(most, 2 * (hang or 0), 4)
+        text = text[: within - 3] + "..." if hang is None else click.wrap_text(text, within, "", " " * hang)
+    click.echo(click.style(text, colour, bold=bold or None), color=colours())
+
+
+def clock(at: float, began: float, now: float) -> str:
+    """Local time and the seconds since `began`, as on the console; with the date where it is of another day. All three
+    are Unix seconds."""
+    form = "%H:%M:%S" if abs(now - at) < _DAY_S else "%d %b %H:%M:%S"
+    return f"{time.strftime(form, time.localtime(at))} +{at - began:.1f}s"

@@ -1,0 +1,74 @@
+"""How far the ranks of this node are, as their pages say: told to the coordinator every few seconds.
+
+It only shows this, so this message goes past the cores and their event logs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+
+from nvrx_slurm.core.account.ranks import RankTimes
+from nvrx_slurm.core.rank.watch import STEP_SECTION
+from nvrx_slurm.node.monitors.monitors import RankMonitor
+from nvrx_slurm.types import Pace, Plan, RankPace
+
+EVERY_S, _FIRST_S = 5.0, 1.0
+_NODES_PER_S = 100  # that tell the coordinator
+_START_S = 30.0  # for the first worker to be there
+
+
+class Paces:
+    """Reads the pages of `monitors`. `alive()`: rank and release (monotonic seconds) of each living worker, by local
+    rank. `sections`: their names in the order of the page. `tell(pace)` sends to the coordinator."""
+
+    def __init__(
+        self,
+        monitors: Sequence[RankMonitor],
+        sections: Sequence[str],
+        alive: Callable[[], Mapping[int, tuple[int, float]]],
+        tell: Callable[[Pace], None],
+    ) -> None:
+        self._monitors, self._sections, self._alive, self._tell = monitors, sections, alive, tell
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._seen: dict[int, tuple[int, float, float]] = {}  # by rank: steps, when the last one was, and pace
+
+    def times(self, local_rank: int, released_s: float) -> RankTimes:
+        """How a worker has spent its time until now."""
+        if not self._monitors:
+            return RankTimes(released_s, self._loop.time())
+        return self._monitors[local_rank].times(self._sections, released_s)
+
+    def begin(self, plan: Plan) -> None:
+        """Workers are about to start for this plan."""
+        self.end()
+        self._seen = {}
+        self._wake(plan, _FIRST_S, self._loop.time() + _START_S)
+
+    def end(self) -> None:
+        """Tell no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _wake(self, plan: Plan, after_s: float, until_s: float) -> None:
+        self._timer = self._loop.call_later(after_s, self._read_pages, plan, until_s)
+
+    def _read_pages(self, plan: Plan, until_s: float) -> None:
+        alive = self._alive()
+        found = [(rank, self.times(local_rank, released_s)) for local_rank, (rank, released_s) in alive.items()]
+        if paces := [self._pace(rank, times) for rank, times in found if times.init_s]:
+            self._tell(Pace(plan.term, plan.cycle, tuple(paces)))
+        if self._monitors and (alive or self._loop.time() < until_s):
+            self._wake(plan, max(EVERY_S, plan.active_nodes / _NODES_PER_S), until_s)
+
+    def _pace(self, rank: int, times: RankTimes) -> RankPace:
+        steps = max(times.beats, *(one.times for one in times.sections if one.name == STEP_SECTION), 0)
+        before, before_s, step_s = self._seen.get(rank, (0, 0.0, times.pace_s))
+        at_s = times.last_s or times.turn_s
+        if 0 < before < steps:
+            step_s = max(0.0, at_s - before_s) / (steps - before)
+        if steps > before:
+            self._seen[rank] = steps, at_s, step_s
+        open_s = times.until_s - times.since_s if times.section else 0.0
+        return RankPace(rank, steps, step_s, times.section, open_s)

@@ -1,0 +1,99 @@
+"""What people see of the commands: on a terminal and in a pipe, completed by a shell, as manual pages."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import manpages
+import pytest
+from click.testing import CliRunner
+from test_goodput import write
+from test_status import GOOD
+
+from nvrx_slurm.cli.screen import clock
+from nvrx_slurm.cli.toolbox import main
+from nvrx_slurm.core.words import unix_s, utc
+
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+ENV = {"PYTHONPATH": str(Path(__file__).parents[2]), "COLUMNS": "50", "TZ": "Asia/Tokyo"}
+
+
+def on_terminal(words: list[str], **more: str) -> str:
+    """What a command prints on a terminal of 50 columns."""
+    ours, theirs = pty.openpty()
+    env = {name: text for name, text in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")} | ENV | more
+    with subprocess.Popen([sys.executable, "-m", "nvrx_slurm.cli.toolbox", *words], stdout=theirs, env=env):
+        os.close(theirs)
+        shown = b""
+        try:
+            while data := os.read(ours, 4096):
+                shown += data
+        except OSError:  # EIO: the other end is closed
+            os.close(ours)
+    return shown.decode()
+
+
+@pytest.mark.parametrize("command", ["status", "list", "why", "goodput"])
+def test_lines_fit_a_terminal_which_shows_colours(tmp_path: Path, command: str) -> None:
+    write(
+        tmp_path, "7/r0", "2026-03-01T10:00:00.000Z", code=1, reason="r", first_cause=None, cycles=[], summary="s" * 60
+    )
+    (tmp_path / "8/r0").mkdir(parents=True)
+    (tmp_path / "8/r0/status.json").write_text(json.dumps({**GOOD, "written": time.time()}))
+    job = {"status": "8", "list": "--log-dir=.", "why": "7", "goodput": "7"}[command]
+    words = [command, job.replace(".", str(tmp_path))]
+    shown = on_terminal(words, PET_LOG_DIR=str(tmp_path))
+    assert ANSI.search(shown) and max(len(ANSI.sub("", line)) for line in shown.split("\r\n")) <= 50, shown
+    assert not ANSI.search(on_terminal(words, PET_LOG_DIR=str(tmp_path), NO_COLOR="1"))
+    in_pipe = CliRunner(env={**ENV, "PET_LOG_DIR": str(tmp_path)}).invoke(main, words).output
+    assert not ANSI.search(in_pipe) and max(map(len, in_pipe.splitlines())) > 50
+    forced = CliRunner(env={"PET_LOG_DIR": str(tmp_path), "FORCE_COLOR": "1"}).invoke(main, words).output
+    assert ANSI.sub("", forced).splitlines()[0] == in_pipe.splitlines()[0] != forced.splitlines()[0]
+
+
+def test_times_are_local_for_people_and_utc_in_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        at = unix_s("2026-03-01T10:00:00.250Z")
+        assert clock(at, at - 3.25, at) == "19:00:00 +3.2s" and clock(at, at, at + 1e6) == "01 Mar 19:00:00 +0.0s"
+        assert utc(at) == "2026-03-01T10:00:00.250Z" and unix_s("2026-03-01T10:00:00.250+00:00") == at
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def completed(line: str, where: Path) -> list[str]:
+    words = line.split(" ")
+    env = {"_NVRX_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    done = CliRunner(env={**env, "PET_LOG_DIR": str(where)}).invoke(main, prog_name="nvrx")
+    return [found.partition(",")[2] for found in done.output.splitlines()]
+
+
+def test_a_shell_completes_jobs_and_checks(tmp_path: Path) -> None:
+    for job in ("99", "471", "48", ".hidden"):
+        (tmp_path / job).mkdir()
+    for command in ("status", "stacks", "why", "logs", "replay", "goodput"):
+        assert completed(f"nvrx {command} 4", tmp_path) == ["471", "48"]
+    assert completed("nvrx status ", tmp_path) == ["471", "99", "48"]
+    assert completed("nvrx why ./x", tmp_path / "none") == ["./x"]  # a path
+    assert "gpu-ecc" in completed("nvrx health explain gpu-", tmp_path)
+    assert "gpu-ecc" in completed("nvrx health run --only gpu-e", tmp_path)
+
+
+def test_every_command_has_a_page_that_groff_takes() -> None:
+    pages = manpages.pages()
+    assert {"nvrx-run.1", "nvrx.1", "nvrx-status.1", "nvrx-health-run.1"} <= pages.keys()
+    assert all(f"\\-\\-{flag}" in pages["nvrx-run.1"] for flag in ("nnodes", "ft\\-segment", "monitor\\-interval"))
+    if shutil.which("groff"):
+        text = "".join(pages.values()).encode()
+        done = subprocess.run(["groff", "-man", "-ww", "-z"], input=text, capture_output=True, timeout=60, check=False)
+        assert (done.returncode, done.stderr) == (0, b"")
