@@ -30,6 +30,7 @@ class FaultKind(str, Enum):
     EXIT = "exit"  # the worker ended by itself with a non-zero code
     SIGNAL = "signal"  # the worker was ended by a signal that was not ours
     HANG = "hang"  # its rank monitor killed it: no sign of life within a timeout
+    LOSS = "loss"  # it reported a loss that is wrong, and was killed for it
     SPAWN = "spawn"  # it could not be started at all
     UNKILLABLE = "unkillable"  # it did not end after SIGKILL (D state)
     NODE_LOST = "node-lost"  # its agent's stream broke or went silent
@@ -179,6 +180,7 @@ class History:
     lost: tuple[str, ...] = ()  # hosts of lost nodes, the first 64
     promoted: tuple[str, ...] = ()  # hosts of spares that were used, the first 64
     resume_before: int = -1  # ranks are told to take a checkpoint older than this iteration; -1 = any
+    resume_from: str = ""  # path of the newest complete checkpoint of those; "" = none is known
 
 
 @frozen

@@ -75,6 +75,7 @@ def make_job(here: Here, script: str, args: tuple[str, ...]) -> NodeJob:
         slurm=slurm,
         control=here.control,
         progress_file=_progress_file(here.ft),
+        checkpoints=_checkpoints(here.ft),
         electable=coordinator if meeting is not None else None,
         logs=logs,
         attribution=attribution,
@@ -142,7 +143,8 @@ def _coordinator(here: Here, shape: Layout, agent: AgentSettings, preflight: Pre
         hang_exclude=ft.hang_exclude,
         tells_of_cycles=bool(ft.attribution_service or ft.cycle_info_dir),
         stops_on_advice=ft.attribution_stop_action == "no-restart",
-        tracks_progress=ft.is_progress_tracking_enabled,
+        tracks_progress=ft.is_progress_tracking_enabled or ft.checkpoint_dir is not None,
+        finds_checkpoints=ft.checkpoint_dir is not None,
         has_preflight=True,
         join_timeout_s=launch.rdzv_conf.join_timeout,
         last_call_s=launch.rdzv_conf.last_call_timeout,
@@ -160,6 +162,11 @@ def _coordinator(here: Here, shape: Layout, agent: AgentSettings, preflight: Pre
 def _progress_file(ft: FaultToleranceConfig) -> str | None:
     path = ft.checkpoint_iteration_file
     return os.path.join(working_directory(), path) if path and ft.is_progress_tracking_enabled else None
+
+
+def _checkpoints(ft: FaultToleranceConfig) -> tuple[str, str | None] | None:
+    path = ft.checkpoint_dir
+    return (os.path.join(working_directory(), path), ft.checkpoint_pattern) if path else None
 
 
 def _restart_limits(ft: FaultToleranceConfig) -> RestartLimits:

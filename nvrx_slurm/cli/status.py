@@ -183,8 +183,11 @@ def _lines(found: dict[str, Any], written: float, ranks: bool) -> Iterator[str]:
     yield f"restarts    {restarts['used']} of {restarts['allowed']} used{watched[found['job']['hangs_watched']]}"
     if checkpoint := found.get("checkpoint"):
         age = in_words(max(0.0, written - checkpoint["time"]))
+        name = f" ({checkpoint['name']}), complete" if "name" in checkpoint else ""
         every = f", one every {in_words(checkpoint['every_s'])}" if checkpoint.get("every_s") else ""
-        yield f"checkpoint  iteration {int(checkpoint['iteration'])}, {age} old: so much work would be lost now{every}"
+        lost = "; that work would be lost now" if "name" in checkpoint and found["state"] == "running" else ""
+        yield f"checkpoint  iteration {int(checkpoint['iteration'])}{name}, {age} old{lost}{every}"
+        yield from (f"            {name} is torn: {why}" for name, why in checkpoint.get("torn", {}).items())
     if ends:
         yield f"allocation  ends in {in_words(max(0.0, ends - written))}"
     if end := found["end"]:

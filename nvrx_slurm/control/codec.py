@@ -22,7 +22,7 @@ _MAX_COUNT = 10_000_000  # ranks, cycles, terms: far above anything real
 _MAX_S = 1e10  # all floats are seconds; Unix time is below, and differs between hosts
 # Longest texts, cut by the sender.
 _LONG_TEXT = {"message": 2000, "reason": 4000, "description": 4000, "traceback": 16_000, "log": 4096, "cause": 400}
-_LONG_TEXT |= {"line": 300}
+_LONG_TEXT |= {"line": 300, "resume_from": 4096}
 _ID_CHARS = 256  # every other string
 _BOUNDS = {
     "port": (0, 65535),

@@ -414,7 +414,7 @@ class KindCount(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class History(_message.Message):
-    __slots__ = ("restarts_used", "spent", "no_progress", "iteration", "excluded", "began_s", "down_s", "restarts", "lost", "promoted", "resume_before")
+    __slots__ = ("restarts_used", "spent", "no_progress", "iteration", "excluded", "began_s", "down_s", "restarts", "lost", "promoted", "resume_before", "resume_from")
     RESTARTS_USED_FIELD_NUMBER: _ClassVar[int]
     SPENT_FIELD_NUMBER: _ClassVar[int]
     NO_PROGRESS_FIELD_NUMBER: _ClassVar[int]
@@ -426,6 +426,7 @@ class History(_message.Message):
     LOST_FIELD_NUMBER: _ClassVar[int]
     PROMOTED_FIELD_NUMBER: _ClassVar[int]
     RESUME_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FROM_FIELD_NUMBER: _ClassVar[int]
     restarts_used: int
     spent: _containers.RepeatedCompositeFieldContainer[KindCount]
     no_progress: int
@@ -437,7 +438,8 @@ class History(_message.Message):
     lost: _containers.RepeatedScalarFieldContainer[str]
     promoted: _containers.RepeatedScalarFieldContainer[str]
     resume_before: int
-    def __init__(self, restarts_used: _Optional[int] = ..., spent: _Optional[_Iterable[_Union[KindCount, _Mapping]]] = ..., no_progress: _Optional[int] = ..., iteration: _Optional[int] = ..., excluded: _Optional[_Iterable[str]] = ..., began_s: _Optional[float] = ..., down_s: _Optional[float] = ..., restarts: _Optional[_Iterable[_Union[RestartRecord, _Mapping]]] = ..., lost: _Optional[_Iterable[str]] = ..., promoted: _Optional[_Iterable[str]] = ..., resume_before: _Optional[int] = ...) -> None: ...
+    resume_from: str
+    def __init__(self, restarts_used: _Optional[int] = ..., spent: _Optional[_Iterable[_Union[KindCount, _Mapping]]] = ..., no_progress: _Optional[int] = ..., iteration: _Optional[int] = ..., excluded: _Optional[_Iterable[str]] = ..., began_s: _Optional[float] = ..., down_s: _Optional[float] = ..., restarts: _Optional[_Iterable[_Union[RestartRecord, _Mapping]]] = ..., lost: _Optional[_Iterable[str]] = ..., promoted: _Optional[_Iterable[str]] = ..., resume_before: _Optional[int] = ..., resume_from: _Optional[str] = ...) -> None: ...
 
 class RestartRecord(_message.Message):
     __slots__ = ("cycle", "at_s", "down_s", "cause", "rank", "fingerprint", "host", "exit_code", "iteration", "checkpoint", "elsewhere", "infra_rank", "detect_s", "recomputed_s", "again_s")

@@ -25,6 +25,7 @@ def rules(found: Mapping[str, Any], state_s: float) -> dict[str, tuple[str, bool
     gone, waits = nodes["missing"] + nodes["excluded"], found["waits"] or {}
     had_spares = nodes["expected"] > nodes["needed"]
     late_s = found["written"] - (waits.get("until") or found["written"])
+    notes = (found.get("checkpoint") or {}).get("notes", ())
     return {
         "no-spare": (
             f"no spare is left, {gone} of {nodes['expected']} nodes are gone",
@@ -40,5 +41,6 @@ def rules(found: Mapping[str, Any], state_s: float) -> dict[str, tuple[str, bool
             bool(found["hang"]) and late_s > LONG_S,
         ),
         "crash-loop": ("ranks die at their start again and again", found["state"] == "paused"),
+        "checkpoint": ("; ".join(notes), bool(notes)),
         "no-progress": (f"{found['no_progress']} cycles without a new checkpoint", found["no_progress"] >= 2),
     }

@@ -63,6 +63,7 @@ class NodeJob:
     slurm: SlurmContext | None = None  # None: outside Slurm
     control: Control = field(default_factory=Control, repr=False)  # asks Slurm
     progress_file: str | None = None  # the checkpoint iteration file; None: cycles are not scored
+    checkpoints: tuple[str, str | None] | None = None  # their directory, and the pattern of their names
     electable: CoordinatorSettings | None = None  # of whichever node coordinates; None: the job has one node
     attribution: AttributionSpec | None = None  # None: no service, rules only
     logs: LogSpec | None = None  # None: no merged logs

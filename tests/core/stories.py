@@ -68,6 +68,8 @@ class Story:
             word, _, rest = told.partition(" ")
             if word == "says":
                 assert any(rest in text for text in self.said), f"{rest!r} is not said, but {self.said}"
+            elif word == "resumes":
+                assert self.core.job.assignment.shared.history.resume_from == rest
             elif word in self.starts:
                 self.begin(word, rest)
             else:
@@ -133,6 +135,9 @@ class Story:
             return ev.TimeLeftRead(None if rest[0] == "?" else float(rest[0]))
         if word == "progress":
             return ev.ProgressRead(int(rest[0]), None if rest[1] == "?" else int(rest[1]))
+        if word == "finds":
+            found = (int(one) for one in rest if one != "?")
+            return ev.CheckpointsFound(tuple(ev.Resumable(one, f"/iter_{one}", 5.0) for one in found))
         if word == "reached":
             return ev.ReachedRead(int(rest[0]), -1 if rest[1] == "?" else int(rest[1]))
         if word == "advises":
@@ -288,7 +293,7 @@ ANYTHING = (
     *("fails 0", "fails 1", "succeeds 0", "stops 0", "stops 0 9", "stops 1", "asks 0 continue", "asks 0 exclude"),
     *("asks 0 shutdown", "warns 0 10", "ends 0", "time 100", "time ?", "progress 0 5", "progress -1 5", "tick"),
     *("unfit 0", "unfit 1", "joins 1 ended", "dead 1", "raised 9", "knows 0", "advises 0 stop", "hung 0", "sees 0"),
-    *("spent 0", "counted"),
+    *("spent 0", "finds 300 200", "counted"),
 )
 
 

@@ -115,6 +115,19 @@ def test_the_slowest_rank_of_a_node_counts() -> None:
     assert RankTimes(1.0, 60.0, 2.0, 3.0, 4.0, 29.0, beats=27).silent_s(FaultKind.EXIT, 61.0) == 32.0
 
 
+@pytest.mark.parametrize(("saved_at", "recomputed"), [(30.0, 20.0), (5.0, 40.0), (None, 0.0)])
+def test_a_checkpoint_that_was_found_bounds_what_is_repeated(saved_at: float | None, recomputed: float) -> None:
+    """The cycle begins at 10 and fails at 50; no section tells of saves."""
+    book = Book(0.0, ["n0"])
+    book.here("0", "n0", 0.0)
+    book.planned(["0"], 10.0)
+    if saved_at is not None:
+        book.found_save(saved_at)
+    book.failed(50.0, 50.0)
+    book.spent("0", Spent(1, 0, 0.0, 0.0, 0.0), 50.0)
+    assert book.planned(["0"], 50.0).get("recomputed", 0.0) == pytest.approx(recomputed)
+
+
 # --- over takeovers ---------------------------------------------------------------------------------------------------
 
 DOINGS = st.lists(

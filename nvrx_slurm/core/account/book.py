@@ -59,6 +59,7 @@ class Book:
         self._told: set[str] = set()  # what ranks of this job tell: "import" and "init" are over, "checkpoint"
         self._saves = SectionTime("", 0.0)  # of all nodes
         self._productive_s = 0.0
+        self._found_at = float("-inf")  # the last save, as the files say
 
     # --- what happens ---------------------------------------------------------------------------------------
 
@@ -117,6 +118,10 @@ class Book:
         """The end was decided while ranks ran."""
         if self._marks.fault_s is None:
             self.failed(now, now)
+
+    def found_save(self, at: float) -> None:
+        """A complete checkpoint was found that was saved then. It counts where no section tells of saves."""
+        self._found_at = at
 
     def waits(self, now: float) -> None:
         """Too few nodes are ready for a plan."""
@@ -181,13 +186,25 @@ class Book:
             marks,
             end_s=max(now, marks.plan_s),
             stopped_s=max(done_at for done_at, _ in ended) if stops else marks.waits_s,
-            saved_s=min(saved) if saved else float("-inf") if "checkpoint" in self._told else None,
+            saved_s=min(saved) if saved else self._saved_at(),
             lost=lost,
             tells_init="import" in self._told,
             tells_steps="init" in self._told,
         )
         typical = _typical(spents[:TOLD]) if len(spents) < len(rows) else None
         return {row.key: account(cycle, NodeCycle(tuple(row.roles), row.spent or typical, row.done_at)) for row in rows}
+
+    def _saved_at(self) -> float | None:
+        """The last save in this cycle, where no rank has told it: -inf = none, None = not known."""
+        if "checkpoint" in self._told:
+            return float("-inf")
+        at = self._found_at
+        return None if at == float("-inf") else at if at >= self._marks.plan_s else float("-inf")
+
+    @property
+    def save_s(self) -> float:
+        """Mean time of a section that saves; 0 = there was none."""
+        return self._saves.took_s / self._saves.times if self._saves.times else 0.0
 
     # --- what is told ---------------------------------------------------------------------------------------
 

@@ -57,6 +57,8 @@ class JobAccount:
             book.gone(key, now)
             if key in members.keys_of_nodes:  # another life of its agent has taken its place
                 book.here(key, event.node.host, now)
+        elif isinstance(event, ev.CheckpointsFound) and event.saved:
+            book.found_save(now - event.saved[0].age_s)
         elif isinstance(event, Entered):
             self._entered(state, event.was, now)
         if self._core.state is Stage.CLOSED:
@@ -133,6 +135,11 @@ class JobAccount:
     def known(self) -> Account | None:
         """The same, as it was told last, by `count` or by an earlier coordinator; None: nobody has."""
         return self._past.account if self._past is not None else None
+
+    @property
+    def save_s(self) -> float:
+        """Mean time of a section that saves; 0 = there was none."""
+        return self._book.save_s
 
     def complete(self, done: ev.JobOver) -> ev.JobOver:
         """The end of the job with the account, and with what each restart has cost."""

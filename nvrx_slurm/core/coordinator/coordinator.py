@@ -58,6 +58,7 @@ class AnyTime:
         (LIVE, t.EndJob, "on_end_job", _END, "told to end"),
         (LIVE, ev.TimeLeftRead, "on_time_left", _END, "warn, stop or wait"),
         (LIVE, ev.ProvenDead, "on_dead", (), "its ranks are gone, and it is not counted any more"),
+        (LIVE, ev.CheckpointsFound, "on_checkpoints", (), "where ranks resume; the first plan may wait for it"),
         (LIVE, ev.ReachedRead, "on_reached", (), "how far the failed cycle got"),
         (LIVE, ev.Raised, "ignore", (), "too late: elected"),
         (LIVE, t.EndKnown, "ignore", (), "it has registered with the end of the job"),
@@ -202,6 +203,11 @@ class AnyTime:
         """The checkpoint that the job begins with. The answer about a failed cycle comes too late."""
         if event.cycle < 0:
             self._budget.begin_at(event.iteration)
+
+    def on_checkpoints(self, event: ev.CheckpointsFound, now: float) -> None:
+        """Known now, and said in the next plan."""
+        self._budget.saved = event.saved
+        self._out.posted.append(ev.Cleared())
 
     def on_reached(self, event: ev.ReachedRead, now: float) -> None:
         """An answer that comes after the next plan is of no use."""

@@ -43,7 +43,7 @@ class Electing:
         (_ELECTING, ev.Raised, "on_raised", (), "stand for a later term"),
         (
             _ELECTING,
-            (ev.TimeLeftRead, ev.ProgressRead, ev.ReachedRead, ev.Advised, t.Counted),
+            (ev.TimeLeftRead, ev.ProgressRead, ev.CheckpointsFound, ev.ReachedRead, ev.Advised, t.Counted),
             "ignore",
             (),
             "nothing was asked yet",

@@ -22,6 +22,7 @@ from nvrx_slurm.node.output.status import StatusFile
 from nvrx_slurm.node.shell import Post, Shell
 
 if TYPE_CHECKING:
+    from nvrx_slurm.node.coordination.checkpoints import CheckpointWatch
     from nvrx_slurm.node.coordination.peers import Registrations
     from nvrx_slurm.node.output.announce import Announcer
     from nvrx_slurm.node.output.attributor import Attributor
@@ -170,14 +171,28 @@ class CoordinatorHost:
         shell.on(ev.ReadReached, lambda command: self._spawn(tell_reached(command)))
         if job.slurm is not None and job.run_dir.path.name == f"r{job.slurm.restart_count}":  # its first step
             self._spawn(self._ask_when_it_began(job.slurm.job_id))
-        if job.progress_file is None:
+        progress = None if job.progress_file is None else ProgressFile(job.progress_file, self._say)
+        watch = self._watch_checkpoints()
+        if progress is None and watch is None:
             return
-        progress = ProgressFile(job.progress_file, self._say)
 
         async def tell_progress(cycle: int) -> None:
-            shell.post(ev.ProgressRead(cycle, await progress.read()))
+            if watch is not None:
+                await watch.read(resumes=True)
+            found = await progress.read() if progress is not None else None
+            shell.post(ev.ProgressRead(cycle, watch.iteration if progress is None and watch is not None else found))
 
         shell.on(ev.ReadProgress, lambda command: self._spawn(tell_progress(command.cycle)))
+
+    def _watch_checkpoints(self) -> CheckpointWatch | None:
+        if self._job.checkpoints is None:
+            return None
+        from nvrx_slurm.node.coordination.checkpoints import CheckpointWatch
+
+        watch = CheckpointWatch(*self._job.checkpoints, self._core, self._account, self.shell.post, self._say)
+        self._status.checkpoint = lambda: watch.facts
+        self._spawn(watch.watch())
+        return watch
 
     def _announce(self) -> Announcer | None:
         """Where a URL or the job's Comment is to tell what happens."""

@@ -55,6 +55,7 @@ class StatusFile:
         self._lock = threading.Lock()  # held while it writes
         self._reads = threading.Lock()  # held by the thread that reads the checkpoint iteration file
         self._checkpoint: dict[str, Any] | None = None
+        self.checkpoint: Callable[[], dict[str, Any] | None] = lambda: None  # what a watch has found
         self._paces: dict[str, Pace] = {}  # by node
         self.on_content: Callable[[dict[str, Any]], None] = lambda content: None
         self.on_complete: Callable[[dict[str, Any]], None] | None = None  # the same, with what takes long to make
@@ -116,6 +117,8 @@ class StatusFile:
         found = status(core, self._since, self._loop.time(), unix_s, self.counted())
         head = {"version": VERSION, "term": found["term"], "writer": self._writer, "written": unix_s}
         content = {**head, "interval_s": INTERVAL_S, "job": vars(labels), **found, "ranks": snapshot(core)}
+        if seen := self.checkpoint():
+            content["checkpoint"] = seen
         members, cycle = core.roster.members, core.job.cycle
         self._paces = {node: pace for node, pace in self._paces.items() if node in members and pace.cycle == cycle}
         content["progress"] = partial(progress, [*self._paces.values()])
@@ -139,7 +142,7 @@ class StatusFile:
                 reader = threading.Thread(target=self._read_progress, args=(self._progress,), daemon=True)
                 reader.start()
                 reader.join(_READ_S)
-            content |= {"checkpoint": self._checkpoint}
+            content = {"checkpoint": self._checkpoint} | content
             content |= {name: content[name]() for name in ("ranks", "progress")}  # of all ranks: not on the loop
             if self.on_complete is not None and content["term"] > 0:  # of a coordinator that is elected
                 self._loop.call_soon_threadsafe(self.on_complete, content)
