@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nvrx_slurm.core.account.follower import JobAccount
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.agent.events import AgentSettings
 from nvrx_slurm.core.coordinator import events as ev
+from nvrx_slurm.core.coordinator.coordinator import CoordinatorSettings
 from nvrx_slurm.types import FaultKind, JobReport, Plan, RankEvidence, RankFault, SectionTime, Spent, WorkloadAction
 from tests.sim.invariants import Invariants
 from tests.sim.network import COORDINATOR_KEEPALIVE_S, Connection, Host
@@ -176,9 +178,21 @@ class _Agent(SimAgent):
 
 
 class _Coordinator(SimCoordinator):
-    """Each message takes its time."""
+    """Each message takes its time. The account follows, and its agents get it after each plan."""
 
     _free_s = 0.0
+
+    def __init__(self, world: World, settings: CoordinatorSettings, agent: SimAgent) -> None:
+        super().__init__(world, settings, agent)
+        self._account = JobAccount(self.core)
+
+    def step(self, event: Any) -> None:
+        """Hand one event to the core."""
+        super().step(event)
+        if self.alive and self._account.is_due:
+            counted = self._account.count()
+            for stream in self.streams.values():
+                stream.down(counted)
 
     def renew(self) -> None:
         """Beats are not simulated."""
@@ -206,16 +220,23 @@ class _Coordinator(SimCoordinator):
         elif isinstance(command, ev.ReadReached):
             self.step(ev.ReachedRead(command.cycle, -1))
         else:
+            if isinstance(command, ev.JobOver):
+                self._tell(command)
             super().do(command)
 
     def die(self, why: str, silently: bool = False) -> None:
         """The last one that has decided the end tells what the job was."""
         super().die(why, silently)
-        core, end = self.core, self.core.ending.end
+        core, now, end = self.core, self.world.clock.now, self.core.ending.end
         assert isinstance(self.world, ReplayWorld)
         if end is not None and self.world.report.account is None:
-            report = core.ledger.build(core.budget.history, core.job.cycle, self.world.clock.now)
-            self.world.code, self.world.report = end.code, report
+            self._account.close(now)
+            report = core.ledger.build(core.budget.history, core.job.cycle, now)
+            self._tell(ev.JobOver(end.code, end.reason, None, report))
+
+    def _tell(self, done: ev.JobOver) -> None:
+        assert isinstance(self.world, ReplayWorld)
+        self.world.code, self.world.report = done.code, self._account.complete(done).report
 
 
 class ReplayWorld(World):

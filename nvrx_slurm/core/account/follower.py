@@ -62,8 +62,13 @@ class JobAccount:
         elif isinstance(event, Entered):
             self._entered(state, event.was, now)
         if self._core.state is Stage.CLOSED:
-            self._close_cycle()
-            self._note(book.ended(now, self._ends_well))
+            self.close(now)
+
+    def close(self, now: float) -> None:
+        """Nothing comes any more: count the last cycle."""
+        self._settle()
+        self._close_cycle()
+        self._note(self._book.ended(now, self._ends_well))
 
     @property
     def _ends_well(self) -> bool:
