@@ -8,10 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from statistics import median
+from typing import TypeVar
 
 from benchmarks.harness import Failure, Launcher
 
 Samples = dict[str, list[float]]  # by name of the launcher
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -81,13 +83,16 @@ class Result:
         return value is not None and value <= self.figure.target
 
 
-def interleaved(one: Callable[[Launcher], float], launchers: Sequence[Launcher], repeats: int) -> Samples:
-    """`repeats` samples of each launcher in turns, so that a noisy minute hits all; a first round is not counted.
+def interleaved(
+    one: Callable[[Launcher], _T], launchers: Sequence[Launcher], repeats: int, warm_up: int = 1
+) -> dict[str, list[_T]]:
+    """`repeats` samples of each launcher in turns, so that a noisy minute hits all; `warm_up` rounds before them do not
+    count.
 
     A launcher that fails is left out, with its sentence on stderr; the others go on.
     """
-    samples: Samples = {launcher.name: [] for launcher in launchers}
-    for turn in range(-1, repeats):
+    samples: dict[str, list[_T]] = {launcher.name: [] for launcher in launchers}
+    for turn in range(-warm_up, repeats):
         for launcher in [who for who in launchers if who.name in samples]:
             try:
                 value = one(launcher)

@@ -18,6 +18,7 @@ import ssl
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +38,8 @@ from nvrx_slurm.types import Node, Peer, Plan, Ready, Register
 
 _KEY, _TOKEN = "bench", "0" * 64
 _KEEPALIVE = (5.0, 5.0)
-_LONGEST_LIFE_S = 60.0
+_LONGEST_LIFE_S = 150.0
+_AT_ONCE = 32  # of one process
 
 
 def _say(text: str) -> None:
@@ -68,10 +70,10 @@ async def serve(agents: int, term: int) -> None:
 class _Agent:
     """The real core and client of one agent; its workers are left out."""
 
-    def __init__(self, number: int, planned: Callable[[], None]) -> None:
+    def __init__(self, number: int, planned: Callable[[], None], connected: Callable[[], None]) -> None:
         node = Node(f"{number}", number, f"host{number}", "127.0.0.1", 8)
         self._core = Agent(node, ag.AgentSettings(elects=True), 0.0)
-        self._planned = planned
+        self._planned, self._connected = planned, connected
         self.client: ControlClient | None = None
 
     def move(self, port: int) -> None:
@@ -85,8 +87,10 @@ class _Agent:
 
     def _post(self, event: Any) -> None:
         self._take(event)
-        if isinstance(event, ag.Connected) and self._core.plan is None:
-            self._take(ag.Prepared())
+        if isinstance(event, ag.Connected):
+            self._connected()
+            if self._core.plan is None:
+                self._take(ag.Prepared())
         if isinstance(event, Plan):
             self._planned()
         if isinstance(event, ag.Disconnected):
@@ -100,14 +104,22 @@ class _Agent:
 
 
 async def join(port: int, first: int, count: int) -> None:
-    """`count` agents at once. The harness ends us."""
+    """`count` agents, of which at most `_AT_ONCE` are on their way: they share a processor. The harness ends us."""
     loop = asyncio.get_running_loop()
     plans: asyncio.Queue[float] = asyncio.Queue()
-    agents = [_Agent(first + i, lambda: plans.put_nowait(time.monotonic())) for i in range(count)]
+    to_move: deque[_Agent] = deque()
+
+    def move_one() -> None:
+        if to_move:
+            to_move.popleft().move(port)
+
+    agents = [_Agent(first + i, lambda: plans.put_nowait(time.monotonic()), move_one) for i in range(count)]
     print("ready", flush=True)
     while line := await asyncio.wait_for(loop.run_in_executor(None, sys.stdin.readline), _LONGEST_LIFE_S):
-        for agent in agents:
-            agent.move(port if line == "go\n" else int(line))
+        port = port if line == "go\n" else int(line)
+        to_move.extend(agents)
+        for _ in range(_AT_ONCE):
+            move_one()
         print(max([await asyncio.wait_for(plans.get(), _LONGEST_LIFE_S) for _ in agents]), flush=True)
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks import procfs
 from benchmarks.figures import Figure, Launchers, Samples, interleaved
@@ -26,8 +29,8 @@ def _last(events: list[Event]) -> float:
     return max(event.at_s for event in events)
 
 
-def _job(launcher: Launcher) -> Job:
-    return Job(launcher, worker=_WORKER)
+def _job(launcher: Launcher, worker: str = _WORKER) -> Job:
+    return Job(launcher, worker=worker)
 
 
 def _crash_loops(launcher: Launcher) -> tuple[str, ...]:
@@ -40,28 +43,51 @@ def _start(job: Job, launcher: Launcher, nnodes: str, nproc: int) -> list[Event]
     return job.wait(_NODES_OF[nnodes] * nproc, "imported")
 
 
-def _fault(job: Job, ranks: list[Event], then: str = "imported") -> tuple[float, list[Event]]:
-    """Seconds from the SIGKILL of the highest rank to `then` in the last rank, and who told that."""
+def _fault(job: Job, ranks: list[Event]) -> tuple[float, list[Event]]:
+    """Seconds from the SIGKILL of the highest rank to the imports of the last rank, and who told that."""
     time.sleep(max(0.0, _last(ranks) + _AFTER_S - time.monotonic()))
     at_s = time.monotonic()
     os.kill(max(ranks, key=lambda event: event.rank).pid, signal.SIGKILL)
-    again = job.wait(len(ranks), then, at_s)
+    again = job.wait(len(ranks), "imported", at_s)
     return _last(again) - at_s, again
 
 
-def _restart(launcher: Launcher, nnodes: str, nproc: int, then: str = "imported") -> float:
+def _restart(launcher: Launcher, nnodes: str, nproc: int) -> float:
     with _job(launcher) as job:
-        return _fault(job, _start(job, launcher, nnodes, nproc), then)[0]
+        return _fault(job, _start(job, launcher, nnodes, nproc))[0]
 
 
-def _row(launcher: Launcher, nproc: int) -> float:
-    """The slowest of the restarts; one of the others' is enough, whose restarts are alike."""
-    with _job(launcher) as job:
-        ranks, took_s = _start(job, launcher, "1", nproc), []
-        for _ in range(_ROW if launcher.name == "nvrx-run" else 1):
+class _Life(NamedTuple):
+    """Of one job on one node, seconds to the last rank."""
+
+    start_s: float  # from the start to the line after the imports
+    first_step_s: float  # from the start to the end of the first step
+    restart_s: float  # from the first SIGKILL to the line after the imports
+    step_s: float  # from that SIGKILL to the end of the first step; 0 where it is not waited for
+    slowest_s: float  # of the restarts: ten of ours, one of the others', whose restarts are alike
+
+
+def _live(launcher: Launcher, nproc: int, worker: str) -> _Life:
+    steps = worker == _WORKER
+    with _job(launcher, worker) as job:
+        ranks = _start(job, launcher, "1", nproc)
+        start_s = _last(ranks) - job.started_s
+        first_step_s = _last(job.wait(nproc, "stepped")) - job.started_s if steps else 0.0
+        restart_s, ranks = _fault(job, ranks)
+        at_s = _last(ranks) - restart_s
+        step_s = _last(job.wait(nproc, "stepped", at_s)) - at_s if steps and nproc == 2 else 0.0
+        took_s = [restart_s]
+        for _ in range(_ROW - 1 if steps and launcher.name == "nvrx-run" else 0):
             one_s, ranks = _fault(job, ranks)
             took_s.append(one_s)
-        return max(took_s)
+        return _Life(start_s, first_step_s, restart_s, step_s, max(took_s))
+
+
+@cache
+def _lives(launchers: Launchers, repeats: int, nproc: int, worker: str) -> dict[str, list[_Life]]:
+    """One job serves several figures."""
+    who = [*launchers.rivals()[:-1], launchers.executed(), launchers.ours]
+    return interleaved(partial(_live, nproc=nproc, worker=worker), who, repeats)
 
 
 def _lost_node(launcher: Launcher) -> float:
@@ -77,10 +103,9 @@ def _lost_node(launcher: Launcher) -> float:
         return _last(job.wait(2 * 2, "imported", at_s)) - at_s
 
 
-def _cold_start(launcher: Launcher, nproc: int, then: str = "imported") -> float:
+def _cold_start(launcher: Launcher, nproc: int) -> float:
     with _job(launcher) as job:
-        job.start("1", nproc, "", _FLAGS)
-        return _last(job.wait(nproc, then)) - job.started_s
+        return _last(_start(job, launcher, "1", nproc)) - job.started_s
 
 
 def _memory(launcher: Launcher, nproc: int) -> float:
@@ -88,7 +113,7 @@ def _memory(launcher: Launcher, nproc: int) -> float:
     with _job(launcher) as job:
         _start(job, launcher, "1", nproc)
         job.wait(nproc, "stepped")
-        until_s, count = time.monotonic() + EVENT_TIMEOUT_S, nproc if launcher.name == _OFF else 2 * nproc + 1
+        until_s, count = time.monotonic() + EVENT_TIMEOUT_S, 2 * nproc + 1 if launcher.name == "nvrx-run" else nproc
         before = set[int]()
         while len(found := _workers(job.nodes[0].pid)) != count or found != before:
             if time.monotonic() > until_s:
@@ -120,35 +145,56 @@ def _figure(
     unit: str = "s",
     base: str = "torchrun",
     theirs: bool = True,
+    once: bool = False,
 ) -> Figure:
-    """`target`: of ours, as a share of that of `base`. `theirs`: other launchers have such a figure, too."""
+    """`target`: of ours, as a share of that of `base`. `theirs`: other launchers have such a figure, too. `once`: one
+    run tells it."""
 
     def measure(launchers: Launchers, repeats: int) -> Samples:
         rivals = launchers.rivals()[:-1] if theirs else []
-        return interleaved(one, [*rivals, launchers.executed(), launchers.ours], repeats)
+        who = [*rivals, launchers.executed(), launchers.ours]
+        return interleaved(one, who, 1, warm_up=0) if once else interleaved(one, who, repeats)
 
     return Figure(name, what, unit, target, True, measure, base)
 
 
+def _of_life(name: str, what: str, target: float, nproc: int, pick: str, base: str = "torchrun") -> Figure:
+    def measure(launchers: Launchers, repeats: int) -> Samples:
+        lives = _lives(launchers, repeats, nproc, _WORKER)
+        return {who: [getattr(life, pick) for life in found] for who, found in lives.items()}
+
+    return Figure(name, what, "s", target, True, measure, base)
+
+
+def _of_library(library: str, target_s: float) -> Figure:
+    """The worker is warm_LIBRARY.py; the target is in seconds."""
+
+    def measure(launchers: Launchers, repeats: int) -> Samples:
+        if find_spec(library) is None:
+            raise Failure(f"{library} is not installed for {sys.executable}")
+        lives = _lives(launchers, repeats, 2, str(Path(__file__).with_name(f"warm_{library}.py")))
+        return {who: [life.restart_s for life in found] for who, found in lives.items()}
+
+    return Figure(f"warm-{library}", f"restart past the import of {library}, 1 x 2", "s", target_s, False, measure)
+
+
 FIGURES = [
-    _figure("warm-restart-1", "torch imported 1 s ago: restart, 1 x 2", 0.05, partial(_restart, nnodes="1", nproc=2)),
-    _figure("warm-restart-8", "the same, 1 x 8", 0.03, partial(_restart, nnodes="1", nproc=8)),
-    _figure("warm-restart-2", "the same, 2 x 2", 0.05, partial(_restart, nnodes="2", nproc=2)),
-    _figure("warm-row-1", "ten restarts, 1 s apart, the slowest, 1 x 2", 0.05, partial(_row, nproc=2)),
-    _figure("warm-row-8", "the same, 1 x 8", 0.03, partial(_row, nproc=8)),
-    _figure(
-        "warm-step", "restart to the first step of AdamW, 1 x 2", 0.05,
-        partial(_restart, nnodes="1", nproc=2, then="stepped"),
-    ),
-    _figure("warm-lost-node", "lost node, torch imported on the spare", 0.10, _lost_node, base=_OFF, theirs=False),
+    _of_life("warm-restart-1", "torch imported 1 s ago: restart, 1 x 2", 0.05, 2, "restart_s"),
+    _of_life("warm-row-1", "ten restarts, 1 s apart, the slowest, 1 x 2", 0.05, 2, "slowest_s"),
+    _of_life("warm-step", "restart to the first step of AdamW, 1 x 2", 0.05, 2, "step_s"),
+    _of_life("warm-restart-8", "torch imported 1 s ago: restart, 1 x 8", 0.03, 8, "restart_s"),
+    _of_life("warm-row-8", "ten restarts, 1 s apart, the slowest, 1 x 8", 0.03, 8, "slowest_s"),
+    _of_life("warm-start-8", "cold start, torch imported, 1 x 8", 0.35, 8, "start_s", _OFF),
+    _of_life("warm-first-step-8", "cold start to the first step of AdamW, 1 x 8", 0.5, 8, "first_step_s", _OFF),
     _figure("warm-start-1", "cold start, torch imported, 1 x 1", 1.0, partial(_cold_start, nproc=1), base=_OFF),
-    _figure("warm-start-8", "the same, 1 x 8", 0.35, partial(_cold_start, nproc=8), base=_OFF),
-    _figure(
-        "warm-first-step-8", "cold start to the first step of AdamW, 1 x 8", 0.5,
-        partial(_cold_start, nproc=8, then="stepped"), base=_OFF,
-    ),
+    _of_library("transformers", 0.4),
+    _of_library("lightning", 0.8),
     _figure(
         "warm-memory", "PSS of 8 workers, standbys, template, first cycle", 0.25,
-        partial(_memory, nproc=8), unit="MB", base=_OFF, theirs=False,
+        partial(_memory, nproc=8), unit="MB", base=_OFF, once=True,
     ),
+    _figure(
+        "nodes-warm-restart", "torch imported 1 s ago: restart, 2 x 2", 0.05, partial(_restart, nnodes="2", nproc=2)
+    ),
+    _figure("nodes-warm-lost", "lost node, torch imported on the spare", 0.10, _lost_node, base=_OFF, theirs=False),
 ]  # fmt: skip

@@ -182,3 +182,21 @@ class Account:
     nodes: tuple[NodeTime, ...]  # the first 1,000, and one entry for all others
     estimated: tuple[str, ...] = ()  # buckets in which something had to be estimated
     saves: SectionTime = SectionTime("", 0.0)  # sections that save, of all nodes
+
+
+@frozen
+class CycleCost:
+    """What a cycle has cost, in seconds: means of its active nodes."""
+
+    cycle: int
+    again_s: float  # until it trained at its pace
+    recomputed_s: float  # work since its last checkpoint
+
+
+@frozen
+class Counted:
+    """The account until a plan. All agents get it after that plan, and tell it to the next coordinator."""
+
+    cycle: int  # of that plan
+    account: Account  # with at most 32 nodes
+    costs: tuple[CycleCost, ...] = ()  # of the last 9 cycles

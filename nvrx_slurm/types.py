@@ -12,6 +12,8 @@ from nvrx_slurm.records import Account as Account
 from nvrx_slurm.records import Blame as Blame
 from nvrx_slurm.records import Collective as Collective
 from nvrx_slurm.records import Confidence as Confidence
+from nvrx_slurm.records import Counted as Counted
+from nvrx_slurm.records import CycleCost as CycleCost
 from nvrx_slurm.records import Examine as Examine
 from nvrx_slurm.records import Examined as Examined
 from nvrx_slurm.records import Finding as Finding
@@ -32,6 +34,7 @@ class FaultKind(str, Enum):
     EXIT = "exit"  # the worker ended by itself with a non-zero code
     SIGNAL = "signal"  # the worker was ended by a signal that was not ours
     HANG = "hang"  # its rank monitor killed it: no sign of life within a timeout
+    LOSS = "loss"  # it reported a loss that is wrong, and was killed for it
     SPAWN = "spawn"  # it could not be started at all
     UNKILLABLE = "unkillable"  # it did not end after SIGKILL (D state)
     NODE_LOST = "node-lost"  # its agent's stream broke or went silent
@@ -181,11 +184,7 @@ class History:
     lost: tuple[str, ...] = ()  # hosts of lost nodes, the first 64
     promoted: tuple[str, ...] = ()  # hosts of spares that were used, the first 64
     resume_before: int = -1  # ranks are told to take a checkpoint older than this iteration; -1 = any
-    nodes: tuple[NodeTime, ...] = ()  # where their time went until `counted_s`; at most 32
-    counted_s: float = 0.0  # when this plan was sent, in seconds since the job began
-    productive_s: float = 0.0  # of the job until then: in each cycle the mean of its active nodes
-    estimated: tuple[str, ...] = ()  # buckets in which something had to be estimated
-    saves: SectionTime | None = None  # sections that save, of all nodes
+    resume_from: str = ""  # path of the newest complete checkpoint of those; "" = none is known
 
 
 @frozen
@@ -269,6 +268,7 @@ class Register:
     vote: int = 0  # the term for which it votes by registering
     number: int = 0  # counts the registrations of this agent; one that comes after a later one is ignored
     end: Finish | None = None  # the end of the job, where a coordinator has told it
+    counted: Counted | None = None  # the last one that it got
 
     @property
     def busy(self) -> bool:
@@ -463,5 +463,5 @@ class LogServer:
 AgentReport = RanksFailed | Hung | Evidence | Spent | Succeeded | Ready | EndKnown
 AgentRequest = Asked | NodeUnfit | WarnJob | EndJob | WhoLeads
 AgentMessage = Register | AgentReport | AgentRequest | Pace | Window | Examined
-CoordinatorOrder = Plan | Stop | CheckNode | Collect | Examine | Warn | RanksGone | Finish | Leave
+CoordinatorOrder = Plan | Counted | Stop | CheckNode | Collect | Examine | Warn | RanksGone | Finish | Leave
 CoordinatorMessage = CoordinatorOrder | Lead | Elsewhere | Refused | LogServer

@@ -288,6 +288,7 @@ def test_never(paths: list[Path], breaks: Callable[[ast.AST], bool]) -> None:
 
 WALL_CLOCK = {
     "nvrx_slurm/node/coordination/elections.py",
+    "nvrx_slurm/node/coordination/checkpoints.py",  # to compare with the times of files
     "nvrx_slurm/node/event_log.py",
     "nvrx_slurm/node/output/console.py",
     "nvrx_slurm/node/output/cycle_info.py",
@@ -300,6 +301,8 @@ WALL_CLOCK = {
     "nvrx_slurm/cli/front.py",
     "nvrx_slurm/cli/goodput.py",
     "nvrx_slurm/cli/logs.py",
+    "nvrx_slurm/cli/metrics.py",
+    "nvrx_slurm/cli/report.py",
     "nvrx_slurm/cli/status.py",
     "nvrx_slurm/cli/why.py",
     "nvrx_slurm/logs/merged.py",
@@ -385,6 +388,11 @@ EXTRAS = {
     "transformers": ("nvrx_slurm.huggingface", "transformers"),
     "pyslurm": ("nvrx_slurm.slurm.api.pyslurm_child", "pyslurm"),
 }
+# For metrics; a job loads none of them unless it is told to.
+METERED = {
+    "opentelemetry", "prometheus_client", "http.server", "http.client",
+    "nvrx_slurm.core.metrics", "nvrx_slurm.node.output.metrics", "nvrx_slurm.config.otel",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -398,7 +406,9 @@ EXTRAS = {
 )
 def test_a_job_loads_no_extra_that_it_does_not_use(code: str) -> None:
     owned = tuple(f"{module}." for modules in EXTRAS.values() for module in modules)
-    assert [module for module in loaded(code) if f"{module}.".startswith(owned)] == []
+    modules = loaded(code)
+    assert [module for module in modules if f"{module}.".startswith(owned)] == []
+    assert not modules & METERED
 
 
 def test_each_extra_says_how_it_is_installed() -> None:

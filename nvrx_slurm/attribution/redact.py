@@ -28,6 +28,14 @@ _IP = re.compile(
 )
 
 
+def without_secrets(text: str) -> str:
+    """`text`, of each line at most 2,000 characters, with [secret] for what looks like a secret."""
+    text = "\n".join(line[:_LINE_CHARS] for line in text.split("\n"))  # patterns take quadratic time
+    for pattern in _SECRETS:
+        text = pattern.sub(r"\1[secret]", text)
+    return text
+
+
 class Redactor:
     """Names get aliases that are the same throughout, and can be turned back."""
 
@@ -37,10 +45,7 @@ class Redactor:
 
     def clean(self, text: str) -> str:
         """`text` without secrets, and with aliases."""
-        text = "\n".join(line[:_LINE_CHARS] for line in text.split("\n"))  # patterns take quadratic time
-        for pattern in _SECRETS:
-            text = pattern.sub(r"\1[secret]", text)
-        text = _HOME.sub(r"\1[user]", text)
+        text = _HOME.sub(r"\1[user]", without_secrets(text))
         text = _WORD.sub(lambda found: self._of(self._kind.get(found[0], ""), found[0]), text)
         return _IP.sub(lambda found: self._of("ip", found[0]), text)
 

@@ -10,7 +10,8 @@ import select
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import IO, NamedTuple
 
 from nvrx_slurm.child import bounded_process
@@ -210,17 +211,28 @@ class Orphans:
                 return
             _collect(ended.si_pid)
 
-    def kill(self, known: Iterable[int]) -> int:
-        """SIGKILL all orphans and all below them without waiting; returns how many have not ended yet."""
+    def kill(self, known: Iterable[int], but: Collection[bytes] = ()) -> int:
+        """SIGKILL all orphans and all below them without waiting; returns how many have not ended yet.
+
+        Those with a name of `but` (as ps shows it) are left alone.
+        """
         spared, seen, me = self._before.union(known), set[int](), os.getpid()
         for _ in range(_MAX_ROUNDS):
-            new = [pid for pid in children(me) if pid not in spared and pid not in seen]
+            new = [pid for pid in children(me) if pid not in spared and pid not in seen and _name(pid) not in but]
             if not new:
                 break
             seen.update(new)
             for pid in new:
                 kill_tree(pid, me)
-        return sum(not _collect(pid) for pid in children(me) if pid not in spared)
+        return sum(not _collect(pid) for pid in children(me) if pid not in spared and _name(pid) not in but)
+
+
+def _name(pid: int) -> bytes:
+    """What ps shows of a process; b"" where it is gone."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_bytes().rstrip(b"\n")
+    except OSError:
+        return b""
 
 
 def _collect(pid: int) -> bool:

@@ -4,6 +4,7 @@
 
 IGNORED_SIGNAL 0 means none. With CONTROL_FD >= 0 the process waits there for one message with three file descriptors:
 the environment (NAME=VALUE, separated by null bytes), stdout and stderr. It ends if the socket is closed instead.
+An empty COMMAND stands for this interpreter: it goes on with the program whose path is the first ARG.
 
 The parent-death signal has to be set between fork and exec; doing that in a program of its own keeps Python code out
 of a forked copy of the agent, which has threads. See prctl(2), PR_SET_PDEATHSIG.
@@ -63,6 +64,11 @@ def main() -> None:
     _signal.pthread_sigmask(_signal.SIG_SETMASK, ())  # the module `signal` would load `enum`: twice the start-up time
     for signum in (_signal.SIGPIPE, _signal.SIGXFSZ):  # this interpreter ignores them; exec would keep that
         _signal.signal(signum, _signal.SIG_DFL)
+    if not command[0]:
+        sys.argv = command[1:]
+        directory, name = os.path.split(command[1])
+        sys.path.append(directory)
+        __import__(name.removesuffix(".py"))
     try:
         os.execvpe(command[0], command, env)
     except OSError as error:

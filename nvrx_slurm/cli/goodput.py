@@ -6,25 +6,26 @@ import json
 import re
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from nvrx_slurm.cli import complete
-from nvrx_slurm.cli.log_tree import RUN, find_run, log_dir, result_of
+from nvrx_slurm.cli.event_logs import COUNTED, CoordinatorLog, Cycle, cycles_in, logs_of
+from nvrx_slurm.cli.log_tree import DAMAGE, RUN, find_run, log_dir, result_of
 from nvrx_slurm.cli.screen import show
 from nvrx_slurm.core.account.account import BUCKETS
 from nvrx_slurm.core.account.goodput import in_lines, summary
-from nvrx_slurm.core.account.report import to_json
+from nvrx_slurm.core.account.report import priced, to_json
 from nvrx_slurm.core.record import decode
 from nvrx_slurm.core.words import in_words, unix_s, utc
 from nvrx_slurm.errors import ProtocolError
-from nvrx_slurm.types import Account, History, NodeTime, SectionTime
+from nvrx_slurm.types import NodeTime
 
 _UNITS = {"h": 3600, "d": 86400, "w": 7 * 86400}
 _MOST_RUNS = 10_000
-_MOST_TAIL = 64 << 20  # bytes at the end of an event log that are read
 
 
 def _since(ctx: object, param: object, text: str | None) -> float | None:
@@ -110,7 +111,10 @@ def _user(job: Path) -> str:
 
 
 def _summary(runs: Sequence[Path]) -> dict[str, Any]:
-    results = [result_of(run) or _of_events(run) for run in runs]
+    try:
+        results = [result_of(run) or of_events(logs := logs_of(run), cycles_in(logs)) for run in runs]
+    except (*DAMAGE, ProtocolError) as error:
+        raise click.UsageError(f"the event logs of {runs[0].parent} hold no plan of this version: {error!r}") from None
     starts, ends = [], []
     for result in results:
         queue_s, before_s = ((result.get("account") or {}).get(name) or 0.0 for name in ("queue_s", "before_s"))
@@ -125,7 +129,7 @@ def _summary(runs: Sequence[Path]) -> dict[str, Any]:
         raise click.UsageError(f"{runs[0]} has neither a result.json nor a plan in its event logs: nothing is known")
     try:
         return {"schema": 1, **summary(results, min(starts), max(ends))}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except DAMAGE as error:
         raise click.UsageError(f"a result.json of {runs[0].parent} is not the result of a job: {error!r}") from None
 
 
@@ -145,43 +149,27 @@ def _table(jobs: dict[str, Any]) -> Iterator[str]:
 # --- a run that has left no result ------------------------------------------------------------------------------------
 
 
-def _of_events(run: Path) -> dict[str, Any]:
-    """What the last plan tells of the account, from the coordinators' event logs; {} where there is no plan. The time
+def of_events(logs: Sequence[CoordinatorLog], cycles: Sequence[Cycle]) -> dict[str, Any]:
+    """The account until the last plan and all restarts, as in a result.json; {} where there is no account. The time
     from that plan to the last event is in the bucket "other"."""
-    history, last_s, first_s = History(), 0.0, float("inf")
-    for log in (run / "events").glob("coordinator*.jsonl"):
-        for told, wall_s in _plans(log):
-            first_s, last_s = min(first_s, wall_s), max(last_s, wall_s)
-            history = told if told is not None and told.counted_s >= history.counted_s else history
-    if not history.nodes:
+    counted = [found.value for log in logs for found in log.find(COUNTED, log.begin, log.size)]
+    if not counted:
         return {}
-    wall_s, other = last_s - (history.began_s or first_s), list(BUCKETS).index("other")
+    known = decode(max(counted, key=lambda one: float(one["account"]["wall_s"])))
+    costs = {int(cost["cycle"]): decode(cost) for one in counted for cost in one["costs"]}
+    told = [cycle.plan["history"] for cycle in cycles if cycle.plan]
+    began_s = max((float(one["began_s"]) for one in told), default=0.0) or logs[0].walls[0]
+    last_s, other = max(log.walls[1] for log in logs), list(BUCKETS).index("other")
+    wall_s = last_s - began_s
 
     def filled(node: NodeTime) -> NodeTime:
         seconds = list(node.seconds)
-        seconds[other] += max(0.0, wall_s - history.counted_s)
+        seconds[other] += max(0.0, wall_s - known.account.wall_s)
         return NodeTime(node.key, node.host, node.role, tuple(seconds), node.sections)
 
-    nodes, saves = tuple(map(filled, history.nodes)), history.saves or SectionTime("", 0.0)
-    account = Account(wall_s, history.productive_s, nodes, history.estimated, saves)
-    restarts = [vars(restart) for restart in history.restarts]
-    known = {"duration_s": wall_s, "ended": utc(last_s), "restarts": restarts, "unfinished": True}
-    return known | {"account": to_json(account)}
-
-
-def _plans(log: Path) -> Iterator[tuple[History | None, float]]:
-    """The history of the plan in each step, and when the step was."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _MOST_TAIL))
-            lines = file.read(_MOST_TAIL).splitlines()
-    except OSError:
-        return
-    for line in lines:
-        try:
-            step = json.loads(line)
-            plans = [one["message"] for one in step.get("commands", ()) if one.get("type") == "SendTo"]
-            histories = [plan["history"] for plan in plans if plan.get("type") == "Plan"]
-            yield decode(histories[0]) if histories else None, float(step["wall"])
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ProtocolError):
-            continue  # the header; or a torn line, as a killed program leaves it
+    account = replace(known.account, wall_s=wall_s, nodes=tuple(map(filled, known.account.nodes)))
+    restarts = {int(one["cycle"]): decode(one) for past in told for one in past["restarts"]}
+    return {
+        "account": to_json(account), "duration_s": wall_s, "ended": utc(last_s), "unfinished": True,
+        "restarts": [vars(one) for one in priced(dict(sorted(restarts.items())).values(), costs.values())],
+    }  # fmt: skip

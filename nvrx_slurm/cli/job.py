@@ -46,7 +46,7 @@ def make_job(here: Here, script: str, args: tuple[str, ...]) -> NodeJob:
     node = rendezvous.node(here, meeting, shape.nproc)
     preflight, agent = _preflight(here, shape), _agent(here, elects=meeting is not None)
     coordinator = _coordinator(here, shape, agent, preflight)
-    info = logs = attribution = until_done = None
+    info = logs = attribution = until_done = otlp = None
     # Imported only where they are wanted: most jobs start without them.
     if here.ft.per_cycle_applog_prefix or here.ft.cycle_info_dir:
         from nvrx_slurm.cli.job_logs import attribution_spec, check_writable, cycle_files, log_spec
@@ -59,6 +59,10 @@ def make_job(here: Here, script: str, args: tuple[str, ...]) -> NodeJob:
         from nvrx_slurm.cli.chain import limits
 
         until_done = limits(here.resolved.config)
+    if any(name.startswith("OTEL_EXPORTER_OTLP_") for name in here.env):
+        from nvrx_slurm.config.otel import otlp_target
+
+        otlp = otlp_target(here.env)
     return NodeJob(
         node=node,
         run_dir=shape.run_dir,
@@ -71,6 +75,7 @@ def make_job(here: Here, script: str, args: tuple[str, ...]) -> NodeJob:
         slurm=slurm,
         control=here.control,
         progress_file=_progress_file(here.ft),
+        checkpoints=_checkpoints(here.ft),
         electable=coordinator if meeting is not None else None,
         logs=logs,
         attribution=attribution,
@@ -78,6 +83,8 @@ def make_job(here: Here, script: str, args: tuple[str, ...]) -> NodeJob:
         until_done=until_done,
         notify=here.ft.notify,
         slurm_comment=here.ft.slurm_comment,
+        metrics_file=here.ft.metrics_file and here.ft.metrics_file.replace("{job}", shape.run_dir.job_id),
+        otlp=otlp,
         may_yield=slurm is None and launch.node_rank is None and launch.rdzv_conf.is_host is None,
     )
 
@@ -138,7 +145,8 @@ def _coordinator(here: Here, shape: Layout, agent: AgentSettings, preflight: Pre
         straggler_exclude=ft.straggler_exclude,
         tells_of_cycles=bool(ft.attribution_service or ft.cycle_info_dir),
         stops_on_advice=ft.attribution_stop_action == "no-restart",
-        tracks_progress=ft.is_progress_tracking_enabled,
+        tracks_progress=ft.is_progress_tracking_enabled or ft.checkpoint_dir is not None,
+        finds_checkpoints=ft.checkpoint_dir is not None,
         has_preflight=True,
         join_timeout_s=launch.rdzv_conf.join_timeout,
         last_call_s=launch.rdzv_conf.last_call_timeout,
@@ -156,6 +164,11 @@ def _coordinator(here: Here, shape: Layout, agent: AgentSettings, preflight: Pre
 def _progress_file(ft: FaultToleranceConfig) -> str | None:
     path = ft.checkpoint_iteration_file
     return os.path.join(working_directory(), path) if path and ft.is_progress_tracking_enabled else None
+
+
+def _checkpoints(ft: FaultToleranceConfig) -> tuple[str, str | None] | None:
+    path = ft.checkpoint_dir
+    return (os.path.join(working_directory(), path), ft.checkpoint_pattern) if path else None
 
 
 def _restart_limits(ft: FaultToleranceConfig) -> RestartLimits:

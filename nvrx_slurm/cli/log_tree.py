@@ -13,6 +13,14 @@ import click
 
 LOG_DIR_ENV, LOG_DIR = "PET_LOG_DIR", "./nvrx_logs"  # as --log-dir has them; the settings take 0.2 s to import
 MAX_RESULT_BYTES = 64 << 20  # of result.json, which lists at most 3,000 entries
+DAMAGE = (
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)  # what reading a file of another program raises
 RUN = re.compile(r"r(\d{1,9})(?:_(?:step)?(\d{1,9}))?", re.ASCII)
 
 

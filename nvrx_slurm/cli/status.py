@@ -102,16 +102,20 @@ def observe(run: Path, now: float, ranks: bool = False) -> Seen:
     try:
         if result := result_of(run):
             return _ended(run, result)
-        path = run / "status.json"
-        if not path.exists():
+        if not (run / "status.json").exists():
             return Seen(CANNOT_TELL, "cannot tell: no coordinator has written a status yet", _name(run))
-        found = json.loads(last_bytes(path, _MAX_BYTES), parse_constant=_refused)
+        found = content(run)
         if found["version"] > VERSION:
             why = f"its status.json is of version {int(found['version'])}: use the nvrx of the job"
             return Seen(CANNOT_TELL, f"cannot tell: {why}", _name(run))
         return _told(run, found, now, ranks)
     except progress.DAMAGE as error:
         return Seen(CANNOT_TELL, f"cannot tell: {run} holds no readable status: {error!r:.200}", _name(run))
+
+
+def content(run: Path) -> Any:
+    """What the status.json of a run holds. Raises some of DAMAGE."""
+    return json.loads(last_bytes(run / "status.json", _MAX_BYTES), parse_constant=_refused)
 
 
 def _refused(constant: str) -> float:
@@ -182,8 +186,11 @@ def _lines(found: dict[str, Any], written: float, ranks: bool) -> Iterator[str]:
         yield f"slow        {slow['what']}; {in_words(float(slow['lost_s']))} lost{signs}"
     if checkpoint := found.get("checkpoint"):
         age = in_words(max(0.0, written - checkpoint["time"]))
+        name = f" ({checkpoint['name']}), complete" if "name" in checkpoint else ""
         every = f", one every {in_words(checkpoint['every_s'])}" if checkpoint.get("every_s") else ""
-        yield f"checkpoint  iteration {int(checkpoint['iteration'])}, {age} old: so much work would be lost now{every}"
+        lost = "; that work would be lost now" if "name" in checkpoint and found["state"] == "running" else ""
+        yield f"checkpoint  iteration {int(checkpoint['iteration'])}{name}, {age} old{lost}{every}"
+        yield from (f"            {name} is torn: {why}" for name, why in checkpoint.get("torn", {}).items())
     if ends:
         yield f"allocation  ends in {in_words(max(0.0, ends - written))}"
     if end := found["end"]:

@@ -24,6 +24,8 @@ _COMMANDS = {
     "health": "health:health",
     "list": "status:list_runs",
     "logs": "logs:logs",
+    "metrics": "metrics:metrics",
+    "report": "report:report",
     "stacks": "stacks:stacks",
     "status": "status:status",
     "submit": "submit:submit",

@@ -88,16 +88,26 @@ class FaultToleranceConfig(LogSettings):
         help="File with the iteration of the last checkpoint, that the coordinator's node can read: what counts as "
         "progress.",
     )  # fmt: skip
+    checkpoint_dir: str | None = maybe(
+        k.PATH,
+        help="Directory of the checkpoints, that the coordinator's node can read: it is watched, and workers get the "
+        "newest complete checkpoint as NVRX_RESUME_FROM.",
+    )  # fmt: skip
+    checkpoint_pattern: str | None = maybe(
+        v.PATTERN, help="Regular expression for the name of a checkpoint there; its first group is the iteration."
+    )
     max_no_progress_cycles: int = setting(
-        k.integer(-1), 3, "With a checkpoint iteration file: so many cycles without progress end the job; <= 0: never."
+        k.integer(-1),
+        3,
+        "With a checkpoint iteration file or directory: so many cycles without progress end the job; <= 0: never.",
     )
     min_progress_iterations: int = setting(
         k.integer(1), 1, "So many iterations more than after the cycle before are progress."
     )
     poisoned_checkpoint_iterations: int = setting(
         k.integer(0), 100,
-        help="With a checkpoint iteration file: the same failure twice, so soon after one checkpoint, makes ranks take "
-        "an older one (NVRX_RESUME_BEFORE). 0: never.",
+        help="With a checkpoint iteration file or directory: the same failure twice, so soon after one checkpoint, "
+        "makes ranks take an older one (NVRX_RESUME_BEFORE). 0: never.",
     )  # fmt: skip
     no_restart_exit_code: int = setting(k.integer(1, 255), 93, "Exit code of a job that should not be started again.")
     check_remaining_processes: bool = ignored(k.BOOL, False, "what workers leave behind is killed in any case")
@@ -136,6 +146,11 @@ class FaultToleranceConfig(LogSettings):
     safety_factor: float = setting(
         k.real(1.0, high=1000.0), 5.0, "A timeout that a rank calculates is this many times the longest time seen."
     )
+    loss_action: str = setting(
+        k.choice("warn", "restart", "stop"), "warn",
+        help="When report() tells of a loss that is not finite, stays far above its median, or is not the same on the "
+        "ranks of a node: say so, restart before the next section that saves, or end the job with 93.",
+    )  # fmt: skip
     num_warmup_iterations: int = setting(
         k.integer(0), 5, "So many first sections step have the timeout of the section warmup, if there is one."
     )

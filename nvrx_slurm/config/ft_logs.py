@@ -44,6 +44,16 @@ ENDPOINT = Kind("localhost|URL", _endpoint)
 URL = _url(f"https?://{_HOST}({_PORT})?(/[^?#\\s]*)?", "http://HOST[:PORT][/PATH] or https://HOST[:PORT][/PATH]")
 
 
+def _prom(raw: object) -> str:
+    path = str(k.ABSOLUTE_PATH.parse(raw))
+    if not path.endswith(".prom"):  # it would be ignored silently
+        raise ValueError("must end in .prom: node_exporter reads no other file")
+    return path
+
+
+_PROM = Kind("PATH", _prom)
+
+
 @dataclass(frozen=True)
 class LogSettings(Section):
     """Logs of one cycle in one file, the programs that write it, and the services that read it."""
@@ -126,6 +136,12 @@ class LogSettings(Section):
     slurm_comment: bool = setting(
         k.BOOL, False, "Keep the Comment of the Slurm job at its cycle, restarts and end: squeue -O Comment."
     )
+
+    metrics_file: str | None = maybe(
+        _PROM,
+        help="Keep the metrics of the job in this file for node_exporter's textfile collector, on the coordinator's "
+        "node. {job} is the job's id.",
+    )  # fmt: skip
 
     @property
     def attribution_service(self) -> str:

@@ -232,6 +232,19 @@ def _log_path(raw: object) -> str:
 LOG_PATH = Kind("PATH", _log_path)
 
 
+def _pattern(raw: object) -> str:
+    text = k.as_text(raw)
+    try:
+        if re.compile(text).groups:
+            return text
+    except re.error:
+        pass
+    raise ValueError(r"must be a regular expression with a group for the iteration, for example model_(\d+)\.pt")
+
+
+PATTERN = Kind("REGEX", _pattern)
+
+
 # --- the rendezvous, in torchrun's grammar ----------------------------------------------------------------------------
 
 

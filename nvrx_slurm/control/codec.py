@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from enum import Enum
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from google.protobuf.message import DecodeError, Message
@@ -17,13 +17,13 @@ Envelope = TypeVar("Envelope", bound=Message)
 _LISTS = {"faults": 64, "order": 8, "spent": 16, "excluded": 4096, "ranks": 4096, "successors": 32}
 _LISTS |= {"dead": 4096, "returned": 4096, "restarts": 8, "lost": 64, "promoted": 64}  # longest; cut by the sender
 _LISTS |= {"ports": 64, "peers": 4, "ranks_seen": 64, "frames": 12, "collectives": 8}
-_LISTS |= {"nodes": 32, "seconds": 32, "sections": 16, "estimated": 32, "paces": 64}
+_LISTS |= {"nodes": 32, "seconds": 32, "sections": 16, "estimated": 32, "costs": 9, "paces": 64}
 _LISTS |= {"waits": 4096, "waited_s": 4096, "until_s": 4096}
 _MAX_COUNT = 10_000_000  # ranks, cycles, terms: far above anything real
 _MAX_S = 1e10  # all floats are seconds; Unix time is below, and differs between hosts
 # Longest texts, cut by the sender.
 _LONG_TEXT = {"message": 2000, "reason": 4000, "description": 4000, "traceback": 16_000, "log": 4096, "cause": 400}
-_LONG_TEXT |= {"line": 300}
+_LONG_TEXT |= {"line": 300, "resume_from": 4096}
 _ID_CHARS = 256  # every other string
 _BOUNDS = {
     "port": (0, 65535),
@@ -61,6 +61,8 @@ def from_agent(message: t.AgentMessage) -> pb.FromAgent:
 
 def from_coordinator(message: t.CoordinatorMessage) -> pb.FromCoordinator:
     """Wrap a coordinator's message for the wire."""
+    if isinstance(message, t.Plan):
+        return _plan(message)
     return pb.FromCoordinator(**{_COORDINATOR_FIELDS[type(message)]: _to_pb(message)})
 
 
@@ -99,15 +101,22 @@ def _plain(field: str, value: Any) -> Any:
     if isinstance(value, str):
         # Output and paths of workers may hold lone surrogates, which protobuf's strings must not.
         return value.encode("utf-8", "replace").decode("utf-8")[: _LONG_TEXT.get(field, _ID_CHARS)]
-    if isinstance(value, t.History):
-        return _history(value)
     return _to_pb(value) if dataclasses.is_dataclass(value) else value
 
 
-@lru_cache(maxsize=1)
-def _history(value: t.History) -> Any:
-    """All plans of a cycle carry the same one."""
-    return _to_pb(value)
+_OWN = ("group_rank", "rank_offset")
+_SHARED = [field.name for field in dataclasses.fields(t.Plan) if field.name not in _OWN]
+_last: list[tuple[t.Plan, pb.FromCoordinator]] = []  # the plan that was wrapped last, if any
+
+
+def _plan(plan: t.Plan) -> pb.FromCoordinator:
+    """All plans of a cycle carry the same history and successors: they are wrapped once."""
+    if not _last or any(getattr(plan, field) is not getattr(_last[0][0], field) for field in _SHARED):
+        _last[:] = [(plan, pb.FromCoordinator(plan=_to_pb(plan)))]
+    found = pb.FromCoordinator()
+    found.CopyFrom(_last[0][1])
+    found.plan.group_rank, found.plan.rank_offset = plan.group_rank, plan.rank_offset
+    return found
 
 
 @cache

@@ -44,7 +44,7 @@ class FromAgent(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., ranks_failed: _Optional[_Union[RanksFailed, _Mapping]] = ..., succeeded: _Optional[_Union[Succeeded, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., end_job: _Optional[_Union[EndJob, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ..., warn_job: _Optional[_Union[WarnJob, _Mapping]] = ..., end_known: _Optional[_Union[EndKnown, _Mapping]] = ..., who_leads: _Optional[_Union[WhoLeads, _Mapping]] = ..., hung: _Optional[_Union[Hung, _Mapping]] = ..., evidence: _Optional[_Union[Evidence, _Mapping]] = ..., node_unfit: _Optional[_Union[NodeUnfit, _Mapping]] = ..., spent: _Optional[_Union[Spent, _Mapping]] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ..., window: _Optional[_Union[Window, _Mapping]] = ..., examined: _Optional[_Union[Examined, _Mapping]] = ...) -> None: ...
 
 class FromCoordinator(_message.Message):
-    __slots__ = ("plan", "stop", "finish", "refused", "warn", "ranks_gone", "leave", "lead", "elsewhere", "collect", "check_node", "log_server", "examine")
+    __slots__ = ("plan", "stop", "finish", "refused", "warn", "ranks_gone", "leave", "lead", "elsewhere", "collect", "check_node", "counted", "log_server", "examine")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +56,7 @@ class FromCoordinator(_message.Message):
     ELSEWHERE_FIELD_NUMBER: _ClassVar[int]
     COLLECT_FIELD_NUMBER: _ClassVar[int]
     CHECK_NODE_FIELD_NUMBER: _ClassVar[int]
+    COUNTED_FIELD_NUMBER: _ClassVar[int]
     LOG_SERVER_FIELD_NUMBER: _ClassVar[int]
     EXAMINE_FIELD_NUMBER: _ClassVar[int]
     plan: Plan
@@ -69,9 +70,10 @@ class FromCoordinator(_message.Message):
     elsewhere: Elsewhere
     collect: Collect
     check_node: CheckNode
+    counted: Counted
     log_server: LogServer
     examine: Examine
-    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., warn: _Optional[_Union[Warn, _Mapping]] = ..., ranks_gone: _Optional[_Union[RanksGone, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., lead: _Optional[_Union[Lead, _Mapping]] = ..., elsewhere: _Optional[_Union[Elsewhere, _Mapping]] = ..., collect: _Optional[_Union[Collect, _Mapping]] = ..., check_node: _Optional[_Union[CheckNode, _Mapping]] = ..., log_server: _Optional[_Union[LogServer, _Mapping]] = ..., examine: _Optional[_Union[Examine, _Mapping]] = ...) -> None: ...
+    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., warn: _Optional[_Union[Warn, _Mapping]] = ..., ranks_gone: _Optional[_Union[RanksGone, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., lead: _Optional[_Union[Lead, _Mapping]] = ..., elsewhere: _Optional[_Union[Elsewhere, _Mapping]] = ..., collect: _Optional[_Union[Collect, _Mapping]] = ..., check_node: _Optional[_Union[CheckNode, _Mapping]] = ..., counted: _Optional[_Union[Counted, _Mapping]] = ..., log_server: _Optional[_Union[LogServer, _Mapping]] = ..., examine: _Optional[_Union[Examine, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("version",)
@@ -100,7 +102,7 @@ class Node(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., infra_rank: _Optional[int] = ..., host: _Optional[str] = ..., addr: _Optional[str] = ..., nproc: _Optional[int] = ..., order: _Optional[_Iterable[int]] = ..., port: _Optional[int] = ..., domain: _Optional[str] = ...) -> None: ...
 
 class Register(_message.Message):
-    __slots__ = ("node", "port", "plan", "doing", "faults", "early", "vote", "number", "end")
+    __slots__ = ("node", "port", "plan", "doing", "faults", "early", "vote", "number", "end", "counted")
     NODE_FIELD_NUMBER: _ClassVar[int]
     PORT_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +112,7 @@ class Register(_message.Message):
     VOTE_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    COUNTED_FIELD_NUMBER: _ClassVar[int]
     node: Node
     port: int
     plan: Plan
@@ -119,7 +122,8 @@ class Register(_message.Message):
     vote: int
     number: int
     end: Finish
-    def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., port: _Optional[int] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., doing: _Optional[str] = ..., faults: _Optional[_Iterable[_Union[RankFault, _Mapping]]] = ..., early: bool = ..., vote: _Optional[int] = ..., number: _Optional[int] = ..., end: _Optional[_Union[Finish, _Mapping]] = ...) -> None: ...
+    counted: Counted
+    def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., port: _Optional[int] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., doing: _Optional[str] = ..., faults: _Optional[_Iterable[_Union[RankFault, _Mapping]]] = ..., early: bool = ..., vote: _Optional[int] = ..., number: _Optional[int] = ..., end: _Optional[_Union[Finish, _Mapping]] = ..., counted: _Optional[_Union[Counted, _Mapping]] = ...) -> None: ...
 
 class RankFault(_message.Message):
     __slots__ = ("kind", "host", "infra_rank", "rank", "local_rank", "pid", "exit_code", "message", "traceback", "log", "finding", "silent_s")
@@ -345,6 +349,40 @@ class NodeTime(_message.Message):
     sections: _containers.RepeatedCompositeFieldContainer[SectionTime]
     def __init__(self, key: _Optional[str] = ..., host: _Optional[str] = ..., role: _Optional[str] = ..., seconds: _Optional[_Iterable[float]] = ..., sections: _Optional[_Iterable[_Union[SectionTime, _Mapping]]] = ...) -> None: ...
 
+class CycleCost(_message.Message):
+    __slots__ = ("cycle", "again_s", "recomputed_s")
+    CYCLE_FIELD_NUMBER: _ClassVar[int]
+    AGAIN_S_FIELD_NUMBER: _ClassVar[int]
+    RECOMPUTED_S_FIELD_NUMBER: _ClassVar[int]
+    cycle: int
+    again_s: float
+    recomputed_s: float
+    def __init__(self, cycle: _Optional[int] = ..., again_s: _Optional[float] = ..., recomputed_s: _Optional[float] = ...) -> None: ...
+
+class Account(_message.Message):
+    __slots__ = ("wall_s", "productive_s", "nodes", "estimated", "saves")
+    WALL_S_FIELD_NUMBER: _ClassVar[int]
+    PRODUCTIVE_S_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATED_FIELD_NUMBER: _ClassVar[int]
+    SAVES_FIELD_NUMBER: _ClassVar[int]
+    wall_s: float
+    productive_s: float
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeTime]
+    estimated: _containers.RepeatedScalarFieldContainer[str]
+    saves: SectionTime
+    def __init__(self, wall_s: _Optional[float] = ..., productive_s: _Optional[float] = ..., nodes: _Optional[_Iterable[_Union[NodeTime, _Mapping]]] = ..., estimated: _Optional[_Iterable[str]] = ..., saves: _Optional[_Union[SectionTime, _Mapping]] = ...) -> None: ...
+
+class Counted(_message.Message):
+    __slots__ = ("cycle", "account", "costs")
+    CYCLE_FIELD_NUMBER: _ClassVar[int]
+    ACCOUNT_FIELD_NUMBER: _ClassVar[int]
+    COSTS_FIELD_NUMBER: _ClassVar[int]
+    cycle: int
+    account: Account
+    costs: _containers.RepeatedCompositeFieldContainer[CycleCost]
+    def __init__(self, cycle: _Optional[int] = ..., account: _Optional[_Union[Account, _Mapping]] = ..., costs: _Optional[_Iterable[_Union[CycleCost, _Mapping]]] = ...) -> None: ...
+
 class Succeeded(_message.Message):
     __slots__ = ("term", "cycle", "early")
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -416,7 +454,7 @@ class KindCount(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class History(_message.Message):
-    __slots__ = ("restarts_used", "spent", "no_progress", "iteration", "excluded", "began_s", "down_s", "restarts", "lost", "promoted", "resume_before", "nodes", "counted_s", "productive_s", "estimated", "saves")
+    __slots__ = ("restarts_used", "spent", "no_progress", "iteration", "excluded", "began_s", "down_s", "restarts", "lost", "promoted", "resume_before", "resume_from")
     RESTARTS_USED_FIELD_NUMBER: _ClassVar[int]
     SPENT_FIELD_NUMBER: _ClassVar[int]
     NO_PROGRESS_FIELD_NUMBER: _ClassVar[int]
@@ -428,11 +466,7 @@ class History(_message.Message):
     LOST_FIELD_NUMBER: _ClassVar[int]
     PROMOTED_FIELD_NUMBER: _ClassVar[int]
     RESUME_BEFORE_FIELD_NUMBER: _ClassVar[int]
-    NODES_FIELD_NUMBER: _ClassVar[int]
-    COUNTED_S_FIELD_NUMBER: _ClassVar[int]
-    PRODUCTIVE_S_FIELD_NUMBER: _ClassVar[int]
-    ESTIMATED_FIELD_NUMBER: _ClassVar[int]
-    SAVES_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FROM_FIELD_NUMBER: _ClassVar[int]
     restarts_used: int
     spent: _containers.RepeatedCompositeFieldContainer[KindCount]
     no_progress: int
@@ -444,12 +478,8 @@ class History(_message.Message):
     lost: _containers.RepeatedScalarFieldContainer[str]
     promoted: _containers.RepeatedScalarFieldContainer[str]
     resume_before: int
-    nodes: _containers.RepeatedCompositeFieldContainer[NodeTime]
-    counted_s: float
-    productive_s: float
-    estimated: _containers.RepeatedScalarFieldContainer[str]
-    saves: SectionTime
-    def __init__(self, restarts_used: _Optional[int] = ..., spent: _Optional[_Iterable[_Union[KindCount, _Mapping]]] = ..., no_progress: _Optional[int] = ..., iteration: _Optional[int] = ..., excluded: _Optional[_Iterable[str]] = ..., began_s: _Optional[float] = ..., down_s: _Optional[float] = ..., restarts: _Optional[_Iterable[_Union[RestartRecord, _Mapping]]] = ..., lost: _Optional[_Iterable[str]] = ..., promoted: _Optional[_Iterable[str]] = ..., resume_before: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeTime, _Mapping]]] = ..., counted_s: _Optional[float] = ..., productive_s: _Optional[float] = ..., estimated: _Optional[_Iterable[str]] = ..., saves: _Optional[_Union[SectionTime, _Mapping]] = ...) -> None: ...
+    resume_from: str
+    def __init__(self, restarts_used: _Optional[int] = ..., spent: _Optional[_Iterable[_Union[KindCount, _Mapping]]] = ..., no_progress: _Optional[int] = ..., iteration: _Optional[int] = ..., excluded: _Optional[_Iterable[str]] = ..., began_s: _Optional[float] = ..., down_s: _Optional[float] = ..., restarts: _Optional[_Iterable[_Union[RestartRecord, _Mapping]]] = ..., lost: _Optional[_Iterable[str]] = ..., promoted: _Optional[_Iterable[str]] = ..., resume_before: _Optional[int] = ..., resume_from: _Optional[str] = ...) -> None: ...
 
 class RestartRecord(_message.Message):
     __slots__ = ("cycle", "at_s", "down_s", "cause", "rank", "fingerprint", "host", "exit_code", "iteration", "checkpoint", "elsewhere", "infra_rank", "detect_s", "recomputed_s", "again_s")

@@ -152,6 +152,8 @@ class Stream:
             except ssl.SSLWantReadError:
                 return
             self._split()
+            if not (self._in.pending or self._tls.pending()):
+                return  # asking once more would cost as much as a beat
 
     def _split(self) -> None:
         frames, at = self._frames, 0

@@ -82,6 +82,7 @@ class Machine:
         self.state: Enum = state
         self.started = now  # monotonic seconds; the event log needs it to build the same machine again
         self.out = Outbox()
+        self.follower: Callable[[Enum, Any, float], None] | None = None  # told of each event, once it is handled
         self._handlers: dict[tuple[Enum, type], Handler] = {}
         if not self.parts:
             self.bind()
@@ -97,7 +98,10 @@ class Machine:
         """Handle one event at monotonic time `now` (seconds). Raises UnknownTransition without a row."""
         waiting = deque([event])
         while waiting:
-            posted = self._transit(waiting.popleft(), now)
+            state, event = self.state, waiting.popleft()
+            posted = self._transit(event, now)
+            if self.follower is not None:
+                self.follower(state, event, now)
             if self.state is self.last:
                 break
             waiting.extendleft(reversed(posted))

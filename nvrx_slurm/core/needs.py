@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from nvrx_slurm.core.words import in_words
@@ -10,8 +11,13 @@ LONG_S = 60.0
 _PASSING = ("electing", "waiting", "taking over", "stopping", "ending")
 
 
-def needs_a_person(found: dict[str, Any], state_s: float) -> dict[str, str]:
-    """The rules that hold, each with its sentence; {}: nobody needs to look.
+def needs_a_person(found: Mapping[str, Any], state_s: float) -> dict[str, str]:
+    """The rules that hold, each with its sentence; {}: nobody needs to look. As `rules`."""
+    return {name: sentence for name, (sentence, holds) in rules(found, state_s).items() if holds}
+
+
+def rules(found: Mapping[str, Any], state_s: float) -> dict[str, tuple[str, bool]]:
+    """Each rule with its sentence, and whether it holds.
 
     `found`: content of status.json. `state_s`: how long (seconds) the job is in its state. Raises KeyError, TypeError.
     """
@@ -19,7 +25,8 @@ def needs_a_person(found: dict[str, Any], state_s: float) -> dict[str, str]:
     gone, waits = nodes["missing"] + nodes["excluded"], found["waits"] or {}
     had_spares = nodes["expected"] > nodes["needed"]
     late_s = found["written"] - (waits.get("until") or found["written"])
-    table = {
+    notes = (found.get("checkpoint") or {}).get("notes", ())
+    return {
         "no-spare": (
             f"no spare is left, {gone} of {nodes['expected']} nodes are gone",
             found["cycle"] >= 0 and had_spares and gone > 0 and nodes["active"] + nodes["spare"] <= nodes["needed"],
@@ -34,6 +41,6 @@ def needs_a_person(found: dict[str, Any], state_s: float) -> dict[str, str]:
             bool(found["hang"]) and late_s > LONG_S,
         ),
         "crash-loop": ("ranks die at their start again and again", found["state"] == "paused"),
+        "checkpoint": ("; ".join(notes), bool(notes)),
         "no-progress": (f"{found['no_progress']} cycles without a new checkpoint", found["no_progress"] >= 2),
     }
-    return {name: sentence for name, (sentence, holds) in table.items() if holds}

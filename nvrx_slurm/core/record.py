@@ -22,7 +22,7 @@ from nvrx_slurm.core.agent.agent import Agent
 from nvrx_slurm.core.agent.events import AgentSettings
 from nvrx_slurm.core.coordinator import events as coordinator_events
 from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSettings
-from nvrx_slurm.core.coordinator.events import HangFound
+from nvrx_slurm.core.coordinator.events import HangFound, SendTo
 from nvrx_slurm.core.coordinator.restarts import RestartLimits
 from nvrx_slurm.core.election import election
 from nvrx_slurm.core.election.election import Election, ElectionSettings
@@ -31,7 +31,8 @@ from nvrx_slurm.errors import NvrxError, ProtocolError
 from nvrx_slurm.frozen import frozen
 
 MAX_LINE_CHARS = 4 << 20
-COMMANDS_IN_FULL = 64  # a plan for 10,000 nodes is 10,000 commands: the others are logged as a number
+COMMANDS_IN_FULL = 64  # the others are logged as a number
+_PLAIN = frozenset({type(None), bool, int, float, str})  # as JSON has them
 _HEADER_START = '{"nvrx":'
 
 
@@ -51,16 +52,18 @@ _hints = cache(get_type_hints)  # resolving annotations is slow
 
 def encode(value: Any) -> Any:
     """JSON value of a record of the cores; dataclasses carry their name as "type"."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is tuple:  # most of a log: the type of an item is asked here, which halves the time
+        return [item if type(item) in _PLAIN else encode(item) for item in value]
     if isinstance(value, Enum):
         return value.value
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, tuple):
-        return [encode(item) for item in value]
-    name = type(value).__name__
-    if _TYPES.get(name) is not type(value):
+    name = kind.__name__
+    if _TYPES.get(name) is not kind:
         raise ProtocolError(f"{name} is not a record of the cores and cannot be logged")
-    return {"type": name, **{field: encode(getattr(value, field)) for field in _hints(_TYPES[name])}}
+    fields = ((field, getattr(value, field)) for field in _hints(_TYPES[name]))
+    return {"type": name, **{field: one if type(one) in _PLAIN else encode(one) for field, one in fields}}
 
 
 def header_line(core: Machine) -> str:
@@ -83,11 +86,24 @@ def step_line(event: Any, now: float, wall: float, core: Machine, commands: Sequ
 
 
 def _coded(commands: Sequence[Any]) -> dict[str, Any]:
-    """The commands of a step: the first in full, the others as their number."""
-    shown = (replace(c, ranks=()) if isinstance(c, HangFound) else c for c in commands[:COMMANDS_IN_FULL])
+    """The commands of a step: the first in full, the others as their number. A plan for 10,000 nodes is 10,000
+    commands: "plans" has what they share once, and "to", who gets it: "ID GROUP_RANK RANK_OFFSET"."""
+    others, plans = list[Any](), list[tuple[records.Plan, list[str]]]()
+    for command in commands:
+        message = command.message if isinstance(command, SendTo) else None
+        if not isinstance(message, records.Plan):
+            others.append(command)
+            continue
+        shared = replace(message, group_rank=-1, rank_offset=-1)
+        if not plans or plans[-1][0] != shared:
+            plans.append((shared, []))
+        plans[-1][1].append(f"{command.node_id} {message.group_rank} {message.rank_offset}")
+    shown = (replace(c, ranks=()) if isinstance(c, HangFound) else c for c in others[:COMMANDS_IN_FULL])
     coded: dict[str, Any] = {"commands": [encode(command) for command in shown]}  # hang.json has the ranks
-    if len(commands) > COMMANDS_IN_FULL:
-        coded["more"] = len(commands) - COMMANDS_IN_FULL
+    if len(others) > COMMANDS_IN_FULL:
+        coded["more"] = len(others) - COMMANDS_IN_FULL
+    if plans:
+        coded["plans"] = [{"plan": encode(shared), "to": to} for shared, to in plans]
     return coded
 
 
@@ -196,5 +212,7 @@ def _check_step(core: Machine, step: dict[str, Any]) -> None:
     for place, (a, b) in enumerate(zip_longest(logged, mine), 1):
         if a != b:
             raise ProtocolError(f"command {place} was {_dump(a)}, but now it is {_dump(b)}")
+    if step.get("plans") != again.get("plans"):
+        raise ProtocolError("the log has other plans than the core makes now")
     if step.get("more") != again.get("more"):
         raise ProtocolError(f"{step.get('more')} further commands were logged, but now there are {again.get('more')}")

@@ -6,11 +6,12 @@ import os
 import weakref
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping
-from time import monotonic_ns
+from time import monotonic_ns, sleep
 from typing import Any
 
+from nvrx_slurm.core.checkpoint.interval import SAVE_S, best_interval_s, mtbf_s
 from nvrx_slurm.core.rank import learn
-from nvrx_slurm.core.rank.sections import SectionError, Sections
+from nvrx_slurm.core.rank.sections import SectionError, Sections, kind_of
 from nvrx_slurm.core.rank.watch import STEP_SECTION, slots_of
 from nvrx_slurm.monitor import distributed, transport, wire
 from nvrx_slurm.monitor.distributed import RankInfo, env_int, megatron_iteration
@@ -22,8 +23,13 @@ from nvrx_slurm.monitor.page import (
     FINISHED,
     FIRST_BEAT,
     HEARTBEAT,
+    JUDGED,
     LEAVES,
     OUTSIDE,
+    REPORT_SLOTS,
+    REPORT_WORDS,
+    REPORTED,
+    REPORTS,
     SAVED,
     SECOND_BEAT,
     SECTIONS,
@@ -39,6 +45,7 @@ from nvrx_slurm.monitor.transport import RankMonitorClientError
 from nvrx_slurm.monitor.workload_control import WorkloadControlRequest
 
 FT_RANK_MONITOR_IPC_SOCKET_ENV_VAR = wire.SOCKET_ENV
+_JUDGEMENT_NS = 2_000_000_000  # for a busy agent; it takes 0.3 s
 
 
 class RankMonitorClient:
@@ -63,12 +70,16 @@ class RankMonitorClient:
         self._timeouts = Timeouts()
         self._page: RankPage | None = None
         self._words: Any = None  # the page's memoryview while initialised
+        self._floats: Any = None  # the same of doubles
+        self._gated: frozenset[str] = frozenset()  # sections that save, where a wrong loss has consequences
+        self._reports = 0  # of this process
         self._sections: Any = None  # Sections while initialised
         self._heartbeat_ns = 0  # the last heartbeat, or the init before the first
         self._first_ns = 0  # from init to the first heartbeat, 0 = there was none
         self._longest_ns = 0  # longest time between two heartbeats
         self._beats = 0  # of this process, also by earlier clients
         self._together, self._agreed = 0, False  # calls of should_stop_together() since init; one returned True
+        self._dues, self._due_ns = 0, 0  # calls of checkpoint_due_together(); when one of both last returned True
         _clients.add(self)
 
     @property
@@ -103,12 +114,13 @@ class RankMonitorClient:
             from nvrx_slurm.monitor import unmonitored
 
             rank_info, cfg, words = unmonitored.begin()
+            self._floats = words
         else:
             rank_info = RankInfo.get_for_current_rank()
             reply, fds = transport.request(path, "init", rank=rank_info.global_rank, local_rank=rank_info.local_rank)
             self._page = _map(fds[0] if fds else None)
             _answer_inspections(fds[1:])
-            cfg, words = reply["cfg"], self._page.words
+            cfg, words, self._floats = reply["cfg"], self._page.words, self._page.floats
         self.rank_info, self.cfg = rank_info, namedtuple("cfg", cfg)(**cfg)
         try:
             self._timeouts.configure(path, self.cfg)
@@ -119,7 +131,10 @@ class RankMonitorClient:
         self._heartbeat_ns = now_ns = monotonic_ns()
         self._first_ns = self._longest_ns = 0
         self._together, self._agreed = 0, False
-        self._beats, names = words[BEATS], list(self.section_timeouts.section)
+        self._dues, self._due_ns = 0, now_ns
+        self._beats, names, self._reports = words[BEATS], list(self.section_timeouts.section), words[REPORTED]
+        acts = self._timeouts.path and getattr(self.cfg, "loss_action", "warn") != "warn"
+        self._gated = frozenset(name for name in names if acts and kind_of(name) == "checkpoint")
         counted_ns = list(words[SPENT : SPENT + len(slots_of(names))])
         self._sections = Sections(names, warmup, now_ns, megatron_iteration, counted_ns)
         words[OUTSIDE] = self._sections.outside_ns
@@ -151,6 +166,29 @@ class RankMonitorClient:
             self._first_ns = now_ns - self._heartbeat_ns
         self._heartbeat_ns = now_ns
 
+    def report(self, iteration: int, loss: float | None = None, grad_norm: float | None = None) -> None:
+        """Report the loss and the norm of the gradients of an iteration; see `--ft-loss-action`. About 0.5 us.
+
+        Numbers of Python: a tensor would wait for its GPU. A loss that is reduced over all ranks is compared, bit by
+        bit. Raises RankMonitorClientError if not initialised in this process.
+        """
+        number = self._reports = self._reports + 1
+        slot = REPORTS + number % REPORT_SLOTS * REPORT_WORDS
+        try:
+            floats, words = self._floats, self._words
+            kinds = 0
+            if loss is not None:
+                floats[slot], kinds = loss, 1
+            if grad_norm is not None:
+                floats[slot + 1] = grad_norm
+                kinds += 2
+            words[slot + 2] = iteration * 4 + kinds
+            words[REPORTED] = number
+        except (TypeError, ValueError):
+            if self._words is None:
+                raise _uninitialized("report") from None
+            raise
+
     def start_section(self, section: str) -> None:
         """Begin section `section`; its timeout runs until end_section(). Sections may nest and overlap.
 
@@ -160,6 +198,8 @@ class RankMonitorClient:
         sections, words = self._sections, self._words
         if words is None:
             raise _uninitialized("start_section")
+        if section in self._gated:
+            self._await_judgement()
         if section in sections.slots:
             now_ns = monotonic_ns()
             slot = _checked(sections.start, section, now_ns)
@@ -221,14 +261,30 @@ class RankMonitorClient:
         without a group, a group without gloo and nccl, a bad `every`, or if not initialised.
         """
         self._need_cfg("should_stop_together")
-        if type(every) is not int or every < 1:
-            raise RankMonitorClientError(f"should_stop_together(every=...) must be an integer >= 1, not {every!r}")
         self._together += 1
-        if not self._agreed and self._together % every == 0 and self._timeouts.path:
-            self._agreed = self._words[WARNED] != 0
-            if group is not None or distributed.is_initialized() or env_int("WORLD_SIZE", 1) > 1:
-                self._agreed = distributed.largest([int(self._agreed)], group) == [1]
+        if not self._agreed and _is_turn("should_stop_together", self._together, every) and self._timeouts.path:
+            self._agreed = distributed.any_of(self._words[WARNED] != 0, group)
         return self._agreed and self._leave()
+
+    def checkpoint_due(self) -> bool:
+        """Whether the best interval since the last save is over: save now, in a section such as "checkpointing".
+
+        The interval is that of Young and Daly: from the mean time of the sections that save (60 s before the first),
+        and NVRX_MTBF (seconds). It begins at the end of such a section, at a True, or at init. Ranks may learn of it
+        some steps apart; see checkpoint_due_together(). Some us. Raises RankMonitorClientError if not initialised.
+        """
+        self._need_cfg("checkpoint_due")
+        return self._is_due() and self._begin_interval()
+
+    def checkpoint_due_together(self, every: int = 1, group: Any = None) -> bool:
+        """checkpoint_due() with the same result on all ranks: True in the same call, once it is on one rank.
+
+        A collective call, with the parameters, costs and errors of should_stop_together().
+        """
+        self._need_cfg("checkpoint_due_together")
+        self._dues += 1
+        turn = _is_turn("checkpoint_due_together", self._dues, every)
+        return turn and distributed.any_of(self._is_due(), group) and self._begin_interval()
 
     def calculate_and_set_hb_timeouts(self, skip_if_not_ready: bool = False) -> bool:
         """Replace the heartbeat timeouts by safety_factor times the longest time that any rank has needed.
@@ -305,6 +361,23 @@ class RankMonitorClient:
             self._words[BEFORE] = self._sections.in_all_ns(now_ns)
         self._words[word] = self._words[word] or now_ns
 
+    def _await_judgement(self) -> None:
+        """A checkpoint of a training that has gone wrong should not be the newest one."""
+        until_ns = monotonic_ns() + _JUDGEMENT_NS
+        while self._words[JUDGED] < self._reports and monotonic_ns() < until_ns:
+            sleep(0.005)
+
+    def _is_due(self) -> bool:
+        words, saves = self._words, self._sections.saves
+        times = sum(words[TIMES + slot] for slot in saves)
+        save_s = sum(words[SPENT + slot] for slot in saves) / 1e9 / times if times else SAVE_S
+        interval_s = best_interval_s(save_s, env_int("NVRX_MTBF", int(mtbf_s(1, 0.0, 0))))
+        return bool(monotonic_ns() - max(self._due_ns, words[SAVED]) >= interval_s * 1e9)
+
+    def _begin_interval(self) -> bool:
+        self._due_ns = monotonic_ns()
+        return True
+
     def _leave(self) -> bool:
         """Tell the agent that the end of this process is not the end of the training."""
         if not self._words[LEAVES]:
@@ -317,7 +390,7 @@ class RankMonitorClient:
         return self.cfg
 
     def _detach(self) -> None:
-        self._words = self._sections = None
+        self._words = self._floats = self._sections = None
         self._timeouts.path = ""
         if self._page is not None:
             self._page.close()
@@ -329,6 +402,12 @@ def _uninitialized(what: str) -> RankMonitorClientError:
         f"{what}() needs init_workload_monitoring() first, in the rank's own process "
         "(not in one forked from it) and before shutdown_workload_monitoring()"
     )
+
+
+def _is_turn(what: str, calls: int, every: int) -> bool:
+    if type(every) is not int or every < 1:
+        raise RankMonitorClientError(f"{what}(every=...) must be an integer >= 1, not {every!r}")
+    return calls % every == 0
 
 
 def _checked(move: Callable[[str, int], int], section: str, now_ns: int) -> int:

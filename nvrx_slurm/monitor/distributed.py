@@ -32,6 +32,13 @@ def largest(mine: list[int], group: Any = None) -> list[int]:
     return [int(value) for value in tensor.tolist()]
 
 
+def any_of(mine: bool, group: Any = None) -> bool:
+    """Whether it is so on any rank of `group`, as `largest`; in a job of one rank without a group, on this one."""
+    if group is not None or is_initialized() or env_int("WORLD_SIZE", 1) > 1:
+        return largest([int(mine)], group) == [1]
+    return mine
+
+
 def device_for(backends: str) -> str:
     """ "cpu" where gloo serves it (no wait for the GPU), "cuda" where only nccl is there.
 

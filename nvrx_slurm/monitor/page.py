@@ -1,9 +1,9 @@
 """The page of memory that a rank shares with its monitor: heartbeats without a system call.
 
-Layout: 640 words of 64 bits, native order, then a note. Each word has one writer and is a complete fact; no two words
-need to agree. Torn reads are impossible: one instruction stores or loads an aligned word (memoryview items of format
-"q"). A seqlock would need memory barriers, which Python lacks on ARM, and a rank stopped during a write would leave it
-locked.
+Layout: 640 words of 64 bits, native order, then a note, then a ring of reports. Each word has one writer and is a
+complete fact; no two words need to agree, but for the ring (see below). Torn reads are impossible: one instruction
+stores or loads an aligned word (memoryview items of format "q"). A seqlock would need memory barriers, which Python
+lacks on ARM, and a rank stopped during a write would leave it locked.
 
 Times are `time.monotonic_ns()`, 0 = never. A reader loads the words first and then the clock. It ignores a time that is
 not between the init it belongs to and now. The page is sealed: no process can shrink it under its readers.
@@ -35,6 +35,8 @@ SAVED = 15  # rank: when a section of kind checkpoint last ended (see core.rank.
 TURN = 16  # rank: when a section last began or ended; SPENT has the time until then
 BEFORE = 17  # rank: ns in sections other than "step" before its first heartbeat or "step"
 BEFORE_SAVED = 18  # rank: the same before SAVED
+JUDGED = 48  # agent (own cache line): how many reports it has judged and found right
+REPORTED = 56  # rank (own cache line): reports so far
 SECTIONS = 64  # rank: from here on one word per slot (see core.rank.watch.slots_of): open since (0 = closed)
 SPENT = 200  # rank: the same slots: ns in the section, without those in sections that began later
 TIMES = 336  # rank: the same slots: how often the section has ended
@@ -42,7 +44,11 @@ MAGIC_VALUE = 0x4E56_5258_5041_4737  # "NVRXPAG7": 7 is the version of the layou
 ENDED = 472  # rank: the same slots: when the section last ended
 WORDS = 640
 _NOTE_AT = 8 * WORDS  # byte: behind the words is the monitor's note about learned limits, padded with NULs
-NOTE_BYTES = PAGE_BYTES - _NOTE_AT
+# The last reports, number N in slot N % SLOTS: loss and norm of the gradients (doubles), iteration * 4 + which of both
+# there are (1 loss, 2 norm). A reader may find a slot half written: see RankMonitor.reports.
+REPORT_WORDS, REPORT_SLOTS = 3, 128
+REPORTS = PAGE_BYTES // 8 - REPORT_WORDS * REPORT_SLOTS
+NOTE_BYTES = 8 * REPORTS - _NOTE_AT
 
 
 class PageError(ValueError):
@@ -65,18 +71,18 @@ def create_page() -> int:
 
 
 class RankPage:
-    """A mapping of the page in `fd`, which may be closed afterwards. `words`: a memoryview of integers.
+    """A mapping of the page in `fd`, which may be closed afterwards. `words`, `floats`: memoryviews of it.
 
     Raises PageError if it is not a page of this layout (without `check`: of this size).
     """
 
-    __slots__ = ("_map", "words")
+    __slots__ = ("_map", "floats", "words")
 
     def __init__(self, fd: int, check: bool = True) -> None:
         if os.fstat(fd).st_size != PAGE_BYTES:
             raise PageError("the shared page has the wrong size")
         self._map = mmap.mmap(fd, PAGE_BYTES)
-        self.words = memoryview(self._map).cast("q")
+        self.words, self.floats = memoryview(self._map).cast("q"), memoryview(self._map).cast("d")
         if check and self.words[MAGIC] != MAGIC_VALUE:
             self.close()
             raise PageError("the shared page has another layout: use the same nvrx_slurm on both sides")
@@ -84,13 +90,21 @@ class RankPage:
     @property
     def note(self) -> bytes:
         """What a monitor leaves to its successor. Of at most NOTE_BYTES."""
-        return self._map[_NOTE_AT:].partition(b"\0")[0]
+        return self._map[_NOTE_AT : 8 * REPORTS].partition(b"\0")[0]
 
     @note.setter
     def note(self, text: bytes) -> None:
-        self._map[_NOTE_AT:] = text.ljust(NOTE_BYTES, b"\0")
+        self._map[_NOTE_AT : 8 * REPORTS] = text.ljust(NOTE_BYTES, b"\0")
+
+    def report(self, number: int) -> tuple[int, float | None, float | None, int]:
+        """One report: iteration, loss and norm of the gradients (None = not reported), bits of the loss."""
+        slot = REPORTS + number % REPORT_SLOTS * REPORT_WORDS
+        bits, _, iteration = self.words[slot : slot + REPORT_WORDS].tolist()
+        loss, norm = self.floats[slot : slot + 2].tolist()
+        return iteration >> 2, loss if iteration & 1 else None, norm if iteration & 2 else None, bits
 
     def close(self) -> None:
         """Unmap. A thread that uses `words` gets a ValueError."""
         self.words.release()
+        self.floats.release()
         self._map.close()

@@ -16,6 +16,7 @@ from nvrx_slurm.types import Node, Peer
 
 if TYPE_CHECKING:
     from nvrx_slurm.attribution.records import AttributionSpec
+    from nvrx_slurm.config.otel import OtlpTarget
     from nvrx_slurm.core.chain import ChainLimits
     from nvrx_slurm.core.logs.cycle_info import CycleFiles
     from nvrx_slurm.node.output.logs import LogSpec
@@ -62,6 +63,7 @@ class NodeJob:
     slurm: SlurmContext | None = None  # None: outside Slurm
     control: Control = field(default_factory=Control, repr=False)  # asks Slurm
     progress_file: str | None = None  # the checkpoint iteration file; None: cycles are not scored
+    checkpoints: tuple[str, str | None] | None = None  # their directory, and the pattern of their names
     electable: CoordinatorSettings | None = None  # of whichever node coordinates; None: the job has one node
     attribution: AttributionSpec | None = None  # None: no service, rules only
     logs: LogSpec | None = None  # None: no merged logs
@@ -69,4 +71,6 @@ class NodeJob:
     until_done: ChainLimits | None = None  # None: the job is not requeued
     notify: str | None = None  # the URL that gets news
     slurm_comment: bool = False  # the Comment of the Slurm job tells the state
+    metrics_file: str | None = None  # for node_exporter
+    otlp: OtlpTarget | None = None  # the collector that gets metrics
     may_yield: bool = False  # be an ordinary agent where somebody else listens at the endpoint already

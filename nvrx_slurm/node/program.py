@@ -28,6 +28,7 @@ from nvrx_slurm.node.coordination.link import LAST_MESSAGES_S, AgentLink, creden
 from nvrx_slurm.node.event_log import EventLog
 from nvrx_slurm.node.job import NodeJob
 from nvrx_slurm.node.monitors import signs
+from nvrx_slurm.node.monitors.losses import LossWatch
 from nvrx_slurm.node.output.console import Console
 from nvrx_slurm.node.preflight.head_start import HeadStart
 from nvrx_slurm.node.preflight.preflight import Preflight
@@ -125,7 +126,8 @@ class NodeProgram:
         preflight = Preflight(job.preflight, rank, state_dir, say, shell.post, shell.finish_with, checks)
         lease = Lease(listener=self._server.fileno()) if self._server is not None else None
         workers = Workers(job.node, job.spec, job.run_dir, self._console, shell.post, path, lease, self._tell)
-        await self.add(preflight, workers)
+        action = (job.spec.settings or {}).get("loss_action", "warn")
+        await self.add(preflight, workers, LossWatch(action, workers.monitors, shell.post))
         if job.logs is not None:
             from nvrx_slurm.node.output.logs import LogsRole
 

@@ -210,7 +210,7 @@ def open_log(path: Path) -> tuple[IO[bytes], str]:
         return _nowhere(), error.strerror or str(error)
     size = file.tell()
     try:
-        os.write(file.fileno(), b"\n")
+        os.write(file.fileno(), b" ")  # no newline: to a program that reads the file at this moment it is no line yet
         os.ftruncate(file.fileno(), size)
         file.seek(size)
     except OSError as error:

@@ -1,10 +1,10 @@
-"""Run by path in a bare interpreter: become the template, whose command line is that of a worker.
+"""Run by `child.trampoline` in a bare interpreter: become the template, whose command line is that of a worker.
 
-    python -I -S start.py HOOK_DIR PYTHON [ARG ...]
+    start.py HOOK_DIR PYTHON COMMAND [ARG ...]
 
-HOOK_DIR has a copy of `template.py` called sitecustomize.py, which Python imports before it runs the script. If the
-hook did not load, Python would run the training script here, as a rank too many. So the hook is tried without a script
-first.
+COMMAND is PYTHON, or a program such as numactl that executes it. HOOK_DIR has a copy of `template.py` called
+sitecustomize.py, which Python imports before it runs the script. If the hook did not load, Python would run the
+training script here, as a rank too many. So the hook is tried without a script first.
 """
 
 import os
@@ -22,13 +22,13 @@ raise SystemExit({HOOK_FAILED} if before is None else {SITE_CHANGES} if after !=
 
 def main() -> None:
     """Try the hook, then execute the command with it."""
-    hook_dir, command = sys.argv[1], sys.argv[2:]
+    hook_dir, python, command = sys.argv[1], sys.argv[2], sys.argv[3:]
     path = os.environ.get("PYTHONPATH")
     env = {**os.environ, "PYTHONPATH": f"{hook_dir}{os.pathsep}{path}" if path else hook_dir}
-    failed = os.spawnve(os.P_WAIT, command[0], [command[0], "-c", _TRIAL], {**env, "NVRX_TEMPLATE": "trial"})
+    failed = os.spawnve(os.P_WAIT, python, [python, "-c", _TRIAL], {**env, "NVRX_TEMPLATE": "trial"})
     if failed:
         os._exit(SITE_CHANGES if failed == SITE_CHANGES else HOOK_FAILED)
-    os.execve(command[0], command, env)
+    os.execvpe(command[0], command, env)
 
 
 main()

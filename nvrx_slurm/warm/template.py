@@ -35,6 +35,7 @@ _MAX_STANDBYS = 253  # SCM_MAX_FD of the kernel
 _MESSAGE_BYTES = 1 << 16
 _NO_COLLECTION = 1 << 30  # a threshold that imports do not reach: the collector takes a fifth of their time
 _USER_SIGNALS = {signal.SIGUSR1, signal.SIGUSR2}
+_LITTLE_GARBAGE = {"numpy", "torch", "torch._dynamo"}  # less than a collection is worth, a tenth of their time
 # torch cannot use a device in a process whose parent has asked for it, even if only how many there are.
 _BAD_FORKS = ("_cuda_isInBadFork", "_xpu_isInBadFork", "_mtia_isInBadFork")
 
@@ -73,16 +74,33 @@ class Template:
         self._be_released(standby)
 
     def _import(self, modules, hurry):
-        """Import them; returns in how many seconds. Where one is unfit, tell that and end."""
-        module, began_s = "", time.monotonic()
+        """Import them; returns in how many seconds. Where one is unfit, tell that and end.
+
+        Others go first, unless workers wait. Most users may not go back from a lower priority, but from this policy.
+        """
+        module, began_s, threshold = "", time.monotonic(), gc.get_threshold()
+        low = not hurry and os.sched_getscheduler(0) == os.SCHED_OTHER
         try:
-            with _LowPriority(hurry), _Path(self._path0), _Environment() as environment, _NoCollection():
+            if low:
+                os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+            if self._path0 is not None:
+                sys.path.insert(0, self._path0)
+            gc.set_threshold(_NO_COLLECTION)
+            with _Environment() as environment:
                 for module in modules:
                     name, _, names = module.partition(":")
                     __import__(name, fromlist=names.split(",") if names else ())
                     self._check(name, environment.read & self._rank_names)
+            if not _LITTLE_GARBAGE.issuperset(modules):
+                gc.collect()
+            gc.freeze()  # the collector would write to pages that are shared; it must not run before
+            if gc.get_threshold()[0] == _NO_COLLECTION:  # else a module has chosen another one
+                gc.set_threshold(*threshold)
+            if self._path0 in sys.path:
+                sys.path.remove(self._path0)
             self._stamp()
-            gc.freeze()  # the collector would write to pages that are shared
+            if low:
+                os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
         except BaseException as error:  # also what a module raises to end the process
             why = str(error) if isinstance(error, Unfit) else f"{type(error).__name__}: {error}"
             self._say(unfit=module, why=why)
@@ -262,49 +280,6 @@ class _Title:
         ctypes.memmove(self._place, command, len(command))
         with open("/proc/self/comm", "wb") as comm:
             comm.write(name)
-
-
-class _LowPriority:
-    """Others go first, unless workers wait. Most users may not go back from a lower priority, but from this policy."""
-
-    def __init__(self, hurry):
-        self._hurry = hurry or os.sched_getscheduler(0) != os.SCHED_OTHER
-
-    def __enter__(self):
-        if not self._hurry:
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-
-    def __exit__(self, *exc):
-        if not self._hurry:
-            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-
-
-class _NoCollection:
-    """Without the collector, unless a module asks for it. What it would have found is found at the end."""
-
-    def __enter__(self):
-        self._threshold = gc.get_threshold()
-        gc.set_threshold(_NO_COLLECTION)
-
-    def __exit__(self, *exc):
-        if gc.get_threshold()[0] == _NO_COLLECTION:
-            gc.set_threshold(*self._threshold)
-        gc.collect()
-
-
-class _Path:
-    """sys.path as the script will have it."""
-
-    def __init__(self, path0):
-        self._path0 = path0
-
-    def __enter__(self):
-        if self._path0 is not None:
-            sys.path.insert(0, self._path0)
-
-    def __exit__(self, *exc):
-        if self._path0 is not None and self._path0 in sys.path:
-            sys.path.remove(self._path0)
 
 
 class _Environment:

@@ -14,6 +14,7 @@ import os
 import select
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -29,7 +30,7 @@ from timeline import Injected
 from nvrx_slurm.errors import NvrxError
 from nvrx_slurm.system.inotify import Inotify
 
-_SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "ddp.py"
+_SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "ddp_sections.py"
 _STEPS, _CHECKPOINT_EVERY, _STEP_TIME_S = 200, 20, 0.04
 _PROGRESS_STEPS = 25  # between two faults: more than a checkpoint, so that each restart resumes further on
 _RECOVERY_TIMEOUT_S = 60.0
@@ -240,6 +241,7 @@ def play(stage: Stage, root: Path, checks: Checks) -> None:
     found = report(run)
     say("\nChecks")
     check(run, found, calm, checks)
+    write_report(run.run_dir, checks)
 
 
 def clean_up(stage: Stage, root: Path, checks: Checks) -> None:
@@ -249,6 +251,15 @@ def clean_up(stage: Stage, root: Path, checks: Checks) -> None:
     checks("the cluster is down and nothing is left running", not left, left)
     for one in left:
         init.signal_process(one, signal.SIGKILL)
+
+
+def write_report(run_dir: Path, checks: Checks) -> None:
+    """What happened, as a page with pictures, by nvrx report. It stays where the logs do not."""
+    page = Path(tempfile.gettempdir()) / "nvrx-demo-report.html"
+    words = [sys.executable, "-m", "nvrx_slurm.cli.toolbox", "report", str(run_dir), "--output", str(page)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    checks("nvrx report has drawn it", done.returncode == 0, done.stderr)
+    say(f"\nopen it in a browser: {page}")
 
 
 def _environment(root: Path) -> None:

@@ -3,6 +3,7 @@
 
 The scenario: an any-failed job of two nodes; a rank of node 0 fails, and its agent reports what it has read in the
 rank's output; then both nodes stop. A move is a call from a function in one file to a function in another one.
+The account (`core/account/follower.py`) is not on the way: nothing follows the coordinator here.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ from minicluster import MiniCluster, MiniClusterError
 
 NODES, SPARES, RANKS_PER_NODE = 4, 2, 2
 WORLD_SIZE = (NODES - SPARES) * RANKS_PER_NODE
-HEARTBEAT_TIMEOUT_S = 3
-_FIRST_HEARTBEAT_TIMEOUT_S = 60  # the first step waits for the slowest rank to import torch
+HANG_TIMEOUT_S = 3
+_SECTIONS = f"setup:60,step:{HANG_TIMEOUT_S},checkpointing:10"  # of examples/ddp_sections.py
 _MAX_RESTARTS = 10
 _SUBMIT_S = 30.0
 
@@ -79,8 +79,8 @@ class SlurmStage:
             "--spares": SPARES,
             "--nproc-per-node": RANKS_PER_NODE,
             "--max-restarts": _MAX_RESTARTS,
-            "--ft-rank-heartbeat-timeout": HEARTBEAT_TIMEOUT_S,
-            "--ft-initial-rank-heartbeat-timeout": _FIRST_HEARTBEAT_TIMEOUT_S,
+            "--ft-rank-section-timeouts": _SECTIONS,
+            "--ft-rank-out-of-section-timeout": 60,
             "--log-dir": directory / "logs",
             "--output": directory / "job-%j.out",
             "--sbatch-arg": f"--chdir={directory}",
@@ -145,8 +145,8 @@ class LocalStage:
             sys.executable, "-m", "nvrx_slurm.cli.run", f"--nnodes={NODES - SPARES}:{NODES}",
             f"--nproc-per-node={RANKS_PER_NODE}", f"--rdzv-endpoint=127.0.0.1:{free_port()}",
             f"--rdzv-id=run{self._runs}", f"--max-restarts={_MAX_RESTARTS}", f"--log-dir={logs}",
-            f"--ft-rank-heartbeat-timeout={HEARTBEAT_TIMEOUT_S}",
-            f"--ft-initial-rank-heartbeat-timeout={_FIRST_HEARTBEAT_TIMEOUT_S}",
+            f"--ft-rank-section-timeouts={_SECTIONS}",
+            "--ft-rank-out-of-section-timeout=60",
         ]  # fmt: skip
         (directory / "agents").mkdir()
         for infra_rank in range(NODES):

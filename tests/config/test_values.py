@@ -65,6 +65,7 @@ REFUSED: list[tuple[k.Kind, str, list[object]]] = [
      ["step", "step:x", "step:-1", "step:0", "step:1,step:2", {1: 2}, ["step:1"], 5, {"step": True},
       {"two\nlines": 1.0}, "\udc80:3"]),
     (v.SECTION_TIMEOUTS, "at most 128", [MANY | {"one more": 1.0}, {"x" * 5000: 1.0}]),
+    (v.PATTERN, "regular expression", ["step_", "("]),
     (v.RESTARTS_BY_FAULT, "FAULT:N", ["hung:2", "hang:-1", "hang:1,hang:2", "hang", 5]),
     (v.PREFLIGHT_FAILURES, "CYCLE:INFRA_RANK", ["1", "1:x", "-1:0", "1:2:3"]),
     (v.ENDPOINTS, "HOST:PORT", [":1", "h:x", "h:65536", "h:-1", "::1", "[::1", "[::1]x", "http://h:1", "a b:1"]),

@@ -75,6 +75,7 @@ class AgentStory(Story):
             "check": lambda: t.CheckNode(term, number),
             "end": lambda: t.Finish(number, "so it ends", second),
             "lead": lambda: t.Lead(number),
+            "counted": lambda: t.Counted(number, t.Account(1.0, 0.0, ())),
             "leave": t.Leave,
             "lease-over": ag.LeaseOver,
             "refuse": lambda: t.Refused(number, "replaced"),
@@ -117,7 +118,11 @@ def _message(message: Any) -> str:
     if isinstance(message, t.Register):
         plan = f"/{message.plan.cycle}" if message.plan is not None else ""
         faults = "".join(f"!{fault.local_rank}" for fault in message.faults)
-        return f"register:{message.doing.value}{plan}{faults}" + "(early)" * message.early
+        return (
+            f"register:{message.doing.value}{plan}{faults}"
+            + "(early)" * message.early
+            + "(counted)" * bool(message.counted)
+        )
     at = f"{message.term}/{message.cycle}" if hasattr(message, "cycle") else ""
     if isinstance(message, t.RanksFailed):
         [fault] = message.faults

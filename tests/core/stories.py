@@ -69,6 +69,8 @@ class Story:
             word, _, rest = told.partition(" ")
             if word == "says":
                 assert any(rest in text for text in self.said), f"{rest!r} is not said, but {self.said}"
+            elif word == "resumes":
+                assert self.core.job.assignment.shared.history.resume_from == rest
             elif word in self.starts:
                 self.begin(word, rest)
             else:
@@ -130,18 +132,30 @@ class Story:
         """The event that a line means."""
         if word in ("waits", "tick"):
             return Tick()
+        if word == "slow":  # ranks as 2+3, cycle, what is slow, windows so far
+            return self._slow([int(one) for one in rest[0].split("+") if one != "-"], int(rest[1]), *rest[2:])
+        return self._answered(word, rest) or self._of_node(word, rest)
+
+    def _answered(self, word: str, rest: list[str]) -> Any:
+        """What the shell has read, or been told; None: the line means something else."""
         if word == "time":
             return ev.TimeLeftRead(None if rest[0] == "?" else float(rest[0]))
         if word == "progress":
             return ev.ProgressRead(int(rest[0]), None if rest[1] == "?" else int(rest[1]))
+        if word == "finds":
+            found = (int(one) for one in rest if one != "?")
+            return ev.CheckpointsFound(tuple(ev.Resumable(one, f"/iter_{one}", 5.0) for one in found))
         if word == "reached":
             return ev.ReachedRead(int(rest[0]), -1 if rest[1] == "?" else int(rest[1]))
         if word == "advises":
             return ev.Advised(int(rest[0]), rest[1] == "stop", " ".join(rest[1:]))
+        if word == "counted":
+            return t.Counted(0, t.Account(1.0, 0.0, ()))
         if word == "raised":
             return ev.Raised(int(rest[0]))
-        if word == "slow":  # ranks as 2+3, cycle, what is slow, windows so far
-            return self._slow([int(one) for one in rest[0].split("+") if one != "-"], int(rest[1]), *rest[2:])
+        return None
+
+    def _of_node(self, word: str, rest: list[str]) -> Any:
         rank, life = int(rest[0].rstrip("'")), rest[0].count("'")
         if word == "dead":
             return ev.ProvenDead(peer(rank))
@@ -297,7 +311,7 @@ ANYTHING = (
     *("fails 0", "fails 1", "succeeds 0", "stops 0", "stops 0 9", "stops 1", "asks 0 continue", "asks 0 exclude"),
     *("asks 0 shutdown", "warns 0 10", "ends 0", "time 100", "time ?", "progress 0 5", "progress -1 5", "tick"),
     *("unfit 0", "unfit 1", "joins 1 ended", "dead 1", "raised 9", "knows 0", "advises 0 stop", "hung 0", "sees 0"),
-    *("spent 0", "slow 0 0", "slow - 0", "examined 0"),
+    *("spent 0", "finds 300 200", "counted", "slow 0 0", "slow - 0", "examined 0"),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,9 +11,14 @@ from hypothesis import strategies as st
 
 from nvrx_slurm.core.account.account import BUCKETS, SECTION, Marks, NodeCycle, Role, account
 from nvrx_slurm.core.account.book import TOLD, Book
+from nvrx_slurm.core.account.follower import JobAccount
 from nvrx_slurm.core.account.ranks import RankTimes, node_spent
 from nvrx_slurm.core.account.report import to_json
-from nvrx_slurm.types import FaultKind, History, NodeTime, SectionTime, Spent
+from nvrx_slurm.core.coordinator.report import Ledger
+from nvrx_slurm.core.coordinator.states import Stage
+from nvrx_slurm.types import Counted, FaultKind, History, NodeTime, RankFault, SectionTime, Spent
+
+from .stories import SCENARIOS, Story, scenarios
 
 BUSY = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)  # of a busy machine
 TIMES = st.floats(-10.0, 200.0)
@@ -109,6 +115,19 @@ def test_the_slowest_rank_of_a_node_counts() -> None:
     assert RankTimes(1.0, 60.0, 2.0, 3.0, 4.0, 29.0, beats=27).silent_s(FaultKind.EXIT, 61.0) == 32.0
 
 
+@pytest.mark.parametrize(("saved_at", "recomputed"), [(30.0, 20.0), (5.0, 40.0), (None, 0.0)])
+def test_a_checkpoint_that_was_found_bounds_what_is_repeated(saved_at: float | None, recomputed: float) -> None:
+    """The cycle begins at 10 and fails at 50; no section tells of saves."""
+    book = Book(0.0, ["n0"])
+    book.here("0", "n0", 0.0)
+    book.planned(["0"], 10.0)
+    if saved_at is not None:
+        book.found_save(saved_at)
+    book.failed(50.0, 50.0)
+    book.spent("0", Spent(1, 0, 0.0, 0.0, 0.0), 50.0)
+    assert book.planned(["0"], 50.0).get("recomputed", 0.0) == pytest.approx(recomputed)
+
+
 # --- over takeovers ---------------------------------------------------------------------------------------------------
 
 DOINGS = st.lists(
@@ -140,7 +159,7 @@ def test_counters_never_go_back_and_nothing_is_lost_over_a_takeover(doings: Any,
             book.planned(keys[: max(1, count // 2)], now)
             planned = True
         elif what == "takeover" and planned:
-            past, at = book.tell(History()), book.counted_at
+            past, at = book.told(now, TOLD), book.counted_at
             book = Book(now)
             book.load(past, at)
             for other, host in zip(keys, hosts, strict=True):
@@ -157,11 +176,105 @@ def test_counters_never_go_back_and_nothing_is_lost_over_a_takeover(doings: Any,
         told = book.told(now)
         assert seconds(told.nodes) >= counted_s - 1e-3 and told.productive_s >= productive_s
         counted_s, productive_s = seconds(told.nodes), told.productive_s
-        if count <= TOLD:
-            assert seconds(book.live(now, 0.0).nodes) == pytest.approx(count * (now - 100.0), abs=1e-3)
     book.ended(now, well=False)
     told = book.told(now - 100.0)
     if count <= TOLD:
         assert seconds(told.nodes) == pytest.approx(count * (now - 100.0), abs=1e-3)
         walls = [node["wall_s"] for node in to_json(told)["nodes"]]
         assert walls == pytest.approx([now - 100.0] * count, abs=1e-3)
+
+
+# --- the account follows the coordinator -----------------------------------------------------------------------------
+
+
+class CountedStory(Story):
+    """At each plan, and at the end, the seconds of each node are those since the job began."""
+
+    account: JobAccount
+
+    @property
+    def is_over(self) -> bool:
+        return self.core.state is Stage.CLOSED
+
+    def tell(self, word: str, rest: str) -> list[str]:
+        if self.core.follower is None:
+            self.account = JobAccount(self.core)
+        done = super().tell(word, rest)
+        told = self.account.count().account
+        found = [seconds((node,)) for node in told.nodes]
+        assert all(took_s == pytest.approx(told.wall_s, abs=1e-4) for took_s in found if took_s or self.is_over)
+        return done
+
+
+@pytest.mark.parametrize(("title", "lines"), scenarios(SCENARIOS))
+def test_every_story_of_a_coordinator_is_counted(title: str, lines: list[str]) -> None:
+    CountedStory().play(lines)
+
+
+class TakenOver(CountedStory):
+    """The agents have been told what was counted until cycle 1, 15 s after the job began."""
+
+    def __init__(self, counted: Counted) -> None:
+        super().__init__()
+        self.counted = counted
+
+    def event(self, word: str, rest: list[str]) -> Any:
+        event = super().event(word, rest)
+        if word != "joins" or event.message.plan is None:
+            return event
+        plan = replace(event.message.plan, history=replace(event.message.plan.history, began_s=1000.0))
+        return replace(event, message=replace(event.message, plan=plan, counted=self.counted))
+
+
+@pytest.mark.parametrize("carries_on", [True, False])
+def test_the_next_coordinator_goes_on_with_what_was_counted(carries_on: bool) -> None:
+    first = CountedStory()
+    first.play(["running 2 of 3 began_s=1000", "sleeps 10", "spent 0,1", "fails 0 -> STOPPING stop(0 1)"])
+    first.play(["sleeps 5", "stops 0", "stops 1 -> RUNNING plan:1/1(0=0 1=1 2=-)"])
+    counted = first.account.count()
+    assert (counted.cycle, counted.account.wall_s, [cost.cycle for cost in counted.costs]) == (1, 15.0, [-1, 0])
+    assert 0.0 < counted.account.productive_s < 10.0
+    second = TakenOver(counted)
+    second.begin("nodes", "2 of 3 term=2 began_s=1020 max_restarts=0")
+    for line in ("0 running as 0 of 2 in 1", "1 running as 1 of 2 in 1" if carries_on else "2 running as - of 2 in 1"):
+        second.now += 1.0
+        second.tell("joins", line)
+    for line in (
+        ("succeeds 0 1", "succeeds 1 1", "loses 0", "loses 1") if carries_on else ("tick", "loses 0", "loses 2")
+    ):
+        second.tell(*line.partition(" ")[::2])
+    told = second.account.count().account
+    assert second.is_over and told.wall_s == second.now + 20.0
+    assert told.productive_s >= counted.account.productive_s and len(told.nodes) == 3
+    assert [node.role for node in told.nodes] == (
+        ["active", "active", "out"] if carries_on else ["active", "out", "here"]
+    )
+
+
+def test_of_many_nodes_a_takeover_remembers_who_was_a_spare_and_who_was_gone() -> None:
+    hosts = [f"n{rank}" for rank in range(TOLD + 4)]
+    keys = [str(rank) for rank in range(len(hosts))]
+    before, after = Book(0.0, hosts), Book(50.0, hosts)
+    for key, host in zip(keys, hosts, strict=True):
+        before.here(key, host, 0.0)
+    before.planned(keys[:2], 10.0)
+    for key, host in zip(keys[:-1], hosts[:-1], strict=True):
+        after.here(key, host, 50.0)
+    after.load(before.told(10.0, TOLD), 10.0)
+    after.resume(keys[:2], keys[:-1], 50.0)
+    after.ended(60.0, well=True)
+    found = {node["node"]: node["seconds"] for node in to_json(after.told(60.0))["nodes"]}
+    assert found[keys[-2]] == {"spare_idle": 50.0} and found[keys[-1]] == {"excluded": 50.0}
+    assert found[keys[2]] == {"wait_nodes": 10.0, "spare_idle": 50.0}
+
+
+def test_a_check_that_fails_after_a_hang_does_not_hide_how_long_it_was_silent() -> None:
+    ledger = Ledger(0.0, 1e9)
+    hang = RankFault(FaultKind.HANG, "n0", 0, 3, 3, silent_s=120.0)
+    ledger.add((hang,), 0, 200.0)
+    ledger.cause = hang
+    ledger.failed(0, 200.0, True, 200.0)
+    ledger.add((sick := RankFault(FaultKind.UNHEALTHY, "n0", 0, -1),), 0, 201.0)
+    ledger.cause_known(sick, False, True)
+    ledger.cycle_began(History(), [], 202.0)
+    assert [one.detect_s for one in ledger.restarts] == [120.0]

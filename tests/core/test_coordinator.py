@@ -107,7 +107,7 @@ def test_the_report_tells_the_whole_history() -> None:
     assert [fault.host for fault in found.last_faults] == ["h2"]
     twice = report.Ledger(0.0)
     for at in (1.0, 2.0):
-        twice.cycle_began(["h4"], at)
+        twice.cycle_began(History(), ["h4"], at)
     assert twice.build(History(), 2, 3.0).spares_used == ("h4", "h4")
 
 
@@ -127,7 +127,7 @@ def test_the_report_is_bounded() -> None:
         builder.failed(cycle, 0.0, True, 0.0)
     for cycle in range(report.LISTED + 1):
         builder.failed(cycle, 0.0, True, float(cycle))
-        builder.cycle_began([], cycle + 0.5)
+        builder.cycle_began(History(), [], cycle + 0.5)
     found = builder.build(History(), 0, 1.0)
     assert (len(found.faults), found.faults_not_listed) == (report.LISTED, report.LISTED + 2)
     assert (len(found.last_faults), len(found.restarts)) == (report.LISTED, report.LISTED)

@@ -21,7 +21,7 @@ from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSettings
 from nvrx_slurm.core.record import Difference, decode, encode, header_line, replay, step_line
 from nvrx_slurm.errors import ExitCode, ProtocolError
-from nvrx_slurm.types import Register
+from nvrx_slurm.types import RanksFailed, Register
 
 from .samples import a_fault, a_node, a_plan
 
@@ -179,15 +179,18 @@ def test_a_line_has_a_longest_length(monkeypatch: pytest.MonkeyPatch) -> None:
         agent_log()
 
 
-def test_of_a_big_plan_the_first_commands_are_logged_and_the_others_counted() -> None:
+def test_a_big_plan_is_logged_once_and_of_other_commands_the_first_and_their_number() -> None:
     core = Coordinator(CoordinatorSettings(min_nodes=200, max_nodes=200), 0.0)
     lines = [header_line(core)]
-    for rank in range(200):
-        event = ev.Joined(Register(a_node(rank), 1000))
+    joins = [ev.Joined(Register(a_node(rank), 1000)) for rank in range(200)]
+    for event in (*joins, ev.FromAgent("h1.0", RanksFailed(0, 0, (a_fault(1),)))):
         lines.append(step_line(event, 1.0, 2.0, core, core.step(event, 1.0)))
-    step = json.loads(lines[-1])
-    assert (len(step["commands"]), step["more"]) == (64, 201 - 64)
+    plan, stop = json.loads(lines[-2]), json.loads(lines[-1])
+    assert ([*map(len, (plan["commands"], plan["plans"], plan["plans"][0]["to"]))]) == [1, 1, 200]
+    assert (len(stop["commands"]), stop["more"] > 100) == (64, True)
     assert replay(lines) == []
-    step["more"] += 1
-    lines[-1] = json.dumps(step)
-    assert replay(lines)[0].line == 201
+    for number, change in ((-2, plan["plans"][0]["to"].pop), (-1, lambda: stop.update(more=1))):
+        change()
+        altered = [*lines]
+        altered[number] = json.dumps((plan, stop)[number])
+        assert replay(altered)[0].line == len(lines) + 1 + number

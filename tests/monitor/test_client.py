@@ -45,9 +45,10 @@ def test_without_a_launcher_it_says_how_to_start_or_on_request_does_nothing(monk
 
 def test_every_method_needs_init():
     client = RankMonitorClient()
-    one_argument = ("start_section", "end_section", "send_workload_control_request")
+    one_argument = ("start_section", "end_section", "report", "send_workload_control_request")
     calls = ("send_heartbeat", "end_all_sections", "should_stop", "should_stop_together")
     calls += ("calculate_and_set_hb_timeouts", "calculate_and_set_section_timeouts")
+    calls += ("checkpoint_due", "checkpoint_due_together")
     with standalone_monitor():
         for _ in range(2):
             for name in (*one_argument, *calls):
@@ -158,13 +159,38 @@ def test_wrong_uses_of_collective_calls_and_states(monkeypatch):
         client.init_workload_monitoring()
         for every in (0, -1, 1.0, True):
             assert "every=" in refused(client.should_stop_together, every)
+            assert "every=" in refused(client.checkpoint_due_together, every)
         monkeypatch.setenv("WORLD_SIZE", "2")
         assert "init_process_group" in refused(client.should_stop_together)
+        assert "init_process_group" in refused(client.checkpoint_due_together)
         for calculate in (client.calculate_and_set_hb_timeouts, client.calculate_and_set_section_timeouts):
             assert "init_process_group" in refused(calculate, skip_if_not_ready=True)
         assert "section 'x'" in refused(client.calculate_and_set_section_timeouts, ["x"])
         assert "current_timeouts" in refused(client.load_state_dict, {})
         assert client.state_dict() == {"current_timeouts": {}}
+        client.shutdown_workload_monitoring()
+
+
+def test_a_checkpoint_is_due_after_the_best_interval(monkeypatch):
+    """A save takes 2 s and a fault comes every 100 s: 20 s from one save to the next."""
+    now_s = [1000.0]
+    monkeypatch.setattr("nvrx_slurm.monitor.client.monotonic_ns", lambda: int(now_s[0] * 1e9))
+    monkeypatch.setenv("NVRX_MTBF", "100")
+
+    def due(after_s: float) -> bool:
+        now_s[0] += after_s
+        return client.checkpoint_due()
+
+    client = RankMonitorClient()
+    with standalone_monitor(rank_section_timeouts={"checkpointing": None}):
+        client.init_workload_monitoring()
+        assert [due(100.0), due(10.0), due(0.0)] == [False, True, False]  # after sqrt(2 x 60 x 100) s
+        client.start_section("checkpointing")
+        now_s[0] += 2.0
+        client.end_section("checkpointing")
+        assert [due(19.0), due(2.0), client.checkpoint_due_together()] == [False, True, False]
+        now_s[0] += 21.0
+        assert [client.checkpoint_due_together(2), client.checkpoint_due_together(2)] == [True, False]
         client.shutdown_workload_monitoring()
 
 

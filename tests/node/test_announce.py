@@ -1,8 +1,10 @@
-"""--ft-notify and --ft-slurm-comment: what a receiver gets, once each, and what a receiver that hangs costs."""
+"""--ft-notify, --ft-slurm-comment and metrics: what a receiver gets, and what a receiver that hangs costs."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import threading
 import time
@@ -51,7 +53,11 @@ def test_a_lost_node_and_the_end(rig: Rig, posted: tuple[str, list[dict[str, Any
     assert [second.wait(), third.wait()] == [1, 1]
     assert sorted(one["event"] for one in got) == ["few-restarts", "give-up", "no-spare", "restart"]
     last = next(one for one in got if one["event"] == "give-up")
-    assert last["end"]["code"] == 1 and "code 1" in last["text"] and last["restarts"] == {"used": 1, "allowed": 1}
+    assert (
+        last["end"]["code"] == 1
+        and "code 1" in last["text"]
+        and last["restarts"] == {"used": 1, "allowed": 1, "by_kind": {"node-lost": 1}}
+    )
 
 
 def test_a_receiver_that_hangs_or_is_gone_costs_the_job_little(rig: Rig) -> None:
@@ -76,6 +82,56 @@ def test_the_comment_of_the_job(rig: Rig) -> None:
     rig.open("end0")
     assert [one.wait() for one in nodes] == [0, 0]
     assert "Comment=nvrx ended with code 0, 0 restarts" in asked.read_text()
+
+
+def counters(body: dict[str, Any]) -> dict[tuple[str, ...], float]:
+    """Of what was pushed."""
+    metrics = body["resourceMetrics"][0]["scopeMetrics"][0]["metrics"]
+    points = [(one["name"], point) for one in metrics if "sum" in one for point in one["sum"]["dataPoints"]]
+    labels = [tuple(label["value"]["stringValue"] for label in point["attributes"]) for _, point in points]
+    return {(name, *label): point["asDouble"] for (name, point), label in zip(points, labels, strict=True)}
+
+
+def test_metrics_of_a_job_that_loses_its_coordinator(rig: Rig, posted: tuple[str, list[dict[str, Any]]]) -> None:
+    """No counter goes back, and the file is gone in the end."""
+    url, got = posted
+    otel = {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_METRIC_EXPORT_INTERVAL": "1"}
+    rig.before = "from nvrx_slurm.node.output import status\nstatus.INTERVAL_S, status._SOON_S = 0.2, 0.05"
+    flags = ("--max-restarts=3", f"--ft-metrics-file={rig.dir}/{{job}}.prom", *QUICK)
+    first, second, third = rig.nodes(3, "2:3", rig.script(UNTIL_TOLD), *flags, **otel)
+    os.kill(up(second, 0)[1], signal.SIGKILL)
+    pid = up(first, 1)[1]
+    file = rig.dir / f"{rig.run_dir.parent.name}.prom"
+    until(lambda: file.exists() and "nvrx_restarts_total" in file.read_text(), "the file has metrics")
+    assert 'state="running"} 1.0' in file.read_text()
+    until(lambda: any("nvrx_restarts_total" in key for one in got[-1:] for key, *_ in counters(one)), "it is pushed")
+    kill(first, pid)
+    says("cycle 2: ", second, third)
+    before = len(got)
+    until(lambda: len(got) > before + 5, "the next coordinator pushes")
+    rig.open("end2")
+    assert [second.wait(), third.wait()] == [0, 0] and not file.exists()
+    last: dict[tuple[str, ...], float] = {}
+    for key, value in (item for body in got for item in counters(body).items()):
+        assert value >= last.get(key, 0.0), key
+        last[key] = value
+    assert {value for key, value in last.items() if key[0] == "nvrx_restarts_total"} == {2}
+    spent = sum(value for key, value in last.items() if key[0] == "nvrx_node_seconds_total")
+    assert spent == pytest.approx(3 * rig.result["account"]["wall_s"], abs=0.1)  # the last push is of the end
+
+
+def test_a_collector_that_never_answers_costs_nothing(rig: Rig) -> None:
+    script, walls = rig.script("say('fails now')\nsys.exit(3)\n"), []
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        for otel in ({}, {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{silent.getsockname()[1]}"}):
+            one = rig.run(script, **otel)
+            one.line("fails now")
+            began = time.monotonic()
+            assert one.wait() == 1
+            walls.append(time.monotonic() - began)
+        silent.settimeout(0)
+        assert silent.accept()[0].recv(12) == b"POST /v1/met"
+    assert walls[1] < walls[0] + 1.0, walls  # a machine may be busy; a wait for the collector would be 2 s and more
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from nvrx_slurm.core.attribution.raised import failing_line
+from nvrx_slurm.core.logs.lines import Lines
+from nvrx_slurm.logs.rank_file import RankFile
 from nvrx_slurm.node import run_dir
 from nvrx_slurm.node.output import faults
 from nvrx_slurm.types import FaultKind, RankFault
@@ -152,6 +154,22 @@ def test_a_log_is_appended_to(tmp_path: Path) -> None:
             assert (problem, file.tell()) == ("", 2 * number)
             os.write(file.fileno(), b"x\n")
     assert path.read_bytes() == b"x\nx\n"
+
+
+def test_who_reads_a_log_while_it_is_tried_sees_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shipper that took the byte would skip the first one of the rank."""
+    seen: list[tuple[bytes, int]] = []
+    truncate = os.ftruncate
+
+    def read_first(fd: int, size: int) -> None:
+        one = RankFile(tmp_path / "rank_0.out", Lines())
+        seen.append((one.read(False)[0], one.at))
+        one.close()
+        truncate(fd, size)
+
+    monkeypatch.setattr(os, "ftruncate", read_first)
+    run_dir.open_log(tmp_path / "rank_0.out")[0].close()
+    assert seen == [(b"", 0)]
 
 
 @pytest.mark.parametrize("number", [errno.EDQUOT, errno.ENOSPC, errno.EIO])

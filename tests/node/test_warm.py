@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -155,6 +156,15 @@ def test_workers_are_executed(rig: Rig, work: str, flags: list[str], argument: s
     pids_of(one, 0, "executed")
 
 
+# As torch does: who has asked for GPUs is told so in a fork.
+TORCH = """
+import os
+class default_generator: seed = staticmethod(int)
+class _C: _cuda_isInBadFork = staticmethod(bool)
+class cuda:
+    def is_available():
+        os.register_at_fork(after_in_child=lambda: setattr(_C, "_cuda_isInBadFork", lambda: True))
+"""
 UNFIT = {
     "thread": ("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()", "a thread"),
     "socket": ("import socket; S = socket.create_server(('127.0.0.1', 0))", "socket:["),
@@ -164,11 +174,13 @@ UNFIT = {
     "exception": ("raise LookupError('no such library')", "LookupError: no such library"),
     "exit": ("import sys; sys.exit(3)", "SystemExit: 3"),
     "program": ("import os, sys; os.execv(sys.executable, sys.orig_argv)", "executes another program"),
+    "gpus": ("import torch; torch.cuda.is_available()", "asks for GPUs"),
     "missing": (None, "No module named 'bad_missing'"),
 }
 
 
 def test_modules_that_cannot_be_forked_are_left_out(rig: Rig, work: str) -> None:
+    (rig.dir / "torch.py").write_text(TORCH)
     for name, (code, _) in UNFIT.items():
         if code is not None:
             (rig.dir / f"bad_{name}.py").write_text(code)
@@ -239,8 +251,9 @@ def test_auto_preloads_what_the_first_workers_loaded_and_on_a_spare_what_the_scr
 
 # Stand in for libraries that take seconds to import.
 LIBRARIES = {
-    "torch/__init__": "class default_generator: seed = staticmethod(int)",
+    "torch/__init__": TORCH,
     "torch/_dynamo": "",
+    "sitecustomize": "",  # it might forbid to fork, so the interpreters of executed workers start, too
     "transformers": "class Trainer: pass\nimport os\nopen('grown', 'a').write(f'{os.getpid()}\\n')",
     "accelerate": UNFIT["thread"][0],
 }
@@ -276,6 +289,8 @@ def test_the_first_workers_are_forked_and_the_next_ones_have_what_can_be_forked_
     one = rig.run(script, "--nproc-per-node=2", "--max-restarts=2", SOON, args=("2",), **env)
     pids = [had(one, 0, rank)[1] for rank in (0, 1)]
     assert had(one, 0)[0] == "torch._dynamo"
+    commands = ["ps", "-o", "args=", "--ppid", str(one.pid)]
+    until(lambda: b"trampoline" not in subprocess.check_output(commands), "interpreters in reserve have ended")
 
     def renewed() -> bool:
         found = sorted(set(alike(one)) - set(pids), key=began)  # no standby is older than the template

@@ -12,7 +12,6 @@ import asyncio
 import json
 import os
 import sys
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -57,12 +56,12 @@ async def run(order: dict[str, Any]) -> dict[str, Any]:
 async def _grow(launcher: Launcher, modules: list[str]) -> None:
     """Returns when all standbys are those of the successor."""
     launcher._first = False
-    launcher._add_modules(modules)
     (template,) = launcher._templates.values()
-    first, until_s = template.pid, time.monotonic() + BOUND_S
-    while template.pid == first or template.is_busy:
-        assert time.monotonic() < until_s
-        await asyncio.sleep(0.01)
+    grown, renew = asyncio.Event(), template._on_grown
+    template._on_grown = lambda: (renew(), grown.set())  # the settled event is cleared before this one is set
+    launcher._add_modules(modules)
+    for event in (grown, launcher._settled):
+        await asyncio.wait_for(event.wait(), BOUND_S)
 
 
 async def _end(child: processes.Child) -> int:

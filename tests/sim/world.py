@@ -28,6 +28,7 @@ from .processes import SimAgent, SimCoordinator
 from .training import Training
 
 POLICIES = (RestartPolicy.ANY_FAILED, RestartPolicy.ANY_FAILED, RestartPolicy.MIN_HEALTHY)
+_BEGAN_S = 1.8e9  # Unix seconds
 BOUND_S = 600.0  # after the last fault everybody must have left within this (virtual) time
 
 
@@ -112,7 +113,10 @@ class Outcome:
 
 
 class World:
-    """One run."""
+    """One run. A subclass may have other programs, or another training (scripts/lib/replay_world.py)."""
+
+    agent_class, coordinator_class, judge_class = SimAgent, SimCoordinator, Invariants
+    validates = True  # each core after each step
 
     def __init__(self, settings: WorldSettings, story: Any = None) -> None:
         """`story` is told what happens (scripts/lib/sim_story.py)."""
@@ -121,10 +125,10 @@ class World:
         self.rng = random.Random(settings.seed)
         self.ports = itertools.cycle(range(20000, 60000))
         self.fired: Counter[str] = Counter()
-        self.training = Training(self.clock, self.rng, settings.work_s, settings.checkpoint_s, settings.min_healthy)
+        self.training = self.make_training()
         self.story = story
         self.split = Split()
-        self.invariants = Invariants(self)
+        self.invariants = self.judge_class(self)
         self.hosts = [Host(i, settings.nproc) for i in range(settings.nodes)]
         self.agents: list[SimAgent] = []
         self.coordinators: list[SimCoordinator] = []
@@ -152,6 +156,11 @@ class World:
         """Agents that run, in the order of their births."""
         return [agent for agent in self.agents if agent.alive]
 
+    def make_training(self) -> Training:
+        """What the ranks do."""
+        s = self.settings
+        return Training(self.clock, self.rng, s.work_s, s.checkpoint_s, s.min_healthy)
+
     # --- births ----------------------------------------------------------------------------------------
 
     def _boot(self) -> None:
@@ -176,7 +185,7 @@ class World:
         if (host.agent is None or not host.agent.alive) and not (self.agents and self.over):
             host.off = False
             host.frozen_until = 0.0
-            host.agent = SimAgent(self, host, next(self._lives) + 1, self.settings.agent)
+            host.agent = self.agent_class(self, host, next(self._lives) + 1, self.settings.agent)
             self.agents.append(host.agent)
             host.agent.start()
 
@@ -214,9 +223,10 @@ class World:
             fence_s=stand.fence_s,
             leader_fence_s=stand.leader_fence_s,
             lease_s=COORDINATOR_KEEPALIVE_S,
+            began_s=_BEGAN_S + self.clock.now,
             quorum_timeout_s=0.8 * (s.agent.join_timeout_s if before is None else s.agent.reconnect_timeout_s),
         )
-        self.coordinators.append(SimCoordinator(self, settings, agent))
+        self.coordinators.append(self.coordinator_class(self, settings, agent))
         return self.coordinators[-1]
 
     def left(self, agent: SimAgent) -> None:

@@ -1,4 +1,4 @@
-"""The account of a job while it runs: the coordinator tells what happens, `account` says where the time went.
+"""The account of a job while it runs: `follower` tells what happens, `account` says where the time went.
 
 Times are the coordinator's monotonic seconds. What earlier coordinators have counted comes by `load`.
 """
@@ -13,7 +13,6 @@ from statistics import median
 from nvrx_slurm.core.account.account import (
     BUCKETS,
     SECTION,
-    START_GRACE_S,
     Bucketed,
     Marks,
     NodeCycle,
@@ -21,10 +20,10 @@ from nvrx_slurm.core.account.account import (
     account,
     kind,
 )
-from nvrx_slurm.types import Account, History, NodeTime, SectionTime, Spent
+from nvrx_slurm.types import Account, NodeTime, SectionTime, Spent
 
 TOLD = 32  # nodes that a plan tells one by one; where there are more, their sum
-_LISTED = 1000  # the same at the end of the job
+LISTED = 1000  # the same at the end of the job
 _NAMES = [*BUCKETS]
 _MOST_NAMES = 16  # buckets of sections
 
@@ -60,21 +59,18 @@ class Book:
         self._told: set[str] = set()  # what ranks of this job tell: "import" and "init" are over, "checkpoint"
         self._saves = SectionTime("", 0.0)  # of all nodes
         self._productive_s = 0.0
-        self._typical: Spent | None = None  # of the last cycle that is over
+        self._found_at = float("-inf")  # the last save, as the files say
 
     # --- what happens ---------------------------------------------------------------------------------------
 
-    def load(self, past: History, counted_at: float) -> None:
-        """What was counted until the plan of the cycle that runs, which an earlier coordinator has sent at
-        `counted_at`. Nodes that have registered here, or not yet, have that role since then."""
+    def load(self, past: Account, counted_at: float) -> None:
+        """What was counted until a plan that an earlier coordinator has sent at `counted_at`. Nodes that have
+        registered here, or not yet, have that role since then."""
         self._marks = replace(self._marks, plan_s=counted_at, first=False)
-        self._productive_s, self._estimated, self._saves = (
-            past.productive_s,
-            {*past.estimated},
-            past.saves or self._saves,
-        )
+        self._productive_s, self._estimated, self._saves = past.productive_s, {*past.estimated}, past.saves
         for row in self._rows.values():
-            row.roles[0] = counted_at, row.roles[0][1]
+            (_, role), *later = row.roles[1:] or row.roles
+            row.roles = [(counted_at, role), *later]
         for told in past.nodes:
             row = self._rows.setdefault(told.key, _Row(told.key, told.host, [(counted_at, Role(told.role))]))
             row.roles = [(counted_at, Role(told.role))]
@@ -83,11 +79,16 @@ class Book:
             known = (bucket for bucket in ("import", "init", "checkpoint") if row.times.get(bucket))
             self._told.update(bucket for bucket in known if bucket not in self._estimated)
 
-    def resume(self, active: Collection[str], here: Collection[str], lost_at: float) -> None:
-        """After `load`: these nodes run the cycle; of the others, those that are not here are lost since then."""
+    def resume(self, active: Collection[str], here: Collection[str], lost_at: float, gap: bool = False) -> None:
+        """After `load`: these nodes run the cycle; of the others, those that are not here are lost since then. `gap`:
+        there was another plan in between. Where only a sum was told, a node that has not come was lost or excluded
+        before: a cycle ran without it."""
+        self._estimated |= {"productive", "recomputed"} if gap else set()
         for key, row in self._rows.items():
             if key in active:
                 row.roles = [(self._marks.plan_s, Role.ACTIVE)]
+            elif row.role is Role.AWAY and "" in self._rows:
+                row.roles = [(self._marks.plan_s, Role.OUT)]
             elif key not in here and row.role in (Role.ACTIVE, Role.HERE):
                 row.becomes(Role.OUT, lost_at)
 
@@ -117,6 +118,10 @@ class Book:
         """The end was decided while ranks ran."""
         if self._marks.fault_s is None:
             self.failed(now, now)
+
+    def found_save(self, at: float) -> None:
+        """A complete checkpoint was found that was saved then. It counts where no section tells of saves."""
+        self._found_at = at
 
     def waits(self, now: float) -> None:
         """Too few nodes are ready for a plan."""
@@ -164,23 +169,7 @@ class Book:
         self._productive_s += means["productive"]
         return means
 
-    def live(self, now: float, wall_s: float) -> Account:
-        """The account at this moment. What running nodes do is estimated by earlier cycles; no counter is changed."""
-        guess = self._typical or Spent(0, 0, 0.0, START_GRACE_S, 0.0)
-        found = self._of_cycle(now, False, False, replace(guess, sections=()))
-        rows, productive = dict[str, _Row](), list[float]()
-        for key, row in self._rows.items():
-            times = found.get(key, Bucketed())
-            rows[key] = replace(row, times=defaultdict(float, row.times))
-            for bucket, took_s in times.items():
-                rows[key].times[bucket] += took_s
-            if row.role is Role.ACTIVE:
-                productive.append(times["productive"])
-        productive_s = self._productive_s + (sum(productive) / len(productive) if productive else 0.0)
-        estimated = tuple(sorted(self._estimated | {"import", "init", "productive"}))
-        return Account(wall_s, productive_s, _nodes(rows.values(), _LISTED), estimated, self._saves)
-
-    def _of_cycle(self, now: float, lost: bool, again: bool, guess: Spent | None = None) -> dict[str, Bucketed]:
+    def _of_cycle(self, now: float, lost: bool, again: bool) -> dict[str, Bucketed]:
         rows = [row for key, row in self._rows.items() if key]
         spents = [row.spent for row in rows if row.spent is not None]
         for bucket, tells in (
@@ -197,14 +186,25 @@ class Book:
             marks,
             end_s=max(now, marks.plan_s),
             stopped_s=max(done_at for done_at, _ in ended) if stops else marks.waits_s,
-            saved_s=min(saved) if saved else float("-inf") if "checkpoint" in self._told else None,
+            saved_s=min(saved) if saved else self._saved_at(),
             lost=lost,
             tells_init="import" in self._told,
             tells_steps="init" in self._told,
         )
-        typical = _typical(spents[:TOLD]) if len(spents) < len(rows) or guess is None else None
-        self._typical, typical = (typical if guess is None else self._typical), typical or guess
+        typical = _typical(spents[:TOLD]) if len(spents) < len(rows) else None
         return {row.key: account(cycle, NodeCycle(tuple(row.roles), row.spent or typical, row.done_at)) for row in rows}
+
+    def _saved_at(self) -> float | None:
+        """The last save in this cycle, where no rank has told it: -inf = none, None = not known."""
+        if "checkpoint" in self._told:
+            return float("-inf")
+        at = self._found_at
+        return None if at == float("-inf") else at if at >= self._marks.plan_s else float("-inf")
+
+    @property
+    def save_s(self) -> float:
+        """Mean time of a section that saves; 0 = there was none."""
+        return self._saves.took_s / self._saves.times if self._saves.times else 0.0
 
     # --- what is told ---------------------------------------------------------------------------------------
 
@@ -213,18 +213,10 @@ class Book:
         """When the last plan was sent."""
         return self._marks.plan_s
 
-    def tell(self, history: History) -> History:
-        """`history` with what was counted until the last plan."""
-        known, estimated = self._productive_s, tuple(sorted(self._estimated))
-        return replace(history, nodes=self.nodes(), productive_s=known, estimated=estimated, saves=self._saves)
-
-    def nodes(self, most: int = TOLD) -> tuple[NodeTime, ...]:
-        """What was counted until the last plan; beyond `most` nodes their sum."""
-        return _nodes(self._rows.values(), most)
-
-    def told(self, wall_s: float) -> Account:
-        """The account until the last plan; after `ended`, of the whole job."""
-        return Account(wall_s, self._productive_s, self.nodes(_LISTED), tuple(sorted(self._estimated)), self._saves)
+    def told(self, wall_s: float, most: int = LISTED) -> Account:
+        """The account until the last plan; after `ended`, of the whole job. Beyond `most` nodes their sum."""
+        nodes, estimated = _nodes(self._rows.values(), most), tuple(sorted(self._estimated))
+        return Account(wall_s, self._productive_s, nodes, estimated, self._saves)
 
 
 def _saves(rows: Iterable[_Row]) -> list[SectionTime]:
@@ -240,22 +232,19 @@ def _told(row: _Row) -> NodeTime:
         row.host,
         row.role.value,
         tuple(times.get(name, 0.0) for name in _NAMES),
-        tuple(SectionTime(name.removeprefix(SECTION), took_s) for name, took_s in sections),
+        tuple(SectionTime(name.removeprefix(SECTION), took_s) for name, took_s in sections[:_MOST_NAMES]),
     )
 
 
 def _nodes(rows: Iterable[_Row], most: int) -> tuple[NodeTime, ...]:
-    nodes = [_told(row) for row in rows]
-    return tuple(nodes) if len(nodes) <= most else (*nodes[: most - 1], _sum(nodes[most - 1 :]))
-
-
-def _sum(nodes: Collection[NodeTime]) -> NodeTime:
-    sections: dict[str, float] = defaultdict(float)
-    for section in (section for node in nodes for section in node.sections):
-        sections[section.name] += section.took_s
-    seconds = tuple(round(sum(column), 6) for column in zip(*(node.seconds for node in nodes), strict=True))
-    told = [SectionTime(name, round(took_s, 6)) for name, took_s in sections.items()]
-    return NodeTime("", f"{len(nodes)} nodes", Role.OUT.value, seconds, tuple(told[:_MOST_NAMES]))
+    all_rows = list(rows)
+    if len(all_rows) <= most:
+        return tuple(map(_told, all_rows))
+    rest = _Row("", f"{len(all_rows) - most + 1} nodes", [(0.0, Role.OUT)])
+    for row in all_rows[most - 1 :]:
+        for bucket, took_s in row.times.items():
+            rest.times[bucket] += took_s
+    return (*map(_told, all_rows[: most - 1]), _told(rest))
 
 
 def _typical(spents: Collection[Spent]) -> Spent | None:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from math import sqrt
 from typing import Any
 
 from nvrx_slurm.core.account.report import grades, lost_s, lost_steps, ratio
+from nvrx_slurm.core.checkpoint.interval import best_interval_s
 from nvrx_slurm.core.words import in_words
 
 Result = Mapping[str, Any]
@@ -79,7 +79,7 @@ def _advice(
     wall_s = sum(account["wall_s"] for account in accounts)
     if saves and restarts and took_s > 0.0:
         save_s, mtbf_s = took_s / saves, wall_s / len(restarts)
-        best_s, now_s = sqrt(2 * save_s * mtbf_s), (total["productive"] + total.get("recomputed", 0.0)) / saves
+        best_s, now_s = best_interval_s(save_s, mtbf_s), (total["productive"] + total.get("recomputed", 0.0)) / saves
         costs = [100 * (save_s / every_s + every_s / 2 / mtbf_s) for every_s in (now_s, best_s) if every_s > 0.0]
         measured = f"a save takes {in_words(save_s)}, a fault comes every {in_words(mtbf_s)}"
         if len(costs) == 2:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
-from nvrx_slurm.core.account.account import BUCKETS, SECTION, Grade
-from nvrx_slurm.types import Account, NodeTime, RestartRecord
+from nvrx_slurm.core.account.account import BUCKETS, SECTION, START_GRACE_S, Grade
+from nvrx_slurm.types import Account, CycleCost, NodeTime, RestartRecord
 
 SCHEMA = 1
 _NOT_TRAINING = ("spare_idle", "excluded")
@@ -47,6 +49,24 @@ def _of_node(node: NodeTime, before_s: float) -> dict[str, Any]:
     return {"node": node.key, "host": node.host, "wall_s": round(sum(found.values()), 6), "seconds": found}
 
 
+def so_far(counted: Account, wall_s: float, nodes: int, active: int) -> dict[str, Any]:
+    """The object "account" of status.json. `node_seconds` are those of `counted`, the account until the last plan: no
+    number in it goes back. The rest is of this moment, `wall_s` after the job began, and estimated: `active` of `nodes`
+    nodes have trained since the plan, but for START_GRACE_S."""
+    total = dict.fromkeys((*BUCKETS, "section"), 0.0)
+    for node in counted.nodes:
+        for bucket, took_s in zip(BUCKETS, node.seconds, strict=False):
+            total[bucket] += took_s
+        total["section"] += sum(section.took_s for section in node.sections)
+    since_s = max(0.0, wall_s - counted.wall_s)
+    return {
+        "counted_s": round(counted.wall_s, 6),
+        "node_seconds": {bucket: round(took_s, 6) for bucket, took_s in total.items() if bucket != "queue"},
+        "allocated_s": round(sum(total.values()) + nodes * since_s, 3),
+        "productive_s": round(total["productive"] + active * max(0.0, since_s - START_GRACE_S), 3),
+    }
+
+
 def grades(buckets: Iterable[str], estimated: Collection[str]) -> dict[str, str]:
     """How well the number of each bucket is known. Where it is not known what was lost, productive work is bounded."""
     found = {bucket: BUCKETS[bucket][0] if bucket in BUCKETS else Grade.COUNTED for bucket in (*buckets, "recomputed")}
@@ -59,6 +79,17 @@ def grades(buckets: Iterable[str], estimated: Collection[str]) -> dict[str, str]
 def ratio(part: float, whole: float) -> float | None:
     """`part` of `whole`, to 6 digits; None of nothing."""
     return round(part / whole, 6) if whole > 0.0 else None
+
+
+def priced(restarts: Iterable[RestartRecord], costs: Iterable[CycleCost]) -> tuple[RestartRecord, ...]:
+    """`restarts` with what the cycle before each of them has lost, and until the next one trained. `costs`: of cycles,
+    oldest first."""
+    known = list(costs)
+    lost = {cost.cycle: cost.recomputed_s for cost in known}
+    again = {before.cycle: after.again_s for before, after in pairwise(known)}
+    return tuple(
+        replace(one, recomputed_s=lost.get(one.cycle, 0.0), again_s=again.get(one.cycle, 0.0)) for one in restarts
+    )
 
 
 def lost_s(restart: RestartRecord | Mapping[str, Any]) -> float:

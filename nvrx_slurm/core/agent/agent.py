@@ -36,6 +36,7 @@ class Agent(Machine):
         (_IDLE, t.Plan, "on_plan_idle", (_RUNNING,), "active: start; spare: wait"),
         (_RUNNING, t.Plan, "on_plan", (_STOPPING,), "a new term, or a new cycle"),
         (_SUCCEEDED, t.Plan, "on_plan", (_PREPARING,), "a new term, or once more"),
+        (STAYS, t.Counted, "on_counted", (), "for the next coordinator"),
         (_PREPARING, (t.Stop, t.CheckNode), "on_stop_preparing", (), "answer when the preflight has passed"),
         (_IDLE, (t.Stop, t.CheckNode), "on_stop_idle", (_PREPARING,), "a spare is checked first"),
         (_RUNNING, t.Stop, "on_stop", (_STOPPING,), "stop them"),
@@ -62,6 +63,7 @@ class Agent(Machine):
         self.settings = settings
         self.plan: t.Plan | None = None  # the last one that was taken
         self.term = 0
+        self._counted: t.Counted | None = None  # the last one
         self.alive: set[int] = set()  # local ranks
         self.connected = False
         self._met = False  # has ever had a coordinator
@@ -72,6 +74,7 @@ class Agent(Machine):
         self._unfit = ""  # why this node must not run anything more
         self._faults: list[t.RankFault] = []  # of the last plan
         self._early = False  # a worker of the last plan ended because it was warned
+        self._spent: t.Spent | None = None  # of the last plan; told on every stream, as the first coordinator may die
         self.request: t.Asked | t.NodeUnfit | None = None  # that changes something: told on every stream
         self._leaving = Leaving(self)
         self._ranks = Ranks(self, self._leaving)
@@ -114,8 +117,9 @@ class Agent(Machine):
         self.connected = True
         if not self.settings.elects:
             self.on_lead(t.Lead(self.term), now)
-        self.send(t.Register(self.node, 0, self.plan, self._activity(), tuple(self._faults), self._early))
-        for message in (self.request, self._ranks.warn_job):
+        faults, doing, counted = tuple(self._faults), self._activity(), self._counted
+        self.send(t.Register(self.node, 0, self.plan, doing, faults, self._early, counted=counted))
+        for message in (self.request, self._ranks.warn_job, self._spent):
             if message is not None:
                 self.send(message)
 
@@ -178,6 +182,10 @@ class Agent(Machine):
         if self._is_new(event) and (kept is None or (event.term, event.cycle) >= (kept.term, kept.cycle)):
             self._next_plan = event
 
+    def on_counted(self, event: t.Counted, now: float) -> None:
+        """Keep it."""
+        self._counted = event
+
     def _is_new(self, plan: t.Plan) -> bool:
         """A later cycle; or a node that lost its place in this very cycle is told that it is a spare of it."""
         if self.plan is None or plan.term < self.term:
@@ -195,7 +203,7 @@ class Agent(Machine):
                 self.emit(Say(f"cycle {plan.cycle}: this node is a hot spare"))
             return _IDLE
         self.alive = set(range(self.node.nproc))
-        self._faults, self._early = [], False
+        self._faults, self._early, self._spent = [], False, None
         last = plan.rank_offset + self.node.nproc - 1
         self.emit(Say(f"cycle {plan.cycle}: group rank {plan.group_rank}, ranks {plan.rank_offset}..{last}"))
         self.emit(ev.StartWorkers(plan))
@@ -244,6 +252,7 @@ class Agent(Machine):
     def _ended(self, event: ev.WorkerExited) -> None:
         self.alive.discard(event.local_rank)
         if event.spent is not None:
+            self._spent = event.spent
             self.send(event.spent)
 
     def _fail(self, fault: t.RankFault, now: float) -> AgentState | None:

@@ -37,7 +37,7 @@ STAYS = (*EMPTY, *BUSY)
 _LEAVES = (AgentState.LEAVING, AgentState.ENDED)
 _LATE = (
     *(ev.HangSeen, ev.Inspected, ev.RankAsked, ev.Warned, ev.Sick),
-    *(t.Plan, t.Stop, t.CheckNode, t.Collect, t.Examine, t.RanksGone, t.Warn, t.Lead, ev.LeaseOver),
+    *(t.Plan, t.Counted, t.Stop, t.CheckNode, t.Collect, t.Examine, t.RanksGone, t.Warn, t.Lead, ev.LeaseOver),
 )
 
 

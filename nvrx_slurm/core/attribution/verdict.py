@@ -44,6 +44,7 @@ _NO_FINDING = Finding("", LineRole.UNCLEAR, Blame.UNKNOWN, Confidence.GUESS, Rem
 
 _BY_KIND = {
     FaultKind.HANG: "Look at hang.json of the cycle: who waits for whom, and where. A timeout may be too short.",
+    FaultKind.LOSS: "Look at its loss before: data, learning rate, precision, or a GPU that computes wrong.",
     FaultKind.NODE_LOST: "Nothing: the job goes on with the other nodes or a spare. Report a node that is lost again.",
     FaultKind.UNHEALTHY: "Report the node: its health check failed.",
     FaultKind.UNKILLABLE: "Report the node: a process there does not end, as with a stuck driver or file system.",
@@ -296,7 +297,7 @@ def _same(v: JudgedCause, past: Sequence[RestartRecord]) -> RestartRecord | None
     """The restart before, if its cause was the same and may come from code, data or a checkpoint."""
     cause, last = v.cause, past[-1] if past else None
     print_ = cause.finding.fingerprint if cause.finding is not None else ""
-    own = cause.kind is FaultKind.EXIT or cause.exit_code in _OWN_SIGNALS
+    own = cause.kind in (FaultKind.EXIT, FaultKind.LOSS) or cause.exit_code in _OWN_SIGNALS
     same = last is not None and own and print_ and last.fingerprint == print_
     echo = cause.finding is not None and cause.finding.role is LineRole.ECHO
     outside = (v.blame in _OUTSIDE or v.one_node) and v.rule not in _TORN  # a full disk, a mount, a port, a permission
@@ -320,6 +321,7 @@ def headline(fault: RankFault) -> str:
         FaultKind.UNHEALTHY: f"{where} is not healthy",
         FaultKind.EXIT: f"{rank} exited with code {fault.exit_code}",
         FaultKind.HANG: f"{rank} hung",
+        FaultKind.LOSS: f"{rank} reported a wrong loss",
         FaultKind.SPAWN: f"{rank} could not be started",
         FaultKind.UNKILLABLE: f"{rank} does not end",
     }[fault.kind]

@@ -54,11 +54,12 @@ class AnyTime:
         (live_but(Stage.LAST_CALL), t.NodeUnfit, "on_unfit", _END, "exclude it"),
         (Stage.LAST_CALL, t.NodeUnfit, "on_unfit", (), "more nodes than are needed may come"),
         (live_but(Stage.RUNNING), (t.Hung, t.Evidence), "ignore", (), "of another time"),
-        ((*LIVE, *OVER[:2]), t.Spent, "on_spent", (), "for the account"),
+        ((*LIVE, *OVER[:2]), t.Spent, "ignore", (), "for the account"),
         (LIVE, t.WarnJob, "on_warn_job", (), "tell all agents"),
         (LIVE, t.EndJob, "on_end_job", _END, "told to end"),
         (LIVE, ev.TimeLeftRead, "on_time_left", _END, "warn, stop or wait"),
         (LIVE, ev.ProvenDead, "on_dead", (), "its ranks are gone, and it is not counted any more"),
+        (LIVE, ev.CheckpointsFound, "on_checkpoints", (), "where ranks resume; the first plan may wait for it"),
         (LIVE, ev.ReachedRead, "on_reached", (), "how far the failed cycle got"),
         (LIVE, ev.Raised, "ignore", (), "too late: elected"),
         (LIVE, t.EndKnown, "ignore", (), "it has registered with the end of the job"),
@@ -89,12 +90,10 @@ class AnyTime:
             return
         old = self._members.same_place(node)
         self._members.put(node, message.port, Use.JOINING)
-        self._ledger.book.here(peer_key(node), node.host, now)
         if self._ending.warning is not None:
             self._out.append(ev.SendTo(node.node_id, self._ending.warning))
         if old is not None and old.node.node_id != node.node_id:
             roster.refuse(old.node.node_id, f"a newer agent of node {node.host} has joined in its place", now)
-            self._ledger.book.here(peer_key(node), node.host, now)
         self._out.posted.append(ev.Known(message))
 
     def _learn(self, message: t.Register, now: float) -> None:
@@ -164,12 +163,6 @@ class AnyTime:
                 if self._ledger.add((fault,), job.cycle, now):
                     self._say_if_new(fault)
 
-    def on_spent(self, event: ev.FromAgent[t.Spent], now: float) -> None:
-        """No rank of the cycle is left on this node."""
-        member = self._members.get(event.node_id)
-        if member is not None and event.message.cycle == self._job.cycle:
-            self._ledger.book.spent(peer_key(member.node), event.message, now)
-
     def _say_if_new(self, fault: t.RankFault) -> None:
         """Comparing a fault with all others is slow: of the many ranks of a big job only the first are compared."""
         cause, faults = self._ledger.cause, self._ledger.faults
@@ -211,6 +204,11 @@ class AnyTime:
         """The checkpoint that the job begins with. The answer about a failed cycle comes too late."""
         if event.cycle < 0:
             self._budget.begin_at(event.iteration)
+
+    def on_checkpoints(self, event: ev.CheckpointsFound, now: float) -> None:
+        """Known now, and said in the next plan."""
+        self._budget.saved = event.saved
+        self._out.posted.append(ev.Cleared())
 
     def on_reached(self, event: ev.ReachedRead, now: float) -> None:
         """An answer that comes after the next plan is of no use."""
@@ -258,7 +256,7 @@ class Coordinator(Machine):
         s, out = settings, self.out
         self.settings = s
         self.job = JobState(s.term, now, Assignment(), Inherited())
-        self.budget, self.ledger = Budget(s.max_restarts, s.limits), Ledger(now, s.began_s, s.expected)
+        self.budget, self.ledger = Budget(s.max_restarts, s.limits), Ledger(now, s.began_s)
         self.roster = roster = Roster(s, out, self.job, self.ledger, self.budget)
         self.ending = ending = Ending(s, out, roster, now)
         self.hangs = hangs = HangSearch(s, out, roster)

@@ -259,7 +259,7 @@ class Stopping:
         self._ledger.failed(job.cycle, lasted_s, decision.restart, now)
         end = None if decision.restart else t.Finish(decision.code, decision.why)
         if decision.restart:
-            out.append(ev.ReadReached(job.cycle, job.assignment.ends(members)))
+            out.append(ev.ReadReached(job.cycle))
         if s.tracks_progress:  # lack of progress comes first: "do not start it again" is more than "failed"
             out.append(ev.ReadProgress(job.cycle))
         elif end is not None:

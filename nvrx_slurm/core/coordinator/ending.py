@@ -22,7 +22,7 @@ _MINE = (Stage.FINISHED, Stage.RETURNING)
 _NAMES_SHOWN = 16
 _TOO_LATE = (
     *(ev.Raised, t.Hung, t.Evidence, t.Succeeded, t.Ready, t.Asked, t.NodeUnfit, t.WarnJob, t.EndJob),
-    *(ev.TimeLeftRead, ev.ProgressRead, ev.ReachedRead, ev.Advised, ev.Left),
+    *(ev.TimeLeftRead, ev.ProgressRead, ev.CheckpointsFound, ev.ReachedRead, ev.Advised, ev.Left),
 )
 
 
@@ -153,8 +153,6 @@ class Ending:
         assert self.end is not None
         if self._s.tells_of_cycles and event.was in CYCLE:
             self._out.append(cycle_over(self._job, self._ledger, event.was in FAILED, now))
-        if self.end.code != ExitCode.OK:
-            self._ledger.book.stops(now)
         self._leave_by = now + self._s.drain_timeout_s
         self._stay_until = self._quorum.missed_at + self._s.return_grace_s if self._quorum.needed else now
         self._roster.send_all(self.end)
@@ -226,7 +224,7 @@ class Ending:
         end, ledger = self.end, self._ledger
         assert end is not None
         cause = None if end.code == ExitCode.OK else first_cause(ledger.faults)
-        report = ledger.build(self._budget.history, self._job.cycle, now, end.code == ExitCode.OK)
+        report = ledger.build(self._budget.history, self._job.cycle, now)
         self._out.append(ev.JobOver(end.code, end.reason, cause, report))
         return Stage.CLOSED
 

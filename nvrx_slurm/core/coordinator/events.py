@@ -69,6 +69,22 @@ class ProgressRead:
 
 
 @frozen
+class Resumable:
+    """A complete checkpoint."""
+
+    iteration: int
+    path: str
+    age_s: float  # since its last file was written, by the file system's clock
+
+
+@frozen
+class CheckpointsFound:
+    """What --ft-checkpoint-dir holds has changed, or is known for the first time; newest first, at most 4."""
+
+    saved: tuple[Resumable, ...]
+
+
+@frozen
 class ReachedRead:
     """Answer to `ReadReached`: the last iteration that the output of the cycle's ranks tells; -1 = none."""
 
@@ -185,7 +201,9 @@ class AskTimeLeft:
 
 @frozen
 class ReadProgress:
-    """Read the checkpoint iteration file and post `ProgressRead` with the same cycle; -1 = before the first one."""
+    """Read the checkpoint iteration file and post `ProgressRead` with the same cycle; -1 = before the first one.
+
+    Where checkpoints are watched, `CheckpointsFound` comes before that."""
 
     cycle: int
 
@@ -195,7 +213,6 @@ class ReadReached:
     """Read in the logs of the first and the last rank how far a cycle got, and post `ReachedRead`."""
 
     cycle: int
-    ranks: tuple[tuple[int, t.Node], ...]  # (global rank, its node)
 
 
 @frozen

@@ -20,6 +20,7 @@ from nvrx_slurm.frozen import frozen
 
 _MINE = (Stage.JOINING, Stage.LAST_CALL, Stage.PAUSED)
 _OPEN = (Stage.JOINING, Stage.LAST_CALL)
+_FIND_S = 2.0  # for a file system to tell which checkpoints there are, before the first plan
 _PLANNED = (Stage.LAST_CALL, Stage.RUNNING, Stage.TAKEOVER)
 
 
@@ -48,6 +49,7 @@ class Gathering:
         self.join_by = 0.0  # the job ends then where too few nodes are ready
         self._announce_at: float | None = None
         self._last_call_until = 0.0
+        self._found_by: float | None = None  # checkpoints are not waited for any longer; None = nobody has asked
         self._fenced_until: float | None = None  # enough nodes are ready, but ranks may still run elsewhere
 
     def begin(self, now: float) -> Stage | None:
@@ -134,7 +136,6 @@ class Gathering:
 
     def _wait(self, now: float) -> Stage:
         """Too few nodes are ready. Those that are being checked are ready within milliseconds, as a rule."""
-        self._ledger.book.waits(now)
         self._announce_at = now + self._s.announce_s
         if 0 < len(self._members) < self._s.min_nodes:
             self._announce(now)
@@ -161,6 +162,9 @@ class Gathering:
         A restart that would move a segment elsewhere first waits a moment for nodes that are still being checked.
         """
         job = self._job
+        if job.fresh and self._s.finds_checkpoints and self._found_by is None and len(self._members):
+            self._found_by = now + _FIND_S
+            self._out.append(ev.ReadProgress(-1))
         if not self._is_possible():
             return None
         if self._is_time():
@@ -190,8 +194,11 @@ class Gathering:
             return Stage.TAKEOVER
         if self._quorum.electors and self._is_fenced(now):
             return Stage.JOINING
+        if job.fresh and self._budget.saved is None and now < (self._found_by or 0.0):
+            self._fenced_until = self._found_by
+            return Stage.JOINING
         placement = self._placement()
-        if job.fresh and self._s.tracks_progress:
+        if job.fresh and self._s.tracks_progress and not self._s.finds_checkpoints:
             self._out.append(ev.ReadProgress(-1))
         job.cycle = max(job.cycle, job.inherited.last_cycle) + 1
         job.fresh, job.elsewhere, job.suspect, self._ledger.faults = False, False, "", {}
@@ -245,8 +252,7 @@ class Gathering:
         job.before = job.assignment
         active = [members[node_id] for node_id in placement.active]
         promoted = [member.node.host for member in active if before and member.node.node_id not in before]
-        took = self._ledger.cycle_began(promoted, now, [member.node for member in active])
-        history = self._ledger.complete(self._budget.history)
+        history, took = self._ledger.cycle_began(self._budget.told, promoted, now)
         nodes = [(member.node, member.port) for member in active]
         self._roster.share(Assignment.plan(nodes, job.term, job.cycle, history, s.max_restarts))
         self._out.append(Say(f"cycle {job.cycle}: {placement.why}{took}"))

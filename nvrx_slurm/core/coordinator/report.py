@@ -4,21 +4,16 @@ answer of an attribution service still holds when it comes: it may be minutes la
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from nvrx_slurm.core.account.book import Book
 from nvrx_slurm.core.attribution.verdict import headline
-from nvrx_slurm.core.election.quorum import peer_key
-from nvrx_slurm.core.words import in_words
 from nvrx_slurm.types import (
-    Account,
     FaultKind,
     FaultRecord,
     History,
     JobReport,
-    Node,
     RankFault,
     RestartRecord,
     StragglerRecord,
@@ -64,13 +59,12 @@ class Ledger:
     """Collects while the job runs. Times are monotonic seconds; the report has seconds since the job began.
 
     `now`: when this coordinator began, `began_s` in Unix seconds. What earlier ones went through comes by `inherit`.
-    `expected`: hosts by infra rank. `book`: where the time went.
+    `marks`: the last cycle that has failed, when, and when its first cause gave its last sign of life.
     """
 
-    def __init__(self, now: float, began_s: float = 0.0, expected: Iterable[str] = ()) -> None:
+    def __init__(self, now: float, began_s: float = 0.0) -> None:
         self.started_at = now
-        self.book = Book(now, expected)
-        self._loaded = False  # what earlier coordinators have counted
+        self.marks: tuple[int, float, float] | None = None
         self.faults: dict[RankFault, None] = {}  # of the last cycle, in order of arrival, each once
         self.cause: RankFault | None = None  # why the last cycle failed
         self.reached = self.checkpoint = -1  # iterations of the training and of its last checkpoint; -1 = not known
@@ -97,11 +91,7 @@ class Ledger:
 
     def complete(self, history: History) -> History:
         """`history` with what this report tells to the next coordinator."""
-        return replace(
-            self.book.tell(self._summed(history)),
-            restarts=self._last_restarts(_TOLD_RESTARTS)[-_TOLD_RESTARTS:],
-            counted_s=max(0.0, self._at_s(self.book.counted_at)),
-        )
+        return replace(self._summed(history), restarts=self._last_restarts(_TOLD_RESTARTS)[-_TOLD_RESTARTS:])
 
     def _summed(self, history: History) -> History:
         past = self._past
@@ -113,7 +103,7 @@ class Ledger:
             promoted=(*past.promoted, *self._promoted)[:_TOLD_HOSTS],
         )
 
-    def _at_s(self, at: float) -> float:
+    def at_s(self, at: float) -> float:
         """Seconds from the job's beginning to `at`."""
         return at - self.started_at + self._before_s
 
@@ -121,19 +111,6 @@ class Ledger:
     def _before_s(self) -> float:
         """Between the job's beginning and that of this coordinator."""
         return max(0.0, self._began_s - self._past.began_s) if self._past.began_s else 0.0
-
-    def load(self) -> None:
-        """No earlier coordinator is heard of any more."""
-        past = self._past
-        if past.nodes and not self._loaded:
-            counted_at = self.started_at + min(past.counted_s - self._before_s, 0.0)
-            self.book.load(past, counted_at)
-        self._loaded = True
-
-    def resume(self, active: Iterable[Node], here: Iterable[str]) -> None:
-        """A cycle of an earlier term runs on, or has failed: `active` nodes have it, and those by `here` have come."""
-        self.load()
-        self.book.resume({peer_key(node) for node in active}, {*here}, self.started_at)
 
     @property
     def restarts(self) -> tuple[RestartRecord, ...]:
@@ -145,7 +122,7 @@ class Ledger:
         return (*self._past.restarts, *self._in_job_time(self._restarts[-most:]))
 
     def _in_job_time(self, entries: Iterable[Entry]) -> Iterator[Entry]:
-        return (replace(one, at_s=self._at_s(one.at_s)) for one in entries)
+        return (replace(one, at_s=self.at_s(one.at_s)) for one in entries)
 
     def add(self, faults: Iterable[RankFault], cycle: int, now: float) -> bool:
         """Note faults of the last cycle; whether one is new. A fault, and the hang of a rank, counts once."""
@@ -200,12 +177,13 @@ class Ledger:
         self._mark(self.cause, cycle, now)
 
     def _mark(self, cause: RankFault, cycle: int, now: float) -> None:
-        """When the last cycle failed, and when its first cause gave the last sign of life."""
+        """When the last cycle failed, and when the node of its first cause gave the last sign of life: a check that
+        fails after a hang does not tell that, the hang does."""
         known = self._last if cycle == self._last_cycle else {}
         first_at = min((one.at_s for one in known.values()), default=now)
-        cause_at = known[cause].at_s if cause in known else first_at
-        sign_at = cause_at - max(0.0, cause.silent_s)
-        self.book.failed(first_at, sign_at)
+        signs = [one.at_s - max(0.0, fault.silent_s) for fault, one in known.items() if _place(fault) == _place(cause)]
+        sign_at = min(signs, default=first_at - max(0.0, cause.silent_s))
+        self.marks = (cycle, first_at, sign_at)
         if self._open is not None:
             self._open = replace(self._open, detect_s=max(0.0, first_at - sign_at))
 
@@ -228,42 +206,29 @@ class Ledger:
             )
             self._mark(cause, self._open.cycle, self._open.at_s)
 
-    def cycle_began(self, promoted: list[str], now: float, active: Iterable[Node] = ()) -> str:
-        """A plan is sent to `active` nodes: how long the restart took, to end a sentence. `promoted`: hosts with a new
-        group rank."""
-        self.load()
+    def cycle_began(self, history: History, promoted: list[str], now: float) -> tuple[History, str]:
+        """A plan is sent: the history that it carries, and how long the restart took, to end a sentence. `promoted`:
+        hosts with a new group rank."""
         self._promoted = (self._promoted + promoted)[:_TOLD_HOSTS]
         self.reached = -1
-        return self._close(now, self.book.planned({peer_key(node) for node in active}, now))
+        took = self._close(now)
+        return self.complete(history), took
 
-    def _close(self, now: float, cycle: Mapping[str, float] | None = None) -> str:
-        """The restart that is under way, if there is one, is over. `cycle`: mean buckets of the cycle that has ended,
-        which the restart before that has led to."""
-        cycle = cycle or {}
-        again_s = sum(cycle.get(bucket, 0.0) for bucket in ("start", "import", "init", "reload"))
-        if self._restarts:
-            self._restarts[-1] = replace(self._restarts[-1], again_s=again_s)
-        elif self._past.restarts:
-            *older, last = self._past.restarts
-            self._past = replace(self._past, restarts=(*older, replace(last, again_s=again_s)))
+    def _close(self, now: float) -> str:
+        """The restart that is under way, if there is one, is over."""
         done, self._open = self._open, None
         if done is None:
             return ""
         down_s = now - done.at_s
         self._down_s += down_s
         if len(self._restarts) < LISTED:
-            self._restarts.append(replace(done, down_s=down_s, recomputed_s=cycle.get("recomputed", 0.0)))
-        return f"; {in_words(down_s)} after the fault"
+            self._restarts.append(replace(done, down_s=down_s))
+        return f"; {down_s:.2f} s after the fault"
 
-    def account(self, now: float) -> Account:
-        """Where the time has gone until now."""
-        return self.book.live(now, self._at_s(now))
-
-    def build(self, history: History, cycle: int, now: float, well: bool = False) -> JobReport:
-        """The report, at the end of the job, whose last cycle was `cycle`. `well`: all ranks have ended with 0."""
-        self.load()
-        self._close(now, self.book.ended(now, well))
-        return replace(self.so_far(history, cycle, now, LISTED), account=self.book.told(self._at_s(now)))
+    def build(self, history: History, cycle: int, now: float) -> JobReport:
+        """The report, at the end of the job, whose last cycle was `cycle`, without account."""
+        self._close(now)
+        return self.so_far(history, cycle, now, LISTED)
 
     def so_far(self, history: History, cycle: int, now: float, most: int) -> JobReport:
         """The report of a job that runs, without account: the last `most` (>= 1) entries of each list. A restart under
@@ -272,7 +237,7 @@ class Ledger:
         last = list(self._last.values())[-most:]
         under_way = () if self._open is None else (replace(self._open, down_s=now - self._open.at_s),)
         return JobReport(
-            duration_s=self._at_s(now),
+            duration_s=self.at_s(now),
             cycles=cycle + 1,
             restarts_used=history.restarts_used,
             restarts=(*self._last_restarts(most), *self._in_job_time(under_way)),
@@ -288,6 +253,10 @@ class Ledger:
         )
 
 
+def _place(fault: RankFault) -> tuple[int, str]:
+    return fault.infra_rank, fault.host
+
+
 def _amount(history: History) -> tuple[float, ...]:
     """Which of two histories of a job tells more."""
-    return len(history.restarts), history.down_s, history.counted_s, history.began_s
+    return len(history.restarts), history.down_s, history.began_s

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from nvrx_slurm.core.attribution.raised import frames
 from nvrx_slurm.core.attribution.verdict import headline
+from nvrx_slurm.core.coordinator.events import Resumable
 from nvrx_slurm.errors import ExitCode
 from nvrx_slurm.frozen import frozen
 from nvrx_slurm.types import RERUN, FaultKind, History, KindCount, Node, RankFault
@@ -59,6 +60,7 @@ class Budget:
         self.history = self._before = History()  # as it was before the last restart was counted
         self._early_deaths = 0  # cycles in a row in which a rank died at its start
         self._port_retries = 0
+        self.saved: tuple[Resumable, ...] | None = None  # complete checkpoints, newest first; None = not known
 
     def inherit(self, history: History) -> bool:
         """Take over what an agent knows of earlier terms, where it is more; whether that excludes further nodes."""
@@ -127,6 +129,15 @@ class Budget:
             return 0.0
         longest_s, doublings = self._limits.longest_pause_s, min(self._early_deaths - 2, 30)
         return min(self._limits.crash_loop_pause_s * float(1 << doublings), longest_s)
+
+    @property
+    def told(self) -> History:
+        """The history with the checkpoint that the next cycle may resume from."""
+        before, saved = self.history.resume_before, self.saved
+        if saved is None:  # an earlier coordinator may have known it
+            return self.history
+        path = next((one.path for one in saved if before < 0 or one.iteration < before), "")
+        return replace(self.history, resume_from=path)
 
     def begin_at(self, iteration: int | None) -> None:
         """The checkpoint that the job begins with; None = none is known."""

@@ -290,7 +290,7 @@ class Roster:
         elif node.node_id not in self.members and quorum.offer[0] > 0:
             quorum.newcomer(node)
             self.note_dead()
-        quorum.back(peer_key(node), self.members.keys_of_nodes | {peer_key(node)})
+        quorum.back(peer_key(node), self.members.keys_of_nodes)
         self._out.append(ev.SendTo(node.node_id, t.Lead(self.job.term)))
 
     def on_ready(self, event: ev.FromAgent[t.Ready], now: float) -> None:
@@ -354,7 +354,6 @@ class Roster:
         member = self.members.remove(node_id)
         if member is None:
             return
-        self.ledger.book.gone(peer_key(member.node), now)
         fault = fault or lost(member.node, why)
         self._fence(member, now)
         if fault.kind is not t.FaultKind.NODE_LOST or node_id in self.job.assignment.group_ranks:

@@ -64,6 +64,7 @@ class CoordinatorSettings:
     tells_of_cycles: bool = False  # to an attribution service, or for --ft-cycle-info-dir
     stops_on_advice: bool = False  # its STOP ends the job
     tracks_progress: bool = False  # there is a checkpoint iteration file to read
+    finds_checkpoints: bool = False  # there is a directory of checkpoints: the first plan waits for what it holds
     has_preflight: bool = False  # agents check their nodes before every cycle, spares when they are told to stop
     join_timeout_s: float = 300.0  # how long to wait for min_nodes
     last_call_s: float = 1.0  # first cycle: how long to wait for the rest once min_nodes are here

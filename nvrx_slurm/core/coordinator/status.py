@@ -9,9 +9,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from nvrx_slurm.core.account.report import so_far
 from nvrx_slurm.core.coordinator.states import CYCLE, OVER, Stage
 from nvrx_slurm.frozen import frozen
-from nvrx_slurm.types import FaultKind, JobReport
+from nvrx_slurm.types import Account, FaultKind, JobReport
 
 if TYPE_CHECKING:
     from nvrx_slurm.core.coordinator.coordinator import Coordinator
@@ -27,6 +28,7 @@ _WORDS = {
     Stage.PAUSED: "paused", Stage.RUNNING: "running", Stage.LAST_RANKS: "running", Stage.STOPPING: "stopping",
     Stage.SCORING: "stopping", Stage.FINISHED: "ending", Stage.RETURNING: "ending", Stage.CLOSED: "ended",
 }  # fmt: skip
+STATES = tuple(dict.fromkeys(_WORDS.values()))
 
 
 @frozen
@@ -47,8 +49,11 @@ def state_of(core: Coordinator) -> str:
     return _WORDS[core.state]
 
 
-def status(core: Coordinator, since: float, now: float, unix_s: float) -> dict[str, Any]:
-    """How the job is. `since`, `now`: when the state began, and this moment (monotonic seconds); `unix_s`: the same."""
+def status(
+    core: Coordinator, since: float, now: float, unix_s: float, counted: Account | None = None
+) -> dict[str, Any]:
+    """How the job is. `since`, `now`: when the state began, and this moment (monotonic seconds); `unix_s`: the same.
+    `counted`: the account until the last plan; None: not known."""
     ahead_s, s, end = unix_s - now, core.settings, core.ending.end
     history = core.budget.history
     report = core.ledger.so_far(history, core.job.cycle, now, _MOST_INCIDENTS)
@@ -65,13 +70,17 @@ def status(core: Coordinator, since: float, now: float, unix_s: float) -> dict[s
         "end": None if end is None else {"code": int(end.code), "reason": end.reason[:_CAUSE_CHARS]},
         "allocation_ends": None if ends_at is None else ends_at + ahead_s,
         "nodes": _nodes(core) | {"gone": _gone(report, began_s)},
-        "restarts": {"used": report.restarts_used, "allowed": s.max_restarts},
+        "restarts": {
+            "used": report.restarts_used,
+            "allowed": s.max_restarts,
+            "by_kind": {one.kind.value: one.count for one in history.spent},
+        },
         "spares_used": list(report.spares_used[-_MOST_GONE:]),
         "hang": None if search is None else {"rank": search.first.rank, "host": search.first.host[:_NAME_CHARS]},
         "incidents": _incidents(report, began_s, core.state),
         "slow": _slow(core, report),
         "no_progress": history.no_progress,
-        "account": None,
+        "account": None if counted is None else _account(core, report, counted),
     }
 
 
@@ -142,6 +151,11 @@ def _table(slots: dict[int, Slot], members: dict[str, Member], broken: set[int],
         table.append((host[:_NAME_CHARS], slot.first_rank, slot.nproc, what))
     spares = [member.node.host[:_NAME_CHARS] for member in members.values()]
     return {"table": table, "spares": spares[: MOST_NODES - len(table)]}
+
+
+def _account(core: Coordinator, report: JobReport, counted: Account) -> dict[str, Any]:
+    active = len(core.job.assignment.group_ranks) if core.state in CYCLE else 0
+    return so_far(counted, report.duration_s, core.settings.max_nodes, active)
 
 
 def _gone(report: JobReport, began_s: float) -> list[dict[str, Any]]:

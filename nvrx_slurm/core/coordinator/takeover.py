@@ -6,7 +6,7 @@ cycle of an older term; it carries on with that cycle, or gives it up.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -43,7 +43,7 @@ class Electing:
         (_ELECTING, ev.Raised, "on_raised", (), "stand for a later term"),
         (
             _ELECTING,
-            (ev.TimeLeftRead, ev.ProgressRead, ev.ReachedRead, ev.Advised),
+            (ev.TimeLeftRead, ev.ProgressRead, ev.CheckpointsFound, ev.ReachedRead, ev.Advised, t.Counted),
             "ignore",
             (),
             "nothing was asked yet",
@@ -370,7 +370,6 @@ class Takeover:
     def _carry_on(self, now: float) -> Stage:
         job = self._job
         job.fresh = False
-        self._resume(job.inherited.running.group_ranks)
         self._roster.share(job.inherited.assignment(job.term, self._ledger.complete(self._budget.history)))
         job.inherited.forget()
         self._out.append(Say(f"term {job.term} carries on with cycle {job.cycle}"))
@@ -378,16 +377,11 @@ class Takeover:
             self._roster.send_plan(node.node_id)
         return Stage.RUNNING
 
-    def _resume(self, node_ids: Iterable[str]) -> None:
-        members = self._roster.members
-        self._ledger.resume((members[one].node for one in node_ids if one in members), members.keys_of_nodes)
-
     def _give_up(self, now: float) -> Stage:
         """Not all nodes that ran the cycle came to this coordinator in time: that is a fault of that cycle."""
         job, ledger, here = self._job, self._ledger, self._roster.members.keys_of_nodes
         job.fresh = False
         job.assignment = Assignment(None, {g: Slot(node_id, 0, 0) for g, node_id in job.inherited.places.items()})
-        self._resume(job.assignment.group_ranks)
         job.inherited.forget()
         if not ledger.faults:
             gone = [peer for peer in self._roster.quorum.absent if peer.key not in here]

@@ -70,9 +70,10 @@ class Quorum:
         living = self.electors - len(dead)
         return votes > living or (self.elected and votes == living)
 
-    def missing(self, members: Collection[str]) -> int:
-        """How many nodes are neither members nor proven dead."""
-        return max(0, self.electors - len(members) - sum(key not in members for key in self.proven))
+    def missing(self, members: Collection[str], but: str | None = None) -> int:
+        """How many nodes, without the node `but`, are neither members nor proven dead."""
+        others = len(members) + (but is not None and but not in members)
+        return max(0, self.electors - others - sum(key not in members and key != but for key in self.proven))
 
     def is_proof(self, peer: Peer) -> bool:
         """Whether the death of this life of a node was asked for. That of an older life says nothing about a later."""
@@ -112,9 +113,9 @@ class Quorum:
         self.offer, self.knowing = (term, cycle), set()
 
     def back(self, key: str, members: Collection[str]) -> None:
-        """Its ranks are known again: this node has registered, or is dead. `members`: keys of all members."""
+        """Its ranks are known again: this node registers, or is dead. `members`: keys of all members."""
         self.fences.pop(key, None)
-        if not self.missing(members):
+        if self.fence_until and not self.missing(members, key):
             self.fence_until = 0.0
 
     def fenced_until(self) -> float:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nvrx_slurm import types as t
+from nvrx_slurm.core.account.report import priced
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.states import LIVE, OVER, CoordinatorSettings, Stage, live_but
 from nvrx_slurm.core.machine import Outbox, Say, rows
@@ -38,6 +39,7 @@ class Suspects:
         (Stage.RUNNING, ev.SlowSeen, "on_slow", (), "say it; it may cost the node its place"),
         ((Stage.ELECTING, *live_but(Stage.RUNNING), *OVER[:2]), ev.SlowSeen, "ignore", (), "of a cycle that is over"),
         ((*LIVE, *OVER[:2]), t.Examined, "on_examined", (), "say what slows the node down"),
+        ((*LIVE, *OVER[:2]), t.Counted, "on_counted", (), "what restarts have cost"),
     )
 
     def __init__(self, s: CoordinatorSettings, out: Outbox, roster: Roster) -> None:
@@ -45,6 +47,7 @@ class Suspects:
         self._job, self._records = roster.job, roster.ledger.stragglers
         self._quiet = 0
         self._last_at = 0.0
+        self._costs: tuple[t.CycleCost, ...] = ()
         self._struck: set[str] = set()
         self._placed: dict[int, tuple[int, str]] = {}  # rank -> cycle in which it was slow, and its host then
 
@@ -57,6 +60,10 @@ class Suspects:
     def watches(self) -> bool:
         """Whether it matters that nothing is slow."""
         return self.goes_on or bool(self._placed)
+
+    def on_counted(self, event: t.Counted, now: float) -> None:
+        """After a plan."""
+        self._costs = event.costs
 
     def on_slow(self, event: ev.SlowSeen, now: float) -> None:
         """One window is over."""
@@ -144,7 +151,9 @@ class Suspects:
         if node is None or len(found.hosts) > 1 or self._records[-1].follows == "rank":
             return
         why = f"its ranks are slow: {self._records[-1].what}"
-        costs = [one.down_s + one.recomputed_s + one.again_s for one in self._roster.ledger.restarts]
+        costs = [
+            one.down_s + one.recomputed_s + one.again_s for one in priced(self._roster.ledger.restarts, self._costs)
+        ]
         if costs and lost_s > sum(costs) / len(costs):
             cost = f"this has cost {in_words(lost_s)}, a restart costs {in_words(sum(costs) / len(costs))}"
             self._roster.exclude_by_rule(node, f"{why}; {cost}", now)

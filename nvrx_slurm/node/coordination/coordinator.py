@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm import types as t
+from nvrx_slurm.core.account.follower import JobAccount
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSettings, Stage
 from nvrx_slurm.core.election.quorum import peer_key
@@ -23,9 +24,11 @@ from nvrx_slurm.node.output.status import StatusFile
 from nvrx_slurm.node.shell import Post, Shell
 
 if TYPE_CHECKING:
+    from nvrx_slurm.node.coordination.checkpoints import CheckpointWatch
     from nvrx_slurm.node.coordination.peers import Registrations
     from nvrx_slurm.node.output.announce import Announcer
     from nvrx_slurm.node.output.attributor import Attributor
+    from nvrx_slurm.node.output.metrics import MetricsExport
 
 
 class MemberStreams:
@@ -48,6 +51,13 @@ class MemberStreams:
         self._news, self._informed = news, set()
         if self._server is not None:
             self._server.send_all(news)
+
+    def share(self, counted: t.Counted) -> None:
+        """The same account for all members."""
+        if self._local is not None:
+            self._local.deliver(counted)
+        if self._server is not None:
+            self._server.send_all(counted)
 
     def _send(self, command: ev.SendTo) -> None:
         node_id, message = command.node_id, command.message
@@ -93,6 +103,7 @@ class CoordinatorHost:
         self._job, self._settings, self._say, self._on_defect = job, settings, say, on_defect
         self._loop = asyncio.get_running_loop()
         self._core = core = Coordinator(settings, self._loop.time())
+        self._account = JobAccount(core)
         log = EventLog(job.run_dir.coordinator_events(settings.term, job.node), core, say)
         self.shell = shell = Shell(core, log, ev.JobOver, say)
         self.local = LocalTransport(job.node.node_id, to_agent, self.post)
@@ -113,9 +124,22 @@ class CoordinatorHost:
         self._answer_questions()
         self._tell_of_cycles()
         self._announcer = self._announce()
-        shell.after_steps = self._status.mark
+        self._metrics = self._export()
+        self._status.counted = self._counted
+        shell.after_steps = self._after_steps
         shell.result.add_done_callback(self._on_end)
         shell.begin()
+
+    def _after_steps(self) -> None:
+        self._status.mark()
+        if self._account.is_due:
+            self._loop.call_soon(self._count)
+
+    def _count(self) -> None:
+        """A plan has left. The event is for the log: `nvrx goodput` reads it where a job has left no result."""
+        counted = self._account.count()
+        self.members.share(counted)
+        self.shell.post(counted)
 
     def post(self, event: Any) -> None:
         """Hand an event of an agent to the core. How far ranks are is only shown."""
@@ -150,7 +174,7 @@ class CoordinatorHost:
 
     def _answer_questions(self) -> None:
         """What the core asks for is read in threads, and posted later."""
-        job, shell = self._job, self.shell
+        job, shell, core = self._job, self.shell, self._core
         clock = AllocationClock(job.control, None if job.slurm is None else job.slurm.job_id)
 
         async def tell_time() -> None:
@@ -160,20 +184,35 @@ class CoordinatorHost:
         output = RankOutput(job.run_dir)
 
         async def tell_reached(command: ev.ReadReached) -> None:
-            reached = await output.reached(command.cycle, command.ranks)
+            ranks = core.job.assignment.ends(core.roster.members)
+            reached = await output.reached(command.cycle, ranks)
             shell.post(ev.ReachedRead(command.cycle, reached))
 
         shell.on(ev.ReadReached, lambda command: self._spawn(tell_reached(command)))
         if job.slurm is not None and job.run_dir.path.name == f"r{job.slurm.restart_count}":  # its first step
             self._spawn(self._ask_when_it_began(job.slurm.job_id))
-        if job.progress_file is None:
+        progress = None if job.progress_file is None else ProgressFile(job.progress_file, self._say)
+        watch = self._watch_checkpoints()
+        if progress is None and watch is None:
             return
-        progress = ProgressFile(job.progress_file, self._say)
 
         async def tell_progress(cycle: int) -> None:
-            shell.post(ev.ProgressRead(cycle, await progress.read()))
+            if watch is not None:
+                await watch.read(resumes=True)
+            found = await progress.read() if progress is not None else None
+            shell.post(ev.ProgressRead(cycle, watch.iteration if progress is None and watch is not None else found))
 
         shell.on(ev.ReadProgress, lambda command: self._spawn(tell_progress(command.cycle)))
+
+    def _watch_checkpoints(self) -> CheckpointWatch | None:
+        if self._job.checkpoints is None:
+            return None
+        from nvrx_slurm.node.coordination.checkpoints import CheckpointWatch
+
+        watch = CheckpointWatch(*self._job.checkpoints, self._core, self._account, self.shell.post, self._say)
+        self._status.checkpoint = lambda: watch.facts
+        self._spawn(watch.watch())
+        return watch
 
     def _announce(self) -> Announcer | None:
         """Where a URL or the job's Comment is to tell what happens."""
@@ -187,6 +226,24 @@ class CoordinatorHost:
         announcer = Announcer(job.labels, self._settings.began_s, url, comment, self._say)
         self._status.on_content = announcer.tell
         return announcer
+
+    def _export(self) -> MetricsExport | None:
+        """Where a file or a collector is to get metrics."""
+        job = self._job
+        if job.metrics_file is None and job.otlp is None:
+            return None
+        from nvrx_slurm.node.output.metrics import MetricsExport
+
+        metrics = MetricsExport(job.metrics_file, job.otlp, self._say)
+        self._status.on_complete = metrics.tell
+        return metrics
+
+    def _counted(self) -> t.Account | None:
+        """The account until the last plan, or the end. Before a plan earlier coordinators may have counted more."""
+        result = self.shell.result
+        if result.done() and self._core.state is Stage.CLOSED:
+            return self._account.complete(result.result()).report.account
+        return None if self._core.job.fresh else self._account.known
 
     async def _ask_when_it_began(self, job_id: int) -> None:
         self._allocation = await began(self._job.control, job_id)
@@ -247,11 +304,13 @@ class CoordinatorHost:
         await asyncio.wait({self.shell.result})
         if self.shell.result.cancelled():
             return None
-        done: ev.JobOver = self.shell.result.result()
+        done = self._account.complete(self.shell.result.result())
         await self.members.close()
         await self._writes.close()
         if self._announcer is not None:
             await self._announcer.close()
+        if self._metrics is not None:
+            await self._metrics.close()
         requeues = None if self._job.slurm is None else self._job.slurm.restart_count
         path = self._job.run_dir.result
         await publish(done, path, requeues, self._say, self.leads, before_result, self._allocation)
@@ -262,6 +321,8 @@ class CoordinatorHost:
         """Disconnect the members without waiting for the job's end; `last` tells them how it ends."""
         await self.members.close(last)
         self.shell.finish(None)
+        if self._metrics is not None:
+            await self._metrics.close()
         await self._end_attribution()
 
     async def _end_attribution(self) -> None:

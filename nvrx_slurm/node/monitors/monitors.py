@@ -22,8 +22,10 @@ from nvrx_slurm import types as t
 from nvrx_slurm.child import processes
 from nvrx_slurm.child.supervised import SupervisedProcess
 from nvrx_slurm.core.account.ranks import RankTimes
+from nvrx_slurm.core.rank.loss import LossReport
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.monitor import wire
+from nvrx_slurm.monitor import kill, wire
+from nvrx_slurm.monitor import page as layout
 from nvrx_slurm.monitor.lease import Lease
 from nvrx_slurm.monitor.page import INIT, LEAVES, WARNED, WORDS, PageError, RankPage, create_page
 from nvrx_slurm.node.monitors import monitor_start
@@ -120,6 +122,7 @@ class RankMonitor(SupervisedProcess):
         self._on_asked = on_asked
         self._inspections: list[asyncio.Future[dict[str, Any] | None]] = []
         self._lives = 0
+        self._reported = 0  # number of the last report when it was read before
         self._life: Life | None = None
 
     def start(self, spawn: bool = True) -> None:
@@ -239,6 +242,32 @@ class RankMonitor(SupervisedProcess):
         words = page.words[:WORDS].tolist()
         page.close()
         return words
+
+    def reports(self, read: int, right: bool) -> tuple[int, list[LossReport]]:
+        """What the worker has reported after number `read`: (number of the last one, reports).
+
+        The slot of the last report may be half written. It is left out until it is the last one a second time.
+        `right`: nothing is wrong with the reports until `read`, so the worker may save.
+        """
+        page = self._page()
+        if page is None:
+            return read, []
+        if right:
+            page.words[layout.JUDGED] = read
+        until = page.words[layout.REPORTED]
+        until, self._reported = until - (until != self._reported), until
+        numbers = range(max(read, until - layout.REPORT_SLOTS + 1) + 1, until + 1)
+        found = [LossReport(*page.report(number)) for number in numbers]
+        page.close()
+        return max(read, until), found
+
+    def fail(self, why: str) -> None:
+        """Kill the worker, whose loss is wrong."""
+        life = self._life
+        if life is not None and life.watch is not None and not life.hung:
+            pid, life.hung = int(str(wire.decode(life.watch)["pid"])), True
+            self._on_hang(self.local_rank, {"pid": pid, "sentence": why, "kind": t.FaultKind.LOSS})
+            kill.kill_group(life.pidfd, pid)
 
     def _word(self, word: int) -> int:
         page = self._page()

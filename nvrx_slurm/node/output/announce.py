@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ class Announcer:
         for kind, text in _news(found, self._began) if self._url else ():
             if self._is_new(kind, text, now):
                 body = _body(kind, f"nvrx job {self._labels.job} {self._labels.name}: {text}", found)
-                self._calls.begin(Path(self._url.split("/")[2]), partial(_post, self._url, body))
+                self._calls.begin(Path(self._url.split("/")[2]), partial(post, self._url, body))
         text, at = comment_of(found), math.inf if found["end"] else now
         if self._comment is not None and self._is_new("comment", text, at):
             self._calls.begin(Path("Slurm"), partial(self._comment, text))
@@ -86,13 +86,14 @@ def _body(kind: str, text: str, found: dict[str, Any]) -> bytes:
     return json.dumps({"event": kind, "text": text, **told}).encode()
 
 
-def _post(url: str, body: bytes) -> None:
-    """In a thread. Raises OSError."""
+def post(url: str, body: bytes, headers: Mapping[str, str] | None = None, within_s: float = _POST_S) -> None:
+    """POST JSON; in a thread. `within_s`: longest wait for a part of the answer (seconds). Raises OSError."""
     from http.client import HTTPException  # 0.1 s to import
     from urllib.request import Request, urlopen
 
+    request = Request(url, body, {"Content-Type": "application/json", **(headers or {})})
     try:
-        with urlopen(Request(url, body, {"Content-Type": "application/json"}), timeout=_POST_S):
+        with urlopen(request, timeout=within_s):
             pass
     except HTTPException as error:
         raise OSError(f"no HTTP: {error!r:.100}") from None

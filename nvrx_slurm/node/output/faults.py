@@ -13,8 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from nvrx_slurm.system.files import last_bytes
-from nvrx_slurm.types import FaultKind, RankFault
+from nvrx_slurm.types import Blame, Confidence, FaultKind, Finding, LineRole, RankFault, Remedy
 
+_WRONG_LOSS = Finding("", LineRole.CAUSE, Blame.UNKNOWN, Confidence.LIKELY, Remedy.RESTART, "wrong loss")
 _TAIL_BYTES, _LOG_BYTES = 16_000, 1 << 16
 _ERROR_FILE_BYTES = 1 << 20
 _TRACEBACK = "Traceback (most recent call last)"
@@ -63,6 +64,8 @@ def with_details(fault: RankFault, error_file: Path, stderr_file: Path, progress
     """
     from nvrx_slurm.core.attribution.evidence import examine, progress  # not at the start: see `read_rules`
 
+    if fault.kind is FaultKind.LOSS:  # equal ones are the same failure, whatever the rank has written
+        return replace(fault, finding=_WRONG_LOSS)
     explained = _explained(fault, error_file, stderr_file)
     stdout, written_s = _written(stderr_file.with_suffix(".out"), progress_s)
     if progress(stdout.lower()) >= 0:

@@ -25,7 +25,7 @@ from nvrx_slurm.core.coordinator.status import VERSION, JobLabels, snapshot, sta
 from nvrx_slurm.core.progress import checkpoint, now_doing, progress
 from nvrx_slurm.node.output.result import BackgroundWrites
 from nvrx_slurm.system.files import write_atomic
-from nvrx_slurm.types import Pace
+from nvrx_slurm.types import Account, Pace
 
 INTERVAL_S = 5.0  # a reader takes a coordinator for silent after three of them
 _READ_S = 0.5  # for the checkpoint iteration file; a later answer is for the next content
@@ -55,8 +55,11 @@ class StatusFile:
         self._lock = threading.Lock()  # held while it writes
         self._reads = threading.Lock()  # held by the thread that reads the checkpoint iteration file
         self._checkpoint: dict[str, Any] | None = None
+        self.checkpoint: Callable[[], dict[str, Any] | None] = lambda: None  # what a watch has found
         self._paces: dict[str, Pace] = {}  # by node
         self.on_content: Callable[[dict[str, Any]], None] = lambda content: None
+        self.on_complete: Callable[[dict[str, Any]], None] | None = None  # the same, with what takes long to make
+        self.counted: Callable[[], Account | None] = lambda: None  # the account until the last plan
 
     def mark(self) -> None:
         """A step of the core is over: write soon if something has changed that people want to see."""
@@ -111,9 +114,11 @@ class StatusFile:
 
     def _content(self) -> dict[str, Any]:
         core, unix_s, labels = self._core, time.time(), self._labels
-        found = status(core, self._since, self._loop.time(), unix_s)
+        found = status(core, self._since, self._loop.time(), unix_s, self.counted())
         head = {"version": VERSION, "term": found["term"], "writer": self._writer, "written": unix_s}
         content = {**head, "interval_s": INTERVAL_S, "job": vars(labels), **found, "ranks": snapshot(core)}
+        if seen := self.checkpoint():
+            content["checkpoint"] = seen
         members, cycle = core.roster.members, core.job.cycle
         self._paces = {node: pace for node, pace in self._paces.items() if node in members and pace.cycle == cycle}
         content["progress"] = partial(progress, [*self._paces.values()])
@@ -137,8 +142,10 @@ class StatusFile:
                 reader = threading.Thread(target=self._read_progress, args=(self._progress,), daemon=True)
                 reader.start()
                 reader.join(_READ_S)
-            content |= {"checkpoint": self._checkpoint}
+            content = {"checkpoint": self._checkpoint} | content
             content |= {name: content[name]() for name in ("ranks", "progress")}  # of all ranks: not on the loop
+            if self.on_complete is not None and content["term"] > 0:  # of a coordinator that is elected
+                self._loop.call_soon_threadsafe(self.on_complete, content)
             if self._may_replace(content):
                 write_atomic(self._path, json.dumps(content).encode())
 

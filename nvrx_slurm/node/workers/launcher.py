@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ _SPARE_INSPECTION_S = 1.0  # of the script, where there are no workers
 _WITHOUT_TORCH_S = 32.0  # until then workers may be about to import torch
 _READ_TIMEOUT_S = 5.0
 _FIRST_WAIT_S = 120.0  # of the first workers for their template
+_CUSTOMIZATIONS = {"sitecustomize", "usercustomize"}  # may forbid to fork, which a template finds out
 
 
 class Launcher:
@@ -71,9 +73,11 @@ class Launcher:
     def hold(self) -> None:
         """Start the interpreters of the next workers. Where that fails, they are started when they are needed."""
         self._refill()
+        if not self._settled.is_set() and _CUSTOMIZATIONS.isdisjoint(sys.modules):
+            return  # standbys are on their way
         with contextlib.suppress(OSError):
             for local_rank in range(len(self._prefixes)):
-                if local_rank not in self._held and not self._has_standby(local_rank) and self._settled.is_set():
+                if local_rank not in self._held and not self._has_standby(local_rank):
                     self._held[local_rank] = self._hold(local_rank)
 
     def _hold(self, local_rank: int) -> processes.Held:
@@ -107,6 +111,7 @@ class Launcher:
     def launched(self, pid: int) -> None:
         """All workers have been launched; `pid` is one of them."""
         self._first = False
+        self._end_all(self._held)
         if self._warm is not None:
             self._prepare(self._prepare_next(self._warm, pid))
 

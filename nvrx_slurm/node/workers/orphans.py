@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Collection
 
 from nvrx_slurm.child import processes
 
+# A standby or a template's successor is a child of this agent a moment before the agent hears of it.
+_UNHEARD = (b"nvrx-standby", b"nvrx-template")
 _END_TIMEOUT_S = 1.0  # for killed orphans to end when the agent does
 
 
@@ -27,12 +30,12 @@ class OrphanReaper:
         """Collect those that have ended."""
         self._orphans.reap(processes.own_pids())
 
-    def kill(self, later: bool = True) -> int:
+    def kill(self, later: bool = True, but: Collection[bytes] = _UNHEARD) -> int:
         """SIGKILL all, without waiting. Returns how many have not ended yet.
 
-        `later`: also those that come until none is left.
+        `later`: also those that come until none is left. `but`: not those with these names.
         """
-        left = self._orphans.kill(processes.own_pids())
+        left = self._orphans.kill(processes.own_pids(), but)
         self._kills = later and left > 0
         return left
 
@@ -41,7 +44,7 @@ class OrphanReaper:
         deadline = self._loop.time() + _END_TIMEOUT_S
         while True:
             self._child_ended.clear()
-            left = self.kill()
+            left = self.kill(but=())
             try:
                 if not left:
                     break

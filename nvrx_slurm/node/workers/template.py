@@ -7,7 +7,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -84,8 +83,7 @@ class TemplateProcess(SupervisedProcess):
 
     def _start(self) -> tuple[processes.Child, socket.socket]:
         spec = self._spec
-        start_py = [sys.executable, "-I", "-S", _START, os.fspath(spec.hook_dir)]
-        command = [*spec.prefix, *start_py, *spec.argv]
+        command = ["", _START, os.fspath(spec.hook_dir), spec.argv[0], *spec.prefix, *spec.argv]
         null = subprocess.DEVNULL
 
         def start(control: int) -> processes.Child:

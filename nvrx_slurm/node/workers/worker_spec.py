@@ -12,6 +12,7 @@ from typing import Any
 
 from nvrx_slurm.child import processes
 from nvrx_slurm.control.auth import TOKEN_ENV
+from nvrx_slurm.core.checkpoint.interval import mtbf_s
 from nvrx_slurm.core.rank.sections import is_wait
 from nvrx_slurm.frozen import frozen
 from nvrx_slurm.types import Node, Plan, RankFault
@@ -23,7 +24,7 @@ RANK_NAMES = (
     *("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID"),
     *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"),
     *("NVRX_TERM", "NVRX_CYCLE", "NVRX_INFRA_RANK", "NVRX_RUN_DIR", "NVRX_CURRENT_CYCLE_INFO", "NVRX_BOARD"),
-    "NVRX_RESUME_BEFORE",
+    *("NVRX_RESUME_BEFORE", "NVRX_RESUME_FROM", "NVRX_MTBF"),
     "FT_RANK_MONITOR_IPC_SOCKET",
 )
 LOCAL_RANK_MACRO = "${local_rank}"  # in a script's arguments; torchrun replaces it, too
@@ -105,9 +106,12 @@ def living(alive: Mapping[int, StartedWorker]) -> dict[int, tuple[int, float]]:
 def rank_env(contract: WorkerContract, plan: Plan, node: Node, local_rank: int, error_file: str) -> dict[str, str]:
     """The variables that tell one worker its place (torchrun's names and meanings). `local_rank`: in its agent."""
     rank = plan.rank_offset + local_rank
-    extra = {"NVRX_CURRENT_CYCLE_INFO": contract.cycle_info} if contract.cycle_info else {}
-    if plan.history.resume_before >= 0:
-        extra["NVRX_RESUME_BEFORE"] = str(plan.history.resume_before)
+    extra, past = {"NVRX_CURRENT_CYCLE_INFO": contract.cycle_info} if contract.cycle_info else {}, plan.history
+    known_s = past.restarts[-1].at_s + past.restarts[-1].down_s if past.restarts else 0.0
+    if past.resume_before >= 0:
+        extra["NVRX_RESUME_BEFORE"] = str(past.resume_before)
+    if past.resume_from:
+        extra["NVRX_RESUME_FROM"] = past.resume_from
     return extra | {
         "RANK": str(rank),
         "LOCAL_RANK": str(contract.first_local + local_rank),
@@ -125,6 +129,7 @@ def rank_env(contract: WorkerContract, plan: Plan, node: Node, local_rank: int, 
         "TORCHELASTIC_RUN_ID": contract.run_id,
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCHELASTIC_ERROR_FILE": error_file,
+        "NVRX_MTBF": f"{mtbf_s(max(1, plan.active_nodes), known_s, past.restarts_used):.0f}",
         "NVRX_TERM": str(plan.term),
         "NVRX_CYCLE": str(plan.cycle),
         "NVRX_INFRA_RANK": str(node.infra_rank),

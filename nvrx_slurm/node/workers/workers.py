@@ -58,12 +58,8 @@ class Workers:
         lease: Lease | None = None,
         tell: Callable[[Pace | Window], None] = lambda pace: None,
     ) -> None:
-        self._node = node
-        self._lease = lease
-        self._spec = spec
-        self._run_dir = run_dir
-        self._console = console
-        self._post = post
+        self._node, self._spec, self._run_dir, self._lease = node, spec, run_dir, lease
+        self._console, self._post = console, post
         self._loop = asyncio.get_running_loop()
         self._alive: dict[int, StartedWorker] = {}
         self._stopping = False
@@ -71,7 +67,7 @@ class Workers:
         self._private_dir = private_dir  # sockets of the monitors
         self._launcher = Launcher(spec, node.nproc, private_dir, console.say, partial(console.say, to_copy=True))
         self._dead_ranks = DeadRanksFile(private_dir, console.say)
-        self._monitors: list[RankMonitor] = []
+        self.monitors = self._monitors = list[RankMonitor]()  # once started
         self._paces = Paces(self._monitors, spec, partial(living, self._alive), tell)
         self._starter: MonitorStarter | None = None  # of the monitors' processes, once
         self._client_check = ClientCheck(spec.limits, partial(any_connected, self._monitors), console.say)
@@ -286,8 +282,10 @@ class Workers:
         worker = self._alive.get(local_rank)
         if worker is None or worker.hang is not None or message.get("pid") != worker.child.pid:
             return
-        worker.hang = replace(worker.where, kind=FaultKind.HANG, message=str(message.get("sentence", "")))
-        self._post(ag.HangSeen(worker.hang))
+        kind = message.get("kind", FaultKind.HANG)
+        worker.hang = replace(worker.where, kind=kind, message=str(message.get("sentence", "")))
+        if kind is FaultKind.HANG:
+            self._post(ag.HangSeen(worker.hang))
 
     def _asked(self, local_rank: int, action: WorkloadAction, description: str) -> None:
         self._post(ag.RankAsked(local_rank, action, description))

@@ -1,0 +1,229 @@
+"""`nvrx metrics`: the metrics of all jobs of log trees for Prometheus; it reads files, and asks no job and no Slurm.
+
+A thread for each --log-dir reads; a scrape gets what was read last. So a file system that hangs holds one thread, and
+a client at most one of _MOST_CLIENTS places for _CLIENT_S.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import glob
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from nvrx_slurm.cli.log_tree import RUN, log_dir, result_of
+from nvrx_slurm.cli.status import VERSION, content
+from nvrx_slurm.core.metrics import OPENMETRICS, TEXT, Sample, exposition, line, samples
+from nvrx_slurm.core.progress import DAMAGE
+from nvrx_slurm.errors import ExitCode, UsageError
+from nvrx_slurm.system import bounded
+
+_ENDED_S, _SILENT_S, _SILENT = 600.0, 86400.0, 3  # how long a run is shown after its end, or its silence (intervals)
+_FORGET_S = 3600.0  # a job may be suspended for longer than _SILENT_S
+_ONCE_S = 60.0  # for `nvrx metrics`
+_CLIENT_S, _MOST_CLIENTS, _HEAD_BYTES = 10.0, 8, 16 << 10
+_HELP = "A log tree; may be a pattern in quotes, as '/home/*/nvrx_logs'; may be repeated (default: that of nvrx-run)."
+_places = click.option("--log-dir", "places", multiple=True, metavar="DIR", help=_HELP)
+
+
+class _Lines(NamedTuple):
+    """One run: when its status was written (Unix seconds), and (name, line) of each sample."""
+
+    written: float
+    lines: tuple[tuple[str, str], ...]
+
+
+class Trees:
+    """The runs of the log trees that `pattern` means. One thread scans, others read `runs` and `own`."""
+
+    def __init__(self, pattern: str) -> None:
+        self.pattern = pattern
+        self.runs: dict[tuple[str, str], _Lines] = {}  # by job and run
+        self.own: tuple[tuple[str, str], ...] = ()
+        self._over: dict[str, int] = {}  # jobs of which nothing is shown: path -> mtime (ns), until `_forget_at`
+        self._forget_at = 0.0
+
+    def scan(self) -> None:
+        """Read all that may have changed. Raises OSError."""
+        began, now, unreadable = time.monotonic(), time.time(), 0
+        runs: dict[tuple[str, str], _Lines] = {}
+        if now > self._forget_at:
+            self._over, self._forget_at = {}, now + _FORGET_S
+        for job, mtime in self._jobs():
+            shown = 0
+            for latest, run in enumerate(sorted(job.glob("r*"), key=_number, reverse=True)):
+                try:
+                    found = _current(run, now, latest == 0)
+                    if found is not None:
+                        who = found["job"]["job"], found["job"]["run"]
+                        runs[who] = _Lines(found["written"], tuple((one.name, line(one)) for one in samples(found)))
+                        shown += 1
+                except FileNotFoundError:
+                    shown += latest == 0 and now - mtime / 1e9 < _SILENT_S  # it has just begun
+                except DAMAGE:
+                    unreadable, shown = unreadable + 1, shown + 1
+            if not shown:
+                self._over[str(job)] = mtime
+        told = {"scan_timestamp_seconds": now, "scan_duration_seconds": time.monotonic() - began}
+        told |= {"runs": len(runs), "unreadable_runs": unreadable}
+        labels = {"log_dir": self.pattern}
+        own = [Sample(f"nvrx_exporter_{name}", labels, float(value)) for name, value in told.items()]
+        self.runs, self.own = runs, tuple((one.name, line(one)) for one in own)
+
+    def _jobs(self) -> Iterator[tuple[Path, int]]:
+        """Jobs of which something may be shown; a job that is over comes back when it has a further run."""
+        for tree in glob.iglob(self.pattern):
+            entries: list[os.DirEntry[str]] = []
+            with suppress(OSError):
+                entries = [*os.scandir(tree)]
+            for entry in entries:
+                with suppress(OSError):
+                    mtime = entry.stat(follow_symlinks=False).st_mtime_ns
+                    found = entry.is_dir(follow_symlinks=False) and self._over.get(entry.path) != mtime
+                    yield from [(Path(entry.path), mtime)] if found else ()
+
+
+def _number(run: Path) -> tuple[int, int]:
+    match = RUN.fullmatch(run.name)
+    return (int(match[1]), int(match[2] or 0)) if match else (-1, 0)
+
+
+def _current(run: Path, now: float, latest: bool) -> dict[str, Any] | None:
+    """The status of a run, if it is to be shown: it is alive, has ended just now, or is silent and the `latest` of its
+    job. Raises some of DAMAGE."""
+    found = content(run)
+    if found["version"] > VERSION or not isinstance(found, dict):
+        raise ValueError("a later version")
+    age_s = now - found["written"]
+    if found["state"] != "ended" and age_s > _SILENT * found["interval_s"] and (result := result_of(run)):
+        age_s = now - (run / "result.json").stat().st_mtime  # ended by Slurm, with all of its coordinators
+        found |= {"state": "ended", "end": {"code": int(result["code"])}}
+    if found["state"] == "ended":
+        return found if age_s < _ENDED_S else None
+    return found if age_s < _SILENT * found["interval_s"] or (latest and age_s < _SILENT_S) else None
+
+
+def _text(trees: Iterable[Trees], openmetrics: bool = False) -> bytes:
+    """Of runs with equal names the one that was written last is shown."""
+    runs: dict[tuple[str, str], _Lines] = {}
+    lines: list[tuple[str, str]] = []
+    for tree in trees:
+        lines += tree.own
+        for who, run in tree.runs.items():
+            if who not in runs or runs[who].written < run.written:
+                runs[who] = run
+    lines += (one for run in runs.values() for one in run.lines)
+    return exposition(lines, openmetrics)
+
+
+@click.group(invoke_without_command=True)
+@_places
+@click.pass_context
+def metrics(ctx: click.Context, places: tuple[str, ...]) -> None:
+    """Print the metrics of the jobs that run, or ended within 10 min, in the text format of Prometheus."""
+    if ctx.invoked_subcommand is not None:
+        ctx.obj = places
+        return
+    trees = [Trees(place) for place in dict.fromkeys(places or (str(log_dir()),))]
+    for tree in trees:
+        try:
+            bounded.call(tree.scan, _ONCE_S, tree.pattern)
+        except bounded.Overrun as error:
+            click.echo(f"nvrx metrics: {error}", err=True)
+            sys.exit(ExitCode.FAILED)
+    sys.stdout.buffer.write(_text(trees))
+
+
+@metrics.command()
+@_places
+@click.option("--address", default="127.0.0.1", help="Where to listen (default: on this machine only).")
+@click.option("--port", default=9489, type=click.IntRange(0, 65535), help="0: any that is free (default: 9489).")
+@click.option(
+    "--every", "every_s", default=10.0, type=click.FloatRange(0.1, 3600.0), metavar="S",
+    help="Read the log trees every S seconds (default: 10).",
+)  # fmt: skip
+@click.pass_obj
+def serve(inherited: tuple[str, ...], places: tuple[str, ...], address: str, port: int, every_s: float) -> None:
+    """Serve the metrics of all jobs over HTTP, path /metrics: one for a cluster.
+
+    There is no encryption and no password: who reaches the port sees the names of jobs and users.
+    """
+    trees = [Trees(place) for place in dict.fromkeys((*inherited, *places) or (str(log_dir()),))]
+    asyncio.run(_serve(trees, address, port, every_s))
+
+
+async def _serve(trees: list[Trees], address: str, port: int, every_s: float) -> None:
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    exporter = Exporter(trees)
+    try:
+        server = await asyncio.start_server(exporter.answer, address, port, limit=_HEAD_BYTES)
+    except OSError as error:
+        why = (
+            os.strerror(error.errno) if error.errno is not None and error.errno > 0 else error.strerror
+        )  # asyncio's text is long
+        raise UsageError(f"cannot listen on {address} port {port}: {why}; give another --address or --port") from None
+    for tree in trees:
+        threading.Thread(target=partial(_scan, tree, every_s), daemon=True).start()
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(signum, stop.set)
+    for host, bound, *_ in (one.getsockname() for one in server.sockets):
+        click.echo(f"nvrx metrics: http://{f'[{host}]' if ':' in host else host}:{bound}/metrics")
+    sys.stdout.flush()
+    await stop.wait()
+    server.close()
+
+
+def _scan(tree: Trees, every_s: float) -> None:
+    """In a thread of its own."""
+    while True:
+        with suppress(OSError):  # the time of the last scan stays, and tells
+            tree.scan()
+        time.sleep(every_s)
+
+
+class Exporter:
+    """Answers scrapes."""
+
+    def __init__(self, trees: list[Trees]) -> None:
+        self._trees = trees
+        self._clients = 0
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection, one request."""
+        if self._clients >= _MOST_CLIENTS:
+            writer.transport.abort()
+            return
+        self._clients += 1
+        try:
+            await asyncio.wait_for(self._talk(reader, writer), _CLIENT_S)
+            writer.close()
+        except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            writer.transport.abort()
+        finally:
+            self._clients -= 1
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        method, path, *_ = [*head.split("\r\n", 1)[0].split(" "), "", ""]
+        openmetrics = "application/openmetrics-text" in head.lower()
+        code, kind, body = "200 OK", OPENMETRICS if openmetrics else TEXT, b""
+        if method not in ("GET", "HEAD"):
+            code = "405 Method Not Allowed"
+        elif path.partition("?")[0] != "/metrics":
+            code, body = "404 Not Found", b"the metrics are at /metrics\n"
+        else:
+            body = _text(self._trees, openmetrics)
+        writer.transport.set_write_buffer_limits(0)  # drain() waits until the client has taken all
+        fields = f"Content-Type: {kind}\r\nContent-Length: {len(body)}\r\nConnection: close"
+        writer.write(f"HTTP/1.1 {code}\r\n{fields}\r\n\r\n".encode() + (body if method == "GET" else b""))
+        await writer.drain()

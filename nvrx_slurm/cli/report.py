@@ -1,0 +1,221 @@
+"""`nvrx report`: what happened to a job, as one HTML file with pictures. It only reads the files of the job.
+
+The facts are those of `nvrx why`, `status` and `goodput`: result.json, or the event logs of a job that has none.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from nvrx_slurm.attribution.redact import without_secrets
+from nvrx_slurm.cli.event_logs import COUNTED, FAULT, HANG, Cycle, cycles_in, logs_of
+from nvrx_slurm.cli.goodput import of_events
+from nvrx_slurm.cli.log_tree import DAMAGE, RUN, find_run, result_of
+from nvrx_slurm.cli.status import HEALTHY, NEEDS_A_PERSON, observe
+from nvrx_slurm.core import report as pure
+from nvrx_slurm.core.account.account import BUCKETS, SECTION
+from nvrx_slurm.core.account.goodput import summary
+from nvrx_slurm.core.account.report import lost_s, lost_steps
+from nvrx_slurm.core.attribution.hang import RULE as HANG_RULE
+from nvrx_slurm.core.attribution.hang import place
+from nvrx_slurm.core.attribution.verdict import headline, what_to_do
+from nvrx_slurm.core.record import decode
+from nvrx_slurm.core.report.facts import CyclePlan, Incident, ReportFacts, Stretch, node_rows, paces, phases, stretches
+from nvrx_slurm.core.report.page import IN_FULL, page
+from nvrx_slurm.core.words import in_words
+from nvrx_slurm.errors import ProtocolError
+from nvrx_slurm.system.files import last_bytes, write_atomic
+from nvrx_slurm.types import Blame, Confidence, Finding, LineRole, RankEvidence, RankFault, Remedy
+
+_MOST_LINES, _MOST_SAID, _MOST_PLACES, _MOST_RANKS = 12, 12, 12, 16
+_MOST_HANG_BYTES = 4 << 20  # of a hang.json; of a job of many ranks it has more, and the verdict is told without it
+_NOT_KNOWN = LineRole.UNCLEAR, Blame.UNKNOWN, Confidence.GUESS, Remedy.NONE
+Stretches = Mapping[int, Sequence[Stretch]]
+_CSS = Path(pure.__path__[0]) / "page.css"
+
+
+@click.command()
+@click.argument("place", default="latest", callback=find_run)
+@click.option(
+    "--output", "-o", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    help="Where to write it (default: nvrx_report_JOB_RUN.html in this directory).",
+)  # fmt: skip
+def report(place: Path, output: Path | None) -> None:
+    """Write what happened to a job as one HTML file, with pictures and their tables.
+
+    PLACE is a job id, or the directory of a job or run (default: the latest run), of which result.json or the event
+    logs of its coordinators are left. The page has no script, needs no network, and holds nothing that looks like a
+    secret.
+    """
+    if not place.is_dir():
+        raise click.UsageError(f"{place} is a file; give a job id, or the directory of a run")
+    place = place.absolute()
+    name = f"{place.parent.name}_{place.name}" if RUN.fullmatch(place.name) else place.name
+    output = output or Path(f"nvrx_report_{name}.html")
+    try:
+        text = page(facts_of(place), _CSS.read_text())
+    except (*DAMAGE, ProtocolError) as error:
+        raise click.UsageError(f"{place} holds files that nvrx-run has not written like this: {error!r:.200}") from None
+    try:
+        write_atomic(output, text.encode("utf-8", "replace"))
+    except OSError as error:
+        raise click.UsageError(f"{output} cannot be written: {error.strerror}; choose another --output") from None
+    click.echo(output.absolute())
+
+
+def facts_of(run: Path) -> ReportFacts:
+    """All that the page shows. Raises click.UsageError where nothing is known, errors of DAMAGE for strange files."""
+    cycles = cycles_in(logs := logs_of(run))
+    told, result = of_events(logs, cycles), result_of(run)
+    known = told | result
+    if not known.get("account"):
+        raise click.UsageError(f"{run} has neither the account of a job nor a plan in its event logs: nothing is known")
+    restarts = {int(one["cycle"]): one for one in (*told.get("restarts", ()), *result.get("restarts", ()))}
+    known["restarts"] = [restarts[cycle] for cycle in sorted(restarts)]
+    nodes = {node["node_id"]: node for cycle in cycles for node in cycle.nodes()}
+    keys = {name: str(node["infra_rank"]) if node["infra_rank"] >= 0 else name for name, node in nodes.items()}
+    plans, wall_s = [*_plans(cycles, keys)], float(known["duration_s"])
+    began = [float(cycle.plan["history"]["began_s"]) for cycle in cycles[1:]]
+    began_s = began[-1] if began else datetime.fromisoformat(str(known["ended"])).timestamp() - wall_s
+    found = stretches(plans, known["restarts"], known["account"]["node_seconds"], wall_s)
+    shown, seen = [*known["restarts"], *_end_of(known)], {cycle.number: cycle for cycle in cycles}
+    incidents = tuple(
+        _incident(run, number, one, seen.get(int(one["cycle"])), began_s, found, number > len(shown) - IN_FULL)
+        for number, one in enumerate(shown, 1)
+    )
+    kinds = [{"cycle": one.cycle, "rank": None, "kind": one.kind, "rule": one.rule} for one in incidents]
+    known["faults"] = [*(known.get("faults") or ()), *kinds]  # the first one of a cycle counts
+    lost_at = {int(one["cycle"]): float(one["at_s"]) for one in known["restarts"]}
+    hosts = {keys[name]: str(node["host"]) for name, node in nodes.items()}
+    numbers, job = summary([known], began_s, began_s + wall_s), f"job {run.parent.name}, run {run.name}"
+    return ReportFacts(
+        f"nvrx report · {job if RUN.fullmatch(run.name) else run}", _sentence(run, known, numbers), began_s, wall_s,
+        tuple(one for some in found.values() for one in some), node_rows(plans, hosts, lost_at),
+        tuple(known["account"]["nodes"]), incidents,
+        tuple(paces(found, known["restarts"])), numbers, f"Made by nvrx report from {run}",
+    )  # fmt: skip
+
+
+# --- what was planned -------------------------------------------------------------------------------------------------
+
+
+def _plans(cycles: Sequence[Cycle], keys: Mapping[str, str]) -> Iterator[CyclePlan]:
+    """Of each plan only what is new is looked at: it may have gone to thousands of nodes."""
+    before, active, spares = frozenset[str](), frozenset[str](), frozenset[str]()
+    buckets, began_s = Counter[str](), cycles[1].plan["history"]["began_s"] if cycles[1:] else 0.0
+    for cycle in cycles[1:]:
+        to, at_s = frozenset(cycle.to), cycle.wall_s - float(began_s or cycles[0].wall_s)
+        left = {keys.get(name, name) for name, _, _ in (one.rsplit(" ", 2) for one in before - to)}
+        came = [(keys.get(name, name), int(rank) >= 0) for name, rank, _ in (one.rsplit(" ", 2) for one in to - before)]
+        active = active - left | {key for key, runs in came if runs}
+        spares = (spares - left | {key for key, runs in came if not runs}) - active
+        before, counted = (
+            to,
+            next((one.value for one in cycle.find(COUNTED) if one.value["cycle"] == cycle.number), None),
+        )
+        if counted is not None:
+            nodes, at_s = counted["account"]["nodes"], float(counted["account"]["wall_s"])
+            sums = [sum(column) for column in zip(*(node["seconds"] for node in nodes), strict=True)]
+            buckets = Counter(dict(zip(BUCKETS, sums, strict=False)))
+            for section in (section for node in nodes for section in node["sections"]):
+                buckets[f"{SECTION}{section['name']}"] += section["took_s"]
+        yield CyclePlan(cycle.number, at_s, buckets, active, spares)
+
+
+def _end_of(known: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The failure that ended the job, in the form of a restart; nothing where a restart that failed tells it."""
+    cause, last = known.get("first_cause"), known.get("last_faults") or ()
+    if known.get("code") and cause:
+        cycle = int(last[0]["cycle"]) if last else int(known["cycles"]) - 1
+        restarts = [one for one in known["restarts"] if int(one["cycle"]) == cycle]
+        at_s = min((float(fault["at_s"]) for fault in last), default=float(known["duration_s"]))
+        end = {"cycle": cycle, "at_s": at_s, "cause": headline(_fault(cause)), "first": cause, "ends": True}
+        same = {name: cause[name] for name in ("host", "rank", "infra_rank")}
+        yield from [] if restarts else [{**same, **end}]
+        for one in restarts:
+            one.update(end)
+
+
+# --- what is known of an incident -------------------------------------------------------------------------------------
+
+
+def _incident(
+    run: Path, number: int, one: Mapping[str, Any], seen: Cycle | None, began_s: float, found: Stretches, full: bool
+) -> Incident:
+    """With what result.json (`first`, of the failure that ended the job), events and hang.json say of it; `full`: also
+    with the lines of logs."""
+    first, cycle, rank = one.get("first"), int(one["cycle"]), int(one.get("rank", -1))
+    said, hung = dict[str, float](), False
+    if seen is not None:
+        said, hung = seen.said() if full else said, any(True for _ in seen.find(HANG))
+        label = f'"infra_rank":{one.get("infra_rank")},"rank":{rank},'.encode()
+        first = first or next((fault.value for fault in seen.find(FAULT, label)), None)
+    kind = "hang" if hung else "node-lost" if rank < 0 else ""
+    if first is None or (hung and first["kind"] != kind):  # what the other ranks report then is a consequence
+        first = {"kind": kind or "exit", "host": "", "infra_rank": -1}
+    fault, known = _fault(first), bool(kind or first["host"])
+    finding = fault.finding or Finding(HANG_RULE if hung else "", *_NOT_KNOWN)
+    lines = [finding.line, *fault.traceback.splitlines()[-_MOST_LINES:]]
+    evidence = without_secrets("\n".join(dict.fromkeys(line for line in lines if full and line.strip())))
+    return Incident(
+        number, cycle, float(one["at_s"]), without_secrets(str(one["cause"])), str(one.get("host") or ""),
+        str(one.get("infra_rank", "")), rank, phases(found, cycle), lost_s(one), lost_steps(one),
+        said=tuple((at_s - began_s, without_secrets(line)) for line, at_s in [*said.items()][-_MOST_SAID:]),
+        kind=fault.kind.value if known else "",
+        rule=finding.rule,
+        blame=f"{finding.blame.value} ({finding.confidence.value})" if fault.finding and finding.rule else "",
+        lines=tuple(evidence.splitlines()),
+        log=fault.log,
+        waits=tuple(_waits(run / f"cycle_{cycle}" / "hang.json")) if hung and full else (),
+        advice=what_to_do(fault) if known else "",
+        ends=bool(one.get("ends")),
+    )  # fmt: skip
+
+
+def _fault(told: Mapping[str, Any]) -> RankFault:
+    """Of an event, or of the first cause in a result.json, which has no types."""
+    made = {"type": "RankFault", **{one.name: told[one.name] for one in fields(RankFault) if one.name in told}}
+    if finding := told.get("finding"):
+        made["finding"] = {"type": "Finding", **finding}
+    found = decode(made)
+    assert isinstance(found, RankFault)
+    return found
+
+
+def _waits(path: Path) -> Iterator[tuple[str, str]]:
+    """Where ranks waited as one hung, and which ones: the places of most ranks first."""
+    try:
+        ranks = json.loads(last_bytes(path, _MOST_HANG_BYTES))["ranks"]
+        where = defaultdict[str, list[int]](list)
+        for one in ranks:
+            at = place(RankEvidence(int(one["rank"]), -1, "", frames=tuple(map(str, one["frames"]))))
+            where[at or f"no stack, process state {one['state']}"].append(int(one["rank"]))
+    except (OSError, *DAMAGE):
+        return
+    for at, some in sorted(where.items(), key=lambda found: -len(found[1]))[:_MOST_PLACES]:
+        more = f" and {len(some) - _MOST_RANKS} more" if len(some) > _MOST_RANKS else ""
+        yield ", ".join(map(str, sorted(some)[:_MOST_RANKS])) + more, at
+
+
+# --- in words ---------------------------------------------------------------------------------------------------------
+
+
+def _sentence(run: Path, known: Mapping[str, Any], numbers: Mapping[str, Any]) -> str:
+    lasted = in_words(float(known["duration_s"]))
+    if "code" in known:
+        how = "finished" if known["code"] == 0 else f"ended with code {known['code']}"
+        why = f" First cause: {headline(_fault(known['first_cause']))}." if known.get("first_cause") else ""
+        return f"The job {how} after {lasted}: {known.get('summary') or 'no fault was seen'}.{why}"
+    seen = observe(run, time.time())
+    runs = "The job runs" if seen.code in (HEALTHY, NEEDS_A_PERSON) else "The job has left no result"
+    restarts = f"{numbers['restarts']} restarts, which cost {in_words(numbers['lost_s'])}"
+    return f"{runs}. Its logs reach to {lasted} and tell {restarts}. Status: {seen.verdict.partition('; before')[0]}."

@@ -1,0 +1,153 @@
+"""The account follows the coordinator: its core hands over each event that it has handled, and hears nothing back.
+
+What is slow (1,000 nodes take 40 ms) waits until the plan has left: `count` is called after that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from enum import Enum
+from typing import Any
+
+from nvrx_slurm.core.account.book import LISTED, TOLD, Book
+from nvrx_slurm.core.account.report import priced
+from nvrx_slurm.core.coordinator import events as ev
+from nvrx_slurm.core.coordinator.coordinator import Coordinator
+from nvrx_slurm.core.coordinator.states import FAILED, Stage
+from nvrx_slurm.core.election.quorum import peer_key
+from nvrx_slurm.core.machine import Entered
+from nvrx_slurm.errors import ExitCode
+from nvrx_slurm.types import Account, Counted, CycleCost, Spent
+
+_COSTS = 9  # of the last cycles that a plan's account has
+_AGAIN = ("start", "import", "init", "reload")
+
+
+class JobAccount:
+    """Follows `core`, which has not stepped yet. Times are monotonic seconds of its clock."""
+
+    def __init__(self, core: Coordinator) -> None:
+        self._core, self._members, self._ledger = core, core.roster.members, core.ledger
+        self._book = Book(core.started, core.settings.expected)
+        self._past: Counted | None = None  # what was told last, until the first cycle here by agents
+        self._loaded = False
+        self._cycle = -1  # the one that runs
+        self._planned: tuple[set[str], float] | None = None  # a plan that has still to be counted: nodes, and when
+        self._costs: dict[int, CycleCost] = {}
+        core.follower = self.follow
+
+    def follow(self, state: Enum, event: Any, now: float) -> None:
+        """The core has handled `event` in `state`."""
+        self._settle()
+        book, members, cycle = self._book, self._members, self._core.job.cycle
+        if isinstance(event, ev.FromAgent) and isinstance(event.message, Spent):
+            member = members.get(event.node_id)
+            if member is not None and event.message.cycle == cycle:
+                book.spent(peer_key(member.node), event.message, now)
+        elif isinstance(event, ev.Joined):
+            counted, node = event.message.counted, event.message.node
+            newest_s = -1.0 if self._past is None else self._past.account.wall_s
+            if not self._loaded and counted is not None and counted.account.wall_s > newest_s:
+                self._past = counted
+            if node.node_id in members:
+                book.here(peer_key(node), node.host, now)
+        elif isinstance(event, ev.Left):
+            key = peer_key(event.node)
+            book.gone(key, now)
+            if key in members.keys_of_nodes:  # another life of its agent has taken its place
+                book.here(key, event.node.host, now)
+        elif isinstance(event, ev.CheckpointsFound) and event.saved:
+            book.found_save(now - event.saved[0].age_s)
+        elif isinstance(event, Entered):
+            self._entered(state, event.was, now)
+        if self._core.state is Stage.CLOSED:
+            self.close(now)
+
+    def close(self, now: float) -> None:
+        """Nothing comes any more: count the last cycle."""
+        self._settle()
+        self._close_cycle()
+        self._note(self._book.ended(now, self._ends_well))
+
+    @property
+    def _ends_well(self) -> bool:
+        end = self._core.ending.end
+        return end is not None and end.code == ExitCode.OK
+
+    def _entered(self, state: Enum, was: Enum, now: float) -> None:
+        members, job = self._members, self._core.job
+
+        def active() -> set[str]:
+            return {peer_key(members[one].node) for one in job.assignment.group_ranks if one in members}
+
+        if state in (Stage.RUNNING, *FAILED) and was is Stage.TAKEOVER:
+            self._close_cycle()
+            self._cycle, gap = job.cycle, self._past is None or self._past.cycle != job.cycle
+            self._book.resume(active(), {*members.keys_of_nodes}, self._core.started, gap)
+        elif state is Stage.RUNNING:
+            self._close_cycle()
+            self._planned = active(), now
+        elif state is Stage.JOINING and self._core.state is state:
+            self._book.waits(now)
+        elif state is Stage.FINISHED and not self._ends_well:
+            self._mark()
+            self._book.stops(now)
+
+    def _close_cycle(self) -> None:
+        """No earlier coordinator is heard of any more, and all is known about the cycle that runs."""
+        past, first, self._loaded = self._past, not self._loaded, True
+        if past is not None and first:
+            before_s = past.account.wall_s - self._ledger.at_s(self._core.started)
+            self._book.load(past.account, self._core.started + min(before_s, 0.0))
+            self._costs = {cost.cycle: cost for cost in past.costs}
+        self._mark()
+
+    def _mark(self) -> None:
+        """When the cycle that runs has failed, if it has."""
+        marks = self._ledger.marks
+        if marks is not None and marks[0] == self._cycle:
+            self._book.failed(*marks[1:])
+
+    def _settle(self) -> None:
+        """Add the cycle that has ended with the last plan."""
+        if self._planned is not None:
+            (active, now), self._planned = self._planned, None
+            self._note(self._book.planned(active, now))
+            self._cycle = self._core.job.cycle
+
+    def _note(self, means: Mapping[str, float]) -> None:
+        again_s = sum(means.get(bucket, 0.0) for bucket in _AGAIN)
+        self._costs[self._cycle] = CycleCost(self._cycle, again_s, means.get("recomputed", 0.0))
+        self._costs.pop(self._cycle - LISTED, None)
+
+    # --- what is told -----------------------------------------------------------------------------------------
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a plan was sent, so that `count` has something new."""
+        return self._planned is not None
+
+    def count(self) -> Counted:
+        """The account until the last plan, for all agents."""
+        self._settle()
+        wall_s = max(0.0, self._ledger.at_s(self._book.counted_at))
+        counted = Counted(self._cycle, self._book.told(wall_s, TOLD), tuple(self._costs.values())[-_COSTS:])
+        self._past = counted if self._loaded else self._past
+        return counted
+
+    @property
+    def known(self) -> Account | None:
+        """The same, as it was told last, by `count` or by an earlier coordinator; None: nobody has."""
+        return self._past.account if self._past is not None else None
+
+    @property
+    def save_s(self) -> float:
+        """Mean time of a section that saves; 0 = there was none."""
+        return self._book.save_s
+
+    def complete(self, done: ev.JobOver) -> ev.JobOver:
+        """The end of the job with the account, and with what each restart has cost."""
+        report, account = done.report, self._book.told(done.report.duration_s)
+        restarts = priced(report.restarts, self._costs.values())
+        return replace(done, report=replace(report, account=account, restarts=restarts))

@@ -1,0 +1,1 @@
+"""Decisions about checkpoints: is one complete, is it fresh, when is the next one due."""

@@ -1,0 +1,227 @@
+"""The pictures of a report as SVG text. Pure. Colours are classes of page.css.
+
+Text from elsewhere comes through `safe`, which is the only way into the page.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import struct
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+
+from nvrx_slurm.core.account.account import SECTION
+from nvrx_slurm.core.logs.printable import printable
+from nvrx_slurm.core.report.facts import ACTIVE, AGAIN, DOWN, Incident, NodeRow, ReportFacts, StepTime, Stretch
+from nvrx_slurm.core.words import in_words
+
+WIDTH = 960
+# Colour -> its value for pixels, what it stands for, and its buckets. page.css has them, too, light and dark.
+COLOURS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "train": ("2f8f83", "trains", ("productive",)),
+    "save": ("6fb1c9", "saves, evaluates, other sections", ("checkpoint",)),
+    "lost": ("e2906e", "work that was lost", ("recomputed",)),
+    "detect": ("c9433f", "fault not noticed yet", ("detect",)),
+    "down": ("5b6577", "stops, plans", DOWN),
+    "again": ("e3b341", "starts", AGAIN),
+    "wait": ("a79bc9", "waits for nodes", ("wait_nodes",)),
+    "spare": ("c9d1d8", "spare", ("spare_idle",)),
+    "gone": ("", "lost or excluded", ("excluded",)),
+    "other": ("9aa0a6", "suspended, or not known", ("suspended", "other")),
+}
+_CODES = {colour: number for number, colour in enumerate(COLOURS)}
+_OF_BUCKET = {bucket: colour for colour, (_, _, buckets) in COLOURS.items() for bucket in buckets}
+_LABEL, _ROW, _COLUMNS = 150, 20, 1620  # of a band: units for host names, of a row; pixels from left to right
+_NAME_CHARS, _MOST_RECTANGLES, _MOST_ROWS, _PIXEL_ROWS = 17, 4000, 64, 480
+_TICKS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
+
+
+def safe(text: object, most: int = 300) -> str:
+    """At most `most` characters of any text, for the page: no character of it is markup or acts on the text around."""
+    told = printable(str(text)[: most + 1].encode("utf-8", "replace"))
+    return html.escape(told if len(told) <= most else told[: most - 1] + "…")
+
+
+def colour_of(bucket: str) -> str:
+    """A key of COLOURS."""
+    return "save" if bucket.startswith(SECTION) else _OF_BUCKET.get(bucket, "other")
+
+
+def picture(height: float, title: str, parts: Sequence[str]) -> str:
+    """An SVG of that height (units; it is WIDTH wide). `title`: what it shows, for those who do not see it."""
+    return f'<svg viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{safe(title)}">{"".join(parts)}</svg>'
+
+
+def text(x: float, y: float, content: object, more: str = "", most: int = 120) -> str:
+    """A line of text; `more`: attributes."""
+    return f'<text x="{x:.4g}" y="{y:.4g}"{more}>{safe(content, most)}</text>'
+
+
+def _rect(x: float, y: float, wide: float, high: float, colour: str, title: str = "") -> str:
+    inside = f"><title>{safe(title)}</title></rect>" if title else "/>"
+    return f'<rect class="{colour}" x="{x:.5g}" y="{y:.5g}" width="{wide:.4g}" height="{high:.4g}"{inside}'
+
+
+# --- the band of the job ----------------------------------------------------------------------------------------------
+
+
+def band(job: ReportFacts) -> str:
+    """Nodes from top to bottom, time from left to right. Incidents are numbered above, and have a ring in their row."""
+    scale, unit, top = (WIDTH - _LABEL) / max(job.wall_s, 1e-9), (WIDTH - _LABEL) / _COLUMNS, 26.0
+    rows = job.rows or (NodeRow((("all nodes", ""),), ((0.0, ACTIVE),)),)
+    template = _columns(job.stretches, job.wall_s)
+    pixels = [_row(row, template, job.wall_s) for row in rows]
+    runs, parts, tall = [list(_runs(row)) for row in pixels], list(_marks(job, scale)), _ROW * len(rows)
+    if sum(map(len, runs)) > _MOST_RECTANGLES or len(rows) > _MOST_ROWS:
+        tall = max(_ROW, min(_PIXEL_ROWS, 3 * len(rows)))
+        data = base64.b64encode(png(pixels)).decode()
+        size = f'width="{WIDTH - _LABEL}" height="{tall}" preserveAspectRatio="none"'
+        parts.append(f'<image x="{_LABEL}" y="{top:g}" {size} href="data:image/png;base64,{data}"/>')
+        parts.append(text(_LABEL - 10, top + 14, f"{len(rows)} rows, first:", ' class="label"'))
+        parts.append(text(_LABEL - 10, top + 30, _name(rows[0]), ' class="label"'))
+    else:
+        for y, row, some in zip(range(int(top), 10**9, _ROW), rows, runs, strict=False):
+            parts.append(text(_LABEL - 10, y + 14, _name(row), ' class="label"'))
+            parts += (_rect(_LABEL + x * unit, y + 2, (end - x) * unit, _ROW - 4, colour) for x, end, colour in some)
+        parts += _rings(job, rows, top, scale)
+    told = f"{len(job.nodes)} nodes over {in_words(job.wall_s)}, {len(job.incidents)} incidents"
+    return picture(top + tall + 24, told, [*parts, *_axis(job.wall_s, top + tall, scale)])
+
+
+def _name(row: NodeRow) -> str:
+    """What stands before a row; the middle of a long name is left out."""
+    name = row.nodes[0][0] if len(row.nodes) == 1 else f"{len(row.nodes)} nodes"
+    return (
+        name if len(name) <= _NAME_CHARS else f"{name[: _NAME_CHARS // 2 - 1]}…{name[_NAME_CHARS // 2 - _NAME_CHARS :]}"
+    )
+
+
+def _columns(found: Sequence[Stretch], wall_s: float) -> bytes:
+    """For each column of pixels the colour of the longest stretch in it."""
+    colours, longest = bytearray([_CODES["other"]]) * _COLUMNS, [0.0] * _COLUMNS
+    per_s = _COLUMNS / max(wall_s, 1e-9)
+    for one in found:
+        begin, end, code = one.begin_s * per_s, (one.begin_s + one.took_s) * per_s, _CODES[colour_of(one.bucket)]
+        for column in range(max(0, int(begin)), min(_COLUMNS, int(end) + 1)):
+            share = min(end, column + 1.0) - max(begin, column)
+            if share > longest[column]:
+                longest[column], colours[column] = share, code
+    return bytes(colours)
+
+
+def _row(row: NodeRow, template: bytes, wall_s: float) -> bytes:
+    pixels, per_s = bytearray(template), _COLUMNS / max(wall_s, 1e-9)
+    for (at_s, role), (until_s, _) in zip(row.roles, [*row.roles[1:], (wall_s, "")], strict=True):
+        begin, end = (min(_COLUMNS, max(0, round(s * per_s))) for s in (at_s, until_s))
+        if role != ACTIVE:
+            pixels[begin:end] = bytes([_CODES[colour_of(role)]]) * (end - begin)
+    return bytes(pixels)
+
+
+def _runs(pixels: bytes) -> Iterator[tuple[int, int, str]]:
+    """Begin, end and colour of neighbours of one colour."""
+    names, begin = list(COLOURS), 0
+    for code, some in groupby(pixels):
+        end = begin + len(list(some))
+        yield begin, end, names[code]
+        begin = end
+
+
+def _marks(job: ReportFacts, scale: float) -> Iterator[str]:
+    """A number above the band for each incident; only a line where the last number is near."""
+    free = 0.0
+    for one in job.incidents:
+        x, half = _LABEL + one.at_s * scale, 4.5 * len(str(one.number))
+        yield f'<path class="mark" d="M{x:.5g} 20v6"/>'
+        if x - half > free:
+            free, number = x + half + 4, text(x, 15, one.number, ' class="number"')
+            yield f'<a href="#i{one.number}">{number}</a>'
+
+
+def _rings(job: ReportFacts, rows: Sequence[NodeRow], top: float, scale: float) -> Iterator[str]:
+    """In the row of the node that each incident began on."""
+    single = [(row.nodes[0][1], number) for number, row in enumerate(rows) if len(row.nodes) == 1]
+    where = {key: top + (number + 0.5) * _ROW for key, number in single}
+    for one in job.incidents:
+        if y := where.get(one.key):
+            yield f'<circle class="dot" cx="{_LABEL + one.at_s * scale:.5g}" cy="{y:g}" r="4"/>'
+
+
+def _axis(wall_s: float, y: float, scale: float) -> Iterator[str]:
+    """Times below a picture, at most 9."""
+    step = next((tick for tick in _TICKS if wall_s / tick <= 8), 0) or 86400 * -(-wall_s // (8 * 86400))
+    yield f'<path class="axis" d="M{_LABEL} {y + 2:g}H{WIDTH}"/>'
+    for number in range(int(wall_s / step) + 1):
+        x = _LABEL + number * step * scale
+        days = number * step / 86400
+        told = "0" if not number else f"{days:g} d" if step >= 43200 else in_words(number * step).replace(".0 s", " s")
+        if x < WIDTH - 24:
+            yield f'<path class="axis" d="M{x:.5g} {y + 2:g}v4"/>'
+            yield text(x, y + 18, told, ' class="tick"')
+
+
+def png(rows: Sequence[bytes]) -> bytes:
+    """Rows of colour codes as a PNG image with a palette; the colour without a value is transparent."""
+    palette = b"".join(bytes.fromhex(value or "000000") for value, _, _ in COLOURS.values())
+    clear = bytes(255 if value else 0 for value, _, _ in COLOURS.values())
+    head = struct.pack(">IIBBBBB", len(rows[0]), len(rows), 8, 3, 0, 0, 0)
+    data = zlib.compress(b"".join(b"\0" + row for row in rows))
+    chunks = ((b"IHDR", head), (b"PLTE", palette), (b"tRNS", clear), (b"IDAT", data), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body)) for name, body in chunks
+    )
+
+
+# --- others -----------------------------------------------------------------------------------------------------------
+
+
+def waterfall(one: Incident) -> str:
+    """The phases of an incident, one below the other, on one axis of time; the line is where it was noticed."""
+    begin_s, end_s = one.phases[0].begin_s, one.phases[-1].begin_s + one.phases[-1].took_s
+    scale = (WIDTH - _LABEL - 90) / max(end_s - begin_s, 1e-9)
+    parts, high = list[str](), _ROW * len(one.phases)
+    if begin_s <= one.at_s <= end_s:
+        parts.append(f'<path class="noticed" d="M{_LABEL + (one.at_s - begin_s) * scale:.5g} 0v{high + 2}"/>')
+    for number, phase in enumerate(one.phases):
+        x, y, wide = _LABEL + (phase.begin_s - begin_s) * scale, number * _ROW, max(2.0, phase.took_s * scale)
+        parts.append(text(_LABEL - 10, y + 15, PHASES.get(phase.bucket, phase.bucket), ' class="label"'))
+        parts.append(_rect(x, y + 4, wide, _ROW - 7, colour_of(phase.bucket)))
+        parts.append(text(x + wide + 6, y + 15, in_words(phase.took_s), ' class="value"'))
+    return picture(high + 4, f"phases of incident {one.number}", parts)
+
+
+PHASES = {
+    "recomputed": "work lost", "detect": "not noticed yet", "stop": "stop", "plan": "plan",
+    "wait_nodes": "wait for nodes", "start": "start", "import": "import", "init": "init", "reload": "reload",
+}  # fmt: skip
+
+
+def bar(seconds: Mapping[str, float]) -> str:
+    """Node-seconds as one bar."""
+    total, x, parts = sum(seconds.values()) or 1.0, 0.0, list[str]()
+    for bucket, took_s in sorted(seconds.items(), key=lambda one: list(COLOURS).index(colour_of(one[0]))):
+        wide = WIDTH * took_s / total
+        parts.append(_rect(x, 0, max(0.5, wide - 1), 34, colour_of(bucket), f"{bucket}: {in_words(took_s)}"))
+        told = f"{bucket.removeprefix(SECTION)[:14]} {100 * took_s / total:.0f} %"
+        if wide > 7 * len(told):
+            parts.append(text(x + 8, 22, told, f' class="inside {colour_of(bucket)}-text"'))
+        x += wide
+    return picture(34, "share of each bucket in the time of all nodes", parts)
+
+
+def steps(found: Sequence[StepTime], wall_s: float) -> str:
+    """The mean time of a step, cycle after cycle."""
+    scale, high = (WIDTH - _LABEL) / max(wall_s, 1e-9), 120
+    most_s = max(one.step_s for one in found) * 1.15
+    parts = []
+    for share in (0.0, 0.5, 1.0):
+        y = 8 + high * (1 - share)
+        parts.append(f'<path class="grid" d="M{_LABEL} {y:g}H{WIDTH}"/>')
+        parts.append(text(_LABEL - 10, y + 4, f"{most_s * share:.3g} s" if share else "0", ' class="label"'))
+    for one in found:
+        y = 8 + high * (1 - one.step_s / most_s)
+        wide = max(3.0, (one.end_s - one.begin_s) * scale)
+        parts.append(_rect(_LABEL + one.begin_s * scale, y - 1.5, wide, 3, "train"))
+    return picture(high + 34, "mean time of a step in each cycle", [*parts, *_axis(wall_s, high + 8, scale)])

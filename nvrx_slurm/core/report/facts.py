@@ -1,0 +1,192 @@
+"""What a report shows of a job, from the content of its result.json and of the plans in its event logs. Pure.
+
+Times are seconds since the job began. The numbers are those of `core.account`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from nvrx_slurm.frozen import frozen
+
+AGAIN, DOWN, WAITS, ACTIVE = ("start", "import", "init", "reload"), ("stop", "plan"), "wait_nodes", "active"
+_FAILS = ("recomputed", "detect", *DOWN, WAITS)
+_STEPS = ("productive", "recomputed")
+_UNSPLIT = {"again_s": "start", "recomputed_s": "recomputed", "detect_s": "detect", "down_s": "plan"}
+_OF_NODE = ("spare_idle", "excluded", WAITS)  # no part of a cycle, as its active nodes see it
+_BRIEF_S = 0.01  # shorter waits are a part of the plan
+_ROWS = 64  # nodes that each have a row; where there are more, equal ones share one
+
+
+@frozen
+class CyclePlan:
+    """A plan. `buckets`: node-seconds until then, of all nodes; `active`, `spares`: who got it."""
+
+    cycle: int
+    at_s: float
+    buckets: Mapping[str, float]
+    active: frozenset[str]
+    spares: frozenset[str]
+
+
+@frozen
+class Stretch:
+    """A time of the job in one bucket."""
+
+    begin_s: float
+    took_s: float
+    bucket: str
+
+
+@frozen
+class NodeRow:
+    """Nodes with one history. `roles`: since when they are what: active, spare_idle, excluded, or wait_nodes."""
+
+    nodes: tuple[tuple[str, str], ...]  # name, and key as in types.Peer
+    roles: tuple[tuple[float, str], ...]
+
+
+@frozen
+class Incident:
+    """A restart, or the failure that ended the job (`ends`). The texts are of ranks, too, and may hold anything."""
+
+    number: int
+    cycle: int
+    at_s: float
+    cause: str
+    host: str
+    key: str  # of its node
+    rank: int  # -1 = the node
+    phases: tuple[Stretch, ...]  # in their order, from the work that was lost to the first step
+    lost_s: float
+    lost_steps: int | None
+    said: tuple[tuple[float, str], ...] = ()  # by the coordinator: what it decided
+    kind: str = ""
+    rule: str = ""
+    blame: str = ""  # with its confidence
+    lines: tuple[str, ...] = ()  # of its output, the last ones
+    log: str = ""
+    waits: tuple[tuple[str, str], ...] = ()  # which ranks waited, and where
+    advice: str = ""
+    ends: bool = False
+
+
+@frozen
+class StepTime:
+    """The mean time of a step in one cycle."""
+
+    begin_s: float
+    end_s: float
+    steps: int
+    step_s: float
+
+
+@frozen
+class ReportFacts:
+    """All of a report. `summary`: as `core.account.goodput.summary` makes it."""
+
+    title: str
+    sentence: str
+    began_s: float  # Unix seconds
+    wall_s: float
+    stretches: tuple[Stretch, ...]  # as active nodes see it, without gaps
+    rows: tuple[NodeRow, ...]
+    nodes: tuple[Mapping[str, Any], ...]  # as result.json has them
+    incidents: tuple[Incident, ...]
+    paces: tuple[StepTime, ...]
+    summary: Mapping[str, Any]
+    source: str  # what the report was made of
+
+
+def stretches(
+    plans: Sequence[CyclePlan], restarts: Sequence[Mapping[str, Any]], total: Mapping[str, float], wall_s: float
+) -> dict[int, tuple[Stretch, ...]]:
+    """The job from its beginning to `wall_s`, by cycle; what was before the first one is cycle -1.
+
+    `total`: node-seconds at the end. A cycle without a plan here is told by its restart.
+    """
+    by_cycle = {int(one["cycle"]): one for one in restarts}
+    begins = {cycle + 1: float(one["at_s"]) + float(one["down_s"]) for cycle, one in by_cycle.items()}
+    begins |= dict.fromkeys({0} & {*by_cycle}, 0.0) | {plan.cycle: plan.at_s for plan in plans}
+    split, numbers = _split(plans, total), sorted(begins)
+    before_s = begins[numbers[0]] if numbers else wall_s
+    found: dict[int, tuple[Stretch, ...]] = {-1: (Stretch(0.0, before_s, WAITS if 0 in begins else "other"),)}
+    for cycle, following in zip(numbers, [*numbers[1:], -1], strict=False):
+        before, after, known = by_cycle.get(cycle - 1), by_cycle.get(cycle), split.get(cycle)
+        rest = WAITS if known and after else "productive" if known or after else "other"
+        took, end_s = known or _of_restarts(before, after), begins.get(following, wall_s)
+        found[cycle] = tuple(_in_order(begins[cycle], end_s, took, rest))
+    return found
+
+
+def phases(found: Mapping[int, Sequence[Stretch]], cycle: int) -> tuple[Stretch, ...]:
+    """From the work that the failure of a cycle has lost to the first step of the next one."""
+    failed = (one for one in found.get(cycle, ()) if one.bucket in _FAILS)
+    return (*failed, *(one for one in found.get(cycle + 1, ()) if one.bucket in AGAIN))
+
+
+def _split(plans: Sequence[CyclePlan], total: Mapping[str, float]) -> dict[int, dict[str, float]]:
+    """Mean seconds by bucket of the active nodes, for each cycle whose end is known as well."""
+    found = {}
+    for plan, following in zip(plans, [*plans[1:], None], strict=False):
+        if following is not None and following.cycle != plan.cycle + 1:
+            continue
+        after = total if following is None else following.buckets
+        took = {bucket: s - plan.buckets.get(bucket, 0.0) for bucket, s in after.items() if bucket not in _OF_NODE}
+        if plan.active and any(s > 0.0 for bucket, s in took.items() if bucket != "other"):
+            found[plan.cycle] = {bucket: s / len(plan.active) for bucket, s in took.items() if s > 0.0}
+    return found
+
+
+def _of_restarts(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> dict[str, float]:
+    """The same as far as the restarts before and after a cycle tell it."""
+    told = {"again_s": before, "recomputed_s": after, "detect_s": after, "down_s": after}
+    return {_UNSPLIT[name]: float(one[name]) for name, one in told.items() if one is not None}
+
+
+def _in_order(begin_s: float, end_s: float, took: Mapping[str, float], rest: str) -> list[Stretch]:
+    """One after the other: starts, work, what of it was lost, and what led to the next cycle. `rest`: what has no
+    bucket."""
+    rest = "plan" if rest == WAITS and end_s - begin_s - sum(took.values()) < _BRIEF_S else rest
+    work = [bucket for bucket in took if bucket not in (*AGAIN, "productive", *_FAILS)]
+    took = {**took, rest: took.get(rest, 0.0) + max(0.0, end_s - begin_s - sum(took.values()))}
+    found, at_s = list[Stretch](), begin_s
+    for bucket in dict.fromkeys((*AGAIN, "productive", *sorted(work), "other", *_FAILS)):
+        if (seconds := min(took.get(bucket, 0.0), end_s - at_s)) > 0.0:
+            found.append(Stretch(at_s, seconds, bucket))
+            at_s += seconds
+    return found
+
+
+def node_rows(
+    plans: Sequence[CyclePlan], hosts: Mapping[str, str], lost_at: Mapping[int, float]
+) -> tuple[NodeRow, ...]:
+    """What each node was, by the plans. `hosts`: names by key; `lost_at`: by cycle, when its first fault was seen."""
+    roles: dict[str, list[tuple[float, str]]] = defaultdict(lambda: [(0.0, WAITS)])
+    active, spares = frozenset[str](), frozenset[str]()
+    for plan in plans:
+        for key in (plan.active ^ active) | (plan.spares ^ spares):
+            role = ACTIVE if key in plan.active else "spare_idle" if key in plan.spares else "excluded"
+            at_s = min(plan.at_s, lost_at.get(plan.cycle - 1, plan.at_s)) if role == "excluded" else plan.at_s
+            roles[key].append((at_s, role))
+        active, spares = plan.active, plan.spares
+    names = Counter(hosts.get(key, key) for key in roles)
+    alike: dict[tuple[object, ...], list[tuple[str, str]]] = defaultdict(list)
+    for key in sorted(roles, key=lambda key: (len(key), key)):
+        host, row = hosts.get(key, key), (*roles[key], "" if len(roles) > _ROWS else key)
+        alike[row].append((host if names[host] == 1 else f"{host} (node {key})", key))
+    rows = sorted(alike.values(), key=len, reverse=True)
+    return tuple(NodeRow(tuple(some), tuple(roles[some[0][1]])) for some in rows)
+
+
+def paces(found: Mapping[int, Sequence[Stretch]], restarts: Iterable[Mapping[str, Any]]) -> Iterator[StepTime]:
+    """Of each cycle whose first and last iteration are known: a restart goes on at its checkpoint."""
+    begins = {0: 0} | {int(one["cycle"]) + 1: int(one["checkpoint"]) for one in restarts}
+    for one in restarts:
+        cycle = int(one["cycle"])
+        begin, worked = begins.get(cycle, -1), [s for s in found.get(cycle, ()) if s.bucket in _STEPS]
+        steps, took_s = int(one["iteration"]) - begin, sum(s.took_s for s in worked)
+        if begin >= 0 and steps > 0 and took_s > 0.0:
+            yield StepTime(worked[0].begin_s, float(one["at_s"]), steps, took_s / steps)

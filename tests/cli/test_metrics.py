@@ -1,0 +1,244 @@
+"""`nvrx metrics` on files and over HTTP, the rules and the dashboard of share/, and the variables of OpenTelemetry."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from prometheus_client import parser
+from prometheus_client.openmetrics import parser as strict_parser
+from test_status import GOOD, INCIDENT
+
+from nvrx_slurm.cli.metrics import Trees
+from nvrx_slurm.cli.toolbox import main
+from nvrx_slurm.config.otel import OtlpTarget, otlp_target
+from nvrx_slurm.core.account.account import BUCKETS
+from nvrx_slurm.core.account.report import so_far
+from nvrx_slurm.core.metrics import METRICS, exposition, line, otlp, samples
+from nvrx_slurm.types import Account, FaultKind, NodeTime, SectionTime
+
+REPO = Path(__file__).resolve().parents[2]
+PROMTOOL = shutil.which("promtool")
+needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool (Debian: prometheus) is missing")
+NODES = tuple(
+    NodeTime(f"{i}", f"n{i}", "active", (1.0,) * len(BUCKETS), tuple(SectionTime(f"s{j}", 1.0) for j in range(16)))
+    for i in range(32)
+)
+# 2,048 nodes, 466 incidents, of which status.json tells 16.
+LARGE: dict[str, Any] = {
+    **GOOD,
+    "job": {**GOOD["job"], "name": 'a "b" \\ \n\u202e\ud800'},
+    "end": {"code": 1, "reason": "x"},
+    "restarts": {"used": 466, "allowed": 500, "by_kind": {kind.value: 50 for kind in FaultKind}},
+    "incidents": [INCIDENT] * 16,
+    "cycle": 466,
+    "account": so_far(Account(100.0, 50.0, NODES), 200.0, 2048, 2000),
+}
+
+
+def promtool(*words: str, text: bytes | None = None) -> None:
+    done = subprocess.run([PROMTOOL or "", *words], input=text, capture_output=True, timeout=60)
+    assert done.returncode == 0, (done.stdout + done.stderr).decode()
+
+
+def test_a_large_job_has_few_series_and_each_parser_takes_them() -> None:
+    found = samples(LARGE)
+    series = {(one.name, *one.labels.items()) for one in found}
+    assert len(series) == len(found) <= 120
+    assert {one.name for one in found} == {name for name in METRICS if "exporter" not in name}
+    lines = [(one.name, line(one)) for one in found]
+    text, strict = exposition(lines), exposition(lines, openmetrics=True)
+    for parsed in (
+        parser.text_string_to_metric_families(text.decode()),
+        strict_parser.text_string_to_metric_families(strict.decode()),
+    ):
+        assert Counter(one.name for family in parsed for one in family.samples) == Counter(name for name, _ in lines)
+    body = json.loads(json.dumps(otlp(LARGE, {"service.name": "x"}, "1")))
+    metrics = body["resourceMetrics"][0]["scopeMetrics"][0]["metrics"]
+    assert {one["name"] for one in metrics if one.get("sum", {}).get("isMonotonic")} == {
+        name for name, (kind, _) in METRICS.items() if kind == "counter"
+    }
+    told = {str(point["asDouble"]) for one in metrics for point in one.get("sum", one.get("gauge"))["dataPoints"]}
+    assert told == {str(one.value) for one in found}
+    if PROMTOOL is not None:
+        promtool("check", "metrics", text=text)
+
+
+def test_counters_are_not_told_before_a_coordinator_knows_them() -> None:
+    names = {one.name for one in samples({**LARGE, "account": None})}
+    assert not names & {name for name, (kind, _) in METRICS.items() if kind == "counter"}
+
+
+@needs_promtool
+def test_the_rules_are_right() -> None:
+    promtool("check", "rules", str(REPO / "share/prometheus/nvrx_slurm.rules.yml"))
+    promtool("test", "rules", str(REPO / "share/prometheus/nvrx_slurm.test.yml"))
+
+
+@pytest.mark.parametrize("path", ["share/grafana/nvrx_slurm.json", "share/prometheus/nvrx_slurm.rules.yml"])
+def test_dashboard_and_rules_name_what_there_is(path: str) -> None:
+    text = (REPO / path).read_text()
+    named = set(re.findall(r"\bnvrx_(?!slurm)\w+", text))
+    assert len(named) > 8 and named <= set(METRICS)
+    if path.endswith(".json"):
+        panels = json.loads(text)["panels"]
+        assert len({panel["id"] for panel in panels}) == len(panels)
+    labels = {label for one in samples(LARGE) for label in one.labels}
+    selectors = re.findall(r"(\w+)=~?\\?\"", " ".join(re.findall(r"nvrx_\w+\{([^}]*)\}", text)))
+    assert set(selectors) <= labels
+
+
+def test_the_page_lists_the_metrics() -> None:
+    rows = re.findall(r"^\| `(nvrx_\w+)` \| (\w+) \| (.*) \|$", (REPO / "docs/reference/metrics.md").read_text(), re.M)
+    assert rows == [(name, kind, text) for name, (kind, text) in METRICS.items()]
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def put(run: Path, **change: Any) -> None:
+    run.mkdir(parents=True, exist_ok=True)
+    job = {**GOOD["job"], "job": run.parent.name, "run": run.name}
+    (run / "status.json").write_text(json.dumps({**LARGE, "end": None, "written": time.time(), "job": job, **change}))
+
+
+def test_what_is_shown(tmp_path: Path) -> None:
+    """Runs that live, have just ended or fell silent; not what is old, and no two series alike."""
+    now = time.time()
+    put(tmp_path / "a/1/r0", written=now - 500)  # silent, and requeued
+    put(tmp_path / "a/1/r1")
+    put(tmp_path / "a/2/r0", written=now - 500)
+    put(tmp_path / "a/3/r0", state="ended", end={"code": 0}, written=now - 500)
+    put(tmp_path / "a/4/r0", state="ended", end={"code": 0}, written=now - 700)
+    put(tmp_path / "a/5/r0", written=now - 90000)
+    put(tmp_path / "a/6/r0", written=now - 500)  # ended by Slurm
+    (tmp_path / "a/6/r0/result.json").write_text('{"code": 137}')
+    put(tmp_path / "a/7/r0", version=2)
+    put(tmp_path / "b/1/r1", written=now - 5, cycle=3)  # of another user, by the same name, and older
+    (tmp_path / "a/8/r0").mkdir(parents=True)
+    (tmp_path / "a/latest").symlink_to("1/r1")
+    trees = Trees(f"{tmp_path}/*")
+    for _ in range(2):
+        trees.scan()
+        shown = {(job, run) for job, run in trees.runs}
+        assert shown == {("1", "r1"), ("2", "r0"), ("3", "r0"), ("6", "r0")}
+    assert 'unreadable_runs{log_dir="' + f'{tmp_path}/*"}} 1.0' in "".join(text for _, text in trees.own)
+    put(tmp_path / "a/5/r1")
+    trees.scan()
+    assert ("5", "r1") in trees.runs
+    text = CliRunner().invoke(main, ["metrics", "--log-dir", str(tmp_path / "b"), "--log-dir", str(tmp_path / "a")])
+    told = text.stdout.splitlines()
+    assert len({one.rpartition(" ")[0] for one in told}) == len(told)
+    assert 'nvrx_cycle{job_id="1",run="r1"} 466.0' in told
+    assert {'nvrx_job_end_code{job_id="6",run="r0"} 137.0', 'nvrx_job_end_code{job_id="3",run="r0"} 0.0'} <= {*told}
+
+
+# --- HTTP -------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def served(*words: str) -> Iterator[tuple[str, int]]:
+    """A URL, and the port."""
+    command = [sys.executable, "-m", "nvrx_slurm.cli.toolbox", "metrics", "serve", "--port=0", "--every=0.1", *words]
+    env = {**os.environ, "PYTHONPATH": str(REPO)}
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            url = server.stdout.readline().split()[-1]
+            yield url, int(url.split(":")[2].split("/")[0])
+        finally:
+            server.terminate()
+            assert server.wait(30) == 0
+
+
+def get(url: str, accept: str = "*/*") -> tuple[str, str]:
+    with urllib.request.urlopen(urllib.request.Request(url, headers={"Accept": accept}), timeout=30) as answer:
+        return answer.headers["Content-Type"], answer.read().decode()
+
+
+def test_it_is_served_whatever_clients_and_file_systems_do(tmp_path: Path) -> None:
+    put(tmp_path / "7/r0")
+    (tmp_path / "8/r0").mkdir(parents=True)
+    os.mkfifo(tmp_path / "8/r0/status.json")  # no regular file: it is not waited for
+    with served("--log-dir", str(tmp_path)) as (url, port), socket.create_connection(("127.0.0.1", port)) as slow:
+        slow.sendall(b"GET /metrics HTTP/1.1\r\n")  # and no more
+        deadline_s = time.monotonic() + 30
+        while 'nvrx_cycle{job_id="7"' not in (told := get(url))[1]:
+            assert time.monotonic() < deadline_s
+        assert "version=0.0.4" in told[0]
+        kind, text = get(url, "application/openmetrics-text;version=1.0.0,text/plain;q=0.5")
+        assert "openmetrics-text" in kind and [*strict_parser.text_string_to_metric_families(text)]
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            get(url.replace("/metrics", "/etc"))
+        more = [socket.create_connection(("127.0.0.1", port)) for _ in range(12)]  # the last ones find no place
+        more[-1].settimeout(30)
+        with suppress(ConnectionResetError):
+            assert more[-1].recv(1) == b""
+        for one in more:
+            one.close()
+
+
+@pytest.mark.parametrize("words", [["--port=70000"], ["--port=x"], ["--address=256.0.0.1"], ["--every=0"], ["taken"]])
+def test_a_bad_place_to_listen_is_one_sentence(words: list[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        words = [f"--port={taken.getsockname()[1]}"] if words == ["taken"] else words
+        done = CliRunner().invoke(main, ["metrics", "serve", *words])
+    assert done.exit_code == 2 and "Traceback" not in done.output, done.output
+
+
+# --- OpenTelemetry ----------------------------------------------------------------------------------------------------
+
+E, M = "OTEL_EXPORTER_OTLP_", "OTEL_EXPORTER_OTLP_METRICS_"
+PLAIN = OtlpTarget("http://c:4318/v1/metrics", resource=(("service.name", "nvrx_slurm"),))
+TARGETS: dict[str, tuple[dict[str, str], OtlpTarget | None | str]] = {
+    "none": ({M + "HEADERS": "a=b"}, None),
+    "base": ({E + "ENDPOINT": "http://c:4318/"}, PLAIN),
+    "as it is": (
+        {M + "ENDPOINT": "http://c:4318/x", E + "ENDPOINT": "http://d"},
+        replace(PLAIN, url="http://c:4318/x"),
+    ),
+    "headers": (
+        {E + "ENDPOINT": "http://c:4318", E + "HEADERS": "a=b", M + "HEADERS": "k=v%20w, api-key=s"},
+        replace(PLAIN, headers=(("k", "v w"), ("api-key", "s"))),
+    ),
+    "times": (
+        {E + "ENDPOINT": "http://c:4318", M + "TIMEOUT": "250", "OTEL_METRIC_EXPORT_INTERVAL": "1000"},
+        replace(PLAIN, timeout_s=0.25, every_s=1.0),
+    ),
+    "resource": (
+        {E + "ENDPOINT": "http://c:4318", "OTEL_SERVICE_NAME": "s", "OTEL_RESOURCE_ATTRIBUTES": "a.b=c"},
+        replace(PLAIN, resource=(("service.name", "s"), ("a.b", "c"))),
+    ),
+    "disabled": ({E + "ENDPOINT": "http://c:4318", "OTEL_SDK_DISABLED": "true"}, None),
+    "another exporter": ({E + "ENDPOINT": "http://c:4318", "OTEL_METRICS_EXPORTER": "none"}, None),
+    "grpc": ({E + "ENDPOINT": "http://c:4317", E + "PROTOCOL": "grpc"}, "http/json"),
+    "no url": ({E + "ENDPOINT": "c:4318"}, "http://HOST"),
+    "a secret in the wrong form": ({E + "ENDPOINT": "http://c:4318", E + "HEADERS": "secret"}, "key=value"),
+    "a line in a value": ({E + "ENDPOINT": "http://c:4318", E + "HEADERS": "a=b%0d%0ac: d"}, "key=value"),
+    "no number": ({E + "ENDPOINT": "http://c:4318", E + "TIMEOUT": "-1"}, "milliseconds"),
+}
+
+
+@pytest.mark.parametrize(("env", "wanted"), TARGETS.values(), ids=TARGETS)
+def test_the_variables_of_opentelemetry(env: dict[str, str], wanted: OtlpTarget | None | str) -> None:
+    target = otlp_target(env)
+    if isinstance(wanted, str):
+        assert target is not None and wanted in target.problem and "secret" not in target.problem and not target.url
+    else:
+        assert target == wanted

@@ -1,0 +1,279 @@
+"""`nvrx report` on log trees: of any size, from event logs alone, with anything in the logs."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from nvrx_slurm import types as t
+from nvrx_slurm.cli.report import facts_of
+from nvrx_slurm.cli.toolbox import main
+from nvrx_slurm.core.account.account import BUCKETS
+from nvrx_slurm.core.account.report import to_json
+from nvrx_slurm.core.record import encode
+from nvrx_slurm.core.report import draw
+from nvrx_slurm.records import Counted, CycleCost
+
+REPO = Path(__file__).resolve().parents[2]
+WALL, CYCLE_S = 1_795_000_000.0, 1000.0  # each cycle: what follows, and 800 s of training
+PHASES = {"start": 5.0, "import": 20.0, "init": 10.0, "recomputed": 100.0, "detect": 60.0, "stop": 3.0, "plan": 2.0}
+TRAINED = CYCLE_S - sum(PHASES.values())
+EVIL = (
+    "<script>alert(1)</script>", "</pre></div><img src=http://a/x onerror=1>", "\x1b[2J\x1b]0;x\x07", "\u202eevil",
+    "\x00\x9b31m", "\ud800", "x" * 1_000_000, "]]><!--", '" onload="x', "https://evil.example",
+    "api_key=sk-12345678abcdef",
+)  # fmt: skip
+
+
+def restart(cycle: int, nodes: int, cause: str = "boom") -> t.RestartRecord:
+    at_s, host = cycle * CYCLE_S + 995.0, cycle % (nodes - 1)
+    return t.RestartRecord(
+        cycle, at_s, 5.0, cause, 8 * host, "", f"n{host}", host, 1, 100 * cycle + 90, 100 * cycle,
+        detect_s=60.0,
+    )  # fmt: skip
+
+
+def history(cycle: int, nodes: int, causes: tuple[str, ...]) -> t.History:
+    """At the plan of a cycle."""
+    restarts = tuple(restart(c, nodes, causes[c % len(causes)]) for c in range(max(0, cycle - 8), cycle))
+    return t.History(cycle, began_s=WALL, restarts=restarts)
+
+
+def counted(cycle: int, nodes: int) -> Counted:
+    """After the plan of a cycle; the last node is a spare."""
+    times = {bucket: cycle * took_s for bucket, took_s in ({"productive": TRAINED} | PHASES).items()}
+    seconds = tuple(times.get(bucket, 0.0) for bucket in BUCKETS)
+    idle = tuple(cycle * CYCLE_S * (bucket == "spare_idle") for bucket in BUCKETS)
+    told = [t.NodeTime(str(n), f"n{n}", "active", seconds) for n in range(min(nodes - 1, 31))]
+    if nodes > 32:
+        told.append(t.NodeTime("", f"{nodes - 32} nodes", "out", tuple((nodes - 32) * s for s in seconds)))
+    told.append(t.NodeTime(str(nodes - 1), f"n{nodes - 1}", "here", idle))
+    account = t.Account(cycle * CYCLE_S, cycle * TRAINED, tuple(told), (), t.SectionTime("", 0.0))
+    costs = [CycleCost(c, 35.0 * (c > 0), 100.0) for c in range(max(0, cycle - 8), cycle + 1)]
+    return Counted(cycle, account, tuple(costs))
+
+
+def fault(cycle: int, nodes: int, text: str) -> dict[str, Any]:
+    host = cycle % (nodes - 1)
+    found = t.Finding("gpu-ecc", t.LineRole.CAUSE, t.Blame.NODE, t.Confidence.LIKELY, t.Remedy.NONE, "", text[:300])
+    tail = f"{text}\nlast line"
+    coded = encode(t.RankFault(t.FaultKind.EXIT, f"n{host}", host, 8 * host, 0, 1, 1, text, tail, "/l", found))
+    return dict(coded)
+
+
+def step(at_s: float, event: Any, said: tuple[str, ...] = (), **more: Any) -> str:
+    commands = [{"type": "Say", "text": text} for text in said]
+    line = {"now": at_s, "wall": WALL + at_s, "event": event, "state": "RUNNING", "commands": commands, **more}
+    return json.dumps(line, separators=(",", ":"))
+
+
+def write(run: Path, nodes: int, cycles: int, causes: tuple[str, ...] = ("boom",), filler: int = 0) -> Path:
+    """The event log of a job with `cycles` restarts, one coordinator, and a torn last line."""
+    (run / "events").mkdir(parents=True)
+    (run / "cycle_0").mkdir()
+    ids = [f"n{n}-{n}-0123abcd" for n in range(nodes)]
+    to = [f"{name} {n} {8 * n}" for n, name in enumerate(ids[:-1])] + [f"{ids[-1]} -1 -1"]
+    lines = ['{"nvrx":"0.1.0","core":"coordinator","now":0.0}']
+    for n, name in enumerate(ids):
+        joined = {"type": "Register", "node": encode(t.Node(name, n, f"n{n}", "10.0.0.1", 8)), "port": 1}
+        lines.append(step(0.0, {"type": "Joined", "message": joined}))
+    ready = {"type": "FromAgent", "node_id": ids[0], "message": {"type": "Ready", "term": 1, "cycle": 0, "port": 1}}
+    for cycle in range(cycles + 1):
+        at_s = cycle * CYCLE_S
+        plan = t.Plan(1, cycle, history(cycle, nodes, causes), 10, nodes - 1, 8 * (nodes - 1), "h", 1)
+        lines.append(step(at_s, ready, (f"cycle {cycle} begins",), plans=[{"plan": encode(plan), "to": to}]))
+        lines.append(step(at_s, encode(counted(cycle, nodes))))
+        if cycle < cycles:
+            text = causes[cycle % len(causes)]
+            failed = {"type": "RanksFailed", "term": 1, "cycle": cycle, "faults": [fault(cycle, nodes, text)]}
+            event = {"type": "FromAgent", "node_id": ids[0], "message": failed}
+            lines.append(step(at_s + 995.0, event, (text, "restart of all")))
+            lines += [step(at_s + 996.0, ready)] * filler
+    text = "\n".join([*lines, step(cycles * CYCLE_S + 300.0, ready), '{"now":9,"wal'])
+    (run / "events/coordinator.jsonl").write_bytes(text.encode() + b"\xff\xfe")
+    return run
+
+
+def report(run: Path, *words: str) -> Result:
+    return CliRunner().invoke(main, ["report", str(run), *words], catch_exceptions=False)
+
+
+class Page(HTMLParser):
+    """What a page is made of. It refuses tags that are not closed in their order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags, self.attributes, self.open, self.shown = (
+            Counter[str](),
+            list[tuple[str, str, str]](),
+            list[str](),
+            "",
+        )
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.handle_endtag(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.shown += data * (self.open[-1:] != ["style"])
+
+
+ALLOWED = {
+    "html", "head", "meta", "title", "style", "body", "main", "p", "h1", "h2", "dl", "dt", "dd", "div", "ul", "li", "i",
+    "svg", "text", "rect", "path", "circle", "image", "a", "details", "summary", "table", "thead", "tbody", "tr", "th",
+    "td", "b", "span", "pre", "footer",
+}  # fmt: skip
+
+
+def looked_at(path: Path) -> Page:
+    """A page that needs nothing from outside, and has a table for each picture."""
+    text = path.read_text("utf-8")
+    page = Page(text)
+    assert {*page.tags} <= ALLOWED
+    for tag, name, value in page.attributes:
+        assert name not in ("src", "style", "srcset") and not name.startswith("on"), (tag, name)
+        assert name != "href" or value.startswith("#i" if tag == "a" else "data:image/png;base64,")
+    assert "url(" not in text and "@import" not in text and "default-src &#x27;none" not in text
+    assert page.tags["table"] >= page.tags["svg"] > 1
+    assert all(ord(char) >= 32 or char in "\n\t" for char in text) and "\u202e" not in text
+    return page
+
+
+def test_event_logs_alone_tell_it_all(tmp_path: Path) -> None:
+    run = write(tmp_path / "7/r0", 8, 5)
+    done = report(run, "-o", str(tmp_path / "a.html"))
+    assert (done.exit_code, done.output.strip()) == (0, str(tmp_path / "a.html"))
+    page = looked_at(tmp_path / "a.html")
+    assert (tmp_path / "a.html").stat().st_size < 150_000
+    for part in (
+        "no result",
+        "job 7",
+        "gpu-ecc",
+        "restart of all",
+        "last line",
+        "n4",
+        "work lost",
+        "spare",
+        "Step time",
+    ):
+        assert part in page.shown, part
+    facts = facts_of(run)
+    assert [(one.bucket, one.took_s) for one in facts.incidents[1].phases] == [
+        (bucket, pytest.approx(PHASES[bucket]))
+        for bucket in ("recomputed", "detect", "stop", "plan", "start", "import", "init")
+    ]
+    assert sum(one.took_s for one in facts.stretches) == pytest.approx(facts.wall_s) == 5300.0
+    assert (
+        facts.incidents[1].lost_s == 200.0 and facts.summary["lost_s"] == 1000.0 and facts.summary["lost_steps"] == 450
+    )
+    assert facts.paces[1].step_s == pytest.approx((TRAINED + 100.0) / 190)
+
+
+def test_a_result_comes_before_the_logs_and_is_enough(tmp_path: Path) -> None:
+    run, evidence = write(tmp_path / "r0", 8, 5), [{"rank": r, "frames": ["a.py:1 in f"], "state": "S"} for r in (0, 2)]
+    (run / "cycle_0/hang.json").write_text(json.dumps({"ranks": [*evidence, {"rank": 1, "frames": [], "state": "T"}]}))
+    log = run / "events/coordinator.jsonl"
+    hang = {"type": "HangFound", "cycle": 0, "why": "it is stopped", "culprits": [], "ranks": []}
+    log.write_text(
+        log.read_text(errors="replace").replace(
+            '[{"type":"Say","text":"boom"}', f"[{json.dumps(hang, separators=(',', ':'))}", 1
+        )
+    )
+    past = history(6, 8, ("boom",))
+    cause = {
+        "kind": "exit",
+        "host": "n5",
+        "infra_rank": 5,
+        "rank": 40,
+        "exit_code": 7,
+        "message": "the end",
+        "finding": None,
+    }
+    last = {"cycle": 5, "at_s": 5900.0, "rank": 40, "kind": "exit", "host": "n5", "rule": ""}
+    result = {
+        "code": 7, "first_cause": cause, "last_faults": [last], "faults": [last], "duration_s": 6000.0,
+        "summary": "5 restarts", "ended": "2026-11-25T14:18:58+00:00",
+        "restarts": [vars(one) for one in past.restarts[:-1]],
+        "account": to_json(counted(6, 8).account),
+    }  # fmt: skip
+    (run / "result.json").write_text(json.dumps(result))
+    both = facts_of(run)
+    assert "code 7" in both.sentence and "the end" in both.sentence
+    assert [(one.ends, one.host) for one in both.incidents][-2:] == [(False, "n4"), (True, "n5")]
+    assert both.incidents[0].waits == (("0, 2", "a.py:1 in f"), ("1", "no stack, process state T"))
+    log.unlink()
+    alone = facts_of(run)
+    assert [one.lost_s for one in alone.incidents] == [one.lost_s for one in both.incidents]
+    assert sum(one.took_s for one in alone.stretches) == pytest.approx(6000.0)
+    assert report(run, "-o", str(tmp_path / "a.html")).exit_code == 0
+    looked_at(tmp_path / "a.html")
+
+
+def test_what_ranks_print_is_text(tmp_path: Path) -> None:
+    letters, random_ = "<>&\"'=/!-[](){};:%\\ abc\n\r\t\x00\x1b\x7f\x9b\u202e\ud800é", random.Random(0)
+    fuzz = tuple("".join(random_.choices(letters, k=60)) for _ in range(150))
+    run = write(tmp_path / "r0", 8, len(EVIL) + len(fuzz), (*EVIL, *fuzz))
+    assert report(run, "-o", str(tmp_path / "a.html")).exit_code == 0
+    page = looked_at(tmp_path / "a.html")
+    assert "<script>alert(1)" in page.shown and "\\u202eevil" in page.shown and "12345678abcdef" not in page.shown
+    assert (tmp_path / "a.html").stat().st_size < 2_000_000
+
+
+def test_the_largest_job_takes_a_second_and_two_megabytes(tmp_path: Path) -> None:
+    run = write(tmp_path / "r0", 2048, 466, ("rank 3 hung: it waits in all_reduce " * 4,), 20)
+    words = [sys.executable, "-m", "nvrx_slurm.cli.toolbox", "report", str(run), "-o", str(tmp_path / "a.html")]
+    before = os.times()
+    subprocess.run(words, env={**os.environ, "PYTHONPATH": str(REPO)}, check=True, capture_output=True)
+    after = os.times()
+    took_s = after.children_user + after.children_system - before.children_user - before.children_system
+    assert took_s < 2.5  # 0.8 s where nothing else runs
+    assert (tmp_path / "a.html").stat().st_size < 2_000_000
+    assert looked_at(tmp_path / "a.html").tags["image"] == 0  # rows of equal nodes are one
+
+
+def test_many_cells_are_one_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draw, "_MOST_RECTANGLES", 100)
+    report(write(tmp_path / "r0", 60, 100), "-o", str(tmp_path / "a.html"))
+    page = looked_at(tmp_path / "a.html")
+    [data] = [value for tag, _, value in page.attributes if tag == "image" and value.startswith("data:")]
+    assert page.tags["image"] == 1 and base64.b64decode(data.partition(",")[2]).startswith(b"\x89PNG\r\n")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({}, "nothing is known"),
+        ({"result.json": '{"account": {"node_seconds": []}}'}, "has not written"),
+        ({"events/coordinator.jsonl": '{"wall":1.0,"plans":[{"plan":{"cycle":"x"},"to":[]}]}\n'}, "has not written"),
+    ],
+)
+def test_bad_input_gets_one_sentence(tmp_path: Path, content: dict[str, str], said: str) -> None:
+    for name, text in {"r0/x": "", **{f"r0/{name}": text for name, text in content.items()}}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    done = report(tmp_path / "r0")
+    assert done.exit_code == 2 and said in done.output
+    assert report(tmp_path / "r0/x").exit_code == report(tmp_path / "nowhere").exit_code == 2
