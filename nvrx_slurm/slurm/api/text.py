@@ -25,7 +25,7 @@ _NOTHING = frozenset({"", "(null)", "None", "N/A"})
 # What slurm_strerror(3) says, in words that no version has changed.
 _KINDS: dict[type[SlurmError], str] = {
     NotKnown: r"invalid job id|invalid node name|job/step already completing or completed|"
-    r"^(?:job|node|step)\b.{0,300}\b(?:not found|does not exist)$",
+    r"^(?:job|node|step)\b.{0,300}\b(?:not found|does not exist)\.?$",
     NotAllowed: r"access/permission denied|access denied|permission denied|not permitted|invalid user id",
     NoAnswer: r"unable to contact|timed out|zero bytes|not responding|standby|connection (?:refused|failure|reset)|"
     r"temporarily|authentication|munge|communication|shutting down|busy",
