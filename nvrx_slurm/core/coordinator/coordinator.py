@@ -207,7 +207,7 @@ class AnyTime:
 
     def on_checkpoints(self, event: ev.CheckpointsFound, now: float) -> None:
         """Known now, and said in the next plan."""
-        self._budget.saved = event.saved
+        self._budget.found(event.saved)
         self._out.posted.append(ev.Cleared())
 
     def on_reached(self, event: ev.ReachedRead, now: float) -> None:

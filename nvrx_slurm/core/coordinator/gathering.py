@@ -252,7 +252,7 @@ class Gathering:
         job.before = job.assignment
         active = [members[node_id] for node_id in placement.active]
         promoted = [member.node.host for member in active if before and member.node.node_id not in before]
-        history, took = self._ledger.cycle_began(self._budget.told, promoted, now)
+        history, took = self._ledger.cycle_began(self._budget.history, promoted, now)
         nodes = [(member.node, member.port) for member in active]
         self._roster.share(Assignment.plan(nodes, job.term, job.cycle, history, s.max_restarts))
         self._out.append(Say(f"cycle {job.cycle}: {placement.why}{took}"))

@@ -130,14 +130,16 @@ class Budget:
         longest_s, doublings = self._limits.longest_pause_s, min(self._early_deaths - 2, 30)
         return min(self._limits.crash_loop_pause_s * float(1 << doublings), longest_s)
 
-    @property
-    def told(self) -> History:
-        """The history with the checkpoint that the next cycle may resume from."""
-        before, saved = self.history.resume_before, self.saved
-        if saved is None:  # an earlier coordinator may have known it
-            return self.history
-        path = next((one.path for one in saved if before < 0 or one.iteration < before), "")
-        return replace(self.history, resume_from=path)
+    def found(self, saved: tuple[Resumable, ...]) -> None:
+        """These checkpoints are complete, newest first: the next cycle may resume from one of them."""
+        self.saved = saved
+        self._aim()
+
+    def _aim(self) -> None:
+        if self.saved is not None:  # else an earlier coordinator may have known it
+            before = self.history.resume_before
+            path = next((one.path for one in self.saved if before < 0 or one.iteration < before), "")
+            self.history = replace(self.history, resume_from=path)
 
     def begin_at(self, iteration: int | None) -> None:
         """The checkpoint that the job begins with; None = none is known."""
@@ -147,6 +149,7 @@ class Budget:
     def resume_before(self, iteration: int) -> None:
         """Ranks are told to take a checkpoint older than this one, until a later one is the last one."""
         self.history = replace(self.history, resume_before=iteration, iteration=-1)
+        self._aim()
 
     def score(self, iteration: int | None) -> Decision | None:
         """A cycle has ended with a checkpoint of `iteration` (None: unreadable, not scored); None = go on."""
@@ -157,6 +160,7 @@ class Budget:
             return None  # that old checkpoint is no progress, and none was to be expected
         if 0 <= told < iteration:
             self.history = replace(self.history, resume_before=-1)
+            self._aim()
         before = self.history.iteration
         if before < 0 or iteration - before >= self._limits.min_progress_iterations:
             self.history = replace(self.history, iteration=iteration, no_progress=0)
