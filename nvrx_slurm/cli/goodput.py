@@ -45,7 +45,8 @@ def _since(ctx: object, param: object, text: str | None) -> float | None:
 def goodput(places: tuple[str, ...], since: float | None, as_json: bool) -> None:
     """Tell where the time of a job went: how much of it trained, what was lost, and what would cost less.
 
-    A job counts with all its runs (r0, r1, ...; default: the latest job); several jobs count as one chain. With
+    A job counts with all its runs (r0, r1, ...; default: the latest job); several jobs, or the chain_* file of
+    nvrx submit --chain, count as one chain. With
     --since each job of the log directory has a line. docs/reference/buckets.md defines each number.
     """
     if since is not None and places:
@@ -70,6 +71,9 @@ def goodput(places: tuple[str, ...], since: float | None, as_json: bool) -> None
 
 
 def _runs(place: str) -> list[Path]:
+    links = log_dir() / place
+    if links.name.startswith("chain_") and links.is_file():  # of nvrx submit --chain: the ids of its jobs
+        return [run for job in links.read_text().split() for run in _of_job(log_dir() / job)]
     run = find_run(None, None, place)
     if not run.is_dir():
         raise click.UsageError(f"{place} is a file; give a job id, or the directory of a run")

@@ -64,6 +64,13 @@ def test_a_job_counts_with_all_its_runs_and_the_time_between_them(tmp_path: Path
     assert "40 steps" in text and "job ettr" in text and f"{SECTION}evaluation" in text
 
 
+def test_a_chain_counts_with_all_its_links(tmp_path: Path) -> None:
+    write(tmp_path, "7/r0", "2026-03-01T10:00:00+00:00")
+    write(tmp_path, "8/r0", "2026-03-01T10:20:00+00:00")
+    (tmp_path / "chain_1").write_text("7\n8\n9\n")
+    assert (found(tmp_path, "chain_1")["runs"], found(tmp_path, "7", "8")["wall_s"]) == (2, 2300.0)
+
+
 def test_all_jobs_of_a_week_have_a_line_each(tmp_path: Path) -> None:
     write(tmp_path, "7/r0", "2026-03-01T10:00:00+00:00")
     write(tmp_path, "8/r0", "2026-03-01T10:20:00+00:00", restarts=[], account=None)
