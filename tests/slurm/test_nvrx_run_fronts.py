@@ -7,12 +7,9 @@ import signal
 from pathlib import Path
 
 import minicluster_init as init
-import pytest
 from minicluster import until
 from nvrx_job import WAIT_S, Jobs, kill
 from stage import running_with
-
-pytestmark = pytest.mark.slurm
 
 # What the two nvrx-runs of one batch script do; they meet in the FIFO "go".
 BY_NAME = """

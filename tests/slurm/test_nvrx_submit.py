@@ -9,15 +9,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pytest
 from click.testing import CliRunner
 from minicluster import MiniCluster, until
 from minicluster_init import signal_process
 from nvrx_job import CLIENT, EXCLUDES_N2, WAIT_S, Job, Jobs, nvrx_submit, start_again
 
 from nvrx_slurm.cli.toolbox import main
-
-pytestmark = pytest.mark.slurm
 
 TRAINS = "print('trained in', os.environ['SLURM_JOB_ID'], flush=True)\n"
 FAILS = "sys.exit(7)\n"
