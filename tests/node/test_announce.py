@@ -67,7 +67,7 @@ def test_a_receiver_that_hangs_or_is_gone_costs_the_job_little(rig: Rig) -> None
             one = rig.run(script, f"--ft-notify=http://127.0.0.1:{port}/x")
             one.line("fails now")
             began = time.monotonic()
-            assert one.wait() == 1 and time.monotonic() - began < 8  # 2 s of it for the receiver
+            assert one.wait() == 1 and time.monotonic() - began < 12  # 4 s of it for the receiver
     assert "cannot reach 127.0.0.1:1" in one.text
 
 

@@ -18,7 +18,7 @@ from nvrx_slurm.core.needs import needs_a_person
 from nvrx_slurm.node.output.console import once
 from nvrx_slurm.node.output.result import BackgroundWrites
 
-_POST_S, _END_S = 4.0, 2.0
+_POST_S, _END_S = 4.0, 4.0
 _AGAIN_S = 60.0  # before the same kind of news, or the comment, is told anew
 _SIGNALLED = 128  # an exit code above tells of a signal: a person, or Slurm, has ended the job
 
