@@ -58,7 +58,8 @@ REPEATS = {
     "test_a_plugin_that_never_returns_costs_its_rank_only": ("health_check", "initialize", "terminate"),
     "test_their_client_asks_our_service": ("unix",),
     "test_equal_failures_over_requeues_give_stop": ("third2", "third3", "third4"),
-    "test_workers_get_the_alias_before_an_installed_nvrx": ("-m", "--no-python", "--ft-preload"),
+    "test_workers_get_the_alias_before_an_installed_nvrx": ("-m", "--no-python", "a.py"),
+    "test_a_wrong_loss": ("warn", "stop"),
     "test_basic_without_a_launcher": ("SIGKILL",),
     "test_damaged_newest_checkpoint_is_skipped": ("flip",),
     "test_a_service_that_misbehaves_costs_the_training_nothing": ("None",),
@@ -85,6 +86,16 @@ COMBINATIONS = {
     "test_a_late_node_finds_the_coordinator_by_any_endpoint",
     "test_an_excluded_node_that_comes_back_is_refused",
     "test_a_half_without_workers_that_is_cut_off_costs_nothing",
+    "test_a_coordinator_is_killed_while_nodes_gather",
+    "test_a_dead_rank_and_then_its_node_are_the_wrappers_business_and_no_process_is_restarted",
+    "test_without_its_batch_host_the_job_is_requeued_by_an_agent",
+    "test_two_nodes_in_a_row_then_the_jobs_own_code",
+    "test_the_job_of_a_lost_batch_host_is_ended_once_slurmctld_answers",
+    "test_several_in_one_allocation",
+    "test_a_preempted_job_goes_on_in_its_next_life",
+    "test_a_candidate_says_that_it_waits_for_votes",
+    "test_a_stopped_coordinator_does_not_take_the_file_back",
+    "test_the_coordinator_s_node_can_be_excluded_too",
 }
 _NO_FAST = {"node", "examples", "inprocess", "logs", "monitor", "ptl"}
 # Files on a real Slurm that take as long as all others together.
