@@ -160,7 +160,7 @@ def of_events(logs: Sequence[CoordinatorLog], cycles: Sequence[Cycle]) -> dict[s
     if not counted:
         return {}
     known = decode(max(counted, key=lambda one: float(one["account"]["wall_s"])))
-    costs = {int(cost["cycle"]): decode(cost) for one in counted for cost in one["costs"]}
+    costs = {int(cost["cycle"]): cost for one in counted for cost in one["costs"]}
     told = [cycle.plan["history"] for cycle in cycles if cycle.plan]
     began_s = max((float(one["began_s"]) for one in told), default=0.0) or logs[0].walls[0]
     last_s, other = max(log.walls[1] for log in logs), list(BUCKETS).index("other")
@@ -172,8 +172,9 @@ def of_events(logs: Sequence[CoordinatorLog], cycles: Sequence[Cycle]) -> dict[s
         return NodeTime(node.key, node.host, node.role, tuple(seconds), node.sections)
 
     account = replace(known.account, wall_s=wall_s, nodes=tuple(map(filled, known.account.nodes)))
-    restarts = {int(one["cycle"]): decode(one) for past in told for one in past["restarts"]}
+    restarts = {int(one["cycle"]): one for past in told for one in past["restarts"]}
+    all_restarts = priced((decode(restarts[cycle]) for cycle in sorted(restarts)), map(decode, costs.values()))
     return {
         "account": to_json(account), "duration_s": wall_s, "ended": utc(last_s), "unfinished": True,
-        "restarts": [vars(one) for one in priced(dict(sorted(restarts.items())).values(), costs.values())],
+        "restarts": [vars(one) for one in all_restarts],
     }  # fmt: skip
