@@ -15,7 +15,8 @@ for step in range(200):
 client.start_section("checkpointing")
 open(saved, "w").close()
 client.end_section("checkpointing")
-time.sleep(WAITS)
+if WAITS:
+    gate("said")
 """
 
 
@@ -30,13 +31,13 @@ time.sleep(WAITS)
 )
 def test_a_wrong_loss(rig: Rig, action: str, kind: str, code: int, cycles: list[int], saved: bool) -> None:
     rig.before = "from nvrx_slurm.node.monitors import losses\nlosses._EVERY_S['warn'] = 0.1"
-    script = rig.script(f"KIND, WAITS = {kind!r}, {0.3 * (action == 'warn')}\n" + UP + CLIENT + TRAINS)
+    script = rig.script(f"KIND, WAITS = {kind!r}, {action == 'warn'}\n" + UP + CLIENT + TRAINS)
     flags = ("--nproc-per-node=2", f"--ft-loss-action={action}", "--ft-rank-section-timeouts=checkpointing:none")
     one = rig.run(script, *flags, "--max-restarts=2", "--ft-crash-loop-backoff=0")
+    one.line("the loss is nan at iteration 15" if kind == "nan" else "the loss of iteration 15. has other bits")
+    rig.open("said")
     assert (one.wait(), one.cycles) == (code, cycles)
     assert (rig.dir / "saved0").exists() == saved
-    what = "the loss is nan at iteration 15" if kind == "nan" else "the loss of iteration 15. has other bits"
-    one.line(what)
     if action == "restart":
         (restart,) = rig.result["restarts"]
         assert rig.result["faults"][0]["kind"] == "loss" and "wrong loss" in restart["cause"]

@@ -138,7 +138,7 @@ class JobAccount:
 
     @property
     def known(self) -> Account | None:
-        """The same, as it was told last, by `count` or by an earlier coordinator; None: nobody has."""
+        """The account that `count`, or an earlier coordinator, told last; None: there is none yet."""
         return self._past.account if self._past is not None else None
 
     @property
