@@ -2,9 +2,9 @@
 
     scripts/soak --minutes 10 --seed 7
 
-One job after the other, each with warm standbys, merged logs and status; every few seconds a fault. The judge: no rank
-runs twice, no line is lost or repeated, the account sums up, nothing grows, nothing is left. Ends with 1 at a finding,
-and keeps the evidence.
+One job after the other, each with warm standbys, merged logs, status, a metrics file and a collector that never answers;
+every few seconds a fault. The judge: no rank runs twice, no line is lost or repeated, the account sums up, no counter goes
+back, nothing grows, nothing is left. Ends with 1 at a finding, and keeps the evidence.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -38,6 +39,7 @@ _JOB_S = 240.0  # one job; a lost node comes back between two
 _RECOVERY_S = 60.0
 _STEPS = 5  # that every rank does after a fault before the next
 _GROWN_MB, _GROWN_FDS = 12.0, 12  # that an agent may gain from its third fault to its last
+_GROWN_PROCESSES = 4 * NODES  # that the job may gain from its third fault to its last: standbys are made meanwhile
 _FLAGS = (
     "--ft-rank-heartbeat-timeout=3", "--ft-initial-rank-heartbeat-timeout=60", "--max-restarts=1000",
     "--ft-rank-section-timeouts=checkpointing:30", "--ft-stop-idle-timeout=0.3",
@@ -60,9 +62,11 @@ class Soak:
     findings: list[str] = field(default_factory=list)
     jobs: int = 0
     began_s: float = field(default_factory=time.monotonic)
+    collector: socket.socket = field(init=False)  # accepts, and never answers
 
     def __post_init__(self) -> None:
         self.cluster = MiniCluster(self.root / "c", NODES, die_with_owner=True)
+        self.collector = socket.create_server(("127.0.0.1", 0), backlog=1000)
 
     def say(self, text: str) -> None:
         """One line with the time."""
@@ -95,6 +99,8 @@ class Job:
         self.lost = ""  # the node that is lost
         self.hurt = set[str]()  # cycles and nodes whose shippers may not have sent everything
         self.usage: dict[int, list[tuple[float, int]]] = {}  # agent -> (MB, descriptors) after each fault
+        self.processes_seen: list[int] = []  # of the job, after each fault
+        self.counters: dict[str, float] = {}  # series of the metrics file -> its last value
         self.restarts = 0  # that the faults must have led to
         self.id = 0
 
@@ -102,9 +108,11 @@ class Job:
         """Submit, strike until the time is over, end, judge."""
         nvrx_run = Path(sys.executable).with_name("nvrx-run")
         words = [str(nvrx_run), *_FLAGS, f"--log-dir={self.place}/logs",
-                 f"--ft-per-cycle-applog-prefix={self.place}/train.log", str(_WORKER), str(self.place)]  # fmt: skip
-        script = self.place / "job.sh"
-        script.write_text(f"#!/bin/bash\nexec {' '.join(words)}\n")
+                 f"--ft-per-cycle-applog-prefix={self.place}/train.log",
+                 f"--ft-metrics-file={self.place}/metrics.prom", str(_WORKER), str(self.place)]  # fmt: skip
+        script, port = self.place / "job.sh", self.soak.collector.getsockname()[1]
+        script.write_text(f"#!/bin/bash\nexport OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:{port}\n"
+                          f"exec {' '.join(words)}\n")
         self.id = self.soak.cluster.submit(script, f"--nodes={NODES}", "--exclusive", "--no-kill",
                                            f"--chdir={self.place}", f"--output={self.place}/job.out")  # fmt: skip
         self._await_training("the start")
@@ -121,6 +129,7 @@ class Job:
             self._measure()
             if not any(self.place.glob("logs/*/r*/status.json")):
                 self.soak.find("there is no status.json")
+            self._read_metrics()
         (self.place / "stop").touch()
         self._end()
         self._judge()
@@ -182,6 +191,21 @@ class Job:
             except OSError:
                 continue
             self.usage.setdefault(one.pid, []).append((pages * 4096 / 1e6, descriptors))
+        self.processes_seen.append(len(self.soak.cluster.scan()))
+
+    def _read_metrics(self) -> None:
+        """No counter of the metrics file goes back, also after a takeover."""
+        try:
+            lines = (self.place / "metrics.prom").read_text().splitlines()
+        except FileNotFoundError:
+            return  # a coordinator that resigns removes it: all nodes share one path here
+        for line in lines:
+            series, _, value = line.rpartition(" ")
+            if line.startswith("#") or not series.partition("{")[0].endswith("_total"):
+                continue
+            if float(value) < self.counters.get(series, 0.0):
+                self.soak.find(f"counter {series} went from {self.counters[series]} to {value}")
+            self.counters[series] = float(value)
 
     # --- the end ------------------------------------------------------------------------------------------------
 
@@ -248,6 +272,10 @@ class Job:
             mb, fds = (seen[-1][i] - seen[2][i] for i in (0, 1))
             if mb > _GROWN_MB or fds > _GROWN_FDS:
                 yield f"agent {pid} has grown by {mb:.1f} MB and {fds:g} descriptors in {len(seen)} faults"
+        if len(self.processes_seen) > 6 and self.processes_seen[-1] - self.processes_seen[2] > _GROWN_PROCESSES:
+            yield f"the job's processes after each fault: {self.processes_seen}"
+        if not self.counters:
+            yield "no counter was read from the metrics file"
 
 
 # --- faults: each returns what it did, or None where it cannot happen now ---------------------------------------------
