@@ -93,6 +93,10 @@ def _take_over(agents: int) -> float:
     joined = _join(agents)
     joined.server.stop()
     clients = joined.clients
+    for client in clients:
+        client.go("leave")
+    for client in clients:
+        client.hear()
     port = _Program("server", str(agents), "2").hear()
     began_s = time.monotonic()
     for client in clients:

@@ -1,9 +1,9 @@
 """The programs of `benchmarks.join`: a coordinator, a process with many agents, one with strangers; run as modules.
 
 server AGENTS TERM            prints its port; a coordinator of a later term than 1 takes over
-clients PORT FIRST COUNT      prints "ready", waits for a line, prints when its last agent had its plan, and stays;
-                              for each further line, a port, the agents move there, and it prints the same again;
-                              "lost" when an agent loses its connection
+clients PORT FIRST COUNT      prints "ready", waits for a line, prints when its last agent had its plan, and stays; after a
+                              line "leave" the agents have lost their coordinator, and it prints "left"; after a port
+                              they register there, and it prints the first time again; "lost" when one loses its stream
 strangers PORT                prints "ready", waits for a line, does what strangers may try until it is killed
 """
 
@@ -75,17 +75,24 @@ class _Agent:
         self._core = Agent(node, ag.AgentSettings(elects=True), 0.0)
         self._planned, self._connected = planned, connected
         self.client: ControlClient | None = None
+        self._port = 0
+
+    async def leave(self) -> None:
+        """Its coordinator is silent."""
+        before, self.client = self.client, None
+        assert before is not None
+        await before.close(0.0)
+        self._take(ag.Disconnected("it is silent"))
 
     def move(self, port: int) -> None:
         """Register with the coordinator at this port of loopback."""
-        before, self.client = self.client, None
-        if before is not None:
-            asyncio.ensure_future(before.close(0.0))
-            self._take(ag.Disconnected("it moves"))
+        self._port = port
         self.client = ControlClient([("127.0.0.1", port)], _KEY, _TOKEN, self._post, _KEEPALIVE)
         self.client.start()
 
     def _post(self, event: Any) -> None:
+        if isinstance(event, ag.Unreached):  # a handshake took too long: the search for a coordinator begins again
+            return self.move(self._port)
         self._take(event)
         if isinstance(event, ag.Connected):
             self._connected()
@@ -116,6 +123,11 @@ async def join(port: int, first: int, count: int) -> None:
     agents = [_Agent(first + i, lambda: plans.put_nowait(time.monotonic()), move_one) for i in range(count)]
     print("ready", flush=True)
     while line := await asyncio.wait_for(loop.run_in_executor(None, sys.stdin.readline), _LONGEST_LIFE_S):
+        if line == "leave\n":
+            for agent in agents:
+                await agent.leave()
+            print("left", flush=True)
+            continue
         port = port if line == "go\n" else int(line)
         to_move.extend(agents)
         for _ in range(_AT_ONCE):

@@ -42,7 +42,7 @@ _GROWN_MB, _GROWN_FDS = 12.0, 12  # that an agent may gain from its third fault 
 _GROWN_PROCESSES = 4 * NODES  # that the job may gain from its third fault to its last: standbys are made meanwhile
 _FLAGS = (
     "--ft-rank-heartbeat-timeout=3", "--ft-initial-rank-heartbeat-timeout=60", "--max-restarts=1000",
-    "--ft-rank-section-timeouts=checkpointing:30", "--ft-stop-idle-timeout=0.3",
+    "--ft-rank-section-timeouts=checkpointing:30", "--ft-stop-idle-timeout=0.3", "--ft-crash-loop-backoff=0",
     f"--nnodes={LEAST}:{NODES}", f"--nproc-per-node={RANKS}",
 )  # fmt: skip
 _ROLES = {
