@@ -63,7 +63,7 @@ class Shipper(program.Program):
         self._in_flight = 0  # bytes
         self._stream: Stream | None = None  # to an aggregator that has proved itself
         self._where: tuple[str, int] = ("", 0)  # host and port, or path and 0
-        self._moved = asyncio.Event()  # the aggregator is elsewhere now
+        self._try_now = asyncio.Event()  # the aggregator is elsewhere now, or the job ends
         self._reopening: asyncio.TimerHandle | None = None
         self._finishing, self._heard_s = False, 0.0  # when something was acknowledged last
         self._connecting = asyncio.ensure_future(self._stay_connected())
@@ -78,7 +78,7 @@ class Shipper(program.Program):
         if "at" in packet:
             (host, port), self._token = packet["at"], packet["token"] or self._token
             self._where = host, port
-            self._moved.set()
+            self._try_now.set()
             if self._stream is not None:
                 self._stream.abort(ConnectionError("the aggregator is elsewhere now"))
         if "files" in packet:
@@ -86,6 +86,8 @@ class Shipper(program.Program):
             return
         if "finish" in packet and not self._finishing:
             self._finishing, self._heard_s = True, self.loop.time()
+            if self._where[0]:
+                self._try_now.set()  # an aggregator waits for a short time only
             self.loop.call_later(float(packet["finish"]), self._give_up)
         for source in self._sources.values():
             if not source.ending and (self._finishing or source.opened.cycle == packet.get("over")):
@@ -124,10 +126,10 @@ class Shipper(program.Program):
     # --- the aggregator -------------------------------------------------------------------------------------------
 
     async def _stay_connected(self) -> None:
-        await self._moved.wait()
+        await self._try_now.wait()
         delay_s, lost_s = _RETRY_S, self.loop.time()
         while True:
-            self._moved.clear()
+            self._try_now.clear()
             began_s = self.loop.time()
             why = await self._talk()
             if self._stream is not None:
@@ -143,7 +145,7 @@ class Shipper(program.Program):
             young = self.loop.time() - began_s < 2 * _CONNECT_S
             delay_s = min(2 * delay_s, wire.LAST_RETRY_S) if young else _RETRY_S
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._moved.wait(), delay_s)
+                await asyncio.wait_for(self._try_now.wait(), delay_s)
 
     async def _talk(self) -> Exception:
         """One stream to the aggregator; returns how it ended."""

@@ -17,6 +17,7 @@ from nvrx_slurm.errors import ExitCode
 from nvrx_slurm.types import Activity, CheckNode, Finish, Lead, Node, Plan, Ready, Refused, Register, Stop
 
 if TYPE_CHECKING:
+    from .network import Host
     from .processes import SimAgent, SimCoordinator
     from .training import Worker
     from .world import World
@@ -112,8 +113,9 @@ class Invariants:
         self._led: dict[str, float] = {}  # node_id -> when it first had a coordinator
         self._won: dict[int, SimCoordinator] = {}  # term -> the one that acts
         self._newest = (0, -1)  # (term, cycle) of the latest plan
+        self._unheard = 0  # cycles that a coordinator planned while it was cut off
         self._ends: list[Finish] = []  # decided; one that no agent has heard is decided anew by the next coordinator
-        self._decided_at: dict[tuple[int, str], float] = {}
+        self._decided: dict[tuple[int, str], tuple[float, Host]] = {}  # when, and on which host
         self._exited: Finish | None = None
         self.forgotten = False  # most nodes came back and began the job anew, beside a node that was cut off: no memory
 
@@ -156,6 +158,8 @@ class Invariants:
             if any(isinstance(c, ev.Won) for c in commands):
                 joining = set(reign.connected)  # they register one after another, in this very step
             refused = {c.node_id for c in commands if isinstance(c, ev.Drop)} if not joining else set()
+            out = coordinator.host.out_after(self._world.clock.now)  # perhaps no other node ever knows of this plan
+            self._unheard += out and fresh[0].message.cycle > max((cycle for _, cycle in self._plans), default=-1)
             self._check_new_plan(reign, fresh, joining, refused)
             self._planners[self._newest] = coordinator
         for command in plans:
@@ -182,20 +186,21 @@ class Invariants:
         """Only nodes that were out of reach when the job ended go on, with new ones: decision 017 says so."""
         if self._exited is None:
             return
-        ended = self._decided_at[self._exited.code, self._exited.reason]
+        ended, _ = self._decided[self._exited.code, self._exited.reason]
         old = {node_id for node_id in reign.connected if self._led.get(node_id, ended) < ended}
         out = any(agent.host.was_out for agent in self._world.living_agents() if agent.core.node.node_id in old)
         self.check(out or not old, f"a cycle is planned after agents have left with {self._exited}")
 
     def _mind_a_new_job(self, coordinator: SimCoordinator, reign: _Reign, plans: Sequence[ev.SendTo]) -> None:
-        """Nodes that have come back know nothing of the job. Where they are most of the nodes and those that know it
+        """Nodes that have come back know nothing of the job. Where they are most of the nodes, or those that know it
         are out of reach, they begin it anew: decision 017 says so, and there is nothing more to judge."""
         first = plans[0].message if plans else None
         fresh = reign.newest_plan < 0 and reign.known_cycle < 0
         if isinstance(first, Plan) and first.cycle == 0 and self._plans and fresh:
             agents = [agent for agent in self._world.living_agents() if agent.core.node.node_id not in self._told]
             knowing = [agent for agent in agents if agent.core.plan is not None]
-            self.forgotten = bool(knowing) and all(agent.host.out_after(self._world.clock.now) for agent in knowing)
+            out = all(agent.host.out_after(self._world.clock.now) for agent in knowing)
+            self.forgotten = bool(knowing) and (out or 2 * len(knowing) < self._world.settings.nodes)
             if not knowing:
                 self._forget_what_is_lost(first, coordinator)
 
@@ -235,7 +240,7 @@ class Invariants:
         self.check((plan.term, plan.cycle) > self._newest, f"{plan.term, plan.cycle} is planned after {self._newest}")
         self._newest = plan.term, plan.cycle
         reign.newest_plan = plan.cycle
-        cycles, budget = len({cycle for _, cycle in self._plans}), plan.max_restarts
+        cycles, budget = len({cycle for _, cycle in self._plans}) - self._unheard, plan.max_restarts
         self.check(cycles <= budget + 1, f"{cycles} cycles are planned, with {budget} restarts allowed")
         self.check(plan.history.restarts_used <= budget, "more restarts are used than allowed")
         active = {c.message.group_rank: c for c in fan_out if isinstance(c.message, Plan) and c.message.active}
@@ -306,7 +311,7 @@ class Invariants:
         if end in self._ends:
             return
         self._ends.append(end)
-        self._decided_at.setdefault((end.code, end.reason), self._world.clock.now)
+        self._decided.setdefault((end.code, end.reason), (self._world.clock.now, coordinator.host))
         world, core = self._world, coordinator.core
         if end.code == ExitCode.OK:
             self.check(self._is_success(), "the job ends with 0, but not all ranks have succeeded")
@@ -451,10 +456,11 @@ class Invariants:
 
     def _compare_ends(self, agent: SimAgent, told: Finish) -> None:
         """All agents exit with one code, but one that was out of reach when an end was decided cannot know it. An
-        agent that came later may have met only that one."""
+        agent that came later may have met only that one. A coordinator that was just cut off decides for its side."""
         first = self._exited or told
-        ends = [self._decided_at[end.code, end.reason] for end in (first, told)]
-        excused = any(agent.host.out_after(at) for at in ends) or self._led.get(agent.core.node.node_id, 0.0) > ends[0]
+        ends = [self._decided[end.code, end.reason] for end in (first, told)]
+        excused = any(host.out_after(at) for at, decider in ends for host in (agent.host, decider))
+        excused = excused or self._led.get(agent.core.node.node_id, 0.0) > ends[0][0]
         if not excused:
             self._exited = first
             self.check(first.code == told.code, f"two ends: {first} and {told}")
