@@ -267,3 +267,26 @@ def test_a_shipper_that_gets_many_cycles_asks_for_its_files_at_one_pace(tmp_path
             one._connecting.cancel()
 
     asyncio.run(story())
+
+
+def test_a_shipper_that_waits_to_try_again_tries_at_once_when_the_job_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nvrx_slurm.logs.shipper._RETRY_S", 1000.0)
+    monkeypatch.setattr("nvrx_slurm.logs.wire.LAST_RETRY_S", 1000.0)
+
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours, theirs, socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.setblocking(False)
+            one = Shipper(ShipperSettings("", "", "n0", str(tmp_path)), theirs)
+            one.on_packet({"at": listener.getsockname(), "token": "0" * 64})
+            (await asyncio.wait_for(loop.sock_accept(listener), 10.0))[0].close()
+            one.on_packet({"cycle": 0, "files": [("0.out", 0)], "world": 1})
+            one.on_packet({"finish": 1000.0})
+            (await asyncio.wait_for(loop.sock_accept(listener), 10.0))[0].close()
+            one.loop.remove_reader(theirs)
+            one._connecting.cancel()
+
+    asyncio.run(story())
