@@ -39,6 +39,7 @@ _JOB_S = 240.0  # one job; a lost node comes back between two
 _RECOVERY_S = 60.0
 _STEPS = 5  # that every rank does after a fault before the next
 _GROWN_MB, _GROWN_FDS = 12.0, 12  # that an agent may gain from its third fault to its last
+_YOUNG_S = 12.0  # a helper that dies younger again and again is started again later and later: lines wait for long
 _GROWN_PROCESSES = 4 * NODES  # that the job may gain from its third fault to its last: standbys are made meanwhile
 _FLAGS = (
     "--ft-rank-heartbeat-timeout=3", "--ft-initial-rank-heartbeat-timeout=60", "--max-restarts=1000",
@@ -248,7 +249,8 @@ class Job:
     def _lines(self, run: Path) -> Iterator[str]:
         """Each line of each rank is once in the merged file, in order; of a lost node the first ones are."""
         for cycle in sorted(run.glob("cycle_*")):
-            merged = (self.place / f"train_cycle{cycle.name.partition('_')[2]}.log").read_bytes().splitlines()
+            path = self.place / f"train_cycle{cycle.name.partition('_')[2]}.log"
+            merged = path.read_bytes().splitlines() if path.exists() else []
             of_rank: dict[bytes, list[bytes]] = {}
             for line in merged:
                 prefix, _, text = line.partition(b": ")
@@ -303,6 +305,8 @@ def _raise(job: Job) -> str:
 def _signal_role(role: str, signum: signal.Signals, lasts_s: float = 0.0) -> Callable[[Job], str | None]:
     def strike(job: Job) -> str | None:
         found = job.processes(role)
+        if signum == signal.SIGKILL:
+            found = [one for one in found if time.monotonic() - one.start / os.sysconf("SC_CLK_TCK") >= _YOUNG_S]
         if not found:
             return None
         target = job.rng.choice(found)
