@@ -371,6 +371,7 @@ class Roster:
         quorum.missed_at = now
         if key in quorum.silent:
             quorum.silent.discard(key)
+            quorum.fences.pop(key, None)  # ranks that it was stopping are dead, too
         elif member.use is not Use.READY:
             quorum.fences[key] = now + self._s.lease_s
         if member.node.port:
