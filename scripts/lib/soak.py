@@ -103,6 +103,7 @@ class Job:
         self.processes_seen: list[int] = []  # of the job, after each fault
         self.counters: dict[str, float] = {}  # series of the metrics file -> its last value
         self.restarts = 0  # that the faults must have led to
+        self.raised = False  # an exception was the last fault of a rank
         self.id = 0
 
     def run(self, until_s: float) -> None:
@@ -289,13 +290,16 @@ def _signal_rank(signum: signal.Signals) -> Callable[[Job], str | None]:
         target = init.process(job.pids[rank])
         if target is None or not init.signal_process(target, signum):
             return None
-        job.restarts += 1
+        job.restarts, job.raised = job.restarts + 1, False
         return f"{signum.name} to rank {rank}"
 
     return strike
 
 
-def _raise(job: Job) -> str:
+def _raise(job: Job) -> str | None:
+    if job.raised:  # the same failure at the same step on several nodes would end the job, as it should
+        return None
+    job.raised = True
     rank = job.rng.randrange(_WORLD)
     (job.place / f"raise.{rank}").touch()
     job.restarts += 1
