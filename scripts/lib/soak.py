@@ -2,9 +2,9 @@
 
     scripts/soak --minutes 10 --seed 7
 
-One job after the other, each with warm standbys, merged logs, status, a metrics file and a collector that never answers;
-every few seconds a fault. The judge: no rank runs twice, no line is lost or repeated, the account sums up, no counter goes
-back, nothing grows, nothing is left. Ends with 1 at a finding, and keeps the evidence.
+One job after the other, each with warm standbys, merged logs, status, a metrics file and a collector that never
+answers; every few seconds a fault. The judge: no rank runs twice, no line is lost or repeated, the account sums up, no
+counter goes back, nothing grows, nothing is left. Ends with 1 at a finding, and keeps the evidence.
 """
 
 from __future__ import annotations

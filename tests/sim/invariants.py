@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 _SLACK_S = 1.0  # for simulated workers to die of a signal
 _BY_SIGNAL = 128
-_HARMLESS = {"duplicate", "warned", "slow-to-stop", "slow-network", "late-join"}
-_HARMLESS |= {"asks-to-continue", "asks-to-shut-down"}
+_HARMLESS = {"duplicate", "warned", "slow-to-stop", "late-join", "asks-to-continue", "asks-to-shut-down"}
 # With a node: the old cycle may be carried on before that is missed.
 _TWO_RESTARTS = {"coordinator-dies", "coordinator-cut", "frozen", "short-partition", "long-partition"}
 
@@ -193,7 +192,7 @@ class Invariants:
 
     def _mind_a_new_job(self, coordinator: SimCoordinator, reign: _Reign, plans: Sequence[ev.SendTo]) -> None:
         """Nodes that have come back know nothing of the job. Where they are most of the nodes, or those that know it
-        are out of reach, they begin it anew: decision 017 says so, and there is nothing more to judge."""
+        are out of reach or stopped, they begin it anew: decision 017 says so, and there is nothing more to judge."""
         first = plans[0].message if plans else None
         fresh = reign.newest_plan < 0 and reign.known_cycle < 0
         if isinstance(first, Plan) and first.cycle == 0 and self._plans and fresh:
@@ -201,6 +200,7 @@ class Invariants:
             knowing = [agent for agent in agents if agent.core.plan is not None]
             out = all(agent.host.out_after(self._world.clock.now) for agent in knowing)
             self.forgotten = bool(knowing) and (out or 2 * len(knowing) < self._world.settings.nodes)
+            self.forgotten |= any(agent.host.frozen_until > self._world.clock.now for agent in agents)
             if not knowing:
                 self._forget_what_is_lost(first, coordinator)
 
