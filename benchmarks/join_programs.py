@@ -1,9 +1,10 @@
 """The programs of `benchmarks.join`: a coordinator, a process with many agents, one with strangers; run as modules.
 
 server AGENTS TERM            prints its port; a coordinator of a later term than 1 takes over
-clients PORT FIRST COUNT      prints "ready", waits for a line, prints when its last agent had its plan, and stays; after a
-                              line "leave" the agents have lost their coordinator, and it prints "left"; after a port
-                              they register there, and it prints the first time again; "lost" when one loses its stream
+clients PORT FIRST COUNT      prints "ready", waits for a line, prints when its last agent had its plan, and stays;
+                              after the line "leave" the agents have lost their coordinator, and it prints "left";
+                              after a port they register there, and it prints the same again; "lost" when an agent
+                              loses its stream
 strangers PORT                prints "ready", waits for a line, does what strangers may try until it is killed
 """
 

@@ -113,8 +113,9 @@ class Job:
                  f"--ft-per-cycle-applog-prefix={self.place}/train.log",
                  f"--ft-metrics-file={self.place}/metrics.prom", str(_WORKER), str(self.place)]  # fmt: skip
         script, port = self.place / "job.sh", self.soak.collector.getsockname()[1]
-        script.write_text(f"#!/bin/bash\nexport OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:{port}\n"
-                          f"exec {' '.join(words)}\n")
+        script.write_text(
+            f"#!/bin/bash\nexport OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:{port}\nexec {' '.join(words)}\n"
+        )
         self.id = self.soak.cluster.submit(script, f"--nodes={NODES}", "--exclusive", "--no-kill",
                                            f"--chdir={self.place}", f"--output={self.place}/job.out")  # fmt: skip
         self._await_training("the start")
