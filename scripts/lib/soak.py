@@ -10,9 +10,11 @@ counter goes back, nothing grows, nothing is left. Ends with 1 at a finding, and
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -99,7 +101,7 @@ class Job:
         self.pids: dict[int, int] = {}
         self.lost = ""  # the node that is lost
         self.hurt = set[str]()  # cycles and nodes whose shippers may not have sent everything
-        self.usage: dict[int, list[tuple[float, int]]] = {}  # agent -> (MB, descriptors) after each fault
+        self.usage: dict[int, list[tuple[float, Counter[str]]]] = {}  # agent -> (MB, its files) after each fault
         self.processes_seen: list[int] = []  # of the job, after each fault
         self.counters: dict[str, float] = {}  # series of the metrics file -> its last value
         self.restarts = 0  # that the faults must have led to
@@ -190,10 +192,10 @@ class Job:
         for one in self.processes("agent"):
             try:
                 pages = int(Path(f"/proc/{one.pid}/statm").read_text().split()[1])
-                descriptors = len(os.listdir(f"/proc/{one.pid}/fd"))
+                files = Counter(_kinds_of_files(Path(f"/proc/{one.pid}/fd")))
             except OSError:
                 continue
-            self.usage.setdefault(one.pid, []).append((pages * 4096 / 1e6, descriptors))
+            self.usage.setdefault(one.pid, []).append((pages * 4096 / 1e6, files))
         self.processes_seen.append(len(self.soak.cluster.scan()))
 
     def _read_metrics(self) -> None:
@@ -270,16 +272,26 @@ class Job:
         return any(path.parent.name.endswith(f"_{node}") for node in self.hurt)
 
     def _growth(self) -> Iterator[str]:
+        """An agent that holds more after each of its last faults than after its third, fourth and fifth."""
         for pid, seen in self.usage.items():
-            if len(seen) < 6:
+            if len(seen) < 8:
                 continue
-            mb, fds = (seen[-1][i] - seen[2][i] for i in (0, 1))
-            if mb > _GROWN_MB or fds > _GROWN_FDS:
-                yield f"agent {pid} has grown by {mb:.1f} MB and {fds:g} descriptors in {len(seen)} faults"
+            first, last = (min(mb for mb, _ in part) for part in (seen[2:5], seen[-3:]))
+            if last - first > _GROWN_MB:
+                yield f"agent {pid} has grown by {last - first:.1f} MB in {len(seen)} faults"
+            files = [min((files for _, files in part), key=Counter.total) for part in (seen[2:5], seen[-3:])]
+            if files[1].total() - files[0].total() > _GROWN_FDS:
+                yield f"agent {pid} has more open files after {len(seen)} faults: {files[1] - files[0]}"
         if len(self.processes_seen) > 6 and self.processes_seen[-1] - self.processes_seen[2] > _GROWN_PROCESSES:
             yield f"the job's processes after each fault: {self.processes_seen}"
         if not self.counters:
             yield "no counter was read from the metrics file"
+
+
+def _kinds_of_files(fds: Path) -> Iterator[str]:
+    for fd in fds.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            yield re.sub(r"\d+", "#", os.readlink(fd))
 
 
 # --- faults: each returns what it did, or None where it cannot happen now ---------------------------------------------
