@@ -68,14 +68,9 @@ class ControlClient:
         return self._token
 
     @property
-    def local_address(self) -> str:
-        """This host's IP address on the stream; "" without one."""
-        return "" if self._stream is None else self._stream.local_address
-
-    @property
-    def peer_address(self) -> str:
-        """The coordinator's IP address; "" without a stream."""
-        return "" if self._stream is None else self._stream.peer_address
+    def addresses(self) -> tuple[str, str]:
+        """The IP addresses of this host and of the coordinator on the stream; "" without one."""
+        return ("", "") if self._stream is None else self._stream.addresses
 
     def start(self) -> None:
         """Begin to look for the coordinator (on the running loop)."""

@@ -218,7 +218,7 @@ class AnyTime:
     def on_time_left(self, event: ev.TimeLeftRead, now: float) -> Stage | None:
         """Say it once; warn or stop when it is time."""
         clock = self._ending.clock
-        if event.left_s is not None and not clock.known:
+        if event.left_s is not None and clock.end_at is None:
             self._out.append(Say(f"the allocation ends in {in_words(event.left_s)}"))
         return self._ending.mind_the_clock(clock.answer(event.left_s, now))
 

@@ -45,11 +45,6 @@ class JobClock:
         self._act_at: float | None = None  # also where no answer comes
         self._warned = warn_before_s <= 0.0
 
-    @property
-    def known(self) -> bool:
-        """Whether the time left was ever known."""
-        return self.end_at is not None
-
     def deadline(self) -> float | None:
         """When `check` is due (monotonic seconds), or None."""
         return earliest(self._ask_at, self._act_at)
@@ -91,7 +86,6 @@ class JobClock:
 class Ending:
     """Owns the states after the decision. `end` is that decision."""
 
-    states = (*_MINE, Stage.CLOSED)
     table = rows(
         (Stage.FINISHED, Entered, "on_entered", (Stage.RETURNING, Stage.CLOSED), "tell all agents"),
         (_MINE, ev.Joined, "on_joined", (Stage.FINISHED,), "it learns the end, too"),

@@ -12,7 +12,7 @@ from dataclasses import replace
 from nvrx_slurm import types as t
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.ending import Ending, cycle_over
-from nvrx_slurm.core.coordinator.roster import Assignment, Roster, infra_order, is_possible
+from nvrx_slurm.core.coordinator.roster import Assignment, Roster, infra_order, is_possible, missing
 from nvrx_slurm.core.coordinator.states import FAILED, CoordinatorSettings, Stage
 from nvrx_slurm.core.machine import Entered, Outbox, Say, earliest, rows
 from nvrx_slurm.errors import ExitCode
@@ -152,7 +152,7 @@ class Gathering:
         s, members = self._s, self._members
         if s.segment and members.ready >= s.min_nodes:
             return members.missing_segments(s.min_nodes, s.segment)
-        return members.missing(s.expected, s.min_nodes)
+        return missing(members.keys_of_nodes, s.expected, s.min_nodes)
 
     # --- planning -------------------------------------------------------------------------------------------
 

@@ -121,10 +121,6 @@ class MemberTable(dict[str, Member]):
         """All connected nodes in infra order."""
         return sorted((m.node for m in self.values()), key=infra_order)
 
-    def missing(self, expected: Sequence[str], at_least: int) -> str:
-        """One sentence: how many are here and, as far as names are known, which are missing."""
-        return missing(self._holders, expected, at_least)
-
     def missing_segments(self, min_nodes: int, segment: int) -> str:
         """One sentence: how many complete segments the ready nodes are, and which domains have nodes to spare."""
         ready = self.ready_nodes()

@@ -83,9 +83,7 @@ class CoordinatorSettings:
     last_leader: str = ""  # key of the coordinator before this one
     fence_s: float = 0.0  # how long ranks may run on nodes that did not register, from the election on
     leader_fence_s: float = 0.0  # the same where only the last coordinator's node is missing
-    quorum_timeout_s: float = (
-        0.0  # how long this node stands without a quorum; then its voters end with 94; 0 = for ever
-    )
+    quorum_timeout_s: float = 0.0  # how long this node stands without a quorum; its voters end with 94; 0 = for ever
     began_s: float = 0.0  # when this coordinator began (Unix seconds)
     lease_s: float = 10.0  # how long ranks may run on a node whose stream broke
     prove_s: float = 2.0  # without a quorum: how long to wait for a proof of death before resigning

@@ -34,7 +34,6 @@ _DECIDED = (Stage.RUNNING, Stage.STOPPING)
 class Electing:
     """Owns the state before the first quorum. Messages wait; they are handled once the election is won."""
 
-    states = (_ELECTING,)
     table = rows(
         (_ELECTING, ev.Joined, "on_joined", (Stage.JOINING,), "a vote"),
         (_ELECTING, ev.Lost, "on_lost", (), "a vote less"),
@@ -169,7 +168,7 @@ class Electing:
             members.put(held[0].message.node, held[0].message.port, Use.READY)
         why = f"no majority of the job's nodes came within {s.quorum_timeout_s:g} s"
         told = [held[0].message.end for held in self._held.values() if held[0].message.end is not None]
-        end = t.Finish(ExitCode.TOO_FEW_NODES, f"{why}; {members.missing(s.expected, self._least)}")
+        end = t.Finish(ExitCode.TOO_FEW_NODES, f"{why}; {missing(members.keys_of_nodes, s.expected, self._least)}")
         return self._ending.decide(told[0] if told else end)
 
     # --- the end of the election ----------------------------------------------------------------------------
