@@ -170,9 +170,7 @@ class Running:
                 self._out.append(ev.SendTo(slot.node_id, t.RanksGone(self._job.cycle, ranks, why)))
 
     def _node_succeeded(self, group_rank: int, early: bool) -> None:
-        assignment = self._job.assignment
-        assignment.succeeded.add(group_rank)
-        assignment.early = assignment.early or early
+        self._job.assignment.done(group_rank, early)
         self._out.posted.append(ev.Review())
 
     def _is_done(self) -> bool:

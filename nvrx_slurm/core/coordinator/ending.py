@@ -60,27 +60,19 @@ class JobClock:
         """`left_s` seconds are left; None = no answer: the time that was known before holds."""
         self._ask_at = self._act_at = None
         self.end_at = self.end_at if left_s is None else now + left_s
-        before_s = self._stop_before_s if self._warned else max(self._warn_before_s, self._stop_before_s)
-        if self.end_at is None or before_s <= 0.0:
+        if self.end_at is None:
             return Due.NOTHING
-        due = self.end_at - before_s
-        if now >= due:
-            return self._act(now, self.end_at)
-        if due - now > 2 * _ANSWER_S:
-            self._ask_at = due - _ANSWER_S
-        else:
-            self._act_at = due
-        return Due.NOTHING
-
-    def _act(self, now: float, end_at: float) -> Due:
-        if self._stop_before_s > 0.0 and now >= end_at - self._stop_before_s:
+        if self._stop_before_s > 0.0 and now >= self.end_at - self._stop_before_s:
             return Due.STOP
-        if self._warned or now < end_at - self._warn_before_s:
-            return Due.NOTHING
-        self._warned = True
-        if self._stop_before_s > 0.0:
-            self._ask_at = max(now, end_at - self._stop_before_s - _ANSWER_S)
-        return Due.WARN
+        warns = not self._warned and now >= self.end_at - self._warn_before_s
+        self._warned = self._warned or warns
+        before_s = self._stop_before_s if self._warned else max(self._warn_before_s, self._stop_before_s)
+        due = self.end_at - before_s
+        if before_s > 0.0 and due - now > 2 * _ANSWER_S:
+            self._ask_at = due - _ANSWER_S
+        elif before_s > 0.0:
+            self._act_at = due
+        return Due.WARN if warns else Due.NOTHING
 
 
 class Ending:

@@ -198,6 +198,11 @@ class Assignment:
             self.succeeded.discard(group_rank)
             self.broken.discard(group_rank)
 
+    def done(self, group_rank: int, early: bool) -> None:
+        """All workers of this group rank have ended with 0; `early`: some because they were warned."""
+        self.succeeded.add(group_rank)
+        self.early = self.early or early
+
     def node_of(self, rank: int) -> str:
         """The node_id that has a global rank; "" = none."""
         return next((slot.node_id for slot in self.slots.values() if rank in slot.ranks), "")

@@ -232,21 +232,13 @@ class Inherited:
             if message.doing is t.Activity.SUCCEEDED:
                 self.finished(node.node_id, message.early)
             elif message.faults:
-                self.failed(node.node_id)
+                self.running.broken.add(plan.group_rank)
         return True
 
     def finished(self, node_id: str, early: bool) -> None:
         """This agent is done with the last cycle."""
-        group_rank = self.running.group_ranks.get(node_id)
-        if group_rank is not None:
-            self.running.succeeded.add(group_rank)
-            self.running.early = self.running.early or early
-
-    def failed(self, node_id: str) -> None:
-        """This agent runs on with a fault."""
-        group_rank = self.running.group_ranks.get(node_id)
-        if group_rank is not None:
-            self.running.broken.add(group_rank)
+        if node_id in self.running.group_ranks:
+            self.running.done(self.running.group_ranks[node_id], early)
 
     def complete(self, sizes: Collection[int]) -> bool:
         """Whether all of the last cycle is here and goes on, and it is of a size that we would plan."""
@@ -322,13 +314,13 @@ class Takeover:
 
     def on_failed(self, event: ev.FromAgent[t.RanksFailed], now: float) -> Stage | None:
         """The cycle to carry on with has failed; any other message is about a cycle that is over."""
-        inherited = self._job.inherited
-        if event.node_id not in inherited.running.group_ranks:
+        running = self._job.inherited.running
+        if event.node_id not in running.group_ranks:
             return None
         self._ledger.add(event.message.faults, self._job.cycle, now)
         if not self._min_healthy:
             return self._give_up(now)
-        inherited.failed(event.node_id)
+        running.broken.add(running.group_ranks[event.node_id])
         return None
 
     def on_succeeded(self, event: ev.FromAgent[t.Succeeded], now: float) -> None:
