@@ -247,6 +247,7 @@ class AnyTime:
 class Coordinator(Machine):
     """The coordinator's core: `step(event, now)` -> commands; `deadline()` says when it wants a Tick."""
 
+    made_of = ("settings",)
     last = Stage.CLOSED
     envelope = (ev.FromAgent,)
     parts = (Roster, Electing, Gathering, Takeover, Running, Stopping, Ending, HangSearch, Suspects, AnyTime)

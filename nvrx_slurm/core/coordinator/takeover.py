@@ -40,13 +40,7 @@ class Electing:
         (_ELECTING, _LATER, "hold", (), "for the time after the election"),
         (_ELECTING, ev.ProvenDead, "on_dead", (Stage.JOINING,), "it is not counted any more"),
         (_ELECTING, ev.Raised, "on_raised", (), "stand for a later term"),
-        (
-            _ELECTING,
-            (ev.TimeLeftRead, ev.ProgressRead, ev.CheckpointsFound, ev.ReachedRead, ev.Advised, t.Counted),
-            "ignore",
-            (),
-            "nothing was asked yet",
-        ),
+        (_ELECTING, (*ev.ANSWERS, t.Counted), "ignore", (), "nothing was asked yet"),
         (_ELECTING, Tick, "on_tick", (Stage.FINISHED,), "which of the nodes that are missing are dead?"),
     )
 
