@@ -68,8 +68,8 @@ class JobClock:
         self._warned = self._warned or warns
         before_s = self._stop_before_s if self._warned else max(self._warn_before_s, self._stop_before_s)
         due = self.end_at - before_s
-        if before_s > 0.0 and due - now > 2 * _ANSWER_S:
-            self._ask_at = due - _ANSWER_S
+        if before_s > 0.0 and (warns or due - now > 2 * _ANSWER_S):
+            self._ask_at = max(now, due - _ANSWER_S)
         elif before_s > 0.0:
             self._act_at = due
         return Due.WARN if warns else Due.NOTHING
