@@ -43,7 +43,7 @@ def _registry() -> dict[str, type]:
 
 
 _TYPES = _registry()
-_CORES: tuple[type[Any], ...] = (Coordinator, Agent, Election)
+_CORES: tuple[type[Machine], ...] = (Coordinator, Agent, Election)
 _hints = cache(get_type_hints)  # resolving annotations is slow
 
 
