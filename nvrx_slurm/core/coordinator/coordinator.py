@@ -27,7 +27,7 @@ from nvrx_slurm.core.coordinator.hangs import HangSearch
 from nvrx_slurm.core.coordinator.report import Ledger
 from nvrx_slurm.core.coordinator.restarts import Budget
 from nvrx_slurm.core.coordinator.roster import Assignment, Roster, Use, lost
-from nvrx_slurm.core.coordinator.states import FAILED, LIVE, OVER, CoordinatorSettings, JobState, Stage, live_but
+from nvrx_slurm.core.coordinator.states import FAILED, LIVE, OVER, RUNS, CoordinatorSettings, JobState, Stage, live_but
 from nvrx_slurm.core.coordinator.takeover import Electing, Inherited, Takeover
 from nvrx_slurm.core.election.quorum import peer_key
 from nvrx_slurm.core.machine import Machine, Say, Tick, earliest, rows
@@ -38,7 +38,6 @@ __all__ = ["Coordinator", "CoordinatorSettings", "Stage"]
 
 _LAST_CYCLE = 1_000_000  # a plan of a later one is a defect of its agent: the next cycle could not be numbered
 _FAULTS_SAID, _FAULTS_COMPARED = 4, 100  # per cycle; result.json has all
-_RUN = (Stage.RUNNING, Stage.LAST_RANKS)
 _END = (Stage.FINISHED,)
 
 
@@ -225,7 +224,7 @@ class AnyTime:
     def on_advised(self, event: ev.Advised, now: float) -> Stage | None:
         """A service has an opinion. It ends the job only where the user chose so, and while it holds."""
         s, said = self._s, f"attribution of cycle {event.cycle}: {event.text}"
-        running_s = now - self._job.started_at if self._core.state in _RUN else None
+        running_s = now - self._job.started_at if self._core.state in RUNS else None
         void = self._ledger.advice.why_void(event.cycle, running_s)
         if event.stop and s.stops_on_advice and not void:
             return self._ending.decide(t.Finish(s.limits.no_restart_code, said))
@@ -299,7 +298,7 @@ class Coordinator(Machine):
         joining = any(member.use is Use.JOINING for member in members.values())
         assert not joining or self.state in OVER, "a member was forgotten"
         assert self.roster.quorum.elected or self.state in (Stage.ELECTING, *OVER), "no quorum was won"
-        if self.state in _RUN:
+        if self.state in RUNS:
             assert job.assignment.shared is not None and not job.fresh and job.cycle >= 0, "no plan runs"
             assert (job.assignment.shared.term, job.assignment.shared.cycle) == (job.term, job.cycle), "another plan"
         if self.state is Stage.STOPPING:

@@ -34,8 +34,9 @@ class Stage(Enum):
     CLOSED = "done"
 
 
+RUNS = (Stage.RUNNING, Stage.LAST_RANKS)  # a cycle runs
 FAILED = (Stage.STOPPING, Stage.SCORING)  # a cycle has failed
-CYCLE = (Stage.RUNNING, Stage.LAST_RANKS, *FAILED)  # of which workers may be left
+CYCLE = (*RUNS, *FAILED)  # of which workers may be left
 OVER = (Stage.FINISHED, Stage.RETURNING, Stage.CLOSED)
 LIVE = tuple(stage for stage in Stage if stage not in (Stage.ELECTING, *OVER))
 
