@@ -135,8 +135,6 @@ class Book:
         """The job is over; the same for its last cycle. Nothing happens after that."""
         means = self._settle(now, lost=not well, again=False)
         self._marks = Marks(now, now)
-        for row in self._rows.values():
-            row.roles = [(now, row.role)]
         return means
 
     # --- what follows ---------------------------------------------------------------------------------------
