@@ -186,10 +186,11 @@ def replay(lines: Iterable[str]) -> list[Difference]:
 def _core(header: dict[str, Any]) -> Machine:
     name, now = header.get("core"), float(header["now"])
     try:
-        core = {core.__name__.lower(): core for core in _CORES}[str(name)]
-        return core(*(decode(header[field]) for field in core.made_of), now)
+        kind: Any = {core.__name__.lower(): core for core in _CORES}[str(name)]
+        core: Machine = kind(*(decode(header[field]) for field in kind.made_of), now)
     except (AttributeError, KeyError, TypeError):
         raise ProtocolError(f"a header of an unknown core, or not a whole one: {name!r:.80}") from None
+    return core
 
 
 def _check_step(core: Machine, step: dict[str, Any]) -> None:
