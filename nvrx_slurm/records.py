@@ -55,7 +55,6 @@ class Finding:
     remedy: Remedy
     fingerprint: str = ""  # equal for equal failures; 16 hexadecimal digits
     line: str = ""  # the line that matched, at most 300 characters
-    peers: tuple[str, ...] = ()  # hosts or addresses that the line accuses, at most 4
 
 
 @frozen

@@ -164,15 +164,11 @@ class Listener:
 
     def open(self, address: str, ports: list[int]) -> None:
         """Listen on the first free one of `ports` at the IP `address`. Raises UsageError when none is free."""
-        self._loop = asyncio.get_running_loop()
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        family, both = socket.AF_INET6 if ":" in address else socket.AF_INET, address == "::"
         for port in ports:
             with contextlib.suppress(OSError, ValueError):  # ValueError: "::" where there is no IPv6
-                self._listener = socket.create_server(
-                    (address, port), family=family, backlog=_BACKLOG, dualstack_ipv6=address == "::"
-                )
-                self._listener.setblocking(False)
-                return self._loop.add_reader(self._listener, self._accept)
+                end = (address, port)
+                return self.take(socket.create_server(end, family=family, backlog=_BACKLOG, dualstack_ipv6=both))
         raise UsageError(
             f"the coordinator cannot listen on {address}: ports {', '.join(map(str, ports))} are taken or the address"
             f" is not this host's; give another with --rdzv-endpoint HOST:PORT"

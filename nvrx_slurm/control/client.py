@@ -46,7 +46,8 @@ class ControlClient:
         on_beat: Callable[[float], None] = lambda sent_s: None,
     ) -> None:
         self._endpoints = list(endpoints)
-        self._job, self._token = job, token
+        self._job = job
+        self.token = token  # of the job, as far as it is known
         self._post = post
         self._interval_s, self._timeout_s = (seconds * _EARLIER for seconds in keepalive)
         self._credentials = credentials
@@ -63,19 +64,9 @@ class ControlClient:
             identity(token, job)  # raises UsageError here rather than later
 
     @property
-    def token(self) -> str:
-        """The job's token, as far as it is known."""
-        return self._token
-
-    @property
-    def local_address(self) -> str:
-        """This host's IP address on the stream; "" without one."""
-        return "" if self._stream is None else self._stream.local_address
-
-    @property
-    def peer_address(self) -> str:
-        """The coordinator's IP address; "" without a stream."""
-        return "" if self._stream is None else self._stream.peer_address
+    def addresses(self) -> tuple[str, str]:
+        """The IP addresses of this host and of the coordinator on the stream; "" without one."""
+        return ("", "") if self._stream is None else self._stream.addresses
 
     def start(self) -> None:
         """Begin to look for the coordinator (on the running loop)."""
@@ -124,8 +115,8 @@ class ControlClient:
         problem: Exception = OSError("it has no address")
         for family, _, _, _, address in await addresses.find(host, port):
             try:
-                if not self._token:
-                    self._token = await _in_time(self._ask_for_token(family, address), HANDSHAKE_TIMEOUT_S)
+                if not self.token:
+                    self.token = await _in_time(self._ask_for_token(family, address), HANDSHAKE_TIMEOUT_S)
                 return await self._talk(family, address)
             except (AuthError, ProtocolError, OSError) as error:
                 problem = error
@@ -142,7 +133,7 @@ class ControlClient:
         self._ended = self._loop.create_future()
         self._wake(self._loop.time() + HANDSHAKE_TIMEOUT_S)
         self._stream = stream = Stream(
-            connection, identity(self._token, self._job), False, self._received, self._on_end, self._on_proved
+            connection, identity(self.token, self._job), False, self._received, self._on_end, self._on_proved
         )
         try:
             why = await self._ended

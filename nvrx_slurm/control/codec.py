@@ -16,7 +16,7 @@ from nvrx_slurm.errors import ProtocolError
 Envelope = TypeVar("Envelope", bound=Message)
 _LISTS = {"faults": 64, "order": 8, "spent": 16, "excluded": 4096, "ranks": 4096, "successors": 32}
 _LISTS |= {"dead": 4096, "returned": 4096, "restarts": 8, "lost": 64, "promoted": 64}  # longest; cut by the sender
-_LISTS |= {"ports": 64, "peers": 4, "ranks_seen": 64, "frames": 12, "collectives": 8}
+_LISTS |= {"ports": 64, "ranks_seen": 64, "frames": 12, "collectives": 8}
 _LISTS |= {"nodes": 32, "seconds": 32, "sections": 16, "estimated": 32, "costs": 9, "paces": 64}
 _LISTS |= {"waits": 4096, "waited_s": 4096, "until_s": 4096}
 _MAX_COUNT = 10_000_000  # ranks, cycles, terms: far above anything real

@@ -154,7 +154,7 @@ class RankFault(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., host: _Optional[str] = ..., infra_rank: _Optional[int] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., message: _Optional[str] = ..., traceback: _Optional[str] = ..., log: _Optional[str] = ..., finding: _Optional[_Union[Finding, _Mapping]] = ..., silent_s: _Optional[float] = ...) -> None: ...
 
 class Finding(_message.Message):
-    __slots__ = ("rule", "role", "blame", "confidence", "remedy", "fingerprint", "line", "peers")
+    __slots__ = ("rule", "role", "blame", "confidence", "remedy", "fingerprint", "line")
     RULE_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     BLAME_FIELD_NUMBER: _ClassVar[int]
@@ -162,7 +162,6 @@ class Finding(_message.Message):
     REMEDY_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     LINE_FIELD_NUMBER: _ClassVar[int]
-    PEERS_FIELD_NUMBER: _ClassVar[int]
     rule: str
     role: str
     blame: str
@@ -170,8 +169,7 @@ class Finding(_message.Message):
     remedy: str
     fingerprint: str
     line: str
-    peers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, rule: _Optional[str] = ..., role: _Optional[str] = ..., blame: _Optional[str] = ..., confidence: _Optional[str] = ..., remedy: _Optional[str] = ..., fingerprint: _Optional[str] = ..., line: _Optional[str] = ..., peers: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, rule: _Optional[str] = ..., role: _Optional[str] = ..., blame: _Optional[str] = ..., confidence: _Optional[str] = ..., remedy: _Optional[str] = ..., fingerprint: _Optional[str] = ..., line: _Optional[str] = ...) -> None: ...
 
 class RankEvidence(_message.Message):
     __slots__ = ("rank", "infra_rank", "host", "state", "moves", "frames", "section", "silent_s", "collectives", "local_rank", "pid", "log")

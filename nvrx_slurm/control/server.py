@@ -51,7 +51,7 @@ class ControlServer:
         self._silence_s = sum(keepalive)
         self._job = job
         self._tokens = TokenServer(credentials, job) if credentials is not None else None
-        self._listener = Listener(self._begin, self._tokens, say)
+        self.listener = Listener(self._begin, self._tokens, say)
         self.adopt(token)
         self._members: dict[str, Caller] = {}
         self._heard: dict[Caller, float] = {}  # when a member was heard last, oldest first
@@ -75,23 +75,14 @@ class ControlServer:
         peer = self._members.get(node_id)
         return self._heard.get(peer, 0.0) if peer is not None else 0.0
 
-    @property
-    def port(self) -> int:
-        """Where it listens."""
-        return self._listener.port
-
-    def fileno(self) -> int:
-        """The descriptor of the listening socket."""
-        return self._listener.fileno()
-
     async def start(self, address: str, ports: list[int]) -> str:
         """Listen on the first free one of `ports` (0 = any) at the IP `address`; returns "address:port".
 
         Raises UsageError when none is free.
         """
         self._loop = asyncio.get_running_loop()
-        self._listener.open(address, ports)
-        return f"{f'[{address}]' if ':' in address else address}:{self.port}"
+        self.listener.open(address, ports)
+        return f"{f'[{address}]' if ':' in address else address}:{self.listener.port}"
 
     def send(self, node_id: str, message: t.CoordinatorMessage) -> bool:
         """Push to one agent; False when it is not connected here."""
@@ -118,7 +109,7 @@ class ControlServer:
 
     async def close(self, grace_s: float) -> None:
         """Stop serving; open streams get `grace_s` seconds to take what was pushed."""
-        self._listener.close()
+        self.listener.close()
         for node_id in list(self._members):
             self.drop(node_id)
         await self.all_left(grace_s)
@@ -167,13 +158,13 @@ class ControlServer:
         if envelope.hello.version != auth.VERSION:
             why = f"the agent speaks protocol {envelope.hello.version}, this coordinator {auth.VERSION}"
             self._send_on(peer, t.Refused(ExitCode.COORDINATOR_LOST, f"{why}; install one version on all nodes"))
-            self._listener.say_refusal(f"refused {peer.address}: {why}")
+            self.listener.say_refusal(f"refused {peer.address}: {why}")
 
     def _send_on(self, peer: Caller, message: t.CoordinatorMessage) -> None:
         """The last message to a peer that does not register."""
         assert peer.stream is not None
         self._push((peer,), message)
-        self._listener.admitted(peer)
+        self.listener.admitted(peer)
         self._leaving.add(peer)
         peer.stream.finish(_LAST_MESSAGE_S)
 
@@ -188,7 +179,7 @@ class ControlServer:
         self._heard[peer] = self._loop.time()
         if older is not None:
             older.abort(ConnectionError("its agent connected again"))
-        self._listener.admitted(peer)
+        self.listener.admitted(peer)
         if self._timer is None:
             self._drop_silent()
         self._post(ev.Joined(register))
@@ -207,7 +198,7 @@ class ControlServer:
         if not self._leaving:
             self._all_left.set()
         if not peer.node_id:
-            self._listener.left(peer, why)
+            self.listener.left(peer, why)
         elif self._members.get(peer.node_id) is peer:
             del self._members[peer.node_id]
             broke = "its agent broke the protocol: " if isinstance(why, ProtocolError) else ""

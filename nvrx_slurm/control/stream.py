@@ -59,20 +59,12 @@ class Stream:
             self._work()
 
     @property
-    def local_address(self) -> str:
-        """This host's IP address on the connection; "" once it is closed."""
+    def addresses(self) -> tuple[str, str]:
+        """The IP addresses of this host and of the other one on the connection; "" once it is closed."""
         try:
-            return str(self._socket.getsockname()[0])
+            return str(self._socket.getsockname()[0]), str(self._socket.getpeername()[0])
         except OSError:
-            return ""
-
-    @property
-    def peer_address(self) -> str:
-        """The other host's IP address on the connection; "" once it is closed."""
-        try:
-            return str(self._socket.getpeername()[0])
-        except OSError:
-            return ""
+            return "", ""
 
     def send(self, frame: bytes) -> None:
         """Send a frame. After `finish`, and after the end, it is dropped."""

@@ -64,6 +64,7 @@ class Machine:
     `now` is monotonic seconds; a core never reads a clock itself.
     """
 
+    made_of: ClassVar[tuple[str, ...]] = ()  # its attributes that are the arguments of its class, before `now`
     table: ClassVar[Table] = {}  # a subclass names its own rows; those of its parts are added
     homes: ClassVar[Mapping[tuple[Enum, type], type]]  # which class has the method of a row
     commands: ClassVar[tuple[type, ...]] = ()  # each of them needs a receiver before the first step

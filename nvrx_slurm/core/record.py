@@ -19,13 +19,12 @@ from nvrx_slurm import __version__
 from nvrx_slurm import types as records
 from nvrx_slurm.core.agent import events as agent_events
 from nvrx_slurm.core.agent.agent import Agent
-from nvrx_slurm.core.agent.events import AgentSettings
 from nvrx_slurm.core.coordinator import events as coordinator_events
 from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSettings
 from nvrx_slurm.core.coordinator.events import HangFound, SendTo
 from nvrx_slurm.core.coordinator.restarts import RestartLimits
 from nvrx_slurm.core.election import election
-from nvrx_slurm.core.election.election import Election, ElectionSettings
+from nvrx_slurm.core.election.election import Election
 from nvrx_slurm.core.machine import Machine, Say, Tick
 from nvrx_slurm.errors import NvrxError, ProtocolError
 from nvrx_slurm.frozen import frozen
@@ -44,6 +43,7 @@ def _registry() -> dict[str, type]:
 
 
 _TYPES = _registry()
+_CORES: tuple[type[Machine], ...] = (Coordinator, Agent, Election)
 _hints = cache(get_type_hints)  # resolving annotations is slow
 
 
@@ -68,15 +68,8 @@ def encode(value: Any) -> Any:
 
 def header_line(core: Machine) -> str:
     """First line of a log, without the newline. `core` has not stepped yet."""
-    header: dict[str, Any] = {"nvrx": __version__, "core": type(core).__name__.lower()}
-    if isinstance(core, Agent):
-        header["node"] = encode(core.node)
-    if isinstance(core, Election):
-        header |= {"me": encode(core.me), "candidates": encode(core.candidates)}
-    if isinstance(core, (Agent, Coordinator, Election)):
-        header["settings"] = encode(core.settings)
-    header["now"] = core.started
-    return _dump(header)
+    made_of = {name: encode(getattr(core, name)) for name in core.made_of}
+    return _dump({"nvrx": __version__, "core": type(core).__name__.lower(), **made_of, "now": core.started})
 
 
 def step_line(event: Any, now: float, wall: float, core: Machine, commands: Sequence[Any]) -> str:
@@ -191,16 +184,13 @@ def replay(lines: Iterable[str]) -> list[Difference]:
 
 
 def _core(header: dict[str, Any]) -> Machine:
-    core, settings, node = header.get("core"), decode(header.get("settings")), decode(header.get("node"))
-    now = float(header["now"])
-    if core == "coordinator" and isinstance(settings, CoordinatorSettings):
-        return Coordinator(settings, now)
-    if core == "agent" and isinstance(settings, AgentSettings) and isinstance(node, records.Node):
-        return Agent(node, settings, now)
-    me, candidates = decode(header.get("me")), decode(header.get("candidates"))
-    if core == "election" and isinstance(settings, ElectionSettings) and isinstance(me, records.Peer):
-        return Election(me, candidates, settings, now)
-    raise ProtocolError(f"a header of an unknown core {core!r:.80}")
+    name, now = header.get("core"), float(header["now"])
+    try:
+        kind: Any = {core.__name__.lower(): core for core in _CORES}[str(name)]
+        core: Machine = kind(*(decode(header[field]) for field in kind.made_of), now)
+    except (AttributeError, KeyError, TypeError):
+        raise ProtocolError(f"a header of an unknown core, or not a whole one: {name!r:.80}") from None
+    return core
 
 
 def _check_step(core: Machine, step: dict[str, Any]) -> None:

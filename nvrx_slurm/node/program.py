@@ -124,7 +124,7 @@ class NodeProgram:
         path, checks = self._head_start.private_dir.path, self._head_start.checks
         rank, state_dir = job.node.infra_rank, path / HEALTH_NAME
         preflight = Preflight(job.preflight, rank, state_dir, say, shell.post, shell.finish_with, checks)
-        lease = Lease(listener=self._server.fileno()) if self._server is not None else None
+        lease = Lease(listener=self._server.listener.fileno()) if self._server is not None else None
         workers = Workers(job.node, job.spec, job.run_dir, self._console, shell.post, path, lease, self._tell)
         action = (job.spec.settings or {}).get("loss_action", "warn")
         await self.add(preflight, workers, LossWatch(action, workers.monitors, shell.post))
@@ -197,7 +197,7 @@ class NodeProgram:
             job = replace(job, coordinator=None)
         if first:
             say(f"coordinator listens on {where}")
-        self._job = replace(job, node=replace(job.node, port=server.port))
+        self._job = replace(job, node=replace(job.node, port=server.listener.port))
 
     async def _end_logs(self) -> None:
         if self._logs is not None:

@@ -7,7 +7,7 @@ Definitions: Meta's ETTR (arXiv 2410.21680) and Google's ml-goodput-measurement,
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from functools import lru_cache
 
@@ -44,6 +44,7 @@ BUCKETS: dict[str, tuple[Grade, str]] = {
     "other": (Grade.COUNTED, "nothing is known"),
 }
 SECTION = "section:"
+Part = tuple[str, float, bool]  # bucket, seconds at most, whether they are estimated
 kind = lru_cache(maxsize=256)(kind_of)  # asked for each section of each node
 START_GRACE_S = 5.0  # of a script that does not say when its imports, or its first step, are done
 
@@ -89,26 +90,21 @@ class Bucketed(defaultdict[str, float]):
     def __init__(self) -> None:
         super().__init__(float)
         self.estimated: set[str] = set()
-        self._left = 0.0
 
-    def begin(self, seconds: float) -> None:
-        """So much can be taken."""
-        self._left = max(0.0, seconds)
+    def spread(self, seconds: float, parts: Iterable[Part]) -> None:
+        """Put so many seconds into buckets, the parts in their order: each takes at most its own seconds."""
+        left = seconds
+        for bucket, most_s, estimated in parts:
+            took = min(max(0.0, most_s), left)
+            if took > 0.0:
+                self[bucket] += took
+                left -= took
+                self.estimated.update({bucket} if estimated else ())
 
-    def take(self, bucket: str, seconds: float, estimated: bool = False) -> float:
-        """Put at most `seconds` of what is left into a bucket; returns how much."""
-        took = min(max(0.0, seconds), self._left)
-        if took > 0.0:
-            self[bucket] += took
-            self._left -= took
-            if estimated:
-                self.estimated.add(bucket)
-        return took
 
-    @property
-    def left(self) -> float:
-        """What has no bucket yet."""
-        return self._left
+def _all(bucket: str, estimated: bool = False) -> Part:
+    """All that is left."""
+    return bucket, float("inf"), estimated
 
 
 def account(cycle: Marks, node: NodeCycle) -> Bucketed:
@@ -116,13 +112,15 @@ def account(cycle: Marks, node: NodeCycle) -> Bucketed:
     found = Bucketed()
     starts = [_within(cycle, since_s) for since_s, _ in node.roles]
     for (_, role), begin_s, end_s in zip(node.roles, starts, [*starts[1:], cycle.end_s], strict=True):
-        found.begin(end_s - begin_s)
         if role is Role.ACTIVE and not cycle.first:
             _active(cycle, node, begin_s, end_s, found)
-        waits = cycle.first or role is Role.AWAY
-        found.take("excluded" if role is Role.OUT else "wait_nodes" if waits else "spare_idle", found.left)
-    found.begin(starts[0] - cycle.plan_s)
-    found.take("wait_nodes", found.left)
+        else:
+            waits = cycle.first or role is Role.AWAY
+            bucket = "excluded" if role is Role.OUT else "wait_nodes" if waits else "spare_idle"
+            found.spread(end_s - begin_s, [_all(bucket)])
+    found.spread(starts[0] - cycle.plan_s, [_all("wait_nodes")])
+    if cycle.lost and cycle.saved_s is None and found.get("productive"):
+        found.estimated.add("recomputed")
     return found
 
 
@@ -135,8 +133,7 @@ def _active(cycle: Marks, node: NodeCycle, begin_s: float, end_s: float, found: 
     fault_s = end_s if cycle.fault_s is None else min(max(cycle.fault_s, begin_s), end_s)
     sign_s = fault_s if cycle.sign_s is None else min(max(cycle.sign_s, begin_s), fault_s)
     ran_until_s = sign_s if node.done_s is None else min(max(node.done_s, begin_s), sign_s)
-    found.begin(ran_until_s - begin_s)
-    _run(cycle, node, ran_until_s, found)
+    found.spread(ran_until_s - begin_s, _run(cycle, node.spent, ran_until_s))
     at_s = ran_until_s
     detected = node.done_s is None or node.done_s >= sign_s
     for bucket, until_s in (
@@ -146,37 +143,28 @@ def _active(cycle: Marks, node: NodeCycle, begin_s: float, end_s: float, found: 
         ("wait_nodes", end_s),
     ):
         until_s = end_s if until_s is None else min(max(until_s, at_s), end_s)
-        found.begin(until_s - at_s)
-        found.take(bucket, found.left)
+        found.spread(until_s - at_s, [_all(bucket)])
         at_s = until_s
 
 
-def _run(cycle: Marks, node: NodeCycle, until_s: float, found: Bucketed) -> None:
-    spent = node.spent
+def _run(cycle: Marks, spent: Spent | None, until_s: float) -> Iterator[Part]:
     if spent is None:
-        found.take("other", found.left)
+        yield _all("other")
         return
-    found.take("start", spent.start_s)
+    yield "start", spent.start_s, False
     if spent.import_s >= 0.0:
-        found.take("import", spent.import_s)
-        for bucket, seconds in inside(spent).items():
-            found.take(bucket, seconds)
+        yield "import", spent.import_s, False
+        yield from ((bucket, seconds, False) for bucket, seconds in inside(spent).items())
         if spent.init_s >= 0.0:
-            found.take("init", spent.init_s)
-        elif cycle.tells_steps:
-            found.take("init", found.left)
+            yield "init", spent.init_s, False
         else:
-            found.take("init", START_GRACE_S, estimated=True)
-    elif cycle.tells_init:
-        found.take("import", found.left)
+            yield _all("init") if cycle.tells_steps else ("init", START_GRACE_S, True)
     else:
-        found.take("import", START_GRACE_S, estimated=True)
+        yield _all("import") if cycle.tells_init else ("import", START_GRACE_S, True)
     guess = not (cycle.tells_init and cycle.tells_steps)
-    if cycle.lost and cycle.saved_s is None and found.left:
-        found.estimated.add("recomputed")
-    elif cycle.lost and cycle.saved_s is not None:
-        found.take("recomputed", until_s - cycle.saved_s - spent.after_s, guess)
-    found.take("productive", found.left, guess)
+    if cycle.lost and cycle.saved_s is not None:
+        yield "recomputed", until_s - cycle.saved_s - spent.after_s, guess
+    yield _all("productive", guess)
 
 
 def inside(spent: Spent) -> Mapping[str, float]:

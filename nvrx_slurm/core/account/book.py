@@ -10,16 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from nvrx_slurm.core.account.account import (
-    BUCKETS,
-    SECTION,
-    Bucketed,
-    Marks,
-    NodeCycle,
-    Role,
-    account,
-    kind,
-)
+from nvrx_slurm.core.account.account import BUCKETS, SECTION, Bucketed, Marks, NodeCycle, Role, account, kind
 from nvrx_slurm.types import Account, NodeTime, SectionTime, Spent
 
 TOLD = 32  # nodes that a plan tells one by one; where there are more, their sum
@@ -144,8 +135,6 @@ class Book:
         """The job is over; the same for its last cycle. Nothing happens after that."""
         means = self._settle(now, lost=not well, again=False)
         self._marks = Marks(now, now)
-        for row in self._rows.values():
-            row.roles = [(now, row.role)]
         return means
 
     # --- what follows ---------------------------------------------------------------------------------------

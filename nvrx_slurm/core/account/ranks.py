@@ -6,7 +6,6 @@ A rank can write anything to its page: times outside its life count as never.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 
 from nvrx_slurm.frozen import frozen
 from nvrx_slurm.types import FaultKind, SectionTime, Spent
@@ -51,9 +50,8 @@ class RankTimes:
 
 def node_spent(ranks: Collection[RankTimes], plan_s: float, now_s: float, term: int, cycle: int) -> Spent:
     """The record for the coordinator. The slowest rank of the node counts for each phase."""
-    spent = Spent(term, cycle)
     if not ranks:
-        return spent
+        return Spent(term, cycle)
     released_s = max(rank.released_s for rank in ranks)
     init_s, first_s = (max(getattr(rank, name) for rank in ranks) for name in ("init_s", "first_s"))
     saved = [rank.saved_s for rank in ranks if rank.saved_s]
@@ -61,8 +59,9 @@ def node_spent(ranks: Collection[RankTimes], plan_s: float, now_s: float, term: 
     for section in (section for rank in ranks for section in rank.sections):
         if section.name not in longest or section.took_s > longest[section.name].took_s:
             longest[section.name] = section
-    return replace(
-        spent,
+    return Spent(
+        term,
+        cycle,
         start_s=released_s - plan_s,
         import_s=max(0.0, init_s - released_s) if init_s else -1.0,
         init_s=max(0.0, first_s - init_s - min(rank.before_s for rank in ranks)) if init_s and first_s else -1.0,

@@ -25,6 +25,7 @@ _AFTER = (_SUCCEEDED, _STOPPING, _PREPARING)
 class Agent(Machine):
     """The agent's core: `step(event, now)` -> commands; `deadline()` says when it wants a Tick."""
 
+    made_of = ("node", "settings")
     last = AgentState.GONE
     commands = ev.COMMANDS
     parts = (Leaving, Ranks)

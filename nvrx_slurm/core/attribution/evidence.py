@@ -17,14 +17,10 @@ TAIL_BYTES = 64 * 1024  # of each file that is looked at
 _LINE_CHARS = 300
 _BEFORE_BYTES, _BEHIND_BYTES = 512, 2048  # of a line around a text; patterns may take quadratic time
 _MOST_LINES = 20  # per text of a signature
-_BLOCK_BYTES = 4096  # that are searched at once for progress, from the end
 _LAST_LINES = 5  # that may tell why a program ended that raised no exception
 _ABORT_BYTES = 16 * 1024  # before the end, in which native code tells why it aborts
 _ROLES, _CONFIDENCE = list(LineRole), list(Confidence)
 _HEADLINE, _DETAILS, _ELSEWHERE = range(3)  # where a match is
-_PEER = re.compile(
-    rb"(?:closed by(?: remote)? peer|completion from peer|connect to) \[?([\w.:-]{1,100}?)\]?(?:[:<]\d+|$|[\s>])"
-)
 _EXACT = 10  # steps between two lines; with more, one cannot tell two failures apart
 _ITERATION = re.compile(rb"\b(?:step|iter|iteration)\b[^\w\n]{0,12}(\d{1,3}(?:,\d{3})+|\d{1,15})\b(?!\.\d)")
 _BAR = re.compile(rb"\b(\d{1,15})/\d{3,15} \[\d\d:")
@@ -73,9 +69,8 @@ def examine(
     if best is None:
         return _without_signature(fault)
     s, line = best.signature, best.line.decode("utf-8", "replace").strip()[:_LINE_CHARS]
-    peers = tuple(dict.fromkeys(peer.decode("ascii", "replace") for peer in _PEER.findall(best.line)))[:4]
     remedy = s.remedy if s.remedy is not Remedy.STOP or best.place != _ELSEWHERE else Remedy.RESTART
-    return Finding(s.name, s.role, s.blame, s.confidence, remedy, _fingerprint(fault, s.name, line), line, peers)
+    return Finding(s.name, s.role, s.blame, s.confidence, remedy, _fingerprint(fault, s.name, line), line)
 
 
 # --- which match counts -----------------------------------------------------------------------------------------------
@@ -161,14 +156,10 @@ def _fits(signature: Signature, line: bytes) -> bool:
 
 def progress(lower: bytes) -> int:
     """Where the last line begins (of a text in lower case) that shows that the rank went on; -1 without one."""
-    end = len(lower)
-    while end > 0:
-        begin = lower.rfind(b"\n", 0, max(0, end - _BLOCK_BYTES)) + 1
-        for found in reversed(list(PROGRESS.finditer(lower, begin, end))):
-            first, last = lower.rfind(b"\n", 0, found.start()) + 1, lower.find(b"\n", found.end())
-            if not NO_PROGRESS.search(lower[first : last if last >= 0 else len(lower)][:_BEHIND_BYTES]):
-                return first
-        end = begin - 1
+    for found in reversed(list(PROGRESS.finditer(lower))):
+        first, last = lower.rfind(b"\n", 0, found.start()) + 1, lower.find(b"\n", found.end())
+        if not NO_PROGRESS.search(lower[first : last if last >= 0 else len(lower)][:_BEHIND_BYTES]):
+            return first
     return -1
 
 
@@ -240,9 +231,7 @@ def _abort(stderr: bytes) -> list[bytes]:
 
 
 def _plain(text: bytes) -> bytes:
-    return (
-        clean(text.decode("utf-8", "replace")).encode("utf-8", "replace") if b"\x1b" in text or b"\r" in text else text
-    )
+    return clean(text.decode("utf-8", "replace")).encode("utf-8", "replace")
 
 
 # --- without a rule ---------------------------------------------------------------------------------------------------

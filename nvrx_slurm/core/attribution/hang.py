@@ -105,17 +105,14 @@ def place(rank: RankEvidence) -> str:
 def compare(ranks: Collection[RankEvidence]) -> HangVerdict:
     """The rank that the others wait for, from the evidence of all ranks that should take part (>= 0 of them)."""
     ranks = sorted(ranks, key=lambda rank: rank.rank)
-    found: dict[Doing, list[RankEvidence]] = {kind: [] for kind in Doing}
-    for rank in ranks:
-        found[doing(rank)].append(rank)
-    waiting = found[Doing.WAITS]
+    found = {kind: [rank for rank in ranks if doing(rank) is kind] for kind in Doing}
     absent = [rank for rank in found[Doing.ABSENT] if rank.state]
     late, what = _late(ranks)
     if late:  # what the flight recorder proves comes before what one look shows
         return _named(late, len(ranks) - len(late), f", and has not entered {what}")
     for some in (absent, found[Doing.OWN_CODE], found[Doing.ABSENT]):  # last, ranks of nodes that do not answer
         if some:
-            return _named(some, len(waiting))
+            return _named(some, len(found[Doing.WAITS]))
     return _mismatch(ranks) or _deadlock(ranks) or _by_place(ranks)
 
 

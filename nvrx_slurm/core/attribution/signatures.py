@@ -1,4 +1,4 @@
-"""What known failures print; docs/reference/attribution.md explains and shows it.
+"""What known failures print, from the table `signatures.txt`; docs/reference/attribution.md explains and shows it.
 
 The texts are those of PyTorch, NCCL, Gloo, CUDA, Slurm, Linux and Python, as their sources and public reports show.
 """
@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from nvrx_slurm.core.attribution.table import TABLE
 from nvrx_slurm.types import Blame, Confidence, LineRole, Remedy
 
 
@@ -30,24 +29,24 @@ class Signature(NamedTuple):
     kills: bool = False  # although it blames the user, it explains a signal that no program sends itself
 
 
-def _signatures() -> Iterator[Signature]:
+def _signatures(table: str) -> Iterator[Signature]:
     advice: dict[str, str] = {}
-    for row in TABLE.strip().replace("\n    ", " ").splitlines():
+    for row in table.replace("\n    ", " ").splitlines():
         if row.startswith("["):
             topic, _, rest = row[1:-1].partition(": ")
             role, blame, confidence, remedy, *flags = rest.split()
-            continue
-        if row.startswith("> "):
+        elif row.startswith("> "):
             advice[topic] = row.removeprefix("> ")
-            continue
-        name, _, rest = row.partition(": ")
-        texts, _, pattern = rest.partition(" ~ ")
-        kind = LineRole(role), Blame(blame), Confidence(confidence), Remedy(remedy), advice[topic], pattern.strip()
-        known = ("one-node" in flags, "printed" in flags, "kills" in flags)
-        yield Signature(name, topic, tuple(texts.strip().split("; ")), *kind, *known)
+        elif not row.startswith("#"):
+            name, _, rest = row.partition(": ")
+            texts, _, pattern = rest.partition(" ~ ")
+            kind = LineRole(role), Blame(blame), Confidence(confidence), Remedy(remedy), advice[topic], pattern.strip()
+            known = ("one-node" in flags, "printed" in flags, "kills" in flags)
+            yield Signature(name, topic, tuple(texts.strip().split("; ")), *kind, *known)
 
 
-SIGNATURES = tuple(_signatures())
+with open(f"{__file__.removesuffix('.py')}.txt", encoding="utf-8") as table:
+    SIGNATURES = tuple(_signatures(table.read()))
 ADVICE = ("asynchronously reported", "cuda_launch_blocking", "torch_use_cuda_dsa", "may be caused by", "to debug")
 RETRIED = re.compile(rb"\bretrying\b|\bretry in\b|\bsucceeded\b|\battempt \d+ ?(/|of) ?\d+")
 PROGRESS = re.compile(rb"\b(?:step|iter|iteration|epoch|loss)\b\W{0,3}\d")

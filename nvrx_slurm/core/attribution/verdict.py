@@ -126,7 +126,7 @@ def judge(faults: Collection[RankFault], job_nodes: int, restarts: Sequence[Rest
     blame, confidence, remedy = f.blame, f.confidence, f.remedy
     if f.role is LineRole.ECHO or (not f.rule and cause.kind in _BAD_NODE):
         blame, confidence = (Blame.NODE if cause.kind in _BAD_NODE else Blame.UNKNOWN), Confidence.GUESS
-    one_node = _is_of_one_node(f.rule)
+    one_node = _may_lack(f.rule)
     if nodes == 1 and len(same) > 1 and job_nodes > 1 and one_node:
         blame, confidence, remedy = Blame.NODE, Confidence.GUESS, Remedy.RESTART
     if remedy is Remedy.ELSEWHERE and nodes > 1:  # several nodes at once: rather their image, or the rule itself
@@ -136,12 +136,11 @@ def judge(faults: Collection[RankFault], job_nodes: int, restarts: Sequence[Rest
     return JudgedCause(cause, rule, blame, confidence, remedy, len(same), nodes, one_node, times)
 
 
-def _is_of_one_node(rule: str) -> bool:
-    if not rule:
-        return False
+def _may_lack(rule: str) -> bool:
+    """Whether a single node may lack what the rule is about."""
     from nvrx_slurm.core.attribution.rules import named  # not at the start, as above
 
-    found = named(rule)
+    found = named(rule) if rule else None
     return found is not None and found.one_node
 
 

@@ -33,7 +33,7 @@ class SavedFile:
     size: int
     mtime: float  # Unix seconds
     damage: str = ""  # see `files.damage`
-    needs: Mapping[str, int] | None = None  # see `files.needed`
+    needs: Collection[str] = ()  # see `files.needed`
 
 
 @frozen
@@ -101,12 +101,7 @@ def _faults(
 
 def _unmet(file: SavedFile, by_path: Mapping[str, SavedFile]) -> Iterator[str]:
     folder = file.path[: file.path.rfind("/") + 1]
-    for needed, least in (file.needs or {}).items():
-        other = by_path.get(folder + needed)
-        if other is None:
-            yield f"{folder}{needed} is missing"
-        elif other.size < least:
-            yield f"{folder}{needed} has {other.size} bytes of {least}"
+    yield from (f"{folder}{needed} is missing" for needed in sorted(file.needs) if folder + needed not in by_path)
 
 
 def _has_tensors(path: str) -> bool:

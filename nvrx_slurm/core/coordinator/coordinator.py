@@ -27,7 +27,7 @@ from nvrx_slurm.core.coordinator.hangs import HangSearch
 from nvrx_slurm.core.coordinator.report import Ledger
 from nvrx_slurm.core.coordinator.restarts import Budget
 from nvrx_slurm.core.coordinator.roster import Assignment, Roster, Use, lost
-from nvrx_slurm.core.coordinator.states import FAILED, LIVE, OVER, CoordinatorSettings, JobState, Stage, live_but
+from nvrx_slurm.core.coordinator.states import FAILED, LIVE, OVER, RUNS, CoordinatorSettings, JobState, Stage, live_but
 from nvrx_slurm.core.coordinator.takeover import Electing, Inherited, Takeover
 from nvrx_slurm.core.election.quorum import peer_key
 from nvrx_slurm.core.machine import Machine, Say, Tick, earliest, rows
@@ -38,7 +38,6 @@ __all__ = ["Coordinator", "CoordinatorSettings", "Stage"]
 
 _LAST_CYCLE = 1_000_000  # a plan of a later one is a defect of its agent: the next cycle could not be numbered
 _FAULTS_SAID, _FAULTS_COMPARED = 4, 100  # per cycle; result.json has all
-_RUN = (Stage.RUNNING, Stage.LAST_RANKS)
 _END = (Stage.FINISHED,)
 
 
@@ -218,14 +217,14 @@ class AnyTime:
     def on_time_left(self, event: ev.TimeLeftRead, now: float) -> Stage | None:
         """Say it once; warn or stop when it is time."""
         clock = self._ending.clock
-        if event.left_s is not None and not clock.known:
+        if event.left_s is not None and clock.end_at is None:
             self._out.append(Say(f"the allocation ends in {in_words(event.left_s)}"))
         return self._ending.mind_the_clock(clock.answer(event.left_s, now))
 
     def on_advised(self, event: ev.Advised, now: float) -> Stage | None:
         """A service has an opinion. It ends the job only where the user chose so, and while it holds."""
         s, said = self._s, f"attribution of cycle {event.cycle}: {event.text}"
-        running_s = now - self._job.started_at if self._core.state in _RUN else None
+        running_s = now - self._job.started_at if self._core.state in RUNS else None
         void = self._ledger.advice.why_void(event.cycle, running_s)
         if event.stop and s.stops_on_advice and not void:
             return self._ending.decide(t.Finish(s.limits.no_restart_code, said))
@@ -247,6 +246,7 @@ class AnyTime:
 class Coordinator(Machine):
     """The coordinator's core: `step(event, now)` -> commands; `deadline()` says when it wants a Tick."""
 
+    made_of = ("settings",)
     last = Stage.CLOSED
     envelope = (ev.FromAgent,)
     parts = (Roster, Electing, Gathering, Takeover, Running, Stopping, Ending, HangSearch, Suspects, AnyTime)
@@ -298,7 +298,7 @@ class Coordinator(Machine):
         joining = any(member.use is Use.JOINING for member in members.values())
         assert not joining or self.state in OVER, "a member was forgotten"
         assert self.roster.quorum.elected or self.state in (Stage.ELECTING, *OVER), "no quorum was won"
-        if self.state in _RUN:
+        if self.state in RUNS:
             assert job.assignment.shared is not None and not job.fresh and job.cycle >= 0, "no plan runs"
             assert (job.assignment.shared.term, job.assignment.shared.cycle) == (job.term, job.cycle), "another plan"
         if self.state is Stage.STOPPING:

@@ -16,11 +16,10 @@ from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.ending import Ending
 from nvrx_slurm.core.coordinator.hangs import HangSearch
 from nvrx_slurm.core.coordinator.roster import Roster, Use, lost
-from nvrx_slurm.core.coordinator.states import FAILED, CoordinatorSettings, Stage
+from nvrx_slurm.core.coordinator.states import FAILED, RUNS, CoordinatorSettings, Stage
 from nvrx_slurm.core.machine import Entered, Outbox, Say, rows
 from nvrx_slurm.errors import ExitCode, signal_exit_code
 
-_RUN = (Stage.RUNNING, Stage.LAST_RANKS)
 _NEXT = (Stage.SCORING, Stage.JOINING, Stage.FINISHED)  # once nothing of the cycle is left
 _PROGRESS_S = 6.0  # the program gives the file system 5 s
 
@@ -28,19 +27,19 @@ _PROGRESS_S = 6.0  # the program gives the file system 5 s
 class Running:
     """Owns the states from a plan to the first fault that stops the cycle, or to the success of the job."""
 
-    states = _RUN
+    states = RUNS
     table = rows(
         (Stage.RUNNING, Entered, "on_entered", (), "one that was taken over may be done already"),
         (Stage.RUNNING, ev.Review, "on_review", (Stage.LAST_RANKS, Stage.FINISHED), "the end when all are done"),
         (Stage.LAST_RANKS, ev.Review, "on_review", (Stage.FINISHED,), "the end when all are done"),
-        (_RUN, ev.Arrived, "on_arrived", (Stage.STOPPING,), "it goes on, is a spare, or has stopped its workers"),
+        (RUNS, ev.Arrived, "on_arrived", (Stage.STOPPING,), "it goes on, is a spare, or has stopped its workers"),
         (Stage.RUNNING, ev.Left, "on_left", (Stage.STOPPING,), "a fault, if it was active"),
         (Stage.RUNNING, ev.Available, "on_available", (Stage.STOPPING,), "a returned node is a spare now"),
         (Stage.LAST_RANKS, ev.Left, "on_left", (), "it had a fault, or was done"),
         (Stage.LAST_RANKS, ev.Available, "on_available", (), "its last ranks have ended"),
-        (_RUN, ev.Cleared, "ignore", (), "no plan waits"),
-        (_RUN, t.RanksFailed, "on_failed", (Stage.STOPPING,), "restart, or go on"),
-        (_RUN, t.Succeeded, "on_succeeded", (), "the end when all have"),
+        (RUNS, ev.Cleared, "ignore", (), "no plan waits"),
+        (RUNS, t.RanksFailed, "on_failed", (Stage.STOPPING,), "restart, or go on"),
+        (RUNS, t.Succeeded, "on_succeeded", (), "the end when all have"),
         (Stage.LAST_RANKS, ev.Timer, "on_timer", (Stage.FINISHED,), "the last ranks take too long"),
     )
 
@@ -170,9 +169,7 @@ class Running:
                 self._out.append(ev.SendTo(slot.node_id, t.RanksGone(self._job.cycle, ranks, why)))
 
     def _node_succeeded(self, group_rank: int, early: bool) -> None:
-        assignment = self._job.assignment
-        assignment.succeeded.add(group_rank)
-        assignment.early = assignment.early or early
+        self._job.assignment.done(group_rank, early)
         self._out.posted.append(ev.Review())
 
     def _is_done(self) -> bool:

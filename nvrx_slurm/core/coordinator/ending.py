@@ -21,8 +21,8 @@ _SIGTERM = 15
 _MINE = (Stage.FINISHED, Stage.RETURNING)
 _NAMES_SHOWN = 16
 _TOO_LATE = (
-    *(ev.Raised, t.Hung, t.Evidence, t.Succeeded, t.Ready, t.Asked, t.NodeUnfit, t.WarnJob, t.EndJob),
-    *(ev.TimeLeftRead, ev.ProgressRead, ev.CheckpointsFound, ev.ReachedRead, ev.Advised, ev.Left),
+    *(ev.Raised, ev.Left, t.Hung, t.Evidence, t.Succeeded, t.Ready, t.Asked, t.NodeUnfit, t.WarnJob, t.EndJob),
+    *ev.ANSWERS,
 )
 
 
@@ -45,11 +45,6 @@ class JobClock:
         self._act_at: float | None = None  # also where no answer comes
         self._warned = warn_before_s <= 0.0
 
-    @property
-    def known(self) -> bool:
-        """Whether the time left was ever known."""
-        return self.end_at is not None
-
     def deadline(self) -> float | None:
         """When `check` is due (monotonic seconds), or None."""
         return earliest(self._ask_at, self._act_at)
@@ -65,33 +60,24 @@ class JobClock:
         """`left_s` seconds are left; None = no answer: the time that was known before holds."""
         self._ask_at = self._act_at = None
         self.end_at = self.end_at if left_s is None else now + left_s
-        before_s = self._stop_before_s if self._warned else max(self._warn_before_s, self._stop_before_s)
-        if self.end_at is None or before_s <= 0.0:
+        if self.end_at is None:
             return Due.NOTHING
-        due = self.end_at - before_s
-        if now >= due:
-            return self._act(now, self.end_at)
-        if due - now > 2 * _ANSWER_S:
-            self._ask_at = due - _ANSWER_S
-        else:
-            self._act_at = due
-        return Due.NOTHING
-
-    def _act(self, now: float, end_at: float) -> Due:
-        if self._stop_before_s > 0.0 and now >= end_at - self._stop_before_s:
+        if self._stop_before_s > 0.0 and now >= self.end_at - self._stop_before_s:
             return Due.STOP
-        if self._warned or now < end_at - self._warn_before_s:
-            return Due.NOTHING
-        self._warned = True
-        if self._stop_before_s > 0.0:
-            self._ask_at = max(now, end_at - self._stop_before_s - _ANSWER_S)
-        return Due.WARN
+        warns = not self._warned and now >= self.end_at - self._warn_before_s
+        self._warned = self._warned or warns
+        before_s = self._stop_before_s if self._warned else max(self._warn_before_s, self._stop_before_s)
+        due = self.end_at - before_s
+        if before_s > 0.0 and (warns or due - now > 2 * _ANSWER_S):
+            self._ask_at = max(now, due - _ANSWER_S)
+        elif before_s > 0.0:
+            self._act_at = due
+        return Due.WARN if warns else Due.NOTHING
 
 
 class Ending:
     """Owns the states after the decision. `end` is that decision."""
 
-    states = (*_MINE, Stage.CLOSED)
     table = rows(
         (Stage.FINISHED, Entered, "on_entered", (Stage.RETURNING, Stage.CLOSED), "tell all agents"),
         (_MINE, ev.Joined, "on_joined", (Stage.FINISHED,), "it learns the end, too"),

@@ -110,6 +110,9 @@ class SlowSeen:
     windows: int
 
 
+ANSWERS = (TimeLeftRead, ProgressRead, CheckpointsFound, ReachedRead, Advised)
+
+
 # --- inner events: what one handler leaves to the next -------------------------------------------------------------
 
 

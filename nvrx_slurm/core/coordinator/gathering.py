@@ -12,7 +12,7 @@ from dataclasses import replace
 from nvrx_slurm import types as t
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.ending import Ending, cycle_over
-from nvrx_slurm.core.coordinator.roster import Assignment, Roster, infra_order, is_possible
+from nvrx_slurm.core.coordinator.roster import Assignment, Roster, infra_order, is_possible, missing
 from nvrx_slurm.core.coordinator.states import FAILED, CoordinatorSettings, Stage
 from nvrx_slurm.core.machine import Entered, Outbox, Say, earliest, rows
 from nvrx_slurm.errors import ExitCode
@@ -152,7 +152,7 @@ class Gathering:
         s, members = self._s, self._members
         if s.segment and members.ready >= s.min_nodes:
             return members.missing_segments(s.min_nodes, s.segment)
-        return members.missing(s.expected, s.min_nodes)
+        return missing(members.keys_of_nodes, s.expected, s.min_nodes)
 
     # --- planning -------------------------------------------------------------------------------------------
 
@@ -278,14 +278,12 @@ def place(
 
     `previous` maps group rank -> node_id of the last plan. Nodes that were active stay active **with the same group
     rank** (their ranks, data shards and local checkpoints keep their meaning); vacated group ranks go to the
-    spares that come first in infra order. With `segment`, see `_fill_segments`.
+    spares that come first in infra order. With `segment`, see `_fill`.
     """
     if not is_possible(ready, min_nodes, segment):
         return None
     ordered = sorted(ready, key=infra_order)
-    kept, promoted = (
-        _fill_segments(ordered, previous, min_nodes, segment) if segment else _fill(ordered, previous, min_nodes)
-    )
+    kept, promoted = _fill(ordered, previous, min_nodes, segment)
     active = tuple(kept[g] if g in kept else promoted[g].node_id for g in range(min_nodes))
     taken = set(active)
     spares = tuple(node.node_id for node in ordered if node.node_id not in taken)
@@ -307,46 +305,37 @@ def place_elsewhere(
 
 
 def _fill(
-    ordered: Sequence[t.Node], previous: Mapping[int, str], min_nodes: int
+    ordered: Sequence[t.Node], previous: Mapping[int, str], min_nodes: int, segment: int | None
 ) -> tuple[dict[int, str], dict[int, t.Node]]:
-    """The group ranks that stay where they are, and those that change hands."""
-    alive = {node.node_id for node in ordered}
-    kept = {g: node_id for g, node_id in previous.items() if g < min_nodes and node_id in alive}
-    taken = set(kept.values())
-    waiting = iter([node for node in ordered if node.node_id not in taken])
-    return kept, {g: next(waiting) for g in range(min_nodes) if g not in kept}
-
-
-def _fill_segments(
-    ordered: Sequence[t.Node], previous: Mapping[int, str], min_nodes: int, segment: int
-) -> tuple[dict[int, str], dict[int, t.Node]]:
-    """As `_fill`, in whole segments, of which there are enough.
+    """The group ranks that stay where they are, and those that change hands; in whole segments, of which there are
+    enough. Without `segment` each node is one, and all are in one domain.
 
     A segment stays in its domain as long as that has nodes for it; where it has too few, the segments with most
     survivors stay. Gaps go to spares of the domain, then to survivors of its segments that could not stay. Other
     segments go to the domains with nodes left, in the order of each domain's first node.
     """
+    size = segment or 1
+    domain_of = {node.node_id: node.domain if segment else "" for node in ordered}
     domains: dict[str, list[t.Node]] = {}
     for node in ordered:
-        domains.setdefault(node.domain, []).append(node)
-    domain_of = {node.node_id: node.domain for node in ordered}
+        domains.setdefault(domain_of[node.node_id], []).append(node)
     alive = {g: node_id for g, node_id in previous.items() if g < min_nodes and node_id in domain_of}
-    survivors = Counter((g // segment, domain_of[node_id]) for g, node_id in alive.items())
-    room = {domain: len(nodes) // segment for domain, nodes in domains.items()}
+    survivors = Counter((g // size, domain_of[node_id]) for g, node_id in alive.items())
+    room = {domain: len(nodes) // size for domain, nodes in domains.items()}
     homes: dict[int, str] = {}  # segment -> domain
     for (index, domain), _ in sorted(survivors.items(), key=lambda item: (-item[1], item[0])):
         if room[domain] and index not in homes:
             homes[index] = domain
             room[domain] -= 1
     free = (domain for domain, segments in room.items() for _ in range(segments))
-    homes |= {index: next(free) for index in range(min_nodes // segment) if index not in homes}
-    kept = {g: node_id for g, node_id in alive.items() if homes[g // segment] == domain_of[node_id]}
+    homes |= {index: next(free) for index in range(min_nodes // size) if index not in homes}
+    kept = {g: node_id for g, node_id in alive.items() if homes[g // size] == domain_of[node_id]}
     taken, was_active = set(kept.values()), set(alive.values())
     lines = {
         domain: iter(sorted((n for n in nodes if n.node_id not in taken), key=lambda n: n.node_id in was_active))
         for domain, nodes in domains.items()
     }
-    return kept, {g: next(lines[homes[g // segment]]) for g in range(min_nodes) if g not in kept}
+    return kept, {g: next(lines[homes[g // size]]) for g in range(min_nodes) if g not in kept}
 
 
 def _why(previous: Mapping[int, str], kept: Mapping[int, str], promoted: Mapping[int, t.Node], spares: int) -> str:

@@ -9,15 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from nvrx_slurm.core.attribution.verdict import headline
-from nvrx_slurm.types import (
-    FaultKind,
-    FaultRecord,
-    History,
-    JobReport,
-    RankFault,
-    RestartRecord,
-    StragglerRecord,
-)
+from nvrx_slurm.types import FaultKind, FaultRecord, History, JobReport, RankFault, RestartRecord, StragglerRecord
 
 Entry = TypeVar("Entry", FaultRecord, RestartRecord, StragglerRecord)
 LISTED = 1000  # faults and restarts that are listed one by one

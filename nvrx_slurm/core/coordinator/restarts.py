@@ -16,9 +16,8 @@ _PORT_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 _PORT_START_S = 120.0  # a port that another program took, and a script that cannot start, are noticed within this time
 _MAX_PORT_RETRIES = 3  # per job; a script that binds a port of its own twice must not restart for ever
 _MAX_RERUNS = 3  # in a row that use no restart
-_NOT_COMPILED = re.compile(
-    r"(?:SyntaxError|IndentationError|TabError): (?!.*null byte)"
-)  # of a file that is half written
+# A null byte is of a file that is half written.
+_NOT_COMPILED = re.compile(r"(?:SyntaxError|IndentationError|TabError): (?!.*null byte)")
 
 
 @frozen

@@ -121,10 +121,6 @@ class MemberTable(dict[str, Member]):
         """All connected nodes in infra order."""
         return sorted((m.node for m in self.values()), key=infra_order)
 
-    def missing(self, expected: Sequence[str], at_least: int) -> str:
-        """One sentence: how many are here and, as far as names are known, which are missing."""
-        return missing(self._holders, expected, at_least)
-
     def missing_segments(self, min_nodes: int, segment: int) -> str:
         """One sentence: how many complete segments the ready nodes are, and which domains have nodes to spare."""
         ready = self.ready_nodes()
@@ -201,6 +197,11 @@ class Assignment:
             del self.slots[group_rank], self.places[group_rank]
             self.succeeded.discard(group_rank)
             self.broken.discard(group_rank)
+
+    def done(self, group_rank: int, early: bool) -> None:
+        """All workers of this group rank have ended with 0; `early`: some because they were warned."""
+        self.succeeded.add(group_rank)
+        self.early = self.early or early
 
     def node_of(self, rank: int) -> str:
         """The node_id that has a global rank; "" = none."""

@@ -34,8 +34,9 @@ class Stage(Enum):
     CLOSED = "done"
 
 
+RUNS = (Stage.RUNNING, Stage.LAST_RANKS)  # a cycle runs
 FAILED = (Stage.STOPPING, Stage.SCORING)  # a cycle has failed
-CYCLE = (Stage.RUNNING, Stage.LAST_RANKS, *FAILED)  # of which workers may be left
+CYCLE = (*RUNS, *FAILED)  # of which workers may be left
 OVER = (Stage.FINISHED, Stage.RETURNING, Stage.CLOSED)
 LIVE = tuple(stage for stage in Stage if stage not in (Stage.ELECTING, *OVER))
 
@@ -83,9 +84,7 @@ class CoordinatorSettings:
     last_leader: str = ""  # key of the coordinator before this one
     fence_s: float = 0.0  # how long ranks may run on nodes that did not register, from the election on
     leader_fence_s: float = 0.0  # the same where only the last coordinator's node is missing
-    quorum_timeout_s: float = (
-        0.0  # how long this node stands without a quorum; then its voters end with 94; 0 = for ever
-    )
+    quorum_timeout_s: float = 0.0  # how long this node stands without a quorum; its voters end with 94; 0 = for ever
     began_s: float = 0.0  # when this coordinator began (Unix seconds)
     lease_s: float = 10.0  # how long ranks may run on a node whose stream broke
     prove_s: float = 2.0  # without a quorum: how long to wait for a proof of death before resigning

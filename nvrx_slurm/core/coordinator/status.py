@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm.core.account.report import so_far
-from nvrx_slurm.core.coordinator.states import CYCLE, OVER, Stage
+from nvrx_slurm.core.coordinator.states import CYCLE, OVER, RUNS, Stage
 from nvrx_slurm.frozen import frozen
 from nvrx_slurm.types import Account, FaultKind, JobReport
 
@@ -176,7 +176,7 @@ def _incidents(report: JobReport, began_s: float, state: object) -> list[dict[st
     """The last restarts, oldest first; the last of them may be under way."""
     rules = {(fault.cycle, fault.message): fault.rule for fault in report.faults}
     told = report.restarts[-_MOST_INCIDENTS:]
-    under_way = bool(told) and state not in (Stage.RUNNING, Stage.LAST_RANKS, *OVER)
+    under_way = bool(told) and state not in (*RUNS, *OVER)
     return [
         {
             "time": began_s + one.at_s,

@@ -34,20 +34,13 @@ _DECIDED = (Stage.RUNNING, Stage.STOPPING)
 class Electing:
     """Owns the state before the first quorum. Messages wait; they are handled once the election is won."""
 
-    states = (_ELECTING,)
     table = rows(
         (_ELECTING, ev.Joined, "on_joined", (Stage.JOINING,), "a vote"),
         (_ELECTING, ev.Lost, "on_lost", (), "a vote less"),
         (_ELECTING, _LATER, "hold", (), "for the time after the election"),
         (_ELECTING, ev.ProvenDead, "on_dead", (Stage.JOINING,), "it is not counted any more"),
         (_ELECTING, ev.Raised, "on_raised", (), "stand for a later term"),
-        (
-            _ELECTING,
-            (ev.TimeLeftRead, ev.ProgressRead, ev.CheckpointsFound, ev.ReachedRead, ev.Advised, t.Counted),
-            "ignore",
-            (),
-            "nothing was asked yet",
-        ),
+        (_ELECTING, (*ev.ANSWERS, t.Counted), "ignore", (), "nothing was asked yet"),
         (_ELECTING, Tick, "on_tick", (Stage.FINISHED,), "which of the nodes that are missing are dead?"),
     )
 
@@ -169,7 +162,7 @@ class Electing:
             members.put(held[0].message.node, held[0].message.port, Use.READY)
         why = f"no majority of the job's nodes came within {s.quorum_timeout_s:g} s"
         told = [held[0].message.end for held in self._held.values() if held[0].message.end is not None]
-        end = t.Finish(ExitCode.TOO_FEW_NODES, f"{why}; {members.missing(s.expected, self._least)}")
+        end = t.Finish(ExitCode.TOO_FEW_NODES, f"{why}; {missing(members.keys_of_nodes, s.expected, self._least)}")
         return self._ending.decide(told[0] if told else end)
 
     # --- the end of the election ----------------------------------------------------------------------------
@@ -233,21 +226,13 @@ class Inherited:
             if message.doing is t.Activity.SUCCEEDED:
                 self.finished(node.node_id, message.early)
             elif message.faults:
-                self.failed(node.node_id)
+                self.running.broken.add(plan.group_rank)
         return True
 
     def finished(self, node_id: str, early: bool) -> None:
         """This agent is done with the last cycle."""
-        group_rank = self.running.group_ranks.get(node_id)
-        if group_rank is not None:
-            self.running.succeeded.add(group_rank)
-            self.running.early = self.running.early or early
-
-    def failed(self, node_id: str) -> None:
-        """This agent runs on with a fault."""
-        group_rank = self.running.group_ranks.get(node_id)
-        if group_rank is not None:
-            self.running.broken.add(group_rank)
+        if node_id in self.running.group_ranks:
+            self.running.done(self.running.group_ranks[node_id], early)
 
     def complete(self, sizes: Collection[int]) -> bool:
         """Whether all of the last cycle is here and goes on, and it is of a size that we would plan."""
@@ -272,8 +257,7 @@ class Takeover:
     table = rows(
         (_MINE, Entered, "on_entered", _DECIDED, "all of the cycle may be here, or nothing of it"),
         (_MINE, ev.Arrived, "on_arrived", (*_DECIDED, Stage.JOINING), "one more of that cycle, or of an older one"),
-        (_MINE, ev.Left, "on_left", (Stage.JOINING,), "that node cannot carry on"),
-        (_MINE, ev.Available, "on_available", (Stage.JOINING,), "that node cannot carry on"),
+        (_MINE, (ev.Left, ev.Available), "on_gone", (Stage.JOINING,), "that node cannot carry on"),
         (_MINE, ev.Cleared, "on_cleared", _DECIDED, "there may be nobody to wait for"),
         (_MINE, ev.Timer, "on_timer", _DECIDED, "carry on without the missing nodes, or give up"),
         (_MINE, t.RanksFailed, "on_failed", (Stage.STOPPING,), "of the cycle to carry on with?"),
@@ -308,28 +292,21 @@ class Takeover:
         """No node is missing that could still come: there is nothing to wait for."""
         return self._decide_if_all_are_here(now)
 
-    def on_left(self, event: ev.Left, now: float) -> Stage | None:
-        """One fewer."""
-        return self._without(event.node.node_id)
-
-    def on_available(self, event: ev.Available, now: float) -> Stage | None:
-        """A node is ready for another cycle."""
-        return self._without(event.node_id)
-
-    def _without(self, node_id: str) -> Stage | None:
+    def on_gone(self, event: ev.Left | ev.Available, now: float) -> Stage | None:
+        """One fewer: it has left, or is ready for another cycle."""
         running = self._job.inherited.running
-        running.remove(node_id)
+        running.remove(event.node.node_id if isinstance(event, ev.Left) else event.node_id)
         return None if running else Stage.JOINING
 
     def on_failed(self, event: ev.FromAgent[t.RanksFailed], now: float) -> Stage | None:
         """The cycle to carry on with has failed; any other message is about a cycle that is over."""
-        inherited = self._job.inherited
-        if event.node_id not in inherited.running.group_ranks:
+        running = self._job.inherited.running
+        if event.node_id not in running.group_ranks:
             return None
         self._ledger.add(event.message.faults, self._job.cycle, now)
         if not self._min_healthy:
             return self._give_up(now)
-        inherited.failed(event.node_id)
+        running.broken.add(running.group_ranks[event.node_id])
         return None
 
     def on_succeeded(self, event: ev.FromAgent[t.Succeeded], now: float) -> None:

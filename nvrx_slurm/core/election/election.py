@@ -160,6 +160,7 @@ class Election(Machine):
     if it is one. After that the successors of the last plan are the candidates.
     """
 
+    made_of = ("me", "candidates", "settings")
     commands = (Seek, Stand, Raise, Retire, AskWhoLeads, AnswerVisitor)
     table = rows(
         (Place.SEEKING, Begin, "on_begin", (Place.STANDING,), "the first candidate, which may be this node"),

@@ -4,13 +4,14 @@ A `Topology` is built once, from the keys of all ranks. Its leaves are the ranks
 state is `places`, the place of each leaf; a pure function computes the next places from the last ones and the deaths.
 Any rank that has the keys and the last places can therefore continue.
 
-Terms: a *slot* is a rank's number when the tree was built, a *leaf* its position in depth-first order, a *node* a
-branch of the tree, its *level* the number of its layer (0: the root).
+Terms: a *slot* is a rank's number when the tree was built, a *leaf* its position in depth-first order. The *level* of
+a branch is the number of its layer (0: the root).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import TypeAlias
 
 from nvrx_slurm.frozen import frozen
@@ -40,17 +41,13 @@ def killed_by(place: int) -> int:
 
 
 class Topology:
-    """The tree. Nodes are numbered parents first; node n holds the leaves `first[n]` to `end[n] - 1`."""
+    """The tree. Branches are numbered, parents before children; `spans[branch]` are its leaves."""
 
     def __init__(self, levels: Sequence[Level], keys: Mapping[int, Sequence[str]]) -> None:
         """`keys[slot]` has one key per level; raises TopologyError unless the first is the same for all."""
         self.levels = list(levels)
         self.slots: list[int] = []  # by leaf
-        self.home: list[int] = []  # by leaf: its innermost node
-        self.level: list[int] = []  # by node, as all that follow
-        self.lineage: list[tuple[int, ...]] = []  # itself, its parent, ..., the root
-        self.first: list[int] = []
-        self.end: list[int] = []
+        self.lineages: list[list[int]] = []  # by leaf: the branches around it, from the innermost to the root
         paths: dict[tuple[str, ...], list[int]] = {}
         for slot in sorted(keys):
             paths.setdefault(tuple(keys[slot]), []).append(slot)
@@ -61,29 +58,18 @@ class Topology:
                     "the key of the first layer must be the same on all ranks, "
                     f"but rank {ranks[0]} has {root[0]!r} and rank {slots[0]} has {path[0]!r}"
                 )
-        self._grow((), list(paths.items()))
-        maxima = [self.levels[level].max_ranks for level in self.level]
-        spans = map(range, self.first, self.end)
-        self.limit = [len(span) if most is None else most for most, span in zip(maxima, spans, strict=True)]
-
-    def _grow(self, above: tuple[int, ...], paths: list[tuple[tuple[str, ...], list[int]]]) -> None:
-        node, level = len(self.level), len(above)
-        lineage = (node, *above)
-        self.level.append(level)
-        self.lineage.append(lineage)
-        self.first.append(len(self.slots))
-        self.end.append(0)
-        if level + 1 == len(self.levels):
-            for _, slots in paths:
-                self.slots += slots
-                self.home += [node] * len(slots)
-        else:
-            branches: dict[str, list[tuple[tuple[str, ...], list[int]]]] = {}
-            for path in paths:
-                branches.setdefault(path[0][level + 1], []).append(path)
-            for branch in branches.values():
-                self._grow(lineage, branch)
-        self.end[node] = len(self.slots)
+        numbers: dict[tuple[str, ...], int] = {}  # of the branches, in the order of their first slots
+        down = {path: [numbers.setdefault(path[: n + 1], len(numbers)) for n in range(len(path))] for path in paths}
+        self.depth = [len(path) - 1 for path in numbers]  # by branch: its level
+        self.spans = [range(0)] * len(numbers)
+        for path in sorted(paths, key=down.__getitem__):
+            self.slots += paths[path]
+            self.lineages += [down[path][::-1]] * len(paths[path])
+            for branch in down[path]:
+                span = self.spans[branch] or range(len(self.slots) - len(paths[path]), 0)
+                self.spans[branch] = range(span.start, len(self.slots))
+        maxima = [self.levels[depth].max_ranks for depth in self.depth]
+        self.limit = [len(span) if most is None else most for most, span in zip(maxima, self.spans, strict=True)]
 
     def first_places(self, world_size_filter: Callable[[int], int] | None = None) -> Places:
         """Activate leaves in depth-first order, up to the `max_ranks` of every branch around them."""
@@ -102,8 +88,7 @@ class Topology:
         after = list(places)
         for leaf in died:
             after[leaf] = DEAD
-        order = active_order(places)
-        step = _Reassignment(self, after, order)
+        step = _Reassignment(self, after, active_order(places))
         step.replace_from_reserve()
         step.backfill()
         step.order = [leaf for leaf in step.order if after[leaf] > DEAD]  # close up the remaining gaps
@@ -131,112 +116,67 @@ class _Reassignment:
         self.topology = topology
         self.places = places
         self.order = list(order)
-        self.active = [0] * len(topology.level)
-        self._searched: dict[int, int] = {}  # node -> the first of its leaves that may still become active
+        self._left: dict[int, Iterator[int]] = {}  # by branch: its leaves that were not yet looked at for a spare
         self._terminate_below_minimum()
+        self.active = [sum(map((0).__le__, places[span.start : span.stop])) for span in topology.spans]
 
     def _terminate_below_minimum(self) -> None:
-        """Terminate branches with too few healthy leaves, children before parents; count the active leaves."""
-        topology, places, active = self.topology, self.places, self.active
-        alive = [0] * len(topology.level)
-        innermost = len(topology.levels) - 1
-        for node in reversed(range(len(topology.level))):
-            first, end, level = topology.first[node], topology.end[node], topology.level[node]
-            if level == innermost:
-                inside = places[first:end]
-                alive[node] = sum(map(DEAD.__lt__, inside))
-                active[node] = sum(map((0).__le__, inside))
-            if alive[node] < topology.levels[level].min_ranks:
-                for leaf in range(first, end):
-                    if places[leaf] > DEAD:
-                        places[leaf] = DEAD - 1 - level
-                alive[node] = active[node] = 0
-            if level:
-                parent = topology.lineage[node][1]
-                alive[parent] += alive[node]
-                active[parent] += active[node]
+        """Terminate branches with too few healthy leaves, children before parents."""
+        for depth, span in zip(reversed(self.topology.depth), reversed(self.topology.spans), strict=True):
+            inside = self.places[span.start : span.stop]
+            if sum(map(DEAD.__lt__, inside)) < self.topology.levels[depth].min_ranks:
+                gone = DEAD - 1 - depth
+                self.places[span.start : span.stop] = [gone if place > DEAD else place for place in inside]
 
-    def _count(self, leaf: int) -> None:
-        for node in self.topology.lineage[self.topology.home[leaf]]:
-            self.active[node] += 1
+    def _activate(self, leaf: int, active_rank: int) -> None:
+        self.places[leaf] = active_rank
+        for branch in self.topology.lineages[leaf]:
+            self.active[branch] += 1
 
-    def _full(self, leaf: int) -> int | None:
-        """A branch around `leaf` that has its maximum of active leaves, None if there is none."""
+    def _fits(self, leaf: int) -> bool:
+        """Whether no branch around `leaf` has its maximum of active leaves."""
         limit, active = self.topology.limit, self.active
-        for node in self.topology.lineage[self.topology.home[leaf]]:
-            if active[node] >= limit[node]:
-                return node
-        return None
+        return all(active[branch] < limit[branch] for branch in self.topology.lineages[leaf])
 
     def activate_in_order(self, status: int) -> None:
         """Append all leaves with this status to the active ranks, as far as the maxima allow."""
-        topology, active = self.topology, self.active
-        for node, level in enumerate(topology.level):
-            if level + 1 == len(topology.levels):
-                lineage, leaves = topology.lineage[node], range(topology.first[node], topology.end[node])
-                room = min(topology.limit[around] - active[around] for around in lineage)
-                chosen = [leaf for leaf in leaves if self.places[leaf] == status][:room]
-                for active_rank, leaf in enumerate(chosen, start=len(self.order)):
-                    self.places[leaf] = active_rank
-                self.order += chosen
-                for around in lineage:
-                    active[around] += len(chosen)
+        for leaf, place in enumerate(self.places):
+            if place == status and self._fits(leaf):
+                self._activate(leaf, len(self.order))
+                self.order.append(leaf)
 
     def replace_from_reserve(self) -> None:
         """Give the gaps to spares, lowest gap first."""
         for active_rank, leaf in enumerate(self.order):
             if self.places[leaf] <= DEAD and (spare := self._nearest_spare(leaf)) is not None:
                 self.order[active_rank] = spare
-                self.places[spare] = active_rank
-                self._count(spare)
+                self._activate(spare, active_rank)
 
     def _nearest_spare(self, leaf: int) -> int | None:
-        topology = self.topology
-        for node in topology.lineage[topology.home[leaf]]:
-            if not topology.levels[topology.level[node]].reserve:
+        """Of the innermost branch that has one. Candidates only disappear: no branch looks at a leaf twice."""
+        topology, places = self.topology, self.places
+        for branch in topology.lineages[leaf]:
+            if not topology.levels[topology.depth[branch]].reserve:
                 return None
-            if (spare := self._first_spare(node)) is not None:
+            left = self._left.setdefault(branch, iter(topology.spans[branch]))
+            spares = (leaf for leaf in left if places[leaf] in (SPARE, FILTERED) and self._fits(leaf))
+            if (spare := next(spares, None)) is not None:
                 return spare
         return None
 
-    def _first_spare(self, node: int) -> int | None:
-        """The lowest leaf of the branch that can become active. Candidates only disappear: no leaf is visited twice."""
-        leaf, end = self._searched.get(node, self.topology.first[node]), self.topology.end[node]
-        while leaf < end:
-            if (full := self._full(leaf)) is not None:
-                leaf = self.topology.end[full]
-            elif self.places[leaf] in (SPARE, FILTERED):
-                break
-            else:
-                leaf += 1
-        self._searched[node] = leaf
-        return leaf if leaf < end else None
-
     def backfill(self) -> None:
         """In each BACKFILL domain, swap the lowest gaps with the highest active ranks."""
-        topology = self.topology
-        depth = 0  # how many layers, from the innermost, the domain goes up
-        while depth < len(topology.levels) and topology.levels[-1 - depth].backfill:
-            depth += 1
-        if not depth:
-            return
-        gaps: dict[int, list[int]] = {}  # by domain, the lowest last
-        for active_rank in reversed(range(len(self.order))):
-            if self.places[self.order[active_rank]] <= DEAD:
-                domain = topology.lineage[topology.home[self.order[active_rank]]][depth - 1]
-                gaps.setdefault(domain, []).append(active_rank)
-        for highest in reversed(range(len(self.order))):
-            if not gaps:
-                break
-            leaf = self.order[highest]
-            domain = topology.lineage[topology.home[leaf]][depth - 1]
-            if domain not in gaps or self.places[leaf] <= DEAD:
-                continue
-            gap = gaps[domain].pop()
-            if gap < highest:
-                self.order[gap], self.order[highest] = leaf, self.order[gap]
-            if gap > highest or not gaps[domain]:
-                del gaps[domain]
+        levels, order = self.topology.levels, self.order
+        domains: dict[int, list[int]] = {}  # active ranks by the outermost branch to which the flag reaches
+        reach = sum(1 for _ in takewhile(lambda level: level.backfill, reversed(levels)))
+        for active_rank, leaf in enumerate(order if reach else ()):
+            domains.setdefault(self.topology.lineages[leaf][reach - 1], []).append(active_rank)
+        for ranks in domains.values():
+            gaps = [rank for rank in ranks if self.places[order[rank]] <= DEAD]
+            highest = [rank for rank in reversed(ranks) if self.places[order[rank]] > DEAD]
+            for gap, rank in zip(gaps, highest, strict=False):
+                if gap < rank:
+                    order[gap], order[rank] = order[rank], order[gap]
 
     def finish(self, world_size_filter: Callable[[int], int] | None) -> Places:
         """Apply the filter and number the active leaves.

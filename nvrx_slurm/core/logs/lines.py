@@ -47,8 +47,7 @@ class Lines:
             return data
         if b"\r" in data:
             data = b"\n".join(line.rstrip(b"\r").rpartition(b"\r")[2] for line in data.split(b"\n"))
-        if b"\0" in data:
-            data = data.replace(b"\0", b"<NUL>")
+        data = data.replace(b"\0", b"<NUL>")
         try:
             data.decode()
         except UnicodeDecodeError:

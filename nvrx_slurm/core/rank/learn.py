@@ -154,12 +154,8 @@ def to_state(heartbeats: HeartbeatTimeouts, sections: SectionTimeouts) -> dict[s
         timeouts["heartbeat"] = asdict(heartbeats)
     if sections.calculated_sections or sections.is_out_of_section_calculated:
         names = sorted(sections.calculated_sections)
-        timeouts["section"] = {
-            "section": {name: sections.section[name] for name in names},
-            "out_of_section": sections.out_of_section if sections.is_out_of_section_calculated else None,
-            "calculated_sections": names,
-            "is_out_of_section_calculated": sections.is_out_of_section_calculated,
-        }
+        learned = with_learned(SectionTimeouts(dict.fromkeys(names)), sections)
+        timeouts["section"] = asdict(learned) | {"calculated_sections": names}
     return {STATE_KEY: timeouts}
 
 

@@ -199,13 +199,13 @@ class Elections:
         elif isinstance(event, t.Lead):
             self._adopt(client.token)
             if not self._core.me.addr:  # this agent does not know it: its connection's source, as the other end sees it
-                self._shell.post(el.Located(client.local_address))
+                self._shell.post(el.Located(client.addresses[0]))
             self._lease.follow()
             self._shell.post(el.Led(event.term, peer))
             self._tell(event)
         elif isinstance(event, t.LogServer):
             if self._logs is not None:
-                self._logs.found(client.peer_address, event.ports, self._token)
+                self._logs.found(client.addresses[1], event.ports, self._token)
         else:
             self._tell(event)
 
