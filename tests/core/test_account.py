@@ -251,6 +251,23 @@ def test_the_next_coordinator_goes_on_with_what_was_counted(carries_on: bool) ->
     )
 
 
+def test_too_few_nodes_come_for_a_takeover_the_cycle_that_its_coordinator_left_counts_to_the_end() -> None:
+    first = CountedStory()
+    first.play(["running 2 of 3 began_s=1000", "sleeps 10", "fails 0 -> STOPPING stop(0 1)"])
+    first.play(["sleeps 5", "stops 0", "stops 1 -> RUNNING plan:1/1(0=0 1=1 2=-)"])
+    second = TakenOver(first.account.count())
+    second.begin("nodes", "2 of 3 term=2 began_s=1020 join_timeout_s=60")
+    second.tell("joins", "1 idle as 1 of 2 in 1")
+    second.tell("spent", "1 1")
+    second.now = 61.0
+    assert second.tell("tick", "") == ["end:94(1)"]
+    second.tell("loses", "1")
+    told = second.account.count().account
+    times = dict(zip(BUCKETS, told.nodes[1].seconds, strict=False))
+    assert second.is_over and told.nodes[1].role == "active"
+    assert times["wait_nodes"] >= 60.0 and times["productive"] > 2.0 and times["spare_idle"] == 0.0
+
+
 def test_of_many_nodes_a_takeover_remembers_who_was_a_spare_and_who_was_gone() -> None:
     hosts = [f"n{rank}" for rank in range(TOLD + 4)]
     keys = [str(rank) for rank in range(len(hosts))]

@@ -5,7 +5,7 @@ What is slow (1,000 nodes take 40 ms) waits until the plan has left: `count` is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from enum import Enum
 from typing import Any
@@ -40,7 +40,8 @@ class JobAccount:
     def follow(self, state: Enum, event: Any, now: float) -> None:
         """The core has handled `event` in `state`."""
         self._settle()
-        book, members, cycle = self._book, self._members, self._core.job.cycle
+        book, members, job = self._book, self._members, self._core.job
+        cycle = job.inherited.last_cycle if job.fresh else job.cycle
         if isinstance(event, ev.FromAgent) and isinstance(event.message, Spent):
             member = members.get(event.node_id)
             if member is not None and event.message.cycle == cycle:
@@ -76,23 +77,31 @@ class JobAccount:
         return end is not None and end.code == ExitCode.OK
 
     def _entered(self, state: Enum, was: Enum, now: float) -> None:
-        members, job = self._members, self._core.job
-
-        def active() -> set[str]:
-            return {peer_key(members[one].node) for one in job.assignment.group_ranks if one in members}
-
+        job = self._core.job
         if state in (Stage.RUNNING, *FAILED) and was is Stage.TAKEOVER:
-            self._close_cycle()
-            self._cycle, gap = job.cycle, self._past is None or self._past.cycle != job.cycle
-            self._book.resume(active(), {*members.keys_of_nodes}, self._core.started, gap)
+            self._resume(job.cycle, job.assignment.group_ranks)
         elif state is Stage.RUNNING:
             self._close_cycle()
-            self._planned = active(), now
+            self._planned = self._keys(job.assignment.group_ranks), now
         elif state is Stage.JOINING and self._core.state is state:
             self._book.waits(now)
         elif state is Stage.FINISHED and not self._ends_well:
+            if job.fresh and self._past is not None and job.inherited.last_cycle >= 0:
+                # Too few nodes came for a takeover: the cycle has ended with its coordinator.
+                self._resume(job.inherited.last_cycle, job.inherited.places.values())
+                self._book.failed(self._core.started, self._core.started)
+                self._book.waits(self._core.started)
             self._mark()
             self._book.stops(now)
+
+    def _keys(self, node_ids: Iterable[str]) -> set[str]:
+        return {peer_key(self._members[one].node) for one in node_ids if one in self._members}
+
+    def _resume(self, cycle: int, active: Iterable[str]) -> None:
+        """An earlier coordinator planned this cycle; these nodes had a group rank in it."""
+        self._close_cycle()
+        self._cycle, gap = cycle, self._past is None or self._past.cycle != cycle
+        self._book.resume(self._keys(active), {*self._members.keys_of_nodes}, self._core.started, gap)
 
     def _close_cycle(self) -> None:
         """No earlier coordinator is heard of any more, and all is known about the cycle that runs."""

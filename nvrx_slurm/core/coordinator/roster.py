@@ -352,8 +352,7 @@ class Roster:
 
     def remove(self, node_id: str, why: str, now: float, fault: t.RankFault | None = None) -> None:
         """A member is lost, or is taken out for `fault`."""
-        member = self.members.remove(node_id)
-        if member is None:
+        if (member := self.members.remove(node_id)) is None:
             return
         fault = fault or lost(member.node, why)
         self._fence(member, now)
