@@ -129,8 +129,7 @@ def _periodic(hook: Hook, rules: policy.Rules) -> int:
     return OK
 
 
-_HOOKS: dict[str, Callable[[Hook, policy.Rules], int]]
-_HOOKS = {"prolog": _prolog, "epilog": _epilog, "periodic": _periodic}
+_HOOKS: dict[str, Callable[[Hook, policy.Rules], int]] = {"prolog": _prolog, "epilog": _epilog, "periodic": _periodic}
 
 
 # --- checks -----------------------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """The backend by pyslurm, which runs in a child process of its own.
 
-What it does not do better is inherited from the command line tools: `config`, `submit` and `complete`, and
-the changes of nodes, which only root's hooks make.
+It answers questions about jobs, steps and nodes. All else is inherited: the command line tools do it as well.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from typing import IO, Any
@@ -116,23 +114,6 @@ class PySlurm(Slurm):
             lists = {"states": frozenset(plain["states"]), "partitions": tuple(plain["partitions"])}
             found[plain["name"]] = NodeFacts(**plain | lists)
         return found
-
-    def signal(self, step_id: str, signum: int) -> None:
-        """By send_signal."""
-        self.ask("signal", step_id, signum)
-
-    def cancel(self, job_id: int) -> None:
-        """By Job.cancel."""
-        with suppress(NotKnown):
-            self.ask("cancel", job_id)
-
-    def requeue(self, job_id: int) -> None:
-        """By Job.requeue."""
-        self.ask("requeue", job_id)
-
-    def exclude(self, job_id: int, nodes: Sequence[str]) -> None:
-        """By Job.modify."""
-        self.ask("exclude", job_id, [text.node_name(name) for name in nodes])
 
 
 def _exchange(child: subprocess.Popen[str], request: str) -> str:
