@@ -46,9 +46,7 @@ class Attribution(Program):
         self._tasks = set[asyncio.Task[None]]()
         self._export = Web(spec.export_url) if spec.export_url else None
         if not spec.endpoint:
-            from nvrx_slurm.attribution.service import (
-                AttributionService,  # its rules and its server are not for clients
-            )
+            from nvrx_slurm.attribution.service import AttributionService  # its server is not for clients
 
             service = AttributionService(spec, self.say)
             self._answer, where = service.answer, service.where

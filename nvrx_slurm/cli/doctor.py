@@ -10,6 +10,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -113,11 +114,12 @@ def examine(backend: Slurm, why: str, hooks: str = "") -> dict[str, list[Line]]:
         ]
     except NvrxError as error:
         slurm, job = {}, [Line("slurm", FAIL, f"no answer: {error}", "run this on a node of the cluster")]
-    directory = os.path.realpath(hooks) if hooks else _directory(slurm)
+    ours = _hooks_in(slurm)
+    directory = os.path.realpath(hooks) if hooks else next(iter(ours.values()), "")
     advice = "docs/how-to/install-slurm-hooks.md; for a folder: --hooks DIR"
     found = [Line("hooks", INFO, "not installed; jobs do not need them", advice)]
     if directory:
-        in_slurm_conf = [*_programs(slurm, directory), *_judged(_HOOK_FACTS, slurm)] if slurm else []
+        in_slurm_conf = [*_programs(slurm, ours, directory), *_judged(_HOOK_FACTS, slurm)] if slurm else []
         found = [*in_slurm_conf, *_files(directory)]
     return {"job": [*job, _munge()], "hooks": found}
 
@@ -176,12 +178,11 @@ def _munge() -> Line:
     return Line("munge", OK, "munged answers")
 
 
-def _programs(slurm: dict[str, str], directory: str) -> Iterator[Line]:
+def _programs(slurm: dict[str, str], found: dict[str, str], directory: str) -> Iterator[Line]:
     for key, hook in PROGRAMS.items():
         said = f"{key}={slurm.get(key, '')}"
-        ours = any(f"{_MARK}{hook}." in _text_of(path) for path in _scripts(slurm.get(key, "")))
         advice = f"slurm.conf: {key}={directory}/{hook}, or a script that hands on its exit code"
-        yield Line(hook, OK, said) if ours else Line(hook, FAIL, f"{said} is not ours", advice)
+        yield Line(hook, OK, said) if key in found else Line(hook, FAIL, f"{said} is not ours", advice)
 
 
 def _files(directory: str) -> Iterator[Line]:
@@ -225,18 +226,15 @@ def _site_file(named: str) -> Line:
     return Line("site-file", OK, f"{path}: {len(rules.checks)} checks on {rules.node}")
 
 
-def _scripts(setting: str) -> list[str]:
-    """The files that a Prolog, Epilog or HealthCheckProgram of slurm.conf names; it may be a pattern."""
-    return [path for word in setting.split() for path in glob.glob(word)]
-
-
-def _text_of(path: str) -> str:
-    """The begin of a file, "" if it cannot be read."""
-    try:
-        with open(path, "rb") as file:
-            return file.read(_LONGEST_FILE).decode(errors="replace")
-    except OSError:
-        return ""
+def _hooks_in(slurm: dict[str, str]) -> dict[str, str]:
+    """The keys of slurm.conf that name a hook of ours, with its folder. Each names files, also by patterns."""
+    found = {}
+    for key, hook in PROGRAMS.items():
+        for path in (path for word in slurm.get(key, "").split() for path in glob.glob(word)):
+            with suppress(OSError), open(path, "rb") as file:
+                if f"{_MARK}{hook}.".encode() in file.read(_LONGEST_FILE):
+                    found[key] = os.path.dirname(os.path.realpath(path))
+    return found
 
 
 def _untrusted(directory: str, name: str) -> str:
@@ -247,9 +245,3 @@ def _untrusted(directory: str, name: str) -> str:
     except UsageError as error:
         return str(error)
     return "" if os.access(path, os.X_OK) or name in ("hook.sh", "hooks.conf") else f"{path} is not executable"
-
-
-def _directory(slurm: dict[str, str]) -> str:
-    """Folder of our hooks as slurm.conf says, "" if they are not installed."""
-    paths = [path for key in PROGRAMS for path in _scripts(slurm.get(key, "")) if _MARK in _text_of(path)]
-    return os.path.dirname(os.path.realpath(paths[0])) if paths else ""

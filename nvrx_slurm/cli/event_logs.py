@@ -19,7 +19,7 @@ _WALL = re.compile(rb'"wall":(\d{1,12}(?:\.\d+)?)')
 _JSON = json.JSONDecoder()
 # Where a value is: the text before it, and how it begins.
 _PLANS = b'"plans":', b'[{"plan":'
-_SAID = b'{"type":"Say","text":', b'"'
+SAID = b'{"type":"Say","text":', b'"'
 _NODE = b'{"type":"Joined","message":{"type":"Register","node":', b"{"
 FAULT, HANG = (b"", b'{"type":"RankFault",'), (b"", b'{"type":"HangFound",')
 COUNTED = b"", b'{"type":"Counted",'
@@ -38,8 +38,9 @@ class CoordinatorLog:
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
-            self.size = path.stat().st_size if path.is_file() else 0
-            self._text = mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_READ) if self.size else b""
+            size = path.stat().st_size if path.is_file() else 0
+            self._text = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
+        self.size = self._text.rfind(b"\n") + 1  # without a line that is not whole yet
         self.begin = max(0, self.size - _MOST_BYTES)
         ends = self._text[self.begin : self.begin + _TAIL_BYTES], self._text[-_TAIL_BYTES:]
         head, tail = (_WALL.findall(part) for part in ends)
@@ -53,7 +54,6 @@ class CoordinatorLog:
             if label not in self._text[at : at + _LABEL_BYTES]:
                 continue
             first, last = self._text.rfind(b"\n", 0, at) + 1, self._text.find(b"\n", at)
-            last = last if last >= 0 else self.size
             try:
                 value, _ = _JSON.raw_decode(self._text[at + len(before) : last].decode("utf-8", "replace"))
             except (ValueError, RecursionError):
@@ -83,7 +83,7 @@ class Cycle(NamedTuple):
 
     def said(self) -> dict[str, float]:
         """What the console said, and when (Unix seconds)."""
-        return {str(found.value): found.wall_s for found in self.find(_SAID)}
+        return {str(found.value): found.wall_s for found in self.find(SAID)}
 
     def nodes(self) -> Iterator[dict[str, Any]]:
         """JSON of each Node that has registered."""

@@ -38,7 +38,7 @@ from nvrx_slurm.slurm import srun
 from nvrx_slurm.slurm.api.facts import NoAnswer, SlurmError
 from nvrx_slurm.slurm.control import END_TIME, Control
 from nvrx_slurm.slurm.env import SlurmContext
-from nvrx_slurm.system.files import write_atomic
+from nvrx_slurm.system.files import last_bytes, write_atomic
 
 NODE_LOG = "agents/agent_%t.log"  # below the run directory; %t is the task, here: the node
 _SURVIVAL = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--mpi=none")
@@ -170,9 +170,8 @@ def _last_lines(directory: RunDir) -> str:
     """The last line of each agent's log, each once."""
     words = []
     for log in sorted((directory.path / "agents").glob("agent_*.log"))[:_LOGS_READ]:
-        with suppress(OSError, IndexError), log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
-            words.append(file.read().decode(errors="replace").splitlines()[-1])
+        with suppress(OSError, IndexError):
+            words.append(last_bytes(log, _TAIL_BYTES).decode(errors="replace").splitlines()[-1])
     return "; ".join(dict.fromkeys(words)) or "nothing"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -14,8 +13,8 @@ import click
 
 from nvrx_slurm.cli import complete
 from nvrx_slurm.cli.event_logs import COUNTED, CoordinatorLog, Cycle, cycles_in, logs_of
-from nvrx_slurm.cli.log_tree import DAMAGE, RUN, find_run, log_dir, result_of
-from nvrx_slurm.cli.screen import show
+from nvrx_slurm.cli.log_tree import DAMAGE, RUN, find_run, log_dir, result_of, runs_of
+from nvrx_slurm.cli.screen import period_s, show
 from nvrx_slurm.core.account.account import BUCKETS
 from nvrx_slurm.core.account.goodput import in_lines, summary
 from nvrx_slurm.core.account.report import priced, to_json
@@ -24,16 +23,15 @@ from nvrx_slurm.core.words import in_words, unix_s, utc
 from nvrx_slurm.errors import ProtocolError
 from nvrx_slurm.types import NodeTime
 
-_UNITS = {"h": 3600, "d": 86400, "w": 7 * 86400}
 _MOST_RUNS = 10_000
 
 
 def _since(ctx: object, param: object, text: str | None) -> float | None:
     """Seconds."""
-    match = re.fullmatch(r"([1-9]\d{0,5})([hdw])", text or "")
-    if text is not None and match is None:
+    since_s = period_s(text or "")
+    if text is not None and not since_s:
         raise click.BadParameter(f"{text!r} is no period; write 12h, 7d or 4w")
-    return None if match is None else int(match[1]) * _UNITS[match[2]]
+    return since_s
 
 
 @click.command()
@@ -73,38 +71,28 @@ def goodput(places: tuple[str, ...], since: float | None, as_json: bool) -> None
 def _runs(place: str) -> list[Path]:
     links = log_dir() / place
     if links.name.startswith("chain_") and links.is_file():  # of nvrx submit --chain: the ids of its jobs
-        return [run for job in links.read_text().split() for run in _of_job(log_dir() / job)]
+        return [run for job in links.read_text().split() for run in runs_of(log_dir() / job)]
     run = find_run(None, None, place)
     if not run.is_dir():
         raise click.UsageError(f"{place} is a file; give a job id, or the directory of a run")
     if RUN.fullmatch(Path(place).name) or not RUN.fullmatch(run.name):
         return [run]
-    return _of_job(run.parent)
-
-
-def _of_job(job: Path) -> list[Path]:
-    runs = {(int(m[1]), int(m[2] or 0)): run for run in job.glob("r*") if (m := RUN.fullmatch(run.name))}
-    return [runs[key] for key in sorted(runs)]
+    return runs_of(run.parent)
 
 
 def _jobs(begin_s: float) -> dict[Path, list[Path]]:
     """Jobs with a run that wrote its result, or its last event, after `begin_s`."""
     found: dict[Path, list[Path]] = {}
     for job in sorted(log_dir().glob("*/r0")):
-        runs = _of_job(job.parent)[:_MOST_RUNS]
+        runs = runs_of(job.parent)[:_MOST_RUNS]
         if any(_changed_s(run) >= begin_s for run in runs) and not job.parent.is_symlink():
             found[job.parent] = runs
     return found
 
 
 def _changed_s(run: Path) -> float:
-    times = [0.0]
-    for path in (run / "result.json", *(run / "events").glob("coordinator*.jsonl")):
-        try:
-            times.append(path.stat().st_mtime)
-        except OSError:
-            continue
-    return max(times)
+    paths = run / "result.json", *(run / "events").glob("coordinator*.jsonl")
+    return max((path.stat().st_mtime for path in paths if path.exists()), default=0.0)
 
 
 def _user(job: Path) -> str:

@@ -17,7 +17,7 @@ from nvrx_slurm.health.check import CONTEXTS, Check
 _CONFIG = click.option("--config", metavar="FILE", help=f"The site file (default: {policy.DEFAULT_CONFIG}).")
 _SYSROOT = click.option("--sysroot", metavar="DIR", default="/", help="Where the node's /proc and /sys are.")
 _NODE = click.option("--node", metavar="NAME", default="", help="The node's name in the site file (default: Slurm's).")
-_NAMES: Any = {"metavar": "NAME", "multiple": True, "shell_complete": complete.checks}
+_CHECKS: Any = {"metavar": "NAME", "multiple": True, "shell_complete": complete.checks}
 _JSON = click.option("--json", "as_json", is_flag=True, help="JSON on one line, for machines.")
 
 
@@ -28,12 +28,8 @@ def health() -> None:
 
 @health.command()
 @click.option("--when", type=click.Choice(CONTEXTS), default="manual", help="Checks of this context (default: manual).")
-@click.option(
-    "--only", shell_complete=complete.checks, metavar="NAME", multiple=True, help="Only this check; can be repeated."
-)
-@click.option(
-    "--skip", shell_complete=complete.checks, metavar="NAME", multiple=True, help="Not this check; can be repeated."
-)
+@click.option("--only", **_CHECKS, help="Only this check; can be repeated.")
+@click.option("--skip", **_CHECKS, help="Not this check; can be repeated.")
 @_JSON
 @click.option("--all", "everything", is_flag=True, help="Also show checks that do not apply to this node.")
 @click.option("--expect", metavar="NAME=VALUE", multiple=True, help="Goes over the site file; can be repeated.")

@@ -174,7 +174,9 @@ def run_dir(here: Here) -> RunDir:
     slurm, log_dir = here.slurm, Path(here.launch.log_dir)
     log_dir = log_dir if log_dir.is_absolute() else working_directory() / log_dir
     if slurm is not None:
-        return RunDir(log_dir, slurm.job_name_id, _file_name(here.env.get(RUN_ENV, "") or _run_name(slurm)))
+        # Steps that the user starts after the first one get a directory of their own.
+        run = f"r{slurm.restart_count}" + (f"_step{slurm.step_id}" if slurm.step_id > 0 else "")
+        return RunDir(log_dir, slurm.job_name_id, _file_name(here.env.get(RUN_ENV, "") or run))
     run_id = here.launch.rdzv_id
     if run_id == "none" and here.launch.node_range(None).max == 1:
         run_id = f"local-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
@@ -191,11 +193,6 @@ def own_run_dir(wanted: RunDir) -> RunDir:
             break
     mine.create()
     return mine
-
-
-def _run_name(slurm: SlurmContext) -> str:
-    """r<Slurm restart>; steps that the user starts after the first one get a directory of their own."""
-    return f"r{slurm.restart_count}" + (f"_step{slurm.step_id}" if slurm.step_id > 0 else "")
 
 
 def _file_name(text: str) -> str:

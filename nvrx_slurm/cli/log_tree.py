@@ -5,22 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
+from nvrx_slurm.core import progress
+
 LOG_DIR_ENV, LOG_DIR = "PET_LOG_DIR", "./nvrx_logs"  # as --log-dir has them; the settings take 0.2 s to import
 MAX_RESULT_BYTES = 64 << 20  # of result.json, which lists at most 3,000 entries
-DAMAGE = (
-    LookupError,
-    TypeError,
-    ValueError,
-    AttributeError,
-    OverflowError,
-    RecursionError,
-)  # what reading a file of another program raises
+DAMAGE = progress.DAMAGE  # what reading a file of another program raises
 RUN = re.compile(r"r(\d{1,9})(?:_(?:step)?(\d{1,9}))?", re.ASCII)
 
 
@@ -44,12 +38,18 @@ def find_run(ctx: click.Context | None, param: click.Parameter | None, place: st
         raise click.BadParameter(
             f"there is neither {place} nor {log_dir() / place}; give a job id, or the directory of a run"
         )
-    runs = {(int(m[1]), int(m[2] or 0)): run for run in path.glob("r*") if (m := RUN.fullmatch(run.name))}
+    runs = runs_of(path)
     if not runs and (path / "submit.sbatch").exists():
         raise click.BadParameter(
             f"job {path.name} has no run: it waits, or ended before nvrx-run began; see its output file"
         )
-    return runs[max(runs)] if runs else path
+    return runs[-1] if runs else path
+
+
+def runs_of(job: Path) -> list[Path]:
+    """The runs of a job, the oldest first."""
+    runs = {(int(m[1]), int(m[2] or 0)): run for run in job.glob("r*") if (m := RUN.fullmatch(run.name))}
+    return [runs[key] for key in sorted(runs)]
 
 
 def result_of(run: Path) -> dict[str, Any]:
@@ -57,20 +57,9 @@ def result_of(run: Path) -> dict[str, Any]:
     try:
         with (run / "result.json").open("rb") as file:
             found = json.loads(file.read(MAX_RESULT_BYTES))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def said_in(line: str | bytes) -> Iterator[tuple[float, str]]:
-    """What a line of an event log has the console say: Unix seconds and text. A torn line says nothing."""
-    try:
-        step = json.loads(line)
-        for command in [command for command in step.get("commands", ()) if isinstance(command, dict)]:
-            if command.get("type") == "Say":
-                yield float(step["wall"]), str(command["text"])
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return
 
 
 def title(run: Path) -> str:

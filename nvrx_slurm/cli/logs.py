@@ -14,16 +14,15 @@ from typing import Any
 import click
 
 from nvrx_slurm.cli import complete
-from nvrx_slurm.cli.log_tree import find_run, result_of, said_in, title
-from nvrx_slurm.cli.screen import clock
+from nvrx_slurm.cli.event_logs import SAID, CoordinatorLog
+from nvrx_slurm.cli.log_tree import find_run, result_of, title
+from nvrx_slurm.cli.screen import clock, period_s
 from nvrx_slurm.core.logs.names import index_file
 from nvrx_slurm.core.logs.printable import printable
 from nvrx_slurm.logs.reader import MergedReader, Piece, cycles
 
 _SAID_BEFORE = 10  # lines of the launcher, when following begins
 _POLL_S = 0.3  # between two reads of files that grow
-_AGO = re.compile(r"(\d{1,9})([smhd])")
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _FORMS = "a time is 90s, 10m, 2h or 1d ago, 13:45[:30] of today, or 2026-01-31T13:45[:30]"
 
 
@@ -43,8 +42,8 @@ def _time(ctx: object, param: object, text: str | None) -> int | None:
     try:
         if text is None:
             return None
-        if match := _AGO.fullmatch(text):
-            return int((time.time() - int(match[1]) * _UNITS[match[2]]) * 1000)
+        if (ago_s := period_s(text)) is not None:
+            return int((time.time() - ago_s) * 1000)
         today = f"{datetime.now():%Y-%m-%d}T" if "-" not in text else ""
         return int(datetime.fromisoformat(today + text).timestamp() * 1000)
     except (ValueError, OverflowError):
@@ -100,12 +99,10 @@ def _launcher(run: Path, read: dict[Path, int], began: list[float]) -> list[str]
     `read`: bytes, by log; `began`: Unix seconds of the first line ever, once that is known.
     """
     said, most = list[tuple[float, str]](), None if read else _SAID_BEFORE
-    for log in (run / "events").glob("coordinator*.jsonl"):
-        with log.open("rb") as file:
-            file.seek(read.get(log, 0))
-            lines, newline, _ = file.read().rpartition(b"\n")
-        read[log] = read.get(log, 0) + len(lines) + len(newline)
-        said += [entry for line in lines.splitlines() for entry in said_in(line)]
+    for path in (run / "events").glob("coordinator*.jsonl"):
+        log = CoordinatorLog(path)
+        said += [(found.wall_s, found.value) for found in log.find(SAID, read.get(path, 0), log.size)]
+        read[path] = log.size
     began += [min(said)[0]] if said and not began else []
     told, now = sorted(said)[-most:] if most else sorted(said), time.time()
     return [_printable(f"{clock(at, began[0], now)} nvrx-run: {text}") for at, text in told]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import time
@@ -11,7 +12,8 @@ import click
 
 from nvrx_slurm.core.logs.printable import printable
 
-_DAY_S = 86400.0
+_DAY_S = 86400
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": _DAY_S, "w": 7 * _DAY_S}
 
 
 def width() -> int:
@@ -34,6 +36,12 @@ def show(line: str, colour: str | None = None, bold: bool = False, hang: int | N
         within = max(most, 2 * (hang or 0), 4)
         text = text[: within - 3] + "..." if hang is None else click.wrap_text(text, within, "", " " * hang)
     click.echo(click.style(text, colour, bold=bold or None), color=colours())
+
+
+def period_s(text: str) -> int | None:
+    """The seconds in 90s, 10m, 2h, 7d or 4w; None for any other text."""
+    match = re.fullmatch(r"(\d{1,9})([smhdw])", text)
+    return int(match[1]) * _UNITS_S[match[2]] if match else None
 
 
 def clock(at: float, began: float, now: float) -> str:

@@ -12,7 +12,8 @@ from typing import Any
 import click
 
 from nvrx_slurm.cli import complete
-from nvrx_slurm.cli.log_tree import MAX_RESULT_BYTES, find_run, said_in, title
+from nvrx_slurm.cli.event_logs import SAID, logs_of
+from nvrx_slurm.cli.log_tree import find_run, result_of, title
 from nvrx_slurm.cli.screen import clock, show
 from nvrx_slurm.core.account.report import lost_s, lost_steps
 from nvrx_slurm.core.attribution.verdict import headline
@@ -34,9 +35,10 @@ def why(place: Path, as_json: bool) -> None:
     PLACE is a job id, or the directory of a job or run (default: the latest run). An ended job is told from its
     result.json, a running one from the event logs of its coordinators.
     """
-    result = place / "result.json"
+    result, found = place / "result.json", result_of(place)
+    if not found and result.exists():
+        raise click.UsageError(f"{result} is not the result of a job: it holds no JSON object that can be read")
     try:
-        found = _read(result) if result.exists() else {}
         story = _story(found, place) if found else {}
         if "cycles" not in found:
             story["said"] = _of_events(place, found)
@@ -47,17 +49,6 @@ def why(place: Path, as_json: bool) -> None:
         return click.echo(json.dumps(story, indent=1))
     for number, line in enumerate(lines):
         show(line, _COLOURS.get(line.partition(":")[0]), bold=number == 0, hang=4)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
-            content = json.loads(file.read(MAX_RESULT_BYTES))
-        if isinstance(content, dict):
-            return content
-    except (OSError, ValueError, RecursionError) as error:
-        raise click.UsageError(f"{path} cannot be read: {error}") from None
-    raise click.UsageError(f"{path} is not the result of a job: it holds a {type(content).__name__}, not an object")
 
 
 # --- what is known ----------------------------------------------------------------------------------------------------
@@ -138,15 +129,12 @@ def _number_of(line: str, log: str) -> int:
 
 def _of_events(place: Path, result: dict[str, Any]) -> list[dict[str, Any]]:
     """What the coordinators have said so far, oldest first."""
-    logs = list((place / "events").glob("coordinator*.jsonl"))
+    logs = logs_of(place)
     if not logs and not result:
         raise click.UsageError(f"{place} has neither result.json nor events; give the directory of a run")
-    said: list[tuple[float, str]] = []
-    for log in logs:
-        with log.open(encoding="utf-8", errors="replace") as lines:
-            said += [entry for line in lines for entry in said_in(line)]
-    began = min((wall for wall, _ in said), default=0.0)
-    return [{"time": utc(wall), "after_s": round(wall - began, 1), "text": text} for wall, text in sorted(said)]
+    said = sorted((found.wall_s, found.value) for log in logs for found in log.find(SAID, log.begin, log.size))
+    began = said[0][0] if said else 0.0
+    return [{"time": utc(wall), "after_s": round(wall - began, 1), "text": text} for wall, text in said]
 
 
 # --- in words ---------------------------------------------------------------------------------------------------------

@@ -33,13 +33,9 @@ KINDS: dict[str, Kind] = {
 }
 
 
-class Rule(NamedTuple):
-    """A site's rule for one check; None = the check's own value."""
-
-    when: tuple[str, ...] | None = None
-    on_fail: str | None = None
-    on_unknown: str | None = None
-    budget_s: float | None = None
+# Keys of a rule, and the fields of `health.check.Check` that they replace.
+_RULE_KEYS = {"when": "contexts", "on_fail": "on_fail", "on_unknown": "on_unknown", "budget": "budget_s"}
+Rule = Mapping[str, Any]  # by those fields
 
 
 class SiteCheck(NamedTuple):
@@ -63,13 +59,12 @@ class Site(NamedTuple):
     """A site file, read; `expect` is checked by `expected` as soon as all settings are known. `hooks`: what it says of
     `health.policy.HookSettings`."""
 
-    path: str = ""
-    expect: Mapping[str, object] = {}
-    checks: Mapping[str, Rule] = {}
-    groups: tuple[Group, ...] = ()
-    own: tuple[SiteCheck, ...] = ()
-    deadlines: Mapping[str, float] = {}
-    hooks: Mapping[str, Any] = {}
+    expect: Mapping[str, object]
+    checks: Mapping[str, Rule]
+    groups: tuple[Group, ...]
+    own: tuple[SiteCheck, ...]
+    deadlines: Mapping[str, float]
+    hooks: Mapping[str, Any]
 
 
 def load(path: str, contexts: Sequence[str], actions: Sequence[str]) -> Site:
@@ -82,7 +77,6 @@ def load(path: str, contexts: Sequence[str], actions: Sequence[str]) -> Site:
     when, action = k.list_of(k.choice(*contexts), "contexts"), k.choice(*actions)
     kinds = {"when": when, "on_fail": action, "on_unknown": action, "budget": _BUDGET}
     return Site(
-        path=path,
         expect=_mapping(top.get("expect"), f"{path}: expect"),
         checks=_rules(top.get("checks"), kinds, f"{path}: checks"),
         groups=tuple(
@@ -101,12 +95,10 @@ def expected(raw: Mapping[str, object], kinds: Mapping[str, str], where: str) ->
 
 
 _BUDGET = k.real(high=MAX_BUDGET_S, above=True, unit="seconds")
-_RULE_KEYS = ("when", "on_fail", "on_unknown", "budget")
 
 
 def _rule(raw: object, kinds: Mapping[str, Kind], where: str) -> Rule:
-    given = typed(raw, kinds, where)
-    return Rule(budget_s=given.pop("budget", None), **given)
+    return {_RULE_KEYS[key]: value for key, value in typed(raw, kinds, where).items()}
 
 
 def _rules(raw: object, kinds: Mapping[str, Kind], where: str) -> dict[str, Rule]:

@@ -250,18 +250,11 @@ PATTERN = Kind("REGEX", _pattern)
 
 def split_endpoint(text: str, default_port: int = 29400) -> tuple[str, int]:
     """(host, port) of HOST[:PORT] or [IPV6]:PORT; port 0..65535. Raises ValueError("must be ...")."""
-    host, port = text.strip(), ""
-    if host.startswith("["):
-        host, closed, rest = host[1:].partition("]")
-        port = rest[1:]
-        good = bool(closed) and (not rest or rest.startswith(":"))
-    else:
-        good = host.count(":") <= 1
-        host, _, port = host.partition(":")
-    number = int(port) if port.isdecimal() and len(port) < 6 else default_port if not port else -1
-    if not good or not host or not 0 <= number <= 65535 or any(c.isspace() or c in "/@" for c in host):
+    found = re.fullmatch(r"(?:\[([^]\s/@]+)\]|([^][:\s/@]+))(?::(\d{0,5}))?", text.strip())
+    port = int(found[3] or default_port) if found else -1
+    if found is None or port > 65535:
         raise ValueError("must be HOST:PORT (an IPv6 address in brackets), for example node1:29400")
-    return host, number
+    return found[1] or found[2], port
 
 
 def split_endpoints(text: str) -> tuple[tuple[str, int], ...]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 SILENT = 3  # intervals without news
 _MOST_OPEN, _NAME_CHARS = 256, 32
 # what a damaged status.json raises
-DAMAGE = (KeyError, TypeError, ValueError, AttributeError, OverflowError, OSError, RecursionError)
+DAMAGE = (LookupError, TypeError, ValueError, AttributeError, OverflowError, OSError, RecursionError)
 
 Found = dict[str, Any]  # (a part of) the content of status.json
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import signal
 import sys
-import time
 
 from nvrx_slurm.child.bounded_process import JOB_SIGNALS
 from nvrx_slurm.errors import UsageError
@@ -20,10 +19,8 @@ from nvrx_slurm.health.check import CONTEXTS, NodeView
 
 def examine_node(plan: policy.Selection, sysroot: str, state_dir: str = "") -> report.Report:
     """Run the selected checks. To be called in a process without threads."""
-    started_s = time.monotonic()
     result = runner.run(plan.checks, NodeView(sysroot, state_dir=state_dir), plan.expected, plan.deadline_s)
-    took_s = round(time.monotonic() - started_s, 4)
-    return report.Report(plan.node, plan.when, result.findings, [*plan.notes, *result.notes], took_s)
+    return report.Report(plan.node, plan.when, result.findings, [*plan.notes, *result.notes], result.seconds)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -12,7 +12,7 @@ from nvrx_slurm.health.check import ACTIONS, CONTEXTS, Check
 from nvrx_slurm.system import trust
 
 if TYPE_CHECKING:
-    from nvrx_slurm.config.site import Group, Rule
+    from nvrx_slurm.config.site import Group
 
 DEFAULT_CONFIG = "/etc/nvrx/health.yaml"
 MAX_DEADLINE_S = 3600.0
@@ -102,7 +102,8 @@ def read_rules(
         raise UsageError(f"--sysroot {sysroot}: there is no such directory; correct it")
     name = node or node_name()
     checks = registry.built_in()
-    path = config or _default_config(sysroot)
+    default = os.path.abspath(sysroot).rstrip("/") + DEFAULT_CONFIG
+    path = config or (default if os.path.lexists(default) else "")
     rules = Rules(name, checks, registry.defaults(checks.values()), dict(DEADLINES_S))
     if path and may_do_without and not config and (why := _unusable(path)):
         rules = rules._replace(notes=(f"{why}: nothing is known of what this node should have",))
@@ -116,11 +117,6 @@ def read_rules(
 def node_name() -> str:
     """Slurm's name of this node in prologs and tasks, else the short host name."""
     return os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
-
-
-def _default_config(sysroot: str) -> str:
-    path = os.path.abspath(sysroot).rstrip("/") + DEFAULT_CONFIG
-    return path if os.path.lexists(path) else ""
 
 
 def _unusable(path: str) -> str:
@@ -143,7 +139,7 @@ def _with_site(path: str, node: str, checks: dict[str, Check]) -> Rules:
     for one in site.own:
         if one.name in (*everything, LEFTOVERS):
             raise UsageError(f"{path}: own: there is a check called {one.name} already; choose another name")
-        everything[one.name] = _ruled(site_checks.check(one, path), one.rule)
+        everything[one.name] = site_checks.check(one, path)._replace(**one.rule)
     expected, ours = registry.defaults(everything.values()), 0
     for group in (Group("", node, site.expect, site.checks), *site.groups):  # the first one: of all nodes
         where = f"{path}: groups.{group.name}." if group.name else f"{path}: "
@@ -152,7 +148,7 @@ def _with_site(path: str, node: str, checks: dict[str, Check]) -> Rules:
         if node in _nodes_of(group, where):
             ours += 1
             expected |= values
-            everything |= {name: _ruled(everything[name], rule) for name, rule in group.checks.items()}
+            everything |= {name: everything[name]._replace(**rule) for name, rule in group.checks.items()}
     allowed = HookSettings(**site.hooks)
     registry.require_known(allowed.allow_skip, (*everything, "all"), f"{path}: hooks.allow_skip")
     notes = () if ours > 1 or not site.groups else (f"{node} is in none of the groups of {path}",)
@@ -176,16 +172,6 @@ def _parsed(raw: Mapping[str, object], checks: Mapping[str, Check], where: str) 
 
     kinds = {setting.name: setting.kind for setting in registry.settings(checks.values()).values()}
     return expected(raw, kinds, where)
-
-
-def _ruled(check: Check, rule: Rule) -> Check:
-    """The check with the site's rule applied."""
-    return check._replace(
-        contexts=check.contexts if rule.when is None else rule.when,
-        on_fail=rule.on_fail or check.on_fail,
-        on_unknown=rule.on_unknown or check.on_unknown,
-        budget_s=rule.budget_s or check.budget_s,
-    )
 
 
 def assignments(words: Iterable[str]) -> dict[str, object]:

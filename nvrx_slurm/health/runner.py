@@ -35,11 +35,12 @@ _ALARM_S = 2  # a child ends itself that long after its budget, should this proc
 
 class Result(NamedTuple):
     """Findings of a run. `notes`: sentences about no check's subject (a process has not ended). `learned`: settings by
-    `Check.learn`."""
+    `Check.learn`. `seconds`: how long it took."""
 
     findings: list[CheckFinding]
     notes: list[str]
     learned: dict[str, Any]
+    seconds: float
 
 
 class _Child:
@@ -104,7 +105,8 @@ class Run:
         self, checks: Sequence[Check], node: NodeView, expected: Expected, deadline_s: float, learns: bool = False
     ) -> None:
         self._checks, self._node, self._expected, self._learns = checks, node, expected, learns
-        self._end_s = time.monotonic() + deadline_s
+        self._started_s = time.monotonic()
+        self._end_s = self._started_s + deadline_s
         self._findings: dict[str, CheckFinding] = {}
         self._learned: dict[str, Any] = {}
         self._children: list[_Child] = []
@@ -154,7 +156,7 @@ class Run:
         for check, finding in ((check, self._findings[check.name]) for check in self._checks):
             action = {Verdict.FAIL: check.on_fail, Verdict.UNKNOWN: check.on_unknown}.get(finding.verdict, "")
             findings.append(finding._replace(action=action))
-        return Result(findings, notes, self._learned)
+        return Result(findings, notes, self._learned, round(time.monotonic() - self._started_s, 4))
 
     def close(self) -> None:
         """End it as it is. Waits for killed children, at most bounded_process.REAP_S."""

@@ -146,19 +146,19 @@ def _launchers(env: Mapping[str, str], in_step: bool, nodes: int, several: bool)
     """
     if in_step:
         name = "SLURM_STEP_TASKS_PER_NODE" if env.get("SLURM_STEP_TASKS_PER_NODE") else "SLURM_TASKS_PER_NODE"
-        counts = nodelist.expand_counts(env.get(name, "")) or [1]
-        if not several and set(counts) != {1}:
+        counts = nodelist.different_counts(env.get(name) or "1")
+        if not several and counts != {1}:
             raise UsageError(
                 f"{name}={env[name]}: nvrx-run needs one task per node; use --ntasks-per-node=1 with srun, or set"
                 " NVRX_ENABLE_MULTI_LAUNCHERS_PER_NODE=1 if each task shall be an agent."
             )
     elif not several:
-        counts = [1]
+        return 1
     elif wanted := _number(env, "SLURM_NTASKS_PER_NODE"):
-        counts = [wanted]
+        return wanted
     else:
         tasks = _number(env, "SLURM_NTASKS") or nodes
-        counts = [tasks // nodes, -(-tasks // nodes)] if nodes else [1]
-    if min(counts) != max(counts):
+        counts = {tasks // nodes, -(-tasks // nodes)} if nodes else {1}
+    if len(counts) > 1:
         raise UsageError("nvrx-run needs the same number of tasks on each node; use --ntasks-per-node with srun.")
-    return counts[0]
+    return counts.pop()

@@ -18,7 +18,7 @@ _NAME = re.compile(r"(?:[^\s,\[\]]|\[[^\[\]]*\])+")
 _BRACKET = re.compile(r"(\[[^]]*\])")
 _COMMA = "\0"  # stands for a comma inside brackets
 _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
-_COUNT = re.compile(r"(\d{1,9})(?:\(x(\d{1,9})\))?", re.ASCII)
+_COUNT = re.compile(r"(\d{1,9})(?:\(x\d{1,9}\))?", re.ASCII)
 
 
 def expand(hostlist: str) -> list[str]:
@@ -40,19 +40,12 @@ def expand(hostlist: str) -> list[str]:
     return hosts
 
 
-def expand_counts(text: str) -> list[int]:
-    """Numbers of ``SLURM_TASKS_PER_NODE`` and its like: "2(x3),1" -> [2, 2, 2, 1]; [] for "".
-
-    Raises UsageError that names the part when the text is malformed or gives more than 65536 numbers.
-    """
-    counts: list[int] = []
-    for part in text.strip().split(",") if text.strip() else []:
-        found = _COUNT.fullmatch(part)
-        repeat = int(found[2] or 1) if found else 0
-        if found is None or len(counts) + repeat > MAX_HOSTS:
-            raise UsageError(f"count list {text!r}: {part!r} is not like 2 or 2(x3), at most {MAX_HOSTS}; correct it.")
-        counts.extend([int(found[1])] * repeat)
-    return counts
+def different_counts(text: str) -> set[int]:
+    """The numbers in ``SLURM_TASKS_PER_NODE`` and its like: "2(x3),1" -> {2, 1}. Raises UsageError."""
+    found = [_COUNT.fullmatch(part) for part in text.strip().split(",")]
+    if None in found:
+        raise UsageError(f"count list {text!r} is not like 2(x3),1; Slurm sets it, so do not change it.")
+    return {int(one[1]) for one in found if one}
 
 
 def _bad(part: str, why: str) -> UsageError:

@@ -10,8 +10,6 @@ from nvrx_slurm.config.launch import LaunchConfig
 from nvrx_slurm.config.submit import SubmitConfig
 from nvrx_slurm.frozen import frozen
 
-REST = '"$@"'  # the script and its arguments, where the batch script shall be given them
-
 
 @frozen
 class Surroundings:
@@ -28,7 +26,8 @@ class Surroundings:
 def render(
     submit: SubmitConfig, launch: LaunchConfig, flags: Sequence[str], words: Sequence[str], place: Surroundings
 ) -> str:
-    """An sbatch script. `flags`: those of nvrx-run; `words`: the training script and its arguments, () = as given."""
+    """An sbatch script. `flags`: of nvrx-run, each in one word; `words`: the training script and its arguments,
+    () = those that the sbatch script is given."""
     lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in _options(submit, launch, place))]
     lines += ["", "set -euo pipefail"]
     if not words:
@@ -38,8 +37,8 @@ def render(
     lines.append("export PYTHONUNBUFFERED=1")
     if place.links:
         lines.append(f"export NVRX_CHAIN_LINKS={shlex.quote(place.links)}")
-    command = ["exec nvrx-run", *_in_lines(flags), *map(shlex.quote, _container(submit, place))]
-    command.append(shlex.join(words) if words else REST)
+    command = ["exec nvrx-run", *map(shlex.quote, (*flags, *_container(submit, place)))]
+    command.append(shlex.join(words) if words else '"$@"')
     return "\n".join([*lines, " \\\n    ".join(command), ""])
 
 
@@ -86,15 +85,3 @@ def _container(submit: SubmitConfig, place: Surroundings) -> Iterator[str]:
     yield f"--srun-arg=--container-mounts={mounts}"
     yield f"--srun-arg=--container-workdir={workdir}"
     yield "--srun-arg=--no-container-mount-home"
-
-
-def _in_lines(flags: Sequence[str]) -> Iterator[str]:
-    """Each flag with its value on a line of its own."""
-    line: list[str] = []
-    for word in flags:
-        if word.startswith("-") and line:
-            yield shlex.join(line)
-            line = []
-        line.append(word)
-    if line:
-        yield shlex.join(line)

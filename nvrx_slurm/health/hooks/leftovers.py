@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import re
-import select
 import signal
 import time
 from collections.abc import Collection
 
+from nvrx_slurm.child import bounded_process
 from nvrx_slurm.health.check import Check, NodeView, Verdict, listed
 from nvrx_slurm.health.policy import LEFTOVERS
 from nvrx_slurm.slurm import jobs
@@ -82,11 +82,7 @@ def _has_gpu_open(node: NodeView, pid: int) -> bool:
 
 def _wait(waiting: dict[int, str], until_s: float) -> list[str]:
     """Remove the processes that end by `until_s` (time.monotonic()), and return their names."""
-    poller, ended = select.poll(), list[str]()
-    for pidfd in waiting:
-        poller.register(pidfd, select.POLLIN)
-    while waiting and (left_s := until_s - time.monotonic()) > 0:
-        for pidfd, _ in poller.poll(int(left_s * 1000) + 1):
-            poller.unregister(pidfd)
-            ended.append(waiting.pop(pidfd))
+    ended = list[str]()
+    while waiting and time.monotonic() < until_s:
+        ended += [waiting.pop(pidfd) for pidfd in bounded_process.wait(waiting, until_s)]
     return ended

@@ -129,8 +129,7 @@ def _periodic(hook: Hook, rules: policy.Rules) -> int:
     return OK
 
 
-_HOOKS: dict[str, Callable[[Hook, policy.Rules], int]]
-_HOOKS = {"prolog": _prolog, "epilog": _epilog, "periodic": _periodic}
+_HOOKS: dict[str, Callable[[Hook, policy.Rules], int]] = {"prolog": _prolog, "epilog": _epilog, "periodic": _periodic}
 
 
 # --- checks -----------------------------------------------------------------------------------------------------------
@@ -148,18 +147,16 @@ def _in_hooks(check: Check) -> bool:
 
 def _examine(hook: Hook, rules: policy.Rules, checks: list[Check]) -> report.Report:
     """Run the checks and log their failures."""
-    started_s = time.monotonic()
-    left_s = max(_MIN_S, hook.until_s - _RESERVE_S - started_s)
+    left_s = max(_MIN_S, hook.until_s - _RESERVE_S - time.monotonic())
     result = runner.run(checks, hook.node, rules.expected, min(rules.deadlines_s[hook.when], left_s))
-    took_s = time.monotonic() - started_s
-    found = report.Report(hook.name, hook.when, result.findings, result.notes, round(took_s, 3))
+    found = report.Report(hook.name, hook.when, result.findings, result.notes, result.seconds)
     for note in found.notes:
         hook.say(syslog.LOG_WARNING, note)
     for finding in found.findings:
         if finding.verdict in (Verdict.FAIL, Verdict.UNKNOWN) or finding.check == policy.LEFTOVERS:
             hook.say(_LEVELS[finding.action], f"{finding.check}: {finding.verdict.value}: {finding.text}")
     if checks:
-        hook.say(syslog.LOG_INFO, f"{found.verdict.value}: {len(checks)} checks in {took_s:.2f} s")
+        hook.say(syslog.LOG_INFO, f"{found.verdict.value}: {len(checks)} checks in {found.seconds:.2f} s")
     return found
 
 
