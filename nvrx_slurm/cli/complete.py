@@ -1,7 +1,11 @@
-"""What the shell completes beside flags: jobs of the log directory, and names of health checks."""
+"""What the shell completes beside flags: jobs of the log directory, and names of health checks.
+
+A shell waits for the answer, so a file system that hangs has no jobs.
+"""
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import click
@@ -11,6 +15,7 @@ from nvrx_slurm.cli.log_tree import log_dir
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+_WITHIN_S = 1.0
 _MOST = 500
 
 
@@ -18,8 +23,17 @@ def jobs(ctx: click.Context, param: click.Parameter, begun: str) -> list[Complet
     """Job ids that begin like this, the highest first; else paths."""
     from click.shell_completion import CompletionItem  # here: `nvrx status` is asked often
 
-    names = [path.name for path in log_dir().glob("[!.]*") if path.name.startswith(begun) and path.is_dir()]
-    found = [CompletionItem(name) for name in sorted(names, key=lambda name: (len(name), name), reverse=True)]
+    from nvrx_slurm.system import bounded
+
+    def there() -> list[str]:
+        with os.scandir(log_dir()) as entries:
+            return [entry.name for entry in entries if entry.name.startswith(begun) and entry.is_dir()]
+
+    try:
+        names = sorted(bounded.call(there, _WITHIN_S, "completion"), key=lambda name: (len(name), name), reverse=True)
+    except (OSError, bounded.Overrun):
+        names = []
+    found = [CompletionItem(name) for name in names if not name.startswith(".")]
     return found[:_MOST] or [CompletionItem(begun, type="file")]
 
 
