@@ -223,7 +223,7 @@ class Orphans:
                 break
             seen.update(new)
             for pid in new:
-                kill_tree(pid, me)
+                kill_tree(pid, (me,))
         return sum(not _collect(pid) for pid in children(me) if pid not in spared and _name(pid) not in but)
 
 
