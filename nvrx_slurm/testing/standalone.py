@@ -114,6 +114,7 @@ class StandaloneMonitor:
     def _start(self, private_dir: Path, pid: int, config: FaultToleranceConfig) -> str:
         self._monitor = monitor = RankMonitor(0, private_dir, self._on_hang, self._on_asked)
         monitor.start()
+        monitor.spawn()
         path = monitor.worker_env()[wire.SOCKET_ENV]
         pidfd = os.pidfd_open(pid)
         try:

@@ -141,6 +141,7 @@ class Rig:
 
     async def __aenter__(self) -> Rig:
         self.monitor.start()
+        self.monitor.spawn()
         return self
 
     async def __aexit__(self, *exc: object) -> None:

@@ -49,7 +49,7 @@ async def test_monitors_that_are_started_together_are_processes_of_their_own(tmp
     processes.Orphans()  # makes this process a subreaper
     together = [monitors.RankMonitor(rank, tmp_path, print, print) for rank in range(3)]
     for one in together:
-        one.start(spawn=False)
+        one.start()
     starter = monitor_start.MonitorStarter(tmp_path, None, together, 0.0)
     await until(lambda: starter.pid is not None)
     if killed:

@@ -27,7 +27,7 @@ from nvrx_slurm.errors import UsageError
 from nvrx_slurm.monitor import kill, wire
 from nvrx_slurm.monitor import page as layout
 from nvrx_slurm.monitor.lease import Lease
-from nvrx_slurm.monitor.page import INIT, LEAVES, WARNED, WORDS, PageError, RankPage, create_page
+from nvrx_slurm.monitor.page import INIT, LEAVES, WARNED, WORDS, RankPage, create_page
 from nvrx_slurm.node.monitors import monitor_start
 from nvrx_slurm.node.monitors.times import times_of
 from nvrx_slurm.system.files import MAX_SOCKET_PATH_BYTES
@@ -64,13 +64,14 @@ class Life:
         self.watch: bytes | None = None  # the message, once there is a worker
         self.pidfd = -1
         self.hung = False
-        self.broken = False  # the page cannot be read; that was said
         with contextlib.ExitStack() as stack:
             self.listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
             self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # before the first request
             self.ends = [stack.enter_context(end) for end in socket.socketpair()]  # for monitor.inspect
             self.page_fd = create_page()
             stack.callback(os.close, self.page_fd)
+            self.page = RankPage(self.page_fd)
+            stack.callback(self.page.close)
             self.listener.bind(os.fspath(self.path))
             stack.callback(self.path.unlink, missing_ok=True)
             self._resources = stack.pop_all()
@@ -125,8 +126,8 @@ class RankMonitor(SupervisedProcess):
         self._reported = 0  # number of the last report when it was read before
         self._life: Life | None = None
 
-    def start(self, spawn: bool = True) -> None:
-        """Make its socket and spawn the process, unless that is left to spawn().
+    def start(self) -> None:
+        """Make its socket; spawn() starts the process.
 
         Raises UsageError (bad directory); after that nothing about a monitor is an error.
         """
@@ -134,8 +135,6 @@ class RankMonitor(SupervisedProcess):
             self._life = self._make_life()
         except OSError as error:
             self._say_unmonitored(error)
-        if spawn:
-            self.spawn()
 
     def worker_env(self) -> dict[str, str]:
         """Variables for the next worker; ask again after each unwatch(), because the socket is new then.
@@ -214,20 +213,19 @@ class RankMonitor(SupervisedProcess):
 
     def warn(self) -> None:
         """Have `RankMonitorClient.should_stop()` say yes in the worker that is watched, now or when it asks first."""
-        page = self._page()
-        if page is not None:
-            page.words[WARNED] = page.words[WARNED] or time.monotonic_ns()
-            page.close()
+        if self._life is not None:
+            words = self._life.page.words
+            words[WARNED] = words[WARNED] or time.monotonic_ns()
 
     @property
     def leaves(self) -> bool:
         """Whether should_stop() has said yes to the worker; ask before unwatch()."""
-        return self._word(LEAVES) != 0
+        return self._life is not None and self._life.page.words[LEAVES] != 0
 
     @property
     def connected(self) -> bool:
         """Whether the worker has called init_workload_monitoring(); ask before unwatch()."""
-        return self._word(INIT) != 0
+        return self._life is not None and self._life.page.words[INIT] != 0
 
     def times(self, sections: Sequence[str], released_s: float) -> RankTimes:
         """How the worker, released then (monotonic seconds), has spent its time; ask before unwatch()."""
@@ -235,13 +233,8 @@ class RankMonitor(SupervisedProcess):
         return RankTimes(released_s, now_s) if words is None else times_of(words, sections, released_s, now_s)
 
     def words(self) -> list[int] | None:
-        """All words of the page, where it can be read."""
-        page = self._page()
-        if page is None:
-            return None
-        words = page.words[:WORDS].tolist()
-        page.close()
-        return words
+        """All words of the page, where there is one."""
+        return None if self._life is None else self._life.page.words[:WORDS].tolist()
 
     def reports(self, read: int, right: bool) -> tuple[int, list[LossReport]]:
         """What the worker has reported after number `read`: (number of the last one, reports).
@@ -249,17 +242,15 @@ class RankMonitor(SupervisedProcess):
         The slot of the last report may be half written. It is left out until it is the last one a second time.
         `right`: nothing is wrong with the reports until `read`, so the worker may save.
         """
-        page = self._page()
-        if page is None:
+        if self._life is None:
             return read, []
+        page = self._life.page
         if right:
             page.words[layout.JUDGED] = read
         until = page.words[layout.REPORTED]
         until, self._reported = until - (until != self._reported), until
         numbers = range(max(read, until - layout.REPORT_SLOTS + 1) + 1, until + 1)
-        found = [LossReport(*page.report(number)) for number in numbers]
-        page.close()
-        return max(read, until), found
+        return max(read, until), [LossReport(*page.report(number)) for number in numbers]
 
     def fail(self, why: str) -> None:
         """Kill the worker, whose loss is wrong."""
@@ -268,14 +259,6 @@ class RankMonitor(SupervisedProcess):
             pid, life.hung = int(str(wire.decode(life.watch)["pid"])), True
             self._on_hang(self.local_rank, {"pid": pid, "sentence": why, "kind": t.FaultKind.LOSS})
             kill.kill_group(life.pidfd, pid)
-
-    def _word(self, word: int) -> int:
-        page = self._page()
-        if page is None:
-            return 0
-        found = page.words[word]
-        page.close()
-        return found
 
     def unwatch(self) -> None:
         """The worker is gone (or no longer to be judged): forget it, and make ready for the next."""
@@ -295,17 +278,6 @@ class RankMonitor(SupervisedProcess):
     def _ask_to_end(self) -> None:
         self.send(wire.encode("unwatch"))
         self.send(wire.encode("quit"))
-
-    def _page(self) -> RankPage | None:
-        """The worker's page; None where it is not monitored, or where its rank has overwritten the page."""
-        if self._life is None or self._life.broken:
-            return None
-        try:
-            return RankPage(self._life.page_fd)
-        except (OSError, PageError) as error:  # no memory; or not our page any more
-            self._life.broken = True
-            log.warning("local rank %d gets no warnings any more: %s", self.local_rank, error)
-            return None
 
     # --- the process ------------------------------------------------------------------------------
 

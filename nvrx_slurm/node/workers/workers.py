@@ -108,7 +108,7 @@ class Workers:
             for local_rank in range(self._node.nproc):
                 monitor = RankMonitor(local_rank, self._private_dir, self._hung, self._asked, self._lease)
                 self._monitors.append(monitor)  # first: also one half started is closed in the end
-                monitor.start(spawn=False)
+                monitor.start()
         self._launcher.begin()
         if self._lease is not None:
             self._start_monitors(0.0)
