@@ -33,16 +33,6 @@ logger = logging.getLogger(__name__)
 _active = threading.Lock()  # held while a wrapped function is being called in this process
 
 
-def _with_hint(init: F) -> F:
-    @functools.wraps(init)
-    def checked(self: Any, *args: Any, **given: Any) -> None:
-        if "rank_filter" in given:  # of older NVRx
-            raise TypeError("inprocess.Wrapper has no argument rank_filter; make the filter part of rank_assignment")
-        init(self, *args, **given)
-
-    return checked  # type: ignore[return-value]
-
-
 class Wrapper(Arguments):
     """Calls the wrapped function again, in the same processes, after a fault on any rank, until it returns on all.
 
@@ -53,8 +43,6 @@ class Wrapper(Arguments):
 
     Raises TypeError for a value of the wrong type and ValueError for timeouts that contradict each other.
     """
-
-    __init__ = _with_hint(Arguments.__init__)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -68,11 +68,6 @@ def test_values_that_are_refused(error: type[Exception], bad: dict[str, Any]) ->
         Wrapper(**bad)
 
 
-def test_a_filter_of_older_nvrx_is_told_where_it_belongs() -> None:
-    with pytest.raises(TypeError, match="rank_assignment"):
-        Wrapper(rank_filter=None)  # type: ignore[call-arg]
-
-
 def test_zero_is_allowed_for_waits_and_disabled_changes_nothing() -> None:
     Wrapper(last_call_wait=s(0), termination_grace_time=s(0))
     assert Wrapper(enabled=False)(plain) is plain
