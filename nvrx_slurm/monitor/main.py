@@ -94,7 +94,7 @@ class MonitorProgram:
         if watched is None or self._requests is None:
             return None
         if watched.ladder is None:
-            judgement = watched.judge(due_s)
+            judgement = watched.progress.judge(due_s, watched.exits)
             if judgement.late and not watched.late_said:
                 watched.late_said = True
                 self._tell(watched, _CONTINUE, judgement.late)
