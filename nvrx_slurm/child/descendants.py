@@ -83,7 +83,7 @@ def _open(pid: int, parents: Collection[int], mark: bytes = b"") -> int:
         fd = os.pidfd_open(pid)
     except OSError:
         return -1
-    if _parent(pid) in parents and (not mark or mark in _read(pid, "environ").split(b"\0")) and not is_dead(fd):
+    if _parent(pid) in parents and (not mark or mark in read(pid, "environ").split(b"\0")) and not is_dead(fd):
         return fd
     os.close(fd)
     return -1
@@ -91,11 +91,11 @@ def _open(pid: int, parents: Collection[int], mark: bytes = b"") -> int:
 
 def _parent(pid: int) -> int:
     """-1: there is no such process."""
-    fields = _read(pid, "stat").rpartition(b")")[2].split()
+    fields = read(pid, "stat").rpartition(b")")[2].split()
     return int(fields[1]) if fields else -1
 
 
-def _read(pid: int, name: str) -> bytes:
+def read(pid: int, name: str) -> bytes:
     """A file of the process; nothing where it is gone or another user's."""
     try:
         with open(f"/proc/{pid}/{name}", "rb") as file:

@@ -24,6 +24,7 @@ from nvrx_slurm.child.supervised import SupervisedProcess
 from nvrx_slurm.core.account.ranks import RankTimes
 from nvrx_slurm.core.rank.loss import LossReport
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.frozen import frozen
 from nvrx_slurm.monitor import kill, wire
 from nvrx_slurm.monitor import page as layout
 from nvrx_slurm.monitor.lease import Lease
@@ -47,6 +48,16 @@ def unix_s(at_s: float) -> float:
 
 OnHang = Callable[[int, dict[str, Any]], None]
 OnAsked = Callable[[int, "t.WorkloadAction", str], None]
+
+
+@frozen
+class WatchRules:
+    """How a worker is watched. `settings`: further ones for `client.cfg` (JSON)."""
+
+    limits: Mapping[str, Any]  # seconds, by the names of `core.rank.watch.RankLimits`; None or absent = no limit
+    signum: int = signal.SIGKILL  # rank_termination_signal
+    settings: Mapping[str, Any] | None = None
+    hold_s: float = 0.0  # a hung rank is ended that much later, or at end_hold()
 
 
 class Life:
@@ -146,39 +157,17 @@ class RankMonitor(SupervisedProcess):
         env = {} if self._life is None else {wire.SOCKET_ENV: os.fspath(self._life.path)}
         return env | faulthandler_env()
 
-    def watch(
-        self,
-        *,
-        pid: int,
-        pidfd: int,
-        cycle: int,
-        rank: int,
-        limits: Mapping[str, Any],
-        signum: int = signal.SIGKILL,
-        cfg: Mapping[str, Any] | None = None,
-        hold_s: float = 0.0,
-    ) -> None:
+    def watch(self, *, pid: int, pidfd: int, cycle: int, rank: int, rules: WatchRules) -> None:
         """Watch the worker just spawned with worker_env().
 
-        `pid`: a session leader; `pidfd` stays the caller's. `limits`: by the names of `core.rank.watch.RankLimits`;
-        None or absent = no limit. `signum`: rank_termination_signal. `cfg`: further settings for `client.cfg`
-        (JSON). `hold_s`: a hung rank is ended that much later, or at end_hold(). Raises ValueError for settings over 64
-        KiB; nothing has changed then.
+        `pid`: a session leader; `pidfd` stays the caller's. Raises ValueError for settings over 64 KiB; nothing has
+        changed then.
         """
-        life = self._life
-        settings = {**(cfg or {}), **limits, "rank_termination_signal": int(signum)}
-        message = wire.encode(
-            "watch",
-            cycle=cycle,
-            rank=rank,
-            local_rank=self.local_rank,
-            pid=pid,
-            started_s=time.monotonic(),
-            limits=dict(limits),
-            signal=int(signum),
-            cfg=settings,
-            hold_s=hold_s,
-        )
+        life, limits, signum = self._life, dict(rules.limits), int(rules.signum)
+        worker = {"cycle": cycle, "rank": rank, "local_rank": self.local_rank, "pid": pid}
+        settings = {**(rules.settings or {}), **limits, "rank_termination_signal": signum}
+        told = {"limits": limits, "signal": signum, "cfg": settings, "hold_s": rules.hold_s}
+        message = wire.encode("watch", started_s=time.monotonic(), **worker, **told)
         if life is None:
             return  # was said when it could not be made
         try:
