@@ -189,7 +189,8 @@ class Elections:
             self._client = None
             if isinstance(event, ag.Disconnected):
                 self._tell(event)
-            self._shell.post(el.StreamEnded(peers.how_ended(client)))
+            silent = el.StreamEnd.SILENT if client.silent else el.StreamEnd.CLOSED
+            self._shell.post(el.StreamEnded(el.StreamEnd.REFUSED if client.refused else silent))
         elif isinstance(event, t.Lead):
             self._adopt(client.token)
             if not self._core.me.addr:  # this agent does not know it: its connection's source, as the other end sees it

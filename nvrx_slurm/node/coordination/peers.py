@@ -19,7 +19,6 @@ from nvrx_slurm.system import bounded
 from nvrx_slurm.system.ports import is_refused
 
 if TYPE_CHECKING:
-    from nvrx_slurm.control.client import ControlClient
     from nvrx_slurm.control.server import ControlServer
     from nvrx_slurm.node.coordination.coordinator import CoordinatorHost
 
@@ -61,13 +60,6 @@ async def ask(meeting: Meeting, token: str, peer: t.Peer) -> t.Elsewhere | None:
         return None
     finally:
         await client.close(0.0)
-
-
-def how_ended(client: ControlClient) -> el.StreamEnd:
-    """How an attempt to register, or a registration, ended."""
-    if client.refused:
-        return el.StreamEnd.REFUSED
-    return el.StreamEnd.SILENT if client.silent else el.StreamEnd.CLOSED
 
 
 async def refuses(peer: t.Peer) -> bool:
