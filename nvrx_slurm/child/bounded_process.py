@@ -4,7 +4,7 @@ A child leads its own session and process group. At its deadline the whole group
 in the kernel cannot be reaped: it is given up after at most REAP_S, and init reaps it when this process has ended.
 
 `run` does everything for one command. Callers that poll several children use `execute` or `fork`, then `fds`, `wake_s`
-and `go_on` until `done`; `finish` and `finish_async` are that loop for one child.
+and `go_on` until `done`; `finish` is that loop for one child.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class BoundedProcess:
         """SIGKILL to the child, its descendants and its group. `go_on` reaps it, or gives it up within REAP_S."""
         if self.gone or self.killed:
             return
-        kill_tree(self.pid, os.getpid())
+        kill_tree(self.pid, (os.getpid(),))
         self._kill_group()
         self.killed = True
         self._give_up_s = time.monotonic() + REAP_S
@@ -163,20 +163,6 @@ class BoundedProcess:
         finally:
             self.end()
 
-    async def finish_async(self) -> Ended:
-        """As `finish`, on the running event loop. A cancelled call kills and reaps the child first."""
-        import asyncio  # not in hooks, where its import takes longer than the checks
-
-        try:
-            await self._until_done()
-            return self.result()
-        except asyncio.CancelledError:
-            self.kill()
-            await self._until_done()
-            raise
-        finally:
-            self.release()
-
     def end(self) -> None:
         """Kill it unless it has ended, and reap it if that takes no longer than REAP_S."""
         self.kill()
@@ -193,10 +179,6 @@ class BoundedProcess:
     def _wait(self) -> None:
         while not self.done:
             self.go_on(wait(self.fds(), self.wake_s()))
-
-    async def _until_done(self) -> None:
-        while not self.done:
-            self.go_on(await wait_async(self.fds(), self.wake_s()))
 
     def _outputs(self) -> list[Output]:
         return [self.stdout, self.stderr] if self.stderr else [self.stdout]
@@ -315,21 +297,3 @@ def wait(fds: Iterable[int], until_s: float) -> set[int]:
         poller.register(fd, select.POLLIN)
     left_s = until_s - time.monotonic()
     return {fd for fd, _ in poller.poll(None if math.isinf(left_s) else max(0, int(left_s * 1000) + 1))}
-
-
-async def wait_async(fds: Iterable[int], until_s: float) -> set[int]:
-    """As `wait`, on the running event loop."""
-    import asyncio
-
-    loop, came = asyncio.get_running_loop(), asyncio.Event()
-    left_s = until_s - time.monotonic()
-    with select.epoll() as poller:
-        for fd in fds:
-            poller.register(fd, select.EPOLLIN)
-        loop.add_reader(poller.fileno(), came.set)
-        with contextlib.suppress(asyncio.TimeoutError):
-            try:
-                await asyncio.wait_for(came.wait(), None if math.isinf(left_s) else max(0.0, left_s))
-            finally:
-                loop.remove_reader(poller.fileno())
-        return {fd for fd, _ in poller.poll(0)}

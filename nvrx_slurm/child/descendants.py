@@ -58,27 +58,23 @@ def kill_all(pidfds: Iterable[int]) -> None:
         os.close(fd)
 
 
-def kill_tree(root: int, parent: int, mark: bytes = b"") -> bool:
-    """SIGKILL to `root`, a child of `parent`, and to all processes below it. Does not wait. False: there is none.
+def kill_tree(root: int, parents: Collection[int], mark: bytes = b"") -> bool:
+    """SIGKILL to `root`, a child of one of `parents`, and to all below it. Does not wait. False: there is none.
 
     `mark`: only if its environment has this entry (NAME=VALUE). All are found before one is killed: the children of a
     killed process get another parent. A process that is forked in between is missed, so callers look again.
     """
-    return _kill_tree(root, (parent,), mark)
-
-
-def kill_marked(parents: Collection[int], mark: bytes) -> bool:
-    """The same for all children of `parents` with this mark. `/proc/PID/task/TID/children` of init may be hidden."""
-    pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
-    return any([_kill_tree(pid, parents, mark) for pid in pids if _parent(pid) in parents])
-
-
-def _kill_tree(root: int, parents: Collection[int], mark: bytes) -> bool:
     fd = _open(root, parents, mark)
     if fd < 0:
         return False
     kill_all([fd, *below(root, fd)])
     return True
+
+
+def kill_marked(parents: Collection[int], mark: bytes) -> bool:
+    """The same for all children of `parents` with this mark. `/proc/PID/task/TID/children` of init may be hidden."""
+    pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+    return any([kill_tree(pid, parents, mark) for pid in pids if _parent(pid) in parents])
 
 
 def _open(pid: int, parents: Collection[int], mark: bytes = b"") -> int:
@@ -87,7 +83,7 @@ def _open(pid: int, parents: Collection[int], mark: bytes = b"") -> int:
         fd = os.pidfd_open(pid)
     except OSError:
         return -1
-    if _parent(pid) in parents and (not mark or mark in _read(pid, "environ").split(b"\0")) and not is_dead(fd):
+    if _parent(pid) in parents and (not mark or mark in read(pid, "environ").split(b"\0")) and not is_dead(fd):
         return fd
     os.close(fd)
     return -1
@@ -95,11 +91,11 @@ def _open(pid: int, parents: Collection[int], mark: bytes = b"") -> int:
 
 def _parent(pid: int) -> int:
     """-1: there is no such process."""
-    fields = _read(pid, "stat").rpartition(b")")[2].split()
+    fields = read(pid, "stat").rpartition(b")")[2].split()
     return int(fields[1]) if fields else -1
 
 
-def _read(pid: int, name: str) -> bytes:
+def read(pid: int, name: str) -> bytes:
     """A file of the process; nothing where it is gone or another user's."""
     try:
         with open(f"/proc/{pid}/{name}", "rb") as file:

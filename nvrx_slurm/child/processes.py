@@ -3,20 +3,18 @@ subreaper for their orphans."""
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import select
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import IO, NamedTuple
 
 from nvrx_slurm.child import bounded_process
 from nvrx_slurm.child.bounded_process import through_trampoline
-from nvrx_slurm.child.descendants import children, kill_tree
+from nvrx_slurm.child.descendants import children, kill_tree, read
 from nvrx_slurm.system.files import write_all
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -85,8 +83,11 @@ class Held:
     def release(self, env: Mapping[str, str], stdout: IO[bytes], stderr: IO[bytes]) -> Child:
         """Execute the command with this environment and these streams. Raises OSError if the process is gone."""
         text = "\0".join(f"{name}={value}" for name, value in env.items())
-        with self.control, _anonymous_file(os.fsencode(text)) as fd:
-            socket.send_fds(self.control, [b"x"], [fd, stdout.fileno(), stderr.fileno()], socket.MSG_NOSIGNAL)
+        with self.control, open(os.memfd_create("nvrx-env", os.MFD_CLOEXEC), "r+b", buffering=0) as file:
+            write_all(file.fileno(), os.fsencode(text))
+            file.seek(0)
+            fds = [one.fileno() for one in (file, stdout, stderr)]
+            socket.send_fds(self.control, [b"x"], fds, socket.MSG_NOSIGNAL)
         self.child.signal_group(signal.SIGCONT)  # a process that was stopped while it waited would never begin
         return self.child
 
@@ -94,18 +95,6 @@ class Held:
         """End the process; it is not waited for."""
         self.control.close()
         self.child.signal_group(signal.SIGKILL)
-
-
-@contextlib.contextmanager
-def _anonymous_file(content: bytes) -> Iterator[int]:
-    """A file in memory that holds `content` and is at its beginning. Raises OSError (no memory, no descriptors)."""
-    fd = os.memfd_create("nvrx-env", os.MFD_CLOEXEC)
-    try:
-        write_all(fd, content)
-        os.lseek(fd, 0, os.SEEK_SET)
-        yield fd
-    finally:
-        os.close(fd)
 
 
 def hold(argv: Sequence[str], env: Mapping[str, str], ignored: int = 0) -> Held:
@@ -190,18 +179,18 @@ def end_with_parent(signum: int) -> None:
 class Orphans:
     """Descendants that lost their parent become children of this process and are found, whatever their session.
 
-    All methods belong to the thread that reaps our other children; `known` are those: they are left alone. So are
-    children that were here before us (of a shell that became this program by exec). On a kernel without
-    /proc/PID/task/TID/children nothing is killed.
+    All methods belong to the thread that reaps our other children (see `own_pids`). Children that were here before us
+    (of a shell that became this program by exec) are left alone. On a kernel without /proc/PID/task/TID/children
+    nothing is killed.
     """
 
     def __init__(self) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._before = frozenset(children(os.getpid()))
 
-    def reap(self, known: Iterable[int]) -> None:
+    def reap(self) -> None:
         """Collect those that have ended, as init did before they came to us; call it on SIGCHLD."""
-        kept = frozenset(known)
+        kept = own_pids()
         while True:
             try:
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -211,10 +200,10 @@ class Orphans:
                 return
             _collect(ended.si_pid)
 
-    def kill(self, known: Iterable[int], but: Collection[bytes] = ()) -> int:
+    def kill(self, known: Collection[int] = (), but: Collection[bytes] = ()) -> int:
         """SIGKILL all orphans and all below them without waiting; returns how many have not ended yet.
 
-        Those with a name of `but` (as ps shows it) are left alone.
+        Those in `known` and those with a name of `but` (as ps shows it) are left alone.
         """
         spared, seen, me = self._before.union(known), set[int](), os.getpid()
         for _ in range(_MAX_ROUNDS):
@@ -223,16 +212,13 @@ class Orphans:
                 break
             seen.update(new)
             for pid in new:
-                kill_tree(pid, me)
+                kill_tree(pid, (me,))
         return sum(not _collect(pid) for pid in children(me) if pid not in spared and _name(pid) not in but)
 
 
 def _name(pid: int) -> bytes:
     """What ps shows of a process; b"" where it is gone."""
-    try:
-        return Path(f"/proc/{pid}/comm").read_bytes().rstrip(b"\n")
-    except OSError:
-        return b""
+    return read(pid, "comm").rstrip(b"\n")
 
 
 def _collect(pid: int) -> bool:

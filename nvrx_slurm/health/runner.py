@@ -267,7 +267,7 @@ def stop_on_sigterm() -> None:
 
     def end(signum: int, frame: object) -> NoReturn:
         for pid in descendants.children(os.getpid()):
-            descendants.kill_tree(pid, os.getpid())
+            descendants.kill_tree(pid, (os.getpid(),))
         sys.exit(128 + signum)
 
     signal.signal(signal.SIGTERM, end)

@@ -7,6 +7,8 @@ import socket
 import sys
 from dataclasses import dataclass
 
+from nvrx_slurm.inprocess.arguments import Arguments
+from nvrx_slurm.inprocess.guard.page import CallPage
 from nvrx_slurm.inprocess.state import State
 from nvrx_slurm.inprocess.store.stores import is_loopback
 from nvrx_slurm.system.ports import PortReservation
@@ -80,9 +82,11 @@ class Environment:
 
 
 @dataclass(frozen=True)
-class CallIdentity:
-    """Which rank a process is or watches, in which call of a wrapped function."""
+class CallFacts:
+    """What all that serve one rank in one call of a wrapped function know: which rank and which call it is, ..."""
 
+    arguments: Arguments
+    page: CallPage
     rank: int  # initial
     world_size: int  # initial
     prefix: str  # of the call's keys, without the slash

@@ -10,7 +10,7 @@ import signal
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.inprocess.arguments import Arguments
-from nvrx_slurm.inprocess.environment import CallIdentity, Environment
+from nvrx_slurm.inprocess.environment import CallFacts, Environment
 from nvrx_slurm.inprocess.exception import InternalError
 from nvrx_slurm.inprocess.guard.monitor_process import MonitorProcess
 from nvrx_slurm.inprocess.guard.monitor_thread import MonitorThread
@@ -34,9 +34,9 @@ class Resources:
         self.state = State.from_env()
         self.page = CallPage()
         rank, size, prefix = self.state.rank, self.state.world_size, f"nvrx/{_job()}/{next(_calls)}"
-        self.me = CallIdentity(rank, size, prefix, self.environment)
+        self.me = CallFacts(arguments, self.page, rank, size, prefix, self.environment)
         self.thread = MonitorThread(self.page)
-        self.monitor = MonitorProcess(arguments, self.me, self.page)
+        self.monitor = MonitorProcess(self.me)
         interval_s = arguments.progress_watchdog_interval.total_seconds()
         self._monitor_stall = Stall(interval_s)
         self._terminate_stall = Stall(interval_s)

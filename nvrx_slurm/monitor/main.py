@@ -19,9 +19,8 @@ import socket
 import sys
 from time import monotonic, sleep
 
-from nvrx_slurm.monitor import kill, wire
+from nvrx_slurm.monitor import kill, requests, wire
 from nvrx_slurm.monitor.lease import Lease
-from nvrx_slurm.monitor.requests import Requests
 from nvrx_slurm.monitor.watched import Descriptors, Watched
 
 TYPE_CHECKING = False
@@ -53,7 +52,7 @@ class MonitorProgram:
         self._poll.register(control, select.POLLIN)
         self._running = True
         self._watched: Watched | None = None
-        self._requests: Requests | None = None
+        self._listener: socket.socket | None = None  # for requests of the rank, while it is served
 
     def run(self) -> int:
         due_s = monotonic()
@@ -73,8 +72,8 @@ class MonitorProgram:
                 self._on_control()
             elif self._watched is not None and fd == self._watched.fds.pidfd:
                 self._on_worker_exit()
-            elif self._requests is not None:
-                self._requests.serve()
+            elif self._listener is not None:
+                requests.serve(self._listener, self._answer)
         return woken_s if deadline_s is None else min(woken_s, deadline_s)
 
     # --- the rank ---------------------------------------------------------------------------------
@@ -91,10 +90,10 @@ class MonitorProgram:
     def _judge(self, due_s: float) -> float | None:
         """Judge the rank and act on it; returns when to judge again (monotonic s; None = no limit runs)."""
         watched = self._watched
-        if watched is None or self._requests is None:
+        if watched is None or self._listener is None:
             return None
         if watched.ladder is None:
-            judgement = watched.judge(due_s)
+            judgement = watched.progress.judge(due_s, watched.exits)
             if judgement.late and not watched.late_said:
                 watched.late_said = True
                 self._tell(watched, _CONTINUE, judgement.late)
@@ -213,10 +212,9 @@ class MonitorProgram:
 
     def _watch(self, message: dict[str, object], fds: Descriptors) -> None:
         self._forget()
-        listener = socket.socket(fileno=fds.listener)
+        self._listener = listener = socket.socket(fileno=fds.listener)
         mark = f"{wire.SOCKET_ENV}={listener.getsockname()}".encode()
         self._watched = Watched(message, mark, fds)
-        self._requests = Requests(listener, self._answer)
         for fd in (listener.fileno(), fds.pidfd):
             self._poll.register(fd, select.POLLIN)
 
@@ -228,11 +226,11 @@ class MonitorProgram:
 
     def _stop_serving(self) -> None:
         """No more requests and judgements: the worker is dead or dropped. Its pidfd stays open for its group."""
-        if self._requests is not None and self._watched is not None:
-            for fd in (self._requests.socket.fileno(), self._watched.fds.pidfd):
+        if self._listener is not None and self._watched is not None:
+            for fd in (self._listener.fileno(), self._watched.fds.pidfd):
                 self._poll.unregister(fd)
-            self._requests.socket.close()
-            self._requests = None
+            self._listener.close()
+            self._listener = None
 
 
 def _earliest(*times: float | None) -> float | None:

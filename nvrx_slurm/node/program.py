@@ -7,7 +7,6 @@ This file says which roles there are, and in which order they start and end. Wha
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import traceback
 from collections.abc import Sequence
 from dataclasses import replace
@@ -104,6 +103,9 @@ class NodeProgram:
         """The coordinator on this node, if there is one."""
         return self._own_coordinator if self._elections is None else self._elections.coordinator
 
+    def _coordinator_shell(self) -> Shell | None:
+        return None if self._coordinator is None else self._coordinator.shell
+
     # --- the order of start and end ---------------------------------------------------------------------------
 
     async def _start(self) -> None:
@@ -125,27 +127,18 @@ class NodeProgram:
         rank, state_dir = job.node.infra_rank, path / HEALTH_NAME
         preflight = Preflight(job.preflight, rank, state_dir, say, shell.post, shell.finish_with, checks)
         lease = Lease(listener=self._server.listener.fileno()) if self._server is not None else None
-        workers = Workers(job.node, job.spec, job.run_dir, self._console, shell.post, path, lease, self._tell)
+        workers = Workers(job, self._console, shell.post, path, lease, self._tell)
         action = (job.spec.settings or {}).get("loss_action", "warn")
         await self.add(preflight, workers, LossWatch(action, workers.monitors, shell.post))
         if job.logs is not None:
             from nvrx_slurm.node.output.logs import LogsRole
 
-            key = "" if job.meeting is None else job.meeting.key
-            self._logs = LogsRole(job.logs, job.node, job.run_dir, key, path, say)
+            self._logs = LogsRole(job.logs, job, path, say)
             await self.add(self._logs)
-        self._signals = Signals(
-            self._signal_reader,
-            job.node.node_id,
-            job.agent.in_step,
-            job.agent.warning_signum,
-            shell,
-            lambda: None if self._coordinator is None else self._coordinator.shell,
-        )
+        self._signals = Signals(self._signal_reader, job, shell, self._coordinator_shell)
         await self.add(self._signals)
         if self._server is not None and lease is not None:
-            finish = shell.finish_with
-            self._elections = Elections(job, self._server, say, finish, shell.post, lease, self._logs)
+            self._elections = Elections(job, self._server, say, shell, lease, self._logs)
             self._link = self._elections.link
             await self.add(self._elections)
         else:
@@ -162,8 +155,8 @@ class NodeProgram:
 
     def _examine(self, command: t.Examine) -> None:
         async def examine() -> None:
-            with contextlib.suppress(bounded.Overrun, RuntimeError):  # RuntimeError: no thread can be made
-                found = await bounded.call_async(signs.read, signs.TIMEOUT_S, "signs")
+            found = await bounded.call_or_none(signs.read, signs.TIMEOUT_S, "signs")
+            if found is not None:
                 self._link.send(t.Examined(command.term, command.cycle, found))
 
         self._examining = asyncio.ensure_future(examine())  # the loop keeps only weak references

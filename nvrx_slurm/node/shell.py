@@ -86,7 +86,7 @@ class Shell:
             self.result.set_result(value)
             self._log.close()
 
-    def finish_with(self, error: Exception) -> None:
+    def finish_with(self, error: BaseException) -> None:
         """The core, or a command, broke."""
         if not self.result.done():
             self.result.set_exception(error)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.errors import signal_exit_code
+from nvrx_slurm.node.job import NodeJob
 from nvrx_slurm.node.shell import Shell
 from nvrx_slurm.system.signals import SignalReader, sent_by_slurm
 
@@ -25,25 +26,16 @@ def block_signals() -> SignalReader:
 
 
 class Signals:
-    """Role. `in_step`: Slurm may signal all processes of the step. `warning_signum`: 0 = none warns.
-
-    `coordinator()` takes the signals once the agent has ended; None: there is none on this node.
-    """
+    """Role. `coordinator()` takes the signals once the agent has ended; None: there is none on this node."""
 
     def __init__(
-        self,
-        reader: SignalReader,
-        node_id: str,
-        in_step: bool,
-        warning_signum: int,
-        agent: Shell,
-        coordinator: Callable[[], Shell | None],
+        self, reader: SignalReader, job: NodeJob, agent: Shell, coordinator: Callable[[], Shell | None]
     ) -> None:
-        self._reader, self._node_id = reader, node_id
-        self._in_step, self._warning_signum = in_step, warning_signum
+        self._reader, self._node_id = reader, job.node.node_id
+        self._in_step, self._warning_signum = job.agent.in_step, job.agent.warning_signum
         self._agent, self._coordinator = agent, coordinator
 
-    def handlers(self) -> Mapping[type, Callable[[Any], None]]:
+    def handlers(self) -> dict[type, Callable[[Any], None]]:
         """There are no commands."""
         return {}
 

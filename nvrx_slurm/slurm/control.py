@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm.api import connect
 from nvrx_slurm.slurm.api.facts import NoAnswer, NotInstalled, NotKnown, SlurmError
-from nvrx_slurm.system.probe import is_refused
+from nvrx_slurm.system.ports import is_refused
 
 if TYPE_CHECKING:
     from nvrx_slurm.slurm.api.cli import Slurm

@@ -12,6 +12,7 @@ T = TypeVar("T")
 
 # A waiting caller executes Python this often, so that the in-process wrapper sees that its rank does not hang.
 _SIGN_OF_LIFE_S = 0.05
+_OVERRUN = "{} did not return within {:g} s"
 
 
 class Overrun(Exception):
@@ -40,7 +41,7 @@ class _Outcome(Generic[T]):
             finally:
                 self.error = None  # its traceback refers to this object: break the cycle
         if not self.value:
-            raise Overrun(f"{name} did not return within {timeout_s:g} s")
+            raise Overrun(_OVERRUN.format(name, timeout_s))
         return self.value[0]
 
 
@@ -78,3 +79,29 @@ async def call_async(fn: Callable[[], T], timeout_s: float, name: str) -> T:
     with contextlib.suppress(asyncio.TimeoutError):
         await asyncio.wait_for(ended.wait(), timeout_s)
     return outcome.get(timeout_s, name)
+
+
+async def call_or_none(fn: Callable[[], T], timeout_s: float, name: str) -> T | None:
+    """As `call_async`; None where that raises OSError or RuntimeError, or the call does not return in time."""
+    try:
+        return await call_async(fn, timeout_s, name)
+    except (OSError, Overrun, RuntimeError):
+        return None
+
+
+class OneAtATime:
+    """Calls functions in threads, one at a time: a file system that hangs costs one thread."""
+
+    def __init__(self) -> None:
+        self._busy = threading.Lock()  # held by the thread
+
+    async def call(self, fn: Callable[[], T], timeout_s: float, name: str) -> T:
+        """As `call_async`. Raises Overrun at once while an earlier call has not returned."""
+        if self._busy.locked():
+            raise Overrun(_OVERRUN.format(name, timeout_s))
+
+        def run() -> T:
+            with self._busy:
+                return fn()
+
+        return await call_async(run, timeout_s, name)

@@ -10,9 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import select
 import socket
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -50,21 +48,6 @@ def to_port(port: int) -> set[Socket]:
 def cut(sockets: Iterable[Socket]) -> int:
     """Shut these down, both ways, as if the peer had closed them; returns how many were still open connections."""
     return sum(map(_cut, sockets))
-
-
-def await_end(sockets: Iterable[Socket], timeout_s: float) -> bool:
-    """Until the peers have closed all of these; False if they have not within so many seconds."""
-    deadline_s = time.monotonic() + timeout_s
-    return all(_ended(one, deadline_s) for one in sockets)
-
-
-def _ended(one: Socket, deadline_s: float) -> bool:
-    with _duplicate(one) as connection:
-        if connection is None:
-            return True
-        poll = select.poll()
-        poll.register(connection, select.POLLRDHUP)
-        return bool(poll.poll(max(0.0, 1000 * (deadline_s - time.monotonic()))))
 
 
 def _cut(one: Socket) -> bool:

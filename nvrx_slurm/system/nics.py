@@ -64,21 +64,16 @@ def names(root: Place) -> list[str]:
     return pci.listed(f"{root}/{_CLASS}")
 
 
-def nearest(root: Place, pci_address: str, topology: Mapping[str, pci.Way] | None = None) -> set[str]:
+def nearest(root: Place, pci_address: str) -> set[str]:
     """NICs that share the longest way on the PCI tree with the device at `pci_address` (several if equally near).
 
-    `topology`: the ways by address (see `pci.topology`) instead of sysfs'. Where the device is on a tree without any
-    NIC (as on GB200): those of its NUMA node. Raises Absent without any.
+    Where the device is on a tree without any NIC (as on GB200): those of its NUMA node. Raises Absent without any.
     """
-
-    def way(address: str, device: str) -> pci.Way:
-        return pci.way(root, device) if topology is None else topology.get(address, ())
-
     addresses = {nic: os.path.basename(os.path.realpath(f"{root}/{_CLASS}/{nic}/device")) for nic in names(root)}
-    start = way(pci_address, f"{root}/bus/pci/devices/{pci_address}")
+    start = pci.way(root, f"{root}/bus/pci/devices/{pci_address}")
     if not start:
-        raise Absent(f"no PCI device {pci_address} is {f'below {root}' if topology is None else 'in the PCI topology'}")
-    ways = {nic: way(at, f"{root}/{_CLASS}/{nic}/device") for nic, at in addresses.items()}
+        raise Absent(f"no PCI device {pci_address} is below {root}")
+    ways = {nic: pci.way(root, f"{root}/{_CLASS}/{nic}/device") for nic in addresses}
     shared = {nic: len(os.path.commonprefix([start, other])) for nic, other in ways.items()}
     found = {nic for nic, parts in shared.items() if parts and parts == max(shared.values())}
     node = pci.numa_node(root, pci_address)

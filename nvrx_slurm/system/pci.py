@@ -1,4 +1,4 @@
-"""Where devices are on the PCI tree: from sysfs, or from an XML file where a virtual machine hides the tree.
+"""Where devices are on the PCI tree, from sysfs.
 
 A device's way is the tuple of what is passed from the top (host bridge, root port, switches) down to the device itself.
 """
@@ -6,18 +6,14 @@ A device's way is the tuple of what is passed from the top (host bridge, root po
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from xml.etree.ElementTree import Element
 
 _DEVICES = "bus/pci/devices"
 _NVIDIA = "0x10de"
 _GPU_CLASSES = ("0x0300", "0x0302")  # VGA, 3D controller
-MAX_TOPOLOGY_BYTES = 1 << 20
-_ADDRESS_CHARS = len("0000:1b:00.0")
 _MAX_DIGITS = 20  # of a 64-bit count
 
 Way = tuple[str, ...]
@@ -43,34 +39,6 @@ def way(root: Place, device: Place) -> Way:
 def numa_node(root: Place, address: str) -> int | None:
     """The NUMA node of the device at `address`; None where the firmware does not tell (the kernel says -1)."""
     return number(f"{root}/{_DEVICES}/{address}/numa_node")
-
-
-def topology(file: Place) -> dict[str, Way]:
-    """The way to each device by its address, from an XML file as NCCL_TOPO_FILE takes it: `pci` elements with a `busid`
-    inside `cpu` and `pci` elements. Raises OSError, and ValueError that says what is wrong with it.
-    """
-    from xml.etree import ElementTree  # only where there is such a file
-
-    with open(file, "rb") as opened:
-        data = opened.read(MAX_TOPOLOGY_BYTES + 1)
-    if len(data) > MAX_TOPOLOGY_BYTES:
-        raise ValueError(f"the PCI topology {file} is longer than {MAX_TOPOLOGY_BYTES} bytes")
-    try:
-        top = ElementTree.fromstring(data)
-    except (ElementTree.ParseError, ValueError, LookupError) as error:  # or an unknown encoding
-        raise ValueError(f"the PCI topology {file} is no XML: {error}") from None
-    found = dict(_ways(top, ()))
-    if not found:
-        raise ValueError(f"the PCI topology {file} has no pci element with a busid")
-    return found
-
-
-def _ways(element: Element, above: Way) -> Iterator[tuple[str, Way]]:
-    for position, child in enumerate(element):
-        here = (*above, f"{child.tag} {position}")  # bridges may share made-up addresses, places are unique
-        if child.tag == "pci" and child.get("busid"):
-            yield child.get("busid", "")[-_ADDRESS_CHARS:].lower(), here
-        yield from _ways(child, here)
 
 
 def listed(directory: Place) -> list[str]:

@@ -1,7 +1,8 @@
-"""Ports for MASTER_PORT, reserved until the worker listens on them."""
+"""TCP ports: one that is reserved for MASTER_PORT until the worker listens on it; whether one refuses connections."""
 
 from __future__ import annotations
 
+import errno
 import socket
 
 
@@ -30,3 +31,26 @@ class PortReservation:
     def release(self) -> None:
         """Give the port back."""
         self._socket.close()
+
+
+def is_refused(host: str, port: int, timeout_s: float) -> bool | None:
+    """True: the host answers that nothing listens at `port`; only then that is certain. False: something does. None: no
+    answer, or no route.
+
+    Blocks up to `timeout_s` (> 0) per address of `host`, and for the resolver.
+    """
+    try:
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return None
+    answers = [_connect(family, address, timeout_s) for family, _, _, _, address in addresses]
+    if False in answers:
+        return False
+    return True if answers and all(answers) else None
+
+
+def _connect(family: int, address: tuple[object, ...], timeout_s: float) -> bool | None:
+    with socket.socket(family, socket.SOCK_STREAM) as one:
+        one.settimeout(timeout_s)
+        code = one.connect_ex(address)
+    return {0: False, errno.ECONNREFUSED: True}.get(code)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm.config.ft import FaultToleranceConfig
 from nvrx_slurm.monitor import wire
-from nvrx_slurm.node.monitors.monitors import RankMonitor
+from nvrx_slurm.node.monitors.monitors import RankMonitor, WatchRules
 
 if TYPE_CHECKING:
     from nvrx_slurm.fault_tolerance import WorkloadControlRequest
@@ -114,18 +114,12 @@ class StandaloneMonitor:
     def _start(self, private_dir: Path, pid: int, config: FaultToleranceConfig) -> str:
         self._monitor = monitor = RankMonitor(0, private_dir, self._on_hang, self._on_asked)
         monitor.start()
+        monitor.spawn()
         path = monitor.worker_env()[wire.SOCKET_ENV]
         pidfd = os.pidfd_open(pid)
         try:
-            monitor.watch(
-                pid=pid,
-                pidfd=pidfd,
-                cycle=0,
-                rank=int(os.environ.get("RANK", "0")),
-                limits=config.rank_limits(),
-                signum=config.rank_termination_signal,
-                cfg=config.rank_settings(),
-            )
+            rules = WatchRules(config.rank_limits(), config.rank_termination_signal, config.rank_settings())
+            monitor.watch(pid=pid, pidfd=pidfd, cycle=0, rank=int(os.environ.get("RANK", "0")), rules=rules)
         finally:
             os.close(pidfd)
         return path

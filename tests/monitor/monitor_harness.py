@@ -22,7 +22,7 @@ import pytest
 
 from nvrx_slurm.fault_tolerance import RankMonitorClient, WorkloadAction
 from nvrx_slurm.monitor.lease import Lease
-from nvrx_slurm.node.monitors.monitors import RankMonitor
+from nvrx_slurm.node.monitors.monitors import RankMonitor, WatchRules
 
 ROOT = str(Path(__file__).resolve().parents[2])
 WAIT_S = 20.0  # for anything that must happen; nothing here takes a tenth of it on an idle machine
@@ -141,6 +141,7 @@ class Rig:
 
     async def __aenter__(self) -> Rig:
         self.monitor.start()
+        self.monitor.spawn()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -204,10 +205,8 @@ class Rig:
             client.shutdown_workload_monitoring()
 
     def _watch(self, pid: int, pidfd: int, cycle: int, signum: int, limits: Any) -> None:
-        cfg, hold_s = {"safety_factor": 5.0}, limits.pop("hold_s", 0.0)
-        self.monitor.watch(
-            pid=pid, pidfd=pidfd, cycle=cycle, rank=3, limits=limits, signum=signum, cfg=cfg, hold_s=hold_s
-        )
+        rules = WatchRules(limits, signum, {"safety_factor": 5.0}, limits.pop("hold_s", 0.0))
+        self.monitor.watch(pid=pid, pidfd=pidfd, cycle=cycle, rank=3, rules=rules)
 
     async def hang(self) -> dict[str, Any]:
         await asyncio.wait_for(self._hang.wait(), WAIT_S)

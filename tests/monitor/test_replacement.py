@@ -15,6 +15,7 @@ from nvrx_slurm.child import processes
 from nvrx_slurm.child import supervised as restarted
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.node.monitors import monitor_start, monitors
+from nvrx_slurm.node.monitors.monitors import WatchRules
 
 
 @story
@@ -49,7 +50,7 @@ async def test_monitors_that_are_started_together_are_processes_of_their_own(tmp
     processes.Orphans()  # makes this process a subreaper
     together = [monitors.RankMonitor(rank, tmp_path, print, print) for rank in range(3)]
     for one in together:
-        one.start(spawn=False)
+        one.start()
     starter = monitor_start.MonitorStarter(tmp_path, None, together, 0.0)
     await until(lambda: starter.pid is not None)
     if killed:
@@ -116,7 +117,7 @@ async def test_bad_settings_raise_and_change_nothing(tmp_path):
         rig.ready()
         other = {"pid": os.getpid(), "pidfd": 0, "cycle": 1, "rank": 3}
         with pytest.raises(ValueError, match="65536"):
-            rig.monitor.watch(**other, limits={}, cfg={"long": "x" * 70000})
+            rig.monitor.watch(**other, rules=WatchRules({}, settings={"long": "x" * 70000}))
         await rig.settled()
 
 
@@ -128,7 +129,9 @@ async def test_a_directory_that_cannot_be_made_anew_costs_the_monitor_only(caplo
         rig.dir.write_text("")  # a file in its place
         rig.monitor.unwatch()
         assert SOCKET not in rig.monitor.worker_env()
-        rig.monitor.watch(pid=os.getpid(), pidfd=0, cycle=1, rank=3, limits={})  # nothing to watch it with
+        rig.monitor.watch(
+            pid=os.getpid(), pidfd=0, cycle=1, rank=3, rules=monitors.WatchRules({})
+        )  # nothing to watch it with
         rig.monitor.unwatch()
         rig.dir.unlink()
         home.rename(rig.dir)

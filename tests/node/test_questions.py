@@ -82,7 +82,7 @@ def test_a_file_system_that_hangs_costs_one_thread_and_no_time(monkeypatch: pyte
     async def story() -> None:
         file = ProgressFile("/dead/latest", said.append)
         assert [await one(file) for _ in range(5)] == [None] * 5 and len(waiting) == 1
-        (stuck,) = (thread for thread in threading.enumerate() if thread.name == "progress file")
+        (stuck,) = (thread for thread in threading.enumerate() if thread.name == "its file system")
         assert stuck.daemon  # it must not delay the program's end
         answers.set()
         stuck.join(WAIT_S)
@@ -91,7 +91,7 @@ def test_a_file_system_that_hangs_costs_one_thread_and_no_time(monkeypatch: pyte
     monkeypatch.setattr(questions, "_read", read)
     monkeypatch.setattr(questions, "READ_TIMEOUT_S", 0.05)
     asyncio.run(story())
-    assert len(said) == 1 and "not answer within" in said[0]
+    assert len(said) == 1 and "not return within" in said[0]
 
 
 # --- how long the job has ---

@@ -7,6 +7,7 @@ import json
 import os
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -82,7 +83,13 @@ def test_a_failing_end_lists_the_failed_ranks_and_the_first_cause_last() -> None
 
 def publish(path: Path, done: JobOver = GOOD) -> list[str]:
     said: list[str] = []
-    asyncio.run(result.publish(done, path, 2, said.append))
+
+    async def write() -> None:
+        writes = result.BackgroundWrites(said.append)
+        writes.begin(path, partial(result.write_result, path, result.content(done, 2)))
+        await writes.close()
+
+    asyncio.run(write())
     return said
 
 
@@ -106,11 +113,11 @@ def test_the_file_keeps_its_keys_and_tells_every_fault_with_its_time(tmp_path: P
 
 
 def test_a_file_system_that_fails_or_hangs_costs_the_file_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "No such file" in publish(tmp_path / "gone" / "result.json")[1]
+    assert "No such file" in publish(tmp_path / "gone" / "result.json")[0]
     monkeypatch.setattr(result, "WRITE_TIMEOUT_S", 0.01)
     answers = threading.Event()
     monkeypatch.setattr(result, "write_atomic", lambda path, data: answers.wait(WAIT_S))
-    assert "within 0.01 s" in publish(tmp_path / "result.json")[1]
+    assert "within 0.01 s" in publish(tmp_path / "result.json")[0]
     answers.set()
 
 

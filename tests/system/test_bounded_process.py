@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +34,6 @@ def ends(pid: int) -> bool:
     return not alive(pid)
 
 
-@pytest.fixture(params=["sync", "async"])
-def run(request: pytest.FixtureRequest) -> Callable[..., Ended]:
-    """`bounded_process.run`, and the same on an event loop."""
-    if request.param == "sync":
-        return bounded_process.run
-    return lambda *args, **options: asyncio.run(run_async(*args, **options))
-
-
-async def run_async(*args: Any, **options: Any) -> Ended:
-    return await bounded_process.execute(*args, **options).finish_async()
-
-
 @pytest.mark.parametrize("dies", [True, False])
 @pytest.mark.parametrize(
     ("script", "options", "expected"),
@@ -61,43 +47,27 @@ async def run_async(*args: Any, **options: Any) -> Ended:
         ("sleep 60 & echo done", {}, Ended(0, b"done\n", b"")),
     ],
 )
-def test_how_a_command_ends(
-    run: Callable[..., Ended], script: str, dies: bool, options: dict[str, Any], expected: Ended
-) -> None:
-    assert run(["/bin/sh", "-c", script], ENV, BOUND_S, dies_with_parent=dies, **options) == expected
+def test_how_a_command_ends(script: str, dies: bool, options: dict[str, Any], expected: Ended) -> None:
+    assert bounded_process.run(["/bin/sh", "-c", script], ENV, BOUND_S, dies_with_parent=dies, **options) == expected
 
 
-def test_a_command_is_killed_with_all_below_it_at_its_deadline(run: Callable[..., Ended]) -> None:
+def test_a_command_is_killed_with_all_below_it_at_its_deadline() -> None:
     started_s = time.monotonic()
     script = f"trap '' TERM; sleep 600 & echo $!; setsid sh -c 'echo $$; exec sleep 600' & {FOREVER}"
-    ended = run(["/bin/sh", "-c", script], ENV, 0.5)
+    ended = bounded_process.run(["/bin/sh", "-c", script], ENV, 0.5)
     assert time.monotonic() - started_s < BOUND_S / 2
     assert (ended.code, ended.blocked) == (None, False)
     below = [int(pid) for pid in ended.stdout.split()]
     assert len(below) == 2 and all(ends(pid) for pid in below)
 
 
-def test_a_cancelled_run_leaves_no_process(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pid")
-
-    async def cancelled() -> int:
-        task = asyncio.create_task(run_async(["/bin/sh", "-c", f"echo $$ > {tmp_path}/pid; {FOREVER}"], ENV, BOUND_S))
-        pid = int(await asyncio.to_thread((tmp_path / "pid").read_text))
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        return pid
-
-    assert not alive(asyncio.run(cancelled()))
-
-
-def test_no_descriptor_is_left(run: Callable[..., Ended]) -> None:
+def test_no_descriptor_is_left() -> None:
     before = os.listdir("/proc/self/fd")
-    run(["/bin/echo"], ENV, BOUND_S)
-    run(["/bin/sleep", "60"], ENV, 0.1)
-    assert run(["/no/such"], ENV, BOUND_S).code == 127
+    bounded_process.run(["/bin/echo"], ENV, BOUND_S)
+    bounded_process.run(["/bin/sleep", "60"], ENV, 0.1)
+    assert bounded_process.run(["/no/such"], ENV, BOUND_S).code == 127
     with pytest.raises(FileNotFoundError):
-        run(["/no/such"], ENV, BOUND_S, dies_with_parent=False)
+        bounded_process.run(["/no/such"], ENV, BOUND_S, dies_with_parent=False)
     assert os.listdir("/proc/self/fd") == before
 
 

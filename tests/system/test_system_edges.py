@@ -1,4 +1,4 @@
-"""The small edges to the kernel: ports and connections, children that cannot outlive us, GPUs that are counted."""
+"""The small edges to the kernel: ports, children that cannot outlive us, GPUs that are counted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from nvrx_slurm.child import processes
-from nvrx_slurm.system import connections, gpus
+from nvrx_slurm.system import gpus
 from nvrx_slurm.system.ports import PortReservation
 
 WAIT_MS = 20_000
@@ -38,21 +38,6 @@ def test_reserved_port_can_be_listened_on_by_its_user_only() -> None:
         with socket.create_server((host, reserved.port), family=family):
             socket.create_connection((host, reserved.port), 5).close()
     reserved.release()
-
-
-def test_the_end_of_a_connection_is_seen_though_another_server_is_at_its_port() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as first:
-        host, port = first.getsockname()
-        with socket.create_connection((host, port)):
-            theirs, _ = first.accept()
-            ours = connections.to_port(port)
-            assert len(ours) == 1
-            assert not connections.await_end(ours, 0.0)
-            first.close()
-            theirs.close()
-            with socket.create_server((host, port)):
-                assert connections.await_end(ours, WAIT_MS / 1000)
-    assert connections.await_end(ours, 0.0)  # not there any more
 
 
 # --- children ---------------------------------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ def run(argv: list[str], node: NodeView) -> Ended:
     try:
         return bounded_process.run(argv, {"PATH": _PATH, "LC_ALL": "C", **slurm}, left_s, limit=_KEPT_BYTES)
     finally:
-        orphans.kill(())
+        orphans.kill()
 
 
 def judge(ended: Ended) -> tuple[Verdict, str]:

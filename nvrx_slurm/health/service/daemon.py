@@ -135,7 +135,7 @@ class Runs:
 
     def kill(self) -> None:
         """SIGKILL to all processes of a run, in whatever session."""
-        self._orphans.kill([])
+        self._orphans.kill()
 
     def _run(self, argv: list[str]) -> tuple[int, str, str]:
         """(exit code, stdout, stderr) of a command. Kills what it leaves running. Raises as `answer`."""

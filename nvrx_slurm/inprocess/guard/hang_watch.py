@@ -9,9 +9,9 @@ import time
 
 from nvrx_slurm.core.inprocess.deadlines import Action, Deadlines, Observation
 from nvrx_slurm.core.rank.watch import KILL, LATE_S, stop_ladder
-from nvrx_slurm.inprocess.arguments import Arguments
 from nvrx_slurm.inprocess.attribution import Interruption
-from nvrx_slurm.inprocess.guard.page import GONE, ITERATION, LEFT, SEEN, STOPPING, UNPROTECTED, WATCHED, CallPage
+from nvrx_slurm.inprocess.environment import CallFacts
+from nvrx_slurm.inprocess.guard.page import GONE, ITERATION, LEFT, SEEN, STOPPING, UNPROTECTED, WATCHED
 from nvrx_slurm.inprocess.guard.store_link import StoreLink
 from nvrx_slurm.monitor import kill
 
@@ -28,13 +28,14 @@ class HangWatch:
     suspended (scontrol suspend, a paused machine), and so probably was its rank.
     """
 
-    def __init__(self, arguments: Arguments, page: CallPage, pidfd: int, link: StoreLink) -> None:
+    def __init__(self, me: CallFacts, pidfd: int, link: StoreLink) -> None:
+        arguments = me.arguments
         soft_s, hard_s = arguments.soft_timeout.total_seconds(), arguments.hard_timeout.total_seconds()
         self._deadlines = Deadlines(soft_s, hard_s, arguments.restart_s)
         self._grace_s = arguments.termination_grace_time.total_seconds()
         # SEEN has to move a few times per heartbeat timeout, and the soft timeout may begin just after a check.
         self.longest_s = min(_LONGEST_PAUSE_S, arguments.heartbeat_timeout.total_seconds() / 5, soft_s / 2)
-        self._page, self._pidfd, self._link = page, pidfd, link
+        self._page, self._pidfd, self._link = me.page, pidfd, link
         self._told = -2  # the last iteration that a soft timeout was reported for
         self._resumed_s = 0.0
 

@@ -32,13 +32,12 @@ import warnings
 from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
-from nvrx_slurm.inprocess.arguments import Arguments
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord, describe
-from nvrx_slurm.inprocess.environment import CallIdentity
+from nvrx_slurm.inprocess.environment import CallFacts
 from nvrx_slurm.inprocess.exception import InternalError
 from nvrx_slurm.inprocess.guard.hang_watch import HangWatch
 from nvrx_slurm.inprocess.guard.launcher import LauncherFile
-from nvrx_slurm.inprocess.guard.page import COUNTED, ITERATION, LEFT, SEEN, CallPage, Stall
+from nvrx_slurm.inprocess.guard.page import COUNTED, ITERATION, LEFT, SEEN, Stall
 from nvrx_slurm.inprocess.guard.store_link import StoreLink
 from nvrx_slurm.inprocess.log import LOGGER_NAME
 from nvrx_slurm.inprocess.store.barriers import ENTRY, BarrierServer
@@ -67,8 +66,8 @@ _OUTLAST_S = 1.0  # between two checks of the store when the rank has left
 class MonitorProcess:
     """`start` forks, `leave` ends and reaps it."""
 
-    def __init__(self, arguments: Arguments, identity: CallIdentity, page: CallPage) -> None:
-        self._arguments, self._identity, self._page = arguments, identity, page
+    def __init__(self, me: CallFacts) -> None:
+        self._me = me
         self.pid = 0
         self._pidfd = -1
         self._channel: socket.socket | None = None
@@ -86,7 +85,7 @@ class MonitorProcess:
         try:
             pid = os.fork()
             if pid == 0:
-                _MonitorProgram(self._arguments, self._identity, self._page, rank_pidfd, channel).main()
+                _MonitorProgram(self._me, rank_pidfd, channel).main()
             return pid
         finally:
             os.close(rank_pidfd)
@@ -155,15 +154,8 @@ class MonitorProcess:
 class _MonitorProgram:
     """The program of the monitor process."""
 
-    def __init__(
-        self,
-        arguments: Arguments,
-        identity: CallIdentity,
-        page: CallPage,
-        rank_pidfd: int,
-        channel: socket.socket,
-    ) -> None:
-        self._arguments, self._me, self._page = arguments, identity, page
+    def __init__(self, me: CallFacts, rank_pidfd: int, channel: socket.socket) -> None:
+        self._me, self._arguments, self._page = me, me.arguments, me.page
         self._pidfd, self._channel = rank_pidfd, channel
         self._left = False
 
@@ -234,14 +226,14 @@ class _MonitorProgram:
     # --- threads, from beginning to end -------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        arguments, me = self._arguments, self._me
-        self._link = StoreLink(self._make, me, arguments, self._page)
-        self._hangs = HangWatch(arguments, self._page, self._pidfd, self._link)
+        me = self._me
+        self._link = StoreLink(self._make, me)
+        self._hangs = HangWatch(me, self._pidfd, self._link)
         self._link_stall = Stall(self._hangs.longest_s)
         barriers = None
         if me.leads:
-            barrier_s = arguments.barrier_timeout.total_seconds()
-            barriers = BarrierServer(self._make_view, me.world_size, barrier_s, arguments.overdue_s, self._serves)
+            barrier_s, overdue_s = me.arguments.barrier_timeout.total_seconds(), me.arguments.overdue_s
+            barriers = BarrierServer(self._make_view, me.world_size, barrier_s, overdue_s, self._serves)
             barriers.start()
         self._link.start()
         gc.freeze()
@@ -249,7 +241,7 @@ class _MonitorProgram:
         if barriers is not None:
             self._outlast(barriers.over, math.inf)  # until all ranks have left
         elif self._link.serves_a_group or not self._left:
-            self._outlast(self._link.over, arguments.overdue_s)
+            self._outlast(self._link.over, me.arguments.overdue_s)
         logger.info("the monitor process of rank %d ends", me.rank)
 
     def _outlast(self, over: threading.Event, timeout_s: float) -> None:

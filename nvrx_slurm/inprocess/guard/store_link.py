@@ -17,10 +17,9 @@ import torch.distributed as dist
 from nvrx_slurm.core.inprocess.barrier import Outcome
 from nvrx_slurm.core.rank.watch import LATE_S
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.inprocess.arguments import Arguments
 from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
-from nvrx_slurm.inprocess.environment import CallIdentity
-from nvrx_slurm.inprocess.guard.page import GONE, LOST, CallPage
+from nvrx_slurm.inprocess.environment import CallFacts
+from nvrx_slurm.inprocess.guard.page import GONE, LOST
 from nvrx_slurm.inprocess.store.barriers import ENTRY, Iteration, latest
 from nvrx_slurm.inprocess.store.stores import StoreLost, StoreView, serve
 
@@ -126,20 +125,18 @@ class StoreLink(threading.Thread):
     that, since its process serves the barriers.
     """
 
-    def __init__(
-        self, make_view: Callable[[], StoreView], me: CallIdentity, arguments: Arguments, page: CallPage
-    ) -> None:
+    def __init__(self, make_view: Callable[[], StoreView], me: CallFacts) -> None:
         super().__init__(name="nvrx-link", daemon=True)
         self._make_view, self._me, self._world_size, self._stays = make_view, me.rank, me.world_size, me.leads
-        self._interval_s = arguments.heartbeat_interval.total_seconds()
-        self._timeout_s = arguments.heartbeat_timeout.total_seconds()
-        self._words = page.words
+        self._interval_s = me.arguments.heartbeat_interval.total_seconds()
+        self._timeout_s = me.arguments.heartbeat_timeout.total_seconds()
+        self._words = me.page.words
         self._requests: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # about one per iteration
         self._dead: dict[int, InterruptionRecord] = {}
         self._marked: set[tuple[int, int]] = set()  # (iteration, rank)
         self._gone: frozenset[int] = frozenset()
         self._finished = False
-        self._last_call_s = arguments.last_call_wait.total_seconds()
+        self._last_call_s = me.arguments.last_call_wait.total_seconds()
         self._fallback: FallbackServer | None = None
         self.lost = False
         self.passes = 0  # how often the store has answered all requests

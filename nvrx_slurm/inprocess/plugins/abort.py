@@ -6,13 +6,13 @@ import logging
 import os
 import sys
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from nvrx_slurm.inprocess.plugins.compose import PlugIn
 from nvrx_slurm.inprocess.state import FrozenState
 from nvrx_slurm.system import bounded, connections
 
@@ -32,15 +32,11 @@ _WORLD = (  # torch's tables of process groups; 2.13 has `comms` too
 )
 
 
-class Abort(ABC):
+class Abort(PlugIn):
     """Base of all aborts. Called from another thread while the main thread may be in a call that never returns.
 
     The wrapper logs its exceptions and restarts all the same.
     """
-
-    @abstractmethod
-    def __call__(self, state: FrozenState) -> FrozenState:
-        """End the calls that block the main thread; returns `state`."""
 
 
 @dataclass

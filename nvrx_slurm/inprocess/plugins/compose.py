@@ -1,10 +1,21 @@
-"""Compose: several plug-ins of one kind as one."""
+"""The base of plug-ins, and Compose: several plug-ins of one kind as one."""
 
 from __future__ import annotations
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
+
+from nvrx_slurm.inprocess.state import FrozenState
+
+
+class PlugIn(ABC):
+    """Base of the plug-ins that get the current state. `RankAssignment` has a base of its own."""
+
+    @abstractmethod
+    def __call__(self, state: FrozenState) -> FrozenState:
+        """Do this plug-in's work; returns `state`. What follows from an exception is said in the class."""
 
 
 class Compose:

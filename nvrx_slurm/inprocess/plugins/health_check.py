@@ -15,6 +15,7 @@ from typing import Any
 from nvrx_slurm.inprocess import exception
 from nvrx_slurm.inprocess.checks import check_time, check_whole
 from nvrx_slurm.inprocess.exception import FaultCounterExceeded
+from nvrx_slurm.inprocess.plugins.compose import PlugIn
 from nvrx_slurm.inprocess.state import FrozenState
 from nvrx_slurm.system import bounded, gpus, nics
 from nvrx_slurm.system.hardware import Absent, HardwareError
@@ -24,17 +25,13 @@ logger = logging.getLogger(__name__)
 _SYSFS_TIMEOUT_S = 10.0
 
 
-class HealthCheck(ABC):
+class HealthCheck(PlugIn):
     """Base of all health checks of this rank.
 
     The wrapper calls it at the start of each iteration, and before a restart: after the abort and `Finalize`.
     An Exception means unhealthy. At the start it is a fault of the iteration like any other, so that all ranks try
     again; before a restart the wrapper raises HealthCheckError from it, and this rank leaves.
     """
-
-    @abstractmethod
-    def __call__(self, state: FrozenState) -> FrozenState:
-        """Raise an Exception if this rank cannot go on; returns `state`."""
 
 
 class CudaHealthCheck(HealthCheck):

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import datetime
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from nvrx_slurm.inprocess import exception
 from nvrx_slurm.inprocess.checks import check_time, check_whole
+from nvrx_slurm.inprocess.plugins.compose import PlugIn
 from nvrx_slurm.inprocess.state import FrozenState
 from nvrx_slurm.system import bounded
 
 
-class Initialize(ABC):
+class Initialize(PlugIn):
     """Base of all initializers. Called at the start of each iteration, including the first.
 
     An Exception starts another iteration; any other BaseException ends the wrapper on this rank.
     """
-
-    @abstractmethod
-    def __call__(self, state: FrozenState) -> FrozenState:
-        """Check or prepare this iteration; returns `state`."""
 
 
 class RetryController(Initialize):
@@ -57,15 +53,11 @@ class RetryController(Initialize):
         return state
 
 
-class Finalize(ABC):
+class Finalize(PlugIn):
     """Base of all finalizers. Called after a fault: after the abort and before the health check.
 
     An exception means that this process cannot continue: the wrapper raises it, and the rank leaves.
     """
-
-    @abstractmethod
-    def __call__(self, state: FrozenState) -> FrozenState:
-        """Clean up after the wrapped function; returns `state`."""
 
 
 class ThreadedFinalize(Finalize):
@@ -112,17 +104,9 @@ class ThreadedFinalize(Finalize):
         return state
 
 
-class Completion(ABC):
+class Completion(PlugIn):
     """Base of all completions. Called once on each rank, before the wrapper returns."""
 
-    @abstractmethod
-    def __call__(self, state: FrozenState) -> FrozenState:
-        """Do the work of a successful end; returns `state`."""
 
-
-class Terminate(ABC):
+class Terminate(PlugIn):
     """Base of all terminations. Called once on a rank that leaves, just before the wrapper raises its exception."""
-
-    @abstractmethod
-    def __call__(self, state: FrozenState) -> FrozenState:
-        """Do the work of this rank's end; returns `state`."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -34,7 +33,7 @@ class CheckpointWatch:
     ) -> None:  # fmt: skip
         self._root, self._pattern, self._core, self._post, self._say = root, pattern, core, post, say
         self._account = account
-        self._reads = threading.Lock()  # held by the thread
+        self._reads = bounded.OneAtATime()
         self._saved: dict[str, float] = {}  # complete ones that were seen: name -> when they were saved (Unix seconds)
         self._samples: dict[tuple[str, float], bytes] = {}
         self._said: set[str] = set()  # what the last sentences were about
@@ -54,9 +53,7 @@ class CheckpointWatch:
         """Find out what is there, and tell the core; at most 5 s. `resumes`: ranks are about to resume, so an answer is
         waited for, and no rank writes."""
         try:
-            if self._reads.locked():
-                raise bounded.Overrun("its file system does not answer")
-            self._take(await bounded.call_async(self._load, _READ_TIMEOUT_S, "the directory"), resumes)
+            self._take(await self._reads.call(self._load, _READ_TIMEOUT_S, "the directory"), resumes)
         except (bounded.Overrun, OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
             self._say_once({"read": f"the checkpoints in {self._root} are not known: {error}"})
         if resumes and self._told is None:
@@ -66,13 +63,12 @@ class CheckpointWatch:
         """In the thread."""
         from nvrx_slurm.system import checkpoints  # not at the start
 
-        with self._reads:
-            found, known = checkpoints.survey(self._root, self._pattern), self._samples
-            last = [(one.name, one.saved_s) for one in found if not one.why][:2]
-            self._samples = {key: known.get(key) or checkpoints.sample(self._root, key[0]) for key in last}
-            space = os.statvfs(self._root)
-            self._free = space.f_bavail * space.f_frsize
-            return found
+        found, known = checkpoints.survey(self._root, self._pattern), self._samples
+        last = [(one.name, one.saved_s) for one in found if not one.why][:2]
+        self._samples = {key: known.get(key) or checkpoints.sample(self._root, key[0]) for key in last}
+        space = os.statvfs(self._root)
+        self._free = space.f_bavail * space.f_frsize
+        return found
 
     def _take(self, found: list[Checkpoint], resumes: bool) -> None:
         now, complete = time.time(), [one for one in found if not one.why][:_MOST_TOLD]

@@ -19,7 +19,7 @@ from nvrx_slurm.node.coordination.questions import AllocationClock, ProgressFile
 from nvrx_slurm.node.event_log import EventLog
 from nvrx_slurm.node.job import NodeJob
 from nvrx_slurm.node.output import strikes
-from nvrx_slurm.node.output.result import BackgroundWrites, publish, write_hang
+from nvrx_slurm.node.output.result import BackgroundWrites, content, sentence, write_hang, write_result
 from nvrx_slurm.node.output.status import StatusFile
 from nvrx_slurm.node.shell import Post, Shell
 
@@ -311,9 +311,14 @@ class CoordinatorHost:
             await self._announcer.close()
         if self._metrics is not None:
             await self._metrics.close()
-        requeues = None if self._job.slurm is None else self._job.slurm.restart_count
-        path = self._job.run_dir.result
-        await publish(done, path, requeues, self._say, self.leads, before_result, self._allocation)
+        self._say(sentence(done))
+        await before_result()
+        if self.leads:  # else another part of the job may go on, and a front ends its step where it finds the file
+            requeues = None if self._job.slurm is None else self._job.slurm.restart_count
+            path, told = self._job.run_dir.result, content(done, requeues, self._allocation)
+            last = BackgroundWrites(self._say)  # behind no file on a file system that hangs
+            last.begin(path, partial(write_result, path, told))
+            await last.close()
         await self._end_attribution()
         return done
 

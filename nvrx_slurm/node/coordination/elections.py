@@ -7,7 +7,6 @@ let in, or sent on, as it answers (`peers.Registrations`).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
@@ -29,13 +28,15 @@ from nvrx_slurm.node.event_log import EventLog
 from nvrx_slurm.node.job import NodeJob
 from nvrx_slurm.node.output.console import once
 from nvrx_slurm.node.output.out_file import OutFile
-from nvrx_slurm.node.shell import Post, Shell
+from nvrx_slurm.node.shell import Shell
 from nvrx_slurm.system import bounded
 
 if TYPE_CHECKING:
     from nvrx_slurm.control.client import ControlClient
     from nvrx_slurm.control.server import ControlServer
     from nvrx_slurm.node.output.logs import LogsRole
+
+Say = Callable[[str], None]
 
 _LINK_S = 5.0
 _FIRST_PROBE_S, _LAST_PROBE_S = 0.02, 1.0
@@ -51,20 +52,13 @@ class Elections:
     """
 
     def __init__(
-        self,
-        job: NodeJob,
-        server: ControlServer,
-        say: Callable[[str], None],
-        on_defect: Callable[[Any], None],
-        to_agent: Post,
-        lease: Lease,
-        logs: LogsRole | None,
+        self, job: NodeJob, server: ControlServer, say: Say, agent: Shell, lease: Lease, logs: LogsRole | None
     ) -> None:
         assert job.meeting is not None and job.electable is not None
         self._job, self._meeting, self._settings = job, job.meeting, job.electable
         self._lease_s = sum(job.meeting.keepalive)
         self._server, self._token, self._say = server, job.meeting.token, say
-        self._on_defect, self._to_agent, self._logs = on_defect, to_agent, logs
+        self._on_defect, self._to_agent, self._logs = agent.finish_with, agent.post, logs
         self._loop = asyncio.get_running_loop()
         self._alone_since: float | None = self._loop.time()  # without a coordinator (monotonic seconds)
         self._client: ControlClient | None = None
@@ -195,7 +189,8 @@ class Elections:
             self._client = None
             if isinstance(event, ag.Disconnected):
                 self._tell(event)
-            self._shell.post(el.StreamEnded(peers.how_ended(client)))
+            silent = el.StreamEnd.SILENT if client.silent else el.StreamEnd.CLOSED
+            self._shell.post(el.StreamEnded(el.StreamEnd.REFUSED if client.refused else silent))
         elif isinstance(event, t.Lead):
             self._adopt(client.token)
             if not self._core.me.addr:  # this agent does not know it: its connection's source, as the other end sees it
@@ -259,23 +254,18 @@ class Elections:
         )
         if host.term > 1 and job.slurm is not None and self.out_file is None:
             self.out_file = OutFile(job.control, job.slurm.job_id)
-        self._spawn(self._write(job.run_dir.link_latest))
+        self._spawn(_write(job.run_dir.link_latest))
         if host.leads:
             self._won(host)
         self.link.transport = host.local
         host.local.start()
-
-    async def _write(self, work: Callable[[], None]) -> None:
-        """Also on a file system that hangs this costs no more than a thread."""
-        with contextlib.suppress(OSError, RuntimeError, bounded.Overrun):
-            await bounded.call_async(work, _LINK_S, "the log directory")
 
     def _raise(self, command: el.Raise) -> None:
         assert self.coordinator is not None
         self.coordinator.shell.post(ev.Raised(command.term))
 
     def _won(self, host: CoordinatorHost) -> None:
-        self._spawn(self._write(self._job.run_dir.take_console))
+        self._spawn(_write(self._job.run_dir.take_console))
         self._lease.check()
         self._shell.post(el.Elected())
         if self._logs is not None:
@@ -312,3 +302,8 @@ class Elections:
                 return host.shell.post(ev.ProvenDead(peer))
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, _LAST_PROBE_S)
+
+
+async def _write(work: Callable[[], None]) -> None:
+    """Also on a file system that hangs this costs no more than a thread."""
+    await bounded.call_or_none(work, _LINK_S, "the log directory")

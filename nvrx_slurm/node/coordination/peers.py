@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm import types as t
@@ -15,10 +16,9 @@ from nvrx_slurm.errors import UsageError
 from nvrx_slurm.node.coordination.link import credentials
 from nvrx_slurm.node.job import Meeting
 from nvrx_slurm.system import bounded
-from nvrx_slurm.system.probe import is_refused
+from nvrx_slurm.system.ports import is_refused
 
 if TYPE_CHECKING:
-    from nvrx_slurm.control.client import ControlClient
     from nvrx_slurm.control.server import ControlServer
     from nvrx_slurm.node.coordination.coordinator import CoordinatorHost
 
@@ -34,9 +34,8 @@ async def endpoints(meeting: Meeting, peer: t.Peer) -> list[tuple[str, int]]:
     address = peer.addr
     if not address:
         with contextlib.suppress(UsageError, bounded.Overrun):
-            address = await bounded.call_async(
-                lambda: meeting.control.node_address(peer.host), _RESOLVE_S, "the resolver"
-            )
+            ask = partial(meeting.control.node_address, peer.host)
+            address = await bounded.call_async(ask, _RESOLVE_S, "the resolver")
     return [(address or peer.host, port) for port in meeting.ports_of(peer.key)]
 
 
@@ -63,21 +62,10 @@ async def ask(meeting: Meeting, token: str, peer: t.Peer) -> t.Elsewhere | None:
         await client.close(0.0)
 
 
-def how_ended(client: ControlClient) -> el.StreamEnd:
-    """How an attempt to register, or a registration, ended."""
-    if client.refused:
-        return el.StreamEnd.REFUSED
-    return el.StreamEnd.SILENT if client.silent else el.StreamEnd.CLOSED
-
-
 async def refuses(peer: t.Peer) -> bool:
     """Whether the host answers, at each of its addresses, that nothing listens at the port of this agent."""
-    try:
-        answer = await bounded.call_async(
-            lambda: is_refused(peer.addr, peer.port, _PROBE_CONNECT_S), 4 * _PROBE_CONNECT_S, "a probe"
-        )
-    except (bounded.Overrun, RuntimeError):
-        return False
+    probe = partial(is_refused, peer.addr, peer.port, _PROBE_CONNECT_S)
+    answer = await bounded.call_or_none(probe, 4 * _PROBE_CONNECT_S, "a probe")
     return answer is True
 
 

@@ -15,7 +15,6 @@ from nvrx_slurm.system.files import last_bytes
 from nvrx_slurm.types import Node
 
 READ_TIMEOUT_S = 5.0
-_HANGS = f"its file system does not answer within {READ_TIMEOUT_S:g} s"
 _MAX_DIGITS = 18  # an iteration has to fit into a message
 _MAX_BYTES = 4096
 _TAIL_BYTES = 16 * 1024  # of each log
@@ -37,7 +36,7 @@ class ProgressFile:
         self._path = path
         self._say = say
         self._said = ""  # the last reason that was said
-        self._reading = False  # a thread reads, and may be stuck: no second one is started
+        self._reads = bounded.OneAtATime()
 
     async def read(self) -> int | None:
         """The iteration, at most READ_TIMEOUT_S later; None = there is no usable one.
@@ -45,8 +44,9 @@ class ProgressFile:
         The file must hold one decimal integer of 0 or more, in at most 4,096 bytes.
         """
         try:
-            iteration = await self._iteration()
-        except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: no thread can be started
+            read = functools.partial(_read, self._path)
+            iteration = _iteration(await self._reads.call(read, READ_TIMEOUT_S, "its file system"))
+        except (OSError, RuntimeError, ValueError, bounded.Overrun) as error:  # RuntimeError: no thread can be started
             why = str(getattr(error, "strerror", None) or error)
             if why != self._said:
                 self._say(f"progress is not counted: the checkpoint iteration file {self._path} cannot be used: {why}")
@@ -55,27 +55,14 @@ class ProgressFile:
         self._said = ""
         return iteration
 
-    async def _iteration(self) -> int:
-        """Raises ValueError (no iteration, or a name with a 0 in it), OSError and RuntimeError."""
-        if self._reading:
-            raise ValueError(_HANGS)  # an earlier read has not ended
-        try:
-            content = await bounded.call_async(self._load, READ_TIMEOUT_S, "progress file")
-        except bounded.Overrun:
-            raise ValueError(_HANGS) from None
-        text = content.strip()
-        if len(content) > _MAX_BYTES or len(text) > _MAX_DIGITS or not text.isdigit():  # of bytes: ASCII digits only
-            found = text[:40].decode("ascii", "backslashreplace")
-            raise ValueError(f"it must hold one integer of 0 or more, in at most {_MAX_BYTES} bytes, not {found!r}")
-        return int(text)
 
-    def _load(self) -> bytes:
-        """In the thread."""
-        self._reading = True
-        try:
-            return _read(self._path)
-        finally:
-            self._reading = False
+def _iteration(content: bytes) -> int:
+    """Raises ValueError."""
+    text = content.strip()
+    if len(content) > _MAX_BYTES or len(text) > _MAX_DIGITS or not text.isdigit():  # of bytes: ASCII digits only
+        found = text[:40].decode("ascii", "backslashreplace")
+        raise ValueError(f"it must hold one integer of 0 or more, in at most {_MAX_BYTES} bytes, not {found!r}")
+    return int(text)
 
 
 def _read(path: str) -> bytes:
@@ -88,38 +75,28 @@ class RankOutput:
     """How far the ranks of a cycle got, as the ends of their logs tell. A thread reads them, see `ProgressFile`."""
 
     def __init__(self, run_dir: RunDir) -> None:
-        self._run_dir = run_dir
-        self._reading = False
+        self._run_dir, self._reads = run_dir, bounded.OneAtATime()
 
     async def reached(self, cycle: int, ranks: Collection[tuple[int, Node]]) -> int:
         """The last iteration that one of these ranks has printed; -1 = none has, or the logs cannot be read."""
-        if self._reading:
-            return -1
         load = functools.partial(self._load, cycle, ranks)
         try:
-            return await bounded.call_async(load, READ_TIMEOUT_S, "logs of ranks")
+            return await self._reads.call(load, READ_TIMEOUT_S, "logs of ranks")
         except (bounded.Overrun, RuntimeError, OSError):
             return -1
 
     def _load(self, cycle: int, ranks: Collection[tuple[int, Node]]) -> int:
         from nvrx_slurm.core.attribution.evidence import iteration  # not at the start: it takes 10 ms
 
-        self._reading = True
-        try:
-            stems = [self._run_dir.node_dir(cycle, node) / f"rank_{rank}" for rank, node in ranks]
-            logs = [stem.with_suffix(suffix) for stem in stems for suffix in (".out", ".err")]
-            return max((iteration(last_bytes(log, _TAIL_BYTES)) for log in logs if log.exists()), default=-1)
-        finally:
-            self._reading = False
+        stems = [self._run_dir.node_dir(cycle, node) / f"rank_{rank}" for rank, node in ranks]
+        logs = [stem.with_suffix(suffix) for stem in stems for suffix in (".out", ".err")]
+        return max((iteration(last_bytes(log, _TAIL_BYTES)) for log in logs if log.exists()), default=-1)
 
 
 async def began(control: Control, job_id: int) -> tuple[int, int] | None:
     """When Slurm got and started the job; None where it does not say. Not asked while the job starts."""
     await asyncio.sleep(_LATER_S)
-    try:
-        return await bounded.call_async(functools.partial(control.began, job_id), _TIMEOUT_S + _MARGIN_S, "queue")
-    except (bounded.Overrun, RuntimeError):
-        return None
+    return await bounded.call_or_none(functools.partial(control.began, job_id), _TIMEOUT_S + _MARGIN_S, "queue")
 
 
 class AllocationClock:
@@ -149,7 +126,4 @@ class AllocationClock:
 
     async def _ask(self, job_id: int, again: bool) -> float | None:
         ask = functools.partial(self._control.time_left_s, job_id, {} if again else os.environ)
-        try:
-            return await bounded.call_async(ask, _TIMEOUT_S + _MARGIN_S, "time left")
-        except (bounded.Overrun, RuntimeError):  # RuntimeError: no thread can be started
-            return None
+        return await bounded.call_or_none(ask, _TIMEOUT_S + _MARGIN_S, "time left")

@@ -37,29 +37,25 @@ async def inspect(
     return tuple(_evidence(where, message) for where, message in seen if message is not None)
 
 
-class StacksServer:
-    """Answers `nvrx stacks`. `run`: directory of the run. `inspect(within_s)` inspects the ranks."""
+async def serve_stacks(
+    run: Path, private_dir: Path, inspect: Callable[[float], Awaitable[tuple[RankEvidence, ...]]]
+) -> asyncio.AbstractServer | None:
+    """Answer `nvrx stacks` from now on. `run`: directory of the run. `inspect(within_s)` inspects the ranks.
 
-    def __init__(self, run: Path, inspect: Callable[[float], Awaitable[tuple[RankEvidence, ...]]]) -> None:
-        self._run, self._inspect = str(run.resolve()), inspect  # here: it may block
-        self._server: asyncio.AbstractServer | None = None
+    None where nothing can listen: `nvrx stacks` does not find these ranks, and that is all.
+    """
+    where = str(run.resolve())  # here: it may block
 
-    async def start(self, private_dir: Path) -> None:
-        """Listen. Where that fails, `nvrx stacks` does not find these ranks, and that is all."""
-        with contextlib.suppress(OSError):
-            self._server = await asyncio.start_unix_server(self._answer, private_dir / SOCKET)
-
-    def close(self) -> None:
-        """Listen no more."""
-        if self._server is not None:
-            self._server.close()
-
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.TimeoutError):  # the other end has gone
-            ranks = [asdict(rank) for rank in await self._inspect(_STACKS_S)]
-            writer.write(json.dumps({"run": self._run, "ranks": ranks}).encode())
+            ranks = [asdict(rank) for rank in await inspect(_STACKS_S)]
+            writer.write(json.dumps({"run": where, "ranks": ranks}).encode())
             await asyncio.wait_for(writer.drain(), _SEND_S)
         writer.close()
+
+    with contextlib.suppress(OSError):
+        return await asyncio.start_unix_server(answer, private_dir / SOCKET)
+    return None
 
 
 def _evidence(where: RankFault, message: Mapping[str, Any]) -> RankEvidence:

@@ -24,10 +24,11 @@ from nvrx_slurm.child.supervised import SupervisedProcess
 from nvrx_slurm.core.account.ranks import RankTimes
 from nvrx_slurm.core.rank.loss import LossReport
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.frozen import frozen
 from nvrx_slurm.monitor import kill, wire
 from nvrx_slurm.monitor import page as layout
 from nvrx_slurm.monitor.lease import Lease
-from nvrx_slurm.monitor.page import INIT, LEAVES, WARNED, WORDS, PageError, RankPage, create_page
+from nvrx_slurm.monitor.page import INIT, LEAVES, WARNED, WORDS, RankPage, create_page
 from nvrx_slurm.node.monitors import monitor_start
 from nvrx_slurm.node.monitors.times import times_of
 from nvrx_slurm.system.files import MAX_SOCKET_PATH_BYTES
@@ -49,6 +50,16 @@ OnHang = Callable[[int, dict[str, Any]], None]
 OnAsked = Callable[[int, "t.WorkloadAction", str], None]
 
 
+@frozen
+class WatchRules:
+    """How a worker is watched. `settings`: further ones for `client.cfg` (JSON)."""
+
+    limits: Mapping[str, Any]  # seconds, by the names of `core.rank.watch.RankLimits`; None or absent = no limit
+    signum: int = signal.SIGKILL  # rank_termination_signal
+    settings: Mapping[str, Any] | None = None
+    hold_s: float = 0.0  # a hung rank is ended that much later, or at end_hold()
+
+
 class Life:
     """What one life of a worker shares with its monitor: the page and the socket, at a path of its own.
 
@@ -64,13 +75,14 @@ class Life:
         self.watch: bytes | None = None  # the message, once there is a worker
         self.pidfd = -1
         self.hung = False
-        self.broken = False  # the page cannot be read; that was said
         with contextlib.ExitStack() as stack:
             self.listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
             self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # before the first request
             self.ends = [stack.enter_context(end) for end in socket.socketpair()]  # for monitor.inspect
             self.page_fd = create_page()
             stack.callback(os.close, self.page_fd)
+            self.page = RankPage(self.page_fd)
+            stack.callback(self.page.close)
             self.listener.bind(os.fspath(self.path))
             stack.callback(self.path.unlink, missing_ok=True)
             self._resources = stack.pop_all()
@@ -125,8 +137,8 @@ class RankMonitor(SupervisedProcess):
         self._reported = 0  # number of the last report when it was read before
         self._life: Life | None = None
 
-    def start(self, spawn: bool = True) -> None:
-        """Make its socket and spawn the process, unless that is left to spawn().
+    def start(self) -> None:
+        """Make its socket; spawn() starts the process.
 
         Raises UsageError (bad directory); after that nothing about a monitor is an error.
         """
@@ -134,8 +146,6 @@ class RankMonitor(SupervisedProcess):
             self._life = self._make_life()
         except OSError as error:
             self._say_unmonitored(error)
-        if spawn:
-            self.spawn()
 
     def worker_env(self) -> dict[str, str]:
         """Variables for the next worker; ask again after each unwatch(), because the socket is new then.
@@ -147,39 +157,17 @@ class RankMonitor(SupervisedProcess):
         env = {} if self._life is None else {wire.SOCKET_ENV: os.fspath(self._life.path)}
         return env | faulthandler_env()
 
-    def watch(
-        self,
-        *,
-        pid: int,
-        pidfd: int,
-        cycle: int,
-        rank: int,
-        limits: Mapping[str, Any],
-        signum: int = signal.SIGKILL,
-        cfg: Mapping[str, Any] | None = None,
-        hold_s: float = 0.0,
-    ) -> None:
+    def watch(self, *, pid: int, pidfd: int, cycle: int, rank: int, rules: WatchRules) -> None:
         """Watch the worker just spawned with worker_env().
 
-        `pid`: a session leader; `pidfd` stays the caller's. `limits`: by the names of `core.rank.watch.RankLimits`;
-        None or absent = no limit. `signum`: rank_termination_signal. `cfg`: further settings for `client.cfg`
-        (JSON). `hold_s`: a hung rank is ended that much later, or at end_hold(). Raises ValueError for settings over 64
-        KiB; nothing has changed then.
+        `pid`: a session leader; `pidfd` stays the caller's. Raises ValueError for settings over 64 KiB; nothing has
+        changed then.
         """
-        life = self._life
-        settings = {**(cfg or {}), **limits, "rank_termination_signal": int(signum)}
-        message = wire.encode(
-            "watch",
-            cycle=cycle,
-            rank=rank,
-            local_rank=self.local_rank,
-            pid=pid,
-            started_s=time.monotonic(),
-            limits=dict(limits),
-            signal=int(signum),
-            cfg=settings,
-            hold_s=hold_s,
-        )
+        life, limits, signum = self._life, dict(rules.limits), int(rules.signum)
+        worker = {"cycle": cycle, "rank": rank, "local_rank": self.local_rank, "pid": pid}
+        settings = {**(rules.settings or {}), **limits, "rank_termination_signal": signum}
+        told = {"limits": limits, "signal": signum, "cfg": settings, "hold_s": rules.hold_s}
+        message = wire.encode("watch", started_s=time.monotonic(), **worker, **told)
         if life is None:
             return  # was said when it could not be made
         try:
@@ -214,20 +202,19 @@ class RankMonitor(SupervisedProcess):
 
     def warn(self) -> None:
         """Have `RankMonitorClient.should_stop()` say yes in the worker that is watched, now or when it asks first."""
-        page = self._page()
-        if page is not None:
-            page.words[WARNED] = page.words[WARNED] or time.monotonic_ns()
-            page.close()
+        if self._life is not None:
+            words = self._life.page.words
+            words[WARNED] = words[WARNED] or time.monotonic_ns()
 
     @property
     def leaves(self) -> bool:
         """Whether should_stop() has said yes to the worker; ask before unwatch()."""
-        return self._word(LEAVES) != 0
+        return self._life is not None and self._life.page.words[LEAVES] != 0
 
     @property
     def connected(self) -> bool:
         """Whether the worker has called init_workload_monitoring(); ask before unwatch()."""
-        return self._word(INIT) != 0
+        return self._life is not None and self._life.page.words[INIT] != 0
 
     def times(self, sections: Sequence[str], released_s: float) -> RankTimes:
         """How the worker, released then (monotonic seconds), has spent its time; ask before unwatch()."""
@@ -235,13 +222,8 @@ class RankMonitor(SupervisedProcess):
         return RankTimes(released_s, now_s) if words is None else times_of(words, sections, released_s, now_s)
 
     def words(self) -> list[int] | None:
-        """All words of the page, where it can be read."""
-        page = self._page()
-        if page is None:
-            return None
-        words = page.words[:WORDS].tolist()
-        page.close()
-        return words
+        """All words of the page, where there is one."""
+        return None if self._life is None else self._life.page.words[:WORDS].tolist()
 
     def reports(self, read: int, right: bool) -> tuple[int, list[LossReport]]:
         """What the worker has reported after number `read`: (number of the last one, reports).
@@ -249,17 +231,15 @@ class RankMonitor(SupervisedProcess):
         The slot of the last report may be half written. It is left out until it is the last one a second time.
         `right`: nothing is wrong with the reports until `read`, so the worker may save.
         """
-        page = self._page()
-        if page is None:
+        if self._life is None:
             return read, []
+        page = self._life.page
         if right:
             page.words[layout.JUDGED] = read
         until = page.words[layout.REPORTED]
         until, self._reported = until - (until != self._reported), until
         numbers = range(max(read, until - layout.REPORT_SLOTS + 1) + 1, until + 1)
-        found = [LossReport(*page.report(number)) for number in numbers]
-        page.close()
-        return max(read, until), found
+        return max(read, until), [LossReport(*page.report(number)) for number in numbers]
 
     def fail(self, why: str) -> None:
         """Kill the worker, whose loss is wrong."""
@@ -268,14 +248,6 @@ class RankMonitor(SupervisedProcess):
             pid, life.hung = int(str(wire.decode(life.watch)["pid"])), True
             self._on_hang(self.local_rank, {"pid": pid, "sentence": why, "kind": t.FaultKind.LOSS})
             kill.kill_group(life.pidfd, pid)
-
-    def _word(self, word: int) -> int:
-        page = self._page()
-        if page is None:
-            return 0
-        found = page.words[word]
-        page.close()
-        return found
 
     def unwatch(self) -> None:
         """The worker is gone (or no longer to be judged): forget it, and make ready for the next."""
@@ -295,17 +267,6 @@ class RankMonitor(SupervisedProcess):
     def _ask_to_end(self) -> None:
         self.send(wire.encode("unwatch"))
         self.send(wire.encode("quit"))
-
-    def _page(self) -> RankPage | None:
-        """The worker's page; None where it is not monitored, or where its rank has overwritten the page."""
-        if self._life is None or self._life.broken:
-            return None
-        try:
-            return RankPage(self._life.page_fd)
-        except (OSError, PageError) as error:  # no memory; or not our page any more
-            self._life.broken = True
-            log.warning("local rank %d gets no warnings any more: %s", self.local_rank, error)
-            return None
 
     # --- the process ------------------------------------------------------------------------------
 

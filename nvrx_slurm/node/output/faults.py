@@ -77,7 +77,7 @@ def _explained(fault: RankFault, error_file: Path, stderr_file: Path) -> RankFau
     from nvrx_slurm.core.attribution.raised import clean, raised_in  # not at the start either
 
     message, traceback = _read_error_file(error_file)
-    end = clean(_last_bytes(stderr_file, _LOG_BYTES).decode("utf-8", "replace")) if not traceback else ""
+    end = clean(_written(stderr_file, 0.0)[0].decode("utf-8", "replace")) if not traceback else ""
     last_line = end[end.rstrip().rfind("\n") + 1 :].strip()
     if fault.exit_code in _CANNOT_START_CODES and last_line.startswith(_CANNOT_START):
         return replace(fault, kind=FaultKind.SPAWN, message=last_line.removeprefix(_CANNOT_START)[:500])
@@ -111,13 +111,6 @@ def _written(path: Path, progress_s: float) -> tuple[bytes, float]:
         if (written_s := path.stat().st_mtime) + _CLOCKS_S >= progress_s:
             return last_bytes(path, _LOG_BYTES), written_s
     return b"", 0.0
-
-
-def _last_bytes(path: Path, most: int) -> bytes:
-    try:
-        return last_bytes(path, most)
-    except OSError:
-        return b""
 
 
 def _stacks_in(text: str) -> str:

@@ -20,10 +20,10 @@ from nvrx_slurm.child.supervised import PacketProcess
 from nvrx_slurm.control.addresses import ANY_ADDRESS
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.frozen import frozen
-from nvrx_slurm.node.run_dir import RunDir
 
 if TYPE_CHECKING:
     from nvrx_slurm.node.coordination.coordinator import MemberStreams
+    from nvrx_slurm.node.job import NodeJob
 
 _CYCLES = 3  # of which a new shipper is told
 _SOCKET = "logs"
@@ -43,25 +43,18 @@ class LogSpec:
 
 
 class LogsRole:
-    """The programs of one node. `job`: names the job in certificates; "" = it has one node, and no network is used."""
+    """The programs of one node."""
 
-    def __init__(
-        self,
-        spec: LogSpec,
-        node: t.Node,
-        run_dir: RunDir,
-        job: str,
-        private_dir: Path,
-        say: Callable[[str], None],
-    ) -> None:
-        self.spec, self._node, self._run_dir, self._job, self._say = spec, node, run_dir, job, say
+    def __init__(self, spec: LogSpec, job: NodeJob, private_dir: Path, say: Callable[[str], None]) -> None:
+        self.spec, self._node, self._run_dir, self._say = spec, job.node, job.run_dir, say
+        self._job = "" if job.meeting is None else job.meeting.key  # names it in certificates; "": one node, no network
         self.drain_s = spec.drain_s  # less when the job was ended by a signal
         self._socket = str(private_dir / _SOCKET)
         self._token = ""
         self._where: tuple[str, int] | None = None
         self._cycles: dict[int, dict[str, Any]] = {}  # the last ones: what the shipper was told
         self._over: set[int] = set()
-        self._listeners: list[socket.socket] = []
+        self._listener: socket.socket | None = None
         self._aggregators: list[PacketProcess] = []
         self._ending: set[asyncio.Task[None]] = set()
         self._shipper = PacketProcess(
@@ -140,22 +133,21 @@ class LogsRole:
         """This node coordinates the job from now on: start the aggregators."""
         self.retire()
         try:
-            self._listeners = [self._listen()]
+            self._listener = listener = self._listen()
         except OSError as error:
             return self._say(f"no logs are merged: nothing can listen here: {error.strerror}")
-        for listener in self._listeners:
-            settings = partial(self._aggregator_settings, term, token)
-            name, module = "log aggregator", "nvrx_slurm.logs.aggregator"
-            self._aggregators.append(PacketProcess(name, module, settings, self._say, listener=listener))
+        settings = partial(self._aggregator_settings, term, token)
+        name, module = "log aggregator", "nvrx_slurm.logs.aggregator"
+        self._aggregators.append(PacketProcess(name, module, settings, self._say, listener=listener))
         if self.spec.grpc_port:
             name, module = "nvrx_service process", "nvrx_slurm.logs.nvrx_service"
             self._aggregators.append(PacketProcess(name, module, self._service_settings, self._say))
         for one in self._aggregators:
             one.spawn()
         if self._job:
-            ports = tuple(int(one.getsockname()[1]) for one in self._listeners)
-            members.tell(t.LogServer(term, ports))
-            self.found("127.0.0.1", ports, token)
+            port = int(listener.getsockname()[1])
+            members.tell(t.LogServer(term, (port,)))
+            self.found("127.0.0.1", (port,), token)
         else:
             self.found(self._socket, (0,), token)
 
@@ -166,17 +158,16 @@ class LogsRole:
             self._ending.add(task)
             task.add_done_callback(self._ending.discard)
         self._aggregators = []
-        self._close_listeners()
+        self._close_listener()
 
     async def end(self, within_s: float) -> None:
         """The job is over: wait for the shippers of the other nodes, at most that time."""
         await asyncio.gather(*(one.finish(within_s) for one in self._aggregators), *self._ending)
-        self._close_listeners()
+        self._close_listener()
 
-    def _close_listeners(self) -> None:
-        for listener in self._listeners:
-            listener.close()
-        self._listeners = []
+    def _close_listener(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
 
     def _listen(self) -> socket.socket:
         """Connections wait here while an aggregator starts, also in place of another. Raises OSError."""

@@ -7,7 +7,7 @@ import contextlib
 import json
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -29,35 +29,8 @@ _MOST_WAITING = 16  # files; the oldest one that waits gives way
 _COLUMNS = "{:>9} {:>6} {:>6}  {:<20} {}"
 
 
-async def publish(
-    done: JobOver,
-    path: Path,
-    requeues: int | None,
-    say: Callable[[str], None],
-    elected: bool = True,
-    before_write: Callable[[], Awaitable[None]] | None = None,
-    allocation: tuple[float, float] | None = None,
-) -> None:
-    """Say how the job ended and write the same as JSON to `path`; a file that cannot be written is said.
-
-    `requeues`: how often Slurm has restarted the job; None without Slurm. A coordinator that was not `elected` writes
-    no file: another part of the job may go on, and the front ends the step where it finds the file. `before_write`:
-    what has to be done while the step lives. `allocation`: when the job was submitted and started (Unix seconds).
-    """
-    say(sentence(done))
-    if before_write is not None:
-        await before_write()
-    if not elected:
-        return
-    data = content(done, requeues, time.time(), allocation)
-    try:
-        await bounded.call_async(lambda: _write(path, data), WRITE_TIMEOUT_S, "result.json")
-    except (OSError, bounded.Overrun, RuntimeError) as error:
-        say(f"cannot write {path}: {getattr(error, 'strerror', None) or error}")
-
-
-def _write(path: Path, data: dict[str, Any]) -> None:
-    """`data`, and the restarts in process, which the wrapper has noted in the log tree."""
+def write_result(path: Path, data: dict[str, Any]) -> None:
+    """result.json: `data`, and the restarts in process, which the wrapper has noted in the log tree. In a thread."""
     write_atomic(path, (json.dumps(data, indent=1) + "\n").encode())  # first: the notes are many files, and of ranks
     data["inprocess_restarts"] = found = list[dict[str, Any]]()
     notes = [last_bytes(file, _NOTES_BYTES) for file in sorted(path.parent.glob(f"cycle_*/{IN_PROCESS_NAME}"))]
@@ -174,11 +147,13 @@ def _ended_by(fault: t.FaultRecord) -> str:
     return f"{fault.kind.value} ({how})" if code else fault.kind.value
 
 
-def content(
-    done: JobOver, requeues: int | None, now: float, allocation: tuple[float, float] | None = None
-) -> dict[str, Any]:
-    """The content of result.json. `now`: Unix seconds of the job's end; `at_s` counts from the beginning of the job."""
-    account = done.report.account
+def content(done: JobOver, requeues: int | None, allocation: tuple[float, float] | None = None) -> dict[str, Any]:
+    """The content of result.json, now that the job ends; `at_s` counts from the beginning of the job.
+
+    `requeues`: how often Slurm has restarted the job; None without Slurm. `allocation`: when the job was submitted and
+    started (Unix seconds).
+    """
+    account, now = done.report.account, time.time()
     cause, job = done.cause, asdict(replace(done.report, account=None))
     began = now - done.report.duration_s
     submitted, started = allocation or (None, began)

@@ -27,18 +27,15 @@ async def wait_until_idle(
     for `idle_s` seconds without `hold`. False once there are none, or if /proc does not tell."""
     loop = asyncio.get_running_loop()
     try:
-        before = since = await bounded.call_async(partial(read_signs, pids()), _READ_S, "idle")
-    except (bounded.Overrun, RuntimeError):
-        return False
+        before = since = await bounded.call_or_none(partial(read_signs, pids()), _READ_S, "idle")
     finally:
         end()
     since_s = loop.time()
-    while pids():
+    while pids() and before is not None and since is not None:
         await asyncio.sleep(idle_s / _READINGS)
-        try:
-            now = await bounded.call_async(partial(read_signs, pids()), idle_s, "idle")
-        except (bounded.Overrun, RuntimeError):
-            return False
+        now = await bounded.call_or_none(partial(read_signs, pids()), idle_s, "idle")
+        if now is None:
+            break
         if hold() or not all(is_idle(before[pid], since[pid], now[pid]) for pid in now):
             since, since_s = now, loop.time()
         elif loop.time() >= since_s + idle_s and pids():

@@ -13,29 +13,25 @@ _UNHEARD = (b"nvrx-standby", b"nvrx-template")
 _END_TIMEOUT_S = 1.0  # for killed orphans to end when the agent does
 
 
-class OrphanReaper:
-    """Reaps ended orphans on SIGCHLD and kills living ones; children that `child.processes` started are left alone.
+class OrphanReaper(processes.Orphans):
+    """Reaps ended orphans on SIGCHLD and kills living ones.
 
     All methods belong to the thread of the running event loop, which has to be the main thread.
     """
 
     def __init__(self) -> None:
-        self._orphans = processes.Orphans()
+        super().__init__()
         self._loop = asyncio.get_running_loop()
         self._child_ended = asyncio.Event()
         self._kills = False  # until none is left: one that is killed may have forked another one just before
         self._loop.add_signal_handler(signal.SIGCHLD, self._on_child)
 
-    def reap(self) -> None:
-        """Collect those that have ended."""
-        self._orphans.reap(processes.own_pids())
-
-    def kill(self, later: bool = True, but: Collection[bytes] = _UNHEARD) -> int:
+    def kill_living(self, later: bool = True, but: Collection[bytes] = _UNHEARD) -> int:
         """SIGKILL all, without waiting. Returns how many have not ended yet.
 
         `later`: also those that come until none is left. `but`: not those with these names.
         """
-        left = self._orphans.kill(processes.own_pids(), but)
+        left = self.kill(processes.own_pids(), but)
         self._kills = later and left > 0
         return left
 
@@ -44,7 +40,7 @@ class OrphanReaper:
         deadline = self._loop.time() + _END_TIMEOUT_S
         while True:
             self._child_ended.clear()
-            left = self.kill(but=())
+            left = self.kill_living(but=())
             try:
                 if not left:
                     break
@@ -56,7 +52,7 @@ class OrphanReaper:
 
     def _on_child(self) -> None:
         if self._kills:
-            self.kill()
+            self.kill_living()
         else:
             self.reap()
         self._child_ended.set()

@@ -15,23 +15,25 @@ from nvrx_slurm.core.account.ranks import RankTimes, node_spent
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.monitor import kill
 from nvrx_slurm.monitor.lease import Lease
+from nvrx_slurm.node.job import NodeJob
 from nvrx_slurm.node.monitors.client_check import ClientCheck, any_connected
-from nvrx_slurm.node.monitors.dead_ranks import DeadRanksFile
-from nvrx_slurm.node.monitors.inspection import StacksServer, inspect
+from nvrx_slurm.node.monitors.dead_ranks import note_gone
+from nvrx_slurm.node.monitors.inspection import inspect, serve_stacks
 from nvrx_slurm.node.monitors.monitor_start import MonitorStarter
-from nvrx_slurm.node.monitors.monitors import RankMonitor, unix_s
+from nvrx_slurm.node.monitors.monitors import RankMonitor, WatchRules, unix_s
 from nvrx_slurm.node.monitors.paces import Paces
 from nvrx_slurm.node.output import faults
 from nvrx_slurm.node.output.console import Console
-from nvrx_slurm.node.run_dir import ERROR_FILE, Logs, RunDir
+from nvrx_slurm.node.run_dir import ERROR_FILE, Logs
 from nvrx_slurm.node.shell import Post
 from nvrx_slurm.node.signals import ENDING
 from nvrx_slurm.node.workers.idle import wait_until_idle
 from nvrx_slurm.node.workers.launcher import Launcher
 from nvrx_slurm.node.workers.orphans import OrphanReaper
-from nvrx_slurm.node.workers.worker_spec import StartedWorker, WorkerSpec, living, rank_env, worker_env
+from nvrx_slurm.node.workers.worker_spec import StartedWorker, living, rank_env, worker_env
 from nvrx_slurm.system import bounded
-from nvrx_slurm.types import FaultKind, Node, Pace, Plan, RankEvidence, RankFault, Window, WorkloadAction
+from nvrx_slurm.system.files import BOARD_NAME
+from nvrx_slurm.types import FaultKind, Pace, Plan, RankEvidence, RankFault, Window, WorkloadAction
 
 _DETAILS_TIMEOUT_S = 1.0  # a hung file system must not hold up the report of a fault
 OPEN_TIMEOUT_S = 10.0  # for the log files; then workers write to /dev/null
@@ -39,6 +41,8 @@ _CLOSE_TIMEOUT_S = 5.0
 _MONITORS_AFTER_S = 0.1  # without a lease: the first workers' own start comes before that of the monitors' processes
 _RULES_AFTER_S = 0.3
 _OWN_SIGNAL_S = 0.25  # how much later than a worker this process may get the signal that ends the step
+
+Tell = Callable[[Pace | Window], None]  # sends to the coordinator
 
 
 class Workers:
@@ -48,31 +52,26 @@ class Workers:
     """
 
     def __init__(
-        self,
-        node: Node,
-        spec: WorkerSpec,
-        run_dir: RunDir,
-        console: Console,
-        post: Post,
-        private_dir: Path,
-        lease: Lease | None = None,
-        tell: Callable[[Pace | Window], None] = lambda pace: None,
+        self, job: NodeJob, console: Console, post: Post, private_dir: Path, lease: Lease | None, tell: Tell
     ) -> None:
-        self._node, self._spec, self._run_dir, self._lease = node, spec, run_dir, lease
+        self._node, self._spec, self._run_dir, self._lease = job.node, job.spec, job.run_dir, lease
         self._console, self._post = console, post
         self._loop = asyncio.get_running_loop()
         self._alive: dict[int, StartedWorker] = {}
         self._stopping = False
         self._none_left = asyncio.Event()  # no worker is alive
         self._private_dir = private_dir  # sockets of the monitors
-        self._launcher = Launcher(spec, node.nproc, private_dir, console.say, partial(console.say, to_copy=True))
-        self._dead_ranks = DeadRanksFile(private_dir, console.say)
+        spec = job.spec
+        self._rules = WatchRules(spec.limits, spec.termination_signal, spec.settings, 2 * spec.hang_collect_s)
+        to_copy = partial(console.say, to_copy=True)
+        self._launcher = Launcher(spec, job.node.nproc, private_dir, console.say, to_copy)
+        self._board = private_dir / BOARD_NAME  # tells wrappers which ranks are dead
         self.monitors = self._monitors = list[RankMonitor]()  # once started
         self._paces = Paces(self._monitors, spec, partial(living, self._alive), tell)
         self._starter: MonitorStarter | None = None  # of the monitors' processes, once
         self._client_check = ClientCheck(spec.limits, partial(any_connected, self._monitors), console.say)
         self._report: asyncio.Task[None] | None = None  # about the living ranks
-        self._stacks = StacksServer(run_dir.path, self._inspect)
+        self._stacks: asyncio.AbstractServer | None = None
         self._orphans = OrphanReaper()
         self._opening: asyncio.Task[None] | None = None  # of the logs of workers that are to start
         self._ending: asyncio.Task[None] | None = None  # watches workers that have got SIGTERM
@@ -92,7 +91,7 @@ class Workers:
             ag.PassOn: lambda command: self._signal(command.signum),
             ag.InspectRanks: self._report_ranks,
             ag.WarnRanks: self._warn,
-            ag.PostGone: self._dead_ranks.note if self._spec.wrapped else lambda command: None,
+            ag.PostGone: self._note_gone,
             ag.Prepare: lambda command: self._launcher.hold() if command.used else None,
             ag.EndHeld: lambda command: self._launcher.end_held(),
         }
@@ -103,16 +102,16 @@ class Workers:
         Where another node may start the same ranks, the monitors' processes start before any worker, also on a spare.
         """
         if self._spec.wrapped:
-            self._dead_ranks.create()
+            self._board.touch(0o600)
         if self._spec.monitored:
             for local_rank in range(self._node.nproc):
                 monitor = RankMonitor(local_rank, self._private_dir, self._hung, self._asked, self._lease)
                 self._monitors.append(monitor)  # first: also one half started is closed in the end
-                monitor.start(spawn=False)
+                monitor.start()
         self._launcher.begin()
         if self._lease is not None:
             self._start_monitors(0.0)
-        await self._stacks.start(self._private_dir)
+        self._stacks = await serve_stacks(self._run_dir.path, self._private_dir, self._inspect)
 
     def _start_monitors(self, after_s: float) -> None:
         if self._monitors and self._starter is None:
@@ -123,7 +122,8 @@ class Workers:
         if self._closed:
             return
         self._closed = True
-        self._stacks.close()
+        if self._stacks is not None:
+            self._stacks.close()
         try:
             self._end_opening()
             if self._ending is not None:
@@ -145,7 +145,7 @@ class Workers:
 
     def _start_all(self, plan: Plan) -> None:
         """Start all workers for `plan` as soon as their logs are open; one that cannot be started counts as exited."""
-        self._orphans.kill(later=False)  # of an earlier cycle
+        self._orphans.kill_living(later=False)  # of an earlier cycle
         self._stopping = self._failed = False
         self._plan, self._plan_at, self._times, self._exits_due = plan, self._loop.time(), [], self._node.nproc
         self._opening = asyncio.ensure_future(self._open_and_start(plan))
@@ -224,6 +224,10 @@ class Workers:
         for monitor in self._monitors:  # also of a worker that is about to start
             monitor.warn()
 
+    def _note_gone(self, command: ag.PostGone) -> None:
+        if self._spec.wrapped:
+            note_gone(self._board, self._console.say, command)
+
     def _report_ranks(self, command: ag.InspectRanks) -> None:
         async def report() -> None:
             self._post(ag.Inspected(command.cycle, await self._inspect(command.within_s)))
@@ -244,23 +248,14 @@ class Workers:
         if monitor is not None:
             rank_vars.update(monitor.worker_env())
         if self._spec.wrapped:
-            rank_vars["NVRX_BOARD"] = str(self._dead_ranks.path)
+            rank_vars["NVRX_BOARD"] = str(self._board)
         env = worker_env(os.environ, rank_vars, self._node.nproc)
         out, err = logs.of(where.rank)
         self._show(local_rank, where.rank, [out, err])
         held = self._launcher.take(local_rank)
         child = held.child
         if monitor is not None:  # before anything of the user's runs: this process may be stopped after that
-            monitor.watch(
-                pid=child.pid,
-                pidfd=child.pidfd,
-                cycle=plan.cycle,
-                rank=where.rank,
-                limits=self._spec.limits,
-                signum=self._spec.termination_signal,
-                cfg=self._spec.settings,
-                hold_s=2 * self._spec.hang_collect_s,
-            )
+            monitor.watch(pid=child.pid, pidfd=child.pidfd, cycle=plan.cycle, rank=where.rank, rules=self._rules)
         released_s = self._loop.time()
         try:
             held.release(env, out, err)
@@ -303,7 +298,7 @@ class Workers:
         self._failed = self._failed or code != 0 or self._stopping
         if self._failed and not self._alive and (self._stopping or not self._spec.wrapped):
             # Not earlier: the others may need their helpers to end well. After a success they may go on (an uploader).
-            self._orphans.kill()
+            self._orphans.kill_living()
         else:
             self._orphans.reap()
         self._client_check.ended(well=code == 0 and not self._stopping, last=not self._alive)
@@ -317,24 +312,19 @@ class Workers:
         self._times.append(times)
         hang = worker.hang
         fault = faults.from_exit_code(code, worker.where) if hang is None else replace(hang, exit_code=code)
-        if fault is None or (self._stopping and worker.hang is None):
+        if fault is None or (self._stopping and hang is None):
             # Slurm signals all processes of a step one after the other. A worker may end well because of a signal that
             # this process is yet to get, and then the job is cancelled and not done.
             wait_s = _OWN_SIGNAL_S if self._spec.in_step and not self._stopping else 0.0
             self._loop.call_later(wait_s, self._post_exit, local_rank, fault, early)
             return
-        self._explained = asyncio.ensure_future(self._explain(local_rank, fault, worker, times, self._explained))
+        self._explained = asyncio.ensure_future(self._explain(local_rank, fault, times, self._explained))
 
     async def _explain(
-        self,
-        local_rank: int,
-        fault: RankFault,
-        worker: StartedWorker,
-        times: RankTimes,
-        before: asyncio.Task[None] | None,
+        self, local_rank: int, fault: RankFault, times: RankTimes, before: asyncio.Task[None] | None
     ) -> None:
         """Add to the fault what the worker wrote, then post its exit."""
-        stderr, kind = Path(worker.where.log), fault.kind
+        stderr, kind = Path(fault.log), fault.kind
         beat_s = unix_s(times.last_s)
         read = partial(faults.with_details, fault, stderr.with_suffix(ERROR_FILE), stderr, beat_s)
         try:
