@@ -182,9 +182,6 @@ def test_the_process_is_poor(tmp_path: Path) -> None:
         assert process.end() == 0
 
 
-# --- the export -------------------------------------------------------------------------------------------------
-
-
 def test_results_are_exported_with_the_names_that_dashboards_know(tmp_path: Path, fake: Callable[..., Fake]) -> None:
     service = fake(reply(500, {}), reply(202, b"", "text/plain"))
     settings = job(tmp_path, export_url=f"{service.url}/dataflow/posting", cluster="c")

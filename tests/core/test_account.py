@@ -128,8 +128,6 @@ def test_a_checkpoint_that_was_found_bounds_what_is_repeated(saved_at: float | N
     assert book.planned(["0"], 50.0).get("recomputed", 0.0) == pytest.approx(recomputed)
 
 
-# --- over takeovers ---------------------------------------------------------------------------------------------------
-
 DOINGS = st.lists(
     st.tuples(
         st.sampled_from(["plan", "fail", "gone", "here", "spent", "wait", "takeover"]),
@@ -182,9 +180,6 @@ def test_counters_never_go_back_and_nothing_is_lost_over_a_takeover(doings: Any,
         assert seconds(told.nodes) == pytest.approx(count * (now - 100.0), abs=1e-3)
         walls = [node["wall_s"] for node in to_json(told)["nodes"]]
         assert walls == pytest.approx([now - 100.0] * count, abs=1e-3)
-
-
-# --- the account follows the coordinator -----------------------------------------------------------------------------
 
 
 class CountedStory(Story):

@@ -37,9 +37,6 @@ def agent_log() -> list[str]:
     return lines
 
 
-# --- encoding ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("cls", list(record._TYPES.values()), ids=lambda cls: cls.__name__)
 @settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(data=st.data())
@@ -82,9 +79,6 @@ def test_what_is_no_record_cannot_be_logged() -> None:
         header_line(Agent(a_node(1), AgentSettings(join_timeout_s=float("nan")), 0.0))
 
 
-# --- strict decoding ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("value", "sentence"),
     [
@@ -102,9 +96,6 @@ def test_what_is_no_record_cannot_be_logged() -> None:
 def test_what_no_core_writes_is_refused(value: object, sentence: str) -> None:
     with pytest.raises(ProtocolError, match=sentence):
         decode(value)
-
-
-# --- running a log again -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -33,9 +33,6 @@ def own(path: Path, uid: int = NOBODY) -> None:
     os.chown(path, uid, -1, follow_symlinks=False)
 
 
-# --- verdicts ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("hook", "code", "asked"), [("prolog", 1, [SHOW, DRAIN]), ("healthcheck", 0, [SHOW, SHOW, DRAIN])]
 )
@@ -66,9 +63,6 @@ def test_the_environment_and_folder_of_the_caller_do_not_matter(hooks: Hooks, tm
     names = {line.partition("=")[0] for line in shown.read_text().splitlines() if "=" in line}
     assert names <= {"PATH", "LC_ALL", "PWD", "_", "OLDPWD", "SHLVL"} | {n for n in names if n.startswith("SLURM")}
     assert str(trap) not in shown.read_text()
-
-
-# --- files that root executes -----------------------------------------------------------------------------------------
 
 
 def _package(hooks: Hooks) -> Path:
@@ -170,9 +164,6 @@ def test_a_module_that_exits_does_not_report_a_healthy_node(hooks: Hooks) -> Non
     assert hooks.sh("prolog").code == 1
 
 
-# --- hooks.conf -------------------------------------------------------------------------------------------------------
-
-
 def test_wrong_settings_do_not_drain_the_cluster(hooks: Hooks) -> None:
     file = hooks.root / "hooks/hooks.conf"
     for text in ("", "PYTHON=/no/such/python\n", "PYTHON=python\n", "PYTHON=`exit 9`\n(\n\0\xff"):
@@ -190,9 +181,6 @@ def test_a_wrong_budget_is_handled_as_on_error_says(hooks: Hooks) -> None:
     assert hooks.asked() == []
     hooks.install(PROLOG_BUDGET="59.5", ON_ERROR="pass")
     assert hooks.sh("prolog").code == 1 and hooks.asked()
-
-
-# --- time -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("on_error", "code"), [("pass", 0), ("fail", 1)])
@@ -242,9 +230,6 @@ def test_a_dead_disk_below_log_keeps_no_sick_node_in_use(hooks: Hooks, dead: Pat
     hooks.break_lustre()
     ran = hooks.sh("prolog")
     assert ran.code == 1 and DRAIN in hooks.asked() and ran.took_s < LONG_S / 2
-
-
-# --- the system log ---------------------------------------------------------------------------------------------------
 
 
 class SystemLog:

@@ -62,8 +62,6 @@ def test_helpers_of_a_dead_worker_live_until_the_cycle_ends(rig: Rig) -> None:
     assert [first.wait(), second.wait()] == [0, 0]
 
 
-# --- ranks that are wrapped by `inprocess.Wrapper` ---
-
 LOADED_S = 90.0  # until ranks have imported torch, on a machine that has other things to do
 # Waits in two iterations, returns in the third one. No heartbeat is missed within a test's patience.
 WRAPPED = """

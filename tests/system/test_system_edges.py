@@ -26,9 +26,6 @@ def readable(fd: int, timeout_ms: float = WAIT_MS) -> bool:
     return bool(poll.poll(timeout_ms))
 
 
-# --- ports ------------------------------------------------------------------------------------------------------------
-
-
 def test_reserved_port_can_be_listened_on_by_its_user_only() -> None:
     reserved = PortReservation()
     hosts = {socket.AF_INET: "127.0.0.1"} | ({socket.AF_INET6: "::1"} if socket.has_ipv6 else {})
@@ -53,9 +50,6 @@ def test_the_end_of_a_connection_is_seen_though_another_server_is_at_its_port() 
             with socket.create_server((host, port)):
                 assert connections.await_end(ours, WAIT_MS / 1000)
     assert connections.await_end(ours, 0.0)  # not there any more
-
-
-# --- children ---------------------------------------------------------------------------------------------------------
 
 
 def start(*argv: str, out: Path) -> processes.Child:
@@ -130,9 +124,6 @@ sys.stdin.read()
             if f"8>{fifo}; exec sleep".encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
                 with open(os.pidfd_open(int(pid)), "rb") as left:
                     assert readable(left.fileno(), 1000), f"{pid} outlived its parent"
-
-
-# --- GPUs -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
