@@ -45,7 +45,6 @@ class Program:
         self.control.send(json.dumps(packet).encode())
 
     def line(self, key: str, timeout_s: float = WAIT_S) -> dict[str, Any]:
-        """The next packet that has this key."""
         while True:
             assert select.select([self.control], [], [], timeout_s)[0], f"no {key} came: {self.lines}"
             data = self.control.recv(1 << 17)

@@ -86,16 +86,13 @@ class Node:
         self.write(path, text.replace(old, new))
 
     def add(self, path: str, text: str) -> None:
-        """Append to one file."""
         self.write(path, (self / path).read_text() + text)
 
     def remove(self, path: str) -> None:
-        """Remove a file, a link or a directory."""
         place = self.root / path.lstrip("/")
         shutil.rmtree(place) if place.is_dir() and not place.is_symlink() else place.unlink()
 
     def found(self, check: str, env: dict[str, str] | None = None, /, **expect: object) -> tuple[Verdict, str]:
-        """The finding of one check, in this process."""
         return examine(CHECKS[check], NodeView(str(self.root), env or {}), EXPECTED | expect)
 
     def learned(self, check: str) -> dict[str, Any]:

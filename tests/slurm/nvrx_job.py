@@ -131,7 +131,6 @@ class Job:
         return self.directory / "nvrx_logs" / "latest"
 
     def said(self) -> str:
-        """What the batch script printed."""
         return self.cluster.output(self.job_id)
 
     def agent_log(self, infra_rank: int) -> str:
@@ -139,7 +138,6 @@ class Job:
         return (self.run_dir / "agents" / f"agent_{infra_rank}.log").read_text()
 
     def result(self) -> dict[str, Any]:
-        """result.json."""
         return dict(json.loads((self.run_dir / "result.json").read_text()))
 
     def assert_nothing_left(self) -> None:
@@ -193,7 +191,6 @@ class Jobs:
         return done.stdout
 
     def check(self) -> None:
-        """Nothing of any job is left."""
         for job in self.made:
             job.assert_nothing_left()
 
