@@ -173,6 +173,18 @@ class Stage:
         files = [(str(self.file(r, s, cycle, node).relative_to(self.logs)), r) for r in ranks for s in ("out", "err")]
         shipper.tell(cycle=cycle, files=files, world=world)
 
+    def ships(self, world: int = 1, node: int = 0, ranks: range = range(1)) -> Program:
+        """A shipper that knows the aggregator and the files of these ranks."""
+        shipper = self.shipper(node)
+        self.at(shipper)
+        self.cycle(shipper, ranks, world, node=node)
+        return shipper
+
+    def first_line(self, data: bytes, merged: bytes) -> None:
+        """Rank 0 writes it, and it is merged."""
+        self.write(0, data)
+        self.until(lambda: self.merged() == merged, "written")
+
     def merged(self, cycle: int = 0) -> bytes:
         path = Path(cycle_file(self.prefix, cycle))
         return path.read_bytes() if path.exists() else b""

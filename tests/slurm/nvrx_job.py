@@ -125,6 +125,15 @@ class Job:
                 self.cluster.restart_node(name)
         return self.cluster.wait_job(self.job_id, WAIT_S)
 
+    def ends(self, state: str, code: int) -> None:
+        """It ends like that."""
+        end = self.wait_end()
+        assert (end.state, end.exit_code) == (state, code), self.said()
+
+    def places(self, cycle: int) -> list[tuple[int, str]]:
+        """(rank, node) of all workers of a cycle."""
+        return [(mark.rank, mark.node) for mark in self.marks("up", cycle)]
+
     @property
     def run_dir(self) -> Path:
         """The log tree of the newest run."""

@@ -42,8 +42,7 @@ def wait_said(job: Job, text: str, count: int = 1) -> None:
 def assert_completed(job: Job, lost: set[str]) -> None:
     """Slurm, result.json and the last coordinator tell the same."""
     (job.directory / "go").touch()
-    end = job.wait_end()
-    assert (end.state, end.exit_code) == ("COMPLETED", 0), job.said()
+    job.ends("COMPLETED", 0)
     result = job.result()
     assert result["code"] == 0
     assert result["restarts_used"] >= len(lost) and {mark.node for mark in job.marks("up")} >= lost
