@@ -40,7 +40,7 @@ TIER_OF = {
     "test_warm_table.py": "matrix",
     # Files that differ from their folder.
     **dict.fromkeys(("test_corpus.py", "test_hang.py", "test_redact.py", "test_rules.py"), "fast"),
-    **dict.fromkeys(("test_kept.py", "test_drain_policy.py", "test_policy.py", "test_kernel_log.py"), "fast"),
+    **dict.fromkeys(("test_kept.py", "test_drains.py", "test_policy.py", "test_kernel_log.py"), "fast"),
     **dict.fromkeys(("test_api_faults.py", "test_api_text.py", "test_env.py", "test_nodelist.py"), "fast"),
     "test_control.py": "fast",
     **dict.fromkeys(("test_bad_input.py", "test_wire_streams.py", "test_wire_strangers.py"), "process"),

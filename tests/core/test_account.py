@@ -23,19 +23,7 @@ from .stories import SCENARIOS, Story, scenarios
 BUSY = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)  # of a busy machine
 TIMES = st.floats(-10.0, 200.0)
 SECTIONS = st.builds(SectionTime, st.sampled_from(["step", "checkpointing", "load", "evaluation", "setup"]), TIMES)
-SPENT = st.builds(
-    Spent,
-    st.just(1),
-    st.just(0),
-    TIMES,
-    TIMES,
-    TIMES,
-    TIMES,
-    TIMES,
-    TIMES,
-    TIMES,
-    st.lists(SECTIONS, max_size=4).map(tuple),
-)
+SPENT = st.builds(Spent, st.just(1), st.just(0), *(TIMES,) * 7, st.lists(SECTIONS, max_size=4).map(tuple))
 MAYBE = st.none() | TIMES
 MARKS = st.builds(
     Marks, TIMES, TIMES, st.booleans(), *(MAYBE,) * 4, MAYBE | st.just(float("-inf")), *(st.booleans(),) * 3

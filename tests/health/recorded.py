@@ -30,7 +30,6 @@ CHECKS = registry.built_in()
 EXPECTED = registry.defaults(CHECKS.values())
 F, U, N, P = Verdict.FAIL, Verdict.UNKNOWN, Verdict.NOT_APPLICABLE, Verdict.PASS
 LUSTRE = "/sys/fs/lustre/health_check"
-XID79 = "4,3000,8211000001,-;NVRM: Xid (PCI:0000:52:00): 79, GPU has fallen off the bus.\n"
 
 
 @functools.cache

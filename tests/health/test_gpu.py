@@ -13,7 +13,6 @@ from recorded import CHECKS, F, N, P, U
 from nvrx_slurm.health.check import Verdict
 
 OF_NVML = [name for name, check in CHECKS.items() if check.reads.startswith("NVML")]
-ONLY = [word for name in OF_NVML for word in ("--only", name)]
 
 
 def test_a_healthy_node_passes_all_and_opens_nvml_once(nvml: GpuNode) -> None:

@@ -277,7 +277,7 @@ class Invariants:
         else:
             for node_id in active.values():
                 self.check(reign.can_run(node_id), f"{node_id} is in a plan, but it is lost or busy")
-            if not self._world.settings.segment:  # tests/core/test_placement.py has any situation with segments
+            if not self._world.settings.segment:  # tests/core/test_gathering.py has any situation with segments
                 self._check_order(reign, active, receivers)
         reign.active = active
         for node_id in active.values():
