@@ -35,7 +35,6 @@ def job(tmp_path: Path, **more: Any) -> AttributionSpec:
 
 
 def ask(settings: AttributionSpec, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-    """One request over TCP."""
     connection = http.client.HTTPConnection("127.0.0.1", settings.port, timeout=WAIT_S)
     connection.request(method, path, None if body is None else json.dumps(body))
     answer = connection.getresponse()

@@ -13,7 +13,6 @@ from recorded import HungMount, Node
 
 @pytest.fixture
 def dgx(tmp_path: Path) -> Node:
-    """A healthy one."""
     return Node(tmp_path / "dgx")
 
 

@@ -125,7 +125,6 @@ class Invariants:
         return set(self._won)
 
     def check(self, holds: bool, what: str) -> None:
-        """Raise Violation(`what`) unless `holds`."""
         if not holds and not self.forgotten:
             s = self._world.settings
             raise Violation(f"seed {s.seed}, {s.nodes} nodes, at {self._world.clock.now:.4f} s: {what}")

@@ -210,7 +210,6 @@ class SimAgent(Process):
             self.elect.step(el.StreamEnded(how))
 
     def answer(self, command: el.AnswerVisitor) -> None:
-        """To an agent that wants to register here."""
         visitor, attempt = self.visitors.pop(command.visitor)
         if command.elsewhere is None:
             self.world.clock.after(0.0005, visitor.accepted, self.coordinator, attempt)
@@ -237,7 +236,6 @@ class SimAgent(Process):
         self.step(ag.Connected())
 
     def disconnected(self, stream: Connection, why: str, silent: bool) -> None:
-        """Its stream is gone."""
         if self.host.frozen_until > self.world.clock.now:
             self.world.clock.at(self.host.frozen_until, self.disconnected, stream, why, False)
         elif stream is self.stream and self.alive:

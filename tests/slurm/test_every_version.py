@@ -36,14 +36,12 @@ client.shutdown_workload_monitoring()
 
 @pytest.fixture(scope="module")
 def hooked(slurm_version: str) -> Iterator[HookedCluster]:
-    """Three nodes of one version, with our prolog."""
     with running(slurm_version, prolog_only=True) as cluster:
         yield cluster
 
 
 @pytest.fixture
 def jobs(hooked: HookedCluster) -> Iterator[Jobs]:
-    """Makes jobs on three idle nodes."""
     hooked.mend()
     hooked.slurm.reset()
     made = Jobs(hooked.slurm)
