@@ -121,6 +121,8 @@ SPOILT: dict[str, tuple[Callable[[Hooks], Path], Callable[[Path], object], bool]
     "a Python of a user": (_python, lambda p: own(p / "python"), False),
     "a link of a user": (_python, lambda p: own(p.parent / "bin/python"), False),
     "a standard library of a user": (_copied_venv, lambda p: own(p), False),
+    "a module of the standard library": (_copied_venv, lambda p: own(p / "encodings/utf_8.py"), False),
+    "a home of a user": (_copied_venv, lambda p: own(p.parents[1] / "bin"), False),
 }
 
 
