@@ -37,6 +37,9 @@ def agent_log() -> list[str]:
     return lines
 
 
+# --- encoding ----------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("cls", list(record._TYPES.values()), ids=lambda cls: cls.__name__)
 @settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(data=st.data())

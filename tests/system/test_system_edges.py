@@ -26,6 +26,9 @@ def readable(fd: int, timeout_ms: float = WAIT_MS) -> bool:
     return bool(poll.poll(timeout_ms))
 
 
+# --- ports ------------------------------------------------------------------------------------------------------------
+
+
 def test_reserved_port_can_be_listened_on_by_its_user_only() -> None:
     reserved = PortReservation()
     hosts = {socket.AF_INET: "127.0.0.1"} | ({socket.AF_INET6: "::1"} if socket.has_ipv6 else {})
