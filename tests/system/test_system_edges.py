@@ -55,6 +55,9 @@ def test_the_end_of_a_connection_is_seen_though_another_server_is_at_its_port() 
     assert connections.await_end(ours, 0.0)  # not there any more
 
 
+# --- children ---------------------------------------------------------------------------------------------------------
+
+
 def start(*argv: str, out: Path) -> processes.Child:
     with out.open("wb") as file:
         return processes.start(argv, os.environ, file, subprocess.STDOUT)
@@ -127,6 +130,9 @@ sys.stdin.read()
             if f"8>{fifo}; exec sleep".encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
                 with open(os.pidfd_open(int(pid)), "rb") as left:
                     assert readable(left.fileno(), 1000), f"{pid} outlived its parent"
+
+
+# --- GPUs -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
