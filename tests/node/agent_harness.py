@@ -240,8 +240,9 @@ class Rig:
 
     def step(self, ranks: Iterable[int], size: int, nnodes: str, script: str, *flags: str) -> list[Launcher]:
         """Agents of these ranks in a Slurm step of `size` nodes, each with an address of its own on loopback."""
-        scontrol = self.dir / "scontrol"  # of a Slurm whose job has no batch script
-        scontrol.write_text("#!/bin/sh\necho JobId=$3 JobState=RUNNING ExitCode=0:0 BatchFlag=0\n")
+        scontrol = self.dir / "scontrol"  # of a Slurm whose job has no batch script; its calls are in the file "asked"
+        answer = "echo JobId=$3 JobState=RUNNING ExitCode=0:0 BatchFlag=0"
+        scontrol.write_text(f'#!/bin/sh\necho "$@" >> {self.dir}/asked\n{answer}\n')
         scontrol.chmod(0o755)
         names = f"127.0.0.[1-{size}]"
         job = {"SLURM_JOB_ID": str(self.port), "SLURM_STEP_ID": "0", "SLURM_CONF": "/nonexistent"}
