@@ -40,7 +40,7 @@ TIER_OF = {
     "test_warm_table.py": "matrix",
     # Files that differ from their folder.
     **dict.fromkeys(("test_corpus.py", "test_hang.py", "test_redact.py", "test_rules.py"), "fast"),
-    **dict.fromkeys(("test_kept.py", "test_drain_policy.py", "test_policy.py", "test_kernel_log.py"), "fast"),
+    **dict.fromkeys(("test_kept.py", "test_drains.py", "test_policy.py", "test_kernel_log.py"), "fast"),
     **dict.fromkeys(("test_api_faults.py", "test_api_text.py", "test_env.py", "test_nodelist.py"), "fast"),
     "test_control.py": "fast",
     **dict.fromkeys(("test_bad_input.py", "test_wire_streams.py", "test_wire_strangers.py"), "process"),
@@ -82,20 +82,14 @@ COMBINATIONS = {
     "test_after_a_shrink_the_next_one_uses_the_nodes_that_are_left",
     "test_a_script_of_the_documents_requeues_itself_when_it_is_warned",
     "test_a_coordinator_is_killed_after_ranks_were_warned",
-    "test_node_0_of_a_step_never_comes_up_and_slurm_does_not_answer_when_the_job_ends",
     "test_a_late_node_finds_the_coordinator_by_any_endpoint",
     "test_an_excluded_node_that_comes_back_is_refused",
-    "test_a_half_without_workers_that_is_cut_off_costs_nothing",
-    "test_a_coordinator_is_killed_while_nodes_gather",
-    "test_a_dead_rank_and_then_its_node_are_the_wrappers_business_and_no_process_is_restarted",
     "test_without_its_batch_host_the_job_is_requeued_by_an_agent",
-    "test_two_nodes_in_a_row_then_the_jobs_own_code",
     "test_the_job_of_a_lost_batch_host_is_ended_once_slurmctld_answers",
     "test_several_in_one_allocation",
     "test_a_preempted_job_goes_on_in_its_next_life",
     "test_a_candidate_says_that_it_waits_for_votes",
     "test_a_stopped_coordinator_does_not_take_the_file_back",
-    "test_the_coordinator_s_node_can_be_excluded_too",
 }
 _NO_FAST = {"node", "examples", "inprocess", "logs", "monitor", "ptl"}
 # Files on a real Slurm that take as long as all others together.

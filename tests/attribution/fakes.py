@@ -104,7 +104,6 @@ class Fake:
         return answer
 
     def wait_for(self, count: int) -> list[Asked]:
-        """Until so many requests have come."""
         with self._news:
             assert self._news.wait_for(lambda: len(self.asked) >= count, WAIT_S), self.asked
         return self.asked
@@ -151,14 +150,12 @@ class Process(Program):
         self.tell(**asdict(CycleNews(cycle, log, over, lasted_s, fault or {})))
 
     def end(self) -> int:
-        """The job has ended; returns its exit code."""
         self.tell(finish=3.0)
         return self.process.wait(WAIT_S)
 
 
 @contextlib.contextmanager
 def running(settings: AttributionSpec) -> Iterator[Process]:
-    """A process, killed at the end if it has not ended."""
     process = Process(settings)
     try:
         yield process

@@ -183,9 +183,6 @@ def test_a_key_that_became_readable_for_others_is_not_used(tmp_path: Path, fake:
     assert service.asked == [] and "chmod 600" in sentences[0]
 
 
-# --- in the service ---------------------------------------------------------------------------------------------
-
-
 def test_the_agent_hears_the_story_and_restarts_did_not_wait(tmp_path: Path, fake: Callable[..., Fake]) -> None:
     def answer(request: Asked) -> Script:
         lines = request.json["messages"][1]["content"].split("\n")

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,6 @@ def job(tmp_path: Path, **more: Any) -> AttributionSpec:
 
 
 def ask(settings: AttributionSpec, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-    """One request over TCP."""
     connection = http.client.HTTPConnection("127.0.0.1", settings.port, timeout=WAIT_S)
     connection.request(method, path, None if body is None else json.dumps(body))
     answer = connection.getresponse()
@@ -74,19 +73,6 @@ def test_a_cycle_from_its_start_to_its_answer(tmp_path: Path) -> None:
         assert process.end() == 0
     assert [one["cycle"] for one in results(settings)] == [0]
     assert "cycle 0" in Path(f"{os.path.splitext(settings.prefix)[0]}_attribution.log").read_text()
-
-
-def test_our_client_and_our_service_understand_each_other(tmp_path: Path) -> None:
-    settings = job(tmp_path)
-    log = log_of(settings, 0)
-    with running(settings) as service:
-        service.line("ready")
-        service.news(0, log, fault())
-        with running(replace(settings, endpoint=f"http://127.0.0.1:{settings.port}")) as client:
-            client.news(0, log, fault())
-            told = client.line("cycle")
-            assert told["text"].startswith("RESTART: python-exception: ValueError: bad sample 17")
-            assert client.end() == 0 and told["stop"] is False
 
 
 WRONG: list[tuple[str, str, Any, int, str]] = [
@@ -180,9 +166,6 @@ def test_the_process_is_poor(tmp_path: Path) -> None:
         rss_kib = int(Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()[0])
         assert rss_kib < 60_000
         assert process.end() == 0
-
-
-# --- the export -------------------------------------------------------------------------------------------------
 
 
 def test_results_are_exported_with_the_names_that_dashboards_know(tmp_path: Path, fake: Callable[..., Fake]) -> None:

@@ -25,8 +25,6 @@ ONE_TASK = {
 
 
 class Done(NamedTuple):
-    """How one run ended."""
-
     code: int
     out: str
     err: str

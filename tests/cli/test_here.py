@@ -74,9 +74,6 @@ def test_nodes_beyond_min_are_spares(flags: dict[str, object], expected: tuple[i
         assert node_range(here) == expected
 
 
-# --- how nodes meet ---------------------------------------------------------------------------------------------------
-
-
 def test_an_endpoint_with_port_0_is_one_node_that_meets_no_other() -> None:
     here = of({}, {"rdzv_endpoint": "localhost:0", "rdzv_backend": "c10d"})
     assert rendezvous.meeting(here, NodeRange(1, 1)) is None
@@ -116,9 +113,6 @@ def test_the_socket_of_slurms_munged_is_in_slurm_conf(tmp_path: Path, text: str,
     assert conf.munge_socket({"SLURM_CONF": str(tmp_path)}) is None
 
 
-# --- what is noted at the start ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("flags", "env", "said"),
     [
@@ -136,9 +130,6 @@ def test_notes(work: Path, clean: None, flags: dict[str, object], env: dict[str,
     here = of(env, flags)
     found = [note for note in notes(here, make_job(here, "train.py", ())) if "hangs are" not in note]
     assert [said in note for note in found] == [True] * bool(said)
-
-
-# --- domains ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -197,9 +188,6 @@ def test_the_domain_of_gpus(nvml_standin: Path, tmp_path: Path, state: list[str]
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPO), **TASK, **BLOCK, **stand_in.env}
     done = subprocess.run([sys.executable, "-c", ASKS], env=env, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.startswith(expected), done
-
-
-# --- several agents per node ------------------------------------------------------------------------------------------
 
 
 def test_agents_are_counted_by_tasks() -> None:

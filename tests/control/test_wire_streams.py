@@ -128,9 +128,6 @@ async def test_an_agent_whose_loop_was_blocked_too_long_gives_its_stream_up() ->
             await server.inbox.next(ev.Joined)
 
 
-# --- fake coordinators and foreign listeners --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("other", [{"token": "wrong"}, {"job": "job-2"}])
 @story
 async def test_an_agent_passes_over_another_jobs_coordinator_and_is_told(other: dict[str, str]) -> None:

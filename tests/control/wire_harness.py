@@ -197,7 +197,6 @@ class Process:
         self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(REPO)})
 
     async def line(self) -> str:
-        """Its next line."""
         assert self.process.stdout is not None
         loop = asyncio.get_running_loop()
         read = loop.run_in_executor(None, self.process.stdout.readline)

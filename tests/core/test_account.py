@@ -23,19 +23,7 @@ from .stories import SCENARIOS, Story, scenarios
 BUSY = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)  # of a busy machine
 TIMES = st.floats(-10.0, 200.0)
 SECTIONS = st.builds(SectionTime, st.sampled_from(["step", "checkpointing", "load", "evaluation", "setup"]), TIMES)
-SPENT = st.builds(
-    Spent,
-    st.just(1),
-    st.just(0),
-    TIMES,
-    TIMES,
-    TIMES,
-    TIMES,
-    TIMES,
-    TIMES,
-    TIMES,
-    st.lists(SECTIONS, max_size=4).map(tuple),
-)
+SPENT = st.builds(Spent, st.just(1), st.just(0), *(TIMES,) * 7, st.lists(SECTIONS, max_size=4).map(tuple))
 MAYBE = st.none() | TIMES
 MARKS = st.builds(
     Marks, TIMES, TIMES, st.booleans(), *(MAYBE,) * 4, MAYBE | st.just(float("-inf")), *(st.booleans(),) * 3
@@ -128,8 +116,6 @@ def test_a_checkpoint_that_was_found_bounds_what_is_repeated(saved_at: float | N
     assert book.planned(["0"], 50.0).get("recomputed", 0.0) == pytest.approx(recomputed)
 
 
-# --- over takeovers ---------------------------------------------------------------------------------------------------
-
 DOINGS = st.lists(
     st.tuples(
         st.sampled_from(["plan", "fail", "gone", "here", "spent", "wait", "takeover"]),
@@ -182,9 +168,6 @@ def test_counters_never_go_back_and_nothing_is_lost_over_a_takeover(doings: Any,
         assert seconds(told.nodes) == pytest.approx(count * (now - 100.0), abs=1e-3)
         walls = [node["wall_s"] for node in to_json(told)["nodes"]]
         assert walls == pytest.approx([now - 100.0] * count, abs=1e-3)
-
-
-# --- the account follows the coordinator -----------------------------------------------------------------------------
 
 
 class CountedStory(Story):

@@ -61,9 +61,6 @@ def test_rejected_results_end_after_a_bounded_number_of_cycles(seeds: range) -> 
         assert story.core.state.name == "FINISHED" and cycles <= 4 * (budget + 1), seed
 
 
-# --- the report ------------------------------------------------------------------------------------------------
-
-
 def the_report(*lines: str) -> JobReport:
     """Of a job that is closed by the last line."""
     story = Story()

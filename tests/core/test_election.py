@@ -76,7 +76,7 @@ def test_a_node_learns_its_address_once() -> None:
     assert core.me == Peer("0", "h0", "10.0.0.5", 7000)
 
 
-# --- what a node does next, step by step ----------------------------------------------------------------------------
+# What a node does next, step by step.
 # P: the peers; node 1 is the one that is told. Each row: (event, the commands that follow, in order).
 
 P, S = PEERS, el.StreamEnd

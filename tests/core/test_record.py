@@ -82,9 +82,6 @@ def test_what_is_no_record_cannot_be_logged() -> None:
         header_line(Agent(a_node(1), AgentSettings(join_timeout_s=float("nan")), 0.0))
 
 
-# --- strict decoding ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("value", "sentence"),
     [
@@ -102,9 +99,6 @@ def test_what_is_no_record_cannot_be_logged() -> None:
 def test_what_no_core_writes_is_refused(value: object, sentence: str) -> None:
     with pytest.raises(ProtocolError, match=sentence):
         decode(value)
-
-
-# --- running a log again -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

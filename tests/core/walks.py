@@ -61,13 +61,11 @@ class Walk:
 
     @property
     def core(self) -> Coordinator:
-        """The coordinator."""
         core = self.story.core
         assert isinstance(core, Coordinator)
         return core
 
     def step(self) -> None:
-        """Tell it something."""
         self.story.now += self.rng.choice((0.0, 0.0, 0.1, 2.0))
         [line] = self.rng.choices(list(EVENTS), list(EVENTS.values()))
         word, _, rest = line.format_map(self._values()).partition(" ")

@@ -74,7 +74,6 @@ def build(root: Path) -> Path:
 
 
 def write(root: Path, path: str, text: str) -> None:
-    """Replace one file of a tree."""
     file = root / path.lstrip("/")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text)

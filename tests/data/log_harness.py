@@ -45,7 +45,6 @@ class Program:
         self.control.send(json.dumps(packet).encode())
 
     def line(self, key: str, timeout_s: float = WAIT_S) -> dict[str, Any]:
-        """The next packet that has this key."""
         while True:
             assert select.select([self.control], [], [], timeout_s)[0], f"no {key} came: {self.lines}"
             data = self.control.recv(1 << 17)
@@ -173,6 +172,18 @@ class Stage:
     def cycle(self, shipper: Program, ranks: range, world: int, cycle: int = 0, node: int = 0) -> None:
         files = [(str(self.file(r, s, cycle, node).relative_to(self.logs)), r) for r in ranks for s in ("out", "err")]
         shipper.tell(cycle=cycle, files=files, world=world)
+
+    def ships(self, world: int = 1, node: int = 0, ranks: range = range(1)) -> Program:
+        """A shipper that knows the aggregator and the files of these ranks."""
+        shipper = self.shipper(node)
+        self.at(shipper)
+        self.cycle(shipper, ranks, world, node=node)
+        return shipper
+
+    def first_line(self, data: bytes, merged: bytes) -> None:
+        """Rank 0 writes it, and it is merged."""
+        self.write(0, data)
+        self.until(lambda: self.merged() == merged, "written")
 
     def merged(self, cycle: int = 0) -> bytes:
         path = Path(cycle_file(self.prefix, cycle))

@@ -76,13 +76,11 @@ class GpuNode:
         self.stand_in.say(*self._healthy, *lines)
 
     def found(self, check: str, env: dict[str, str] | None = None, /, **expect: object) -> tuple[Verdict, str]:
-        """What a check says."""
         verdict, text, _ = self.examiner.ask(check, str(self.node.root), env or {}, expect, False)
         assert text.isprintable() and text
         return Verdict(verdict), text
 
     def learned(self, check: str) -> dict[str, Any]:
-        """The settings that a check learns."""
         return dict(self.examiner.ask(check, str(self.node.root), {}, {}, True)[2])
 
     def program(self, *args: str) -> tuple[int, Report]:

@@ -104,7 +104,6 @@ class Hooks:
         return " ".join(found.replace("Reason=", "").replace("ThreadsPerCore=1 ", "").partition(":/")[0].split())
 
     def asked(self) -> list[str]:
-        """The calls of scontrol so far."""
         file = self.root / "asked"
         return file.read_text().splitlines() if file.exists() else []
 

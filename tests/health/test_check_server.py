@@ -115,9 +115,6 @@ class Fifo:
         return os.open(self.place, os.O_WRONLY)
 
 
-# --- questions --------------------------------------------------------------------------------------------------------
-
-
 def test_each_question_is_answered_by_the_report_of_the_preflight(dgx: Node, serve: Serve) -> None:
     server = serve()
     answers = [server.ask(), server.ask()]
@@ -161,9 +158,6 @@ def test_what_slurm_sends_to_the_whole_step_does_not_end_it_but_a_check(dgx: Nod
     os.close(writer)
 
 
-# --- watched ----------------------------------------------------------------------------------------------------------
-
-
 def test_only_news_about_the_watched_are_told(dgx: Node, serve: Serve) -> None:
     server = serve("--watch", "lustre", *CPUS, "--interval", "0.05")
     server.ask()
@@ -187,9 +181,6 @@ def test_a_watched_check_that_hangs_holds_up_no_answer(dgx: Node, serve: Serve) 
     assert server.children(), "the watched check is not at it any more"
     assert [f.verdict for f in answer.findings] == [P]
     os.close(writer)
-
-
-# --- GPUs -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_gpu_that_breaks_is_told_while_nvml_hangs_elsewhere(gpus: GpuNode, serve: Serve) -> None:

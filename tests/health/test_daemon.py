@@ -37,9 +37,6 @@ def shared() -> Iterator[Daemon]:
     daemon.close()
 
 
-# --- answers ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("body", "answer"),
     [
@@ -93,8 +90,6 @@ def test_runs_take_place_one_after_the_other(shared: Daemon) -> None:
         assert call.result().success
     assert sorted(shared.lines("log")) == sorted(["start a", "stop", "start c", "stop"])
 
-
-# --- processes --------------------------------------------------------------------------------------------------------
 
 LEAVES = "setsid sh -c 'echo $$ > pid; echo > go; exec sleep 600' & read x < go"  # with our stdout and stderr open
 NEVER = f"trap '' TERM; echo $$ > own; {LEAVES}; echo stuck >&2; echo > ready; while :; do read x < go; done"
@@ -162,9 +157,6 @@ def test_beside_a_process_that_cannot_be_ended_none_is_started(daemon: Daemon) -
         stuck.kill()
 
 
-# --- the socket -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("group", ["", "daemon"])
 def test_the_group_may_ask_or_everybody(daemon: Daemon, group: str) -> None:
     daemon.settings |= {"group": group} if group else {}
@@ -196,9 +188,6 @@ def test_only_a_dead_socket_is_replaced(daemon: Daemon) -> None:
     assert daemon.start("").answer().success
 
 
-# --- settings ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -212,9 +201,6 @@ def test_only_a_dead_socket_is_replaced(daemon: Daemon) -> None:
 def test_wrong_settings_are_told(daemon: Daemon, settings: dict[str, object], said: str) -> None:
     daemon.settings |= settings
     assert said in refused(daemon) and list(daemon.dir.glob("s*")) == []
-
-
-# --- our own checks, and the documents --------------------------------------------------------------------------------
 
 
 def test_without_a_script_our_own_checks_answer(daemon: Daemon, dgx: Node) -> None:

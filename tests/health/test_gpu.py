@@ -13,7 +13,6 @@ from recorded import CHECKS, F, N, P, U
 from nvrx_slurm.health.check import Verdict
 
 OF_NVML = [name for name, check in CHECKS.items() if check.reads.startswith("NVML")]
-ONLY = [word for name in OF_NVML for word in ("--only", name)]
 
 
 def test_a_healthy_node_passes_all_and_opens_nvml_once(nvml: GpuNode) -> None:
@@ -95,8 +94,6 @@ def test_a_job_looks_at_its_own_gpus(
     assert said[0] is verdict and text in said[1], said
 
 
-# --- NVML that fails ------------------------------------------------------------------------------------------------
-
 FUNCTIONS = sorted(set(re.findall(r'(?:BEGIN|outcome)\("(nvml\w+)"', standin.SOURCE.read_text())))
 for elsewhere in ("nvmlDeviceGetPciInfo", "nvmlDeviceGetMinorNumber"):  # system/test_numa.py, test_gpu_processes.py
     FUNCTIONS.remove(elsewhere)
@@ -128,9 +125,6 @@ def test_a_function_that_hangs_is_unknown_and_named(nvml: GpuNode) -> None:
     (finding,) = report.findings
     assert (code, finding.verdict, report.notes) == (3, U, [])
     assert finding.text.startswith("timed out") and finding.text.endswith("temperature of GPU 5"), finding.text
-
-
-# --- NVLink ---------------------------------------------------------------------------------------------------------
 
 
 def test_nvlink_errors_count_from_the_first_run_on(gpus: GpuNode) -> None:

@@ -22,9 +22,6 @@ def hooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hooks:
     return made(tmp_path, monkeypatch)
 
 
-# --- prolog and epilog ------------------------------------------------------------------------------------------------
-
-
 def test_a_healthy_node_gets_its_job_and_slurmctld_is_not_asked(hooks: Hooks) -> None:
     ran = hooks.run("prolog")
     assert ran.code == 0 and "n1 job 7: pass: " in ran.log, ran.log
@@ -119,9 +116,6 @@ def test_a_wrong_or_untrusted_site_file_is_not_obeyed(hooks: Hooks) -> None:
     os.chown(hooks.root / "health.yaml", 65534, -1)
     ran = hooks.run("prolog")
     assert ran.code not in (0, 1) and "not trusted" in ran.log and hooks.asked() == []
-
-
-# --- periodic ---------------------------------------------------------------------------------------------------------
 
 
 def test_slurmctld_is_asked_once_while_all_is_well(hooks: Hooks) -> None:

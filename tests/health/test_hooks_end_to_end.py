@@ -14,8 +14,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from hooks_harness import DRAIN, FAILED, NOBODY, REPO, SHOW, SLACK_S, Hooks, as_root, made, script
-from recorded import ended
-from test_runner import HungMount
+from recorded import HungMount, ended
 
 pytestmark = pytest.mark.skipif(not as_root(), reason="Slurm's hooks run as root")
 
@@ -31,9 +30,6 @@ def hooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hooks:
 
 def own(path: Path, uid: int = NOBODY) -> None:
     os.chown(path, uid, -1, follow_symlinks=False)
-
-
-# --- verdicts ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -66,9 +62,6 @@ def test_the_environment_and_folder_of_the_caller_do_not_matter(hooks: Hooks, tm
     names = {line.partition("=")[0] for line in shown.read_text().splitlines() if "=" in line}
     assert names <= {"PATH", "LC_ALL", "PWD", "_", "OLDPWD", "SHLVL"} | {n for n in names if n.startswith("SLURM")}
     assert str(trap) not in shown.read_text()
-
-
-# --- files that root executes -----------------------------------------------------------------------------------------
 
 
 def _package(hooks: Hooks) -> Path:
@@ -128,6 +121,8 @@ SPOILT: dict[str, tuple[Callable[[Hooks], Path], Callable[[Path], object], bool]
     "a Python of a user": (_python, lambda p: own(p / "python"), False),
     "a link of a user": (_python, lambda p: own(p.parent / "bin/python"), False),
     "a standard library of a user": (_copied_venv, lambda p: own(p), False),
+    "a module of the standard library": (_copied_venv, lambda p: own(p / "encodings/utf_8.py"), False),
+    "a home of a user": (_copied_venv, lambda p: own(p.parents[1] / "bin"), False),
 }
 
 
@@ -170,9 +165,6 @@ def test_a_module_that_exits_does_not_report_a_healthy_node(hooks: Hooks) -> Non
     assert hooks.sh("prolog").code == 1
 
 
-# --- hooks.conf -------------------------------------------------------------------------------------------------------
-
-
 def test_wrong_settings_do_not_drain_the_cluster(hooks: Hooks) -> None:
     file = hooks.root / "hooks/hooks.conf"
     for text in ("", "PYTHON=/no/such/python\n", "PYTHON=python\n", "PYTHON=`exit 9`\n(\n\0\xff"):
@@ -192,9 +184,6 @@ def test_a_wrong_budget_is_handled_as_on_error_says(hooks: Hooks) -> None:
     assert hooks.sh("prolog").code == 1 and hooks.asked()
 
 
-# --- time -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("on_error", "code"), [("pass", 0), ("fail", 1)])
 def test_a_python_that_never_starts_is_given_up(hooks: Hooks, on_error: str, code: int) -> None:
     place = _python(hooks)
@@ -210,10 +199,7 @@ def dead(tmp_path: Path) -> Iterator[Path]:
     """A folder of a file system that takes a question and never answers: SIGKILL does not end the process."""
     place = tmp_path / "dead"
     place.mkdir()
-    try:
-        mount = HungMount(place)
-    except OSError as error:
-        pytest.skip(f"no FUSE mount can be made here: {error}")
+    mount = HungMount(place)
     taken = threading.Thread(target=mount.take)
     taken.start()
     yield place
@@ -242,9 +228,6 @@ def test_a_dead_disk_below_log_keeps_no_sick_node_in_use(hooks: Hooks, dead: Pat
     hooks.break_lustre()
     ran = hooks.sh("prolog")
     assert ran.code == 1 and DRAIN in hooks.asked() and ran.took_s < LONG_S / 2
-
-
-# --- the system log ---------------------------------------------------------------------------------------------------
 
 
 class SystemLog:

@@ -53,8 +53,6 @@ def test_a_node_without_gpus_is_not_searched(tmp_path: Path) -> None:
         leftovers.end(NodeView(str(tmp_path)), JOB)
 
 
-# --- real processes ---------------------------------------------------------------------------------------------------
-
 NOBODY, BOUND_S = 65534, 60.0
 # As UID, a process with a GPU open; if TRACER is not empty, that user traces it and never lets it end.
 TARGET = """

@@ -19,9 +19,6 @@ def port(node: Node, nic: str, file: str, text: str) -> None:
     node.write(f"{IB}/{nic}/ports/1/{file}", f"{text}\n")
 
 
-# --- ports ----------------------------------------------------------------------------------------------------------
-
-
 def test_a_port_that_was_active_since_boot_must_be(dgx: Node) -> None:
     port(dgx, "mlx5_7", "state", "1: DOWN")  # never in use
     assert dgx.found("nic-ports") == (P, "7 of 8 ports are active")
@@ -100,9 +97,6 @@ def test_ports_are_learned(dgx: Node) -> None:
     assert dgx.learned("nic-ports") == {"nic_ports": names}
 
 
-# --- ports that wait for the subnet manager -------------------------------------------------------------------------
-
-
 def _looks(monkeypatch: pytest.MonkeyPatch, before_each: Callable[[], None]) -> list[float]:
     """The waits for another look."""
     waits: list[float] = []
@@ -139,9 +133,6 @@ def test_a_port_whose_link_is_down_fails_at_once(
         port(dgx, name, "state", "2: INIT")
     port(dgx, "mlx5_3", file, text)
     assert dgx.found("nic-ports")[0] is F and not waits
-
-
-# --- counters -------------------------------------------------------------------------------------------------------
 
 
 def test_a_link_that_went_down_counts_for_an_hour(dgx: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,9 +37,6 @@ def give(*places: Path) -> None:
         os.chown(place, NOBODY, -1, follow_symlinks=False)
 
 
-# --- the rule ---------------------------------------------------------------------------------------------------------
-
-
 def test_what_is_roots_is_trusted_and_resolved_as_the_kernel_does(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     file = script(tmp_path / "a" / "file", "")
@@ -106,9 +103,6 @@ def test_no_module_is_imported_that_others_can_change(tmp_path: Path, what: str)
     for name, folder, good in (("any_package", tmp_path, found), ("any_package.module", package, what == "nothing")):
         with nullcontext() if good else pytest.raises(ImportError, match="can be changed by others than root"):
             assert finder.find_spec(name, [str(folder)]) is not None
-
-
-# --- where we are not root --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -232,9 +226,6 @@ def test_root_stays_root_in_a_namespace_with_the_hosts_root(shared: Path, map_: 
     who, said = in_namespace(map_, roots, other, uid=0)
     assert (who, said[0]) == ("0 True", "")
     assert said[1].endswith(f"{other} can be changed by others than root; correct owner and mode")
-
-
-# --- links into a user's mount namespace ------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -196,7 +196,6 @@ class Job:
             raise AssertionError(f"{error}\n{self.events[rank]}\n{self.err(rank).read_text()}") from None
 
     def await_all(self) -> dict[int, int]:
-        """Exit codes."""
         codes = {rank: self.await_end(rank) for rank in self.pids}
         while self._pump(0):
             pass

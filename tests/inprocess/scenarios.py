@@ -102,9 +102,6 @@ def block() -> None:
         select.select([], [], [], 0.1)
 
 
-# --- faults -----------------------------------------------------------------------------------------------------------
-
-
 def throw(error: BaseException | type[BaseException]) -> None:
     raise error
 
@@ -189,9 +186,6 @@ WAITS: dict[str, Callable[[Rank], Any]] = {
     "return": lambda rank: None,
     "go": lambda rank: rank.await_file("go"),
 }
-
-
-# --- plug-ins ---------------------------------------------------------------------------------------------------------
 
 
 class Plugin:
@@ -295,9 +289,6 @@ def serve(rank: Rank) -> None:
     rank.say("serving")
     block()
     del server
-
-
-# --- ranks that leave, lost stores and monitor processes --------------------------------------------------------------
 
 
 @scenario

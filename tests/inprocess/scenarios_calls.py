@@ -231,9 +231,6 @@ def refused(rank: Rank) -> None:
             rank.call(lambda: "done", **more)
 
 
-# --- stopped in the middle of something -------------------------------------------------------------------------------
-
-
 @scenario
 def stopped_while_leaving(rank: Rank) -> None:
     """Rank 0 raises when rank 1 is about to leave."""

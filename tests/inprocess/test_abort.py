@@ -216,9 +216,6 @@ def test_nothing_is_imported_where_nothing_is_in_use() -> None:
     subprocess.run([sys.executable, "-c", WITHOUT_TORCH + code], check=True, timeout=WAIT_S)
 
 
-# --- what goes wrong in an abort -----------------------------------------------------------------------------------
-
-
 def fake(monkeypatch, module: str, **attributes) -> SimpleNamespace:
     """An imported module."""
     monkeypatch.setitem(sys.modules, module, SimpleNamespace(**attributes))

@@ -23,9 +23,7 @@ from nvrx_slurm.inprocess.store.stores import StoreView
 WAIT_S = 30.0
 
 
-# --- heartbeats, by the reader's own clock, which only the test moves -------------------------------------------------
-
-
+# Heartbeats: by the reader's own clock, which only the test moves.
 ALL = set(range(8))
 
 
@@ -74,9 +72,6 @@ def test_all_heartbeats_are_read_in_one_request(monkeypatch: pytest.MonkeyPatch)
         now_s += 1
         silent = ranks[0].silent(())
     assert len(silent) == 63 and max(asked) == 63 and len(asked) < 50
-
-
-# --- deadlines --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -155,9 +150,6 @@ def test_a_launcher_file_is_read_on_from_where_it_was(monkeypatch: pytest.Monkey
     assert [record.rank for record in launcher.read()] == [7]
 
 
-# --- the monitor thread -----------------------------------------------------------------------------------------------
-
-
 def test_an_answer_can_be_taken_again() -> None:
     """After the exception of a signal handler that came just after the take; and it is no other job's answer."""
     thread = MonitorThread(CallPage())
@@ -197,9 +189,6 @@ def test_a_signal_that_another_thread_received_ends_the_wait() -> None:
     finally:
         signal.signal(signal.SIGUSR1, before)
         receiver.join()
-
-
-# --- the fork ---------------------------------------------------------------------------------------------------------
 
 
 FORKS = """

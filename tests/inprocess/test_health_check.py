@@ -28,8 +28,7 @@ from nvrx_slurm.system.hardware import Absent, HardwareError
 STATE = State(rank=0, world_size=2).freeze()
 
 
-# --- GPUs: tests/health/test_gpu.py has all that NVML can say ---------------------------------------------------------
-
+# tests/health/test_gpu.py has all that NVML can say.
 Facts = dict[str, Any] | Exception
 
 
@@ -145,9 +144,6 @@ assert "torch" not in sys.modules
     assert len({line.partition(":")[0] for line in out.splitlines() if "not applicable" in line}) == 4, out
 
 
-# --- NICs -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def node(tmp_path: Path) -> Path:
     """Eight GPUs and eight NICs, whose links are up and never went down."""
@@ -212,9 +208,6 @@ def test_a_gpu_has_its_nearest_nics(node: Path, monkeypatch) -> None:
     assert unfit(check) == ""
     port(node, "mlx5_6", "1: DOWN")
     assert "mlx5_6/1 was ACTIVE" in unfit(check)
-
-
-# --- CUDA, faults and own checks --------------------------------------------------------------------------------------
 
 
 def fake_cuda(monkeypatch, *deeds: Callable[[], object]) -> list[int]:

@@ -92,9 +92,6 @@ def test_gpu_faults_without_a_gpu_are_refused(monkeypatch) -> None:
         faults.dispatch_fault_injection(Fault.GPU_SLEEP, 0.0, None)
 
 
-# --- who is hit, with what, when --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("keep_alive", "num_faults"), [(6, 5), (20, 1), (3, (1, 4))])
 def test_the_same_seed_hits_the_same_ranks_everywhere(monkeypatch, keep_alive: int, num_faults) -> None:
     fewest, most = num_faults if isinstance(num_faults, tuple) else (num_faults, num_faults)

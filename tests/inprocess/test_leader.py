@@ -93,9 +93,6 @@ def same_everywhere(raised: dict[int, BaseException], size: int) -> str:
     return sentence
 
 
-# --- FilterCountGroupedByKey ------------------------------------------------------------------------------------------
-
-
 def grouped(key: Any, condition: Any = lambda count: count == 2, **more: Any) -> Callable[[], ra.RankAssignment]:
     return lambda: Compose(ra.ShiftRanks(), ra.FilterCountGroupedByKey(key, condition, **more))
 
@@ -160,8 +157,6 @@ def test_a_rank_that_never_comes_costs_a_bounded_time() -> None:
     raised = Ranks(4, in_memory(), grouped("all", bool, timeout=SHORT)).assign(absent=[2])
     assert "only 3 of 4 ranks took part within 1 s" in same_everywhere(raised, 3)
 
-
-# --- Tree -------------------------------------------------------------------------------------------------------------
 
 BOTH = ra.LayerFlag.RESERVE | ra.LayerFlag.BACKFILL
 
@@ -244,8 +239,6 @@ def test_every_rank_reads_what_the_core_says(size: int, host: int, divisor: int 
         died = died & set(alive)
         places, raised = topology.next_places(places, died, keep), job.assign(died=died)
 
-
-# --- the leader by itself ---------------------------------------------------------------------------------------------
 
 dist = pytest.importorskip("torch.distributed")
 FOREVER = timedelta(seconds=600)

@@ -72,9 +72,6 @@ def test_any_deaths(size: int, data: st.DataObject, divisor: int, most: int | No
             assert [s.initial_rank for s in sorted(states, key=lambda s: s.rank)] == order
 
 
-# --- compositions -----------------------------------------------------------------------------------------------------
-
-
 def keyed() -> ra.FilterCountGroupedByKey:
     return ra.FilterCountGroupedByKey(key_or_fn="all", condition=bool)
 
@@ -124,9 +121,6 @@ def test_what_a_composition_leaves_out_is_done_by_default(make: Make, completed:
 def test_others_are_taken_as_they_are() -> None:
     complete = Compose(ra.MaxActiveWorldSize(2), ra.FillGaps()), ra.Tree([ra.Layer()]), Own(lambda ctx: ctx)
     assert all(ra.with_defaults(assignment) is assignment for assignment in complete)
-
-
-# --- a user's own -----------------------------------------------------------------------------------------------------
 
 
 class Own(ra.RankAssignment):

@@ -26,9 +26,6 @@ def state(iteration: int = 0, world_size: int = 4, active: int | None = 2) -> Fr
     return State(rank=0, world_size=world_size, active_world_size=active, iteration=iteration).freeze()
 
 
-# --- ThreadedFinalize -------------------------------------------------------------------------------------------------
-
-
 def test_the_function_runs_in_another_thread_with_its_arguments_and_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 
@@ -55,9 +52,6 @@ def test_a_function_that_does_not_return_is_a_timeout() -> None:
     assert not left.is_alive()
 
 
-# --- RetryController --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("limits", "good", "bad", "why"),
     [
@@ -76,8 +70,6 @@ def test_each_limit_ends_the_run_with_its_reason(limits: Any, good: Any, bad: An
             one(bad)
         assert not isinstance(raised.value, Exception)
 
-
-# --- arguments --------------------------------------------------------------------------------------------------------
 
 NO_TIME, NO_NUMBER = "must be a datetime.timedelta, not", "must be a whole number, not"
 CASES: list[tuple[Callable[[Any], Any], Any, str]] = [

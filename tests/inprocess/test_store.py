@@ -119,8 +119,7 @@ def test_a_factory_that_makes_no_store() -> None:
         arguments.make_store()
 
 
-# --- a name that is loopback where it belongs to (Debian: 127.0.1.1), and nowhere else --------------------------------
-
+# A name that is loopback where it belongs to (Debian: 127.0.1.1), and nowhere else.
 OWN_NAME = "0x7f.1"  # the resolver takes it for 127.0.0.1, and it does not look like that
 
 
@@ -143,9 +142,6 @@ def test_no_rank_is_told_to_meet_at_somebody_elses_loopback(monkeypatch: pytest.
             address, _ = environment.reserve(rank)
             assert address in (expected, "::1") or rank == 0 and address == master
         environment.release()
-
-
-# --- iterations -------------------------------------------------------------------------------------------------------
 
 
 def test_the_first_end_counts(view: StoreView) -> None:

@@ -113,9 +113,6 @@ def test_the_filter_never_takes_more_than_it_must(story: tuple[list[Level], Keys
         assert len(tree.active) == len(tree.alive) - len(tree.alive) % divisor
 
 
-# --- examples, by hand ------------------------------------------------------------------------------------------------
-
-
 def hosts(*sizes: int) -> Keys:
     return [("root", f"host{host}") for host, size in enumerate(sizes) for _ in range(size)]
 

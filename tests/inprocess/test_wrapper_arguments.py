@@ -107,9 +107,6 @@ def test_the_main_thread_calls() -> None:
         pool.submit(Wrapper()(lambda: None)).result()
 
 
-# --- injection --------------------------------------------------------------------------------------------------------
-
-
 # One line each: a function whose parameter is to be filled, or not.
 # fmt: off
 def plain(x: int, call: CallWrapper) -> Any: ...

@@ -129,9 +129,6 @@ def test_the_run_ends_for_all_with_the_same_reason(job: Job) -> None:
     job.await_nothing_left()
 
 
-# --- reserves and other stores ----------------------------------------------------------------------------------------
-
-
 def test_a_reserve_takes_over_and_returns_none_before(job: Job) -> None:
     """With ranks 0 and 1 active, rank 0 dies; rank 3 is never needed."""
     train(job, 4, {0: "sigkill"}, active=2, meet=False)
@@ -145,9 +142,6 @@ def test_a_reserve_takes_over_and_returns_none_before(job: Job) -> None:
 def test_without_a_server_rank_0_may_die_too(job: Job) -> None:
     train(job, 3, {1: "raise"}, {0: "sigkill"}, file_store=True)
     all_return(job, [1, 2], 2)
-
-
-# --- faults from outside ----------------------------------------------------------------------------------------------
 
 
 def test_a_signal_is_handled_at_once_at_a_barrier(job: Job, tmp_path: Path) -> None:

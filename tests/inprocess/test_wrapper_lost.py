@@ -33,9 +33,6 @@ def all_fail(job: Job, ranks: Any, *said: str) -> None:
     job.await_nothing_left()
 
 
-# --- a rank leaves ----------------------------------------------------------------------------------------------------
-
-
 def test_a_rank_that_leaves_at_any_point_of_a_restart(zygote: Zygote, tmp_path: Path) -> None:
     """By an exception of its signal handler; the others may have the result of the barrier already, that it goes on."""
     victim = 0
@@ -111,9 +108,6 @@ def test_a_host_that_comes_back_when_the_others_have_gone_on(
     all_return(job, range(2), 4)
 
 
-# --- the store is lost ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("where", "active", "signum"),
     [
@@ -146,9 +140,6 @@ def test_the_store_is_lost(job: Job, tmp_path: Path, where: str, active: int, si
     all_fail(job, lost, "StoreLost: ", f"127.0.0.1:{job.port}")
 
 
-# --- a monitor process is lost, the store is not ----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("signum", [signal.SIGSTOP, signal.SIGKILL])
 def test_a_rank_without_its_monitor_process_leaves(job: Job, signum: int) -> None:
     """The others go on without it. It may learn that from them when its monitor process is stopped, not dead."""
@@ -167,9 +158,6 @@ def test_the_barrier_server_dies(job: Job, tmp_path: Path) -> None:
     (tmp_path / "go").touch()
     all_return(job, range(1, 3))
     assert any("this rank serves the barrier" in job.err(rank).read_text() for rank in (1, 2))
-
-
-# --- the way in -------------------------------------------------------------------------------------------------------
 
 
 def test_ranks_that_never_come_are_named(job: Job) -> None:

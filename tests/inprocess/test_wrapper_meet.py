@@ -19,9 +19,6 @@ def of_all(job: Job, rank: int, event: str, *names: str) -> list[tuple[Any, ...]
     return [tuple(one[name] for name in names) for one in job.of(rank, event)]
 
 
-# --- process groups ---------------------------------------------------------------------------------------------------
-
-
 def test_a_process_group_from_the_environment_works_in_every_iteration(job: Job) -> None:
     """LOCAL_RANK adds the hardware checks; hardware that is not there fails nothing, and is no news."""
     victims = [0, 1]
@@ -76,9 +73,6 @@ def test_the_first_rank_hangs_before_it_serves_the_process_groups_store(job: Job
     assert "fallback server listens" in log(tmp_path, 0)
 
 
-# --- several calls ----------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def agent(job: Job) -> Any:
     """The store of torchrun's agent: at MASTER_PORT before the ranks, and after them."""
@@ -103,9 +97,6 @@ def test_many_restarts_leave_nothing_behind(job: Job) -> None:
             assert half[what] == full[what], what
         assert full["objects"] == 1 and full["threads"] <= 1 + 3
     job.all_return(range(2))
-
-
-# --- CallWrapper ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("scenario", "said"), [("cleans_up", ["cleaning", "cleaned"]), ("atomic", ["whole"])])

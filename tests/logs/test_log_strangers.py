@@ -24,11 +24,8 @@ def merge(tmp_path: Path) -> Iterator[Stage]:
     """One good shipper has written one line."""
     with stage(tmp_path) as found:
         found.aggregator()
-        shipper = found.shipper()
-        found.at(shipper)
-        found.cycle(shipper, range(1), 12)
-        found.write(0, b"good\n")
-        found.until(lambda: found.merged() == b" 0: good\n", "written")
+        shipper = found.ships(12)
+        found.first_line(b"good\n", b" 0: good\n")
         yield found
         found.write(0, b"still good\n")
         assert shipper.finish() == 0

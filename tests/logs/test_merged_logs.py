@@ -29,10 +29,7 @@ def merge(tmp_path: Path) -> Iterator[Stage]:
 
 def test_lines_of_all_ranks_and_streams_are_merged_with_their_ranks(merge: Stage) -> None:
     merge.aggregator()
-    shippers = [merge.shipper(node) for node in range(2)]
-    for node, shipper in enumerate(shippers):
-        merge.at(shipper)
-        merge.cycle(shipper, range(6 * node, 6 * node + 6), 12, node=node)
+    shippers = [merge.ships(12, node, range(6 * node, 6 * node + 6)) for node in range(2)]
     merge.until(lambda: Path(cycle_file(merge.prefix, 0)).exists(), "the file is there before any line")
     merge.write(3, b"one\ntwo\n")
     merge.write(11, b"far\n", "err", node=1)
@@ -120,15 +117,10 @@ def test_every_byte_is_merged_once_under_kills_terms_and_cuts(merge: Stage, seed
 
 def test_an_aggregator_of_an_earlier_term_ends_when_it_would_write(merge: Stage) -> None:
     old = merge.aggregator(1)
-    slow = merge.shipper(0)
-    merge.at(slow)
-    merge.cycle(slow, range(1), 2)
-    merge.write(0, b"first\n")
-    merge.until(lambda: merge.merged() == b"0: first\n", "written")
+    slow = merge.ships(2)
+    merge.first_line(b"first\n", b"0: first\n")
     merge.aggregator(2, anew=True)
-    other = merge.shipper(1)
-    merge.at(other)
-    merge.cycle(other, range(1, 2), 2, node=1)
+    merge.ships(2, 1, range(1, 2))
     merge.write(1, b"second\n", node=1)
     merge.until(lambda: merge.merged().count(b"\n") == 2, "the new one writes")
     merge.write(0, b"late\n")  # reaches the old one
@@ -150,9 +142,7 @@ def test_a_full_disk_holds_lines_back_and_loses_none(tmp_path: Path) -> None:
             merge.prefix = str(disk / "train.log")
             ballast = disk / "ballast"
             ballast.write_bytes(b"x" * 200_000)
-            aggregator, shipper = merge.aggregator(), merge.shipper()
-            merge.at(shipper)
-            merge.cycle(shipper, range(2), 2)
+            aggregator, shipper = merge.aggregator(), merge.ships(2, ranks=range(2))
             for number in range(40):
                 for rank in range(2):
                     merge.write(rank, b"%d " % number * 400 + b"\n")
@@ -167,11 +157,8 @@ def test_a_full_disk_holds_lines_back_and_loses_none(tmp_path: Path) -> None:
 
 def test_another_job_that_writes_the_file_is_waited_for_and_named(merge: Stage) -> None:
     merge.aggregator()
-    shipper = merge.shipper()
-    merge.at(shipper)
-    merge.cycle(shipper, range(1), 1)
-    merge.write(0, b"ours\n")
-    merge.until(lambda: merge.merged() == b"0: ours\n", "written")
+    merge.ships()
+    merge.first_line(b"ours\n", b"0: ours\n")
     theirs = merge.aggregator(1, owner="4712/r0", anew=True)
     second = merge.shipper(1)
     merge.at(second)
@@ -186,11 +173,8 @@ def test_another_job_that_writes_the_file_is_waited_for_and_named(merge: Stage) 
 
 def test_ranks_that_write_faster_than_the_aggregator_reads_are_never_stopped(merge: Stage) -> None:
     """A stopped aggregator stops the shipper; the rank's own file takes everything, and all of it comes later."""
-    aggregator, shipper = merge.aggregator(), merge.shipper()
-    merge.at(shipper)
-    merge.cycle(shipper, range(1), 1)
-    merge.write(0, b"begin\n")
-    merge.until(lambda: merge.merged() == b"0: begin\n", "written")
+    aggregator, shipper = merge.aggregator(), merge.ships()
+    merge.first_line(b"begin\n", b"0: begin\n")
     aggregator.process.send_signal(signal.SIGSTOP)
     writer = threading.Thread(target=lambda: [merge.write(0, (b"y" * 999 + b"\n") * 1000) for _ in range(20)])
     writer.start()
@@ -234,11 +218,8 @@ def test_an_aggregator_that_cannot_be_reached_is_said(merge: Stage) -> None:
 
 def test_a_merged_file_that_is_removed_or_cut_is_made_anew_from_the_ranks_files(merge: Stage) -> None:
     merge.aggregator()
-    shipper = merge.shipper()
-    merge.at(shipper)
-    merge.cycle(shipper, range(1), 1)
-    merge.write(0, b"one\ntwo\n")
-    merge.until(lambda: merge.merged() == b"0: one\n0: two\n", "written")
+    merge.ships()
+    merge.first_line(b"one\ntwo\n", b"0: one\n0: two\n")
     os.truncate(cycle_file(merge.prefix, 0), 3)
     merge.write(0, b"three\n")
     merge.until(lambda: merge.merged() == b"0: one\n0: two\n0: three\n", "all lines, once")

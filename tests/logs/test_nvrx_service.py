@@ -83,9 +83,6 @@ def test_the_writer_thread_of_the_wheel_and_our_service(service: tuple[str, Path
     assert done.stdout.split() == [str(len(text) + 10), "0"]
 
 
-# --- to which files a client may append ---
-
-
 def opened(root: Path, name: str) -> bool:
     files: dict[str, int] = {}
     try:

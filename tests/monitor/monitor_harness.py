@@ -223,7 +223,6 @@ class Rig:
 
     @property
     def path(self) -> str:
-        """Of the rank's socket."""
         return self.monitor.worker_env()[SOCKET]
 
     @property
@@ -252,7 +251,6 @@ class Rig:
         return await done
 
     def stop(self) -> None:
-        """SIGSTOP the monitor."""
         os.kill(self.pid, signal.SIGSTOP)
         until(lambda: status(self.pid)["State"].startswith("T"), "the monitor is stopped")
 

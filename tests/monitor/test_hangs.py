@@ -143,9 +143,6 @@ async def test_fast_hand_overs_are_never_seen_out_of_their_sections():
         assert await worker.ended() == 0 and rig.hangs == []
 
 
-# --- broken pages -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("last", [2**63 - 1, -1, 0, 5])
 @story
 async def test_garbage_in_a_page_harms_its_rank_only(last: int):
@@ -189,9 +186,6 @@ def test_other_files_and_overwritten_pages_are_refused():
     with pytest.raises(PageError, match="layout"):
         RankPage(fd)
     os.close(fd)
-
-
-# --- learned limits ---------------------------------------------------------------------------------------------------
 
 
 def state(beat: float, step: float) -> dict[str, Any]:

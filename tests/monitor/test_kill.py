@@ -214,8 +214,6 @@ async def test_after_the_agent_s_death_its_workers_and_monitors_are_gone_within_
     assert not any(os.path.exists(directory) for directory, *_ in rigs)  # the monitors cleaned up after their agent
 
 
-# --- the lease ------------------------------------------------------------------------------------------------
-
 PARENT = "import subprocess; p = subprocess.Popen(['sleep', '600']); print(p.pid, flush=True); p.wait()"
 LEASE_S = 1.0
 

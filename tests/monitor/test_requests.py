@@ -118,9 +118,6 @@ print(ours.recv(65536))
             assert outcome in done.stdout + done.stderr
 
 
-# --- workload control -------------------------------------------------------------------------------------------------
-
-
 def request(action: str, *description: str) -> WorkloadControlRequest:
     return WorkloadControlRequest(WorkloadAction[action], *description)
 

@@ -58,14 +58,3 @@ def test_ranks_of_a_part_that_is_cut_off_end_before_they_run_elsewhere(
     assert [len(spans) for spans in writers(rig).values()] == [2, 2]
     assert [one for one in nodes if 1 in one.cycles] == [one for one in nodes if one in (stays, spare)]
     assert rig.result["code"] == 0 and rig.result["restarts_used"] == 1
-
-
-def test_a_half_without_workers_that_is_cut_off_costs_nothing(rig: Rig, network: Network) -> None:
-    nodes = start(rig, network)
-    network.separate({2, 3})
-    nodes[0].line("node .* left")
-    network.heal()
-    nodes[0].line(r"joined as a spare[\s\S]*joined as a spare")
-    rig.open("end0")
-    assert [one.wait() for one in nodes] == [0, 0, 0, 0]
-    assert [len(spans) for spans in writers(rig).values()] == [1, 1] and rig.result["restarts"] == []

@@ -40,14 +40,6 @@ def test_an_excluded_node_that_comes_back_is_refused(rig: Rig) -> None:
     assert [first.wait(), spare.wait()] == [0, 0]
 
 
-def test_the_coordinator_s_node_can_be_excluded_too(rig: Rig) -> None:
-    script = rig.script(ASKING + "if NODE == 0:\n    ask('ExcludeThisNode', 'x')\nif not CYCLE:\n    forever()")
-    nodes = rig.nodes(3, "2:3", script, "--max-restarts=1")
-    assert [one.wait() for one in nodes] == [0, 0, 0]  # it goes on to coordinate, without workers
-    nodes[2].line(r"up 1 group 0$")
-    assert nodes[0].cycles in ([], [0])
-
-
 def test_shutdown_from_one_node_ends_all_with_the_chosen_code(rig: Rig) -> None:
     """The usual way: ask, then die of the same exception. The request was first, so it decides."""
     asks = "if RANK == 2:\n    ask('ShutdownWorkload', 'loss is NaN')\n    raise ValueError('loss is NaN')\nforever()"

@@ -77,9 +77,6 @@ def test_other_signals_are_only_passed_on(rig: Rig) -> None:
     assert "signal 10" in one.text or "SIGUSR1" in one.text
 
 
-# --- the time limit ---------------------------------------------------------------------------------------------------
-
-
 def test_ranks_are_warned_before_the_time_limit(rig: Rig) -> None:
     """The time left comes from the environment of the srun task of one node."""
     step = {

@@ -223,9 +223,6 @@ def test_a_node_service_is_asked_and_has_its_own_deadline() -> None:
     assert {"--deadline=65", "--expect=node_service=/service"} <= set(spec.arguments) and spec.answer_s == 67.0
 
 
-# --- GPU memory ------------------------------------------------------------------------------------------------------
-
-
 def memory(*used_mb: int) -> str:
     """A program that answers questions of GPU memory with these, and those of checks with GOOD."""
     line = GOOD.replace('"asked"', '"used_mb": {"GPU 0": %d}, "asked"')

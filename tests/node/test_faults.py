@@ -143,9 +143,6 @@ def test_the_failing_line_is_the_innermost_of_the_user(traceback: str, line: str
     assert failing_line(traceback) == line
 
 
-# --- a rank's log file ------------------------------------------------------------------------------------------------
-
-
 def test_a_log_is_appended_to(tmp_path: Path) -> None:
     path = tmp_path / "cycle_0" / "rank_0.out"
     for number in range(2):

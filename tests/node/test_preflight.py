@@ -35,9 +35,6 @@ def said_of(one: Launcher, node: int, sentence: str) -> bool:
     return any(re.match(rf"node {node} \(\S+\) {re.escape(sentence)}", line) for line in one.said)
 
 
-# --- a node that is not fit -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("cycle", [0, 1])
 def test_a_node_that_fails_the_preflight_is_replaced_by_the_spare(rig: Rig, cycle: int) -> None:
     """In cycle 0 that costs no restart."""
@@ -57,9 +54,6 @@ def test_the_only_node_that_is_not_fit_ends_the_job_with_the_reason(rig: Rig) ->
     assert (why["code"], why["first_cause"]["kind"]) == (ExitCode.TOO_FEW_NODES, "unhealthy")
     assert "/nonexistent" in why["first_cause"]["message"] and "storage-paths" in why["first_cause"]["message"]
     assert "is not healthy: storage-paths: " in one.text and one.cycles == []
-
-
-# --- a node that falls sick ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -87,9 +81,6 @@ def test_a_gpu_that_breaks_in_a_cycle_costs_its_node_the_place(rig: Rig, gpus: S
     assert said_of(nodes[0], 1, f"{why}; restart 1 of 1") and nodes[1].said[-1].endswith(why)
     assert "needs GPU_RESET" in events(rig)
     assert up(nodes[2], 1)[0] == 1 and nodes[1].cycles == [0]
-
-
-# --- GPU memory ------------------------------------------------------------------------------------------------------
 
 
 def crashed(rig: Rig, gpus: StandIn, *flags: str, facts: str = "used.0 70000") -> Launcher:
@@ -123,9 +114,6 @@ def test_a_driver_that_hangs_holds_neither_the_restart_nor_the_agent(rig: Rig, g
     assert re.search(why, one.text), one.text
 
 
-# --- a node that is lost to its checks -------------------------------------------------------------------------------
-
-
 def test_neither_signals_for_the_step_end_the_checks_nor_does_a_stopped_process_delay_the_end(rig: Rig) -> None:
     one = rig.run(rig.script(UP + "gate()"))
     up(one, 0)
@@ -137,9 +125,6 @@ def test_neither_signals_for_the_step_end_the_checks_nor_does_a_stopped_process_
     rig.open()
     assert one.wait() == 0
     assert "health" not in one.text
-
-
-# --- what the checks refuse ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("which", [0, 1])

@@ -94,8 +94,6 @@ def test_a_file_system_that_hangs_costs_one_thread_and_no_time(monkeypatch: pyte
     assert len(said) == 1 and "not return within" in said[0]
 
 
-# --- how long the job has ---
-
 SAYS = "says() { echo JobId=7 JobState=RUNNING ExitCode=0:0 RunTime=00:00:00 TimeLimit=$1; }"
 
 

@@ -89,9 +89,6 @@ def test_two_nodes_start_whatever_is_slow(rig: Rig, slow: str) -> None:
     assert [one.wait() for one in nodes] == [0, 0], nodes[0].text
 
 
-# --- processes that are held ----------------------------------------------------------------------------------------
-
-
 def ran(held: processes.Held, tmp_path: Path, **env: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a held process after its release."""
     with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:

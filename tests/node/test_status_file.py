@@ -92,7 +92,7 @@ def test_a_candidate_says_that_it_waits_for_votes(rig: Rig) -> None:
 
 
 def test_after_the_loss_of_a_coordinator(rig: Rig) -> None:
-    """The next one goes on with the file. A stopped one that runs on later does not take it back."""
+    """The next one goes on with the file."""
     rig.before = OFTEN
     first, second, third = rig.nodes(3, "2:3", rig.script(UNTIL_TOLD), "--max-restarts=3", *QUICK)
     pid = up(first, 0)[1]

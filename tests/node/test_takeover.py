@@ -97,33 +97,6 @@ def test_the_loss_of_a_coordinator_without_workers_costs_no_cycle(rig: Rig) -> N
     assert rig.result["code"] == 0 and rig.result["restarts"] == []
 
 
-def test_a_coordinator_is_killed_while_nodes_gather(rig: Rig) -> None:
-    """The last nodes come after that."""
-    script = rig.script(UNTIL_TOLD)
-    first, second, third = rig.step((0, 1, 2), 5, "4", script)
-    says("3 of at least 4 nodes are here", first)
-    kill(first)
-    nodes = [second, third, *rig.step((3, 4), 5, "4", script)]
-    assert sorted(up(one, 0)[0] for one in nodes) == [0, 1, 2, 3]
-    rig.open("end0")
-    assert [one.wait() for one in nodes] == [0, 0, 0, 0]
-
-
-def test_node_0_of_a_step_never_comes_up_and_slurm_does_not_answer_when_the_job_ends(rig: Rig) -> None:
-    """The last coordinator asks again whether the batch host lives."""
-    nodes = rig.step((1, 2, 3), 4, "2:4", rig.script(UNTIL_TOLD), "--max-restarts=1", *QUICK)
-    first = says("cycle 0: 2 active and . spare nodes", *nodes)
-    kill(first)
-    second, third = (one for one in nodes if one is not first)
-    says("carries on with cycle 0|up 1 group", second, third)  # the first one may have been the spare
-    (rig.dir / "away").touch()
-    rig.open("end0"), rig.open("end1")
-    says("trying to end job", second, third)
-    (rig.dir / "away").unlink()
-    assert [second.wait(), third.wait()] == [0, 0]
-    assert rig.result["code"] == 0
-
-
 def test_a_coordinator_is_killed_after_ranks_were_warned(rig: Rig) -> None:
     """The ranks of the next cycle are warned, too; the job ends with the code of the warning."""
     script = rig.script(

@@ -56,9 +56,6 @@ def test_redirects_tee_and_filter(rig: Rig, flags: str, stdout: str, stderr: str
     assert [rig.log(0, r, kind) for r in (0, 1) for kind in ("out", "err")] == ["out\n", "err\n"] * 2
 
 
-# --- consoles -------------------------------------------------------------------------------------------------------
-
-
 def test_closed_stdout_and_stderr_do_no_harm(rig: Rig) -> None:
     """The descriptors 1 and 2 must not become other files of ours that the console then writes to."""
     script = rig.script("for n in range(500): say('loud', n)")
@@ -84,9 +81,6 @@ def test_a_console_without_a_reader_stops_nothing(rig: Rig, gone: bool) -> None:
     assert one.process.wait(30) == 0
     assert rig.log(0, 0, "out").count("\n") == 3001
     one.wait()
-
-
-# --- disks ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -125,9 +119,6 @@ def test_a_cycle_that_starts_on_a_full_disk_goes_on_without_its_logs(rig: Rig, s
     assert sorted(path.name for path in rig.dir.glob("done*")) == ["done0", "done1"]
 
 
-# --- what is started ------------------------------------------------------------------------------------------------
-
-
 def test_what_cannot_be_started_is_said(rig: Rig) -> None:
     (rig.dir / "odd").write_text("#!/no/such/interpreter\n")
     (rig.dir / "odd").chmod(0o755)
@@ -162,9 +153,6 @@ def test_other_names_of_the_launcher(tmp_path: Path, command: list[str]) -> None
     assert (done.returncode, done.stdout.split().count("0")) == (0, 2), done.stdout + done.stderr
 
 
-# --- the environment of workers -------------------------------------------------------------------------------------
-
-
 def test_environment_contract_of_torchrun(rig: Rig) -> None:
     """What its documentation calls "Environment Variables", and ours."""
     script = rig.script("""
@@ -187,8 +175,6 @@ def test_environment_contract_of_torchrun(rig: Rig) -> None:
     assert Path(env["TORCHELASTIC_ERROR_FILE"]).parent.is_dir() and Path(env["NVRX_RUN_DIR"]) == rig.run_dir
     assert "NVRX_TOKEN" not in env and "secret" not in json.dumps(env)
 
-
-# --- defects of our own ---------------------------------------------------------------------------------------------
 
 INJECT = """
 import importlib

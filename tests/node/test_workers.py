@@ -62,9 +62,6 @@ def test_error_file_that_cannot_be_read_does_not_hold_up_the_end(rig: Rig) -> No
     assert "exited with code 5" in one.text.rpartition("first cause:")[2]
 
 
-# --- hangs ----------------------------------------------------------------------------------------------------------
-
-
 def test_hang_is_seen_and_the_job_goes_on(rig: Rig) -> None:
     script = rig.script(f"""{CLIENT}
 def spin_for_ever():
@@ -135,8 +132,6 @@ def test_job_restarts_after_its_directory_was_removed(rig: Rig) -> None:
     assert [rig.log(1, rank, "out") for rank in (0, 1)] == ["beaten in 1\n"] * 2
     assert "goes on without its monitor" not in one.text and "internal error" not in one.text
 
-
-# --- nothing outlives the agent --------------------------------------------------------------------------------------
 
 FAMILY = """
 child = subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"

@@ -17,11 +17,9 @@ class Clock:
         self._order = itertools.count()  # first scheduled, first served at equal times
 
     def at(self, when: float, do: Callable[..., None], *args: Any) -> None:
-        """Call `do(*args)` at `when`."""
         heapq.heappush(self._due, (max(when, self.now), next(self._order), do, args))
 
     def after(self, delay_s: float, do: Callable[..., None], *args: Any) -> None:
-        """Call `do(*args)` in `delay_s` seconds."""
         self.at(self.now + delay_s, do, *args)
 
     def step(self) -> bool:

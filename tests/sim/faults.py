@@ -118,7 +118,6 @@ def worker_stuck(world: World, worker: Worker) -> str:
 
 @_of(_agent)
 def slow_to_stop(world: World, agent: SimAgent) -> str:
-    """Its workers ignore SIGTERM, now and in the future."""
     agent.stubborn = True
     for worker in agent.living():
         worker.stubborn = True
@@ -142,7 +141,6 @@ def _ask(worker: Worker, action: WorkloadAction) -> str:
 
 @_of(_worker, weight=2)
 def asks_to_continue(world: World, worker: Worker) -> str:
-    """Only noted."""
     return _ask(worker, WorkloadAction.Continue)
 
 
@@ -165,7 +163,6 @@ def asks_to_shut_down(world: World, worker: Worker) -> str:
 
 @_of(_agent)
 def agent_crashes(world: World, agent: SimAgent) -> str:
-    """SIGKILL to the agent; the kernel resets its connections."""
     agent.crash(in_flight=world.rng.random() < 0.5)
     return f"the agent on {agent.host.name} is killed"
 
@@ -222,7 +219,6 @@ def agent_broken(world: World, agent: SimAgent) -> str | None:
 
 @_of(_agent)
 def slow_network(world: World, agent: SimAgent) -> str:
-    """Messages of one host take up to seconds."""
     agent.host.slow_until = world.clock.now + world.rng.uniform(1.0, 20.0)
     agent.host.out_last = max(agent.host.out_last, agent.host.slow_until)
     world.busy_until(agent.host.slow_until)
@@ -323,7 +319,6 @@ def coordinator_dies(world: World, agent: SimAgent) -> str:
 
 @_of(_coordinator, weight=4)
 def coordinator_cut(world: World, agent: SimAgent) -> str:
-    """The network of its node is cut."""
     return _cut(world, agent, 0.05, 45.0)
 
 
@@ -335,7 +330,6 @@ def coordinator_frozen(world: World, agent: SimAgent) -> str:
 
 @_of(_agent)
 def frozen(world: World, agent: SimAgent) -> str:
-    """The same on any node."""
     return _freeze(world, agent)
 
 

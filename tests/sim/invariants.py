@@ -49,7 +49,6 @@ class _Reign:
     active: dict[int, str] = field(default_factory=dict)  # group rank -> node_id of the last plan, or as reported
 
     def hear(self, event: Any) -> None:
-        """Note what an event says."""
         if isinstance(event, ev.Joined):
             message = event.message
             self.forget(message.node.node_id)
@@ -79,7 +78,6 @@ class _Reign:
             self.active[plan.group_rank] = node_id
 
     def forget(self, node_id: str) -> None:
-        """A node is gone."""
         self.connected.pop(node_id, None)
         self.busy.pop(node_id, None)
 
@@ -120,7 +118,6 @@ class Invariants:
 
     @property
     def end(self) -> Finish | None:
-        """The end of the job."""
         return self._exited or (self._ends[-1] if self._ends else None)
 
     @property
@@ -129,7 +126,6 @@ class Invariants:
         return set(self._won)
 
     def check(self, holds: bool, what: str) -> None:
-        """Raise Violation(`what`) unless `holds`."""
         if not holds and not self.forgotten:
             s = self._world.settings
             raise Violation(f"seed {s.seed}, {s.nodes} nodes, at {self._world.clock.now:.4f} s: {what}")
@@ -176,7 +172,6 @@ class Invariants:
             self.check(told == reign.connected.keys(), "the end is not told to all who are connected")
 
     def _check_won(self, coordinator: SimCoordinator) -> None:
-        """One coordinator acts in a term."""
         term = coordinator.core.job.term
         other = self._won.setdefault(term, coordinator)
         self.check(other is coordinator or not other.alive, f"two coordinators act in term {term}")
@@ -286,7 +281,7 @@ class Invariants:
         else:
             for node_id in active.values():
                 self.check(reign.can_run(node_id), f"{node_id} is in a plan, but it is lost or busy")
-            if not self._world.settings.segment:  # tests/core/test_placement.py has any situation with segments
+            if not self._world.settings.segment:  # tests/core/test_gathering.py has any situation with segments
                 self._check_order(reign, active, receivers)
         reign.active = active
         for node_id in active.values():
@@ -423,7 +418,6 @@ class Invariants:
                 )
 
     def started(self, worker: Worker) -> None:
-        """A user process has been started."""
         self._workers.setdefault(worker.rank, []).append(worker)
 
     def _check_no_orphans(self, agent: SimAgent, since: float) -> None:
@@ -466,7 +460,6 @@ class Invariants:
             self.check(first.code == told.code, f"two ends: {first} and {told}")
 
     def at_the_end(self) -> None:
-        """Nobody is left."""
         for agent in self._world.agents:
             orphans = [worker.rank for worker in agent.living() if not worker.stuck]
             self.check(not orphans, f"ranks {orphans} on {agent.host.name} have outlived the job")

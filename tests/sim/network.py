@@ -43,7 +43,6 @@ class Host:
 
     @property
     def was_out(self) -> bool:
-        """Whether it was ever cut off, slow or stopped."""
         return self.out_last > 0.0
 
     def out_after(self, when: float) -> bool:
@@ -57,7 +56,6 @@ class Host:
 
     @property
     def name(self) -> str:
-        """Its host name."""
         return f"h{self.infra_rank}"
 
 
@@ -69,7 +67,6 @@ class Split:
     side: frozenset[int] = frozenset()  # infra ranks of one of them
 
     def heals(self, sender: Host, receiver: Host) -> float:
-        """Before this nothing gets from one to the other."""
         apart = (sender.infra_rank in self.side) != (receiver.infra_rank in self.side)
         there = max(sender.cut_until, receiver.cut_until, sender.mute_until, receiver.deaf_until)
         return max(there, self.until) if apart else there
@@ -154,18 +151,15 @@ class Connection:
         self.up(_End(why))
 
     def close_at_coordinator(self, why: str) -> None:
-        """The same at the other end."""
         self.open_at_coordinator = False
         self.down(_End(why))
 
     def break_at_agent(self, why: str, silent: bool = False) -> None:
-        """The agent notices that the stream is gone."""
         if self.open_at_agent:
             self.close_at_agent(why)
             self.agent.disconnected(self, why, silent)
 
     def break_at_coordinator(self, why: str, silent: bool = False) -> None:
-        """The coordinator notices that the stream is gone."""
         if self.open_at_coordinator:
             self.close_at_coordinator(why)
             self.coordinator.lost(self, why, silent)

@@ -47,7 +47,6 @@ class Process:
         self._arm()
 
     def do(self, command: Any) -> None:
-        """Carry out one command."""
         raise NotImplementedError
 
     def _arm(self) -> None:
@@ -76,7 +75,6 @@ class SimElection(Process):
         super().__init__(world, el.Election(me, candidates, settings, world.clock.now), agent.host)
 
     def do(self, command: Any) -> None:
-        """Carry out one command."""
         agent = self.agent
         if isinstance(command, el.Seek):
             agent.seek(command.peer, command.term)

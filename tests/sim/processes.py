@@ -48,7 +48,6 @@ class SimCoordinator(Process):
             super().step(event)
 
     def receive(self, stream: Connection, message: Any) -> None:
-        """A message from an agent."""
         node_id = stream.agent.core.node.node_id
         if isinstance(message, Register):
             if message.number < self.numbers.get(node_id, 0):
@@ -61,11 +60,9 @@ class SimCoordinator(Process):
 
     @property
     def leads(self) -> bool:
-        """Whether it has been elected."""
         return self.alive and self.core.roster.quorum.elected
 
     def lost(self, stream: Connection, why: str, silent: bool = False) -> None:
-        """A stream broke."""
         node_id = stream.agent.core.node.node_id
         if self.streams.get(node_id) is stream:
             del self.streams[node_id]
@@ -92,7 +89,6 @@ class SimCoordinator(Process):
             clock.after(0.1, self._probe, peer, until)
 
     def do(self, command: Any) -> None:
-        """Carry out one command."""
         if isinstance(command, ev.SendTo):
             stream = self.streams.get(command.node_id)
             if stream is not None and stream.open_at_coordinator:
@@ -164,7 +160,6 @@ class SimAgent(Process):
         self.elect = SimElection(world, self)
 
     def start(self) -> None:
-        """Begin the preflight, and look for the coordinator."""
         self._prepare()
         self.elect.step(el.Begin())
         self._beat()
@@ -176,11 +171,9 @@ class SimAgent(Process):
 
     @property
     def connected(self) -> bool:
-        """Whether it believes that it has a stream."""
         return self.stream is not None and self.stream.open_at_agent
 
     def living(self) -> list[Worker]:
-        """Its workers that are alive."""
         return [worker for worker in self.workers if worker.alive]
 
     # --- the way to the coordinator -------------------------------------------------------------------------
@@ -217,7 +210,6 @@ class SimAgent(Process):
             self.elect.step(el.StreamEnded(how))
 
     def answer(self, command: el.AnswerVisitor) -> None:
-        """To an agent that wants to register here."""
         visitor, attempt = self.visitors.pop(command.visitor)
         if command.elsewhere is None:
             self.world.clock.after(0.0005, visitor.accepted, self.coordinator, attempt)
@@ -244,7 +236,6 @@ class SimAgent(Process):
         self.step(ag.Connected())
 
     def disconnected(self, stream: Connection, why: str, silent: bool) -> None:
-        """Its stream is gone."""
         if self.host.frozen_until > self.world.clock.now:
             self.world.clock.at(self.host.frozen_until, self.disconnected, stream, why, False)
         elif stream is self.stream and self.alive:
@@ -253,7 +244,6 @@ class SimAgent(Process):
             self.elect.step(el.StreamEnded(el.StreamEnd.SILENT if silent else el.StreamEnd.CLOSED))
 
     def receive(self, stream: Connection, message: Any) -> None:
-        """A message of the coordinator; the election hears who leads."""
         if self.host.frozen_until > self.world.clock.now:
             self.world.clock.at(self.host.frozen_until, self.receive, stream, message)
             return
@@ -280,13 +270,11 @@ class SimAgent(Process):
         self.accepted(self.coordinator, self._attempt)
 
     def retire(self) -> None:
-        """End the coordinator here."""
         coordinator, self.coordinator = self.coordinator, None
         if coordinator is not None:
             coordinator.die("the coordinator has retired")
 
     def ask_who_leads(self, peer: Peer) -> None:
-        """Ask another node for the coordinator."""
         host, now = self.world.hosts[int(peer.key)], self.world.clock.now
         reachable = not host.unreachable_until(now) and self.world.split.reach(self.host, host, now)
         if reachable and host.agent is not None and host.agent.alive:
@@ -318,7 +306,6 @@ class SimAgent(Process):
         self.world.clock.after(_BEAT_S, self._beat)
 
     def do(self, command: Any) -> None:
-        """Carry out one command."""
         if isinstance(command, ag.Send):
             self._send(command.message)
         elif isinstance(command, ag.StartWorkers):
@@ -378,11 +365,9 @@ class SimAgent(Process):
             worker.signal(signum)
 
     def crash(self, in_flight: bool) -> None:
-        """SIGKILL to the agent; its workers die with it."""
         self._end("connection reset", in_flight)
 
     def vanish(self) -> None:
-        """The machine is gone without a word."""
         self.host.off = True
         stream, coordinator = self.stream, self.coordinator
         self._die()

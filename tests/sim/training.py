@@ -132,7 +132,6 @@ class Worker:
 
     @property
     def name(self) -> str:
-        """For the story."""
         return f"rank {self.rank} on {self.agent.host.name}"
 
     def _reach_user_code(self) -> None:
@@ -140,7 +139,6 @@ class Worker:
             self.agent.world.training.up(self)
 
     def signal(self, signum: int) -> None:
-        """It gets a signal from its agent."""
         self.terms += signum == SIGTERM
         if self.hung and signum == SIGTERM:  # its monitor ends it, also where it would ignore the signal
             signum = SIGKILL
@@ -151,7 +149,6 @@ class Worker:
         self.agent.world.clock.after(rng.uniform(0.001, slowest_s), self.die, -signum, "")
 
     def succeed(self) -> None:
-        """It is done."""
         if self.alive and not self.stuck:
             self.run.succeeded += 1
             self.done = True
@@ -172,7 +169,6 @@ class Worker:
         self._end(self.fault(kind, code, message))
 
     def fault(self, kind: FaultKind, code: int, message: str) -> RankFault:
-        """How it is reported."""
         host = self.agent.host
         return RankFault(kind, host.name, host.infra_rank, self.rank, self.local_rank, 4711, code, message)
 

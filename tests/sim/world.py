@@ -139,7 +139,6 @@ class World:
 
     @property
     def coordinator(self) -> SimCoordinator | None:
-        """One that leads, the latest."""
         return next((c for c in reversed(self.coordinators) if c.leads), None)
 
     @property
@@ -149,7 +148,6 @@ class World:
 
     @property
     def over(self) -> bool:
-        """Whether nobody is left."""
         return self._left == len(self.agents) and not any(c.alive for c in self.coordinators)
 
     def living_agents(self) -> list[SimAgent]:
@@ -157,7 +155,6 @@ class World:
         return [agent for agent in self.agents if agent.alive]
 
     def make_training(self) -> Training:
-        """What the ranks do."""
         s = self.settings
         return Training(self.clock, self.rng, s.work_s, s.checkpoint_s, s.min_healthy)
 
@@ -237,7 +234,6 @@ class World:
     # --- watching --------------------------------------------------------------------------------------
 
     def stepped(self, process: Process, event: Any, commands: Sequence[Any]) -> None:
-        """A core took a step."""
         if isinstance(process, SimAgent):
             self.invariants.agent_stepped(process, event, commands)
         elif isinstance(process, SimCoordinator):
@@ -246,7 +242,6 @@ class World:
             self.story.stepped(self.clock.now, process, commands)
 
     def happens(self, kind: str, sentence: str) -> None:
-        """A fault strikes."""
         self.fired[kind] += 1
         if self.story is not None:
             self.story.tell_at_mark(self.clock.now, "FAULT", sentence)

@@ -125,13 +125,21 @@ class Job:
                 self.cluster.restart_node(name)
         return self.cluster.wait_job(self.job_id, WAIT_S)
 
+    def ends(self, state: str, code: int) -> None:
+        """It ends like that."""
+        end = self.wait_end()
+        assert (end.state, end.exit_code) == (state, code), self.said()
+
+    def places(self, cycle: int) -> list[tuple[int, str]]:
+        """(rank, node) of all workers of a cycle."""
+        return [(mark.rank, mark.node) for mark in self.marks("up", cycle)]
+
     @property
     def run_dir(self) -> Path:
         """The log tree of the newest run."""
         return self.directory / "nvrx_logs" / "latest"
 
     def said(self) -> str:
-        """What the batch script printed."""
         return self.cluster.output(self.job_id)
 
     def agent_log(self, infra_rank: int) -> str:
@@ -139,7 +147,6 @@ class Job:
         return (self.run_dir / "agents" / f"agent_{infra_rank}.log").read_text()
 
     def result(self) -> dict[str, Any]:
-        """result.json."""
         return dict(json.loads((self.run_dir / "result.json").read_text()))
 
     def assert_nothing_left(self) -> None:
@@ -193,7 +200,6 @@ class Jobs:
         return done.stdout
 
     def check(self) -> None:
-        """Nothing of any job is left."""
         for job in self.made:
             job.assert_nothing_left()
 

@@ -36,14 +36,12 @@ client.shutdown_workload_monitoring()
 
 @pytest.fixture(scope="module")
 def hooked(slurm_version: str) -> Iterator[HookedCluster]:
-    """Three nodes of one version, with our prolog."""
     with running(slurm_version, prolog_only=True) as cluster:
         yield cluster
 
 
 @pytest.fixture
 def jobs(hooked: HookedCluster) -> Iterator[Jobs]:
-    """Makes jobs on three idle nodes."""
     hooked.mend()
     hooked.slurm.reset()
     made = Jobs(hooked.slurm)
@@ -66,8 +64,7 @@ def test_a_requeued_job_is_the_next_life(jobs: Jobs) -> None:
     job.wait_marks("ready", 1)
     jobs.cluster.run("scontrol", "requeue", str(job.job_id))
     start_again(job.cluster, job.job_id)
-    end = job.wait_end()
-    assert (end.state, end.exit_code) == ("COMPLETED", 0), job.said()
+    job.ends("COMPLETED", 0)
     tree = job.directory / "nvrx_logs" / str(job.job_id)
     assert [json.loads((tree / life / "result.json").read_text())["code"] for life in ("r0", "r1")] == [143, 0]
     assert job.run_dir.resolve() == tree / "r1"
@@ -92,6 +89,5 @@ def test_a_submitted_job_is_requeued_without_the_node_that_it_excluded(jobs: Job
     job.wait_marks("up", 2)
     assert until(lambda: jobs.cluster.job(job.job_id)["ExcNodeList"] == "n2", WAIT_S)
     start_again(jobs.cluster, job.job_id)
-    end = job.wait_end()
-    assert (end.state, end.exit_code) == ("COMPLETED", 0)
+    job.ends("COMPLETED", 0)
     assert sorted(mark.node for mark in job.marks("up")) == ["n1", "n1", "n2", "n3"]

@@ -65,8 +65,7 @@ def test_signals_to_the_front_alone_are_passed_on_and_its_code_is_143(jobs: Jobs
     jobs.cluster.run("scancel", "--signal=USR1", "--batch", str(job.job_id))
     job.wait_marks("told", 2)
     jobs.cluster.run("scancel", "--signal=TERM", "--batch", str(job.job_id))
-    end = job.wait_end()
-    assert (end.state, end.exit_code) == ("FAILED", 143), job.said()
+    job.ends("FAILED", 143)
     assert ranks(job, "term") == [0, 1]
     assert_143_everywhere(job)
 
@@ -101,8 +100,7 @@ def test_warned_and_stopped_before_the_time_limit(jobs: Jobs) -> None:
     job = jobs.submit(STAYS, flags, 1, sbatch=("--time=1",), lead=PATIENT)
     job.wait_marks("told", 2)
     assert job.marks("term") == []
-    end = job.wait_end()
-    assert (end.state, end.exit_code) == ("FAILED", 143), job.said()
+    job.ends("FAILED", 143)
     assert (ranks(job, "told"), ranks(job, "term")) == ([0, 1], [0, 1])
     assert job.said().count("the allocation ends in ") == 1
     assert "less than 47 s of the allocation are left" in job.result()["reason"]

@@ -12,16 +12,11 @@ from pathlib import Path
 import minicluster_init as init
 import pytest
 from minicluster import MiniCluster
-from nvrx_job import EXCLUDES_N2, Job, Jobs, kill
+from nvrx_job import EXCLUDES_N2, Jobs, kill
 
 SEVERAL = "export NVRX_ENABLE_MULTI_LAUNCHERS_PER_NODE=yes\n"
 TELLS = "mark(f\"local-{os.environ['LOCAL_RANK']}-of-{os.environ['LOCAL_WORLD_SIZE']}\")\n"
 WAITS = TELLS + "if CYCLE < 2:\n    signal.pause()\n"
-
-
-def places(job: Job, cycle: int) -> list[tuple[int, str]]:
-    """(rank, node) of all workers of a cycle."""
-    return [(mark.rank, mark.node) for mark in job.marks("up", cycle)]
 
 
 def test_two_agents_per_node_survive_a_killed_rank_and_a_lost_node(jobs: Jobs) -> None:
@@ -30,18 +25,17 @@ def test_two_agents_per_node_survive_a_killed_rank_and_a_lost_node(jobs: Jobs) -
 
     job.wait_marks("local-0-of-2", 2, cycle=0)
     last = job.wait_marks("local-1-of-2", 2, cycle=0)[1]
-    assert places(job, 0) == [(0, "n1"), (1, "n1"), (2, "n2"), (3, "n2")]
+    assert job.places(0) == [(0, "n1"), (1, "n1"), (2, "n2"), (3, "n2")]
     assert (last.rank, last.node) == (3, "n2")
     kill(last.pid, signal.SIGKILL)
 
     job.wait_marks("local-1-of-2", 2, cycle=1)
     job.wait_marks("up", 4, cycle=1)
-    assert places(job, 1) == places(job, 0)
+    assert job.places(1) == job.places(0)
     assert jobs.cluster.kill_node("n2")
 
-    end = job.wait_end()
-    assert (end.state, end.exit_code) == ("COMPLETED", 0), job.said()
-    assert places(job, 2) == [(0, "n1"), (1, "n1"), (2, "n3"), (3, "n3")]
+    job.ends("COMPLETED", 0)
+    assert job.places(2) == [(0, "n1"), (1, "n1"), (2, "n3"), (3, "n3")]
     assert [mark.rank for mark in job.marks("local-1-of-2", 2)] == [1, 3]
     result = job.result()
     assert result["restarts_used"] == 2
@@ -55,10 +49,10 @@ def test_a_segment_of_a_replacement_group_moves_as_a_whole(jobs: Jobs) -> None:
     flags = "--nnodes=2 --ft-segment=2 --nproc-per-node=1 --max-restarts=1 --srun-arg=--task-prolog=$PWD/group.sh"
     job = jobs.submit("if CYCLE == 0:\n    signal.pause()\n", flags, lead=lead)
     job.wait_marks("up", 2, cycle=0)
-    assert places(job, 0) == [(0, "n1"), (1, "n2")]
+    assert job.places(0) == [(0, "n1"), (1, "n2")]
     assert jobs.cluster.kill_node("n2")
     assert job.wait_end().exit_code == 0, job.said()
-    assert places(job, 1) == [(0, "n3"), (1, "n4")]
+    assert job.places(1) == [(0, "n3"), (1, "n4")]
     assert "new: n3 as group rank 0, n4 as group rank 1" in job.said()
 
 
@@ -94,8 +88,7 @@ def test_srun_directly_needs_no_token_where_munge_is_and_shows_the_highest_code(
     place = ("--nodes=3", "--ntasks-per-node=1", "--no-kill", "--kill-on-bad-exit=0", "--wait=0")
     flags = ("--spares=1", "--max-restarts=1")
     out = jobs.srun(job, *place, "nvrx-run", *flags, "worker.py", code=95)
-    up = job.marks("up", 1)
-    assert [(mark.rank, mark.node) for mark in up] == [(0, "n1"), (1, "n3")]
+    assert job.places(1) == [(0, "n1"), (1, "n3")]
     assert all(f"[rank {rank}] rank {rank}\n" in out for rank in range(2))
     assert "job ends with code 0" in out and job.result()["code"] == 0
 
@@ -115,8 +108,7 @@ def test_a_segment_of_a_block_moves_as_a_whole(needs_slurm: None, cluster_root: 
         assert [mark.node for mark in job.wait_marks("up", 4, cycle=0)] == ["n1", "n2", "n3", "n4"]
         assert jobs.cluster.kill_node("n3")
         assert [mark.node for mark in job.wait_marks("up", 4, cycle=1)] == ["n1", "n2", "n5", "n6"]
-        end = job.wait_end()
-        assert (end.state, end.exit_code) == ("COMPLETED", 0), job.said()
+        job.ends("COMPLETED", 0)
 
         env = {**os.environ, **cluster.env(), "SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-6]"}
         command = [sys.executable, "-m", "nvrx_slurm.cli.run", "--dry-run", *flags.split(), "worker.py"]

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import minicluster_init as init
-from nvrx_job import CLIENT, Job, Jobs, kill
+from nvrx_job import CLIENT, Jobs, kill
 from stage import await_end
 
 TWO_PLUS_TWO = "--spares=2 --nproc-per-node=2 --max-restarts=2"
@@ -25,11 +25,6 @@ client.shutdown_workload_monitoring()
 """  # fmt: skip
 
 
-def places(job: Job, cycle: int) -> list[tuple[int, str]]:
-    """(rank, node) of all workers of a cycle."""
-    return [(mark.rank, mark.node) for mark in job.marks("up", cycle)]
-
-
 def test_a_batch_job_with_spares_finishes_and_leaves_its_log_tree(jobs: Jobs) -> None:
     job = jobs.submit(
         'print("hello from", RANK, "of", os.environ["WORLD_SIZE"])\n'
@@ -38,11 +33,10 @@ def test_a_batch_job_with_spares_finishes_and_leaves_its_log_tree(jobs: Jobs) ->
         f"--ft-slurm-comment=true {TWO_PLUS_TWO}",
         sbatch=("--job-name=llama",),
     )
-    end = job.wait_end()
-    assert (end.state, end.exit_code) == ("COMPLETED", 0), job.said()
+    job.ends("COMPLETED", 0)
     shown = jobs.cluster.run("scontrol", "show", "job", str(job.job_id))
     assert "Comment=nvrx ended with code 0, 0 restarts" in str(shown)
-    assert places(job, 0) == ON_N1_N2
+    assert job.places(0) == ON_N1_N2
     assert len(job.marks("no-token")) == 4  # the secret is not handed to user code
 
     run = job.directory / "nvrx_logs" / str(job.job_id) / "r0"
@@ -88,7 +82,7 @@ def test_a_crash_a_hang_a_lost_node_and_a_killed_agent_are_survived(jobs: Jobs) 
     kill(hung.pid, signal.SIGSTOP)
 
     lost = job.wait_marks("beats", 4, cycle=2)
-    assert places(job, 0) == places(job, 1) == places(job, 2) == ON_N1_N2
+    assert job.places(0) == job.places(1) == job.places(2) == ON_N1_N2
     assert jobs.cluster.kill_node("n2")
 
     _, agent, _ = init._stat(job.wait_marks("beats", 4, cycle=3)[2].pid)
@@ -97,11 +91,10 @@ def test_a_crash_a_hang_a_lost_node_and_a_killed_agent_are_survived(jobs: Jobs) 
     assert len(family) >= 4 and await_end(family, 1.0) == []
 
     job.wait_marks("beats", 4, cycle=4)
-    end = job.wait_end()
-    assert (end.state, end.exit_code) == ("COMPLETED", 0), job.said()
+    job.ends("COMPLETED", 0)
     # The first spare, unless it had just been asked whether it is healthy, and the other one had answered.
     spares = [[(0, "n1"), (1, "n1"), (2, spare), (3, spare)] for spare in ("n3", "n4")]
-    assert [places(job, 3), places(job, 4)] in (spares, spares[::-1])
+    assert [job.places(3), job.places(4)] in (spares, spares[::-1])
     assert job.marks("up", 5) == [] and all(init.process(mark.pid) is None for mark in lost)
     said = job.said()
     assert f"rank 3 (local rank 1, pid {crashed.pid}) on node 1 (n2) was killed by SIGKILL; restart 1 of 4" in said

@@ -69,7 +69,6 @@ def python() -> Path:
 
 @pytest.fixture
 def jobs(python: Path, cluster_root: Path, needs_slurm: None) -> Iterator[UsersJobs]:
-    """Makes the user's jobs on three nodes."""
     with MiniCluster(cluster_root, nodes=3, kill_wait_s=5, die_with_owner=True):
         cluster_root.chmod(0o711)
         (cluster_root / "jobs").chmod(0o1777)

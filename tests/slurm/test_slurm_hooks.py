@@ -26,7 +26,6 @@ def hooked(needs_slurm: None) -> Iterator[Cluster]:
 
 @pytest.fixture
 def cluster(hooked: Cluster) -> Iterator[Cluster]:
-    """Healthy and idle."""
     hooked.mend()
     hooked.slurm.reset()
     yield hooked

@@ -43,9 +43,6 @@ def run(tmp_path: Path) -> Run:
     return done
 
 
-# --- by number --------------------------------------------------------------------------------------------------------
-
-
 def test_ranks_go_to_node_i_divided_by_gpus_per_numa(tmp_path: Path) -> None:
     online = tmp_path / "online"
     online.write_text("0-1\n")
@@ -75,9 +72,6 @@ def test_numactl_that_fails_is_one_sentence_before_anything_starts(run: Run, tmp
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert "numactl --cpunodebind=0 --membind=0 fails on this node (set_mempolicy: Operation" in done.stderr
     assert not (tmp_path / "nvrx_logs").exists()
-
-
-# --- by GPU -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -61,9 +61,6 @@ def test_a_vacant_place_goes_to_the_first_spare_and_nobody_else_moves() -> None:
     assert placement.why == "2 of 3 active nodes keep their group rank; new: h8 as group rank 1"
 
 
-# --- in segments ------------------------------------------------------------------------------------------------
-
-
 def nodes(shape: str) -> list[Node]:
     """Nodes 0, 1, ... in the domains that the letters name; a space is a node that is not there."""
     return [replace(a_node(rank), domain=name) for rank, name in enumerate(shape) if name != " "]
@@ -108,8 +105,6 @@ def test_the_sentence_says_what_moved() -> None:
     placement = place(nodes("aaa bbbbcccc"), {g: f"h{g}.0" for g in EIGHT}, 8, 4)
     assert placement is not None and placement.why.startswith("4 of 8 active nodes keep their group rank; new: h8 as")
 
-
-# --- any situation ---------------------------------------------------------------------------------------------
 
 Case = tuple[list[Node], int, int, dict[int, str]]
 
