@@ -73,7 +73,8 @@ def band(job: ReportFacts) -> str:
     rows = job.rows or (NodeRow((("all nodes", ""),), ((0.0, ACTIVE),)),)
     template = _columns(job.stretches, job.wall_s)
     pixels = [_row(row, template, job.wall_s) for row in rows]
-    runs, parts, tall = [list(_runs(row)) for row in pixels], list(_marks(job, scale)), _ROW * len(rows)
+    runs = [list(_runs(row)) for row in pixels[: _MOST_ROWS + 1]]
+    parts, tall = list(_marks(job, scale)), _ROW * len(rows)
     if sum(map(len, runs)) > _MOST_RECTANGLES or len(rows) > _MOST_ROWS:
         tall = max(_ROW, min(_PIXEL_ROWS, 3 * len(rows)))
         data = base64.b64encode(png(pixels)).decode()
