@@ -37,9 +37,15 @@ METRICS: dict[str, tuple[str, str]] = {
     "nvrx_nodes_needed": ("gauge", "nodes of each cycle"),
     "nvrx_hang_watch": ("gauge", "1: hung ranks are killed; 0: not watched for; none: by the in-process wrapper"),
     "nvrx_needs_person": ("gauge", "1: a person should look at the job, for this reason"),
-    "nvrx_checkpoint_iteration": ("gauge", "iteration in the checkpoint iteration file"),
-    "nvrx_checkpoint_timestamp_seconds": ("gauge", "when that file was written"),
+    "nvrx_checkpoint_iteration": ("gauge", "iteration of the last checkpoint that is known to be complete"),
+    "nvrx_checkpoint_timestamp_seconds": ("gauge", "when that checkpoint was written"),
+    "nvrx_checkpoint_interval_seconds": ("gauge", "from the checkpoint before to that one"),
+    "nvrx_checkpoints_torn": ("gauge", "later checkpoints that are not complete (--ft-checkpoint-dir)"),
     "nvrx_cycles_without_progress": ("gauge", "cycles in a row without a new checkpoint"),
+    "nvrx_cycle_steps": ("gauge", "steps that each rank has made in this cycle, at least"),
+    "nvrx_step_seconds": ("gauge", "median of the ranks' step times; where they do not tell, by checkpoints"),
+    "nvrx_slow_ranks": ("gauge", "ranks that are slow now, at most 8"),
+    "nvrx_slow_lost_seconds": ("gauge", "what these have cost the job so far"),
     "nvrx_allocation_end_timestamp_seconds": ("gauge", "when the time limit ends the job"),
     "nvrx_node_seconds_total": ("counter", "time of all nodes by bucket, counted until the last plan"),
     "nvrx_allocated_node_seconds": ("gauge", "time of all nodes until now"),
@@ -64,7 +70,7 @@ def samples(found: Mapping[str, Any]) -> list[Sample]:
     """The samples of one run. `found`: content of its status.json; raises KeyError, TypeError, ValueError and
     AttributeError for what is none."""
     who = {"job_id": str(found["job"]["job"]), "run": str(found["job"]["run"])}
-    rows = [*_job(found), *_means(found), *_time(found)]
+    rows = [*_job(found), *_means(found), *_pace(found), *_time(found)]
     return [Sample(name, who | labels, float(value)) for name, value, labels in rows if value is not None]
 
 
@@ -88,7 +94,7 @@ def _job(found: Mapping[str, Any]) -> Iterator[_Row]:
 
 def _means(found: Mapping[str, Any]) -> Iterator[_Row]:
     """What it has left, and what it has behind it."""
-    nodes, restarts, checkpoint = found["nodes"], found["restarts"], found.get("checkpoint") or {}
+    nodes, restarts = found["nodes"], found["restarts"]
     done = [one for one in found["incidents"] if one["done"] == "restarted"]
     yield "nvrx_cycle", found["cycle"], {}
     if found["account"]:  # before, a coordinator may not know what earlier ones have counted
@@ -103,10 +109,21 @@ def _means(found: Mapping[str, Any]) -> Iterator[_Row]:
     yield "nvrx_nodes_expected", nodes["expected"], {}
     yield "nvrx_nodes_needed", nodes["needed"], {}
     yield "nvrx_hang_watch", found["job"]["hangs_watched"], {}
+    yield "nvrx_allocation_end_timestamp_seconds", found["allocation_ends"], {}
+
+
+def _pace(found: Mapping[str, Any]) -> Iterator[_Row]:
+    """How it goes on."""
+    checkpoint, progress, slow = (found.get(name) or {} for name in ("checkpoint", "progress", "slow"))
     yield "nvrx_checkpoint_iteration", checkpoint.get("iteration"), {}
     yield "nvrx_checkpoint_timestamp_seconds", checkpoint.get("time"), {}
+    yield "nvrx_checkpoint_interval_seconds", checkpoint.get("every_s"), {}
+    yield "nvrx_checkpoints_torn", len(checkpoint["torn"]) if "torn" in checkpoint else None, {}
     yield "nvrx_cycles_without_progress", found["no_progress"], {}
-    yield "nvrx_allocation_end_timestamp_seconds", found["allocation_ends"], {}
+    yield "nvrx_cycle_steps", progress.get("steps"), {}
+    yield "nvrx_step_seconds", progress.get("step_s") or checkpoint.get("iteration_s"), {}
+    yield "nvrx_slow_ranks", len(slow.get("ranks", ())), {}
+    yield "nvrx_slow_lost_seconds", slow.get("lost_s"), {}
 
 
 def _time(found: Mapping[str, Any]) -> Iterator[_Row]:

@@ -48,6 +48,9 @@ LARGE: dict[str, Any] = {
     "restarts": {"used": 466, "allowed": 500, "by_kind": {kind.value: 50 for kind in FaultKind}},
     "incidents": [INCIDENT] * 16,
     "cycle": 466,
+    "checkpoint": {"iteration": 18300, "time": 1.0, "every_s": 300.0, "iteration_s": 3.0, "torn": {"a": "x"}},
+    "progress": {"ranks": 16376, "stepped": 16376, "steps": 41, "step_s": 0.5, "open": []},
+    "slow": {"what": "rank 3", "ranks": [3], "lost_s": 2.0, "signs": ""},
     "account": so_far(Account(100.0, 50.0, NODES), 200.0, 2048, 2000),
 }
 
@@ -83,6 +86,12 @@ def test_a_large_job_has_few_series_and_each_parser_takes_them() -> None:
 def test_counters_are_not_told_before_a_coordinator_knows_them() -> None:
     names = {one.name for one in samples({**LARGE, "account": None})}
     assert not names & {name for name, (kind, _) in METRICS.items() if kind == "counter"}
+
+
+def test_a_step_takes_what_checkpoints_tell_where_no_rank_does() -> None:
+    found = {one.name: one.value for one in samples({**LARGE, "progress": None, "slow": None})}
+    assert found["nvrx_step_seconds"] == 3.0 and found["nvrx_slow_ranks"] == 0.0
+    assert not {"nvrx_cycle_steps", "nvrx_slow_lost_seconds"} & {*found}
 
 
 @needs_promtool
