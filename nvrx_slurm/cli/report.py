@@ -19,6 +19,7 @@ from typing import Any
 import click
 
 from nvrx_slurm.attribution.redact import without_secrets
+from nvrx_slurm.cli import complete
 from nvrx_slurm.cli.event_logs import FAULT, HANG, Cycle, counted_in, cycles_in, logs_of
 from nvrx_slurm.cli.goodput import of_events
 from nvrx_slurm.cli.log_tree import DAMAGE, RUN, find_run, result_of
@@ -47,7 +48,7 @@ _CSS = Path(pure.__path__[0]) / "page.css"
 
 
 @click.command()
-@click.argument("place", default="latest", callback=find_run)
+@click.argument("place", default="latest", callback=find_run, shell_complete=complete.jobs)
 @click.option(
     "--output", "-o", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
     help="Where to write it (default: nvrx_report_JOB_RUN.html in this directory).",
