@@ -100,6 +100,15 @@ def test_the_rules_are_right() -> None:
     promtool("test", "rules", str(REPO / "share/prometheus/nvrx_slurm.test.yml"))
 
 
+@needs_promtool
+def test_the_dashboard_asks_what_prometheus_understands(tmp_path: Path) -> None:
+    panels = json.loads((REPO / "share/grafana/nvrx_slurm.json").read_text())["panels"]
+    asked = [target["expr"].replace("$job_id", ".*") for panel in panels for target in panel["targets"]]
+    rules = [{"record": f"panel_{number}", "expr": expr} for number, expr in enumerate(asked)]
+    (tmp_path / "rules.yml").write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}))  # YAML, too
+    promtool("check", "rules", str(tmp_path / "rules.yml"))
+
+
 @pytest.mark.parametrize("path", ["share/grafana/nvrx_slurm.json", "share/prometheus/nvrx_slurm.rules.yml"])
 def test_dashboard_and_rules_name_what_there_is(path: str) -> None:
     text = (REPO / path).read_text()
