@@ -258,8 +258,10 @@ def test_many_cells_are_one_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(draw, "_MOST_RECTANGLES", 100)
     report(write(tmp_path / "r0", 60, 100), "-o", str(tmp_path / "a.html"))
     page = looked_at(tmp_path / "a.html")
-    [data] = [value for tag, _, value in page.attributes if tag == "image" and value.startswith("data:")]
-    assert page.tags["image"] == 1 and base64.b64decode(data.partition(",")[2]).startswith(b"\x89PNG\r\n")
+    light, dark = (value for tag, _, value in page.attributes if tag == "image" and value.startswith("data:"))
+    assert page.tags["image"] == 2 and base64.b64decode(light.partition(",")[2]).startswith(b"\x89PNG\r\n")
+    css = Path(draw.__file__).with_name("page.css").read_text()
+    assert light != dark and all(f"--{name}:#{value}" in css for name, value in draw._DARK.items())
 
 
 @pytest.mark.parametrize(
