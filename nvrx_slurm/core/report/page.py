@@ -126,7 +126,7 @@ def _links(found: Sequence[Incident]) -> str:
 
 def _incident(one: Incident, began_s: float, is_open: bool) -> str:
     clock, cost = _clock(began_s + one.at_s), "ended the job" if one.ends else f"{in_words(one.lost_s)} lost"
-    said = [f"{_plus(at_s):<12} {line}".replace("\n", f"\n{'':13}") for at_s, line in one.said]
+    said = [(_plus(at_s), line) for at_s, line in one.said]
     facts = {
         "time": f"{clock}, cycle {one.cycle}",
         "where": f"rank {one.rank} on {one.host}" if one.rank >= 0 else one.host,
@@ -136,7 +136,7 @@ def _incident(one: Incident, began_s: float, is_open: bool) -> str:
         "log": one.log,
         "who waited": Markup(_table(["ranks", "where"], one.waits)) if one.waits else "",
         "evidence": _lines(one.lines),
-        "decided": _lines(said),
+        "decided": Markup(_table(["when", "what"], said)) if said else "",
     }
     rows = "".join(f"<dt>{name}</dt><dd>{_text(value)}</dd>" for name, value in facts.items() if value != "")
     phases = ""
