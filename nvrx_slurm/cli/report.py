@@ -43,6 +43,7 @@ from nvrx_slurm.types import Blame, Confidence, Finding, LineRole, RankEvidence,
 _MOST_LINES, _MOST_SAID, _MOST_PLACES, _MOST_RANKS = 12, 12, 12, 16
 _MOST_HANG_BYTES = 4 << 20  # of a hang.json; of a job of many ranks it has more, and the verdict is told without it
 _NOT_KNOWN = LineRole.UNCLEAR, Blame.UNKNOWN, Confidence.GUESS, Remedy.NONE
+_UNSEEN = Cycle(-1, 0.0, {}, [], [])
 Stretches = Mapping[int, Sequence[Stretch]]
 _CSS = Path(pure.__path__[0]) / "page.css"
 
@@ -97,7 +98,7 @@ def facts_of(run: Path) -> ReportFacts:
     found = facts.stretches(plans, known["restarts"], known["account"]["node_seconds"], wall_s)
     shown, seen = [*known["restarts"], *_end_of(known)], {cycle.number: cycle for cycle in cycles}
     incidents = tuple(
-        _incident(run, number, one, seen.get(int(one["cycle"])), began_s, found, number > len(shown) - IN_FULL)
+        _incident(run, number, one, seen.get(int(one["cycle"]), _UNSEEN), began_s, found, number > len(shown) - IN_FULL)
         for number, one in enumerate(shown, 1)
     )
     kinds = [{"cycle": one.cycle, "rank": None, "kind": one.kind, "rule": one.rule} for one in incidents]
@@ -164,27 +165,25 @@ def _end_of(known: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _incident(
-    run: Path, number: int, one: Mapping[str, Any], seen: Cycle | None, began_s: float, found: Stretches, full: bool
+    run: Path, number: int, one: Mapping[str, Any], seen: Cycle, began_s: float, found: Stretches, full: bool
 ) -> Incident:
     """With what result.json (`first`, of the failure that ended the job), events and hang.json say of it; `full`: also
     with the lines of logs."""
-    first, cycle, rank = one.get("first"), int(one["cycle"]), int(one.get("rank", -1))
-    said, hung = dict[str, float](), False
-    if seen is not None:
-        said, hung = seen.said() if full else said, any(True for _ in seen.find(HANG))
-        label = f'"infra_rank":{one.get("infra_rank")},"rank":{rank},'.encode()
-        first = first or next((fault.value for fault in seen.find(FAULT, label)), None)
+    cycle, rank, hung = int(one["cycle"]), int(one.get("rank", -1)), any(True for _ in seen.find(HANG))
+    label = f'"infra_rank":{one.get("infra_rank")},"rank":{rank},'.encode()
+    first = one.get("first") or next((fault.value for fault in seen.find(FAULT, label)), None)
     kind = "hang" if hung else "node-lost" if rank < 0 else ""
     if first is None or (hung and first["kind"] != kind):  # what the other ranks report then is a consequence
         first = {"kind": kind or "exit", "host": "", "infra_rank": -1}
     fault, known = _fault(first), bool(kind or first["host"])
     finding = fault.finding or Finding(HANG_RULE if hung else "", *_NOT_KNOWN)
     lines = [finding.line, *fault.traceback.splitlines()[-_MOST_LINES:]]
+    said = [*seen.said().items()] if full else []
     evidence = without_secrets("\n".join(dict.fromkeys(line for line in lines if full and line.strip())))
     return Incident(
         number, cycle, float(one["at_s"]), without_secrets(str(one["cause"])), str(one.get("host") or ""),
         str(one.get("infra_rank", "")), rank, facts.phases(found, cycle), lost_s(one), lost_steps(one),
-        said=tuple((at_s - began_s, without_secrets(line)) for line, at_s in [*said.items()][-_MOST_SAID:]),
+        said=tuple((at_s - began_s, without_secrets(line)) for line, at_s in said[-_MOST_SAID:]),
         kind=fault.kind.value if known else "",
         rule=finding.rule,
         blame=f"{finding.blame.value} ({finding.confidence.value})" if fault.finding and finding.rule else "",

@@ -95,10 +95,8 @@ def band(job: ReportFacts) -> str:
 
 def _name(row: NodeRow) -> str:
     """What stands before a row; the middle of a long name is left out."""
-    name = row.nodes[0][0] if len(row.nodes) == 1 else f"{len(row.nodes)} nodes"
-    return (
-        name if len(name) <= _NAME_CHARS else f"{name[: _NAME_CHARS // 2 - 1]}…{name[_NAME_CHARS // 2 - _NAME_CHARS :]}"
-    )
+    name, half = row.nodes[0][0] if len(row.nodes) == 1 else f"{len(row.nodes)} nodes", _NAME_CHARS // 2
+    return name if len(name) <= _NAME_CHARS else f"{name[: half - 1]}…{name[half - _NAME_CHARS :]}"
 
 
 def _columns(found: Sequence[Stretch], wall_s: float) -> bytes:
