@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -17,6 +18,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from nvrx_slurm import types as t
+from nvrx_slurm.cli.event_logs import cycles_in, logs_of
 from nvrx_slurm.cli.report import facts_of
 from nvrx_slurm.cli.toolbox import main
 from nvrx_slurm.core.account.account import BUCKETS
@@ -190,6 +192,21 @@ def test_event_logs_alone_tell_it_all(tmp_path: Path) -> None:
         facts.incidents[1].lost_s == 200.0 and facts.summary["lost_s"] == 1000.0 and facts.summary["lost_steps"] == 450
     )
     assert facts.paces[1].step_s == pytest.approx((TRAINED + 100.0) / 190)
+
+
+def test_only_what_is_new_in_a_plan_changes_a_node(tmp_path: Path) -> None:
+    run = write(tmp_path / "r0", 8, 4)
+    log = run / "events/coordinator.jsonl"
+    *head, plan, tail = re.split(r'(?="plans":)', log.read_text(errors="replace"))
+    third = head[3].replace('"n1-1-0123abcd 1 8",', "").replace('"n7-7-0123abcd -1 -1"', '"n7-7-0123abcd 1 8"')
+    torn = plan[: plan.index('"n6-6')] + "\n" + plan.rpartition("\n")[2]  # of cycle 3: its end was never written
+    log.write_text("".join([*head[:3], third, torn, tail]))
+    facts = facts_of(run)
+    roles = {row.nodes[0][0]: [role for _, role in row.roles] for row in facts.rows}
+    assert roles["n0"] == ["wait_nodes", "active"]
+    assert roles["n1"] == ["wait_nodes", "active", "excluded", "active"]  # it was back in cycle 4
+    assert roles["n7"] == ["wait_nodes", "spare_idle", "active", "spare_idle"]
+    assert len(cycles_in(logs_of(run))) == 1 + 4
 
 
 def test_a_result_comes_before_the_logs_and_is_enough(tmp_path: Path) -> None:
