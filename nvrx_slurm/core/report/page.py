@@ -126,7 +126,7 @@ def _links(found: Sequence[Incident]) -> str:
 
 def _incident(one: Incident, began_s: float, is_open: bool) -> str:
     clock, cost = _clock(began_s + one.at_s), "ended the job" if one.ends else f"{in_words(one.lost_s)} lost"
-    said = [(_plus(at_s), line) for at_s, line in one.said]
+    evidence, said = "\n".join(safe(line, 400) for line in one.lines), [(_plus(at_s), line) for at_s, line in one.said]
     facts = {
         "time": f"{clock}, cycle {one.cycle}",
         "where": f"rank {one.rank} on {one.host}" if one.rank >= 0 else one.host,
@@ -135,7 +135,7 @@ def _incident(one: Incident, began_s: float, is_open: bool) -> str:
         "advice": one.advice,
         "log": one.log,
         "who waited": Markup(_table(["ranks", "where"], one.waits)) if one.waits else "",
-        "evidence": _lines(one.lines),
+        "evidence": Markup(f"<pre>{evidence}</pre>") if evidence else "",
         "decided": Markup(_table(["when", "what"], said)) if said else "",
     }
     rows = "".join(f"<dt>{name}</dt><dd>{_text(value)}</dd>" for name, value in facts.items() if value != "")
@@ -149,11 +149,6 @@ def _incident(one: Incident, began_s: float, is_open: bool) -> str:
         f'<span class="when" title="{clock}">{_plus(one.at_s)}</span><span class="what">{safe(one.cause, 400)}</span>'
         f'<span class="cost">{cost}</span></summary><div class="in">{phases}<dl>{rows}</dl></div></details>'
     )
-
-
-def _lines(lines: Iterable[str]) -> str:
-    told = "\n".join(safe(line, 400) for line in lines)
-    return Markup(f"<pre>{told}</pre>") if told else ""
 
 
 def _steps(job: ReportFacts) -> Iterator[str]:
