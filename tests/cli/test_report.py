@@ -158,6 +158,8 @@ def looked_at(path: Path) -> Page:
     for tag, name, value in page.attributes:
         assert name not in ("src", "style", "srcset") and not name.startswith("on"), (tag, name)
         assert name != "href" or value.startswith("#i" if tag == "a" else "data:image/png;base64,")
+    ids = {f"#{value}" for _, name, value in page.attributes if name == "id"}
+    assert {value for tag, name, value in page.attributes if (tag, name) == ("a", "href")} <= ids
     assert "url(" not in text and "@import" not in text and "default-src &#x27;none" not in text
     assert page.tags["table"] >= page.tags["svg"] > 1
     assert all(ord(char) >= 32 or char in "\n\t" for char in text) and "\u202e" not in text

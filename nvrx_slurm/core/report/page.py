@@ -113,9 +113,11 @@ def _incidents(job: ReportFacts) -> Iterator[str]:
     yield f"<h2>{len(job.incidents)} incident{'s' * (len(job.incidents) > 1)}</h2>"
     yield "<p>A cost is the time from the last sign of life until the job trained again, and repeated work.</p>"
     if len(job.incidents) > _OPEN:
-        rows = [
-            [Markup(_links([one])), _plus(one.at_s), one.host, one.cause, in_words(one.lost_s)] for one in job.incidents
-        ]
+        rows = []
+        for one in job.incidents:
+            brief = one.number <= len(job.incidents) - IN_FULL  # its number is linked to this row
+            name = Markup(f'<a id="i{one.number}">{one.number}</a>' if brief else _links([one]))
+            rows.append([name, _plus(one.at_s), one.host, one.cause, in_words(one.lost_s)])
         yield _folded(f"Table of all {len(rows)}", _table(["", "when", "node", "first cause", "lost"], rows, 1))
     yield from (_incident(one, job.began_s, len(job.incidents) <= _OPEN) for one in job.incidents[-IN_FULL:])
 
