@@ -2,9 +2,9 @@
 
     scripts/soak --minutes 10 --seed 7
 
-One job after the other, each with warm standbys, merged logs, status, a metrics file and a collector that never answers;
-every few seconds a fault. The judge: no rank runs twice, no line is lost or repeated, the account sums up, no counter goes
-back, nothing grows, nothing is left. Ends with 1 at a finding, and keeps the evidence.
+One job after the other, each with warm standbys, merged logs, status, a metrics file and a collector that never
+answers; every few seconds a fault. The judge: no rank runs twice, no line is lost or repeated, the account sums up, no
+counter goes back, nothing grows, nothing is left. Ends with 1 at a finding, and keeps the evidence.
 """
 
 from __future__ import annotations
@@ -111,8 +111,9 @@ class Job:
                  f"--ft-per-cycle-applog-prefix={self.place}/train.log",
                  f"--ft-metrics-file={self.place}/metrics.prom", str(_WORKER), str(self.place)]  # fmt: skip
         script, port = self.place / "job.sh", self.soak.collector.getsockname()[1]
-        script.write_text(f"#!/bin/bash\nexport OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:{port}\n"
-                          f"exec {' '.join(words)}\n")
+        script.write_text(
+            f"#!/bin/bash\nexport OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:{port}\nexec {' '.join(words)}\n"
+        )
         self.id = self.soak.cluster.submit(script, f"--nodes={NODES}", "--exclusive", "--no-kill",
                                            f"--chdir={self.place}", f"--output={self.place}/job.out")  # fmt: skip
         self._await_training("the start")
