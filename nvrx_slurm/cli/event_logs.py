@@ -18,18 +18,19 @@ _LABEL_BYTES = 400  # at the beginning of a record
 _WALL = re.compile(rb'"wall":(\d{1,12}(?:\.\d+)?)')
 _JSON = json.JSONDecoder()
 # Where a value is: the text before it, and how it begins.
-_PLANS = b'"plans":', b'[{"plan":'
+_PLAN, _TO = (b'{"plan":', b"{"), (b',"to":', b"[")
 SAID = b'{"type":"Say","text":', b'"'
 _NODE = b'{"type":"Joined","message":{"type":"Register","node":', b"{"
 FAULT, HANG = (b"", b'{"type":"RankFault",'), (b"", b'{"type":"HangFound",')
-COUNTED = b"", b'{"type":"Counted",'
+_COUNTED = b"", b'{"type":"Counted",'
 
 
 class LogValue(NamedTuple):
-    """A JSON value in a line. `wall_s`: Unix seconds of its step; `end`: where the line ends."""
+    """A JSON value in a line. `wall_s`: Unix seconds of its step; `stop`, `end`: where the value and the line end."""
 
     wall_s: float
     value: Any
+    stop: int
     end: int
 
 
@@ -44,26 +45,37 @@ class CoordinatorLog:
         self.begin = max(0, self.size - _MOST_BYTES)
         ends = self._text[self.begin : self.begin + _TAIL_BYTES], self._text[-_TAIL_BYTES:]
         head, tail = (_WALL.findall(part) for part in ends)
+        self._last: dict[tuple[bytes, bytes], tuple[bytes, Any]] = {}  # of each kind: its text, and the value
         self.walls = [float(head[0]), float(tail[-1])] if head and tail else []  # of the first and the last step
 
     def find(self, what: tuple[bytes, bytes], begin: int, end: int, label: bytes = b"") -> Iterator[LogValue]:
-        """Each such value between two places. `label`: a text that is at the beginning of the value."""
+        """Each such value between two places. `label`: a text that is at the beginning of the value.
+
+        Equal neighbours are one object: they are decoded once.
+        """
         before, needle = what[0], b"".join(what)
         while (at := self._text.find(needle, begin, end)) >= 0:
             begin = at + len(needle)
             if label not in self._text[at : at + _LABEL_BYTES]:
                 continue
             first, last = self._text.rfind(b"\n", 0, at) + 1, self._text.find(b"\n", at)
-            try:
-                value, _ = _JSON.raw_decode(self._text[at + len(before) : last].decode("utf-8", "replace"))
-            except (ValueError, RecursionError):
-                continue
+            last = last if last >= 0 else self.size
+            at += len(before)
+            text, value = self._last.get(what, (b"", None))
+            if not text or self._text[at : at + len(text)] != text:
+                line = self._text[at:last].decode("utf-8", "replace")
+                try:
+                    value, length = _JSON.raw_decode(line)
+                except (ValueError, RecursionError):
+                    continue
+                text = line[:length].encode()
+                self._last[what] = text, value
             if wall := _WALL.search(self._text[first : first + _LABEL_BYTES]):
-                yield LogValue(float(wall[1]), value, last)
+                yield LogValue(float(wall[1]), value, at + len(text), last)
 
 
 class Cycle(NamedTuple):
-    """A cycle. `plan`: JSON of its Plan, {} before the first one; `to`: who got it: "ID GROUP_RANK RANK_OFFSET".
+    """A cycle. `plan`: JSON of its Plan, {} before the first; `to`: who got it, by step: "ID GROUP_RANK OFFSET".
 
     `parts`: of logs, from that plan to the next one: log, begin, end.
     """
@@ -71,7 +83,7 @@ class Cycle(NamedTuple):
     number: int
     wall_s: float
     plan: dict[str, Any]
-    to: list[str]
+    to: list[list[str]]
     parts: list[tuple[CoordinatorLog, int, int]]
 
     def find(self, what: tuple[bytes, bytes], label: bytes = b"") -> Iterator[LogValue]:
@@ -106,12 +118,20 @@ def cycles_in(logs: list[CoordinatorLog]) -> list[Cycle]:
     seen = [Cycle(-1, logs[0].walls[0], {}, [], [])] if logs else []
     for log in logs:
         begin = log.begin
-        for found in log.find(_PLANS, log.begin, log.size):
-            for one in found.value:
-                if int(one["plan"]["cycle"]) > seen[-1].number:
-                    seen[-1].parts.append((log, begin, found.end))
-                    seen.append(Cycle(int(one["plan"]["cycle"]), found.wall_s, one["plan"], [], []))
-                    begin = found.end
-                seen[-1].to.extend(one["to"])
+        for found in log.find(_PLAN, log.begin, log.size):
+            to = next(log.find(_TO, found.stop, found.end), None)
+            if to is None:
+                continue
+            if int(found.value["cycle"]) > seen[-1].number:
+                seen[-1].parts.append((log, begin, found.end))
+                seen.append(Cycle(int(found.value["cycle"]), found.wall_s, found.value, [], []))
+                begin = found.end
+            seen[-1].to.append(to.value)
         seen[-1].parts.append((log, begin, log.size))
     return seen
+
+
+def counted_in(logs: list[CoordinatorLog]) -> dict[int, dict[str, Any]]:
+    """JSON of the last Counted of each cycle."""
+    found = (one.value for log in logs for one in log.find(_COUNTED, log.begin, log.size))
+    return {int(one["cycle"]): one for one in found}

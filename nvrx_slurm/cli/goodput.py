@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,13 @@ from typing import Any
 import click
 
 from nvrx_slurm.cli import complete
-from nvrx_slurm.cli.event_logs import COUNTED, CoordinatorLog, Cycle, cycles_in, logs_of
+from nvrx_slurm.cli.event_logs import CoordinatorLog, Cycle, counted_in, cycles_in, logs_of
 from nvrx_slurm.cli.log_tree import DAMAGE, RUN, find_run, log_dir, result_of, runs_of
 from nvrx_slurm.cli.screen import period_s, show
 from nvrx_slurm.core.account.account import BUCKETS
 from nvrx_slurm.core.account.goodput import in_lines, summary
 from nvrx_slurm.core.account.report import priced, to_json
-from nvrx_slurm.core.record import decode
+from nvrx_slurm.core.coded import decode
 from nvrx_slurm.core.words import in_words, unix_s, utc
 from nvrx_slurm.errors import ProtocolError
 from nvrx_slurm.types import NodeTime
@@ -104,7 +104,7 @@ def _user(job: Path) -> str:
 
 def _summary(runs: Sequence[Path]) -> dict[str, Any]:
     try:
-        results = [result_of(run) or of_events(logs := logs_of(run), cycles_in(logs)) for run in runs]
+        results = [result_of(run) or of_events(logs := logs_of(run), cycles_in(logs), counted_in(logs)) for run in runs]
     except (*DAMAGE, ProtocolError) as error:
         raise click.UsageError(f"the event logs of {runs[0].parent} hold no plan of this version: {error!r}") from None
     starts, ends = [], []
@@ -141,14 +141,15 @@ def _table(jobs: dict[str, Any]) -> Iterator[str]:
 # --- a run that has left no result ------------------------------------------------------------------------------------
 
 
-def of_events(logs: Sequence[CoordinatorLog], cycles: Sequence[Cycle]) -> dict[str, Any]:
+def of_events(
+    logs: Sequence[CoordinatorLog], cycles: Sequence[Cycle], counted: Mapping[int, Mapping[str, Any]]
+) -> dict[str, Any]:
     """The account until the last plan and all restarts, as in a result.json; {} where there is no account. The time
     from that plan to the last event is in the bucket "other"."""
-    counted = [found.value for log in logs for found in log.find(COUNTED, log.begin, log.size)]
     if not counted:
         return {}
-    known = decode(max(counted, key=lambda one: float(one["account"]["wall_s"])))
-    costs = {int(cost["cycle"]): cost for one in counted for cost in one["costs"]}
+    known = decode(max(counted.values(), key=lambda one: float(one["account"]["wall_s"])))
+    costs = {int(cost["cycle"]): cost for one in counted.values() for cost in one["costs"]}
     told = [cycle.plan["history"] for cycle in cycles if cycle.plan]
     began_s = max((float(one["began_s"]) for one in told), default=0.0) or logs[0].walls[0]
     last_s, other = max(log.walls[1] for log in logs), list(BUCKETS).index("other")

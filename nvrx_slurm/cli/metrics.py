@@ -168,9 +168,7 @@ async def _serve(trees: list[Trees], address: str, port: int, every_s: float) ->
     try:
         server = await asyncio.start_server(exporter.answer, address, port, limit=_HEAD_BYTES)
     except OSError as error:
-        why = (
-            os.strerror(error.errno) if error.errno is not None and error.errno > 0 else error.strerror
-        )  # asyncio's text is long
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror  # asyncio's text is long
         raise UsageError(f"cannot listen on {address} port {port}: {why}; give another --address or --port") from None
     for tree in trees:
         threading.Thread(target=partial(_scan, tree, every_s), daemon=True).start()

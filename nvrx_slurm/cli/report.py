@@ -5,19 +5,22 @@ The facts are those of `nvrx why`, `status` and `goodput`: result.json, or the e
 
 from __future__ import annotations
 
+import gc
 import json
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import click
 
 from nvrx_slurm.attribution.redact import without_secrets
-from nvrx_slurm.cli.event_logs import COUNTED, FAULT, HANG, Cycle, cycles_in, logs_of
+from nvrx_slurm.cli import complete
+from nvrx_slurm.cli.event_logs import FAULT, HANG, Cycle, counted_in, cycles_in, logs_of
 from nvrx_slurm.cli.goodput import of_events
 from nvrx_slurm.cli.log_tree import DAMAGE, RUN, find_run, result_of
 from nvrx_slurm.cli.status import HEALTHY, NEEDS_A_PERSON, observe
@@ -28,8 +31,9 @@ from nvrx_slurm.core.account.report import lost_s, lost_steps
 from nvrx_slurm.core.attribution.hang import RULE as HANG_RULE
 from nvrx_slurm.core.attribution.hang import place
 from nvrx_slurm.core.attribution.verdict import headline, what_to_do
-from nvrx_slurm.core.record import decode
-from nvrx_slurm.core.report.facts import CyclePlan, Incident, ReportFacts, Stretch, node_rows, paces, phases, stretches
+from nvrx_slurm.core.coded import decode
+from nvrx_slurm.core.report import facts
+from nvrx_slurm.core.report.facts import CyclePlan, Incident, ReportFacts, Stretch
 from nvrx_slurm.core.report.page import IN_FULL, page
 from nvrx_slurm.core.words import in_words
 from nvrx_slurm.errors import ProtocolError
@@ -39,12 +43,13 @@ from nvrx_slurm.types import Blame, Confidence, Finding, LineRole, RankEvidence,
 _MOST_LINES, _MOST_SAID, _MOST_PLACES, _MOST_RANKS = 12, 12, 12, 16
 _MOST_HANG_BYTES = 4 << 20  # of a hang.json; of a job of many ranks it has more, and the verdict is told without it
 _NOT_KNOWN = LineRole.UNCLEAR, Blame.UNKNOWN, Confidence.GUESS, Remedy.NONE
+_UNSEEN = Cycle(-1, 0.0, {}, [], [])
 Stretches = Mapping[int, Sequence[Stretch]]
 _CSS = Path(pure.__path__[0]) / "page.css"
 
 
 @click.command()
-@click.argument("place", default="latest", callback=find_run)
+@click.argument("place", default="latest", callback=find_run, shell_complete=complete.jobs)
 @click.option(
     "--output", "-o", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
     help="Where to write it (default: nvrx_report_JOB_RUN.html in this directory).",
@@ -61,10 +66,13 @@ def report(place: Path, output: Path | None) -> None:
     place = place.absolute()
     name = f"{place.parent.name}_{place.name}" if RUN.fullmatch(place.name) else place.name
     output = output or Path(f"nvrx_report_{name}.html")
+    gc.disable()  # nothing becomes garbage; looking for some takes a sixth of the time
     try:
         text = page(facts_of(place), _CSS.read_text())
     except (*DAMAGE, ProtocolError) as error:
         raise click.UsageError(f"{place} holds files that nvrx-run has not written like this: {error!r:.200}") from None
+    finally:
+        gc.enable()
     try:
         write_atomic(output, text.encode("utf-8", "replace"))
     except OSError as error:
@@ -75,7 +83,8 @@ def report(place: Path, output: Path | None) -> None:
 def facts_of(run: Path) -> ReportFacts:
     """All that the page shows. Raises click.UsageError where nothing is known, errors of DAMAGE for strange files."""
     cycles = cycles_in(logs := logs_of(run))
-    told, result = of_events(logs, cycles), result_of(run)
+    counted = counted_in(logs)
+    told, result = of_events(logs, cycles, counted), result_of(run)
     known = told | result
     if not known.get("account"):
         raise click.UsageError(f"{run} has neither the account of a job nor a plan in its event logs: nothing is known")
@@ -83,13 +92,13 @@ def facts_of(run: Path) -> ReportFacts:
     known["restarts"] = [restarts[cycle] for cycle in sorted(restarts)]
     nodes = {node["node_id"]: node for cycle in cycles for node in cycle.nodes()}
     keys = {name: str(node["infra_rank"]) if node["infra_rank"] >= 0 else name for name, node in nodes.items()}
-    plans, wall_s = [*_plans(cycles, keys)], float(known["duration_s"])
+    plans, wall_s = [*_plans(cycles, counted, keys)], float(known["duration_s"])
     began = [float(cycle.plan["history"]["began_s"]) for cycle in cycles[1:]]
     began_s = began[-1] if began else datetime.fromisoformat(str(known["ended"])).timestamp() - wall_s
-    found = stretches(plans, known["restarts"], known["account"]["node_seconds"], wall_s)
+    found = facts.stretches(plans, known["restarts"], known["account"]["node_seconds"], wall_s)
     shown, seen = [*known["restarts"], *_end_of(known)], {cycle.number: cycle for cycle in cycles}
     incidents = tuple(
-        _incident(run, number, one, seen.get(int(one["cycle"])), began_s, found, number > len(shown) - IN_FULL)
+        _incident(run, number, one, seen.get(int(one["cycle"]), _UNSEEN), began_s, found, number > len(shown) - IN_FULL)
         for number, one in enumerate(shown, 1)
     )
     kinds = [{"cycle": one.cycle, "rank": None, "kind": one.kind, "rule": one.rule} for one in incidents]
@@ -99,36 +108,43 @@ def facts_of(run: Path) -> ReportFacts:
     numbers, job = summary([known], began_s, began_s + wall_s), f"job {run.parent.name}, run {run.name}"
     return ReportFacts(
         f"nvrx report · {job if RUN.fullmatch(run.name) else run}", _sentence(run, known, numbers), began_s, wall_s,
-        tuple(one for some in found.values() for one in some), node_rows(plans, hosts, lost_at),
+        tuple(one for some in found.values() for one in some), facts.node_rows(plans, hosts, lost_at),
         tuple(known["account"]["nodes"]), incidents,
-        tuple(paces(found, known["restarts"])), numbers, f"Made by nvrx report from {run}",
+        tuple(facts.paces(found, known["restarts"])), numbers, f"Made by nvrx report from {run}",
     )  # fmt: skip
 
 
 # --- what was planned -------------------------------------------------------------------------------------------------
 
 
-def _plans(cycles: Sequence[Cycle], keys: Mapping[str, str]) -> Iterator[CyclePlan]:
-    """Of each plan only what is new is looked at: it may have gone to thousands of nodes."""
-    before, active, spares = frozenset[str](), frozenset[str](), frozenset[str]()
+def _plans(
+    cycles: Sequence[Cycle], counted: Mapping[int, Mapping[str, Any]], keys: Mapping[str, str]
+) -> Iterator[CyclePlan]:
+    """Only what is new in a plan is looked at: it may have gone to thousands of nodes."""
+
+    def role_of(one: str) -> tuple[str, str]:
+        name, rank, _ = one.rsplit(" ", 2)
+        return keys.get(name, name), facts.ACTIVE if int(rank) >= 0 else facts.SPARE
+
+    before, who, roles, active = list[list[str]](), frozenset[str](), dict[str, str](), 0
     buckets, began_s = Counter[str](), cycles[1].plan["history"]["began_s"] if cycles[1:] else 0.0
     for cycle in cycles[1:]:
-        to, at_s = frozenset(cycle.to), cycle.wall_s - float(began_s or cycles[0].wall_s)
-        left = {keys.get(name, name) for name, _, _ in (one.rsplit(" ", 2) for one in before - to)}
-        came = [(keys.get(name, name), int(rank) >= 0) for name, rank, _ in (one.rsplit(" ", 2) for one in to - before)]
-        active = active - left | {key for key, runs in came if runs}
-        spares = (spares - left | {key for key, runs in came if not runs}) - active
-        before, counted = (
-            to,
-            next((one.value for one in cycle.find(COUNTED) if one.value["cycle"] == cycle.number), None),
-        )
-        if counted is not None:
-            nodes, at_s = counted["account"]["nodes"], float(counted["account"]["wall_s"])
-            sums = [sum(column) for column in zip(*(node["seconds"] for node in nodes), strict=True)]
+        changed = dict[str, str]()
+        if cycle.to != before:
+            before, old, who = cycle.to, who, frozenset(chain.from_iterable(cycle.to))
+            told = {key: facts.EXCLUDED for key, _ in map(role_of, old - who)}
+            told |= dict(sorted(map(role_of, who - old), key=lambda one: one[1] == facts.ACTIVE))
+            changed = {key: role for key, role in told.items() if roles.get(key) != role}
+            roles |= changed
+            active = Counter(roles.values())[facts.ACTIVE]
+        at_s = cycle.wall_s - float(began_s or cycles[0].wall_s)
+        if account := counted.get(cycle.number, {}).get("account"):
+            nodes, at_s = account["nodes"], float(account["wall_s"])
+            sums = map(sum, zip(*(node["seconds"] for node in nodes), strict=True))
             buckets = Counter(dict(zip(BUCKETS, sums, strict=False)))
             for section in (section for node in nodes for section in node["sections"]):
                 buckets[f"{SECTION}{section['name']}"] += section["took_s"]
-        yield CyclePlan(cycle.number, at_s, buckets, active, spares)
+        yield CyclePlan(cycle.number, at_s, buckets, active, changed)
 
 
 def _end_of(known: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -149,27 +165,25 @@ def _end_of(known: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _incident(
-    run: Path, number: int, one: Mapping[str, Any], seen: Cycle | None, began_s: float, found: Stretches, full: bool
+    run: Path, number: int, one: Mapping[str, Any], seen: Cycle, began_s: float, found: Stretches, full: bool
 ) -> Incident:
     """With what result.json (`first`, of the failure that ended the job), events and hang.json say of it; `full`: also
     with the lines of logs."""
-    first, cycle, rank = one.get("first"), int(one["cycle"]), int(one.get("rank", -1))
-    said, hung = dict[str, float](), False
-    if seen is not None:
-        said, hung = seen.said() if full else said, any(True for _ in seen.find(HANG))
-        label = f'"infra_rank":{one.get("infra_rank")},"rank":{rank},'.encode()
-        first = first or next((fault.value for fault in seen.find(FAULT, label)), None)
+    cycle, rank, hung = int(one["cycle"]), int(one.get("rank", -1)), any(True for _ in seen.find(HANG))
+    label = f'"infra_rank":{one.get("infra_rank")},"rank":{rank},'.encode()
+    first = one.get("first") or next((fault.value for fault in seen.find(FAULT, label)), None)
     kind = "hang" if hung else "node-lost" if rank < 0 else ""
     if first is None or (hung and first["kind"] != kind):  # what the other ranks report then is a consequence
         first = {"kind": kind or "exit", "host": "", "infra_rank": -1}
     fault, known = _fault(first), bool(kind or first["host"])
     finding = fault.finding or Finding(HANG_RULE if hung else "", *_NOT_KNOWN)
     lines = [finding.line, *fault.traceback.splitlines()[-_MOST_LINES:]]
+    said = [*seen.said().items()] if full else []
     evidence = without_secrets("\n".join(dict.fromkeys(line for line in lines if full and line.strip())))
     return Incident(
         number, cycle, float(one["at_s"]), without_secrets(str(one["cause"])), str(one.get("host") or ""),
-        str(one.get("infra_rank", "")), rank, phases(found, cycle), lost_s(one), lost_steps(one),
-        said=tuple((at_s - began_s, without_secrets(line)) for line, at_s in [*said.items()][-_MOST_SAID:]),
+        str(one.get("infra_rank", "")), rank, facts.phases(found, cycle), lost_s(one), lost_steps(one),
+        said=tuple((at_s - began_s, without_secrets(line)) for line, at_s in said[-_MOST_SAID:]),
         kind=fault.kind.value if known else "",
         rule=finding.rule,
         blame=f"{finding.blame.value} ({finding.confidence.value})" if fault.finding and finding.rule else "",

@@ -17,7 +17,7 @@ import click
 
 from nvrx_slurm.cli import complete
 from nvrx_slurm.cli.log_tree import RUN, find_run, log_dir, result_of
-from nvrx_slurm.cli.screen import clock, show
+from nvrx_slurm.cli.screen import clock, show, show_all
 from nvrx_slurm.core import progress
 from nvrx_slurm.core.needs import needs_a_person
 from nvrx_slurm.core.words import in_words
@@ -214,5 +214,4 @@ def _show(seen: Seen, redraws: bool) -> None:
     show(seen.head, bold=True)
     show(seen.verdict, _COLOURS[seen.code], bold=True)
     most = max(1, shutil.get_terminal_size().lines - 3) if redraws else len(seen.lines)
-    for line in seen.lines[:most]:
-        show(line)
+    show_all(seen.lines[:most])

@@ -17,38 +17,47 @@ from nvrx_slurm.types import FaultKind
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _NODES = ("active", "spare", "missing", "excluded")
-# Name -> type and help. The unit is in the name, as Prometheus asks.
+
+
+# Name -> help, and where its value is in the content of status.json; "" = it is calculated, or has labels. The unit is
+# in the name, as Prometheus asks.
 METRICS: dict[str, tuple[str, str]] = {
-    "nvrx_job_info": ("gauge", "1, with the job's name, user and partition"),
-    "nvrx_job_state": ("gauge", "1 for the state of the job, 0 for all others"),
-    "nvrx_job_state_since_timestamp_seconds": ("gauge", "when that state began"),
-    "nvrx_job_began_timestamp_seconds": ("gauge", "when the job began"),
-    "nvrx_job_end_code": ("gauge", "exit code of the job, once its end is decided"),
-    "nvrx_status_timestamp_seconds": ("gauge", "when the coordinator told all this"),
-    "nvrx_status_interval_seconds": ("gauge", "how long that is good for; after three of them the job is silent"),
-    "nvrx_cycle": ("gauge", "the cycle; -1 before the first"),
-    "nvrx_restarts_total": ("counter", "cycles that followed a fault"),
-    "nvrx_restarts_used": ("gauge", "restarts that count against the limit, by kind of the first cause"),
-    "nvrx_restarts_allowed": ("gauge", "that limit (--max-restarts)"),
-    "nvrx_last_restart_timestamp_seconds": ("gauge", "when the fault before the last restart was noticed"),
-    "nvrx_last_restart_duration_seconds": ("gauge", "from there to the next plan"),
-    "nvrx_nodes": ("gauge", "nodes by what they are"),
-    "nvrx_nodes_expected": ("gauge", "all nodes of the job, spares included"),
-    "nvrx_nodes_needed": ("gauge", "nodes of each cycle"),
-    "nvrx_hang_watch": ("gauge", "1: hung ranks are killed; 0: not watched for; none: by the in-process wrapper"),
-    "nvrx_needs_person": ("gauge", "1: a person should look at the job, for this reason"),
-    "nvrx_checkpoint_iteration": ("gauge", "iteration in the checkpoint iteration file"),
-    "nvrx_checkpoint_timestamp_seconds": ("gauge", "when that file was written"),
-    "nvrx_cycles_without_progress": ("gauge", "cycles in a row without a new checkpoint"),
-    "nvrx_allocation_end_timestamp_seconds": ("gauge", "when the time limit ends the job"),
-    "nvrx_node_seconds_total": ("counter", "time of all nodes by bucket, counted until the last plan"),
-    "nvrx_allocated_node_seconds": ("gauge", "time of all nodes until now"),
-    "nvrx_productive_node_seconds": ("gauge", "productive part of it; work that is lost is taken off again"),
-    "nvrx_productive_share_ratio": ("gauge", "productive / allocated node-seconds, spares included"),
-    "nvrx_exporter_scan_timestamp_seconds": ("gauge", "when the log trees of a --log-dir were last read to the end"),
-    "nvrx_exporter_scan_duration_seconds": ("gauge", "how long that took"),
-    "nvrx_exporter_runs": ("gauge", "runs that are shown"),
-    "nvrx_exporter_unreadable_runs": ("gauge", "runs with a status.json that is damaged, or of a later version"),
+    "nvrx_job_info": ("1, with the job's name, user and partition", ""),
+    "nvrx_job_state": ("1 for the state of the job, 0 for all others", ""),
+    "nvrx_job_state_since_timestamp_seconds": ("when that state began", "since"),
+    "nvrx_job_began_timestamp_seconds": ("when the job began", "began"),
+    "nvrx_job_end_code": ("exit code of the job, once its end is decided", "end.code"),
+    "nvrx_status_timestamp_seconds": ("when the coordinator told all this", "written"),
+    "nvrx_status_interval_seconds": ("how long that is good for; after three of them the job is silent", "interval_s"),
+    "nvrx_cycle": ("the cycle; -1 before the first", "cycle"),
+    "nvrx_restarts_total": ("cycles that followed a fault", ""),
+    "nvrx_restarts_used": ("restarts that count against the limit, by kind of the first cause", ""),
+    "nvrx_restarts_allowed": ("that limit (--max-restarts)", "restarts.allowed"),
+    "nvrx_last_restart_timestamp_seconds": ("when the fault before the last restart was noticed", ""),
+    "nvrx_last_restart_duration_seconds": ("from there to the next plan", ""),
+    "nvrx_nodes": ("nodes by what they are", ""),
+    "nvrx_nodes_expected": ("all nodes of the job, spares included", "nodes.expected"),
+    "nvrx_nodes_needed": ("nodes of each cycle", "nodes.needed"),
+    "nvrx_hang_watch": ("1: hung ranks are killed; 0: not watched for; none: in-process wrapper", "job.hangs_watched"),
+    "nvrx_needs_person": ("1: a person should look at the job, for this reason", ""),
+    "nvrx_checkpoint_iteration": ("iteration of the last complete checkpoint", "checkpoint.iteration"),
+    "nvrx_checkpoint_timestamp_seconds": ("when that checkpoint was written", "checkpoint.time"),
+    "nvrx_checkpoint_interval_seconds": ("from the checkpoint before to that one", "checkpoint.every_s"),
+    "nvrx_checkpoints_torn": ("later checkpoints that are not complete (--ft-checkpoint-dir)", ""),
+    "nvrx_cycles_without_progress": ("cycles in a row without a new checkpoint", "no_progress"),
+    "nvrx_cycle_steps": ("steps that each rank has made in this cycle, at least", "progress.steps"),
+    "nvrx_step_seconds": ("median of the ranks' step times; where they do not tell, by checkpoints", ""),
+    "nvrx_slow_ranks": ("ranks that are slow now, at most 8", ""),
+    "nvrx_slow_lost_seconds": ("what these have cost the job so far", "slow.lost_s"),
+    "nvrx_allocation_end_timestamp_seconds": ("when the time limit ends the job", "allocation_ends"),
+    "nvrx_node_seconds_total": ("time of all nodes by bucket, counted until the last plan", ""),
+    "nvrx_allocated_node_seconds": ("time of all nodes until now", "account.allocated_s"),
+    "nvrx_productive_node_seconds": ("productive part of it; lost work is taken off again", "account.productive_s"),
+    "nvrx_productive_share_ratio": ("productive / allocated node-seconds, spares included", ""),
+    "nvrx_exporter_scan_timestamp_seconds": ("when the log trees of a --log-dir were last read to the end", ""),
+    "nvrx_exporter_scan_duration_seconds": ("how long that took", ""),
+    "nvrx_exporter_runs": ("runs that are shown", ""),
+    "nvrx_exporter_unreadable_runs": ("runs with a status.json that is damaged, or of a later version", ""),
 }
 
 
@@ -64,66 +73,57 @@ def samples(found: Mapping[str, Any]) -> list[Sample]:
     """The samples of one run. `found`: content of its status.json; raises KeyError, TypeError, ValueError and
     AttributeError for what is none."""
     who = {"job_id": str(found["job"]["job"]), "run": str(found["job"]["run"])}
-    rows = [*_job(found), *_means(found), *_time(found)]
+    rows = [*_single(found), *_labelled(found)]
     return [Sample(name, who | labels, float(value)) for name, value, labels in rows if value is not None]
 
 
 _Row = tuple[str, "float | None", dict[str, str]]  # None: not known
 
 
-def _job(found: Mapping[str, Any]) -> Iterator[_Row]:
-    """What the job is and does."""
-    job, end, written = found["job"], found["end"], found["written"]
+def _single(found: Mapping[str, Any]) -> Iterator[_Row]:
+    """One value each."""
+    for name, (_, path) in METRICS.items():
+        value: Any = found if path else None
+        for key in filter(None, path.split(".")):
+            value = (value or {}).get(key)
+        yield name, value, {}
+    done = [one for one in found["incidents"] if one["done"] == "restarted"]
+    parts = ("checkpoint", "progress", "slow", "account")
+    checkpoint, progress, slow, account = (found.get(name) or {} for name in parts)
+    yield "nvrx_restarts_total", max(0, found["cycle"]) if account else None, {}  # not before all were counted
+    yield "nvrx_last_restart_timestamp_seconds", done[-1]["time"] if done else None, {}
+    yield "nvrx_last_restart_duration_seconds", done[-1]["down_s"] if done else None, {}
+    yield "nvrx_checkpoints_torn", len(checkpoint["torn"]) if "torn" in checkpoint else None, {}
+    yield "nvrx_step_seconds", progress.get("step_s") or checkpoint.get("iteration_s"), {}
+    yield "nvrx_slow_ranks", len(slow.get("ranks", ())), {}
+    if account and account["allocated_s"]:
+        yield "nvrx_productive_share_ratio", account["productive_s"] / account["allocated_s"], {}
+
+
+def _labelled(found: Mapping[str, Any]) -> Iterator[_Row]:
+    """Several values each."""
+    job, account = found["job"], found["account"] or {"node_seconds": {}}
     yield "nvrx_job_info", 1, {name: str(job[name]) for name in ("name", "user", "partition")}
     for state in STATES:
         yield "nvrx_job_state", found["state"] == state, {"state": state}
-    yield "nvrx_job_state_since_timestamp_seconds", found["since"], {}
-    yield "nvrx_job_began_timestamp_seconds", found["began"], {}
-    yield "nvrx_job_end_code", None if end is None else end["code"], {}
-    yield "nvrx_status_timestamp_seconds", written, {}
-    yield "nvrx_status_interval_seconds", found["interval_s"], {}
-    for reason, (_, holds) in rules(found, written - found["since"]).items():
-        yield "nvrx_needs_person", holds and end is None, {"reason": reason}
-
-
-def _means(found: Mapping[str, Any]) -> Iterator[_Row]:
-    """What it has left, and what it has behind it."""
-    nodes, restarts, checkpoint = found["nodes"], found["restarts"], found.get("checkpoint") or {}
-    done = [one for one in found["incidents"] if one["done"] == "restarted"]
-    yield "nvrx_cycle", found["cycle"], {}
-    if found["account"]:  # before, a coordinator may not know what earlier ones have counted
-        yield "nvrx_restarts_total", max(0, found["cycle"]), {}
+    for reason, (_, holds) in rules(found, found["written"] - found["since"]).items():
+        yield "nvrx_needs_person", holds and found["end"] is None, {"reason": reason}
     for kind in FaultKind:
-        yield "nvrx_restarts_used", restarts["by_kind"].get(kind.value, 0), {"kind": kind.value}
-    yield "nvrx_restarts_allowed", restarts["allowed"], {}
-    yield "nvrx_last_restart_timestamp_seconds", done[-1]["time"] if done else None, {}
-    yield "nvrx_last_restart_duration_seconds", done[-1]["down_s"] if done else None, {}
+        yield "nvrx_restarts_used", found["restarts"]["by_kind"].get(kind.value, 0), {"kind": kind.value}
     for state in _NODES:
-        yield "nvrx_nodes", nodes[state], {"state": state}
-    yield "nvrx_nodes_expected", nodes["expected"], {}
-    yield "nvrx_nodes_needed", nodes["needed"], {}
-    yield "nvrx_hang_watch", found["job"]["hangs_watched"], {}
-    yield "nvrx_checkpoint_iteration", checkpoint.get("iteration"), {}
-    yield "nvrx_checkpoint_timestamp_seconds", checkpoint.get("time"), {}
-    yield "nvrx_cycles_without_progress", found["no_progress"], {}
-    yield "nvrx_allocation_end_timestamp_seconds", found["allocation_ends"], {}
-
-
-def _time(found: Mapping[str, Any]) -> Iterator[_Row]:
-    """Where the time went."""
-    account = found["account"]
-    if account:
-        for bucket, took_s in account["node_seconds"].items():
-            yield "nvrx_node_seconds_total", took_s, {"bucket": bucket}
-        allocated_s, productive_s = account["allocated_s"], account["productive_s"]
-        yield "nvrx_allocated_node_seconds", allocated_s, {}
-        yield "nvrx_productive_node_seconds", productive_s, {}
-        yield "nvrx_productive_share_ratio", productive_s / allocated_s if allocated_s else None, {}
+        yield "nvrx_nodes", found["nodes"][state], {"state": state}
+    for bucket, took_s in account["node_seconds"].items():
+        yield "nvrx_node_seconds_total", took_s, {"bucket": bucket}
 
 
 # --- text of Prometheus -----------------------------------------------------------------------------------------------
 
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+
+
+def kind_of(name: str) -> str:
+    """The type of a metric."""
+    return "counter" if name.endswith("_total") else "gauge"
 
 
 def line(one: Sample) -> str:
@@ -135,13 +135,13 @@ def line(one: Sample) -> str:
 def exposition(lines: Iterable[tuple[str, str]], openmetrics: bool = False) -> bytes:
     """All of a scrape. `lines`: name and `line` of each sample, in any order; no series may be there twice."""
     families = defaultdict[str, list[str]](list)
-    for name, text in lines:
-        families[name].append(text)
+    for name, sample in lines:
+        families[name].append(sample)
     parts = []
-    for name, (kind, text) in METRICS.items():
+    for name, (text, _) in METRICS.items():
         if name in families:
             family = name.removesuffix("_total") if openmetrics else name
-            parts += [f"# HELP {family} {text}\n# TYPE {family} {kind}\n", *families[name]]
+            parts += [f"# HELP {family} {text}\n# TYPE {family} {kind_of(name)}\n", *families[name]]
     return "".join([*parts, "# EOF\n" if openmetrics else ""]).encode("utf-8", "replace")
 
 
@@ -161,7 +161,7 @@ def otlp(found: Mapping[str, Any], resource: Mapping[str, str], version: str) ->
         points[one.name].append({"attributes": _attributes(one.labels), "asDouble": one.value, **times})
     metrics = []
     for name, found_points in points.items():
-        kind, text = METRICS[name]
+        kind, text = kind_of(name), METRICS[name][0]
         data: dict[str, Any] = {"dataPoints": found_points}
         if kind == "counter":
             data |= {"aggregationTemporality": 2, "isMonotonic": True}  # 2: cumulative

@@ -2,23 +2,21 @@
 
 Line 1 (a header) holds what is needed to build the core anew; each further line holds one event, when it came, the
 state after it and the commands. Because cores are pure, feeding the events again must give the same commands.
-Decoding makes only objects of the registry below.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import is_dataclass, replace
-from enum import Enum
-from functools import cache
+from dataclasses import replace
 from itertools import zip_longest
-from typing import Any, get_type_hints
+from typing import Any
 
 from nvrx_slurm import __version__
 from nvrx_slurm import types as records
 from nvrx_slurm.core.agent import events as agent_events
 from nvrx_slurm.core.agent.agent import Agent
+from nvrx_slurm.core.coded import decode, encode, register
 from nvrx_slurm.core.coordinator import events as coordinator_events
 from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSettings
 from nvrx_slurm.core.coordinator.events import HangFound, SendTo
@@ -31,39 +29,15 @@ from nvrx_slurm.frozen import frozen
 
 MAX_LINE_CHARS = 4 << 20
 COMMANDS_IN_FULL = 64  # the others are logged as a number
-_PLAIN = frozenset({type(None), bool, int, float, str})  # as JSON has them
 _HEADER_START = '{"nvrx":'
 
-
-def _registry() -> dict[str, type]:
-    """Every dataclass that may stand in a log, by name."""
-    homes = (records, agent_events, coordinator_events, election)
-    found = [cls for home in homes for cls in vars(home).values() if isinstance(cls, type) and is_dataclass(cls)]
-    return {cls.__name__: cls for cls in (*found, Tick, Say, CoordinatorSettings, RestartLimits)}
-
-
-_TYPES = _registry()
+for _home in (agent_events, coordinator_events, election):
+    register(vars(_home).values())
+register((Tick, Say, CoordinatorSettings, RestartLimits))
 _CORES: tuple[type[Machine], ...] = (Coordinator, Agent, Election)
-_hints = cache(get_type_hints)  # resolving annotations is slow
 
 
 # --- encoding ------------------------------------------------------------------------------------------
-
-
-def encode(value: Any) -> Any:
-    """JSON value of a record of the cores; dataclasses carry their name as "type"."""
-    kind = type(value)
-    if kind in _PLAIN:
-        return value
-    if kind is tuple:  # most of a log: the type of an item is asked here, which halves the time
-        return [item if type(item) in _PLAIN else encode(item) for item in value]
-    if isinstance(value, Enum):
-        return value.value
-    name = kind.__name__
-    if _TYPES.get(name) is not kind:
-        raise ProtocolError(f"{name} is not a record of the cores and cannot be logged")
-    fields = ((field, getattr(value, field)) for field in _hints(_TYPES[name]))
-    return {"type": name, **{field: one if type(one) in _PLAIN else encode(one) for field, one in fields}}
 
 
 def header_line(core: Machine) -> str:
@@ -108,30 +82,6 @@ def _dump(value: Any) -> str:
     if len(line) > MAX_LINE_CHARS:
         raise ProtocolError(f"a log line of {len(line)} characters is too long (limit {MAX_LINE_CHARS})")
     return line
-
-
-# --- decoding ------------------------------------------------------------------------------------------
-
-
-def decode(value: Any) -> Any:
-    """The record that `encode` made this of. Raises ProtocolError, one sentence, for an object of another kind."""
-    if isinstance(value, list):
-        return tuple(decode(item) for item in value)
-    if not isinstance(value, dict):
-        return value
-    name = value.get("type")
-    cls = _TYPES.get(name) if isinstance(name, str) else None
-    if cls is None:
-        raise ProtocolError(f"unknown record type {name!r:.80}")
-    try:
-        return cls(**{key: _decode(item, _hints(cls).get(key)) for key, item in value.items() if key != "type"})
-    except (TypeError, ValueError) as error:  # a field that is missing or unknown, or no member of an Enum
-        raise ProtocolError(f"{name}: {error}") from None
-
-
-def _decode(value: Any, hint: Any) -> Any:
-    """A field; an Enum is logged as its value."""
-    return hint(value) if isinstance(hint, type) and issubclass(hint, Enum) else decode(value)
 
 
 # --- running a log again ---------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from nvrx_slurm.cli.toolbox import main
 from nvrx_slurm.config.otel import OtlpTarget, otlp_target
 from nvrx_slurm.core.account.account import BUCKETS
 from nvrx_slurm.core.account.report import so_far
-from nvrx_slurm.core.metrics import METRICS, exposition, line, otlp, samples
+from nvrx_slurm.core.metrics import METRICS, exposition, kind_of, line, otlp, samples
 from nvrx_slurm.types import Account, FaultKind, NodeTime, SectionTime
 
 REPO = Path(__file__).resolve().parents[2]
@@ -48,6 +48,9 @@ LARGE: dict[str, Any] = {
     "restarts": {"used": 466, "allowed": 500, "by_kind": {kind.value: 50 for kind in FaultKind}},
     "incidents": [INCIDENT] * 16,
     "cycle": 466,
+    "checkpoint": {"iteration": 18300, "time": 1.0, "every_s": 300.0, "iteration_s": 3.0, "torn": {"a": "x"}},
+    "progress": {"ranks": 16376, "stepped": 16376, "steps": 41, "step_s": 0.5, "open": []},
+    "slow": {"what": "rank 3", "ranks": [3], "lost_s": 2.0, "signs": ""},
     "account": so_far(Account(100.0, 50.0, NODES), 200.0, 2048, 2000),
 }
 
@@ -72,7 +75,7 @@ def test_a_large_job_has_few_series_and_each_parser_takes_them() -> None:
     body = json.loads(json.dumps(otlp(LARGE, {"service.name": "x"}, "1")))
     metrics = body["resourceMetrics"][0]["scopeMetrics"][0]["metrics"]
     assert {one["name"] for one in metrics if one.get("sum", {}).get("isMonotonic")} == {
-        name for name, (kind, _) in METRICS.items() if kind == "counter"
+        name for name in METRICS if kind_of(name) == "counter"
     }
     told = {str(point["asDouble"]) for one in metrics for point in one.get("sum", one.get("gauge"))["dataPoints"]}
     assert told == {str(one.value) for one in found}
@@ -82,13 +85,28 @@ def test_a_large_job_has_few_series_and_each_parser_takes_them() -> None:
 
 def test_counters_are_not_told_before_a_coordinator_knows_them() -> None:
     names = {one.name for one in samples({**LARGE, "account": None})}
-    assert not names & {name for name, (kind, _) in METRICS.items() if kind == "counter"}
+    assert not names & {name for name in METRICS if kind_of(name) == "counter"}
+
+
+def test_a_step_takes_what_checkpoints_tell_where_no_rank_does() -> None:
+    found = {one.name: one.value for one in samples({**LARGE, "progress": None, "slow": None})}
+    assert found["nvrx_step_seconds"] == 3.0 and found["nvrx_slow_ranks"] == 0.0
+    assert not {"nvrx_cycle_steps", "nvrx_slow_lost_seconds"} & {*found}
 
 
 @needs_promtool
 def test_the_rules_are_right() -> None:
     promtool("check", "rules", str(REPO / "share/prometheus/nvrx_slurm.rules.yml"))
     promtool("test", "rules", str(REPO / "share/prometheus/nvrx_slurm.test.yml"))
+
+
+@needs_promtool
+def test_the_dashboard_asks_what_prometheus_understands(tmp_path: Path) -> None:
+    panels = json.loads((REPO / "share/grafana/nvrx_slurm.json").read_text())["panels"]
+    asked = [target["expr"].replace("$job_id", ".*") for panel in panels for target in panel["targets"]]
+    rules = [{"record": f"panel_{number}", "expr": expr} for number, expr in enumerate(asked)]
+    (tmp_path / "rules.yml").write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}))  # YAML, too
+    promtool("check", "rules", str(tmp_path / "rules.yml"))
 
 
 @pytest.mark.parametrize("path", ["share/grafana/nvrx_slurm.json", "share/prometheus/nvrx_slurm.rules.yml"])
@@ -106,7 +124,7 @@ def test_dashboard_and_rules_name_what_there_is(path: str) -> None:
 
 def test_the_page_lists_the_metrics() -> None:
     rows = re.findall(r"^\| `(nvrx_\w+)` \| (\w+) \| (.*) \|$", (REPO / "docs/reference/metrics.md").read_text(), re.M)
-    assert rows == [(name, kind, text) for name, (kind, text) in METRICS.items()]
+    assert rows == [(name, kind_of(name), text) for name, (text, _) in METRICS.items()]
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

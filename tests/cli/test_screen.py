@@ -82,12 +82,30 @@ def completed(line: str, where: Path) -> list[str]:
 def test_a_shell_completes_jobs_and_checks(tmp_path: Path) -> None:
     for job in ("99", "471", "48", ".hidden"):
         (tmp_path / job).mkdir()
-    for command in ("status", "stacks", "why", "logs", "replay", "goodput"):
+    for command in ("status", "stacks", "why", "logs", "replay", "report", "goodput"):
         assert completed(f"nvrx {command} 4", tmp_path) == ["471", "48"]
     assert completed("nvrx status ", tmp_path) == ["471", "99", "48"]
     assert completed("nvrx why ./x", tmp_path / "none") == ["./x"]  # a path
     assert "gpu-ecc" in completed("nvrx health explain gpu-", tmp_path)
     assert "gpu-ecc" in completed("nvrx health run --only gpu-e", tmp_path)
+
+
+@pytest.mark.parametrize(("shell", "cursor"), [("zsh", "2"), ("fish", "4")])
+def test_other_shells_get_the_same_jobs(tmp_path: Path, shell: str, cursor: str) -> None:
+    (tmp_path / "471").mkdir()
+    env = {"_NVRX_COMPLETE": f"{shell}_complete", "COMP_WORDS": "nvrx status 4", "COMP_CWORD": cursor}
+    done = CliRunner(env={**env, "PET_LOG_DIR": str(tmp_path)}).invoke(main, prog_name="nvrx")
+    assert re.findall(r"\w+", done.output)[:2] == ["plain", "471"]
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is missing")
+def test_fish_completes(tmp_path: Path) -> None:
+    (tmp_path / "471").mkdir()
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, "HOME": str(tmp_path), "PET_LOG_DIR": str(tmp_path)}
+    words = "_NVRX_COMPLETE=fish_source nvrx | source; complete -C 'nvrx report 4'"
+    done = subprocess.run(["fish", "-c", words], env=env, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["471"]
 
 
 def test_every_command_has_a_page_that_groff_takes() -> None:

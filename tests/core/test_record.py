@@ -17,9 +17,10 @@ from nvrx_slurm.core import record
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.agent.agent import Agent
 from nvrx_slurm.core.agent.events import AgentSettings
+from nvrx_slurm.core.coded import TYPES, decode, encode
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSettings
-from nvrx_slurm.core.record import Difference, decode, encode, header_line, replay, step_line
+from nvrx_slurm.core.record import Difference, header_line, replay, step_line
 from nvrx_slurm.errors import ExitCode, ProtocolError
 from nvrx_slurm.types import RanksFailed, Register
 
@@ -40,7 +41,7 @@ def agent_log() -> list[str]:
 # --- encoding ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cls", list(record._TYPES.values()), ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", list(TYPES.values()), ids=lambda cls: cls.__name__)
 @settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(data=st.data())
 def test_every_record_survives_the_log(cls: type, data: st.DataObject) -> None:

@@ -31,6 +31,7 @@ COLOURS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "gone": ("", "lost or excluded", ("excluded",)),
     "other": ("9aa0a6", "suspended, or not known", ("suspended", "other")),
 }
+_DARK = {"train": "2f9c8e", "down": "7c889c", "spare": "3d4650", "other": "6d747c"}  # where pixels differ then
 _CODES = {colour: number for number, colour in enumerate(COLOURS)}
 _OF_BUCKET = {bucket: colour for colour, (_, _, buckets) in COLOURS.items() for bucket in buckets}
 _LABEL, _ROW, _COLUMNS = 150, 20, 1620  # of a band: units for host names, of a row; pixels from left to right
@@ -73,12 +74,14 @@ def band(job: ReportFacts) -> str:
     rows = job.rows or (NodeRow((("all nodes", ""),), ((0.0, ACTIVE),)),)
     template = _columns(job.stretches, job.wall_s)
     pixels = [_row(row, template, job.wall_s) for row in rows]
-    runs, parts, tall = [list(_runs(row)) for row in pixels], list(_marks(job, scale)), _ROW * len(rows)
+    runs = [list(_runs(row)) for row in pixels[: _MOST_ROWS + 1]]
+    parts, tall = list(_marks(job, scale)), _ROW * len(rows)
     if sum(map(len, runs)) > _MOST_RECTANGLES or len(rows) > _MOST_ROWS:
         tall = max(_ROW, min(_PIXEL_ROWS, 3 * len(rows)))
-        data = base64.b64encode(png(pixels)).decode()
-        size = f'width="{WIDTH - _LABEL}" height="{tall}" preserveAspectRatio="none"'
-        parts.append(f'<image x="{_LABEL}" y="{top:g}" {size} href="data:image/png;base64,{data}"/>')
+        place = f'x="{_LABEL}" y="{top:g}" width="{WIDTH - _LABEL}" height="{tall}" preserveAspectRatio="none"'
+        for theme, other in (("light", {}), ("dark", _DARK)):
+            data = base64.b64encode(png(pixels, other)).decode()
+            parts.append(f'<image class="{theme}" {place} href="data:image/png;base64,{data}"/>')
         parts.append(text(_LABEL - 10, top + 14, f"{len(rows)} rows, first:", ' class="label"'))
         parts.append(text(_LABEL - 10, top + 30, _name(rows[0]), ' class="label"'))
     else:
@@ -92,10 +95,8 @@ def band(job: ReportFacts) -> str:
 
 def _name(row: NodeRow) -> str:
     """What stands before a row; the middle of a long name is left out."""
-    name = row.nodes[0][0] if len(row.nodes) == 1 else f"{len(row.nodes)} nodes"
-    return (
-        name if len(name) <= _NAME_CHARS else f"{name[: _NAME_CHARS // 2 - 1]}…{name[_NAME_CHARS // 2 - _NAME_CHARS :]}"
-    )
+    name, half = row.nodes[0][0] if len(row.nodes) == 1 else f"{len(row.nodes)} nodes", _NAME_CHARS // 2
+    return name if len(name) <= _NAME_CHARS else f"{name[: half - 1]}…{name[half - _NAME_CHARS :]}"
 
 
 def _columns(found: Sequence[Stretch], wall_s: float) -> bytes:
@@ -162,9 +163,10 @@ def _axis(wall_s: float, y: float, scale: float) -> Iterator[str]:
             yield text(x, y + 18, told, ' class="tick"')
 
 
-def png(rows: Sequence[bytes]) -> bytes:
-    """Rows of colour codes as a PNG image with a palette; the colour without a value is transparent."""
-    palette = b"".join(bytes.fromhex(value or "000000") for value, _, _ in COLOURS.values())
+def png(rows: Sequence[bytes], other: Mapping[str, str]) -> bytes:
+    """Rows of colour codes as a PNG image with a palette; the colour without a value is transparent. `other`: values
+    that are not as in COLOURS."""
+    palette = b"".join(bytes.fromhex(other.get(name, value) or "000000") for name, (value, _, _) in COLOURS.items())
     clear = bytes(255 if value else 0 for value, _, _ in COLOURS.values())
     head = struct.pack(">IIBBBBB", len(rows[0]), len(rows), 8, 3, 0, 0, 0)
     data = zlib.compress(b"".join(b"\0" + row for row in rows))

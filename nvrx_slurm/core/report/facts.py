@@ -11,24 +11,25 @@ from typing import Any
 
 from nvrx_slurm.frozen import frozen
 
-AGAIN, DOWN, WAITS, ACTIVE = ("start", "import", "init", "reload"), ("stop", "plan"), "wait_nodes", "active"
+AGAIN, DOWN, WAITS = ("start", "import", "init", "reload"), ("stop", "plan"), "wait_nodes"
+ACTIVE, SPARE, EXCLUDED = "active", "spare_idle", "excluded"
 _FAILS = ("recomputed", "detect", *DOWN, WAITS)
 _STEPS = ("productive", "recomputed")
 _UNSPLIT = {"again_s": "start", "recomputed_s": "recomputed", "detect_s": "detect", "down_s": "plan"}
-_OF_NODE = ("spare_idle", "excluded", WAITS)  # no part of a cycle, as its active nodes see it
+_OF_NODE = (SPARE, EXCLUDED, WAITS)  # no part of a cycle, as its active nodes see it
 _BRIEF_S = 0.01  # shorter waits are a part of the plan
 _ROWS = 64  # nodes that each have a row; where there are more, equal ones share one
 
 
 @frozen
 class CyclePlan:
-    """A plan. `buckets`: node-seconds until then, of all nodes; `active`, `spares`: who got it."""
+    """A plan. `buckets`: node-seconds until then, of all nodes; `active`: nodes; `changed`: what some are from then."""
 
     cycle: int
     at_s: float
     buckets: Mapping[str, float]
-    active: frozenset[str]
-    spares: frozenset[str]
+    active: int
+    changed: Mapping[str, str]  # by key
 
 
 @frozen
@@ -42,7 +43,7 @@ class Stretch:
 
 @frozen
 class NodeRow:
-    """Nodes with one history. `roles`: since when they are what: active, spare_idle, excluded, or wait_nodes."""
+    """Nodes with one history. `roles`: since when they are what: ACTIVE, SPARE, EXCLUDED or WAITS."""
 
     nodes: tuple[tuple[str, str], ...]  # name, and key as in types.Peer
     roles: tuple[tuple[float, str], ...]
@@ -136,7 +137,7 @@ def _split(plans: Sequence[CyclePlan], total: Mapping[str, float]) -> dict[int, 
         after = total if following is None else following.buckets
         took = {bucket: s - plan.buckets.get(bucket, 0.0) for bucket, s in after.items() if bucket not in _OF_NODE}
         if plan.active and any(s > 0.0 for bucket, s in took.items() if bucket != "other"):
-            found[plan.cycle] = {bucket: s / len(plan.active) for bucket, s in took.items() if s > 0.0}
+            found[plan.cycle] = {bucket: s / plan.active for bucket, s in took.items() if s > 0.0}
     return found
 
 
@@ -165,13 +166,10 @@ def node_rows(
 ) -> tuple[NodeRow, ...]:
     """What each node was, by the plans. `hosts`: names by key; `lost_at`: by cycle, when its first fault was seen."""
     roles: dict[str, list[tuple[float, str]]] = defaultdict(lambda: [(0.0, WAITS)])
-    active, spares = frozenset[str](), frozenset[str]()
     for plan in plans:
-        for key in (plan.active ^ active) | (plan.spares ^ spares):
-            role = ACTIVE if key in plan.active else "spare_idle" if key in plan.spares else "excluded"
-            at_s = min(plan.at_s, lost_at.get(plan.cycle - 1, plan.at_s)) if role == "excluded" else plan.at_s
-            roles[key].append((at_s, role))
-        active, spares = plan.active, plan.spares
+        lost_s = min(plan.at_s, lost_at.get(plan.cycle - 1, plan.at_s))
+        for key, role in plan.changed.items():
+            roles[key].append((lost_s if role == EXCLUDED else plan.at_s, role))
     names = Counter(hosts.get(key, key) for key in roles)
     alike: dict[tuple[object, ...], list[tuple[str, str]]] = defaultdict(list)
     for key in sorted(roles, key=lambda key: (len(key), key)):

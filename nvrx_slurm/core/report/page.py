@@ -15,7 +15,7 @@ from nvrx_slurm.core.report.facts import ACTIVE, Incident, ReportFacts
 from nvrx_slurm.core.words import in_words
 
 IN_FULL, _OPEN = 200, 8  # incidents: of more, the rest is in the table only; of more, all are closed
-_UNIT, _TOGETHER = re.compile(r"(?<=\d) (?=(?:s|min|h|%)\b|%)"), "\u00a0"
+_UNIT, _TOGETHER = re.compile(r"(?<=\d) (?=\w|%)|(?<= lost) (?=node)|(?<= used) (?=spare)"), "\u00a0"
 
 
 def page(job: ReportFacts, css: str) -> str:
@@ -25,7 +25,8 @@ def page(job: ReportFacts, css: str) -> str:
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
         'img-src data:"><meta name="viewport" content="width=device-width,initial-scale=1">'
         f'<meta name="color-scheme" content="light dark"><style>{css}</style></head><body><main>'
-        f'<p class="over">{safe(job.title)}</p><h1>{_UNIT.sub(_TOGETHER, safe(job.sentence, 600))}</h1>'
+        f'<p class="over">{safe(job.title)} · began {_clock(job.began_s)}</p>'
+        f"<h1>{_UNIT.sub(_TOGETHER, safe(job.sentence, 600))}</h1>"
         f'<dl class="tiles">{"".join(_tiles(job))}</dl>'
         f"{''.join(_band(job))}{''.join(_time(job))}{''.join(_incidents(job))}{''.join(_steps(job))}"
         f"{''.join(_again(job))}<footer>{safe(job.source, 500)}. Clocks are UTC; +times count from the "
@@ -38,8 +39,8 @@ def _tiles(job: ReportFacts) -> Iterator[str]:
     told: list[object] = [f"{100 * ratio:.1f} %" if ratio is not None else "not known" for ratio in ratios]
     lost = in_words(job.summary["lost_s"]) + (f", {steps} steps" if steps is not None else "")
     nodes = sum(len(row.nodes) for row in job.rows) or len(job.nodes)
-    told += [job.summary["restarts"], lost, in_words(job.wall_s), nodes, _clock(job.began_s)]
-    names = ("productive time", "of all nodes", "restarts", "lost by them", "lasted", "nodes", "began")
+    told += [job.summary["restarts"], lost, in_words(job.wall_s), nodes]
+    names = ("productive time", "of all nodes", "restarts", "lost by them", "lasted", "nodes")
     yield from (f"<div><dt>{name}</dt><dd>{safe(value)}</dd></div>" for name, value in zip(names, told, strict=True))
 
 
@@ -97,7 +98,8 @@ def _time(job: ReportFacts) -> Iterator[str]:
     yield "<h2>Where the time went</h2><p>All nodes, spares included, as Slurm bills them.</p>"
     yield draw.bar(seconds)
     rows = []
-    for bucket, took_s in seconds.items():
+    for bucket in sorted(seconds, key=[*BUCKETS, *seconds].index):  # they say "from there"
+        took_s = seconds[bucket]
         name = Markup(f'<i class="{colour_of(bucket)}"></i>{safe(bucket)}')
         what, grade = BUCKETS.get(bucket, ("", "sections of that name"))[1], job.summary["grades"].get(bucket, "")
         rows.append([name, what, in_words(took_s), f"{100 * took_s / total:.1f} %", grade])
@@ -111,9 +113,11 @@ def _incidents(job: ReportFacts) -> Iterator[str]:
     yield f"<h2>{len(job.incidents)} incident{'s' * (len(job.incidents) > 1)}</h2>"
     yield "<p>A cost is the time from the last sign of life until the job trained again, and repeated work.</p>"
     if len(job.incidents) > _OPEN:
-        rows = [
-            [Markup(_links([one])), _plus(one.at_s), one.host, one.cause, in_words(one.lost_s)] for one in job.incidents
-        ]
+        rows = []
+        for one in job.incidents:
+            brief = one.number <= len(job.incidents) - IN_FULL  # its number is linked to this row
+            name = Markup(f'<a id="i{one.number}">{one.number}</a>' if brief else _links([one]))
+            rows.append([name, _plus(one.at_s), one.host, one.cause, in_words(one.lost_s)])
         yield _folded(f"Table of all {len(rows)}", _table(["", "when", "node", "first cause", "lost"], rows, 1))
     yield from (_incident(one, job.began_s, len(job.incidents) <= _OPEN) for one in job.incidents[-IN_FULL:])
 
@@ -124,7 +128,7 @@ def _links(found: Sequence[Incident]) -> str:
 
 def _incident(one: Incident, began_s: float, is_open: bool) -> str:
     clock, cost = _clock(began_s + one.at_s), "ended the job" if one.ends else f"{in_words(one.lost_s)} lost"
-    said = [f"{_plus(at_s):<12} {line}" for at_s, line in one.said]
+    evidence, said = "\n".join(safe(line, 400) for line in one.lines), [(_plus(at_s), line) for at_s, line in one.said]
     facts = {
         "time": f"{clock}, cycle {one.cycle}",
         "where": f"rank {one.rank} on {one.host}" if one.rank >= 0 else one.host,
@@ -133,8 +137,8 @@ def _incident(one: Incident, began_s: float, is_open: bool) -> str:
         "advice": one.advice,
         "log": one.log,
         "who waited": Markup(_table(["ranks", "where"], one.waits)) if one.waits else "",
-        "evidence": _lines(one.lines),
-        "decided": _lines(said),
+        "evidence": Markup(f"<pre>{evidence}</pre>") if evidence else "",
+        "decided": Markup(_table(["when", "what"], said)) if said else "",
     }
     rows = "".join(f"<dt>{name}</dt><dd>{_text(value)}</dd>" for name, value in facts.items() if value != "")
     phases = ""
@@ -147,11 +151,6 @@ def _incident(one: Incident, began_s: float, is_open: bool) -> str:
         f'<span class="when" title="{clock}">{_plus(one.at_s)}</span><span class="what">{safe(one.cause, 400)}</span>'
         f'<span class="cost">{cost}</span></summary><div class="in">{phases}<dl>{rows}</dl></div></details>'
     )
-
-
-def _lines(lines: Iterable[str]) -> str:
-    told = "\n".join(safe(line, 400) for line in lines)
-    return Markup(f"<pre>{told}</pre>") if told else ""
 
 
 def _steps(job: ReportFacts) -> Iterator[str]:
