@@ -56,6 +56,8 @@ class _Unjudged(Invariants):
 
     def left(self, agent: SimAgent) -> None: ...
 
+    def at_the_end(self) -> None: ...
+
 
 class _Training(Training):
     """Steps, with a save every `every_s` seconds of work. `saved_s`: work that no fault can take away."""
