@@ -74,6 +74,7 @@ FIGURES = [
     _calls("heartbeat", "send_heartbeat(), median in the rank", "heartbeats", False, 1.0),
     _calls("heartbeat-stopped", "the same with the monitor SIGSTOPped", "heartbeats", True, 1.0),
     _calls("section", "start_section() and end_section()", "sections", False, 3.0),
+    _calls("section-end", "end_section() alone", "ends", False, 0.4),
     _calls("section-stopped", "the same with the monitor SIGSTOPped", "sections", True, 3.0),
     Figure("import", "import of fault_tolerance, over bare Python", "ms", 30.0, False, _measure_import),
 ]

@@ -72,7 +72,8 @@ def main(ranks: int, windows: int) -> None:
             right += sum(one is not None and ranks // 3 in one.ranks for one in seen)
             wrong += sum(len({*one.ranks} - {ranks // 3}) for one in seen if one is not None)
             first.append(next((number + 1 for number, one in enumerate(seen) if one is not None), None))
-        print(f"  15 % slow, 20 seeds: found in window {first}; precision {right / max(1, right + wrong):.3f}")
+        recall, precision = sum(one is not None for one in first) / len(first), right / max(1, right + wrong)
+        print(f"  15 % slow, 20 seeds: found in window {first}; recall {recall:.2f}, precision {precision:.3f}")
 
 
 if __name__ == "__main__":

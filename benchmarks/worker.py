@@ -3,7 +3,7 @@
 worker.py wait           say "started"; on SIGUSR1 say "dying" and exit with 1
 worker.py stop | sleep   say "started"; one heartbeat, say "heartbeat"; then hang (SIGSTOP, or asleep for good)
 worker.py nested         say "started"; open three sections, one within the other, say "opened"; then hang
-worker.py time CALLS     say "started"; on SIGUSR1 time CALLS (heartbeats | sections), say "took" (median in us)
+worker.py time CALLS     say "started"; on SIGUSR1 time CALLS (heartbeats | sections | ends), say "took" (median in us)
 worker.py beat EVERY_S   say "started"; heartbeats for good; on SIGUSR1 one more, say "heartbeat"; then hang
 worker.py handler        say "started"; wait in C for good, with a handler of SIGTERM in Python
 worker.py saving         say "started"; on SIGTERM write, sync and sleep for 10 s, say "saved" and end
@@ -93,6 +93,19 @@ def median_us(call):
     return sorted(samples)[BATCHES // 2]
 
 
+def end_us(client):
+    """The median of end_section() alone, less what reading the clock takes."""
+    ends, reads = [], []
+    for _ in range(BATCH * BATCHES):
+        client.start_section("step")
+        before_ns = time.perf_counter_ns()
+        client.end_section("step")
+        after_ns = time.perf_counter_ns()
+        ends.append(after_ns - before_ns)
+        reads.append(time.perf_counter_ns() - after_ns)
+    return (sorted(ends)[len(ends) // 2] - sorted(reads)[len(reads) // 2]) / 1000
+
+
 def time_calls(what):
     """The median in us, "inf" if it is not there after 5 s: the calls block."""
     import threading
@@ -106,7 +119,8 @@ def time_calls(what):
     took = [float("inf")]
 
     def measure():
-        took[0] = median_us(client.send_heartbeat if what == "heartbeats" else section)
+        calls = client.send_heartbeat if what == "heartbeats" else section
+        took[0] = end_us(client) if what == "ends" else median_us(calls)
 
     if asked(LONGEST_LIFE_S):
         thread = threading.Thread(target=measure, daemon=True)

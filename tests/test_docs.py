@@ -289,7 +289,7 @@ def find(name: str) -> bool:
     first, *rest = name.split(".")
     if first == "nvrx_slurm":
         return hasattr(importlib.import_module(".".join([first, *rest[:-1]])), rest[-1])
-    for module_name in ("fault_tolerance", "ptl_resiliency"):
+    for module_name in ("fault_tolerance", "ptl_resiliency", "attribution.straggler"):
         module = importlib.import_module(f"nvrx_slurm.{module_name}")
         if first in getattr(module, "__all__", vars(module)):
             found = getattr(module, first)

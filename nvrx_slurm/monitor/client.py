@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections import namedtuple
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from time import monotonic_ns, sleep
 from typing import Any
 
@@ -178,7 +178,10 @@ class RankMonitorClient:
             self._await_judgement()
         if section in sections.slots:
             now_ns = monotonic_ns()
-            slot = _checked(sections.start, section, now_ns)
+            try:
+                slot = sections.start(section, now_ns)
+            except SectionError as error:
+                raise RankMonitorClientError(str(error)) from None
             # The section first: a rank that is stopped between the two stores is still watched.
             words[page.SECTIONS + slot] = now_ns
             words[page.OUTSIDE] = 0
@@ -198,7 +201,10 @@ class RankMonitorClient:
             raise _uninitialized("end_section")
         if section in sections.slots:
             now_ns = monotonic_ns()
-            slot = _checked(sections.end, section, now_ns)
+            try:
+                slot = sections.end(section, now_ns)
+            except SectionError as error:
+                raise RankMonitorClientError(str(error)) from None
             words[page.OUTSIDE] = sections.outside_ns
             words[page.SECTIONS + slot] = 0
             words[page.SPENT + sections.turn] = sections.spent_ns[sections.turn]
@@ -375,6 +381,11 @@ class RankMonitorClient:
             self._page = None
 
 
+def current_client() -> RankMonitorClient | None:
+    """A client of this process that is initialised; None: there is none."""
+    return next((client for client in _clients if client.is_initialized), None)
+
+
 def _uninitialized(what: str) -> RankMonitorClientError:
     return RankMonitorClientError(
         f"{what}() needs init_workload_monitoring() first, in the rank's own process "
@@ -386,13 +397,6 @@ def _is_turn(what: str, calls: int, every: int) -> bool:
     if type(every) is not int or every < 1:
         raise RankMonitorClientError(f"{what}(every=...) must be an integer >= 1, not {every!r}")
     return calls % every == 0
-
-
-def _checked(move: Callable[[str, int], int], section: str, now_ns: int) -> int:
-    try:
-        return move(section, now_ns)
-    except SectionError as error:
-        raise RankMonitorClientError(str(error)) from None
 
 
 def _map(fd: int | None) -> RankPage:

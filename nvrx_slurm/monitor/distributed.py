@@ -32,6 +32,29 @@ def largest(mine: list[int], group: Any = None) -> list[int]:
     return [int(value) for value in tensor.tolist()]
 
 
+def texts_of_all(mine: str, group: Any = None) -> list[str]:
+    """What each rank of `group` says, in the order of ranks. A collective call, as `largest`.
+
+    Of bytes: torch's own gathering of objects unpickles them.
+    """
+    text = mine.encode()
+    (longest,) = largest([len(text)], group)
+    torch: Any = sys.modules["torch"]
+    device = device_for(str(torch.distributed.distributed_c10d.get_backend_config(group)))
+    padded = torch.tensor(list(text.ljust(longest)), dtype=torch.uint8, device=device)
+    found = [torch.empty_like(padded) for _ in range(torch.distributed.get_world_size(group))]
+    torch.distributed.all_gather(found, padded, group=group)
+    return [bytes(one.tolist()).rstrip().decode() for one in found]
+
+
+def place(group: Any = None) -> tuple[int, int]:
+    """This process's rank in `group`, and how many others there are; (0, 0) without a process group."""
+    if not is_initialized():
+        return 0, 0
+    dist: Any = sys.modules["torch.distributed"]
+    return dist.get_rank(group), dist.get_world_size(group) - 1
+
+
 def any_of(mine: bool, group: Any = None) -> bool:
     """Whether it is so on any rank of `group`, as `largest`; in a job of one rank without a group, on this one."""
     if group is not None or is_initialized() or env_int("WORLD_SIZE", 1) > 1:

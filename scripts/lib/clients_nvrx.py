@@ -20,6 +20,7 @@ _SECTIONS = (
     "{programs}/nvrx_monitored.py", "--checkpoint={dir}/checkpoint", "--sections",
 )  # fmt: skip
 _INPROCESS = "{programs}/nvrx_inprocess.py"
+_STRAGGLER = "{programs}/nvrx_straggler.py"
 _HEALTHY = ("--restart-policy=min-healthy", _INPROCESS)
 _ADVANCED = ("--nproc-per-node=4", *_HEALTHY, "advanced")
 _AGAIN: dict[str, Any] = {"restarts": 0, "says": (r"iteration 1 rank 1 of 2",)}
@@ -38,6 +39,8 @@ CASES = [
     _case("sections", _SECTIONS),
     _case("sections-killed", _SECTIONS, faults=(kill(0, r"step 30\b"),), same_as="nvrx-sections"),
     _case("sections-hung", _SECTIONS, faults=(hang(0, r"step 30\b"),), same_as="nvrx-sections"),
+    _case("straggler", (_STRAGGLER,), says=(r"step 600: \['SGD.step', 'fwd'\] of 2 ranks, best 1.0",)),
+    _case("straggler-killed", (_STRAGGLER,), faults=(kill(1, r"step 60\b"),), same_as="nvrx-straggler"),
     _case("inprocess-basic", (*_HEALTHY, "basic")),
     _case("inprocess-basic-raises", (*_HEALTHY, "basic", "--fault=raise"), **_AGAIN, same_as="nvrx-inprocess-basic"),
     _case("inprocess-any-failed", (_INPROCESS, "basic", "--fault=raise"), **_AGAIN, same_as="nvrx-inprocess-basic"),

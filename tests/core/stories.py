@@ -150,7 +150,8 @@ class Story:
         if word == "advises":
             return ev.Advised(int(rest[0]), rest[1] == "stop", " ".join(rest[1:]))
         if word == "counted":
-            return t.Counted(0, t.Account(1.0, 0.0, ()))
+            costs = (t.CycleCost(int(rest[0]), 0.0, float(rest[1])),) if rest else ()  # a cycle, seconds recomputed
+            return t.Counted(0, t.Account(1.0, 0.0, ()), costs)
         if word == "raised":
             return ev.Raised(int(rest[0]))
         return None

@@ -21,7 +21,9 @@ for name in sys.argv[2].split()[: int(sys.argv[1])]:  # the others import torch
     assert ours is theirs and ours.__spec__.name == ours.__name__ and hasattr(ours, member)
 import nvidia_resiliency_ext.shared_utils.inject_fault as theirs, nvrx_slurm.testing.inject_fault as ours
 assert ours is theirs and sys.modules["nvidia_resiliency_ext"].__version__ >= "0.6.0"
-for name in ("checkpointing.async_ckpt.core", "attribution.straggler", "agent", "fault_tolerance.launcher"):
+import nvidia_resiliency_ext.straggler as old, nvidia_resiliency_ext.attribution.straggler as new
+assert old is new is sys.modules["nvrx_slurm.attribution.straggler"]
+for name in ("checkpointing.async_ckpt.core", "attribution.client", "agent", "fault_tolerance.launcher"):
     try:
         sys.exit(f"{name}: {importlib.import_module('nvidia_resiliency_ext.' + name)}")
     except ImportError as error:

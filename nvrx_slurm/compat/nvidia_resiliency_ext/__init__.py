@@ -16,6 +16,8 @@ __version__ = "0.7.0"  # whose names these are; Megatron-LM compares it
 
 _HERE = {name: name for name in ("fault_tolerance", "inprocess", "ptl_resiliency")}
 _HERE["shared_utils"] = "testing"  # for inject_fault; the rest is NVRx's inside
+_HERE["straggler"] = "attribution.straggler"  # until 0.4; later `attribution.straggler`
+_HERE["attribution"] = "attribution"
 
 
 class _Alias(MetaPathFinder, Loader):
@@ -25,7 +27,8 @@ class _Alias(MetaPathFinder, Loader):
             return None
         first, dot, rest = name.partition(".")
         ours = f"nvrx_slurm.{_HERE.get(first, '')}{dot}{rest}"
-        if first not in _HERE or util.find_spec(ours) is None:
+        is_inside = first == "attribution" and rest not in ("", "straggler")  # ours, but not for others
+        if first not in _HERE or is_inside or util.find_spec(ours) is None:
             raise ModuleNotFoundError(
                 f"{fullname} is not here: by --nvrx-compat, nvrx_slurm answers to this name, and it has "
                 f"{', '.join(_HERE)} only (nvrx_slurm's migration guide from NVRx says what is in them)",
