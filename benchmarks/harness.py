@@ -90,9 +90,9 @@ class Job:
         os.mkfifo(fifo)
         self._fifo = os.open(fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._received = b""
-        self._env = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
-        self._env |= {"BENCH_FIFO": str(fifo), "BENCH_CLIENT": launcher.client, "BENCH_LIFE_S": str(life_s)}
-        self._env["TMPDIR"] = str(self.scratch)
+        self.env = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
+        self.env |= {"BENCH_FIFO": str(fifo), "BENCH_CLIENT": launcher.client, "BENCH_LIFE_S": str(life_s)}
+        self.env["TMPDIR"] = str(self.scratch)
         self.events: list[Event] = []
         self.nodes: list[subprocess.Popen[bytes]] = []
         self.started_s = 0.0
@@ -112,17 +112,24 @@ class Job:
         return (self.scratch / f"node_{node}.log").read_text(errors="replace")
 
     def start(
-        self, nnodes: str, nproc: int, mode: str, flags: Sequence[str] = (), network: Network | None = None
+        self,
+        nnodes: str,
+        nproc: int,
+        mode: str,
+        flags: Sequence[str] = (),
+        network: Network | None = None,
+        command: Sequence[str] = (),
     ) -> None:
         """Start all nodes (as many as the upper end of `nnodes`) at once; the clock starts before the first.
 
         `mode`: the worker's, with its argument behind a blank. `network`: node N runs on its host N.
+        `command`: instead of the script and its mode.
         """
         if not self._launcher.program:
             self._start_bare(nproc, mode)
             return
         endpoint = f"127.0.0.1:{free_port()}" if network is None else f"{network.address(0)}:29400"
-        script = [self._worker, *mode.split()]
+        script = command or [self._worker, *mode.split()]
         count = int(nnodes.partition(":")[2] or nnodes)
         commands = [[*self._launcher.command(nnodes, rank, nproc, endpoint, flags), *script] for rank in range(count)]
         if network is not None:
@@ -141,7 +148,7 @@ class Job:
         with log.open("wb") as out:
             return subprocess.Popen(
                 command,
-                env=self._env | more,
+                env=self.env | more,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,

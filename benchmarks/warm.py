@@ -90,6 +90,46 @@ def _lives(launchers: Launchers, repeats: int, nproc: int, worker: str) -> dict[
     return interleaved(partial(_live, nproc=nproc, worker=worker), who, repeats)
 
 
+def _executed(launcher: Launcher, case: str) -> _Life:
+    """A start whose workers are executed in any case; `case`: why."""
+    with _job(launcher) as job:
+        script, launched = job.scratch / "train.py", Path(_WORKER).read_text()
+        script.write_text(launched if case != "text" else f"# -*- coding: latin-1 -*-\n# \xe9\n{launched}", "latin-1")
+        flags, command = _crash_loops(launcher), [str(script)]
+        if case == "python":
+            wrapper = job.scratch / "python"
+            wrapper.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+            wrapper.chmod(0o755)
+            job.env["PYTHON_EXEC"] = str(wrapper)
+        elif case == "site":
+            (job.scratch / "sitecustomize.py").write_text(f"import sys\nsys.path.append({str(job.scratch)!r})\n")
+            job.env["PYTHONPATH"] = str(job.scratch)
+        elif case == "program":
+            flags, command = (*flags, "--no-python"), [sys.executable, "-u", *command]
+        job.start("1", 2, "", flags, command=command)
+        start_s = _last(job.wait(2, "imported")) - job.started_s
+        return _Life(start_s, _last(job.wait(2, "stepped")) - job.started_s, 0.0, 0.0, 0.0)
+
+
+@cache
+def _differences(launchers: Launchers, repeats: int, case: str) -> list[_Life]:
+    """Ours less those with `--ft-warm off`, start by start."""
+    off = launchers.executed()
+    found = interleaved(partial(_executed, case=case), [off, launchers.ours], repeats)
+    pairs = zip(found[launchers.ours.name], found[off.name], strict=True)
+    return [_Life(*(mine - its for mine, its in zip(*pair, strict=True))) for pair in pairs]
+
+
+def _of_executed(case: str, what: str) -> list[Figure]:
+    def row(name: str, pick: str, to: str) -> Figure:
+        def measure(launchers: Launchers, repeats: int) -> Samples:
+            return {"nvrx-run": [getattr(life, pick) for life in _differences(launchers, repeats, case)]}
+
+        return Figure(f"warm-off-{case}{name}", f"{what}: later than with {_OFF}, {to}", "s", 0.03, False, measure)
+
+    return [row("", "start_s", "import"), row("-step", "first_step_s", "first step")]
+
+
 def _lost_node(launcher: Launcher) -> float:
     """2 active nodes and 1 spare; the node with the highest rank is killed."""
     with _job(launcher) as job:
@@ -197,4 +237,8 @@ FIGURES = [
         "nodes-warm-restart", "torch imported 1 s ago: restart, 2 x 2", 0.05, partial(_restart, nnodes="2", nproc=2)
     ),
     _figure("nodes-warm-lost", "lost node, torch imported on the spare", 0.10, _lost_node, base=_OFF, theirs=False),
+    *_of_executed("text", "no text of a script"),
+    *_of_executed("program", "--no-python"),
+    *_of_executed("python", "another interpreter"),
+    *_of_executed("site", "sitecustomize changes sys.path"),
 ]  # fmt: skip

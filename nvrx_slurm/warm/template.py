@@ -12,7 +12,8 @@ The environment variable NVRX_TEMPLATE is JSON:
     python_path  PYTHONPATH of a worker, or null
     hurry        workers wait for this template
 Messages to the agent, one JSON object each: {"unfit": MODULE, "why": TEXT}, {"ready": SECONDS_OF_IMPORTS},
-{"pids": [...]}, {"stale": FILE}, {"successor": PID}. Messages from the agent are JSON, too:
+{"pids": [...]} with 0 for a process that could not be made, {"stale": FILE}, {"successor": PID}. Messages from the
+agent are JSON, too:
     {"fork": N}       with one descriptor per standby: the socket on which `child.processes.Held` releases it
     {"grow": [...]}   a forked successor imports these modules, too, while this process goes on
     {"end": PID}      the successor takes over: the socket belongs to it when this process has ended
@@ -194,30 +195,34 @@ class Template:
     def _fork(self, sockets):
         """One standby for each socket. A process between us and them ends at once, so the agent becomes their parent.
 
+        Two such processes fork more than two standbys: a fork copies tables of some hundred MB, which takes a core.
         Returns None here and the own socket in a standby.
         """
         reading, writing = os.pipe()
         between = os.fork()
         if between:
             os.close(writing)
-            with open(reading, "rb") as pids:
-                found = pids.read()
+            with open(reading, "rb") as lines:
+                pids = dict(map(int, line.split()) for line in lines)
             os.waitpid(between, 0)
-            self._say(pids=[int(pid) for pid in found.split()])
+            self._say(pids=[pids.get(number, 0) for number in range(len(sockets))])
             return None
         os.close(reading)
-        for mine in sockets:
+        other = os.fork() if len(sockets) > 2 else -1
+        for number in range(other == 0, len(sockets), 1 if other < 0 else 2):
             pid = os.fork()
             if not pid:
                 os.setsid()
                 self._title.show(b"nvrx-standby")
                 os.close(writing)
                 self._control.close()
-                for other in sockets:
-                    if other is not mine:
-                        other.close()
+                mine = sockets.pop(number)
+                for one in sockets:
+                    one.close()
                 return mine
-            os.write(writing, b"%d\n" % pid)
+            os.write(writing, b"%d %d\n" % (number, pid))
+        if other > 0:
+            os.waitpid(other, 0)
         os._exit(0)
 
     # --- a worker -------------------------------------------------------------------------------------------

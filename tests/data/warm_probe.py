@@ -8,6 +8,7 @@ import fcntl  # noqa: E402
 import gc  # noqa: E402
 import inspect  # noqa: E402
 import json  # noqa: E402
+import locale  # noqa: E402
 import os  # noqa: E402
 import resource  # noqa: E402
 import signal  # noqa: E402
@@ -62,6 +63,12 @@ def search_path():
 def interpreter():
     hooks = [sys.excepthook.__name__, sys.displayhook.__name__, sys.gettrace(), sys.getprofile()]
     return [repr(sys.flags), sys.warnoptions, repr(sys._xoptions), hooks, sys.getrecursionlimit(), gc.isenabled()]
+
+
+@fact
+def language():
+    found = [locale.setlocale(getattr(locale, name)) for name in ("LC_CTYPE", "LC_COLLATE", "LC_NUMERIC", "LC_TIME")]
+    return [found, locale.getpreferredencoding(), sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()]
 
 
 @fact

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from agent_harness import REPO, WAIT_S, Launcher, Rig, kill, says, stat, until
 from stage import await_end
 
 from nvrx_slurm.node.workers import launcher
+from nvrx_slurm.node.workers.template import _FORK_S
 from nvrx_slurm.node.workers.worker_spec import WorkerContract, WorkerSpec
 
 # `slow` is beside the script. It counts its imports, and has its text from a module of its own.
@@ -141,6 +142,34 @@ def test_named_modules_are_imported_once_and_a_killed_template_or_standby_costs_
     pids_of(one, 4, "executed")
 
 
+WAITED = """
+from nvrx_slurm.node.workers.launcher import Launcher
+wait = Launcher.wait
+async def timed(self):
+    began_s = self._loop.time()
+    await wait(self)
+    imports_s = max(template.imports_s for template in self._templates.values())
+    print(f"waited {self._loop.time() - began_s:.6f} imports {imports_s:.6f}", flush=True)
+Launcher.wait = timed
+"""
+
+
+def test_a_fault_before_standbys_are_ready_waits_as_long_as_their_imports_took(rig: Rig, work: str) -> None:
+    rig.before = ASKS + WAITED
+    one = rig.run(work, "--nproc-per-node=2", "--max-restarts=2", SOON, PRELOAD, args=("2",))
+    pids = pids_of(one, 0, "forked")
+    template, before = waiting(one, pids)[0], asked(one)
+    os.kill(template, signal.SIGSTOP)
+    os.kill(pids[0], signal.SIGKILL)
+    pids = pids_of(one, 1, "forked")
+    until(lambda: asked(one) > before, "it is asked for the next standbys")
+    os.kill(pids[0], signal.SIGKILL)
+    pids_of(one, 2, "executed")
+    waited_s, imports_s = map(float, re.findall(r"waited (\S+) imports (\S+)", one.text)[2])
+    assert imports_s <= waited_s < imports_s + _FORK_S / 2  # after that time the template is killed
+    assert one.wait() == 0
+
+
 @pytest.mark.parametrize(
     ("flags", "argument", "python"),
     [(["--ft-warm=off"], "0", ""), ([], "0${local_rank}", ""), ([], "0", "python")],
@@ -169,6 +198,7 @@ UNFIT = {
     "thread": ("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()", "a thread"),
     "socket": ("import socket; S = socket.create_server(('127.0.0.1', 0))", "socket:["),
     "child": ("import subprocess; P = subprocess.Popen(['sleep', '60'])", "started a process"),
+    "device": ("F = open('/dev/zero')", "/dev/zero open"),
     "file": ("F = open('/etc/hostname')", "/etc/hostname open"),
     "rank": ("import os; R = os.environ.get('RANK')", "reads RANK"),
     "exception": ("raise LookupError('no such library')", "LookupError: no such library"),
@@ -253,7 +283,7 @@ def test_auto_preloads_what_the_first_workers_loaded_and_on_a_spare_what_the_scr
 LIBRARIES = {
     "torch/__init__": TORCH,
     "torch/_dynamo": "",
-    "sitecustomize": "",  # it might forbid to fork, so the interpreters of executed workers start, too
+    "sitecustomize": "",  # changes nothing, as that of Debian's Python
     "transformers": "class Trainer: pass\nimport os\nopen('grown', 'a').write(f'{os.getpid()}\\n')",
     "accelerate": UNFIT["thread"][0],
 }
@@ -263,6 +293,16 @@ BEFORE = [name for name in ("torch._dynamo", "transformers", "accelerate") if na
 import torch
 import accelerate
 from transformers import Trainer
+"""
+
+
+HOLDS = """
+from nvrx_slurm.child import processes
+hold = processes.hold
+def told(*args):
+    print("an interpreter waits", flush=True)
+    return hold(*args)
+processes.hold = told
 """
 
 
@@ -286,11 +326,11 @@ def had(one: Launcher, cycle: int, rank: int = 0) -> tuple[str, int]:
 
 def test_the_first_workers_are_forked_and_the_next_ones_have_what_can_be_forked_too(rig: Rig) -> None:
     script, env = with_libraries(rig, FIRST)
+    rig.before = HOLDS
     one = rig.run(script, "--nproc-per-node=2", "--max-restarts=2", SOON, args=("2",), **env)
     pids = [had(one, 0, rank)[1] for rank in (0, 1)]
     assert had(one, 0)[0] == "torch._dynamo"
-    commands = ["ps", "-o", "args=", "--ppid", str(one.pid)]
-    until(lambda: b"trampoline" not in subprocess.check_output(commands), "interpreters in reserve have ended")
+    assert "an interpreter waits" not in one.text
 
     def renewed() -> bool:
         found = sorted(set(alike(one)) - set(pids), key=began)  # no standby is older than the template
@@ -313,8 +353,10 @@ def test_the_first_workers_are_forked_and_the_next_ones_have_what_can_be_forked_
 )
 def test_the_first_workers_are_executed_in_doubt(rig: Rig, first: str, torch: str) -> None:
     script, env = with_libraries(rig, first, **{"torch/__init__": torch or LIBRARIES["torch/__init__"]})
+    rig.before = HOLDS
     one = rig.run(script, "--nproc-per-node=2", args=("0",), **env)
     assert one.wait() == 0 and [had(one, 0, rank)[0] for rank in (0, 1)] == ["", ""]
+    assert one.text.count("an interpreter waits") == 2
     assert not [said for said in one.said if "themselves" in said or "executed" in said]
 
 

@@ -79,7 +79,7 @@ runpy.run_path({str(DRIVER)!r}, run_name="__main__")
 
 # How the script is named, and what is in the agent's environment.
 STARTS: dict[str, dict[str, str]] = {
-    "script": {},
+    "script": {"CUDA_VISIBLE_DEVICES": "1,0", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
     "relative": {"PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "5"},
     "symlink": {"PYTHONWARNINGS": "error", "PYTHONDEVMODE": "1", "PYTHONOPTIMIZE": "1", "PYTHONPATH": "/one:/other"},
     "module": {"PYTHONPATH": ""},
@@ -136,7 +136,7 @@ def test_facts(tmp_path: Path, version: str, how: str) -> None:
         found = json.loads(out)
         assert found["forked"] is (imports is not None)
         facts.append(found["facts"])
-    assert len(facts[0]) >= 15 and not [fact for fact in facts[0].items() if "Error" in str(fact)]
+    assert len(facts[0]) >= 16 and not [fact for fact in facts[0].items() if "Error" in str(fact)]
     for name, executed in facts[0].items():
         assert facts[1][name] == executed, name
 

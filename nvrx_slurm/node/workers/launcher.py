@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import sys
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
@@ -27,9 +26,9 @@ _FIRST_INSPECTION_S = 0.5  # of what the workers have loaded; each further inspe
 _LAST_INSPECTION_S = 1024.0
 _SPARE_INSPECTION_S = 1.0  # of the script, where there are no workers
 _WITHOUT_TORCH_S = 32.0  # until then workers may be about to import torch
+_BUSY_S = 4.0  # an inspection that comes so late does not ask for an idle core
 _READ_TIMEOUT_S = 5.0
 _FIRST_WAIT_S = 120.0  # of the first workers for their template
-_CUSTOMIZATIONS = {"sitecustomize", "usercustomize"}  # may forbid to fork, which a template finds out
 
 
 class Launcher:
@@ -73,8 +72,10 @@ class Launcher:
     def hold(self) -> None:
         """Start the interpreters of the next workers. Where that fails, they are started when they are needed."""
         self._refill()
-        if not self._settled.is_set() and _CUSTOMIZATIONS.isdisjoint(sys.modules):
-            return  # standbys are on their way
+        if self._settled.is_set():  # else standbys are on their way
+            self._hold_all()
+
+    def _hold_all(self) -> None:
         with contextlib.suppress(OSError):
             for local_rank in range(len(self._prefixes)):
                 if local_rank not in self._held and not self._has_standby(local_rank):
@@ -165,9 +166,11 @@ class Launcher:
         self._refill()
         after_s = _FIRST_INSPECTION_S
         while not warm.preload and after_s <= _LAST_INSPECTION_S:
+            idle_s = _idle_s()
             await asyncio.sleep(after_s)
+            is_idle = _idle_s() - idle_s >= after_s or after_s >= _BUSY_S  # else it slows workers that still import
             found = await self._read(Path(f"/proc/{pid}/maps"), preload.loaded)
-            if self._templates or "torch" in found or after_s >= _WITHOUT_TORCH_S:
+            if self._templates or (is_idle and "torch" in found) or after_s >= _WITHOUT_TORCH_S:
                 self._add_modules([*found, *warm.later])
             after_s *= 2
 
@@ -259,6 +262,13 @@ class Launcher:
     def _settle(self) -> None:
         if not any(template.is_busy for template in self._templates.values()):
             self._settled.set()
+            if self._preparation is None:  # before the first start; what cannot be forked is executed
+                self._hold_all()
+
+
+def _idle_s() -> float:
+    """How long the cores of this node have been idle, all together; see proc_stat(5)."""
+    return int(Path("/proc/stat").read_text().split(None, 5)[4]) / os.sysconf("SC_CLK_TCK")
 
 
 def _report_defect(task: asyncio.Task[None]) -> None:

@@ -187,13 +187,11 @@ class TemplateProcess(SupervisedProcess):
     def _take(self, pids: Sequence[int]) -> None:
         """The standbys are children of this process now."""
         asked, self._asked = self._asked, {}
-        for pid, (local_rank, control) in zip(pids, asked.items(), strict=False):
+        for pid, (local_rank, control) in zip(pids, asked.items(), strict=True):
             try:
                 self._on_standby(local_rank, processes.Held(processes.adopt(pid), control))
-            except OSError:  # it has ended
+            except OSError:  # it has ended, or could not be made
                 control.close()
-        for control in list(asked.values())[len(pids) :]:  # no process could be made
-            control.close()
         self.fork(self._wanted)
         self._on_settled()
 
