@@ -26,7 +26,6 @@ _FIRST_INSPECTION_S = 0.5  # of what the workers have loaded; each further inspe
 _LAST_INSPECTION_S = 1024.0
 _SPARE_INSPECTION_S = 1.0  # of the script, where there are no workers
 _WITHOUT_TORCH_S = 32.0  # until then workers may be about to import torch
-_BUSY_S = 4.0  # an inspection that comes so late does not ask for an idle core
 _READ_TIMEOUT_S = 5.0
 _FIRST_WAIT_S = 120.0  # of the first workers for their template
 
@@ -166,11 +165,9 @@ class Launcher:
         self._refill()
         after_s = _FIRST_INSPECTION_S
         while not warm.preload and after_s <= _LAST_INSPECTION_S:
-            idle_s = _idle_s()
             await asyncio.sleep(after_s)
-            is_idle = _idle_s() - idle_s >= after_s or after_s >= _BUSY_S  # else it slows workers that still import
             found = await self._read(Path(f"/proc/{pid}/maps"), preload.loaded)
-            if self._templates or (is_idle and "torch" in found) or after_s >= _WITHOUT_TORCH_S:
+            if self._templates or "torch" in found or after_s >= _WITHOUT_TORCH_S:
                 self._add_modules([*found, *warm.later])
             after_s *= 2
 
@@ -264,11 +261,6 @@ class Launcher:
             self._settled.set()
             if self._preparation is None:  # before the first start; what cannot be forked is executed
                 self._hold_all()
-
-
-def _idle_s() -> float:
-    """How long the cores of this node have been idle, all together; see proc_stat(5)."""
-    return int(Path("/proc/stat").read_text().split(None, 5)[4]) / os.sysconf("SC_CLK_TCK")
 
 
 def _report_defect(task: asyncio.Task[None]) -> None:
