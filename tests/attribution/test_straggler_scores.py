@@ -11,7 +11,7 @@ import pytest
 from nvrx_slurm.attribution import straggler
 from nvrx_slurm.attribution.straggler import CallableId, Detector, Statistic, StragglerId
 from nvrx_slurm.fault_tolerance import RankMonitorClient
-from nvrx_slurm.monitor.client import TIMES
+from nvrx_slurm.monitor.page import TIMES
 from nvrx_slurm.testing import standalone_monitor
 
 
