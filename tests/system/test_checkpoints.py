@@ -180,7 +180,8 @@ def test_64_files_take_at_most_50_ms(tmp_path: Path) -> None:
     assert (found.why, found.files) == ("", 65) and time.process_time() - began_s <= 0.05
 
 
-def test_the_metadata_of_several_ranks_names_shards(tmp_path: Path) -> None:
+def test_the_metadata_of_several_ranks_names_shards_and_sizes(tmp_path: Path) -> None:
+    """Indices have an offset, too: that of the shard in its tensor."""
     writer = dcp.FileSystemWriter(tmp_path)
     results = [
         WriteResult(MetadataIndex(name, torch.Size([rank * 200, 0]), rank), 9, _StorageInfo(shard, at, 300))
@@ -189,7 +190,8 @@ def test_the_metadata_of_several_ranks_names_shards(tmp_path: Path) -> None:
     ]
     writer.finish(Metadata({}), [results])
     data = (tmp_path / ".metadata").read_bytes()
-    assert needed(".metadata", len(data), lambda at, length: data[at : at + length]) == {"__0_0.distcp", "__1_0.distcp"}
+    for whole, found in ((data, {"__0_0.distcp": 70_300, "__1_0.distcp": 70_301}), (data[:-9], {})):
+        assert needed(".metadata", len(whole), lambda at, length, whole=whole: whole[at : at + length]) == found
 
 
 def test_names_tell_iterations() -> None:

@@ -22,8 +22,10 @@ def worries(
     and free ones on its disk; `save_s`: how long a save takes; `warned_s`: how long before the end of the allocation
     ranks are warned, 0 = they are not.
     """
-    found: dict[str, str] = {}
-    usual_s = median([later - earlier for earlier, later in pairwise(saved_s[-_LAST:])] or [0.0])
+    usual_s, found = (
+        median([later - earlier for earlier, later in pairwise(saved_s[-_LAST:])] or [0.0]),
+        dict[str, str](),
+    )
     if usual_s > 0.0 and age_s > max(2 * usual_s, _LATE_S):
         found["late"] = f"the last checkpoint is {in_words(age_s)} old, one came every {in_words(usual_s)}"
     if same_as:

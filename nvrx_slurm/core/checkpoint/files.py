@@ -1,7 +1,7 @@
 """Whether one file of a checkpoint is whole, by its size, header and directory. Nothing is unpickled. Pure.
 
 Sources: APPNOTE.TXT of the zip format, which torch.save writes; the safetensors format; `.metadata` of
-torch.distributed.checkpoint (DCP), a pickle of which only the names of shards are read.
+torch.distributed.checkpoint (DCP), a pickle whose opcodes are read and not executed.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 
 Read = Callable[[int, int], bytes]  # (offset, length) -> bytes, fewer at the end of the file
 
-_MOST_PARSED = 1 << 18  # bytes of a text: parsing more would hold up the event loop
+_MOST_PARSED = 1 << 18  # bytes of a text or of a `.metadata`: parsing more would hold up the event loop
 _MOST_HEADER = 100_000_000  # bytes; the limit of safetensors itself
 _EOCD, _LOCATOR = 22, 20  # bytes of the records at the end of a zip file
 _SHARD = re.compile(rb"__\d+_\d+\.distcp")
+_MEMO, _RECALL = ("MEMOIZE", "BINPUT", "LONG_BINPUT"), ("BINGET", "LONG_BINGET")
 
 
 def damage(name: str, size: int, read: Read) -> str:
@@ -79,13 +80,46 @@ def _text(size: int, read: Read) -> str:
 _JUDGES = dict.fromkeys(("pt", "pth", "ckpt", "bin", "npz"), _zip) | {"safetensors": _safetensors, "json": _text}
 
 
-def needed(name: str, size: int, read: Read) -> Collection[str]:
-    """The files beside it that a `.metadata` of DCP, or an index of Hugging Face, names. Raises what `read` raises."""
+def needed(name: str, size: int, read: Read) -> Mapping[str, int]:
+    """The files beside it that a `.metadata` of DCP, or an index of Hugging Face, names, each with its least bytes.
+
+    {}: it names none, or cannot be read. Raises what `read` raises.
+    """
     if name.endswith(".metadata"):
-        return {shard.decode() for shard in _SHARD.findall(read(0, size))}
+        data = read(0, size)
+        if size > _MOST_PARSED:
+            return dict.fromkeys((shard.decode() for shard in set(_SHARD.findall(data))), 1)
+        return _of_metadata(data)
     if name.endswith(".index.json"):
         try:
-            return set(map(str, json.loads(read(0, size))["weight_map"].values()))
+            return dict.fromkeys(map(str, json.loads(read(0, size))["weight_map"].values()), 1)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            return ()
-    return ()
+            return {}
+    return {}
+
+
+def _of_metadata(data: bytes) -> dict[str, int]:
+    """From `storage_data`, where each `_StorageInfo` has relative_path, offset and length, in this order."""
+    from pickletools import genops  # a disassembler
+
+    memo: dict[int, str] = {}
+    found: dict[str, int] = {}
+    key = text = path = ""
+    offset = 0
+    try:
+        for op, arg, _ in genops(data):
+            if op.name in _MEMO:
+                memo[len(memo) if arg is None else arg] = text
+                continue
+            text = arg if isinstance(arg, str) else memo.get(int(arg or 0), "") if op.name in _RECALL else ""
+            if text in ("relative_path", "offset", "length"):
+                key = text
+            elif key == "relative_path" and text:
+                path, key = text, ""
+            elif key in ("offset", "length") and isinstance(arg, int) and op.name not in _RECALL:
+                if key == "length":
+                    found[path] = max(found.get(path, 1), offset + arg)
+                offset, key = arg, ""
+    except ValueError:  # cut off, or no pickle
+        return {}
+    return found

@@ -33,7 +33,7 @@ class SavedFile:
     size: int
     mtime: float  # Unix seconds
     damage: str = ""  # see `files.damage`
-    needs: Collection[str] = ()  # see `files.needed`
+    needs: Mapping[str, int] | None = None  # see `files.needed`
 
 
 @frozen
@@ -101,7 +101,12 @@ def _faults(
 
 def _unmet(file: SavedFile, by_path: Mapping[str, SavedFile]) -> Iterator[str]:
     folder = file.path[: file.path.rfind("/") + 1]
-    yield from (f"{folder}{needed} is missing" for needed in sorted(file.needs) if folder + needed not in by_path)
+    for needed, least in (file.needs or {}).items():
+        other = by_path.get(folder + needed)
+        if other is None:
+            yield f"{folder}{needed} is missing"
+        elif other.size < least:
+            yield f"{folder}{needed} has {other.size} bytes of {least}"
 
 
 def _has_tensors(path: str) -> bool:

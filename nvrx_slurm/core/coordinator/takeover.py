@@ -257,7 +257,8 @@ class Takeover:
     table = rows(
         (_MINE, Entered, "on_entered", _DECIDED, "all of the cycle may be here, or nothing of it"),
         (_MINE, ev.Arrived, "on_arrived", (*_DECIDED, Stage.JOINING), "one more of that cycle, or of an older one"),
-        (_MINE, (ev.Left, ev.Available), "on_gone", (Stage.JOINING,), "that node cannot carry on"),
+        (_MINE, ev.Left, "on_left", (Stage.JOINING,), "that node cannot carry on"),
+        (_MINE, ev.Available, "on_available", (Stage.JOINING,), "that node cannot carry on"),
         (_MINE, ev.Cleared, "on_cleared", _DECIDED, "there may be nobody to wait for"),
         (_MINE, ev.Timer, "on_timer", _DECIDED, "carry on without the missing nodes, or give up"),
         (_MINE, t.RanksFailed, "on_failed", (Stage.STOPPING,), "of the cycle to carry on with?"),
@@ -292,10 +293,17 @@ class Takeover:
         """No node is missing that could still come: there is nothing to wait for."""
         return self._decide_if_all_are_here(now)
 
-    def on_gone(self, event: ev.Left | ev.Available, now: float) -> Stage | None:
-        """One fewer: it has left, or is ready for another cycle."""
+    def on_left(self, event: ev.Left, now: float) -> Stage | None:
+        """One fewer."""
+        return self._without(event.node.node_id)
+
+    def on_available(self, event: ev.Available, now: float) -> Stage | None:
+        """A node is ready for another cycle."""
+        return self._without(event.node_id)
+
+    def _without(self, node_id: str) -> Stage | None:
         running = self._job.inherited.running
-        running.remove(event.node.node_id if isinstance(event, ev.Left) else event.node_id)
+        running.remove(node_id)
         return None if running else Stage.JOINING
 
     def on_failed(self, event: ev.FromAgent[t.RanksFailed], now: float) -> Stage | None:
