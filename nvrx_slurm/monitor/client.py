@@ -13,9 +13,33 @@ from nvrx_slurm.core.checkpoint.interval import SAVE_S, best_interval_s, mtbf_s
 from nvrx_slurm.core.rank import learn
 from nvrx_slurm.core.rank.sections import SectionError, Sections, kind_of
 from nvrx_slurm.core.rank.watch import STEP_SECTION, slots_of
-from nvrx_slurm.monitor import distributed, page, transport, wire
+from nvrx_slurm.monitor import distributed, transport, wire
 from nvrx_slurm.monitor.distributed import RankInfo, env_int, megatron_iteration
-from nvrx_slurm.monitor.page import PageError, RankPage
+from nvrx_slurm.monitor.page import (
+    BEATS,
+    BEFORE,
+    BEFORE_SAVED,
+    ENDED,
+    FINISHED,
+    FIRST_BEAT,
+    HEARTBEAT,
+    JUDGED,
+    LEAVES,
+    OUTSIDE,
+    REPORT_SLOTS,
+    REPORT_WORDS,
+    REPORTED,
+    REPORTS,
+    SAVED,
+    SECOND_BEAT,
+    SECTIONS,
+    SPENT,
+    TIMES,
+    TURN,
+    WARNED,
+    PageError,
+    RankPage,
+)
 from nvrx_slurm.monitor.timeouts import Timeouts
 from nvrx_slurm.monitor.transport import RankMonitorClientError
 from nvrx_slurm.monitor.workload_control import WorkloadControlRequest
@@ -108,12 +132,12 @@ class RankMonitorClient:
         self._first_ns = self._longest_ns = 0
         self._together, self._agreed = 0, False
         self._dues, self._due_ns = 0, now_ns
-        self._beats, names, self._reports = words[page.BEATS], list(self.section_timeouts.section), words[page.REPORTED]
+        self._beats, names, self._reports = words[BEATS], list(self.section_timeouts.section), words[REPORTED]
         acts = self._timeouts.path and getattr(self.cfg, "loss_action", "warn") != "warn"
         self._gated = frozenset(name for name in names if acts and kind_of(name) == "checkpoint")
-        counted_ns = list(words[page.SPENT : page.SPENT + len(slots_of(names))])
+        counted_ns = list(words[SPENT : SPENT + len(slots_of(names))])
         self._sections = Sections(names, warmup, now_ns, megatron_iteration, counted_ns)
-        words[page.OUTSIDE] = self._sections.outside_ns
+        words[OUTSIDE] = self._sections.outside_ns
         self._words = words
         if getattr(self.cfg, "install_exception_hook", False):
             from nvrx_slurm.monitor import exception_hook
@@ -128,12 +152,12 @@ class RankMonitorClient:
         now_ns = monotonic_ns()
         self._beats = beats = self._beats + 1
         try:
-            self._words[page.HEARTBEAT] = now_ns
-            self._words[page.BEATS] = beats
+            self._words[HEARTBEAT] = now_ns
+            self._words[BEATS] = beats
         except (TypeError, ValueError):
             raise _uninitialized("send_heartbeat") from None
         if beats < 3:
-            self._begin(page.FIRST_BEAT if beats == 1 else page.SECOND_BEAT, now_ns)
+            self._begin(FIRST_BEAT if beats == 1 else SECOND_BEAT, now_ns)
         if self._first_ns:
             took_ns = now_ns - self._heartbeat_ns
             if took_ns > self._longest_ns:
@@ -149,7 +173,7 @@ class RankMonitorClient:
         bit. Raises RankMonitorClientError if not initialised in this process.
         """
         number = self._reports = self._reports + 1
-        slot = page.REPORTS + number % page.REPORT_SLOTS * page.REPORT_WORDS
+        slot = REPORTS + number % REPORT_SLOTS * REPORT_WORDS
         try:
             floats, words = self._floats, self._words
             kinds = 0
@@ -159,7 +183,7 @@ class RankMonitorClient:
                 floats[slot + 1] = grad_norm
                 kinds += 2
             words[slot + 2] = iteration * 4 + kinds
-            words[page.REPORTED] = number
+            words[REPORTED] = number
         except (TypeError, ValueError):
             if self._words is None:
                 raise _uninitialized("report") from None
@@ -183,12 +207,12 @@ class RankMonitorClient:
             except SectionError as error:
                 raise RankMonitorClientError(str(error)) from None
             # The section first: a rank that is stopped between the two stores is still watched.
-            words[page.SECTIONS + slot] = now_ns
-            words[page.OUTSIDE] = 0
-            words[page.SPENT + sections.turn] = sections.spent_ns[sections.turn]
-            words[page.TURN] = now_ns
-            if section == STEP_SECTION and not words[page.FIRST_BEAT]:
-                self._begin(page.FIRST_BEAT, now_ns)
+            words[SECTIONS + slot] = now_ns
+            words[OUTSIDE] = 0
+            words[SPENT + sections.turn] = sections.spent_ns[sections.turn]
+            words[TURN] = now_ns
+            if section == STEP_SECTION and not words[FIRST_BEAT]:
+                self._begin(FIRST_BEAT, now_ns)
 
     def end_section(self, section: str) -> None:
         """End section `section`; if no other section is open, rank_out_of_section_timeout runs from now on.
@@ -205,15 +229,15 @@ class RankMonitorClient:
                 slot = sections.end(section, now_ns)
             except SectionError as error:
                 raise RankMonitorClientError(str(error)) from None
-            words[page.OUTSIDE] = sections.outside_ns
-            words[page.SECTIONS + slot] = 0
-            words[page.SPENT + sections.turn] = sections.spent_ns[sections.turn]
-            words[page.TURN] = now_ns
-            words[page.TIMES + slot] += 1
-            words[page.ENDED + slot] = now_ns
+            words[OUTSIDE] = sections.outside_ns
+            words[SECTIONS + slot] = 0
+            words[SPENT + sections.turn] = sections.spent_ns[sections.turn]
+            words[TURN] = now_ns
+            words[TIMES + slot] += 1
+            words[ENDED + slot] = now_ns
             if slot in sections.saves:
-                words[page.BEFORE_SAVED] = sections.in_all_ns(now_ns)
-                words[page.SAVED] = now_ns
+                words[BEFORE_SAVED] = sections.in_all_ns(now_ns)
+                words[SAVED] = now_ns
 
     def end_all_sections(self) -> None:
         """End all open sections. Raises RankMonitorClientError if not initialised."""
@@ -230,7 +254,7 @@ class RankMonitorClient:
         if not initialised in this process.
         """
         try:
-            return self._words[page.WARNED] != 0 and self._leave()
+            return self._words[WARNED] != 0 and self._leave()
         except (TypeError, ValueError):
             raise _uninitialized("should_stop") from None
 
@@ -245,7 +269,7 @@ class RankMonitorClient:
         self._need_cfg("should_stop_together")
         self._together += 1
         if not self._agreed and _is_turn("should_stop_together", self._together, every) and self._timeouts.path:
-            self._agreed = distributed.any_of(self._words[page.WARNED] != 0, group)
+            self._agreed = distributed.any_of(self._words[WARNED] != 0, group)
         return self._agreed and self._leave()
 
     def checkpoint_due(self) -> bool:
@@ -277,8 +301,6 @@ class RankMonitorClient:
         torch.distributed's default group on gloo or nccl, or if the rank monitor does not answer within 30 s.
         """
         cfg = self._need_cfg("calculate_and_set_hb_timeouts")
-        if not self._timeouts.path:
-            return False
         return self._timeouts.learn_heartbeats(self._first_ns, self._longest_ns, cfg.safety_factor, skip_if_not_ready)
 
     def calculate_and_set_section_timeouts(
@@ -334,29 +356,29 @@ class RankMonitorClient:
     def shutdown_workload_monitoring(self) -> None:
         """End monitoring: no timeout fires until the next init. Does nothing if not initialised."""
         if self._words is not None:
-            self._words[page.FINISHED] = monotonic_ns()
+            self._words[FINISHED] = monotonic_ns()
         self._detach()
 
     # --- inside -------------------------------------------------------------------------------------------------
 
     def _begin(self, word: int, now_ns: int) -> None:
         """This is the first or second heartbeat of the process, or its first "step"."""
-        if word == page.FIRST_BEAT and not self._words[word]:
-            self._words[page.BEFORE] = self._sections.in_all_ns(now_ns)
+        if word == FIRST_BEAT and not self._words[word]:
+            self._words[BEFORE] = self._sections.in_all_ns(now_ns)
         self._words[word] = self._words[word] or now_ns
 
     def _await_judgement(self) -> None:
         """A checkpoint of a training that has gone wrong should not be the newest one."""
         until_ns = monotonic_ns() + _JUDGEMENT_NS
-        while self._words[page.JUDGED] < self._reports and monotonic_ns() < until_ns:
+        while self._words[JUDGED] < self._reports and monotonic_ns() < until_ns:
             sleep(0.005)
 
     def _is_due(self) -> bool:
         words, saves = self._words, self._sections.saves
-        times = sum(words[page.TIMES + slot] for slot in saves)
-        save_s = sum(words[page.SPENT + slot] for slot in saves) / 1e9 / times if times else SAVE_S
+        times = sum(words[TIMES + slot] for slot in saves)
+        save_s = sum(words[SPENT + slot] for slot in saves) / 1e9 / times if times else SAVE_S
         interval_s = best_interval_s(save_s, env_int("NVRX_MTBF", int(mtbf_s(1, 0.0, 0))))
-        return bool(monotonic_ns() - max(self._due_ns, words[page.SAVED]) >= interval_s * 1e9)
+        return bool(monotonic_ns() - max(self._due_ns, words[SAVED]) >= interval_s * 1e9)
 
     def _begin_interval(self) -> bool:
         self._due_ns = monotonic_ns()
@@ -364,8 +386,8 @@ class RankMonitorClient:
 
     def _leave(self) -> bool:
         """Tell the agent that the end of this process is not the end of the training."""
-        if not self._words[page.LEAVES]:
-            self._words[page.LEAVES] = monotonic_ns()
+        if not self._words[LEAVES]:
+            self._words[LEAVES] = monotonic_ns()
         return True
 
     def _need_cfg(self, what: str) -> Any:

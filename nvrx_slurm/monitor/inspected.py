@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from nvrx_slurm.monitor.inspect import RECORD
-from nvrx_slurm.monitor.kill import END_SIGNAL, INSPECT_SIGNAL, catches
+from nvrx_slurm.monitor.kill import END_SIGNAL, INSPECT_SIGNAL
 
 _DUMP_BYTES = 1 << 20  # or what the kernel allows
 _MOST_GROUPS = 8
@@ -52,8 +52,18 @@ def print_stacks(fd: int) -> None:
     """
     if signal.getsignal(END_SIGNAL) is signal.SIG_DFL:
         faulthandler.register(END_SIGNAL, file=2, all_threads=True, chain=True)
-    if signal.getsignal(INSPECT_SIGNAL) is signal.SIG_DFL and not catches("self", INSPECT_SIGNAL):
+    if signal.getsignal(INSPECT_SIGNAL) is signal.SIG_DFL and not _is_caught(INSPECT_SIGNAL):
         faulthandler.register(INSPECT_SIGNAL, file=fd, all_threads=True, chain=False)
+
+
+def _is_caught(signum: int) -> bool:
+    """Whether this process has a handler, also one of a C library, of which Python does not know (proc(5), SigCgt)."""
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+            masks = dict(line.split(":", 1) for line in file if line.startswith(("SigCgt", "SigIgn")))
+    except OSError:
+        return False
+    return any(int(mask, 16) >> (signum - 1) & 1 for mask in masks.values())
 
 
 def facts() -> bytes:

@@ -80,19 +80,16 @@ def open_member(pid: int, session: int) -> int | None:
     return None
 
 
-def catches(pid: int | str, signum: int) -> bool:
-    """Whether the process has a handler for the signal, also one of a C library (proc(5), SigCgt)."""
+def handles(pidfd: int, pid: int, signum: int) -> bool:
+    """Whether the process has a handler for the signal."""
     try:
         with open(f"/proc/{pid}/status", "rb") as status:
-            caught = int(status.read().split(b"SigCgt:")[1].split(None, 1)[0], 16)
+            text = status.read()
+        caught = int(text.split(b"SigCgt:")[1].split(None, 1)[0], 16)
     except (OSError, IndexError, ValueError):
         return False
-    return bool(caught & 1 << (signum - 1))
-
-
-def handles(pidfd: int, pid: int, signum: int) -> bool:
-    """The same of the process that `pidfd` names: the number of a dead one may be a successor's by now."""
-    return catches(pid, signum) and not is_dead(pidfd)
+    # The status of a dead process may have been that of a successor with the same number.
+    return bool(caught & 1 << (signum - 1)) and not is_dead(pidfd)
 
 
 def stacks_signal(pidfd: int, pid: int) -> int:

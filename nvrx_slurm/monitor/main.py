@@ -93,7 +93,7 @@ class MonitorProgram:
         if watched is None or self._listener is None:
             return None
         if watched.ladder is None:
-            judgement = watched.progress.judge(due_s, watched.exits)
+            judgement = watched.judge(due_s)
             if judgement.late and not watched.late_said:
                 watched.late_said = True
                 self._tell(watched, _CONTINUE, judgement.late)

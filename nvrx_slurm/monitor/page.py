@@ -1,6 +1,6 @@
 """The page of memory that a rank shares with its monitor: heartbeats without a system call.
 
-Layout: 640 words of 64 bits, native order, then a ring of reports. Each word has one writer and is a
+Layout: 640 words of 64 bits, native order, then a note, then a ring of reports. Each word has one writer and is a
 complete fact; no two words need to agree, but for the ring (see below). Torn reads are impossible: one instruction
 stores or loads an aligned word (memoryview items of format "q"). A seqlock would need memory barriers, which Python
 lacks on ARM, and a rank stopped during a write would leave it locked.
@@ -15,11 +15,12 @@ import mmap
 import os
 import sys
 
-PAGE_BYTES = 1 << 13
+PAGE_BYTES = 1 << 15
 
 MAGIC = 0  # agent: MAGIC_VALUE
 INIT = 2  # monitor: when the rank last called init_workload_monitoring()
 RANK_PID = 3  # monitor: and which process that was
+LIMITS_AT = 4  # monitor: since when the limits in the note replace the agent's (0 = they do not)
 WARNED = 5  # agent: when it was warned that the job is about to end (0 = it was not)
 FIRST_INIT = 6  # monitor: when the rank first called init_workload_monitoring()
 SUSPENDED = 7  # monitor: ns for which it was stopped, and so probably the rank
@@ -39,13 +40,15 @@ REPORTED = 56  # rank (own cache line): reports so far
 SECTIONS = 64  # rank: from here on one word per slot (see core.rank.watch.slots_of): open since (0 = closed)
 SPENT = 200  # rank: the same slots: ns in the section, without those in sections that began later
 TIMES = 336  # rank: the same slots: how often the section has ended
-MAGIC_VALUE = 0x4E56_5258_5041_4738  # "NVRXPAG8": 8 is the version of the layout
+MAGIC_VALUE = 0x4E56_5258_5041_4737  # "NVRXPAG7": 7 is the version of the layout
 ENDED = 472  # rank: the same slots: when the section last ended
 WORDS = 640
+_NOTE_AT = 8 * WORDS  # byte: behind the words is the monitor's note about learned limits, padded with NULs
 # The last reports, number N in slot N % SLOTS: loss and norm of the gradients (doubles), iteration * 4 + which of both
 # there are (1 loss, 2 norm). A reader may find a slot half written: see RankMonitor.reports.
 REPORT_WORDS, REPORT_SLOTS = 3, 128
-REPORTS = WORDS
+REPORTS = PAGE_BYTES // 8 - REPORT_WORDS * REPORT_SLOTS
+NOTE_BYTES = 8 * REPORTS - _NOTE_AT
 
 
 class PageError(ValueError):
@@ -83,6 +86,15 @@ class RankPage:
         if check and self.words[MAGIC] != MAGIC_VALUE:
             self.close()
             raise PageError("the shared page has another layout: use the same nvrx_slurm on both sides")
+
+    @property
+    def note(self) -> bytes:
+        """What a monitor leaves to its successor. Of at most NOTE_BYTES."""
+        return self._map[_NOTE_AT : 8 * REPORTS].partition(b"\0")[0]
+
+    @note.setter
+    def note(self, text: bytes) -> None:
+        self._map[_NOTE_AT : 8 * REPORTS] = text.ljust(NOTE_BYTES, b"\0")
 
     def report(self, number: int) -> tuple[int, float | None, float | None, int]:
         """One report: iteration, loss and norm of the gradients (None = not reported), bits of the loss."""

@@ -1,7 +1,7 @@
 """The rank's requests to its monitor: one datagram in, with a socket for the answer.
 
-There are no connections. A request that a killed monitor has not read waits for its successor. Only processes of the
-same user and root get an answer.
+There are no connections. A request that a killed monitor has not read waits for its successor; one that it has read is
+sent again, because the socket for the answer is closed. Only processes of the same user and root get an answer.
 """
 
 from __future__ import annotations

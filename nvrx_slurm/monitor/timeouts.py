@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 from nvrx_slurm.core.rank import learn
@@ -40,22 +39,31 @@ class Timeouts:
 
     def learn_heartbeats(self, first_ns: int, longest_ns: int, factor: float, may_skip: bool) -> bool:
         """Collective: see RankMonitorClient.calculate_and_set_hb_timeouts."""
-        first_s, longest_s = _largest_s([first_ns, longest_ns])
-        new = partial(learn.learn_heartbeats, first_s, longest_s, factor, self.heartbeats)
-        return self._learn(lambda: (new(), self.sections), may_skip)
+
+        def found() -> tuple[learn.HeartbeatTimeouts, learn.SectionTimeouts]:
+            first_s, longest_s = _largest_s([first_ns, longest_ns])
+            return learn.learn_heartbeats(first_s, longest_s, factor, self.heartbeats), self.sections
+
+        return self._learn(found, may_skip)
 
     def learn_sections(
         self, longest: tuple[dict[str, int], int], factor: float, selected: list[str], outside: bool, may_skip: bool
     ) -> bool:
         """Collective: see RankMonitorClient.calculate_and_set_section_timeouts. `longest`: see Sections.longest_ns."""
-        in_sections_ns, outside_ns = longest
-        *times_s, outside_s = _largest_s([*in_sections_ns.values(), outside_ns])
-        longest_s = dict(zip(in_sections_ns, times_s, strict=True))
-        new = partial(learn.learn_sections, longest_s, outside_s, factor, self.sections, selected, outside)
-        return self._learn(lambda: (self.heartbeats, new()), may_skip)
+
+        def found() -> tuple[learn.HeartbeatTimeouts, learn.SectionTimeouts]:
+            in_sections_ns, outside_ns = longest
+            *times_s, outside_s = _largest_s([*in_sections_ns.values(), outside_ns])
+            longest_s = dict(zip(in_sections_ns, times_s, strict=True))
+            new = learn.learn_sections(longest_s, outside_s, factor, self.sections, selected, outside)
+            return self.heartbeats, new
+
+        return self._learn(found, may_skip)
 
     def _learn(self, find: Callable[[], tuple[learn.HeartbeatTimeouts, learn.SectionTimeouts]], may_skip: bool) -> bool:
-        """Use what `find` gives; False: no timeouts can be calculated yet."""
+        """Use what `find` gives; False: there is no monitor, or no timeouts can be calculated yet."""
+        if not self.path:
+            return False
         try:
             self._apply(*find())
         except learn.NotReady as error:

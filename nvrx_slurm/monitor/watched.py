@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -9,9 +10,21 @@ from collections import namedtuple
 from time import monotonic, monotonic_ns
 
 from nvrx_slurm.core.rank import watch as core
-from nvrx_slurm.monitor import kill, page
+from nvrx_slurm.monitor import kill
 from nvrx_slurm.monitor.inspect import RankInspection
-from nvrx_slurm.monitor.page import RankPage
+from nvrx_slurm.monitor.page import (
+    FINISHED,
+    FIRST_INIT,
+    HEARTBEAT,
+    INIT,
+    LIMITS_AT,
+    NOTE_BYTES,
+    OUTSIDE,
+    RANK_PID,
+    SECTIONS,
+    SUSPENDED,
+    RankPage,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,24 +43,41 @@ class Progress:
         self._configured = self.limits = configured
         self._started_ns, self._resumed_s, self._suspended_ns = int(started_s * 1e9), 0.0, 0
         # Read once, for a restarted monitor; afterwards the rank cannot change this monitor's own facts.
-        init_ns = self._words[page.INIT]
+        init_ns = self._words[INIT]
         self._init_ns = init_ns if self._started_ns <= init_ns <= monotonic_ns() else 0
         self._heartbeat_ns = 0  # the last plausible one
         self._limits_ns = 0  # since when learned limits are in force
+        self._recall_limits()
+
+    def _recall_limits(self) -> None:
+        """Apply the limits that the rank told an earlier monitor of this worker, if they are plausible."""
+        since_ns = self._words[LIMITS_AT]
+        if self._init_ns and self._init_ns <= since_ns <= monotonic_ns():
+            try:
+                self.limits = self._configured.changed(json.loads(self._page.note))
+                self._limits_ns = since_ns
+            except (ValueError, AttributeError):
+                pass
 
     def change_limits(self, told: dict[str, Any]) -> None:
         """Apply limits that the rank has learned; every limit begins anew. Raises ValueError and changes nothing."""
         if not self._init_ns:
             raise ValueError("limits can be changed after init_workload_monitoring() only")
-        self.limits = self._configured.changed(told)
-        self._limits_ns = monotonic_ns()
+        limits, note = self._configured.changed(told), json.dumps(told, separators=(",", ":")).encode()
+        if len(note) > NOTE_BYTES:
+            raise ValueError(f"these limits take {len(note)} bytes, at most {NOTE_BYTES}: shorten the sections' names")
+        self._words[LIMITS_AT] = 0  # if this monitor is killed from here on, the rank tells its successor again
+        self._page.note = note
+        self._limits_ns = self._words[LIMITS_AT] = monotonic_ns()
+        self.limits = limits
 
     def initialize(self, pid: int) -> None:
         """Process `pid` called init_workload_monitoring(): earlier heartbeats, sections and limits no longer count."""
-        self.limits, self._limits_ns = self._configured, 0
-        self._init_ns = self._words[page.INIT] = monotonic_ns()
-        self._words[page.FIRST_INIT] = self._words[page.FIRST_INIT] or self._init_ns
-        self._words[page.RANK_PID] = pid
+        self._words[LIMITS_AT] = self._limits_ns = 0
+        self.limits = self._configured
+        self._init_ns = self._words[INIT] = monotonic_ns()
+        self._words[FIRST_INIT] = self._words[FIRST_INIT] or self._init_ns
+        self._words[RANK_PID] = pid
         self._heartbeat_ns = 0
 
     def judge(self, due_s: float, exits: tuple[float, str] | None) -> core.Judgement:
@@ -56,12 +86,12 @@ class Progress:
         `exits`: see core.View.
         """
         words = self._words
-        heartbeat_ns, finished_ns, outside_ns = words[page.HEARTBEAT], words[page.FINISHED], words[page.OUTSIDE]
-        opened_ns = words[page.SECTIONS : page.SECTIONS + len(self.limits.slots)].tolist()
+        heartbeat_ns, finished_ns, outside_ns = words[HEARTBEAT], words[FINISHED], words[OUTSIDE]
+        opened_ns = words[SECTIONS : SECTIONS + len(self.limits.slots)].tolist()
         now_ns = monotonic_ns()  # after the words: a heartbeat of this moment is not in the future
         if now_ns / 1e9 > due_s + core.LATE_S:
             self._suspended_ns += now_ns - int(due_s * 1e9)
-            words[page.SUSPENDED] = self._suspended_ns  # the rank can write to the page, too
+            words[SUSPENDED] = self._suspended_ns  # the rank can write to the page, too
             self._resumed_s = now_ns / 1e9  # for example `scontrol suspend`, or a virtual machine that was paused
         init_ns = self._init_ns
         if max(init_ns, self._heartbeat_ns) <= heartbeat_ns <= now_ns:
@@ -82,14 +112,14 @@ class Progress:
     def signs(self) -> dict[str, object]:
         """Seconds since the last sign of life, and the names of the open sections."""
         words, now_ns = self._words, monotonic_ns()
-        opened = words[page.SECTIONS : page.SECTIONS + len(self.limits.slots)].tolist()
-        last_ns = max(ns for ns in (self._started_ns, self._init_ns, words[page.HEARTBEAT], *opened) if ns <= now_ns)
+        opened = words[SECTIONS : SECTIONS + len(self.limits.slots)].tolist()
+        last_ns = max(ns for ns in (self._started_ns, self._init_ns, words[HEARTBEAT], *opened) if ns <= now_ns)
         names = [name for (name, _), since in zip(self.limits.slots, opened, strict=True) if since]
         return {"silent_s": (now_ns - last_ns) / 1e9, "section": ", ".join(names)}
 
     def rank_pid(self) -> int:
         """The process that called init; 0: none did."""
-        return int(self._words[page.RANK_PID])
+        return int(self._words[RANK_PID])
 
     def close(self) -> None:
         """Unmap the page."""
@@ -118,7 +148,11 @@ class Watched:
         self._rank = self.pid, fds.pidfd  # behind a wrapper another process
         self._hold_s: float = message["hold_s"]  # what an inspection of all ranks may take, before a hung one is ended
         self._hold_until_s = self._step_until_s = 0.0
-        self.exits: tuple[float, str] | None = None  # see core.View
+        self._exits: tuple[float, str] | None = None  # see core.View
+
+    def judge(self, due_s: float) -> core.Judgement:
+        """Whether the rank is hung; see `Progress.judge`."""
+        return self.progress.judge(due_s, self._exits)
 
     def begin_end(self) -> None:
         """The rank is hung: choose the ladder that ends it."""
@@ -144,7 +178,7 @@ class Watched:
 
     def expect_exit(self) -> None:
         """Most ranks of the node have ended well; this one should, too."""
-        self.exits = monotonic(), "most other ranks of its node have ended"
+        self._exits = monotonic(), "most other ranks of its node have ended"
 
     def climb(self) -> float | None:
         """Take the steps of the ladder that are due; returns the time of the next one (monotonic s), None: no more."""

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 from monitor_harness import Rig, kill_monitor, status, story
 
-from nvrx_slurm.fault_tolerance import RankMonitorClient
+from nvrx_slurm.fault_tolerance import RankMonitorClient, RankMonitorClientError
+from nvrx_slurm.monitor import transport
 from nvrx_slurm.monitor.page import (
     HEARTBEAT,
+    LIMITS_AT,
     MAGIC,
     OUTSIDE,
     PAGE_BYTES,
@@ -156,7 +158,7 @@ async def test_garbage_in_a_page_harms_its_rank_only(last: int):
         pid, words = rig.pid, client._page.words
         for word in range(SECTIONS, len(words)):
             words[word] = last
-        words[MAGIC] = words[HEARTBEAT] = words[OUTSIDE] = last
+        words[MAGIC] = words[HEARTBEAT] = words[OUTSIDE] = words[LIMITS_AT] = last
         await rig.settled()
         assert rig.pid == pid
         await kill_monitor(rig)  # its successor reads the garbage in the monitor's own words
@@ -195,9 +197,10 @@ def state(beat: float, step: float) -> dict[str, Any]:
     return {"current_timeouts": {"heartbeat": heartbeat, "section": section}}
 
 
+@pytest.mark.parametrize("killed", [False, True])
 @pytest.mark.parametrize("before_init", [False, True])
 @story
-async def test_loaded_limits_are_in_force(before_init: bool):
+async def test_loaded_limits_are_in_force_also_for_a_new_monitor(before_init: bool, killed: bool):
     async with Rig() as rig:
         limits = {"rank_section_timeouts": {"step": 60.0, "setup": 60.0}, "rank_heartbeat_timeout": 0.3}
         client = rig.rank(**limits, workload_check_interval=0.1)
@@ -208,11 +211,38 @@ async def test_loaded_limits_are_in_force(before_init: bool):
         assert client.hb_timeouts.subsequent == 30.0
         assert client.section_timeouts.section == {"step": 0.6, "setup": 60.0}
         assert client.section_timeouts.calculated_sections == {"step"}
+        if killed:
+            await kill_monitor(rig)
         started_s = time.monotonic()
         client.start_section("step")
         message = await rig.hang()  # not the configured 0.3 s without a heartbeat
         assert message["sentence"].startswith("in section 'step' for ") and "(limit 0.6 s)" in message["sentence"]
         assert message["deadline_s"] >= started_s + 0.6
+
+
+@story
+async def test_limits_that_a_new_monitor_would_not_know_are_refused():
+    """The note for a successor has 28 KiB, a message 64. A refusal changes nothing, also for a successor."""
+    async with Rig() as rig:
+        long = {f"{number:03}" + "x" * 280: None for number in range(100)}
+        limits = {"rank_section_timeouts": long, "workload_check_interval": 0.1}
+        client = rig.ready(**limits, rank_heartbeat_timeout=60.0)
+        path = os.environ["FT_RANK_MONITOR_IPC_SOCKET"]
+        transport.request(path, "limits", rank_heartbeat_timeout=0.4)
+        with pytest.raises(RankMonitorClientError, match="shorten"):
+            transport.request(path, "limits", rank_section_timeouts=dict.fromkeys(long, 50.0))
+        await kill_monitor(rig)
+        client.send_heartbeat()
+        assert "(limit 0.4 s)" in await rig.sentence()
+
+
+@story
+async def test_limits_are_told_to_the_next_monitor_if_this_one_is_killed_in_between():
+    async with Rig() as rig:
+        client = rig.ready(**STEP, rank_heartbeat_timeout=60.0, workload_check_interval=0.1)
+        await rig.stopped_while(lambda: client.load_state_dict(state(0.4, 50.0)))
+        client.send_heartbeat()
+        assert "(limit 0.4 s)" in await rig.sentence()
 
 
 @story
