@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,11 @@ def _jobs(begin_s: float) -> dict[Path, list[Path]]:
 
 def _changed_s(run: Path) -> float:
     paths = run / "result.json", *(run / "events").glob("coordinator*.jsonl")
-    return max((path.stat().st_mtime for path in paths if path.exists()), default=0.0)
+    changed_s = [0.0]
+    for path in paths:
+        with suppress(OSError):  # it is not there, or is gone
+            changed_s.append(path.stat().st_mtime)
+    return max(changed_s)
 
 
 def _user(job: Path) -> str:

@@ -199,7 +199,8 @@ def _fault(told: Mapping[str, Any]) -> RankFault:
     """Of an event, or of the first cause in a result.json, which has no types."""
     made = {"type": "RankFault", **{one.name: told[one.name] for one in fields(RankFault) if one.name in told}}
     if finding := told.get("finding"):
-        made["finding"] = {"type": "Finding", **finding}
+        known = {one.name: finding[one.name] for one in fields(Finding) if one.name in finding}
+        made["finding"] = {"type": "Finding", **known}  # an older version had more
     found = decode(made)
     assert isinstance(found, RankFault)
     return found

@@ -51,7 +51,7 @@ def _fitted(line: str, most: int, hang: int | None = None) -> str:
 
 def period_s(text: str) -> int | None:
     """The seconds in 90s, 10m, 2h, 7d or 4w; None for any other text."""
-    match = re.fullmatch(r"(\d{1,9})([smhdw])", text)
+    match = re.fullmatch(r"(\d{1,6})([smhdw])", text)
     return int(match[1]) * _UNITS_S[match[2]] if match else None
 
 

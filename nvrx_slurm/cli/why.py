@@ -131,6 +131,8 @@ def _of_events(place: Path, result: dict[str, Any]) -> list[dict[str, Any]]:
     """What the coordinators have said so far, oldest first."""
     logs = logs_of(place)
     if not logs and not result:
+        if any((place / "events").glob("*.jsonl")):
+            raise click.UsageError(f"the event logs in {place} cannot be read, or have no step yet")
         raise click.UsageError(f"{place} has neither result.json nor events; give the directory of a run")
     said = sorted((found.wall_s, found.value) for log in logs for found in log.find(SAID, log.begin, log.size))
     began = said[0][0] if said else 0.0

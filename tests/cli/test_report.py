@@ -229,8 +229,11 @@ def test_a_result_comes_before_the_logs_and_is_enough(tmp_path: Path) -> None:
         "rank": 40,
         "exit_code": 7,
         "message": "the end",
-        "finding": None,
-    }
+        "finding": {
+            "rule": "out-of-memory", "role": "cause", "blame": "user", "confidence": "likely", "remedy": "restart",
+            "fingerprint": "", "line": "", "peers": [],  # peers: as older versions wrote
+        },
+    }  # fmt: skip
     last = {"cycle": 5, "at_s": 5900.0, "rank": 40, "kind": "exit", "host": "n5", "rule": ""}
     result = {
         "code": 7, "first_cause": cause, "last_faults": [last], "faults": [last], "duration_s": 6000.0,

@@ -58,6 +58,7 @@ BROKEN: list[tuple[str, Change, dict[str, object], Verdict, str]] = [
     ("shm-space", {}, {"shm_free_gb": 1e9}, F, "GB free, at least 1e+09 are needed"),
     ("memory-size", {"/proc/meminfo": ("2113530296", "1981434653")}, {"memory_gb": 2142}, F, "2029 GB"),
     ("memory-errors", {f"{MCS}/mc2/ue_count": "3\n"}, {}, F, "3 on mc2"),
+    ("memory-errors", {"/proc/interrupts": "MCE: 0 2 Machine check exceptions\n"}, {}, F, "2 on machine checks"),
     ("cpu-count", {f"{CPU}/online": "0-63,65-223"}, {"cpus": 224}, F, "223 CPUs are online instead of 224"),
     ("kernel-log", xid("NVRM: Xid (PCI:0000:52:00): 48, DBE"), {"xid_ignore": (48,)}, P, "1 x XID 48"),
     ("kernel-log", xid("NVRM: Xid (PCI:0000:52:00): 94, Contained"), {"xid_fail": (94,)}, F, "needs a GPU reset"),

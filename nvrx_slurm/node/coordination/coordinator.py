@@ -19,7 +19,14 @@ from nvrx_slurm.node.coordination.questions import AllocationClock, ProgressFile
 from nvrx_slurm.node.event_log import EventLog
 from nvrx_slurm.node.job import NodeJob
 from nvrx_slurm.node.output import strikes
-from nvrx_slurm.node.output.result import BackgroundWrites, content, sentence, write_hang, write_result
+from nvrx_slurm.node.output.result import (
+    WRITE_TIMEOUT_S,
+    BackgroundWrites,
+    content,
+    sentence,
+    write_hang,
+    write_result,
+)
 from nvrx_slurm.node.output.status import StatusFile
 from nvrx_slurm.node.shell import Post, Shell
 
@@ -318,7 +325,7 @@ class CoordinatorHost:
             path, told = self._job.run_dir.result, content(done, requeues, self._allocation)
             last = BackgroundWrites(self._say)  # behind no file on a file system that hangs
             last.begin(path, partial(write_result, path, told))
-            await last.close()
+            await last.close(WRITE_TIMEOUT_S + 1.0)  # it says why it failed before
         await self._end_attribution()
         return done
 

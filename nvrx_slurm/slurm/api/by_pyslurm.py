@@ -1,21 +1,28 @@
 """The backend by pyslurm, which runs in a child process of its own.
 
-It answers questions about jobs, steps and nodes. All else is inherited: the command line tools do it as well.
+What it does not do better is inherited from the command line tools: `config`, `submit` and `complete`, and
+the changes of nodes, which only root's hooks make.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
-from typing import Any
+from typing import IO, Any
 
 from nvrx_slurm.child import bootstrap
 from nvrx_slurm.slurm.api import text
 from nvrx_slurm.slurm.api.cli import Slurm
 from nvrx_slurm.slurm.api.facts import JobFacts, NoAnswer, NodeFacts, NotKnown, SlurmError, StepFacts
 from nvrx_slurm.system import bounded
+
+_ERROR_BYTES = 4096
+_ENDING_S = 1.0
 
 
 def load() -> tuple[PySlurm | None, str]:
@@ -39,6 +46,7 @@ class PySlurm(Slurm):
 
     name = "pyslurm"
     _child: subprocess.Popen[str] | None = None
+    _errors: IO[bytes]  # what the child says on stderr; a file is never full, unlike a pipe that is not read
 
     def ask(self, call: str, *args: Any) -> Any:
         """One request to the child. Raises SlurmError; NoAnswer after 10 s."""
@@ -48,9 +56,10 @@ class PySlurm(Slurm):
             try:
                 child = self._running()
                 answer = json.loads(bounded.call(lambda: _exchange(child, request), bound_s, "nvrx pyslurm"))
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError):
+                why = f"pyslurm's process ended: {self._last_line() or 'it does not say why'}"
                 self.close()
-                raise NoAnswer(f"pyslurm's process ended: {error}") from None
+                raise NoAnswer(why) from None
             except bounded.Overrun:
                 self.close()  # which ends the thread, too
                 raise NoAnswer(f"pyslurm did not answer within {bound_s:g} s") from None
@@ -62,17 +71,27 @@ class PySlurm(Slurm):
         """The child, started if there is none."""
         if self._child is None or self._child.poll() is not None:
             self.close()
+            self._errors = tempfile.TemporaryFile()  # noqa: SIM115
             self._child = subprocess.Popen(
                 bootstrap.command("nvrx_slurm.slurm.api.pyslurm_child"),
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, errors="replace",
             )  # fmt: skip
         return self._child
+
+    def _last_line(self) -> str:
+        """What the child, or libslurm in it, said last."""
+        if self._child is None:
+            return ""
+        with suppress(subprocess.TimeoutExpired):
+            self._child.wait(_ENDING_S)  # its output has ended, it follows
+        self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - _ERROR_BYTES))
+        return self._errors.read().decode(errors="replace").strip().rpartition("\n")[2]
 
     def close(self) -> None:
         """End the child."""
         child, self._child = self._child, None
         if child is not None:
-            with suppress(BrokenPipeError), child:  # a request that no one has read
+            with suppress(BrokenPipeError), child, self._errors:  # a request that no one has read
                 child.kill()
 
     def job(self, job_id: int) -> JobFacts:
@@ -98,15 +117,26 @@ class PySlurm(Slurm):
             found[plain["name"]] = NodeFacts(**plain | lists)
         return found
 
+    def signal(self, step_id: str, signum: int) -> None:
+        """By send_signal."""
+        self.ask("signal", step_id, signum)
+
+    def cancel(self, job_id: int) -> None:
+        """By Job.cancel."""
+        with suppress(NotKnown):
+            self.ask("cancel", job_id)
+
+    def requeue(self, job_id: int) -> None:
+        """By Job.requeue."""
+        self.ask("requeue", job_id)
+
+    def exclude(self, job_id: int, nodes: Sequence[str]) -> None:
+        """By Job.modify."""
+        self.ask("exclude", job_id, [text.node_name(name) for name in nodes])
+
 
 def _exchange(child: subprocess.Popen[str], request: str) -> str:
-    """The answer to one request, which is between what libslurm prints. Raises ValueError where the child has ended."""
+    """The answer to one request; "" from a child that has ended."""
     assert child.stdin is not None and child.stdout is not None
-    with suppress(BrokenPipeError):
-        print(request, file=child.stdin, flush=True)
-    said = "it does not say why"
-    for line in child.stdout:
-        if line.startswith("{"):
-            return line
-        said = line.strip() or said
-    raise ValueError(said[-200:])
+    print(request, file=child.stdin, flush=True)
+    return child.stdout.readline()

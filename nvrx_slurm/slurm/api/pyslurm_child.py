@@ -74,10 +74,23 @@ def _nodes(names: list[str]) -> list[dict[str, Any]]:
     ]
 
 
+def _signal(step_id: str, signum: int) -> None:
+    job, _, step = step_id.partition(".")
+    pyslurm.JobStep.load(int(job), int(step) if step.isdigit() else step).send_signal(signum)  # without load: no effect
+
+
+def _exclude(job_id: int, nodes: list[str]) -> None:
+    pyslurm.Job(job_id).modify(pyslurm.JobSubmitDescription(excluded_nodes=nodes))
+
+
 _CALLS: dict[str, Callable[..., Any]] = {
     "job": _job,
     "steps": _steps,
     "nodes": _nodes,
+    "signal": _signal,
+    "cancel": lambda job_id: pyslurm.Job(job_id).cancel(),
+    "requeue": lambda job_id: pyslurm.Job(job_id).requeue(),
+    "exclude": _exclude,
     "version": lambda: [pyslurm.__version__, pyslurm.slurmctld.Config.load().version],
 }
 
