@@ -64,7 +64,7 @@ class RankInspection:
         state, ticks = _stat(self._pid)
         return {
             "state": state,
-            "moves": ticks - self._ticks >= _MOVES_TICKS,
+            "moves": state == "R" or ticks - self._ticks >= _MOVES_TICKS,  # on a loaded node it may wait for a core
             "stack": stack[-_STACK_CHARS:],
             "record": record[-1].removeprefix(RECORD.decode()) if record else "",
         }
