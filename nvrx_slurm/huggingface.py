@@ -3,7 +3,7 @@
     from nvrx_slurm.huggingface import FaultToleranceCallback
 
     trainer = Trainer(callbacks=[FaultToleranceCallback(calculate_timeouts=True)], ...)
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(output_dir))
+    trainer.train(resume_from_checkpoint=get_last_checkpoint(output_dir) if os.path.isdir(output_dir) else None)
 
 Needs transformers (extra `transformers`).
 """

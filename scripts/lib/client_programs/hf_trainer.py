@@ -1,6 +1,7 @@
 """A training with the Trainer of transformers and our callback, as docs/how-to/use-hugging-face.md shows it."""
 
 import argparse
+import os
 import time
 
 import torch
@@ -69,7 +70,7 @@ def main():
         train_dataset=Data(),
         callbacks=[FaultToleranceCallback(calculate_timeouts=True), Say()],
     )
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(output_dir))
+    trainer.train(resume_from_checkpoint=get_last_checkpoint(output_dir) if os.path.isdir(output_dir) else None)
     if trainer.is_world_process_zero():
         weights = torch.cat([one.detach().flatten() for one in trainer.model.parameters()]).double()
         print(f"final step {trainer.state.global_step} weights {weights.sum().item().hex()}", flush=True)
