@@ -9,6 +9,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from stage import free_port
 from wire_harness import PLAN, SLOW, Client, Process, Raw, Server, story
 
 from nvrx_slurm import types as t
@@ -131,8 +132,7 @@ async def test_an_agent_whose_loop_was_blocked_too_long_gives_its_stream_up() ->
 @pytest.mark.parametrize("other", [{"token": "wrong"}, {"job": "job-2"}])
 @story
 async def test_an_agent_passes_over_another_jobs_coordinator_and_is_told(other: dict[str, str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     async with Server(**other) as fake, Client(fake.port, port) as client:
         await client.hear("another job, or does not hold this job's token")
         async with Server(ports=(port,)) as server:

@@ -114,7 +114,8 @@ class Job:
     def wait_for(self, done: Callable[[], bool], what: str, wait_s: float = WAIT_S) -> None:
         """Wait for something in the job's directory, by inotify."""
         if not wait_in(self.directory, done, wait_s):
-            logs = "\n".join(f"{path.name}:\n{path.read_text()}" for path in self.directory.rglob("agents/*.log"))
+            files = [*self.directory.glob("*.out"), *self.directory.rglob("agents/*.log")]
+            logs = "\n".join(f"{path.name}:\n{path.read_text()}" for path in files)
             raise AssertionError(f"never came: {what}; the job said:\n{self.said()}\n{logs}")
 
     def wait_end(self) -> JobEnd:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import minicluster_init as init
 import pytest
 from minicluster import MiniCluster
 from nvrx_job import EXCLUDES_N2, Jobs, kill
+from stage import free_port
 
 SEVERAL = "export NVRX_ENABLE_MULTI_LAUNCHERS_PER_NODE=yes\n"
 TELLS = "mark(f\"local-{os.environ['LOCAL_RANK']}-of-{os.environ['LOCAL_WORLD_SIZE']}\")\n"
@@ -59,11 +59,9 @@ def test_a_segment_of_a_replacement_group_moves_as_a_whole(jobs: Jobs) -> None:
 def test_a_task_of_a_job_array_is_a_replacement_group(jobs: Jobs) -> None:
     """Each of two array tasks has two nodes. A lost agent of the first moves both ranks to the second."""
     job = jobs.new("if CYCLE == 0:\n    signal.pause()\n")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
     script = (
         "#!/bin/bash\nsrun -i none -k --kill-on-bad-exit=0 --wait=0 --mpi=none nvrx-run --nnodes=2:4"
-        f" --ft-segment=2 --rdzv-endpoint=localhost:{port} --rdzv-id=$SLURM_ARRAY_JOB_ID --max-restarts=1"
+        f" --ft-segment=2 --rdzv-endpoint=localhost:{free_port()} --rdzv-id=$SLURM_ARRAY_JOB_ID --max-restarts=1"
         " --nproc-per-node=1 worker.py\n"
     )
     shape = ("--array=0-1", "--nodes=2", "--ntasks-per-node=1", "--exclusive", "--no-kill")
