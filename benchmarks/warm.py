@@ -93,9 +93,11 @@ def _lives(launchers: Launchers, repeats: int, nproc: int, worker: str) -> dict[
 def _executed(launcher: Launcher, case: str) -> _Life:
     """A start whose workers are executed in any case; `case`: why."""
     with _job(launcher) as job:
-        script, launched = job.scratch / "train.py", Path(_WORKER).read_text()
-        script.write_text(launched if case != "text" else f"# -*- coding: latin-1 -*-\n# \xe9\n{launched}", "latin-1")
-        flags, command = _crash_loops(launcher), [str(script)]
+        script = job.scratch / "train"
+        script.mkdir()
+        main = script / "__main__.py"
+        main.write_bytes(Path(_WORKER).read_bytes())
+        flags, command = _crash_loops(launcher), [str(script if case == "text" else main)]
         if case == "python":
             wrapper = job.scratch / "python"
             wrapper.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')

@@ -276,7 +276,20 @@ def _text(path: str) -> str:
     try:
         with open(path, encoding="utf-8") as file:
             return file.read(_LONGEST_SCRIPT)
+    except UnicodeDecodeError:
+        return _text_of_encoding(path)
     except (OSError, ValueError):
+        return ""
+
+
+def _text_of_encoding(path: str) -> str:
+    """Of a script whose first lines name an encoding (PEP 263)."""
+    import tokenize  # takes milliseconds, which most scripts do not need
+
+    try:
+        with tokenize.open(path) as file:
+            return file.read(_LONGEST_SCRIPT)
+    except (OSError, ValueError, SyntaxError):
         return ""
 
 

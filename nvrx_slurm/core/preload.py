@@ -16,7 +16,7 @@ _PATCHES = frozenset({"unsloth"})  # have to be imported before the libraries th
 _USERS_OF_TORCH = frozenset({*_FROM_TEXT, "lightning", "pytorch_lightning", "torchvision"})
 _MENTIONS_TORCH = re.compile("torch|lightning|accelerate|transformers")
 _DYNAMO_SOON = re.compile(r"\b(optim|compile)\b")
-_LIBRARY = re.compile(rf"/({'|'.join(CANDIDATES)})/\S*\.so[.\d]*$", re.MULTILINE)
+_LIBRARY = re.compile(r"/\S*\.so[.\d]*$", re.MULTILINE)
 
 
 def _in_order(found: Iterable[str]) -> tuple[str, ...]:
@@ -27,9 +27,10 @@ def _in_order(found: Iterable[str]) -> tuple[str, ...]:
     return tuple(chosen)
 
 
-def loaded(maps: str) -> tuple[str, ...]:
-    """Those that a process has loaded. `maps`: its /proc/PID/maps, see proc(5)."""
-    return _in_order(_LIBRARY.findall(maps))
+def loaded(maps: str) -> tuple[tuple[str, ...], frozenset[str]]:
+    """Those that a process has loaded, and its shared libraries. `maps`: its /proc/PID/maps, see proc(5)."""
+    libraries = frozenset(_LIBRARY.findall(maps))
+    return _in_order(part for library in libraries for part in library.split("/")), libraries
 
 
 def imported(source: str) -> tuple[str, ...]:

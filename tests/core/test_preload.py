@@ -18,8 +18,10 @@ MAPS = """\
 
 
 def test_loaded_libraries() -> None:
-    assert preload.loaded(MAPS) == ("numpy", "torch", "regex", "torch._dynamo")
-    assert preload.loaded("") == preload.loaded("\0\xff garbage\n" * 1000) == ()
+    found, libraries = preload.loaded(MAPS)
+    assert found == ("numpy", "torch", "regex", "torch._dynamo")
+    assert len(libraries) == 5 and all(".so" in library for library in libraries)
+    assert preload.loaded("") == preload.loaded("\0\xff garbage\n" * 1000) == ((), frozenset())
 
 
 @pytest.mark.parametrize(

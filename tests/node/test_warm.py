@@ -263,6 +263,7 @@ def test_auto_preloads_what_the_first_workers_loaded_and_on_a_spare_what_the_scr
         gate(f"end{CYCLE}")
     """)
     rig.before = "from nvrx_slurm.node.workers import launcher; launcher._WITHOUT_TORCH_S = 0.0"
+    rig.before += "; import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])"  # no core without a worker
     nodes = rig.nodes(2, "1:2", script, "--max-restarts=2", SOON)
     active = says("up 0", *nodes)
     (spare,) = [one for one in nodes if one is not active]
@@ -283,11 +284,11 @@ def test_auto_preloads_what_the_first_workers_loaded_and_on_a_spare_what_the_scr
 LIBRARIES = {
     "torch/__init__": TORCH,
     "torch/_dynamo": "",
-    "sitecustomize": "",  # changes nothing, as that of Debian's Python
     "transformers": "class Trainer: pass\nimport os\nopen('grown', 'a').write(f'{os.getpid()}\\n')",
     "accelerate": UNFIT["thread"][0],
 }
-FIRST = """
+FIRST = """# -*- coding: latin-1 -*-
+# \xe9
 import sys
 BEFORE = [name for name in ("torch._dynamo", "transformers", "accelerate") if name in sys.modules]
 import torch
@@ -314,7 +315,7 @@ def with_libraries(rig: Rig, first: str, **libraries: str) -> tuple[str, dict[st
         path.write_text(text)
     says = "say('up', CYCLE, 'rank', RANK, 'with', *BEFORE, 'pid', os.getpid())"
     script = Path(rig.script(f"{says}\nif CYCLE < int(sys.argv[1]): forever()"))
-    script.write_text(first + script.read_text())
+    script.write_text(first + script.read_text(), encoding="latin-1")
     return str(script), {"PYTHONPATH": f"{rig.dir / 'libraries'}:{REPO}"}
 
 
@@ -347,15 +348,20 @@ def test_the_first_workers_are_forked_and_the_next_ones_have_what_can_be_forked_
 
 
 @pytest.mark.parametrize(
-    ("first", "torch"),
-    [(FIRST, UNFIT["thread"][0]), (f"import os\nos.environ['X'] = '1'{FIRST}", "")],
-    ids=["torch cannot be forked", "a variable is set before"],
+    ("first", "more", "before"),
+    [
+        (FIRST, {"torch/__init__": UNFIT["thread"][0]}, ""),
+        (FIRST.replace("import sys", "import os, sys; os.environ['X'] = '1'"), {}, ""),
+        (FIRST, {"sitecustomize": "import sys; sys.path.append('/of/this/site')"}, ""),
+        (FIRST, {"sitecustomize": ""}, "torch._dynamo"),
+    ],
+    ids=["torch cannot be forked", "a variable is set before", "a path is set before", "it may be, and is not"],
 )
-def test_the_first_workers_are_executed_in_doubt(rig: Rig, first: str, torch: str) -> None:
-    script, env = with_libraries(rig, first, **{"torch/__init__": torch or LIBRARIES["torch/__init__"]})
+def test_the_first_workers_are_executed_in_doubt(rig: Rig, first: str, more: dict[str, str], before: str) -> None:
+    script, env = with_libraries(rig, first, **more)
     rig.before = HOLDS
     one = rig.run(script, "--nproc-per-node=2", args=("0",), **env)
-    assert one.wait() == 0 and [had(one, 0, rank)[0] for rank in (0, 1)] == ["", ""]
+    assert one.wait() == 0 and [had(one, 0, rank)[0] for rank in (0, 1)] == [before, before]
     assert one.text.count("an interpreter waits") == 2
     assert not [said for said in one.said if "themselves" in said or "executed" in said]
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from nvrx_slurm.child import processes
 from nvrx_slurm.core import preload
@@ -28,6 +29,7 @@ _SPARE_INSPECTION_S = 1.0  # of the script, where there are no workers
 _WITHOUT_TORCH_S = 32.0  # until then workers may be about to import torch
 _READ_TIMEOUT_S = 5.0
 _FIRST_WAIT_S = 120.0  # of the first workers for their template
+_Told = TypeVar("_Told")
 
 
 class Launcher:
@@ -67,6 +69,8 @@ class Launcher:
         else:
             self._settled.set()
         self.hold()
+        if _has_customization():
+            self._hold_all()  # most likely they cannot be forked
 
     def hold(self) -> None:
         """Start the interpreters of the next workers. Where that fails, they are started when they are needed."""
@@ -163,13 +167,16 @@ class Launcher:
         """Standbys for the next workers, which have what worker `pid` loads in the course of time."""
         await asyncio.sleep(_FORK_AFTER_S)
         self._refill()
-        after_s = _FIRST_INSPECTION_S
+        has_core = len(os.sched_getaffinity(0)) > len(self._prefixes)
+        after_s, before = _FIRST_INSPECTION_S, frozenset[str]()
         while not warm.preload and after_s <= _LAST_INSPECTION_S:
             await asyncio.sleep(after_s)
-            found = await self._read(Path(f"/proc/{pid}/maps"), preload.loaded)
-            if self._templates or "torch" in found or after_s >= _WITHOUT_TORCH_S:
+            found, libraries = await self._read(Path(f"/proc/{pid}/maps"), preload.loaded)
+            # A template that takes a core from workers delays them, so their imports come first.
+            is_time = has_core or libraries == before
+            if self._templates or is_time and ("torch" in found or after_s >= _WITHOUT_TORCH_S):
                 self._add_modules([*found, *warm.later])
-            after_s *= 2
+            after_s, before = after_s * 2, libraries
 
     async def _inspect_script(self, script: Path) -> None:
         await asyncio.sleep(_SPARE_INSPECTION_S)
@@ -182,16 +189,16 @@ class Launcher:
         for template in self._templates.values():
             template.grow(names)
 
-    async def _read(self, path: Path, parse: Callable[[str], tuple[str, ...]]) -> tuple[str, ...]:
-        """The modules that the text of a file tells; () where it cannot be read in time."""
+    async def _read(self, path: Path, parse: Callable[[str], _Told]) -> _Told:
+        """What the text of a file tells; where it cannot be read in time, what an empty one does."""
 
-        def read() -> tuple[str, ...]:
+        def read() -> _Told:
             return parse(path.read_text(errors="replace"))
 
         try:
             return await bounded.call_async(read, _READ_TIMEOUT_S, "warm")
         except (OSError, bounded.Overrun, RuntimeError):  # RuntimeError: no thread can be made
-            return ()
+            return parse("")
 
     # --- templates and standbys -----------------------------------------------------------------------------
 
@@ -261,6 +268,12 @@ class Launcher:
             self._settled.set()
             if self._preparation is None:  # before the first start; what cannot be forked is executed
                 self._hold_all()
+
+
+def _has_customization() -> bool:
+    """Whether a sitecustomize or usercustomize runs in this Python which is not the distribution's own."""
+    found = (getattr(sys.modules.get(name), "__file__", None) for name in ("sitecustomize", "usercustomize"))
+    return any(file is not None and os.path.dirname(file) != os.path.dirname(os.__file__) for file in found)
 
 
 def _report_defect(task: asyncio.Task[None]) -> None:
