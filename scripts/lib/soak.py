@@ -46,11 +46,11 @@ _GROWN_PROCESSES = 4 * NODES  # that the job may gain from its third fault to it
 _FLAGS = (
     "--ft-rank-heartbeat-timeout=3", "--ft-initial-rank-heartbeat-timeout=60", "--max-restarts=1000",
     "--ft-rank-section-timeouts=checkpointing:30", "--ft-stop-idle-timeout=0.3", "--ft-crash-loop-backoff=0",
-    f"--nnodes={LEAST}:{NODES}", f"--nproc-per-node={RANKS}",
+    "--ft-preload=asyncio,decimal", f"--nnodes={LEAST}:{NODES}", f"--nproc-per-node={RANKS}",
 )  # fmt: skip
 _ROLES = {
-    "agent": "nvrx_slurm.cli.run", "monitor": "nvrx_slurm.monitor.main", "template": "warm/start.py",
-    "shipper": "nvrx_slurm.logs.shipper", "aggregator": "nvrx_slurm.logs.aggregator",
+    "agent": "nvrx_slurm.cli.run", "monitor": "nvrx_slurm.monitor.main", "template": "nvrx-template",
+    "standby": "nvrx-standby", "shipper": "nvrx_slurm.logs.shipper", "aggregator": "nvrx_slurm.logs.aggregator",
 }  # fmt: skip
 
 
@@ -319,11 +319,13 @@ def _raise(job: Job) -> str | None:
     return f"rank {rank} raises"
 
 
-def _signal_role(role: str, signum: signal.Signals, lasts_s: float = 0.0) -> Callable[[Job], str | None]:
+def _signal_role(
+    role: str, signum: signal.Signals, lasts_s: float = 0.0, least_s: float = _YOUNG_S
+) -> Callable[[Job], str | None]:
     def strike(job: Job) -> str | None:
         found = job.processes(role)
         if signum == signal.SIGKILL:
-            found = [one for one in found if time.monotonic() - one.start / os.sysconf("SC_CLK_TCK") >= _YOUNG_S]
+            found = [one for one in found if time.monotonic() - one.start / os.sysconf("SC_CLK_TCK") >= least_s]
         if not found:
             return None
         target = job.rng.choice(found)
@@ -356,6 +358,7 @@ FAULTS: dict[str, Callable[[Job], str | None]] = {
     "agent-stopped": _signal_role("agent", signal.SIGSTOP, 1.0),
     "monitor-killed": _signal_role("monitor", signal.SIGKILL),
     "template-killed": _signal_role("template", signal.SIGKILL),
+    "standby-killed": _signal_role("standby", signal.SIGKILL, least_s=0.0),
     "shipper-killed": _signal_role("shipper", signal.SIGKILL),
     "aggregator-killed": _signal_role("aggregator", signal.SIGKILL),
 }
