@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from nvrx_slurm.cli.log_tree import result_of
-from nvrx_slurm.cli.options import SettingsCommand
+from nvrx_slurm.cli.options import SettingsCommand, print_config
 from nvrx_slurm.config.layers import SETTINGS, Config, resolve
 from nvrx_slurm.config.settings import Declaration, settings_of
 from nvrx_slurm.config.submit import SubmitConfig, resolve_submit
@@ -40,7 +40,11 @@ _HERE_ONLY = ("dry_run", "print_config")  # flags of nvrx-run that mean this com
 
 
 def _submit(given: dict[str, Any], script: str, args: tuple[str, ...]) -> int:
-    config = resolve({key: value for key, value in given.items() if key in SETTINGS}, os.environ).config
+    resolved = resolve({key: value for key, value in given.items() if key in SETTINGS}, os.environ)
+    config = resolved.config
+    if config.launch.print_config:
+        click.echo(print_config(resolved))
+        return ExitCode.OK
     wanted = resolve_submit(given, os.environ)
     wanted.check(config.launch, config.stop_before_end_s)
     wanted = _without_suspects(wanted, Path(config.launch.log_dir))
@@ -256,10 +260,10 @@ def _show(path: Path, start: int) -> int:
 submit = SettingsCommand(
     "submit",
     _submit,
-    SUBMIT_SETTINGS | SETTINGS,
+    SUBMIT_SETTINGS | SETTINGS | {"dry_run": replace(SETTINGS["dry_run"], help="Print the sbatch script and exit.")},
     help="""Render an sbatch script that runs SCRIPT under nvrx-run, submit it, and say where its logs will be.
 
-    All flags of nvrx-run are taken, too, and handed on. --dry-run prints the script. Without SCRIPT that takes the
-    script and its arguments: sbatch FILE SCRIPT [ARGS].
+    All other flags of nvrx-run are taken, too, and handed on. --dry-run prints the sbatch script. Without SCRIPT, what
+    it prints takes the training script and its arguments: sbatch FILE SCRIPT [ARGS].
     """,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,13 @@ def test_flags_of_nvrx_run_are_handed_on_and_counted(here: Path) -> None:
     assert "#SBATCH --nodes=6" in lines
     flags = [line.strip(" \\") for line in lines if line.startswith("    --")]
     assert flags == ["--nnodes=4:6", "--ft-rank-heartbeat-timeout=30", "--srun-arg=--exact", "--redirects=3"]
+
+
+def test_print_config_and_dry_run_mean_this_command(here: Path) -> None:
+    done = submit("--print-config", "--spares", "1", "train.py")
+    assert done.exit_code == 0 and re.search(r"^spares +1 +--spares$", done.output, re.MULTILINE)
+    assert not list(here.glob("nvrx_logs"))  # nothing was submitted
+    assert "Print the sbatch script and exit." in submit("--help").output
 
 
 def test_nodes_with_many_strikes_are_said_and_left_out_if_asked_for(here: Path) -> None:
