@@ -59,6 +59,12 @@ def test_one_rank_is_named(culprit: RankEvidence, blame: Blame, word: str, count
     assert verdict.blame is blame and word in verdict.why
 
 
+def test_one_rank_waits_and_several_wait() -> None:
+    stopped = replace(waits(1), state="T")
+    assert "; 1 rank waits for it" in compare(job(2, r1=stopped)).why
+    assert "; 2 ranks wait for it" in compare(job(3, r1=stopped)).why
+
+
 def test_the_rank_that_is_absent_goes_before_one_in_its_own_code() -> None:
     verdict = compare(job(8, r2=waits(2, SLEEP), r5=replace(waits(5), state="D", frames=())))
     assert named(verdict) == [5]

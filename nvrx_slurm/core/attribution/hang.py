@@ -128,7 +128,8 @@ def _named(found: list[RankEvidence], waiting: int, more: str = "") -> HangVerdi
     at = f" at {place(first)}" if place(first) else ""
     for_s = f", silent for {first.silent_s:.1f} s" if first.silent_s >= 0 else ""
     same = f"; {len(culprits) - 1} more ranks do the same" if len(culprits) > 1 else ""
-    others = f"; {waiting} ranks wait for it" if waiting else ""
+    wait = "1 rank waits" if waiting == 1 else f"{waiting} ranks wait"
+    others = f"; {wait} for it" if waiting else ""
     sure = Confidence.LIKELY if few and first.state else Confidence.GUESS
     return HangVerdict(tuple(culprits[:_MOST_NAMED]), blame, sure, f"{what}{at}{for_s}{more}{others}{same}")
 
