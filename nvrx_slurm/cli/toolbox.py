@@ -71,7 +71,7 @@ def main() -> None:
 @main.command()
 @click.argument("place", default="latest", callback=find_run, shell_complete=complete.jobs)
 def replay(place: Path) -> None:
-    """Feed the events of event logs to fresh cores and compare their decisions.
+    """Decide anew on the events of event logs, and compare with the decisions in the logs.
 
     PLACE is one log (<run>/events/*.jsonl), a job id, or the directory of a job or run: then each coordinator's log is
     replayed in the order of their terms, then each agent's. Exit code 0: the same decisions throughout (a torn last

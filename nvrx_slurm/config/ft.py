@@ -94,7 +94,7 @@ class FaultToleranceConfig(LogSettings):
         "newest complete checkpoint as NVRX_RESUME_FROM.",
     )  # fmt: skip
     checkpoint_pattern: str | None = maybe(
-        v.PATTERN, help="Regular expression for the name of a checkpoint there; its first group is the iteration."
+        v.PATTERN, help="Regular expression for names in --ft-checkpoint-dir; its first group is the iteration."
     )
     max_no_progress_cycles: int = setting(
         k.integer(-1),
@@ -102,7 +102,7 @@ class FaultToleranceConfig(LogSettings):
         "With a checkpoint iteration file or directory: so many cycles without progress end the job; <= 0: never.",
     )
     min_progress_iterations: int = setting(
-        k.integer(1), 1, "So many iterations more than after the cycle before are progress."
+        k.integer(1), 1, "A cycle makes progress if it ends at least this many iterations later than the cycle before."
     )
     poisoned_checkpoint_iterations: int = setting(
         k.integer(0), 100,
@@ -125,7 +125,7 @@ class FaultToleranceConfig(LogSettings):
     rank_exit_timeout: float | None = setting(
         k.TIMEOUT, None,
         help="Kill a rank that has not ended this long after shutdown_workload_monitoring(), or after most other ranks"
-        " of its node. An end that takes longer than 60 s is said in any case.",
+        " of its node. The console names a rank that takes longer than 60 s, in any case.",
     )  # fmt: skip
     rank_termination_signal: signal.Signals = setting(
         v.SIGNAL, signal.SIGKILL, "Sent, after SIGCONT, to a rank that hangs."
@@ -152,7 +152,7 @@ class FaultToleranceConfig(LogSettings):
         "ranks of a node: say so, restart before the next section that saves, or end the job with 93.",
     )  # fmt: skip
     num_warmup_iterations: int = setting(
-        k.integer(0), 5, "So many first sections step have the timeout of the section warmup, if there is one."
+        k.integer(0), 5, "This many first sections step have the timeout of the section warmup, if there is one."
     )
     skip_section_response: bool = ignored(
         k.BOOL, True, "heartbeats and sections go through shared memory, without an answer"
@@ -168,8 +168,8 @@ class FaultToleranceConfig(LogSettings):
     )  # fmt: skip
     hang_exclude: bool = setting(
         k.BOOL, False,
-        help="Leave the node of that rank out where the evidence is clear and a spare is there; at most 5 % of the "
-        "nodes.",
+        help="Leave out the node of the rank that the others wait for, where the evidence is clear and a spare is "
+        "there; at most 5 % of the nodes.",
     )  # fmt: skip
 
     waiting_sections: tuple[str, ...] = setting(
@@ -223,7 +223,7 @@ class FaultToleranceConfig(LogSettings):
     gpu_memory_tolerance_mb: float = setting(
         k.real(0.0, high=1e9, unit="megabytes", metavar="MB"), 512.0, "Used GPU memory that counts as free."
     )
-    gpu_memory_poll_interval: float = setting(k.POSITIVE_SECONDS, 2.0, "Time between two readings of it.")
+    gpu_memory_poll_interval: float = setting(k.POSITIVE_SECONDS, 2.0, "Time between two readings of used GPU memory.")
     numa_bind_strict: bool = setting(k.BOOL, True, "With NUMA binding: numactl --membind; false: --localalloc.")
 
     log_level: int = setting(

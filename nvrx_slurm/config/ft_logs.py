@@ -100,7 +100,7 @@ class LogSettings(Section):
         "node; http://HOST:PORT, https://HOST:PORT or unix:///PATH runs elsewhere.",
     )  # fmt: skip
     attribution_startup_timeout: float = setting(
-        k.POSITIVE_SECONDS, 20.0, "A service of this job that is not up after this time is said."
+        k.POSITIVE_SECONDS, 20.0, "The console says so if the service of this job is not up after this time."
     )
     attribution_llm_api_key_file: str | None = maybe(
         k.PATH, "File with the key of a language model, readable by its owner only. Default: LLM_API_KEY_FILE."

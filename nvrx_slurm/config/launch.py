@@ -61,7 +61,7 @@ class LaunchConfig(Section):
     )  # fmt: skip
     until_done: bool = switch("Requeue the Slurm job until the training has ended: not after 0, 2, 93 or a signal.")
     chain_failures: int = setting(
-        k.integer(1), 3, "So many failures within --chain-failure-window end --until-done and a chain."
+        k.integer(1), 3, "This many failures within --chain-failure-window end --until-done and a chain."
     )
     chain_failure_window: float = setting(k.POSITIVE_SECONDS, 3600.0, "See --chain-failures.")
     chain_links: str | None = maybe(k.PATH, "File with the ids of the jobs of a chain; nvrx submit sets it.", flag="")
@@ -157,7 +157,7 @@ class LaunchConfig(Section):
     )  # fmt: skip
     ft_ignore_missing_cfg: bool = switch(
         aliases=("--ignore-missing-fault-tol-cfg",),
-        help="Go on with the defaults where that file, or its fault_tolerance: section, is missing.",
+        help="Go on with the defaults where the file of --ft-cfg-path, or its fault_tolerance: section, is missing.",
     )  # fmt: skip
     print_config: bool = switch("Print every setting with its value and where it came from, and exit.")
     dry_run: bool = switch(

@@ -80,7 +80,7 @@ class SubmitConfig(Section):
     venv: str | None = maybe(k.PATH, "Python environment that the job activates. Default: the one of this nvrx.")
 
     container_image: str | None = maybe(k.TEXT, "Run the training in this image.", begins="Container")
-    container_runtime: str = setting(k.choice("pyxis", "apptainer"), "pyxis", "How it is run: pyxis or apptainer.")
+    container_runtime: str = setting(k.choice("pyxis", "apptainer"), "pyxis", "Runs the image: pyxis or apptainer.")
     container_mounts: str | None = maybe(k.TEXT, "SRC:DST[:FLAGS],... Default: the working directory and --log-dir.")
     container_workdir: str | None = maybe(
         k.PATH, "Directory in the container where the script starts. Default: the working directory."

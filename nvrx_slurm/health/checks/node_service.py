@@ -77,7 +77,7 @@ def parse_output(text: str) -> dict[str, Any] | None:
     budget_s=TIMEOUT_S + 1,
 )
 def node_service(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
-    """The service says that the node is not healthy, or its output is not JSON with a fail_count (seed 000)."""
+    """The service says that the node is not healthy, or its output is not JSON with a fail_count."""
     path = expected["node_service"]
     place = node.path(path)
     node.doing(f"waiting for {path}")
