@@ -59,6 +59,7 @@ def test_a_job_counts_with_all_its_runs_and_the_time_between_them(tmp_path: Path
     advice = " ".join(job["advice"])  # sqrt(2 x 10 s x 500 s) = 100 s; 83 s as now
     for part in ("save every 1 min 40 s", "20.0 %", "took over 2 times", "1 min 40 s each time", "n2 caused 4 of 4"):
         assert part in advice
+    assert "took over 1 time;" in " ".join(found(tmp_path, "7/r0")["advice"])
     assert found(tmp_path, str(tmp_path / "7" / "r0"))["runs"] == 1
     text = goodput(tmp_path, "7").output
     assert "40 steps" in text and "job ettr" in text and f"{SECTION}evaluation" in text

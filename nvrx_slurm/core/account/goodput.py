@@ -95,7 +95,8 @@ def _advice(
     spare_s, took_over = total.get("spare_idle", 0.0), sum(len(run.get("spares_used") or ()) for run in runs)
     if spare_s > 0.0:
         share = 100 * spare_s / sum(total.values())
-        told = f"spares waited {spare_s / 3600:.2f} node-hours ({share:.1f} %) and took over {took_over} times"
+        often = f"{took_over} time{'s' * (took_over != 1)}"
+        told = f"spares waited {spare_s / 3600:.2f} node-hours ({share:.1f} %) and took over {often}"
         queues = [account["queue_s"] for account in accounts if account.get("queue_s") is not None]
         if took_over and queues:
             told += (
