@@ -64,6 +64,7 @@ def test_the_evidence_of_64_ranks_fits_into_one_message() -> None:
     stack += "".join(f'  File "/{chr(0x4E2D) * 200}.py", line 3 in {chr(0x4E2D) * 200}\n' for _ in range(20))
     record = json.dumps([[chr(0x4E2D) * 200, n, chr(0x4E2D) * 200, True] for n in range(9)])
     [rank] = inspected(9.0, {"record": record, "stack": stack, "section": "s" * 256}, None)
+    assert {(text[:3], len(text)) for text in rank.frames} == {("...", 120)}  # it says that it is cut
     message = t.Evidence(1, 3, (replace(rank, log="/" * 4096, host="h" * 64),) * 64)
     assert len(codec.from_agent(message).SerializeToString()) < MAX_MESSAGE_BYTES
 

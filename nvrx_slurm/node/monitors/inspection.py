@@ -76,4 +76,6 @@ def _evidence(where: RankFault, message: Mapping[str, Any]) -> RankEvidence:
 
 def _text(value: object) -> str:
     """For the console and logs: its end, without control characters. A path matters less than a line."""
-    return "".join(c if c.isprintable() else " " for c in str(value)[-_TEXT_CHARS:])
+    text = str(value)
+    cut = text if len(text) <= _TEXT_CHARS else f"...{text[3 - _TEXT_CHARS :]}"
+    return "".join(c if c.isprintable() else " " for c in cut)
