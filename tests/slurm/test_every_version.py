@@ -87,7 +87,7 @@ def test_a_submitted_job_is_requeued_without_the_node_that_it_excluded(jobs: Job
     first_life = EXCLUDES_N2.replace("CYCLE == 0", '"SLURM_RESTART_COUNT" not in os.environ')
     job, _ = nvrx_submit(jobs, first_life, "--nodes", "2", "--until-done")
     job.wait_marks("up", 2)
-    assert until(lambda: jobs.cluster.job(job.job_id)["ExcNodeList"] == "n2", WAIT_S)
+    assert until(lambda: jobs.cluster.job(job.job_id)["ExcNodeList"] == "n2", WAIT_S), (job.marks("up"), job.said())
     start_again(jobs.cluster, job.job_id)
     job.ends("COMPLETED", 0)
     assert sorted(mark.node for mark in job.marks("up")) == ["n1", "n1", "n2", "n3"]

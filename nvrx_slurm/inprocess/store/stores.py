@@ -264,9 +264,9 @@ class TCPStore(StoreMixin, dist.TCPStore):
             master_listen_fd=None if listening is None else listening.detach(),
             use_libuv=use_libuv,
         )
-        try:  # torch waits for the server's first answer without a bound
+        try:  # torch waits for the server's first answer without a bound, and for the connection as long as we do
             bounded.call(lambda: _connect(self, arguments), timeout_s, "nvrx-store")
-        except bounded.Overrun:
+        except (bounded.Overrun, dist.DistNetworkError):
             raise StoreLost(
                 f"the store cannot be reached: {host}:{number} (MASTER_ADDR, MASTER_PORT) has not answered like a store"
                 f" for {timeout_s:g} s; see whether rank 0 is stopped, its host is down, a firewall is in between or"
