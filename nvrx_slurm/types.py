@@ -454,7 +454,7 @@ class RanksGone:
 
 @frozen
 class LogServer:
-    """Where the coordinator's node takes lines for the merged logs: agents choose one of `ports` by infra rank."""
+    """Where the coordinator's node takes lines for the merged logs: at the first of `ports`."""
 
     term: int
     ports: tuple[int, ...]  # at most 64
