@@ -29,15 +29,21 @@ def find_run(ctx: click.Context | None, param: click.Parameter | None, place: st
     A callback for the arguments of the toolbox. `place`: a path; or what stands in the log directory: a job's id,
     "latest". A file is left as it is. Raises click.BadParameter.
     """
+    try:
+        return _found(place)
+    except OSError as error:  # its owner lets nobody in
+        raise click.BadParameter(f"{place} cannot be read: {error.strerror}; ask its owner") from None
+
+
+def _found(place: str) -> Path:
     path = Path(place) if Path(place).exists() else log_dir() / place
     if (path / "latest").exists():
         path /= "latest"
     if path.is_symlink():
         path = path.parent / path.readlink()
     if not path.exists():
-        raise click.BadParameter(
-            f"there is neither {place} nor {log_dir() / place}; give a job id, or the directory of a run"
-        )
+        tried = " and no ".join(dict.fromkeys((place, str(log_dir() / place))))  # one place, if it is absolute
+        raise click.BadParameter(f"there is no {tried}; give a job id, or the directory of a run")
     runs = runs_of(path)
     if not runs and (path / "submit.sbatch").exists():
         raise click.BadParameter(

@@ -139,7 +139,8 @@ def _told(run: Path, found: dict[str, Any], now: float, ranks: bool) -> Seen:
     reasons = needs_a_person(found, state_s).values()
     lines = [*_lines(found, written, ranks)]
     if age_s > silent_s:
-        code, verdict = CANNOT_TELL, f"cannot tell: coordinator silent since {in_words(age_s)}; before that:"
+        code, verdict = CANNOT_TELL, f"cannot tell: coordinator silent since {in_words(age_s)}"
+        lines.insert(0, "before that:")
     elif ahead_s > silent_s:
         code, verdict = CANNOT_TELL, f"cannot tell: the coordinator's clock is {in_words(ahead_s)} ahead of this one"
     elif reasons:

@@ -97,6 +97,8 @@ class SubmitConfig(Section):
         least, chained = launch.node_range(self.all_nodes(launch)).max, self.chain is not None
         if self.nodes is not None and self.nodes < least:
             raise UsageError(f"--nodes {self.nodes} is less than the {least} nodes of --nnodes and --spares")
+        if launch.standalone:
+            raise UsageError("--standalone has no meaning for a submitted job; use --nodes 1")
         if chained and launch.until_done:
             raise UsageError("--chain and --until-done exclude each other; keep one of them")
         if self.array is not None and (chained or launch.until_done or self.wait):

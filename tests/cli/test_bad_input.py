@@ -17,6 +17,7 @@ from nvrx_slurm.cli.run import main
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 main(sys.argv[1:])
 """
+MODULES = ", ".join(f"nvrx_slurm.cli.{name}" for name in ("status", "why", "goodput", "logs", "event_logs", "report"))
 PREFIX = "--ft-per-cycle-applog-prefix"
 MEET = ("--nnodes=2", "--rdzv-endpoint=nosuchhost.invalid:29400", "--rdzv-conf=join_timeout=1")
 
@@ -71,6 +72,21 @@ def test_files_that_the_user_may_not_read_or_write(work: Path) -> None:
     for mode, said in ((0o600, "train.py may not be read"), (0o644, "cannot be made: Permission denied")):
         (work / "train.py").chmod(mode)
         ends(2, said, "-c", AS_NOBODY, "train.py")
+
+
+@pytest.mark.parametrize("closed", ["7", "7/r0"])
+@pytest.mark.parametrize("command", ["status", "why", "goodput", "logs", "replay", "report"])
+def test_a_run_of_somebody_else(tmp_path: Path, command: str, closed: str) -> None:
+    (tmp_path / "7" / "r0").mkdir(parents=True)
+    tmp_path.chmod(0o755)
+    (tmp_path / closed).chmod(0o700)
+    as_nobody = AS_NOBODY.replace("run import", "toolbox import").replace(
+        "import difflib", f"import {MODULES}, difflib"
+    )
+    argv = [sys.executable, "-c", as_nobody, command, str(tmp_path / "7")]
+    done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd="/", text=True, timeout=60)
+    assert done.returncode == (1 if command == "status" else 2) and "Traceback" not in done.stdout, done.stdout
+    assert str(tmp_path / "7") in done.stdout
 
 
 def test_a_working_directory_that_is_gone(work: Path) -> None:

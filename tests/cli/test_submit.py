@@ -97,6 +97,7 @@ def test_hostile_values_stay_one_word_each(here: Path, monkeypatch: pytest.Monke
         (["--chain", "1", "train.py"], ["--chain", "2"]),
         (["--chain", "2", "--until-done", "train.py"], ["--chain", "--until-done"]),
         (["--chain", "2", "--array", "0-3", "train.py"], ["--array"]),
+        (["--standalone", "train.py"], ["--standalone", "--nodes 1"]),
         (["--job-name", "a b", "train.py"], ["--job-name"]),
         (["--container-workdir", "/x", "train.py"], ["--container-image"]),
         (["--venv", "/nowhere", "train.py"], ["--venv /nowhere"]),
