@@ -157,6 +157,30 @@ class Examined:
 
 
 @frozen
+class Imported:
+    """A module that the ranks import, after they have changed these variables. A value "\0": not set any more."""
+
+    module: str
+    names: tuple[str, ...] = ()  # at most 256
+    values: tuple[str, ...] = ()
+
+
+@frozen
+class Imports:
+    """What active nodes have seen their ranks import: spares prepare for it. It may hold secrets: it is not logged."""
+
+    modules: tuple[Imported, ...]  # at most 32
+
+
+@frozen
+class Warmth:
+    """Whether ranks can be forked on this node, told when that changes."""
+
+    modules: tuple[str, ...]  # that its template has imported; at most 32
+    reason: str = ""  # why they have to be executed; "" = they can be forked
+
+
+@frozen
 class StragglerRecord:
     """Slow ranks, a node, a switch or the whole job."""
 

@@ -17,6 +17,8 @@ from nvrx_slurm.records import CycleCost as CycleCost
 from nvrx_slurm.records import Examine as Examine
 from nvrx_slurm.records import Examined as Examined
 from nvrx_slurm.records import Finding as Finding
+from nvrx_slurm.records import Imported as Imported
+from nvrx_slurm.records import Imports as Imports
 from nvrx_slurm.records import LineRole as LineRole
 from nvrx_slurm.records import NodeTime as NodeTime
 from nvrx_slurm.records import Pace as Pace
@@ -25,6 +27,7 @@ from nvrx_slurm.records import Remedy as Remedy
 from nvrx_slurm.records import SectionTime as SectionTime
 from nvrx_slurm.records import Spent as Spent
 from nvrx_slurm.records import StragglerRecord as StragglerRecord
+from nvrx_slurm.records import Warmth as Warmth
 from nvrx_slurm.records import Window as Window
 
 
@@ -40,6 +43,7 @@ class FaultKind(str, Enum):
     NODE_LOST = "node-lost"  # its agent's stream broke or went silent
     EXCLUDED = "excluded"  # a rank asked to have its node taken out of the job
     UNHEALTHY = "unhealthy"  # a health check of its node failed
+    INEXACT = "inexact"  # it was forked, and an executed one would have done something else
 
 
 # Exit codes of all ranks of Megatron-LM (core/rerun_state_machine.py): a step is to be repeated on other GPUs; a result
@@ -245,6 +249,7 @@ class Plan:
     electors: int = 0  # size of the electorate; a coordinator needs a majority of those not in `dead`
     dead: tuple[str, ...] = ()  # keys of nodes that do not vote: proven dead, or returned
     returned: tuple[str, ...] = ()  # the part of `dead` that is alive again, and votes once each node has this plan
+    forked: bool = True  # all ranks come from templates; False: one node cannot do that, so all execute them
 
     @property
     def active(self) -> bool:
@@ -462,6 +467,7 @@ class LogServer:
 
 AgentReport = RanksFailed | Hung | Evidence | Spent | Succeeded | Ready | EndKnown
 AgentRequest = Asked | NodeUnfit | WarnJob | EndJob | WhoLeads
-AgentMessage = Register | AgentReport | AgentRequest | Pace | Window | Examined
+AgentMessage = Register | AgentReport | AgentRequest | Pace | Window | Examined | Imports | Warmth
 CoordinatorOrder = Plan | Counted | Stop | CheckNode | Collect | Examine | Warn | RanksGone | Finish | Leave
-CoordinatorMessage = CoordinatorOrder | Lead | Elsewhere | Refused | LogServer
+News = LogServer | Imports  # for all members, also those that come later
+CoordinatorMessage = CoordinatorOrder | Lead | Elsewhere | Refused | News

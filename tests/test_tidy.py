@@ -66,6 +66,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "pyslurm": ("slurm/api/pyslurm_child.py",),
     "torch": ("inprocess/", "testing/"),
     "sitecustomize": ("warm/",),
+    **{f"nvrx_{path.stem}": ("warm/",) for path in (PACKAGE / "warm").glob("*.py")},  # their names in a template
     "transformers": ("huggingface.py",),
     "typing_extensions": ("frozen.py",),  # for type checkers
 }

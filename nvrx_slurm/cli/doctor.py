@@ -135,19 +135,19 @@ def _strikes(log_dir: Path) -> Iterator[Line]:
 def _warm() -> Line:
     """What a template of this Python forks workers with; takes as long as the imports."""
     from nvrx_slurm.core import preload
-    from nvrx_slurm.node.workers.launcher import Launcher
+    from nvrx_slurm.node.workers.launcher import Launcher, LauncherHooks
     from nvrx_slurm.node.workers.worker_spec import WarmSpec, WorkerContract, WorkerSpec
 
     modules = [name for name in preload.CANDIDATES if importlib.util.find_spec(name) is not None]
     spec = WorkerSpec(
         [sys.executable, "-u", "-c", ""], WorkerContract("", "", ""), {}, 0, lambda local_rank: 0,
-        warm=WarmSpec(None, None, modules),
+        warm=WarmSpec(None, modules),
     )  # fmt: skip
     said: list[str] = []
 
     async def prepare() -> None:
         with tempfile.TemporaryDirectory() as directory:
-            launcher = Launcher(spec, 1, Path(directory), said.append)
+            launcher = Launcher(spec, 1, Path(directory), LauncherHooks(said.append))
             launcher.begin()
             await launcher.wait()
             await launcher.close()

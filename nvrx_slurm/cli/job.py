@@ -262,13 +262,17 @@ def _warm(here: Here, argv: list[str], script: str, nproc: int, shared: bool) ->
     if os.environ.get("PYTHONSAFEPATH"):
         path0 = None
     if launch.module or ft.preload:
-        return WarmSpec(None, path0, ft.preload)
-    path = os.path.abspath(script)
-    return WarmSpec(path, path0, (), *preload.at_start(_text(path), nproc, partial(_is_beside, path0)))
+        return WarmSpec(path0, ft.preload)
+    guess = preload.guess(_text(os.path.abspath(script)), nproc, partial(_text_beside, path0))
+    return WarmSpec(path0, (), guess.first, guess.later)
 
 
-def _is_beside(path0: str | None, module: str) -> bool:
-    return path0 is not None and any(os.path.exists(os.path.join(path0, module + end)) for end in ("", ".py"))
+def _text_beside(path0: str | None, module: str) -> str:
+    """Of a module beside the script; "" where there is none."""
+    if path0 is None:
+        return ""
+    path = os.path.join(path0, *module.split("."))
+    return _text(f"{path}.py") or _text(os.path.join(path, "__init__.py"))
 
 
 def _text(path: str) -> str:

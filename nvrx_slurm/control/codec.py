@@ -18,12 +18,13 @@ _LISTS = {"faults": 64, "order": 8, "spent": 16, "excluded": 4096, "ranks": 4096
 _LISTS |= {"dead": 4096, "returned": 4096, "restarts": 8, "lost": 64, "promoted": 64}  # longest; cut by the sender
 _LISTS |= {"ports": 64, "ranks_seen": 64, "frames": 12, "collectives": 8}
 _LISTS |= {"nodes": 32, "seconds": 32, "sections": 16, "estimated": 32, "costs": 9, "paces": 64}
+_LISTS |= {"modules": 32, "names": 256, "values": 256}
 _LISTS |= {"waits": 4096, "waited_s": 4096, "until_s": 4096}
 _MAX_COUNT = 10_000_000  # ranks, cycles, terms: far above anything real
 _MAX_S = 1e10  # all floats are seconds; Unix time is below, and differs between hosts
 # Longest texts, cut by the sender.
 _LONG_TEXT = {"message": 2000, "reason": 4000, "description": 4000, "traceback": 16_000, "log": 4096, "cause": 400}
-_LONG_TEXT |= {"line": 300, "resume_from": 4096}
+_LONG_TEXT |= {"line": 300, "resume_from": 4096, "values": 4096}
 _ID_CHARS = 256  # every other string
 _BOUNDS = {
     "port": (0, 65535),

@@ -6,7 +6,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FromAgent(_message.Message):
-    __slots__ = ("hello", "register", "ranks_failed", "succeeded", "ready", "end_job", "asked", "warn_job", "end_known", "who_leads", "hung", "evidence", "node_unfit", "spent", "pace", "window", "examined")
+    __slots__ = ("hello", "register", "ranks_failed", "succeeded", "ready", "end_job", "asked", "warn_job", "end_known", "who_leads", "hung", "evidence", "node_unfit", "spent", "pace", "window", "examined", "imports", "warmth")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     REGISTER_FIELD_NUMBER: _ClassVar[int]
     RANKS_FAILED_FIELD_NUMBER: _ClassVar[int]
@@ -24,6 +24,8 @@ class FromAgent(_message.Message):
     PACE_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
     EXAMINED_FIELD_NUMBER: _ClassVar[int]
+    IMPORTS_FIELD_NUMBER: _ClassVar[int]
+    WARMTH_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     register: Register
     ranks_failed: RanksFailed
@@ -41,10 +43,12 @@ class FromAgent(_message.Message):
     pace: Pace
     window: Window
     examined: Examined
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., ranks_failed: _Optional[_Union[RanksFailed, _Mapping]] = ..., succeeded: _Optional[_Union[Succeeded, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., end_job: _Optional[_Union[EndJob, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ..., warn_job: _Optional[_Union[WarnJob, _Mapping]] = ..., end_known: _Optional[_Union[EndKnown, _Mapping]] = ..., who_leads: _Optional[_Union[WhoLeads, _Mapping]] = ..., hung: _Optional[_Union[Hung, _Mapping]] = ..., evidence: _Optional[_Union[Evidence, _Mapping]] = ..., node_unfit: _Optional[_Union[NodeUnfit, _Mapping]] = ..., spent: _Optional[_Union[Spent, _Mapping]] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ..., window: _Optional[_Union[Window, _Mapping]] = ..., examined: _Optional[_Union[Examined, _Mapping]] = ...) -> None: ...
+    imports: Imports
+    warmth: Warmth
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., ranks_failed: _Optional[_Union[RanksFailed, _Mapping]] = ..., succeeded: _Optional[_Union[Succeeded, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., end_job: _Optional[_Union[EndJob, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ..., warn_job: _Optional[_Union[WarnJob, _Mapping]] = ..., end_known: _Optional[_Union[EndKnown, _Mapping]] = ..., who_leads: _Optional[_Union[WhoLeads, _Mapping]] = ..., hung: _Optional[_Union[Hung, _Mapping]] = ..., evidence: _Optional[_Union[Evidence, _Mapping]] = ..., node_unfit: _Optional[_Union[NodeUnfit, _Mapping]] = ..., spent: _Optional[_Union[Spent, _Mapping]] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ..., window: _Optional[_Union[Window, _Mapping]] = ..., examined: _Optional[_Union[Examined, _Mapping]] = ..., imports: _Optional[_Union[Imports, _Mapping]] = ..., warmth: _Optional[_Union[Warmth, _Mapping]] = ...) -> None: ...
 
 class FromCoordinator(_message.Message):
-    __slots__ = ("plan", "stop", "finish", "refused", "warn", "ranks_gone", "leave", "lead", "elsewhere", "collect", "check_node", "counted", "log_server", "examine")
+    __slots__ = ("plan", "stop", "finish", "refused", "warn", "ranks_gone", "leave", "lead", "elsewhere", "collect", "check_node", "counted", "log_server", "examine", "imports")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +63,7 @@ class FromCoordinator(_message.Message):
     COUNTED_FIELD_NUMBER: _ClassVar[int]
     LOG_SERVER_FIELD_NUMBER: _ClassVar[int]
     EXAMINE_FIELD_NUMBER: _ClassVar[int]
+    IMPORTS_FIELD_NUMBER: _ClassVar[int]
     plan: Plan
     stop: Stop
     finish: Finish
@@ -73,7 +78,8 @@ class FromCoordinator(_message.Message):
     counted: Counted
     log_server: LogServer
     examine: Examine
-    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., warn: _Optional[_Union[Warn, _Mapping]] = ..., ranks_gone: _Optional[_Union[RanksGone, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., lead: _Optional[_Union[Lead, _Mapping]] = ..., elsewhere: _Optional[_Union[Elsewhere, _Mapping]] = ..., collect: _Optional[_Union[Collect, _Mapping]] = ..., check_node: _Optional[_Union[CheckNode, _Mapping]] = ..., counted: _Optional[_Union[Counted, _Mapping]] = ..., log_server: _Optional[_Union[LogServer, _Mapping]] = ..., examine: _Optional[_Union[Examine, _Mapping]] = ...) -> None: ...
+    imports: Imports
+    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., warn: _Optional[_Union[Warn, _Mapping]] = ..., ranks_gone: _Optional[_Union[RanksGone, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., lead: _Optional[_Union[Lead, _Mapping]] = ..., elsewhere: _Optional[_Union[Elsewhere, _Mapping]] = ..., collect: _Optional[_Union[Collect, _Mapping]] = ..., check_node: _Optional[_Union[CheckNode, _Mapping]] = ..., counted: _Optional[_Union[Counted, _Mapping]] = ..., log_server: _Optional[_Union[LogServer, _Mapping]] = ..., examine: _Optional[_Union[Examine, _Mapping]] = ..., imports: _Optional[_Union[Imports, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("version",)
@@ -305,6 +311,30 @@ class Window(_message.Message):
     until_s: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, term: _Optional[int] = ..., cycle: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., waits: _Optional[_Iterable[int]] = ..., waited_s: _Optional[_Iterable[float]] = ..., until_s: _Optional[_Iterable[float]] = ...) -> None: ...
 
+class Warmth(_message.Message):
+    __slots__ = ("modules", "reason")
+    MODULES_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    modules: _containers.RepeatedScalarFieldContainer[str]
+    reason: str
+    def __init__(self, modules: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Imports(_message.Message):
+    __slots__ = ("modules",)
+    MODULES_FIELD_NUMBER: _ClassVar[int]
+    modules: _containers.RepeatedCompositeFieldContainer[Imported]
+    def __init__(self, modules: _Optional[_Iterable[_Union[Imported, _Mapping]]] = ...) -> None: ...
+
+class Imported(_message.Message):
+    __slots__ = ("module", "names", "values")
+    MODULE_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    module: str
+    names: _containers.RepeatedScalarFieldContainer[str]
+    values: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, module: _Optional[str] = ..., names: _Optional[_Iterable[str]] = ..., values: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class Examine(_message.Message):
     __slots__ = ("term", "cycle")
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -514,7 +544,7 @@ class RestartRecord(_message.Message):
     def __init__(self, cycle: _Optional[int] = ..., at_s: _Optional[float] = ..., down_s: _Optional[float] = ..., cause: _Optional[str] = ..., rank: _Optional[int] = ..., fingerprint: _Optional[str] = ..., host: _Optional[str] = ..., exit_code: _Optional[int] = ..., iteration: _Optional[int] = ..., checkpoint: _Optional[int] = ..., elsewhere: bool = ..., infra_rank: _Optional[int] = ..., detect_s: _Optional[float] = ..., recomputed_s: _Optional[float] = ..., again_s: _Optional[float] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("term", "cycle", "history", "max_restarts", "active_nodes", "world_size", "master_addr", "master_port", "group_rank", "rank_offset", "leader", "successors", "electors", "dead", "returned")
+    __slots__ = ("term", "cycle", "history", "max_restarts", "active_nodes", "world_size", "master_addr", "master_port", "group_rank", "rank_offset", "leader", "successors", "electors", "dead", "returned", "forked")
     TERM_FIELD_NUMBER: _ClassVar[int]
     CYCLE_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
@@ -530,6 +560,7 @@ class Plan(_message.Message):
     ELECTORS_FIELD_NUMBER: _ClassVar[int]
     DEAD_FIELD_NUMBER: _ClassVar[int]
     RETURNED_FIELD_NUMBER: _ClassVar[int]
+    FORKED_FIELD_NUMBER: _ClassVar[int]
     term: int
     cycle: int
     history: History
@@ -545,7 +576,8 @@ class Plan(_message.Message):
     electors: int
     dead: _containers.RepeatedScalarFieldContainer[str]
     returned: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, term: _Optional[int] = ..., cycle: _Optional[int] = ..., history: _Optional[_Union[History, _Mapping]] = ..., max_restarts: _Optional[int] = ..., active_nodes: _Optional[int] = ..., world_size: _Optional[int] = ..., master_addr: _Optional[str] = ..., master_port: _Optional[int] = ..., group_rank: _Optional[int] = ..., rank_offset: _Optional[int] = ..., leader: _Optional[_Union[Peer, _Mapping]] = ..., successors: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., electors: _Optional[int] = ..., dead: _Optional[_Iterable[str]] = ..., returned: _Optional[_Iterable[str]] = ...) -> None: ...
+    forked: bool
+    def __init__(self, term: _Optional[int] = ..., cycle: _Optional[int] = ..., history: _Optional[_Union[History, _Mapping]] = ..., max_restarts: _Optional[int] = ..., active_nodes: _Optional[int] = ..., world_size: _Optional[int] = ..., master_addr: _Optional[str] = ..., master_port: _Optional[int] = ..., group_rank: _Optional[int] = ..., rank_offset: _Optional[int] = ..., leader: _Optional[_Union[Peer, _Mapping]] = ..., successors: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., electors: _Optional[int] = ..., dead: _Optional[_Iterable[str]] = ..., returned: _Optional[_Iterable[str]] = ..., forked: bool = ...) -> None: ...
 
 class Peer(_message.Message):
     __slots__ = ("key", "host", "addr", "port")

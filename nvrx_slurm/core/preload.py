@@ -1,71 +1,114 @@
-"""Which modules a template imports where the user names none. Pure."""
+"""Which modules a template imports, and under which variables. Pure.
+
+The text of a script only guesses what is worth an early import. Whether a fork is exact is checked when the script
+imports (`warm.journal`), and what ranks tell then is what later templates are made of.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterable, Iterator
-from itertools import takewhile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 # Slow to import, used by many, and without threads, open files or devices after the import. In the order of imports.
 CANDIDATES = ("numpy", "torch", "scipy", "pandas", "triton", "torchvision", "PIL", "safetensors", "tokenizers", "regex")
-_DYNAMO = "torch._dynamo"
-# Slow to import, written in Python, so that only the script tells that they are wanted.
-_FROM_TEXT = frozenset({"accelerate", "torchmetrics", "transformers"})
-_PATCHES = frozenset({"unsloth"})  # have to be imported before the libraries that they patch
-_USERS_OF_TORCH = frozenset({*_FROM_TEXT, "lightning", "pytorch_lightning", "torchvision"})
-_MENTIONS_TORCH = re.compile("torch|lightning|accelerate|transformers")
+_DYNAMO = "torch._dynamo"  # the first optimizer of a script imports it, as slow as torch itself
+_PYTHON_ONLY = ("accelerate", "torchmetrics", "transformers")  # slow, too, and without a library that /proc shows
+WATCHED = (*CANDIDATES, _DYNAMO, *_PYTHON_ONLY)
+_USERS_OF_TORCH = frozenset({"torch", *_PYTHON_ONLY, "lightning", "pytorch_lightning", "torchvision"})
 _DYNAMO_SOON = re.compile(r"\b(optim|compile)\b")
 _LIBRARY = re.compile(r"/\S*\.so[.\d]*$", re.MULTILINE)
+_WRITERS = frozenset({"setdefault", "update", "pop", "clear"})  # methods of os.environ
+_SETTERS = frozenset({"putenv", "unsetenv", "load_dotenv"})
+_MOST_FILES = 64  # of the script's own modules that are read
+MAX_MISSES = 2  # a module whose variables are others at each start is left out
 
-
-def _in_order(found: Iterable[str]) -> tuple[str, ...]:
-    names = set(found)
-    chosen = [name for name in CANDIDATES if name in names]
-    if "torch" in names:
-        chosen.append(_DYNAMO)  # the first optimizer of a script imports it, as slow as torch itself
-    return tuple(chosen)
+Changes = Mapping[str, str | None]  # variables that the script has changed; None = not set
+Module = tuple[str, Changes]  # what to import, and under which changes
 
 
 def loaded(maps: str) -> tuple[tuple[str, ...], frozenset[str]]:
     """Those that a process has loaded, and its shared libraries. `maps`: its /proc/PID/maps, see proc(5)."""
     libraries = frozenset(_LIBRARY.findall(maps))
-    return _in_order(part for library in libraries for part in library.split("/")), libraries
+    return in_order(part for library in libraries for part in library.split("/")), libraries
 
 
-def imported(source: str) -> tuple[str, ...]:
-    """Those that the text of a script imports itself; () for what is not Python."""
-    return _in_order(name.partition(".")[0] for name, _ in _imports(ast.walk(_parsed(source))))
+def in_order(found: Iterable[str]) -> tuple[str, ...]:
+    """Candidates among these names; torch comes with its second part."""
+    names = set(found)
+    if "torch" in names:
+        names.add(_DYNAMO)
+    return tuple(name for name in (*CANDIDATES[:2], _DYNAMO, *CANDIDATES[2:]) if name in names)
 
 
-def at_start(source: str, nproc: int, is_local: Callable[[str], bool]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Those that `nproc` workers import before anything else: what they wait for, and what has time.
+class Guess(NamedTuple):
+    """What the text of a script says."""
 
-    Workers wait only for what can be forked on each machine. Without torch there is none: the others are quick. What
-    comes after a statement, or after an import of a module beside the script (`is_local`), does not count: these may
-    set a variable or a path that the import reads.
+    first: tuple[str, ...] = ()  # what the first workers wait for
+    later: tuple[str, ...] = ()  # what they import soon, and what may turn out to be unfit
+
+
+def guess(source: str, nproc: int, read: Callable[[str], str]) -> Guess:
+    """What `nproc` workers of this script import before anything else.
+
+    `read(module)`: the text of a module beside the script, "" if there is none. Workers wait only for torch and numpy;
+    and not where a variable is set before torch is imported, since then they would be executed in the end.
     """
-    if not _MENTIONS_TORCH.search(source):
-        return (), ()
-
-    def is_harmless(node: ast.AST) -> bool:
-        modules = {name.partition(".")[0] for name, _ in _imports([node])}
-        return _is_plain(node) and not any(name in _PATCHES or is_local(name) for name in modules)
-
-    found = list(_imports(takewhile(is_harmless, _statements(_parsed(source).body))))
+    texts, sets, is_found = [source], False, False
+    for kind, text in _at_import(source, read, set()):
+        if kind is _TEXT:
+            texts.append(text)
+        elif kind is _SETS:
+            sets = True
+        elif text.partition(".")[0] in _USERS_OF_TORCH:
+            is_found = True
+            break
+    trees = [_parsed(text) for text in texts]
+    found = [one for tree in trees for one in _imports(ast.walk(tree))]
     names = {name.partition(".")[0] for name, _ in found}
-    if not names & {"torch", *_USERS_OF_TORCH}:
-        return (), ()
-    first = _in_order(names & {"numpy", "torch"} | {"torch"})
-    # One worker reaches its first optimizer as fast by itself.
-    if nproc == 1 or not (names & _USERS_OF_TORCH or _DYNAMO_SOON.search(source)):
-        first = first[:-1]
+    if not names & _USERS_OF_TORCH:
+        return Guess()
+    sets_later = any(_sets(node) for tree in trees for node in ast.walk(tree))
     entries = [
         ":".join([name, ",".join(taken)] if taken else [name])
-        for name, taken in found
-        if name.partition(".")[0] in _FROM_TEXT
+        for name, taken in dict.fromkeys(found)
+        if name.partition(".")[0] in _PYTHON_ONLY
     ]
-    return first, (*_in_order(names | {"torch"}), *entries)
+    later = (*in_order(names | {"torch"}), *entries)
+    if sets or (sets_later and not is_found):
+        return Guess((), later)
+    soon = names & (_USERS_OF_TORCH - {"torch"}) or any(_DYNAMO_SOON.search(text) for text in texts)
+    # One worker reaches its first optimizer as fast by itself.
+    with_dynamo = nproc > 1 and soon and not sets_later
+    first = in_order((names & {"numpy"}) | {"torch"})
+    return Guess(first if with_dynamo else tuple(name for name in first if name != _DYNAMO), later)
+
+
+_TEXT, _SETS, _IMPORT = "text", "sets", "import"
+
+
+def _at_import(source: str, read: Callable[[str], str], seen: set[str], package: str = "") -> Iterator[tuple[str, str]]:
+    """What happens while this text is executed as a module, in order, also in modules beside the script.
+
+    A function of a module beside the script may be called at once, so what it sets counts.
+    """
+    tree = _parsed(source)
+    if package and any(_sets(node) for node in ast.walk(tree)):
+        yield _SETS, ""
+    for node in _statements(tree.body):
+        is_definition = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        if not is_definition and any(_sets(part) for part in ast.walk(node)):
+            yield _SETS, ""
+        for name, taken in _imports([node], package):
+            for module in dict.fromkeys((name, *(f"{name}.{one}" for one in taken))):
+                text = read(module) if module not in seen and len(seen) < _MOST_FILES else ""
+                if text:
+                    seen.add(module)
+                    yield _TEXT, text
+                    yield from _at_import(text, read, seen, module)
+            yield _IMPORT, name
 
 
 def _parsed(source: str) -> ast.Module:
@@ -86,22 +129,95 @@ def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.AST]:
             yield node
 
 
-def _is_plain(node: ast.AST) -> bool:
-    """Whether a statement changes nothing but names of the script."""
-    if isinstance(node, (ast.Assign, ast.AnnAssign)):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        return all(isinstance(target, ast.Name) for target in targets) and not any(
-            isinstance(part, (ast.Call, ast.NamedExpr)) for part in ast.walk(node)
-        )
-    if isinstance(node, ast.Expr):
-        return isinstance(node.value, ast.Constant)
-    return isinstance(node, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Pass))
+def _sets(node: ast.AST) -> bool:
+    """Whether it may set an environment variable."""
+    if isinstance(node, ast.Subscript):
+        return not isinstance(node.ctx, ast.Load) and _name(node.value) == "environ"
+    if not isinstance(node, ast.Call):
+        return False
+    called = _name(node.func)
+    owner = node.func.value if isinstance(node.func, ast.Attribute) else None
+    return called in _SETTERS or (called in _WRITERS and _name(owner) == "environ")
 
 
-def _imports(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """(module, names that are taken from it) of each import of a module that is not relative."""
+def _name(node: ast.AST | None) -> str:
+    """The last part of a dotted name; "" for anything else."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _imports(nodes: Iterable[ast.AST], package: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
+    """(module, names that are taken from it) of each import. `package`: the module that relative imports are in.
+
+    A relative import counts twice, since the text does not tell whether it is that of a package or of a module.
+    """
     for node in nodes:
         if isinstance(node, ast.Import):
             yield from ((alias.name, ()) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            yield node.module or "", tuple(alias.name for alias in node.names if alias.name != "*")
+        elif isinstance(node, ast.ImportFrom):
+            taken = tuple(alias.name for alias in node.names if alias.name != "*")
+            parts = package.split(".") if node.level else []
+            bases = [parts[: len(parts) + 1 - node.level], parts[: len(parts) - node.level]] if node.level else [parts]
+            for base in bases:
+                if name := ".".join([*base, *filter(None, [node.module])]):
+                    yield name, taken
+
+
+class Learned:
+    """What the ranks of this node have told about their imports."""
+
+    def __init__(self, named: Sequence[str] = ()) -> None:
+        self._named = tuple(named)  # by the user; () = what the ranks import
+        self._told: dict[str, dict[int, Changes]] = {}  # by module and local rank
+        self._misses: Counter[bool] = Counter()  # starts with another value: of the second part of torch, of all
+        self._missed: set[bool] = set()  # in this start
+        self._found: dict[str, None] = {}  # names that come from elsewhere: the script's text, loaded libraries
+        self._last: Changes = {}
+        self.hinted: tuple[Module, ...] = ()  # by other nodes
+
+    def imported(self, local_rank: int, module: str, changes: Changes) -> None:
+        """A rank imports this module, after it has changed these variables."""
+        self._told.setdefault(module, {})[local_rank] = self._last = changes
+
+    def missed(self, module: str) -> None:
+        """A template had it, and a rank had other variables."""
+        is_second_part = module.startswith(_DYNAMO)
+        self._misses[is_second_part] += is_second_part not in self._missed
+        self._missed.add(is_second_part)
+
+    def began(self) -> None:
+        """All ranks start."""
+        self._missed.clear()
+
+    def found(self, modules: Iterable[str]) -> None:
+        """The ranks import these, or will soon."""
+        self._found.update(dict.fromkeys(modules))
+
+    def has(self, module: str) -> bool:
+        """Whether a rank imports it."""
+        return module in self._told or module in self._found
+
+    def modules(self) -> tuple[Module, ...]:
+        """What the next template imports, in this order."""
+        names = self._named or (
+            *in_order((*self._told, *(name for name in self._found if ":" not in name))),
+            *(name for name in self._found if name.partition(":")[0].partition(".")[0] in _PYTHON_ONLY),
+        )
+        if self._misses[False] >= MAX_MISSES:
+            return ()
+        if self.hinted and not self._told:
+            return self.hinted
+        chosen: list[Module] = []
+        left_out = {_DYNAMO} if self._misses[True] >= MAX_MISSES else set()
+        for name in names:
+            module = name.partition(":")[0]
+            root = module.partition(".")[0]
+            told = [*self._told.get(module, self._told.get(root, {})).values()]
+            by_rank = any(changes != told[0] for changes in told)
+            needs_it = root in left_out or (root in _USERS_OF_TORCH and "torch" in left_out)
+            if by_rank or needs_it or module in left_out:
+                left_out.add(module)
+            else:
+                chosen.append((name, told[0] if told else self._last))
+        return tuple(chosen)

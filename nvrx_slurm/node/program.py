@@ -138,7 +138,7 @@ class NodeProgram:
         self._signals = Signals(self._signal_reader, job, shell, self._coordinator_shell)
         await self.add(self._signals)
         if self._server is not None and lease is not None:
-            self._elections = Elections(job, self._server, say, shell, lease, self._logs)
+            self._elections = Elections(job, self._server, say, shell, lease, self._logs, workers.prepare)
             self._link = self._elections.link
             await self.add(self._elections)
         else:
@@ -150,7 +150,7 @@ class NodeProgram:
             await self.add(self._link)
         shell.begin()
 
-    def _tell(self, told: t.Pace | t.Window) -> None:
+    def _tell(self, told: t.Pace | t.Window | t.Imports | t.Warmth) -> None:
         self._link.send(told)
 
     def _examine(self, command: t.Examine) -> None:

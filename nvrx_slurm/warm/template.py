@@ -1,26 +1,35 @@
-"""The program of a template, as the `sitecustomize` of a worker's interpreter; see `start.py`. Standard library only.
+"""The program of a template, in a worker's interpreter; `hook.py` runs it. Standard library only.
 
 It imports modules, then forks a standby for each socket that the agent sends. A standby waits for its release. Then it
-returns from this file, and Python goes on as after any start: it runs the script.
+returns from this file, and Python goes on as after any start: it runs the script. What the template has imported is
+hidden from the script until the script imports it, see `journal.py`.
 
 The environment variable NVRX_TEMPLATE is JSON:
     control      descriptor of the socket to the agent
+    told         path of the agent's socket for what workers tell
     agent        process id of the agent, the parent of all workers
-    modules      what to import, in this order: MODULE, or MODULE:NAME,NAME for what `from MODULE import` takes
+    modules      what to import, in this order: [MODULE or MODULE:NAME,NAME, CHANGES]; the second form is for what
+                 `from MODULE import` takes; CHANGES are variables under which the script imports it, null = not set
+    watched      modules of which workers tell that the script imports them
     path0        what Python will put in front of sys.path, or null
     rank_names   variables that only a worker has
     python_path  PYTHONPATH of a worker, or null
     hurry        workers wait for this template
 Messages to the agent, one JSON object each: {"unfit": MODULE, "why": TEXT}, {"ready": SECONDS_OF_IMPORTS},
-{"pids": [...]} with 0 for a process that could not be made, {"stale": FILE}, {"successor": PID}. Messages from the
-agent are JSON, too:
+{"pids": [...]} with 0 for a process that could not be made, {"stale": FILE}, {"fresh": true}, {"successor": PID}.
+Messages from the agent are JSON, too:
     {"fork": N}       with one descriptor per standby: the socket on which `child.processes.Held` releases it
     {"grow": [...]}   a forked successor imports these modules, too, while this process goes on
+    {"check": true}   whether a file of an imported module has changed
     {"end": PID}      the successor takes over: the socket belongs to it when this process has ended
+A worker tells, each time with its process id as "pid":
+    {"imported": MODULE, "changes": {...}}   the script imports it, after it has changed these variables
+    {"anew": TEXT, "module": MODULE, "changes": {...}}     its import would differ from the template's: the worker
+                                                           executes its command
+    {"restart": TEXT, "module": MODULE, "changes": {...}}  the same, too late for that: it waits for its end
 """
 
-import array
-import ctypes
+import atexit
 import gc
 import json
 import os
@@ -30,19 +39,27 @@ import socket
 import sys
 import time
 
-_PR_SET_PDEATHSIG, _PR_SET_MM, _PR_SET_MM_MAP = 1, 35, 14
-_NO_FILE = 0xFFFFFFFF  # -1 of 32 bits
+from nvrx_journal import Unfit
+from nvrx_process import (
+    Title,
+    children,
+    descriptors,
+    encoded,
+    end_with_parent,
+    is_bad_fork,
+    libraries,
+    sent,
+    show,
+    stamp,
+    threads,
+)
+from nvrx_rank import Rank, begin_anew
+
 _MAX_STANDBYS = 253  # SCM_MAX_FD of the kernel
 _MESSAGE_BYTES = 1 << 16
 _NO_COLLECTION = 1 << 30  # a threshold that imports do not reach: the collector takes a fifth of their time
 _USER_SIGNALS = {signal.SIGUSR1, signal.SIGUSR2}
 _LITTLE_GARBAGE = {"numpy", "torch", "torch._dynamo"}  # less than a collection is worth, a tenth of their time
-# torch cannot use a device in a process whose parent has asked for it, even if only how many there are.
-_BAD_FORKS = ("_cuda_isInBadFork", "_xpu_isInBadFork", "_mtia_isInBadFork")
-
-
-class Unfit(Exception):
-    """Workers must not be forked from this process."""
 
 
 class Stale(Exception):
@@ -52,7 +69,8 @@ class Stale(Exception):
 class Template:
     """The template until it is a worker. `setup`: see above."""
 
-    def __init__(self, setup):
+    def __init__(self, setup, journal, hook_dir):
+        self._journal, self._setup, self._hook_dir = journal, setup, hook_dir
         self._control = socket.socket(fileno=setup["control"])
         self._agent = setup["agent"]
         self._modules = setup["modules"]
@@ -63,10 +81,12 @@ class Template:
         for name in self._rank_names & os.environ.keys():  # of the agent's own environment
             del os.environ[name]
         self._env = dict(os.environ)
-        self._title = _Title()
+        journal.rank_names.update(map(os.fsencode, self._rank_names))
+        self._title = Title()
         self._title.show(b"nvrx-template")
-        self._descriptors = _descriptors()
-        self._stamps = {}
+        self._descriptors = descriptors()
+        self._stamps = {}  # of files that people change while a job runs: each standby looks at them
+        self._installed = {}  # of all others: the template does, when it is asked
 
     def run(self):
         """Serve the agent. Returns in a worker, with its environment, streams and signals in place."""
@@ -87,16 +107,17 @@ class Template:
             if self._path0 is not None:
                 sys.path.insert(0, self._path0)
             gc.set_threshold(_NO_COLLECTION)
-            with _Environment() as environment:
-                for module in modules:
-                    name, _, names = module.partition(":")
-                    __import__(name, fromlist=names.split(",") if names else ())
-                    self._check(name, environment.read & self._rank_names)
-            if not _LITTLE_GARBAGE.issuperset(modules):
+            for module, changes in modules:
+                name, _, names = module.partition(":")
+                self._journal.record(name, names.split(",") if names else (), encoded(changes))
+                self._check(name)
+                self._journal.park()
+            if not _LITTLE_GARBAGE.issuperset(name for name, _ in modules):
                 gc.collect()
             gc.freeze()  # the collector would write to pages that are shared; it must not run before
             if gc.get_threshold()[0] == _NO_COLLECTION:  # else a module has chosen another one
                 gc.set_threshold(*threshold)
+            self._journal.set_path([*sys.path], libraries())
             if self._path0 in sys.path:
                 sys.path.remove(self._path0)
             self._stamp()
@@ -113,38 +134,36 @@ class Template:
 
     # --- what may not be forked -----------------------------------------------------------------------------
 
-    def _check(self, module, read_names):
+    def _check(self, module):
         """Raises Unfit for what the import of `module` left behind."""
-        if read_names:
-            raise Unfit(f"it reads {', '.join(sorted(read_names))}, which only a worker has")
-        for fd in _descriptors() - self._descriptors:
+        if read := self._journal.rank_reads:
+            raise Unfit(f"it reads {', '.join(sorted(read))}, which only a worker has")
+        for fd in descriptors() - self._descriptors:
             raise Unfit(f"it keeps {os.readlink(f'/proc/self/fd/{fd}')} open")
-        if _children():
+        if children():
             raise Unfit("it started a process")
-        if _threads() > 1 or ("torch" in sys.modules and module.partition(".")[0] != "torch"):
+        torch = self._journal.module("torch")
+        if threads() > 1 or (torch is not None and module.partition(".")[0] != "torch"):
             # A library that is safe to fork ends its threads before a fork (pthread_atfork), as OpenBLAS does.
             pid = os.fork()
             if not pid:
-                os._exit(_is_bad_fork())
+                os._exit(is_bad_fork(torch))
             if os.waitpid(pid, 0)[1]:
                 raise Unfit("it asks for GPUs")
-            if _threads() > 1:
+            if threads() > 1:
                 raise Unfit("it started a thread")
 
     def _stamp(self):
-        """Of the named modules and of all that are not installed: people change those while a job runs."""
-        installed = tuple(os.path.join(prefix, "") for prefix in (sys.prefix, sys.base_prefix))
-        files, named = [sys.executable], {module.partition(":")[0] for module in self._modules}
-        for name, module in sys.modules.items():
-            path = str(getattr(module, "__dict__", {}).get("__file__"))
-            if (name in named or not path.startswith(installed)) and os.path.isfile(path):
-                files.append(path)
-        self._stamps = {**{path: _stamp(path) for path in files}, **self._stamps}  # those of a predecessor are older
-
-    def _check_stamps(self):
-        for path, stamp in self._stamps.items():
-            if _stamp(path) != stamp:
-                raise Stale(path)
+        """Of all files that were imported. Those that are named, or are not installed, change most often."""
+        prefixes = tuple(os.path.join(prefix, "") for prefix in (sys.prefix, sys.base_prefix))
+        named = {module.partition(":")[0] for module, _ in self._modules}
+        files = {"": sys.executable}
+        for name, module in (*sys.modules.items(), *self._journal.modules()):
+            files[name] = str(getattr(module, "__dict__", {}).get("__file__"))
+        for name, path in files.items():
+            stamps = self._stamps if name in named or not path.startswith(prefixes) else self._installed
+            if path not in stamps and os.path.isfile(path):  # the stamp of a predecessor is older
+                stamps[path] = stamp(path)
 
     # --- standbys -------------------------------------------------------------------------------------------
 
@@ -152,17 +171,22 @@ class Template:
         """Do what the agent asks for. Returns in a standby: the socket of its release."""
         while True:
             data, ancillary, _, _ = self._control.recvmsg(_MESSAGE_BYTES, socket.CMSG_SPACE(4 * _MAX_STANDBYS))
-            sockets = [socket.socket(fileno=fd) for fd in _sent(ancillary)]
+            sockets = [socket.socket(fileno=fd) for fd in sent(ancillary)]
             message = json.loads(data) if data else {"end": 0}
             if "end" in message:
                 os._exit(0)
-            if _children():  # a successor that was unfit has ended
+            if children():  # a successor that was unfit has ended
                 os.waitpid(-1, os.WNOHANG)
             try:
-                self._check_stamps()
+                _check_stamps(self._stamps)
+                if "check" in message:
+                    _check_stamps(self._installed)
             except (Stale, OSError) as error:
                 self._say(stale=str(error))
                 os._exit(0)
+            if "check" in message:
+                self._say(fresh=True)
+                continue
             if "grow" in message:
                 self._grow(message["grow"])
                 continue
@@ -178,17 +202,17 @@ class Template:
         if os.fork():
             return
         os.setsid()
-        _end_with_parent(signal.SIGKILL)
+        end_with_parent(signal.SIGKILL)
         if os.getppid() != before:
             os._exit(1)
         self._modules = [*self._modules, *modules]
         self._import(modules, hurry=False)
         predecessor = os.pidfd_open(before)
-        _end_with_parent(0)
+        end_with_parent(0)
         self._say(successor=os.getpid())
         select.select([predecessor], [], [])
         os.close(predecessor)
-        _end_with_parent(signal.SIGKILL)
+        end_with_parent(signal.SIGKILL)
         if os.getppid() != self._agent:
             os._exit(1)
 
@@ -234,30 +258,33 @@ class Template:
             os._exit(0)
         standby.close()
         self._title.restore()
-        env_fd, *streams = _sent(ancillary)
+        env_fd, *streams = sent(ancillary)
         for fd, target in zip(streams, (1, 2), strict=True):
             os.dup2(fd, target)
             os.close(fd)
         with open(env_fd, "rb") as file:
             text = file.read()
         env = dict(os.fsdecode(line).split("=", 1) for line in text.split(b"\0") if b"=" in line)
-        _end_with_parent(signal.SIGKILL)
+        end_with_parent(signal.SIGKILL)
         if os.getppid() != self._agent:
             os._exit(1)
         for signum in signal.sigpending() & _USER_SIGNALS:  # for the workers of an earlier moment
             signal.signal(signum, signal.signal(signum, signal.SIG_IGN))
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+        rank = Rank(self._setup, env, self._hook_dir, self._mask)
         try:
-            self._check_stamps()
+            _check_stamps(self._stamps)
             if {name: value for name, value in env.items() if name not in self._rank_names} != self._env:
                 raise Stale("the environment")
             self._take(env)
-            _show(text)
-            _renew()
+            show(text)
+            self._renew()
+            atexit.register(gc.unfreeze)  # comes last: frozen objects would be found as leaks
         except Exception as error:
             if not isinstance(error, Stale):
                 print(f"nvrx-run: this worker is executed, not forked: {error!r}", file=sys.stderr)
-            os.execve(sys.executable, sys.orig_argv, env)
+            rank.execute()
+        self._journal.begin_worker(rank, self._setup["watched"], dict(os.environ._data))
 
     def _take(self, env):
         """Only the variables of a rank: a module may have set others, which its other imports read."""
@@ -265,143 +292,31 @@ class Template:
             os.environ.pop(name, None)
         os.environ.update({name: value for name, value in env.items() if name in self._rank_names})
 
-
-class _Title:
-    """What ps and pgrep show. The command line of a worker would make people take this process for a rank."""
-
-    def __init__(self):
-        first, last = map(int, _stat()[48:50])  # where the kernel reads /proc/PID/cmdline
-        self._command, self._place = ctypes.string_at(first, last - first), first
-        with open("/proc/self/comm", "rb") as comm:
-            self._name = comm.read().rstrip(b"\n")
-
-    def show(self, title):
-        self._set(title[: len(self._command) - 1].ljust(len(self._command), b"\0"), title)
-
-    def restore(self):
-        self._set(self._command, self._name)
-
-    def _set(self, command, name):
-        ctypes.memmove(self._place, command, len(command))
-        with open("/proc/self/comm", "wb") as comm:
-            comm.write(name)
+    def _renew(self):
+        """Seeds and ids that modules took in the template. `random` does it by itself."""
+        if threading := self._journal.module("threading"):
+            threading.main_thread()._set_native_id()  # Python before 3.13 keeps the template's
+        if numpy_random := self._journal.module("numpy.random"):
+            numpy_random.seed()
+        if torch := self._journal.module("torch"):
+            torch.default_generator.seed()
+        if process := self._journal.module("multiprocessing.process"):
+            process.current_process().authkey = os.urandom(32)
 
 
-class _Environment:
-    """Notes which variables are read from os.environ. Refuses to execute another program, which would be the script."""
-
-    def __enter__(self):
-        self.read = read = set()
-        self._real = os._Environ.__getitem__, os.execv, os.execve
-        getitem = os._Environ.__getitem__
-
-        def note(environ, name):
-            read.add(name)
-            return getitem(environ, name)
-
-        def refuse(*args):
-            raise Unfit("it executes another program")
-
-        os._Environ.__getitem__, os.execv, os.execve = note, refuse, refuse
-        return self
-
-    def __exit__(self, *exc):
-        os._Environ.__getitem__, os.execv, os.execve = self._real
+def _check_stamps(stamps):
+    for path, before in stamps.items():
+        if stamp(path) != before:
+            raise Stale(path)
 
 
-def _end_with_parent(signum):
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
-
-
-def _is_bad_fork():
-    """In a fork: whether torch refuses to use a device here."""
-    known = getattr(sys.modules.get("torch"), "_C", None)
-    return any(getattr(known, name, bool)() for name in _BAD_FORKS)
-
-
-def _descriptors():
-    fds = os.open("/proc/self/fd", os.O_RDONLY)
-    try:
-        return {int(name) for name in os.listdir(fds)} - {fds}
-    finally:
-        os.close(fds)
-
-
-def _children():
-    with open(f"/proc/self/task/{os.getpid()}/children") as file:
-        return file.read().split()
-
-
-def _threads():
-    return len(os.listdir("/proc/self/task"))
-
-
-def _stamp(path):
-    status = os.stat(path)
-    return status.st_mtime_ns, status.st_size, status.st_ino
-
-
-def _sent(ancillary):
-    """The descriptors in a message."""
-    fds = array.array("i")
-    for _, _, content in ancillary:
-        fds.frombytes(content)
-    return list(fds)
-
-
-def _stat():
-    """The fields of /proc/self/stat by their numbers in proc(5); 0 for the first ones."""
-    with open("/proc/self/stat", "rb") as file:
-        return [0, 0, 0, 0, *file.read().rpartition(b")")[2].split()[1:]]
-
-
-def _show(text):
-    """Make `text` (NAME=VALUE, separated by null bytes) what /proc/PID/environ shows: monitors find processes by it.
-
-    See prctl(2), PR_SET_MM_MAP. It sets all places at once, so the others get what they have. A kernel may refuse it.
-    """
-    kept = ctypes.create_string_buffer(text)
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))  # never freed: the kernel reads it until this process ends
-    field = list(map(int, _stat()))
-    libc = ctypes.CDLL(None)
-    libc.sbrk.restype = ctypes.c_void_p
-    start = ctypes.addressof(kept)
-    places = [*field[26:28], *field[45:48], libc.sbrk(0), field[28], *field[48:50], start, start + len(kept)]
-    area = (ctypes.c_uint64 * 13)(*places, 0, _NO_FILE << 32)  # struct prctl_mm_map; no new auxv, no new executable
-    libc.prctl(_PR_SET_MM, _PR_SET_MM_MAP, area, ctypes.c_ulong(ctypes.sizeof(area)), 0)
-
-
-def _renew():
-    """Seeds and ids that modules took in the template. `random` does it by itself."""
-    if "threading" in sys.modules:
-        sys.modules["threading"].main_thread()._set_native_id()  # Python before 3.13 keeps the template's
-    if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()
-    if "torch" in sys.modules:
-        sys.modules["torch"].default_generator.seed()
-    if "multiprocessing.process" in sys.modules:
-        sys.modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
-
-
-def main():
-    """Be the template. Returns in a worker."""
-    hook_dir = os.path.dirname(__file__)
-    sys.path.remove(hook_dir)
-    sys.path_importer_cache.pop(hook_dir, None)
-    setup = os.environ.pop("NVRX_TEMPLATE")
-    if setup == "trial":  # see start.py
-        sys._nvrx_before = [*sys.path], {**os.environ}
-        return
+def main(setup, journal, hook_dir):
+    """Be the template, or a worker that was executed anew. Returns in a worker."""
     setup = json.loads(setup)
     del os.environ["PYTHONPATH"]
     if setup["python_path"] is not None:
         os.environ["PYTHONPATH"] = setup["python_path"]
-    Template(setup).run()
-
-
-try:
-    main()
-except BaseException:  # else Python would say so, go on, and run the script
-    os._exit(1)
-del sys.modules["sitecustomize"]
-import sitecustomize  # noqa: E402, F401  the user's own; where there is none, `site` expects this ImportError
+    if "anew" in setup:
+        begin_anew(setup, journal, hook_dir)
+    else:
+        Template(setup, journal, hook_dir).run()

@@ -174,6 +174,8 @@ class Story:
             "spent": lambda: t.Spent(1, cycle, 0.25, 1.0, 0.5, saved_s=1.0),
             "succeeds": lambda: t.Succeeded(1, cycle, "early" in rest),
             "stops": lambda: t.Ready(1, cycle, 2000 + rank),
+            "cold": lambda: t.Warmth((), "its template still imports"),
+            "warm": lambda: t.Warmth(("torch",)),
             "offers": lambda: t.Ready(0, 0, 2000 + rank),
             "knows": lambda: t.EndKnown(),
             "ends": lambda: t.EndJob(143, "got signal 15"),
@@ -275,6 +277,7 @@ def _message(message: Any) -> tuple[str, str]:
     if isinstance(message, t.Plan):
         group_rank = str(message.group_rank) if message.active else "-"
         term = f"@{message.term}" if message.term > 1 else ""
+        term += "" if message.forked else "!"
         before = f"<{message.history.resume_before}" if message.history.resume_before >= 0 else ""
         return f"plan:{message.cycle}/{message.history.restarts_used}{before}{term}", f"={group_rank}"
     kinds = {
@@ -312,7 +315,7 @@ ANYTHING = (
     *("fails 0", "fails 1", "succeeds 0", "stops 0", "stops 0 9", "stops 1", "asks 0 continue", "asks 0 exclude"),
     *("asks 0 shutdown", "warns 0 10", "ends 0", "time 100", "time ?", "progress 0 5", "progress -1 5", "tick"),
     *("unfit 0", "unfit 1", "joins 1 ended", "dead 1", "raised 9", "knows 0", "advises 0 stop", "hung 0", "sees 0"),
-    *("spent 0", "finds 300 200", "counted", "slow 0 0", "slow - 0", "examined 0"),
+    *("spent 0", "finds 300 200", "counted", "slow 0 0", "slow - 0", "examined 0", "warm 0"),
 )
 
 

@@ -19,60 +19,108 @@ MAPS = """\
 
 def test_loaded_libraries() -> None:
     found, libraries = preload.loaded(MAPS)
-    assert found == ("numpy", "torch", "regex", "torch._dynamo")
+    assert found == ("numpy", "torch", "torch._dynamo", "regex")
     assert len(libraries) == 5 and all(".so" in library for library in libraries)
     assert preload.loaded("") == preload.loaded("\0\xff garbage\n" * 1000) == ((), frozenset())
 
 
-@pytest.mark.parametrize(
-    ("source", "found"),
-    [
-        ("import torch", ("torch", "torch._dynamo")),
-        (
-            "def f():\n    from torch.nn import functional as F\nimport numpy as np, os",
-            ("numpy", "torch", "torch._dynamo"),
-        ),
-        ("import pandas.io", ("pandas",)),
-        ("from . import torch\nfrom .torch import x\nimport mytorch\n# import numpy\n'import scipy'", ()),
-        ("import os", ()),
-        ("", ()),
-        ("#!/bin/sh\nexec python train.py", ()),
-        ("import torch\0", ()),
-        ("(" * 5000, ()),
-    ],
-)
-def test_imports_of_a_script(source: str, found: tuple[str, ...]) -> None:
-    assert preload.imported(source) == found
-
-
+TORCH = ("torch",)
 DYNAMO = ("torch", "torch._dynamo")
+BESIDE = {
+    "sets": "import os\ndef f(): os.environ['X'] = '1'",
+    "pkg": "from .main import main",
+    "pkg.main": "from ..pkg import deep",
+    "pkg.deep": "import torch\noptim = 1",
+    "clean": "import json",
+    "ring": "import ring",
+}
 
 
 @pytest.mark.parametrize(
     ("source", "nproc", "first", "later"),
     [
-        ("import torch", 2, ("torch",), DYNAMO),
+        ("import torch", 2, TORCH, DYNAMO),
         ("import torch\no = torch.optim.AdamW", 2, DYNAMO, DYNAMO),
-        ("import torch\no = torch.optim.AdamW", 1, ("torch",), DYNAMO),
-        ("'text'\nimport os, numpy\nX = 'a', 1\ndef f(): g()\nimport torch", 2, ("numpy", "torch"), ("numpy", *DYNAMO)),
-        ("import pandas, torch", 2, ("torch",), (*DYNAMO[:1], "pandas", DYNAMO[1])),
+        ("import torch\no = torch.optim.AdamW", 1, TORCH, DYNAMO),
+        ("'text'\nimport os, numpy\nX = g()\nimport torch", 2, ("numpy", "torch"), ("numpy", *DYNAMO)),
+        ("import pandas, torch", 2, TORCH, (*DYNAMO, "pandas")),
         ("import lightning", 2, DYNAMO, DYNAMO),
-        ("from transformers import A, B", 1, ("torch",), (*DYNAMO, "transformers:A,B")),
-        ("if X:\n  try:\n    import torch\n  except ImportError: pass", 2, ("torch",), DYNAMO),
-        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n  import torch", 2, (), ()),
-        ("def train():\n  import torch", 2, (), ()),
-        ("import os\nos.environ['OMP_NUM_THREADS'] = '4'\nimport torch", 2, (), ()),
-        ("import sys\nsys.path[:0] = ['x']\nimport torch", 2, (), ()),
-        ("import sys\nX = sys.path.pop()\nimport torch", 2, (), ()),
-        ("import setup\nsetup.run()\nimport torch", 2, (), ()),
-        ("import beside, torch", 2, (), ()),
-        ("import torch, beside", 2, (), ()),
-        ("import torch\nimport beside", 2, ("torch",), DYNAMO),
-        ("import unsloth\nfrom transformers import A", 2, (), ()),
-        ("import torch\nimport unsloth\nfrom transformers import A", 2, ("torch",), DYNAMO),
+        ("T = now()\nprint(T)\nfrom transformers import A, B", 1, TORCH, (*DYNAMO, "transformers:A,B")),
+        ("if X:\n  try:\n    import torch\n  except ImportError: pass", 2, TORCH, DYNAMO),
+        ("def train():\n  import torch", 2, TORCH, DYNAMO),
+        ("import os\nint(os.environ['RANK'])\nimport torch", 2, TORCH, DYNAMO),
+        ("import sys\nsys.path[:0] = ['x']\nimport torch", 2, TORCH, DYNAMO),
+        ("import clean, ring, torch", 2, TORCH, DYNAMO),
+        ("from pkg.main import main", 2, DYNAMO, DYNAMO),
+        # A variable is set before, or may be.
+        ("import os\nos.environ['OMP_NUM_THREADS'] = '4'\nimport torch", 2, (), DYNAMO),
+        ("import os\nos.environ.setdefault('X', '4')\nimport torch", 2, (), DYNAMO),
+        ("from os import environ, putenv\ndel environ['X']\nputenv('Y', '1')\nimport torch", 2, (), DYNAMO),
+        ("import dotenv\ndotenv.load_dotenv()\nimport torch", 2, (), DYNAMO),
+        ("import sets, torch", 2, (), DYNAMO),
+        ("import os\ndef main():\n  os.environ['X'] = '1'\n  import torch", 2, (), DYNAMO),
+        # After torch: before the first optimizer.
+        ("import torch, os\nos.environ['X'] = '1'\no = torch.optim.AdamW", 2, TORCH, DYNAMO),
+        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n  import numpy", 2, (), ()),
         ("import numpy, pandas", 2, (), ()),
-        ("torch = (", 2, (), ()),
+        ("import os", 2, (), ()),
+        ("#!/bin/sh\nexec python train.py", 2, (), ()),
+        ("import torch\0", 2, (), ()),
+        ("(" * 5000, 2, (), ()),
     ],
 )
 def test_what_workers_wait_for(source: str, nproc: int, first: tuple[str, ...], later: tuple[str, ...]) -> None:
-    assert preload.at_start(source, nproc, {"beside"}.__contains__) == (first, later)
+    assert preload.guess(source, nproc, lambda module: BESIDE.get(module, "")) == (first, later)
+
+
+def learned(*told: tuple[int, str, preload.Changes]) -> preload.Learned:
+    found = preload.Learned()
+    for one in told:
+        found.imported(*one)
+    return found
+
+
+def test_a_template_imports_under_the_variables_that_ranks_had() -> None:
+    four, off = {"OMP_NUM_THREADS": "4"}, {"OMP_NUM_THREADS": "4", "TORCH_COMPILE_DISABLE": "1"}
+    told = [(rank, *one) for rank in (0, 1) for one in (("torch", four), ("torch._dynamo", off), ("scipy", {}))]
+    found = learned(*told)
+    assert found.modules() == (("torch", four), ("torch._dynamo", off), ("scipy", {}))
+    found.found(("transformers:Trainer", "triton"))
+    assert found.modules()[3:] == (("triton", {}), ("transformers:Trainer", {}))
+
+
+def test_what_differs_from_rank_to_rank_is_left_out_with_what_needs_it() -> None:
+    found = learned((0, "torch", {"X": "0"}), (1, "torch", {"X": "1"}), (0, "numpy", {}), (0, "torchvision", {}))
+    assert found.modules() == (("numpy", {}),)
+    found = learned((0, "torch", {}), (0, "torch._dynamo", {"X": "0"}), (1, "torch._dynamo", {"X": "1"}))
+    assert found.modules() == (("torch", {}),)
+
+
+def test_what_differs_from_start_to_start_is_left_out() -> None:
+    found = learned((0, "torch", {}), (0, "torch._dynamo", {}))
+    for _ in range(preload.MAX_MISSES):
+        assert found.modules() == (("torch", {}), ("torch._dynamo", {}))
+        for _ in range(2):  # both ranks of a start
+            found.missed("torch._dynamo")
+        found.began()
+    assert found.modules() == (("torch", {}),)
+    for _ in range(preload.MAX_MISSES):
+        found.missed("numpy")
+        found.began()
+    assert found.modules() == ()
+
+
+def test_a_node_without_ranks_takes_what_others_import() -> None:
+    found = preload.Learned()
+    found.found(DYNAMO)
+    found.hinted = (("torch", {"X": "1"}),)
+    assert found.modules() == found.hinted
+    found.imported(0, "torch", {"X": "2"})
+    assert found.modules()[0] == ("torch", {"X": "2"})
+
+
+def test_named_modules_are_imported_in_their_order() -> None:
+    found = preload.Learned(("mine", "torch"))
+    found.imported(0, "torch", {"X": "1"})
+    found.imported(0, "scipy", {})
+    assert found.modules() == (("mine", {}), ("torch", {"X": "1"}))

@@ -13,7 +13,7 @@ fault_tolerance.data.RankInfo inprocess.store.TCPStore inprocess.store.BarrierTi
 inprocess.monitor_process.MonitorProcess inprocess.tools.inject_fault.Fault
 """
 ALIAS = """
-forked = "decimal" in sys.modules
+forked = "decimal" in getattr(sys.meta_path[0], "parked", ())
 import importlib
 for name in sys.argv[2].split()[: int(sys.argv[1])]:  # the others import torch
     name, _, member = name.rpartition(".")

@@ -16,7 +16,7 @@ from stage import await_end
 
 from nvrx_slurm.node.workers import launcher
 from nvrx_slurm.node.workers.template import _FORK_S
-from nvrx_slurm.node.workers.worker_spec import WorkerContract, WorkerSpec
+from nvrx_slurm.node.workers.worker_spec import WarmSpec, WorkerContract, WorkerSpec
 
 # `slow` is beside the script. It counts its imports, and has its text from a module of its own.
 SLOW = """
@@ -26,7 +26,7 @@ with open(os.path.join(os.environ["NVRX_TEST_GATES"], "imports"), "a") as file:
     file.write(f"{os.getpid()}\\n")
 """
 LIVES = """
-before = "slow" in sys.modules
+before = "slow" in getattr(sys.meta_path[0], "parked", ())
 import slow
 say("up", CYCLE, "rank", RANK, "forked" if before else "executed", "pid", os.getpid(), slow.TEXT)
 if CYCLE < int(sys.argv[1][0]):
@@ -65,18 +65,31 @@ def alike(one: Launcher) -> list[int]:
 
 def waiting(one: Launcher, workers: list[int]) -> list[int]:
     """The template, then one standby per worker; waits for them."""
-    until(lambda: len(set(alike(one)) - set(workers)) == len(workers) + 1, "all ranks have a standby")
-    found = sorted(set(alike(one)) - set(workers), key=began)
+    names = ["nvrx-standby"] * len(workers) + ["nvrx-template"]
+
+    def others() -> list[int]:
+        return sorted(set(alike(one)) - set(workers), key=lambda pid: (stat(pid)[0], began(pid)), reverse=True)
+
+    until(lambda: sorted(stat(pid)[0] for pid in others()) == names, "all ranks have a standby")
+    found = others()
     no_children = Path(f"/proc/{found[0]}/task/{found[0]}/children")
     until(lambda: not no_children.read_text() and stat(found[0])[1] == "S", "the template has told the agent")
     until(lambda: stat(one.pid)[1] == "S", "the agent has heard it")
-    assert [stat(pid)[0] for pid in found] == ["nvrx-template"] + ["nvrx-standby"] * len(workers)
-    return found
+    return [found[0], *sorted(found[1:], key=began)]
+
+
+def have(one: Launcher, library: str, workers: list[int]) -> bool:
+    """Whether the template and all standbys have loaded a library."""
+    others = set(alike(one)) - set(workers)
+    return len(others) == 2 and all(library in Path(f"/proc/{pid}/maps").read_text() for pid in others)
 
 
 def began(pid: int) -> tuple[int, int]:
     """Order of processes by their start."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]), pid
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]), pid
+    except OSError:
+        return 0, pid
 
 
 def pids_of(one: Launcher, cycle: int, how: str) -> list[int]:
@@ -126,7 +139,7 @@ def test_named_modules_are_imported_once_and_a_killed_template_or_standby_costs_
     one.line(rf"standby {first} of local rank \d was killed")
     os.kill(pids[0], signal.SIGKILL)
     pids = [up(one, 2, rank)[1] for rank in (0, 1)]
-    assert sorted(up(one, 2, rank)[0] for rank in (0, 1)) == ["executed", "forked"]
+    assert [up(one, 2, rank)[0] for rank in (0, 1)] == ["executed"] * 2  # not one of each kind
     # A stopped template or standby holds up no restart. The template is killed with a request that it has not read.
     stopped, before = waiting(one, pids), asked(one)
     template = stopped[0]
@@ -145,9 +158,9 @@ def test_named_modules_are_imported_once_and_a_killed_template_or_standby_costs_
 WAITED = """
 from nvrx_slurm.node.workers.launcher import Launcher
 wait = Launcher.wait
-async def timed(self):
+async def timed(self, forked=True):
     began_s = self._loop.time()
-    await wait(self)
+    await wait(self, forked)
     imports_s = max(template.imports_s for template in self._templates.values())
     print(f"waited {self._loop.time() - began_s:.6f} imports {imports_s:.6f}", flush=True)
 Launcher.wait = timed
@@ -257,23 +270,22 @@ def test_a_killed_agent_takes_template_and_standbys_with_it(rig: Rig, work: str)
 def test_auto_preloads_what_the_first_workers_loaded_and_on_a_spare_what_the_script_imports(rig: Rig) -> None:
     pytest.importorskip("numpy")
     script = rig.script("""
-        before = "numpy" in sys.modules
+        before = "numpy" in getattr(sys.meta_path[0], "parked", ())
         import numpy
         say("up", CYCLE, "rank", RANK, "forked" if before else "executed", "pid", os.getpid(), "text")
         gate(f"end{CYCLE}")
     """)
-    rig.before = "from nvrx_slurm.node.workers import launcher; launcher._WITHOUT_TORCH_S = 0.0"
-    rig.before += "; import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])"  # no core without a worker
+    rig.before = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])"  # no core without a worker
     nodes = rig.nodes(2, "1:2", script, "--max-restarts=2", SOON)
     active = says("up 0", *nodes)
     (spare,) = [one for one in nodes if one is not active]
     how, pid, _ = up(active, 0, 0)
-    assert how == "executed"
-    waiting(active, [pid])
+    assert how == "executed"  # in what is imported
+    until(lambda: have(active, "numpy", [pid]), "the rank has told what it imports")
     os.kill(pid, signal.SIGKILL)
     how, pid, _ = up(active, 1, 0)
     assert how == "forked"
-    until(lambda: len(alike(spare)) == 2, "the spare has a template and a standby")
+    until(lambda: have(spare, "numpy", []), "the spare has heard what others import")
     kill(active, pid)
     assert up(spare, 2, 0)[0] == "forked"
     rig.open("end2")
@@ -290,7 +302,8 @@ LIBRARIES = {
 FIRST = """# -*- coding: latin-1 -*-
 # \xe9
 import sys
-BEFORE = [name for name in ("torch._dynamo", "transformers", "accelerate") if name in sys.modules]
+PARKED = getattr(sys.meta_path[0], "parked", ())
+BEFORE = [name for name in ("torch._dynamo", "transformers", "accelerate") if name in PARKED]
 import torch
 import accelerate
 from transformers import Trainer
@@ -348,21 +361,23 @@ def test_the_first_workers_are_forked_and_the_next_ones_have_what_can_be_forked_
 
 
 @pytest.mark.parametrize(
-    ("first", "more", "before"),
+    ("first", "more", "before", "held"),
     [
-        (FIRST, {"torch/__init__": UNFIT["thread"][0]}, ""),
-        (FIRST.replace("import sys", "import os, sys; os.environ['X'] = '1'"), {}, ""),
-        (FIRST, {"sitecustomize": "import sys; sys.path.append('/of/this/site')"}, ""),
-        (FIRST, {"sitecustomize": ""}, "torch._dynamo"),
+        (FIRST, {"torch/__init__": UNFIT["thread"][0]}, "", 2),
+        (FIRST.replace("import sys", "import os, sys; os.environ['X'] = '1'"), {}, "", 0),
+        (FIRST, {"sitecustomize": "import sys; sys.path.append('/of/this/site')"}, "", 2),
+        (FIRST, {"sitecustomize": ""}, "torch._dynamo", 2),
     ],
     ids=["torch cannot be forked", "a variable is set before", "a path is set before", "it may be, and is not"],
 )
-def test_the_first_workers_are_executed_in_doubt(rig: Rig, first: str, more: dict[str, str], before: str) -> None:
+def test_the_first_workers_are_executed_in_doubt(
+    rig: Rig, first: str, more: dict[str, str], before: str, held: int
+) -> None:
     script, env = with_libraries(rig, first, **more)
     rig.before = HOLDS
     one = rig.run(script, "--nproc-per-node=2", args=("0",), **env)
     assert one.wait() == 0 and [had(one, 0, rank)[0] for rank in (0, 1)] == [before, before]
-    assert one.text.count("an interpreter waits") == 2
+    assert one.text.count("an interpreter waits") == held
     assert not [said for said in one.said if "themselves" in said or "executed" in said]
 
 
@@ -372,7 +387,7 @@ def test_a_forked_rank_under_the_in_process_wrapper(rig: Rig) -> None:
     """An exception is the wrapper's own business. A killed rank is not: the next cycle replaces it."""
     pytest.importorskip("torch")
     script = rig.script("""
-        before = "torch" in sys.modules
+        before = "torch" in getattr(sys.meta_path[0], "parked", ())
         from datetime import timedelta
         from nvrx_slurm import inprocess
         say("came", CYCLE, RANK, "forked" if before else "executed")
@@ -408,9 +423,9 @@ def test_a_preparation_that_breaks_is_told_at_once(tmp_path: Path, monkeypatch: 
     async def story() -> None:
         told = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().set_exception_handler(lambda _, context: told.set_result(context["exception"]))
-        one = launcher.Launcher(spec, 1, tmp_path, print)
+        one = launcher.Launcher(spec, 1, tmp_path, launcher.LauncherHooks(print))
         monkeypatch.setattr(one, "_read", lambda *of: {}["defect"])
-        one._prepare(one._inspect_script(tmp_path))
+        one._prepare(one._prepare_next(WarmSpec(None), os.getpid()))
         assert isinstance(await asyncio.wait_for(told, WAIT_S), KeyError)
         await one.close()
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from nvrx_slurm.child import processes
-from nvrx_slurm.node.workers.launcher import Launcher
+from nvrx_slurm.node.workers.launcher import Launcher, LauncherHooks
 from nvrx_slurm.node.workers.worker_spec import WarmSpec, WorkerContract, WorkerSpec, worker_env
 
 WARNING_SIGNAL = 10
@@ -29,13 +29,13 @@ async def run(order: dict[str, Any]) -> dict[str, Any]:
     directory, said = Path(order["directory"]), list[str]()
     processes.Orphans()  # standbys come to a subreaper
     preload, imports = order["preload"], order["imports"]
-    warm = WarmSpec(None, order["path0"], preload or (), imports) if preload or imports else None
+    warm = WarmSpec(order["path0"], preload or (), imports or ()) if preload or imports is not None else None
     prefixes = order["prefixes"]
     spec = WorkerSpec(
         order["argv"], WorkerContract("", "", ""), {}, 9, lambda local_rank: 0,
         prefixes=prefixes, warning_signal=WARNING_SIGNAL, warm=warm,
     )  # fmt: skip
-    launcher = Launcher(spec, len(prefixes), directory, said.append)
+    launcher = Launcher(spec, len(prefixes), directory, LauncherHooks(said.append))
     launcher.begin()
     await launcher.wait()
     if order["later"]:
@@ -59,7 +59,8 @@ async def _grow(launcher: Launcher, modules: list[str]) -> None:
     (template,) = launcher._templates.values()
     grown, renew = asyncio.Event(), template._on_grown
     template._on_grown = lambda: (renew(), grown.set())  # the settled event is cleared before this one is set
-    launcher._add_modules(modules)
+    launcher._learned.found(modules)
+    template.want((*template._modules, *((name, {}) for name in modules)))
     for event in (grown, launcher._settled):
         await asyncio.wait_for(event.wait(), BOUND_S)
 

@@ -48,6 +48,7 @@ _BY_KIND = {
     FaultKind.NODE_LOST: "Nothing: the job goes on with the other nodes or a spare. Report a node that is lost again.",
     FaultKind.UNHEALTHY: "Report the node: its health check failed.",
     FaultKind.UNKILLABLE: "Report the node: a process there does not end, as with a stuck driver or file system.",
+    FaultKind.INEXACT: "Export the variable in the batch script; then ranks are forked from the start.",
     FaultKind.SPAWN: "Correct path and mode of the program, or the image.",
     FaultKind.SIGNAL: "Look for what killed it: the out-of-memory killer (dmesg, sacct), or a person.",
     FaultKind.EXIT: "Look at its last lines: the program has ended itself with this code.",
@@ -323,6 +324,7 @@ def headline(fault: RankFault) -> str:
         FaultKind.LOSS: f"{rank} reported a wrong loss",
         FaultKind.SPAWN: f"{rank} could not be started",
         FaultKind.UNKILLABLE: f"{rank} does not end",
+        FaultKind.INEXACT: f"{rank} has to be executed, not forked",
     }[fault.kind]
     return f"{what}: {fault.message}" if fault.message else what
 

@@ -50,6 +50,7 @@ class AnyTime:
         (LIVE, ev.Lost, "on_lost", (), "the state decides what that means"),
         (LIVE, Tick, "on_tick", _END, "the end of the allocation goes before the timer of the state"),
         (LIVE, t.Asked, "on_asked", _END, "exclude, shut down or go on"),
+        (LIVE, t.Warmth, "on_warmth", (), "the next plan says how ranks are started"),
         (live_but(Stage.LAST_CALL), t.NodeUnfit, "on_unfit", _END, "exclude it"),
         (Stage.LAST_CALL, t.NodeUnfit, "on_unfit", (), "more nodes than are needed may come"),
         (live_but(Stage.RUNNING), (t.Hung, t.Evidence), "ignore", (), "of another time"),
@@ -187,6 +188,10 @@ class AnyTime:
             return self._ending.decide(t.Finish(self._s.limits.no_restart_code, why))
         self._out.append(Say(f"{asker} reports: {asked.description}"))
         return None
+
+    def on_warmth(self, event: ev.FromAgent[t.Warmth], now: float) -> None:
+        """Whether a node can fork its ranks."""
+        self._job.warmth[event.node_id] = event.message
 
     def on_unfit(self, event: ev.FromAgent[t.NodeUnfit], now: float) -> Stage | None:
         """A health check of the node has failed."""

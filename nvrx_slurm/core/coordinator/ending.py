@@ -21,8 +21,8 @@ _SIGTERM = 15
 _MINE = (Stage.FINISHED, Stage.RETURNING)
 _NAMES_SHOWN = 16
 _TOO_LATE = (
-    *(ev.Raised, ev.Left, t.Hung, t.Evidence, t.Succeeded, t.Ready, t.Asked, t.NodeUnfit, t.WarnJob, t.EndJob),
-    *ev.ANSWERS,
+    *(ev.Raised, ev.Left, t.Hung, t.Evidence, t.Succeeded, t.Ready, t.Warmth, t.Asked, t.NodeUnfit, t.WarnJob),
+    *(t.EndJob, *ev.ANSWERS),
 )
 
 

@@ -15,6 +15,7 @@ from nvrx_slurm.types import RERUN, FaultKind, History, KindCount, Node, RankFau
 _PORT_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 _PORT_START_S = 120.0  # a port that another program took, and a script that cannot start, are noticed within this time
 _MAX_PORT_RETRIES = 3  # per job; a script that binds a port of its own twice must not restart for ever
+_MAX_INEXACT = 3  # starts per job that are done again because forked workers differ from executed ones
 _MAX_RERUNS = 3  # in a row that use no restart
 # A null byte is of a file that is half written.
 _NOT_COMPILED = re.compile(r"(?:SyntaxError|IndentationError|TabError): (?!.*null byte)")
@@ -58,7 +59,7 @@ class Budget:
         self._limits = limits
         self.history = self._before = History()  # as it was before the last restart was counted
         self._early_deaths = 0  # cycles in a row in which a rank died at its start
-        self._port_retries = 0
+        self._port_retries = self._inexact = 0
         self.saved: tuple[Resumable, ...] | None = None  # complete checkpoints, newest first; None = not known
 
     def inherit(self, history: History) -> bool:
@@ -93,6 +94,9 @@ class Budget:
             self._port_retries += 1
             some = f"retry {self._port_retries} of {_MAX_PORT_RETRIES}, which uses no restart"
             return Decision(True, ExitCode.OK, f"{what}; another program took MASTER_PORT: another port, {some}")
+        if cause.kind is FaultKind.INEXACT and self._inexact < _MAX_INEXACT:
+            self._inexact += 1
+            return Decision(True, ExitCode.OK, f"{what}; all ranks start again, executed, which uses no restart")
         if cause.kind is FaultKind.EXIT and cause.exit_code == RERUN and reruns is not None and reruns < _MAX_RERUNS:
             some = f"run {reruns + 1} of {_MAX_RERUNS} on other nodes, which uses no restart"
             return Decision(True, ExitCode.OK, f"{what}; a rejected result is to be computed again: {some}")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from nvrx_slurm.core.coordinator.restarts import RestartLimits
 from nvrx_slurm.frozen import frozen
-from nvrx_slurm.types import Node, Peer, RestartPolicy
+from nvrx_slurm.types import Node, Peer, RestartPolicy, Warmth
 
 if TYPE_CHECKING:
     from nvrx_slurm.core.coordinator.roster import Assignment
@@ -105,3 +105,4 @@ class JobState:
     suspect: str = ""  # node_id that a spare should replace then; "" = group ranks move on by a node
     unwanted: tuple[Node, str] | None = None  # leaves the job before the next plan, and why
     before: Assignment | None = None  # of the cycle before, where this coordinator planned it
+    warmth: dict[str, Warmth] = field(default_factory=dict)  # what each node told last, by node_id

@@ -43,8 +43,8 @@ class MemberStreams:
 
     def __init__(self, local: LocalTransport | None, server: Registrations | None) -> None:
         self._local, self._server = local, server
-        self._news: t.LogServer | None = None  # for all members, also those that come later
-        self._informed: set[str] = set()
+        self._news: dict[type, t.News] = {}  # for all members, also those that come later
+        self._informed: dict[str, set[type]] = {}  # what each of them has got
 
     def handlers(self) -> Mapping[type, Callable[[Any], None]]:
         """Messages to members; one that is not connected misses the message."""
@@ -53,9 +53,11 @@ class MemberStreams:
     async def start(self) -> None:
         """Members connect by themselves."""
 
-    def tell(self, news: t.LogServer) -> None:
+    def tell(self, news: t.News) -> None:
         """Tell all members, and those that come later with their first plan."""
-        self._news, self._informed = news, set()
+        self._news[type(news)] = news
+        for informed in self._informed.values():
+            informed.discard(type(news))
         if self._server is not None:
             self._server.send_all(news)
 
@@ -72,9 +74,11 @@ class MemberStreams:
             self._local.deliver(message)
         elif self._server is not None:
             self._server.send(node_id, message)
-            if self._news is not None and node_id not in self._informed and isinstance(message, t.Plan):
-                self._informed.add(node_id)
-                self._server.send(node_id, self._news)
+            if isinstance(message, t.Plan):
+                informed = self._informed.setdefault(node_id, set())
+                for kind in self._news.keys() - informed:
+                    self._server.send(node_id, self._news[kind])
+                informed.update(self._news)
 
     def _drop(self, command: ev.Drop) -> None:
         if self._server is not None:
@@ -94,7 +98,7 @@ class CoordinatorHost:
 
     `on_defect(error)`: the coordinator broke and decides nothing any more. `to_agent` gets its messages to the agent of
     this node, whose transport is `local`. `server`: the connections of other agents. `handlers`: for the commands of a
-    coordinator that is elected.
+    coordinator that is elected. `prepare`: tells this node what others import.
     """
 
     def __init__(
@@ -106,8 +110,10 @@ class CoordinatorHost:
         to_agent: Post,
         server: Registrations | None = None,
         handlers: Mapping[type, Callable[[Any], None]] | None = None,
+        prepare: Callable[[t.Imports], None] = lambda news: None,
     ) -> None:
         self._job, self._settings, self._say, self._on_defect = job, settings, say, on_defect
+        self._prepare = prepare
         self._loop = asyncio.get_running_loop()
         self._core = core = Coordinator(settings, self._loop.time())
         self._account = JobAccount(core)
@@ -152,6 +158,9 @@ class CoordinatorHost:
         """Hand an event of an agent to the core. How far ranks are is only shown."""
         if isinstance(event, ev.FromAgent) and isinstance(event.message, t.Pace):
             self._status.told(event.node_id, event.message)
+        elif isinstance(event, ev.FromAgent) and isinstance(event.message, t.Imports):
+            self._prepare(event.message)
+            self.members.tell(event.message)
         elif isinstance(event, ev.FromAgent) and isinstance(event.message, t.Window):
             self._find_slow_ranks(event.message)
         else:

@@ -48,16 +48,24 @@ _LEAST_STAND_S = 1.0
 class Elections:
     """Role: the agent's way to the coordinator. Commands of the agent: `Send`, which `link` carries out.
 
-    `coordinator`: the one that stands or leads on this node, if one does.
+    `coordinator`: the one that stands or leads on this node, if one does. `prepare`: tells what other nodes import.
     """
 
     def __init__(
-        self, job: NodeJob, server: ControlServer, say: Say, agent: Shell, lease: Lease, logs: LogsRole | None
+        self,
+        job: NodeJob,
+        server: ControlServer,
+        say: Say,
+        agent: Shell,
+        lease: Lease,
+        logs: LogsRole | None,
+        prepare: Callable[[t.Imports], None],
     ) -> None:
         assert job.meeting is not None and job.electable is not None
         self._job, self._meeting, self._settings = job, job.meeting, job.electable
         self._lease_s = sum(job.meeting.keepalive)
         self._server, self._token, self._say = server, job.meeting.token, say
+        self._prepare = prepare
         self._on_defect, self._to_agent, self._logs = agent.finish_with, agent.post, logs
         self._loop = asyncio.get_running_loop()
         self._alone_since: float | None = self._loop.time()  # without a coordinator (monotonic seconds)
@@ -198,6 +206,8 @@ class Elections:
             self._lease.follow()
             self._shell.post(el.Led(event.term, peer))
             self._tell(event)
+        elif isinstance(event, t.Imports):
+            self._prepare(event)
         elif isinstance(event, t.LogServer):
             if self._logs is not None:
                 self._logs.found(client.addresses[1], event.ports, self._token)
@@ -246,7 +256,10 @@ class Elections:
             ev.Lapsed: lambda command: self._lapsed(command.why),
             ev.Probe: lambda command: self._spawn(self._probe(host, command.peer)),
         }
-        host = CoordinatorHost(job, settings, self._say, self._on_defect, self._tell, self._registrations, handlers)
+        to_members = self._registrations
+        host = CoordinatorHost(
+            job, settings, self._say, self._on_defect, self._tell, to_members, handlers, self._prepare
+        )
         self.coordinator = host
         self._registrations.lead(host.post)
         self._lease.lead(

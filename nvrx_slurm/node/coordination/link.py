@@ -34,6 +34,7 @@ class AgentLink:
         self.transport = transport
         self._port = PortReservation()
         self._closed = False
+        self._warmth: t.Warmth | None = None  # the last one: each coordinator has to know it
 
     async def start(self) -> None:
         """Begin to connect."""
@@ -52,6 +53,10 @@ class AgentLink:
             message = replace(message, port=self._port.port)
         if self.transport is not None:
             self.transport.send(message)
+            if isinstance(message, t.Register) and self._warmth is not None:
+                self.transport.send(self._warmth)
+        if isinstance(message, t.Warmth):
+            self._warmth = message
 
     async def close(self) -> None:
         """Deliver what is queued, then disconnect."""

@@ -11,25 +11,40 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from nvrx_slurm import types as t
 from nvrx_slurm.child import processes
 from nvrx_slurm.core import preload
+from nvrx_slurm.frozen import frozen
 from nvrx_slurm.node.monitors.monitors import faulthandler_env
 from nvrx_slurm.node.output.console import once
 from nvrx_slurm.node.workers.template import TemplateProcess, TemplateSpec
+from nvrx_slurm.node.workers.told import Message, Told, as_news
 from nvrx_slurm.node.workers.worker_spec import LOCAL_RANK_MACRO, WarmSpec, WorkerSpec, worker_env
 from nvrx_slurm.system import bounded
 from nvrx_slurm.system.files import WARM_NAME
 
 _CLOSE_TIMEOUT_S = 5.0
-_PROGRAM = Path(__file__).parents[2] / "warm" / "template.py"
+_WARM = Path(__file__).parents[2] / "warm"
+_PROGRAM = ("effects", "exact", "journal", "process", "rank", "template")  # called nvrx_NAME in a template
 _FORK_AFTER_S = 0.02  # the start of workers comes before that of their standbys
 _FIRST_INSPECTION_S = 0.5  # of what the workers have loaded; each further inspection comes after twice as long
 _LAST_INSPECTION_S = 1024.0
-_SPARE_INSPECTION_S = 1.0  # of the script, where there are no workers
-_WITHOUT_TORCH_S = 32.0  # until then workers may be about to import torch
 _READ_TIMEOUT_S = 5.0
+_TOLD = "told"  # the name of the socket
+_MOST_TOLD = 32
 _FIRST_WAIT_S = 120.0  # of the first workers for their template
 _Told = TypeVar("_Told")
+
+
+@frozen
+class LauncherHooks:
+    """What a launcher tells."""
+
+    say: Callable[[str], None]  # to people
+    note: Callable[[str], None] = lambda sentence: None  # for the agent's log
+    inexact: Callable[[int, str], None] = lambda local_rank, why: None  # a worker must not go on: all start again
+    imports: Callable[[t.Imports], None] = lambda news: None  # what workers import
+    warmth: Callable[[t.Warmth], None] = lambda warmth: None
 
 
 class Launcher:
@@ -40,21 +55,21 @@ class Launcher:
     workers, one template for each prefix of commands. All methods belong to the thread of the running event loop.
     """
 
-    def __init__(
-        self,
-        spec: WorkerSpec,
-        nproc: int,
-        private_dir: Path,
-        say: Callable[[str], None],
-        note: Callable[[str], None] = lambda sentence: None,
-    ) -> None:
-        self._spec, self._warm, self._private_dir = spec, spec.warm, private_dir
+    def __init__(self, spec: WorkerSpec, nproc: int, private_dir: Path, hooks: LauncherHooks) -> None:
+        self._spec, self._warm, self._private_dir, self._hooks = spec, spec.warm, private_dir, hooks
         self._prefixes = [tuple(prefix) for prefix in spec.prefixes or [()] * nproc]  # by local rank
-        self._say, self._say_once, self._note_once = say, once(say), once(note)
+        self._say, self._say_once, self._note_once = hooks.say, once(hooks.say), once(hooks.note)
         self._loop = asyncio.get_running_loop()
         self._held: dict[int, processes.Held] = {}  # by local rank
         self._standbys: dict[int, processes.Held] = {}  # by local rank
         self._templates: dict[tuple[str, ...], TemplateProcess] = {}  # by prefix
+        self._told: Told | None = None
+        self._ranks: dict[int, int] = {}  # local rank by process id, of workers that were forked
+        self._learned = preload.Learned(self._warm.preload if self._warm is not None else ())
+        self._inexact = ""  # why standbys of the present templates are not used
+        self._last_told: tuple[object, object] = ((), None)  # modules; modules and reason
+        self._is_said = False  # that workers cannot be forked
+        self._forks = True  # the plan: workers come from standbys
         self._settled = asyncio.Event()  # no standby that the next workers wait for is on its way
         self._first = True  # no workers have been launched yet
         self._preparation: asyncio.Task[None] | None = None  # for the next start
@@ -62,10 +77,10 @@ class Launcher:
         self._none_left = asyncio.Event()
 
     def begin(self) -> None:
-        """Start the processes of the first workers: their template, where it is known what they import."""
-        modules = () if self._warm is None else self._warm.preload or self._warm.imports
-        if modules:
-            self._build(modules, hurry=True)
+        """Start the processes of the first workers: their template, with what it is known that they import."""
+        if self._warm is not None:
+            self._learned.found(self._warm.imports)
+            self._build(self._learned.modules(), hurry=True)
         else:
             self._settled.set()
         self.hold()
@@ -74,6 +89,8 @@ class Launcher:
 
     def hold(self) -> None:
         """Start the interpreters of the next workers. Where that fails, they are started when they are needed."""
+        for template in self._templates.values():
+            template.check()  # whether a module was changed since it was imported
         self._refill()
         if self._settled.is_set():  # else standbys are on their way
             self._hold_all()
@@ -89,8 +106,14 @@ class Launcher:
         command = [*self._prefixes[local_rank], *(word.replace(LOCAL_RANK_MACRO, number) for word in self._spec.argv)]
         return processes.hold(command, worker_env(os.environ, {}, len(self._prefixes)), self._spec.warning_signal)
 
-    async def wait(self) -> None:
-        """Until no process that these workers need is on its way; at a restart no longer than their imports took."""
+    async def wait(self, forked: bool = True) -> None:
+        """Until no process that these workers need is on its way; at a restart no longer than their imports took.
+
+        `forked`: all workers of the job come from templates; else all are executed.
+        """
+        self._forks = forked
+        if not forked:
+            return
         self._refill()
         took_s = max((template.imports_s for template in self._templates.values()), default=0.0)
         try:
@@ -105,8 +128,11 @@ class Launcher:
 
     def take(self, local_rank: int) -> processes.Held:
         """A process that waits; its release makes it the worker. Raises OSError."""
-        held = self._take_standby(local_rank) or self._held.pop(local_rank, None)
+        standby = self._take_standby(local_rank) if self._forks else None
+        held = standby or self._held.pop(local_rank, None)
         if held is not None and held.waits:
+            if standby is not None:
+                self._ranks[held.child.pid] = local_rank
             return held
         if held is not None:  # it has ended
             self.end(held)
@@ -115,23 +141,28 @@ class Launcher:
     def launched(self, pid: int) -> None:
         """All workers have been launched; `pid` is one of them."""
         self._first = False
+        self._learned.began()
         self._end_all(self._held)
         if self._warm is not None:
             self._prepare(self._prepare_next(self._warm, pid))
 
     def end_held(self) -> None:
-        """The node has no workers in this cycle. The template of a spare imports what the script does."""
+        """The node has no workers in this cycle."""
         self._end_all(self._held)
-        if self._warm is not None and self._warm.script is not None and not self._warm.preload:
-            self._prepare(self._inspect_script(Path(self._warm.script)))
+
+    def hint(self, modules: Sequence[preload.Module]) -> None:
+        """Other nodes have seen their ranks import these."""
+        self._learned.hinted = tuple(modules)
+        self._want()
 
     async def close(self) -> None:
         """End all that waits. Bounded."""
         if self._preparation is not None:
             self._preparation.cancel()
+        if self._told is not None:
+            self._told.close()
         self._end_all(self._held)
-        for local_rank in list(self._standbys):
-            self._drop(local_rank)
+        self._drop_all(list(self._standbys))
         await asyncio.gather(*(template.close() for template in self._templates.values()))
         if self._ending:
             with contextlib.suppress(asyncio.TimeoutError):
@@ -161,7 +192,7 @@ class Launcher:
         if self._preparation is not None:
             self._preparation.cancel()
         self._preparation = asyncio.ensure_future(work)
-        self._preparation.add_done_callback(_report_defect)
+        self._preparation.add_done_callback(report_defect)
 
     async def _prepare_next(self, warm: WarmSpec, pid: int) -> None:
         """Standbys for the next workers, which have what worker `pid` loads in the course of time."""
@@ -169,25 +200,54 @@ class Launcher:
         self._refill()
         has_core = len(os.sched_getaffinity(0)) > len(self._prefixes)
         after_s, before = _FIRST_INSPECTION_S, frozenset[str]()
-        while not warm.preload and after_s <= _LAST_INSPECTION_S:
+        while after_s <= _LAST_INSPECTION_S:
             await asyncio.sleep(after_s)
             found, libraries = await self._read(Path(f"/proc/{pid}/maps"), preload.loaded)
             # A template that takes a core from workers delays them, so their imports come first.
-            is_time = has_core or libraries == before
-            if self._templates or is_time and ("torch" in found or after_s >= _WITHOUT_TORCH_S):
-                self._add_modules([*found, *warm.later])
+            if has_core or libraries == before:
+                self._learned.found(found if pid not in self._ranks else ())  # else it has what the template has
+                self._learned.found(warm.later if self._learned.has("torch") else ())
+                self._want()
             after_s, before = after_s * 2, libraries
 
-    async def _inspect_script(self, script: Path) -> None:
-        await asyncio.sleep(_SPARE_INSPECTION_S)
-        self._add_modules(await self._read(script, preload.imported))
-
-    def _add_modules(self, names: Sequence[str]) -> None:
-        """At low priority, to the templates that there are or to new ones."""
-        if not self._templates:
-            return self._build(names)
+    def _want(self) -> None:
+        """At low priority, in the templates that there are."""
+        modules = self._learned.modules()
         for template in self._templates.values():
-            template.grow(names)
+            template.want(modules)
+        if self._last_told[0] != modules and not self._learned.hinted:
+            self._last_told = modules, self._last_told[1]
+            self._hooks.imports(as_news(modules))
+        self._tell_warmth()
+
+    def _tell_warmth(self) -> None:
+        """Where something has changed."""
+        templates = [*self._templates.values()]
+        cold = next((one.cold for one in templates if one.cold), "")
+        if self._inexact or all(self._has_standby(local_rank) for local_rank in range(len(self._prefixes))):
+            cold = self._inexact
+        names = tuple(name for name, _ in templates[0].modules) if templates else ()
+        warmth = t.Warmth(names[:_MOST_TOLD], cold)
+        if templates and self._last_told[1] != warmth:
+            self._last_told = self._last_told[0], warmth
+            self._hooks.warmth(warmth)
+
+    def _hear(self, message: Message) -> None:
+        """A worker tells of its imports."""
+        local_rank = self._ranks.get(message["pid"])
+        if local_rank is None:
+            return
+        changes = message["changes"]
+        if "imported" in message:
+            return self._learned.imported(local_rank, message["imported"], changes)
+        self._inexact = why = message.get("anew") or message["restart"]
+        self._learned.missed(str(message.get("module")))
+        say = self._note_once if self._is_said else self._say
+        say(f"ranks begin again, executed and not forked: {why}{_way_to_be_warm(changes)}")
+        self._is_said = True
+        self._tell_warmth()
+        if "restart" in message:
+            self._hooks.inexact(local_rank, why)
 
     async def _read(self, path: Path, parse: Callable[[str], _Told]) -> _Told:
         """What the text of a file tells; where it cannot be read in time, what an empty one does."""
@@ -202,25 +262,35 @@ class Launcher:
 
     # --- templates and standbys -----------------------------------------------------------------------------
 
-    def _build(self, names: Sequence[str], hurry: bool = False) -> None:
-        if not names:
-            return
+    def _build(self, modules: Sequence[preload.Module], hurry: bool = False) -> None:
         hook_dir, path0 = self._private_dir / WARM_NAME, self._warm.path0 if self._warm is not None else None
         try:
             hook_dir.mkdir(exist_ok=True)
-            (hook_dir / "sitecustomize.py").write_bytes(_PROGRAM.read_bytes())
+            (hook_dir / "sitecustomize.py").write_bytes((_WARM / "hook.py").read_bytes())
+            for name in _PROGRAM:
+                (hook_dir / f"nvrx_{name}.py").write_bytes((_WARM / f"{name}.py").read_bytes())
+            self._told = self._told or Told(self._private_dir / _TOLD, self._hear)
         except OSError as error:
-            self._say_once(f"workers are executed: {error.filename}: {error.strerror}")
+            self._say_once(f"workers are executed: {error.filename or self._private_dir}: {error.strerror}")
             self._settle()
             return
+        watched = [*preload.WATCHED, *(name for name, _ in modules)]
         env = worker_env(os.environ, faulthandler_env() if self._spec.monitored else {}, len(self._prefixes))
         for prefix in dict.fromkeys(self._prefixes):
-            spec = TemplateSpec(prefix, self._spec.argv, env, path0, hook_dir, self._spec.warning_signal)
-            renew = partial(self._refill, [rank for rank, its in enumerate(self._prefixes) if its == prefix])
+            spec = TemplateSpec(
+                prefix, self._spec.argv, env, path0, hook_dir, self._told.path, watched, self._spec.warning_signal
+            )
+            ranks = [rank for rank, its in enumerate(self._prefixes) if its == prefix]
+            renew, drop = partial(self._renew, ranks), partial(self._drop_all, ranks)
             self._templates[prefix] = TemplateProcess(
-                spec, names, hurry, self._add, self._settle, renew, self._say_once, self._note
+                spec, modules, hurry, self._add, self._settle, renew, drop, self._say_once, self._note
             )
         self._refill()
+
+    def _renew(self, local_ranks: Sequence[int]) -> None:
+        self._inexact = ""
+        self._refill(local_ranks)
+        self._tell_warmth()
 
     def _refill(self, renewed: Sequence[int] = ()) -> None:
         """A standby for each rank that has none; those `renewed` get another one."""
@@ -241,7 +311,7 @@ class Launcher:
         self._settle()
 
     def _has_standby(self, local_rank: int) -> bool:
-        return local_rank in self._standbys and self._standbys[local_rank].waits
+        return local_rank in self._standbys and self._standbys[local_rank].waits and not self._inexact
 
     def _add(self, local_rank: int, standby: processes.Held) -> None:
         self._drop(local_rank)
@@ -250,7 +320,12 @@ class Launcher:
 
     def _killed(self, local_rank: int, pid: int) -> None:
         self._drop(local_rank)
-        self._say(f"standby {pid} of local rank {local_rank} was killed: that worker will be executed")
+        self._say(f"standby {pid} of local rank {local_rank} was killed")
+        self._tell_warmth()
+
+    def _drop_all(self, local_ranks: Sequence[int]) -> None:
+        for local_rank in local_ranks:
+            self._drop(local_rank)
 
     def _drop(self, local_rank: int) -> None:
         if (standby := self._take_standby(local_rank)) is not None:
@@ -264,10 +339,17 @@ class Launcher:
         return standby
 
     def _settle(self) -> None:
+        self._tell_warmth()
         if not any(template.is_busy for template in self._templates.values()):
             self._settled.set()
             if self._preparation is None:  # before the first start; what cannot be forked is executed
                 self._hold_all()
+
+
+def _way_to_be_warm(changes: preload.Changes) -> str:
+    """What a user can do, where the script sets variables."""
+    some = " ".join(f"{name}={value}" for name, value in changes.items() if value is not None)
+    return f"; to fork them from the start, export {some} in the batch script" if some and len(some) < 200 else ""
 
 
 def _has_customization() -> bool:
@@ -276,8 +358,8 @@ def _has_customization() -> bool:
     return any(file is not None and os.path.dirname(file) != os.path.dirname(os.__file__) for file in found)
 
 
-def _report_defect(task: asyncio.Task[None]) -> None:
+def report_defect(task: asyncio.Task[None]) -> None:
     """At once: no code awaits its result."""
     error = None if task.cancelled() else task.exception()
     if error is not None:
-        task.get_loop().call_exception_handler({"message": "a preparation of workers broke", "exception": error})
+        task.get_loop().call_exception_handler({"message": "the start of workers broke", "exception": error})

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from nvrx_slurm.child import processes
 from nvrx_slurm.child.supervised import SupervisedProcess
+from nvrx_slurm.core.preload import Module
 from nvrx_slurm.frozen import frozen
 from nvrx_slurm.node.workers.worker_spec import RANK_NAMES
 
@@ -34,51 +35,70 @@ class TemplateSpec:
     env: Mapping[str, str]  # without what only a rank has
     path0: str | None  # what Python puts in front of sys.path; None = nothing
     hook_dir: Path
+    told: str  # path of the socket on which workers tell of their imports
+    watched: Sequence[str]  # the modules that they tell of
     ignored: int = 0  # a signal that workers shall not die of; 0 = none
 
 
 class TemplateProcess(SupervisedProcess):
     """The process over its lives. All methods belong to the thread of the running event loop.
 
-    `modules`: what it imports; one that makes it unfit is left out. `hurry`: workers wait for it.
+    `modules`: what it imports, and under which variables; one that makes it unfit is left out. `hurry`: workers wait.
     `on_standby(local_rank, standby)` hands over each standby. `on_settled()` tells that none is on its way any more,
-    `on_grown()` that new standbys will have more modules. `say(sentence)` is for people, `note(sentence)` tells what is
-    left out.
+    `on_grown()` that new standbys will have other modules, `on_stale()` that those of before have old ones.
+    `say(sentence)` is for people, `note(sentence)` tells what is left out.
     """
 
     def __init__(
         self,
         spec: TemplateSpec,
-        modules: Sequence[str],
+        modules: Sequence[Module],
         hurry: bool,
         on_standby: Callable[[int, processes.Held], None],
         on_settled: Callable[[], None],
         on_grown: Callable[[], None],
+        on_stale: Callable[[], None],
         say: Callable[[str], None],
         note: Callable[[str], None],
     ) -> None:
         super().__init__()
         self._spec, self._modules, self.hurry = spec, list(modules), hurry
-        self._on_standby, self._on_settled, self._on_grown = on_standby, on_settled, on_grown
+        self._on_standby, self._on_settled = on_standby, on_settled
+        self._on_grown, self._on_stale = on_grown, on_stale
         self._say, self._note = say, note
         self._is_ready = self._starts_again = False
         self.imports_s = 0.0  # how long its imports took
-        self._known = set(modules)  # also what was left out
+        self._is_renewed = False  # standbys of an earlier process have other modules
+        self._is_unfit = False  # no worker can be forked
+        self._known = dict(modules)  # also what was left out
         self._wanted: list[int] = []  # local ranks without a standby
         self._asked: dict[int, socket.socket] = {}  # our ends of the sockets of standbys that are being forked
         self._bound: asyncio.TimerHandle | None = None
-        self._more: list[str] = []  # what a successor shall import, too
+        self._is_checking = False  # whether a file has changed
+        self._more: list[Module] = []  # what a successor shall import, too
         self._growth: asyncio.TimerHandle | None = None  # while a successor imports
         self._successor = 0  # its pid, once it is ready
 
     @property
+    def modules(self) -> Sequence[Module]:
+        """What it has imported, or is about to."""
+        return self._modules
+
+    @property
+    def cold(self) -> str:
+        """Why no worker can be forked from it; "" = it can, or workers wait until it can."""
+        if self._is_unfit or self._child is None:
+            return "no template can be made"
+        return "" if self._is_ready or self.hurry else "its template still imports"
+
+    @property
     def is_busy(self) -> bool:
         """Whether it forks, or imports what workers wait for."""
-        return self._child is not None and (self.hurry or bool(self._asked))
+        return self._child is not None and (self.hurry or bool(self._asked) or self._is_checking)
 
     def spawn(self) -> None:
         """Start the process if there is none; where that fails, workers are executed."""
-        if self._modules:
+        if not self._is_unfit:
             super().spawn()
 
     def _start(self) -> tuple[processes.Child, socket.socket]:
@@ -90,7 +110,9 @@ class TemplateProcess(SupervisedProcess):
             setup = {
                 "control": control,
                 "agent": os.getpid(),
+                "told": spec.told,
                 "modules": self._modules,
+                "watched": list(spec.watched),
                 "path0": spec.path0,
                 "rank_names": RANK_NAMES,
                 "python_path": spec.env.get("PYTHONPATH"),
@@ -126,11 +148,29 @@ class TemplateProcess(SupervisedProcess):
             its.close()
         self._expect_answer(_FORK_S)
 
-    def grow(self, modules: Sequence[str]) -> None:
-        """Import these, too, in a successor: a copy of the process that takes its place when it is ready."""
-        new = [module for module in modules if module not in self._known]
+    def check(self) -> None:
+        """Ask whether a file of an imported module has changed: then a new template is made, and none is forked."""
+        if self._child is not None and self._is_ready and self._modules and not self._is_checking:
+            self._is_checking = True
+            self._tell(check=True)
+
+    def want(self, modules: Sequence[Module]) -> None:
+        """Import these, too, in a successor: a copy of the process that takes its place when it is ready.
+
+        Where one was imported under other variables, or is not wanted any more, a new process imports all.
+        """
+        wanted = dict(modules)
+        had = (*self._modules, *self._more)
+        if any(name not in wanted or wanted[name] != changes for name, changes in had):
+            self._modules, self._more, self._known = list(modules), [], wanted
+            self._is_renewed = self._starts_again = True
+            return self._kill() if self._child is not None else self.spawn()
+        new = [module for module in modules if module[0] not in self._known]
         self._known.update(new)
         self._more += new
+        self._grow()
+
+    def _grow(self) -> None:
         if self._more and self._child is not None and self._is_ready and self._growth is None:
             self._growth = self._loop.call_later(_BUILD_S, self._on_overdue)
             self._tell(grow=self._more)
@@ -158,22 +198,29 @@ class TemplateProcess(SupervisedProcess):
             elif "ready" in message:
                 self._is_ready, self.hurry, self.imports_s = True, False, float(message["ready"])
                 self.fork(self._wanted)
-                self.grow(())
+                self._grow()
+                if self._is_renewed:
+                    self._is_renewed = False
+                    self._on_grown()
+            elif "fresh" in message:
+                self._is_checking = False
+                self._on_settled()
             elif "unfit" in message:
                 self._starts_again = True
                 self._leave_out(self._modules, message)
-            else:
-                self._starts_again = True  # a file that it read has changed
+            else:  # a file that it read has changed
+                self._is_renewed = self._starts_again = True
+                self._on_stale()
         except (ValueError, TypeError, KeyError) as error:
             self._say(f"the template process said what it should not: {error!r}")
             self._kill()
 
-    def _leave_out(self, modules: list[str], message: Mapping[str, str]) -> None:
+    def _leave_out(self, modules: list[Module], message: Mapping[str, str]) -> None:
         module, why = message["unfit"], message["why"]
-        modules.remove(module)
+        modules[:] = [one for one in modules if one[0] != module]
         self._note(f"workers import {module} themselves, since a process that has imported it cannot be forked: {why}")
         self._end_growth()
-        self.grow(())
+        self._grow()
 
     def _on_overdue(self) -> None:
         self._more = []
@@ -222,16 +269,17 @@ class TemplateProcess(SupervisedProcess):
             control.close()
         self._wanted = [*self._asked, *self._wanted]
         self._asked = {}
+        self._is_checking = False
         self._end_growth()
         if self._closed:
             return
         if code in _WHY:
             self._note(f"workers are executed: {_WHY[code]}")
-            self._modules = []
-        elif code:
+            self._is_unfit = True
+        elif code and not self._starts_again:
             self._say(f"the template process ended with {code}, workers are executed")
         if self._starts_again:
             self.spawn()
         if self._child is None:
             self.hurry = False
-            self._on_settled()
+        self._on_settled()

@@ -46,7 +46,6 @@ class WorkerContract:
 class WarmSpec:
     """What standbys of this job are like."""
 
-    script: str | None  # the file that workers run, None = not known
     path0: str | None  # what Python puts in front of sys.path; None = nothing
     preload: Sequence[str] = ()  # modules that the user named; () = those that workers load
     imports: Sequence[str] = ()  # those that the script imports first of all

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+from nvrx_slurm import types as t
 from nvrx_slurm.core.account.ranks import RankTimes, node_spent
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.monitor import kill
@@ -28,8 +29,9 @@ from nvrx_slurm.node.run_dir import ERROR_FILE, Logs
 from nvrx_slurm.node.shell import Post
 from nvrx_slurm.node.signals import ENDING
 from nvrx_slurm.node.workers.idle import wait_until_idle
-from nvrx_slurm.node.workers.launcher import Launcher
+from nvrx_slurm.node.workers.launcher import Launcher, LauncherHooks, report_defect
 from nvrx_slurm.node.workers.orphans import OrphanReaper
+from nvrx_slurm.node.workers.told import as_modules
 from nvrx_slurm.node.workers.worker_spec import StartedWorker, living, rank_env, worker_env
 from nvrx_slurm.system import bounded
 from nvrx_slurm.system.files import BOARD_NAME
@@ -42,7 +44,7 @@ _MONITORS_AFTER_S = 0.1  # without a lease: the first workers' own start comes b
 _RULES_AFTER_S = 0.3
 _OWN_SIGNAL_S = 0.25  # how much later than a worker this process may get the signal that ends the step
 
-Tell = Callable[[Pace | Window], None]  # sends to the coordinator
+Tell = Callable[[Pace | Window | t.Imports | t.Warmth], None]  # sends to the coordinator
 
 
 class Workers:
@@ -63,8 +65,10 @@ class Workers:
         self._private_dir = private_dir  # sockets of the monitors
         spec = job.spec
         self._rules = WatchRules(spec.limits, spec.termination_signal, spec.settings, 2 * spec.hang_collect_s)
-        to_copy = partial(console.say, to_copy=True)
-        self._launcher = Launcher(spec, job.node.nproc, private_dir, console.say, to_copy)
+        self._tell = tell
+        note = partial(console.say, to_copy=True)
+        hooks = LauncherHooks(console.say, note, self._end_inexact, self._tell_imports, tell)
+        self._launcher = Launcher(spec, job.node.nproc, private_dir, hooks)
         self._board = private_dir / BOARD_NAME  # tells wrappers which ranks are dead
         self.monitors = self._monitors = list[RankMonitor]()  # once started
         self._paces = Paces(self._monitors, spec, partial(living, self._alive), tell)
@@ -149,14 +153,14 @@ class Workers:
         self._stopping = self._failed = False
         self._plan, self._plan_at, self._times, self._exits_due = plan, self._loop.time(), [], self._node.nproc
         self._opening = asyncio.ensure_future(self._open_and_start(plan))
+        self._opening.add_done_callback(report_defect)
         self._paces.begin(plan)
 
     async def _open_and_start(self, plan: Plan) -> None:
         first, directory = plan.rank_offset, self._run_dir.node_dir(plan.cycle, self._node)
-        logs = Logs(directory, range(first, first + self._node.nproc))
-        with logs:
+        with Logs(directory, range(first, first + self._node.nproc)) as logs:
             await logs.open(OPEN_TIMEOUT_S)
-            await self._launcher.wait()
+            await self._launcher.wait(plan.forked)
             self._opening = None
             if logs.problem:
                 said = "what the workers write is lost in this cycle, they go on without"
@@ -281,6 +285,21 @@ class Workers:
         worker.hang = replace(worker.where, kind=kind, message=str(message.get("sentence", "")))
         if kind is FaultKind.HANG:
             self._post(ag.HangSeen(worker.hang))
+
+    def prepare(self, news: t.Imports) -> None:
+        """The ranks of other nodes import these: a spare prepares for it."""
+        self._launcher.hint(as_modules(news))
+
+    def _tell_imports(self, news: t.Imports) -> None:
+        if self._plan is not None and self._plan.group_rank == 0:  # those of other nodes import the same
+            self._tell(news)
+
+    def _end_inexact(self, local_rank: int, why: str) -> None:
+        """A forked worker would differ from an executed one, and other ranks know it already."""
+        worker = self._alive.get(local_rank)
+        if worker is not None and worker.hang is None:
+            worker.hang = replace(worker.where, kind=FaultKind.INEXACT, message=why)
+            worker.signal(signal.SIGKILL, False)
 
     def _asked(self, local_rank: int, action: WorkloadAction, description: str) -> None:
         self._post(ag.RankAsked(local_rank, action, description))

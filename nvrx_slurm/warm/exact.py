@@ -1,0 +1,176 @@
+"""Whether an import of the script would do what it did in the template. Part of `journal.py`; standard library only.
+
+The variables that Python code has read are known, with their values. An import that loads shared libraries may have
+read any variable, since getenv(3) in C leaves no trace.
+"""
+
+import builtins
+import os
+import sys
+
+STDLIB = sys.stdlib_module_names
+
+
+class Hooks:
+    """What the owner of a journal does. Names of variables and their values are bytes, None = not set."""
+
+    def c_environ(self):
+        """All variables as C code reads them."""
+        return dict(os.environ._data)
+
+    def libraries(self):
+        """The paths of all shared libraries that are loaded."""
+        return set()
+
+    def imported(self, name, changes):
+        """The script imports this watched module for the first time; it has changed these variables until now."""
+
+    def inexact(self, name, why, changes):
+        """The import of `name` would not do what it did in the template. Must not return."""
+        raise NotImplementedError
+
+
+class Exact:
+    """A worker at its begin, and what its script has changed since then.
+
+    `journal`: has the modules. `env`: all variables at the begin, without those of a rank.
+    """
+
+    def __init__(self, journal, hooks, env):
+        self._journal, self._hooks, self._env = journal, hooks, env
+        self._finders = [*sys.meta_path]
+        self._path_hooks = [*sys.path_hooks]
+        self._import = builtins.__import__
+        self._affinity = os.sched_getaffinity(0)
+        self._flags = sys.getdlopenflags()
+        self._putenv, self._unsetenv = os.putenv, os.unsetenv
+        if any(entry.reads_all or entry.reads for entry in journal.parked.values()):
+            os.putenv = lambda key, value: self._notice(self._putenv, key, value)
+            os.unsetenv = lambda key: self._notice(self._unsetenv, key)
+
+    def _notice(self, real, key, *value):
+        """A variable that a parked module has read is written: the earlier this process ends the better."""
+        real(key, *value)
+        name, new = os.fsencode(key), os.fsencode(value[0]) if value else None
+        if self._journal.is_replaying or name in self._journal.rank_names:
+            return
+        expected, listed = self._expected(name)
+        if listed and new not in expected:
+            self._hooks.inexact(listed, _sets(name), self.changes())
+
+    def _expected(self, name):
+        """The values that the parked modules expect, and the import of one of them."""
+        expected, listed = set(), ""
+        for entry in self._journal.parked.values():
+            if name in entry.reads:
+                expected.add(entry.reads[name])
+            elif entry.reads_all:
+                expected.add(entry.settings.get(name, self._env.get(name)))
+            else:
+                continue
+            listed = listed or entry.listed
+        return expected, listed
+
+    def changes(self):
+        """The variables that the script has changed, with their values."""
+        now, before = self._hooks.c_environ(), {**self._env, **self._journal.written}
+        names = (now.keys() | before.keys()) - self._journal.rank_names
+        return {name: now.get(name) for name in names if now.get(name) != before.get(name)}
+
+    def why_not(self, name, some):
+        """Why the execution of `some` modules for `name` would differ from that in the template; "" if it would not."""
+        return (
+            self._why_not_read(some)
+            or self._why_not_free(name, some)
+            or self._why_not_loaded([entry for entry in some if entry.reads_all])
+            or self._why_not_found(some)
+        )
+
+    def _why_not_read(self, some):
+        known = self._journal.rank_names | self._journal.written.keys()
+        for entry in some:
+            for key, value in entry.reads.items():
+                if key not in known and os.environ._data.get(key) != value:
+                    return _sets(key)
+        return ""
+
+    def _why_not_free(self, name, some):
+        """Whether the script has made something itself that the import makes."""
+        for entry in some:
+            if entry.name != name and sys.modules.get(entry.name, entry.module) is not entry.module:
+                return f"the script has another module {entry.name}"
+            if any(effect.is_taken() for effect in entry.effects):
+                return f"the script uses a logger that {entry.name} makes"
+        return ""
+
+    def _why_not_loaded(self, loading):
+        if not loading:
+            return ""
+        changes = self.changes()
+        for settings in {id(entry.settings): entry.settings for entry in loading}.values():
+            for key in sorted(changes.keys() | settings.keys()):
+                before = self._env.get(key)
+                if changes.get(key, before) != settings.get(key, before):
+                    return _sets(key)
+        if os.sched_getaffinity(0) != self._affinity:
+            return "the script changes its CPU affinity"
+        if sys.getdlopenflags() != self._flags:
+            return "the script changes how libraries are loaded"
+        stems = {_stem(path) for path in self._journal.libraries}
+        for path in self._hooks.libraries() - self._journal.libraries:
+            if _stem(path) in stems and ".cpython-" not in path:
+                return f"the script has loaded {path}"
+        return ""
+
+    def _why_not_found(self, some):
+        if builtins.__import__ is not self._import or sys.path_hooks != self._path_hooks:
+            return "the script changes how modules are imported"
+        new = [one for one in sys.meta_path if not any(one is known for known in self._finders)]
+        for finder in new:
+            for entry in some:
+                if ask(finder, entry.name, self._journal.search_path(entry.name)) is not None:
+                    return f"the script has an import hook for {entry.name}"
+        beside = _beside(sys.path[0]) if sys.path else ()
+        for entry in some:
+            if entry.name in beside and os.path.dirname(str(entry.spec.origin)) != sys.path[0]:
+                return f"the script has a module {entry.name} beside it"
+        if sys.path == self._journal.path:
+            return ""
+        for entry in some:
+            if "." not in entry.name and entry.name not in STDLIB:
+                found = find(self._journal, entry.name, None)
+                if found is None or found.origin != entry.spec.origin:
+                    return f"the script's path has another {entry.name}"
+        return ""
+
+
+def find(journal, name, path):
+    """The spec that Python would find without the journal."""
+    for finder in [one for one in sys.meta_path if one is not journal]:
+        spec = ask(finder, name, path)
+        if spec is not None:
+            return spec
+    return None
+
+
+def ask(finder, name, path):
+    """What one finder says; old ones have no `find_spec`."""
+    find_spec = getattr(finder, "find_spec", None)
+    return None if find_spec is None else find_spec(name, path, None)
+
+
+def _beside(directory):
+    """The names of the modules in a directory."""
+    try:
+        return {name.partition(".")[0] for name in os.listdir(directory or ".")}
+    except OSError:
+        return ()
+
+
+def _sets(name):
+    return f"the script sets {os.fsdecode(name)}"
+
+
+def _stem(path):
+    """libgomp for /x/libgomp-a34b3233.so.1: two copies of one library, of which the first one counts."""
+    return os.path.basename(path).partition(".so")[0].partition("-")[0]

@@ -1,0 +1,341 @@
+"""The imports of a template, noted module by module, and done again in a worker without executing anything.
+
+A worker must be as a process that imports by itself. So `park` takes the modules of a template out of `sys.modules`,
+and takes back what their imports changed elsewhere. The journal stays, as a finder in front of `sys.meta_path`.
+When the script imports a module, the journal compares what the import has read with what it would read now:
+
+- Equal: the module, and all that its import executed, come back in the same order with the same changes (`_replay`).
+- Not equal: nothing of the module has been visible yet. `Hooks.inexact` is called, which must not return.
+
+What is compared: the variables that Python code has read; for an import that loads shared libraries all variables,
+since reads in C cannot be seen; where the modules would be found; and who else takes part in imports.
+
+Run in the workers' interpreter without this package on its path. Standard library only.
+"""
+
+import atexit
+import os
+import sys
+
+from nvrx_effects import AtExit, Variable, World, change, known
+from nvrx_exact import STDLIB, Exact, find
+
+_Spec = type(sys.__spec__)
+
+
+class Unfit(Exception):
+    """Workers must not be forked from this process."""
+
+
+class Entry:
+    """A module that was executed in the template."""
+
+    def __init__(self, name, listed, settings):
+        self.name = name
+        self.listed = listed  # the module whose import executed it
+        self.settings = settings  # changes of variables under which that was
+        self.module = self.spec = None
+        self.needs = set()  # names of the modules that were executed, or came back, while it was
+        self.reads = {}  # variables that Python code has read, with their values
+        self.loads = False  # it is a shared library of a package
+        self.reads_all = False  # and the import of that package began with it: any variable may have been read
+        self.effects = []  # changes outside of modules, in their order
+        self.extras = {}  # modules that its code put into sys.modules
+        self.number = 0  # place in the order of sys.modules
+        self.is_bound = False  # its parent package has it as an attribute
+
+
+class Journal:
+    """The finder. Invariant: a parked module is in `parked`, and neither in sys.modules nor bound to its package."""
+
+    def __init__(self):
+        self.entries = {}  # all that was executed here or in the template, by name
+        self.parked = {}  # the part of it that is not visible
+        self.rank_reads = set()  # variables of a rank that imports have read
+        self.rank_names = set()  # variables that differ from rank to rank
+        self._hooks = self._exact = None  # of a worker
+        self.path, self.libraries = [], set()
+        self._stack = []  # what is being executed
+        self._is_recording = False
+        self.is_replaying = False
+        self._before = set(sys.modules) - {"atexit"}
+        self._extras = set()  # names of modules that belong to an entry
+        self._noted = known()  # effects that belong to an entry, or to nobody
+        self.written = {}  # variables that imports of this process have written
+        self._watched = set()
+        self.entries["atexit"] = own = Entry("atexit", "", {})
+        own.module, own.spec = atexit, atexit.__spec__
+
+    # --- in the template --------------------------------------------------------------------------------------
+
+    def record(self, name, names, settings):
+        """Import the module `name` (and take `names` from it) under these changes of variables."""
+        self._stack = [Entry("", name, settings)]
+        before, known = dict(os.environ._data), set(self.entries)
+        real = os._Environ.__getitem__, os.putenv, os.unsetenv, atexit.register, os.execv, os.execve
+        self._is_recording = True
+        change(settings)
+        os._Environ.__getitem__ = self._noting(real[0])
+        os.putenv = lambda key, value: self._write(real[1], key, value)
+        os.unsetenv = lambda key: self._write(real[2], key)
+        atexit.register = self._registering(real[3])
+        os.execv = os.execve = _refuse
+        try:
+            __import__(name, fromlist=names)
+        finally:
+            os._Environ.__getitem__, os.putenv, os.unsetenv, atexit.register, os.execv, os.execve = real
+            self._is_recording = False
+            _become(before)
+            for entry in self.entries.values():
+                if entry.loads and entry.name not in known:
+                    entry.reads_all = _root(name) not in known
+
+    def park(self):
+        """Hide all modules that are visible, and take their effects back."""
+        self._find_extras()
+        visible = sorted((entry for entry in self.entries.values() if entry.name not in self.parked), key=_number)
+        for entry in visible:
+            package, _, child = entry.name.rpartition(".")
+            names = _vars(self._loaded(package))
+            if names.get(child, self) is entry.module:
+                entry.is_bound = True
+                del names[child]
+        for entry in reversed(visible):
+            entry.effects = [effect for effect in entry.effects if effect.is_there()]
+            for effect in reversed(entry.effects):
+                effect.undo()
+        for entry in visible:
+            for name in (entry.name, *entry.extras):
+                sys.modules.pop(name, None)
+        self.parked = dict(self.entries)
+        self.written.clear()
+
+    def module(self, name):
+        """The module, also a parked one; None if it was never imported."""
+        return self._loaded(name)
+
+    def modules(self):
+        """Names and modules of all that was executed."""
+        return [(entry.name, entry.module) for entry in self.entries.values()]
+
+    def forget(self, name):
+        """A module of the template's own program, which the script shall not find."""
+        for found in (self.entries, self.parked, sys.modules):
+            found.pop(name, None)
+
+    def search_path(self, name):
+        """Where the package of this module looks for it; None: the module is in no package."""
+        return getattr(self._loaded(name.rpartition(".")[0]), "__path__", None)
+
+    def _loaded(self, name):
+        entry = self.entries.get(name)
+        return entry.module if entry is not None else sys.modules.get(name)
+
+    def _noting(self, getitem):
+        def note(environ, key):
+            value = environ._data.get(environ.encodekey(key))
+            name = os.fsencode(key)
+            if name in self.rank_names:
+                self.rank_reads.add(os.fsdecode(name))
+            if name not in self.written:
+                self._stack[-1].reads.setdefault(name, value)
+            return getitem(environ, key)
+
+        return note
+
+    def _write(self, real, key, *value):
+        real(key, *value)
+        name = os.fsencode(key)
+        self.written[name] = os.fsencode(value[0]) if value else None
+        self._stack[-1].effects.append(Variable(name, self.written[name], self.written))
+
+    def _registering(self, register):
+        def noted(function, *args, **kwargs):
+            # A module registers its own function when it is imported. One of the standard library's registers it once,
+            # for all modules (weakref.finalize): that has to stay.
+            if _root(str(getattr(function, "__module__", None))) not in STDLIB - {_root(self._stack[-1].name)}:
+                self._stack[-1].effects.append(AtExit(register, function, args, kwargs))
+            return register(function, *args, **kwargs)
+
+        return noted
+
+    def begin(self, name):
+        entry = Entry(name, self._stack[0].listed, self._stack[0].settings)
+        entry.world = World()
+        self._stack.append(entry)
+        return entry
+
+    def end(self, entry, module):
+        """`module`: None if its execution failed."""
+        while self._stack.pop() is not entry:
+            pass
+        outer = self._stack[-1]
+        if module is None:
+            outer.needs |= entry.needs
+            return
+        for key, effect in entry.world.effects():
+            if key not in self._noted:  # else it belongs to a module that was executed meanwhile
+                self._noted.add(key)
+                entry.effects.append(effect)
+        del entry.world
+        entry.module = sys.modules.get(entry.name, module)
+        entry.number = len(self.entries)
+        self.entries[entry.name] = entry
+        outer.needs.add(entry.name)
+
+    def _find_extras(self):
+        """Modules that no finder has seen belong to the first module that was complete after them."""
+        pending = {}
+        for name, module in list(sys.modules.items()):
+            if name in self.entries:
+                self.entries[name].extras.update(pending)
+                self._extras.update(pending)
+                pending = {}
+            elif name not in self._before and name not in self._extras:
+                spec = getattr(module, "__spec__", None)
+                if getattr(spec, "submodule_search_locations", None) and spec.name == name:  # a namespace package
+                    entry = self.entries[name] = Entry(name, "", {})
+                    entry.module, entry.spec, entry.number = module, spec, len(self.entries)
+                else:
+                    pending[name] = module
+
+    # --- in a worker ------------------------------------------------------------------------------------------
+
+    def set_path(self, path, libraries):
+        """Where the template has found modules, and what it has loaded."""
+        self.path, self.libraries = path, libraries
+
+    def begin_worker(self, hooks, watched, env):
+        """From now on the script's imports come back as they are needed. `env`: all variables at this moment."""
+        self._hooks, self._watched = hooks, set(watched)
+        self._exact = Exact(self, hooks, {name: value for name, value in env.items() if name not in self.rank_names})
+
+    def _replay(self, name):
+        """Make the module visible with all that its execution has made."""
+        some = self._closure(name)
+        if not self._is_recording and (why := self._exact.why_not(name, some)):
+            self._hooks.inexact(self.entries[name].listed or name, why, self._exact.changes())
+        self.is_replaying = True
+        try:
+            for entry in some:
+                if self.parked.pop(entry.name, None) is not None:  # else another thread was first
+                    self._show(entry, name)
+        finally:
+            self.is_replaying = False
+        if self._is_recording:
+            self._stack[-1].needs.add(name)
+
+    def _show(self, entry, name):
+        sys.modules.update(entry.extras)
+        if entry.name != name:  # importlib does it
+            sys.modules[entry.name] = entry.module
+        for effect in entry.effects:
+            effect.redo()
+        if entry.is_bound:
+            package, _, child = entry.name.rpartition(".")
+            _vars(self._loaded(package))[child] = entry.module
+
+    def _closure(self, name):
+        """The parked modules that come with this one, in the order of sys.modules; it is the last one."""
+        found, todo = {}, [name]
+        while todo:
+            entry = self.parked.get(todo.pop())
+            if entry is not None and entry.name not in found:
+                found[entry.name] = entry
+                todo += entry.needs
+        return sorted(found.values(), key=_number)
+
+    # --- the protocol of finders, see importlib.abc.MetaPathFinder --------------------------------------------
+
+    def find_spec(self, name, path=None, target=None):
+        if name in self._watched and not self._is_recording:
+            self._watched.discard(name)
+            self._hooks.imported(name, self._exact.changes())
+        entry = self.parked.get(name)
+        if entry is not None and target is None:
+            found = _Spec(name, _Replay(self, entry), origin=entry.spec.origin)
+            found.submodule_search_locations = entry.spec.submodule_search_locations
+            found.has_location = entry.spec.has_location
+            found.cached = entry.spec.cached
+            return found
+        if not self._is_recording or target is not None:
+            return None
+        spec = find(self, name, path)
+        if spec is not None and hasattr(spec.loader, "exec_module"):
+            spec.loader = _Record(self, spec)
+        return spec
+
+
+class _Record:
+    """The loader of a module that is executed in the template: notes what happens meanwhile."""
+
+    def __init__(self, journal, spec):
+        self._journal, self._spec, self._loader = journal, spec, spec.loader
+        self._entry = None
+
+    def __getattr__(self, name):
+        return getattr(self._loader, name)
+
+    def create_module(self, spec):
+        entry = self._entry = self._journal.begin(spec.name)
+        entry.loads = str(spec.origin).endswith(".so") and _root(spec.name) not in STDLIB
+        entry.spec = spec
+        try:
+            return self._loader.create_module(spec)  # loads a shared library
+        except BaseException:
+            self._journal.end(entry, None)
+            raise
+
+    def exec_module(self, module):
+        self._spec.loader = self._loader
+        if getattr(module, "__loader__", None) is self:
+            module.__loader__ = self._loader
+        if self._entry is None:  # the module was made by the caller, see importlib.util.LazyLoader
+            return self._loader.exec_module(module)
+        done = None
+        try:
+            self._loader.exec_module(module)
+            done = module
+        finally:
+            self._journal.end(self._entry, done)
+
+
+class _Replay:
+    """The loader of a module that was executed in the template."""
+
+    def __init__(self, journal, entry):
+        self._journal, self._entry = journal, entry
+
+    def __getattr__(self, name):
+        return getattr(self._entry.spec.loader, name)
+
+    def create_module(self, spec):
+        return None  # importlib writes attributes of the module that it is given here, so it gets an empty one
+
+    def exec_module(self, module):
+        self._journal._replay(self._entry.name)
+        sys.modules[self._entry.name] = self._entry.module  # importlib returns what is there
+
+
+# --- small things -----------------------------------------------------------------------------------------------
+
+
+def _refuse(*args):
+    raise Unfit("it executes another program, which would be the script")
+
+
+def _become(variables):
+    names = {*os.environb, *variables}
+    change({name: variables.get(name) for name in names if variables.get(name) != os.environb.get(name)})
+
+
+def _vars(module):
+    return getattr(module, "__dict__", {})
+
+
+def _root(name):
+    return name.partition(".")[0]
+
+
+def _number(entry):
+    return entry.number

@@ -1,0 +1,130 @@
+"""What a process is for the kernel and for C code: title, environment, libraries, descriptors, parent.
+
+Part of `template.py`; standard library only.
+"""
+
+import array
+import ctypes
+import itertools
+import os
+
+_PR_SET_PDEATHSIG, _PR_SET_MM, _PR_SET_MM_MAP = 1, 35, 14
+_NO_FILE = 0xFFFFFFFF  # -1 of 32 bits
+# torch cannot use a device in a process whose parent has asked for it, even if only how many there are.
+_BAD_FORKS = ("_cuda_isInBadFork", "_xpu_isInBadFork", "_mtia_isInBadFork")
+
+
+class Title:
+    """What ps and pgrep show. The command line of a worker would make people take this process for a rank."""
+
+    def __init__(self):
+        first, last = map(int, _stat()[48:50])  # where the kernel reads /proc/PID/cmdline
+        self._command, self._place = ctypes.string_at(first, last - first), first
+        with open("/proc/self/comm", "rb") as comm:
+            self._name = comm.read().rstrip(b"\n")
+
+    def show(self, title):
+        """Show this one (bytes), cut to the length of the command line."""
+        self._set(title[: len(self._command) - 1].ljust(len(self._command), b"\0"), title)
+
+    def restore(self):
+        """Show the command line again."""
+        self._set(self._command, self._name)
+
+    def _set(self, command, name):
+        ctypes.memmove(self._place, command, len(command))
+        with open("/proc/self/comm", "wb") as comm:
+            comm.write(name)
+
+
+def end_with_parent(signum):
+    """From now on `signum` comes when the parent of this process ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
+
+
+def is_bad_fork(torch):
+    """In a fork: whether torch refuses to use a device here."""
+    known = getattr(torch, "_C", None)
+    return any(getattr(known, name, bool)() for name in _BAD_FORKS)
+
+
+def descriptors():
+    """The numbers of all open descriptors."""
+    fds = os.open("/proc/self/fd", os.O_RDONLY)
+    try:
+        return {int(name) for name in os.listdir(fds)} - {fds}
+    finally:
+        os.close(fds)
+
+
+def children():
+    """Process ids of the children."""
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        return file.read().split()
+
+
+def threads():
+    """How many threads there are."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def stamp(path):
+    """What changes when a file does."""
+    status = os.stat(path)
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def sent(ancillary):
+    """The descriptors in a message."""
+    fds = array.array("i")
+    for _, _, content in ancillary:
+        fds.frombytes(content)
+    return list(fds)
+
+
+def _stat():
+    """The fields of /proc/self/stat by their numbers in proc(5); 0 for the first ones."""
+    with open("/proc/self/stat", "rb") as file:
+        return [0, 0, 0, 0, *file.read().rpartition(b")")[2].split()[1:]]
+
+
+def show(text):
+    """Make `text` (NAME=VALUE, separated by null bytes) what /proc/PID/environ shows: monitors find processes by it.
+
+    See prctl(2), PR_SET_MM_MAP. It sets all places at once, so the others get what they have. A kernel may refuse it.
+    """
+    kept = ctypes.create_string_buffer(text)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))  # never freed: the kernel reads it until this process ends
+    field = list(map(int, _stat()))
+    libc = ctypes.CDLL(None)
+    libc.sbrk.restype = ctypes.c_void_p
+    start = ctypes.addressof(kept)
+    places = [*field[26:28], *field[45:48], libc.sbrk(0), field[28], *field[48:50], start, start + len(kept)]
+    area = (ctypes.c_uint64 * 13)(*places, 0, _NO_FILE << 32)  # struct prctl_mm_map; no new auxv, no new executable
+    libc.prctl(_PR_SET_MM, _PR_SET_MM_MAP, area, ctypes.c_ulong(ctypes.sizeof(area)), 0)
+
+
+def c_environ():
+    """All variables as getenv(3) reads them."""
+    environ, found = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ"), {}
+    for number in itertools.count():
+        if environ[number] is None:
+            return found
+        name, _, value = environ[number].partition(b"=")
+        found[name] = value
+
+
+def libraries():
+    """The paths of all shared libraries that are loaded."""
+    with open("/proc/self/maps") as maps:
+        return {line.split()[-1] for line in maps if ".so" in line}
+
+
+def encoded(changes):
+    """Variables as the kernel has them; None: not set."""
+    return {os.fsencode(name): None if value is None else os.fsencode(value) for name, value in changes.items()}
+
+
+def decoded(changes):
+    """Variables as JSON has them."""
+    return {os.fsdecode(name): None if value is None else os.fsdecode(value) for name, value in changes.items()}
