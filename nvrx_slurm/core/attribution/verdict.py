@@ -193,7 +193,7 @@ def course(
     `excludes_hung`: the node of a rank that hung leaves the job."""
     for found in (
         _hopeless(v, cycle, limits),
-        _failed_starts(v, cycle, past, limits),
+        _failed_starts(v, cycle, limits),
         _rejected(v, cycle, past, limits),
         _poisoned(v, cycle, past, limits),
         _at_one_iteration(v, cycle, past, limits),
@@ -223,17 +223,13 @@ def _hopeless(v: JudgedCause, cycle: FailedCycle, limits: RestartLimits) -> Cour
     return Course(f"{headline(v.cause)}; no restart: it would fail like this again ({v.rule})", limits.hopeless_code)
 
 
-def _failed_starts(
-    v: JudgedCause, cycle: FailedCycle, past: Sequence[RestartRecord], limits: RestartLimits
-) -> Course | None:
-    """All ranks have ended with the same exception before the first step, again. One node alone may lack something
-    that a spare has."""
-    enough, everywhere = 0 < limits.max_failed_starts <= v.times, 0 < cycle.ranks <= v.ranks
-    before = past[-1] if past else None
-    saved = before is not None and before.checkpoint != cycle.checkpoint
-    started = saved or cycle.reached >= 0 or cycle.lasted_s >= _START_S
-    tried = cycle.nodes > 1 or not (v.alone and cycle.has_spare) or (before is not None and before.elsewhere)
-    if started or not (enough and everywhere and tried and v.cause.traceback):
+def _failed_starts(v: JudgedCause, cycle: FailedCycle, limits: RestartLimits) -> Course | None:
+    """All ranks have ended with the same exception before the first step, again. A job of one node tries a spare first,
+    which may have what that one lacks."""
+    most = limits.max_failed_starts
+    enough = most and v.times >= most + (cycle.nodes == 1 and cycle.has_spare)
+    started = cycle.reached >= 0 or cycle.lasted_s >= _START_S
+    if started or not (enough and 0 < cycle.ranks <= v.ranks and v.cause.traceback):
         return None
     how = f"all {v.ranks} ranks have ended with the same exception before the first step, {v.times} times"
     return Course(f"{headline(v.cause)}; {how}: no restart (--ft-max-failed-starts)", limits.hopeless_code)

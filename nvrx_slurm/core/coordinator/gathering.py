@@ -213,49 +213,50 @@ class Gathering:
         s, ready = self._s, self._members.ready_nodes()
         min_healthy = s.policy is t.RestartPolicy.MIN_HEALTHY
         most = min(len(ready), s.max_active or len(ready)) if min_healthy else s.min_nodes
-        job, active, last = self._job, max(most, s.min_nodes), self._suspects()
-        if job.elsewhere:
-            placement = place_elsewhere(ready, job.assignment.places, job.suspect, active, s.segment, last)
-        else:
-            placement = place(ready, self._places(), active, s.segment, last)
+        job, active, last = self._job, max(most, s.min_nodes), self._last_resort()
+        places, step = self._places(), s.segment if s.segment and s.segment < active else 1
+        placement = place(ready, places, active, s.segment, last)
+        if job.elsewhere and (not job.suspect or (placement is not None and job.suspect in placement.active)):
+            moved = {(g + step) % active: node_id for g, node_id in places.items()}
+            found = place(ready, moved, active, s.segment, last)
+            why = f"each group rank moves on by {step} of {active} nodes"
+            placement = None if found is None else replace(found, why=why)
         assert placement is not None
         return placement
 
-    def _suspects(self) -> list[str]:
-        """Members that are spares of last resort, the last suspected one last."""
-        found = suspects(self._ledger.failures)
-        here = {place_of(member.node): node_id for node_id, member in self._members.items()} if found else {}
-        return [here[one] for one in found if one in here]
+    def _last_resort(self) -> list[str]:
+        """Nodes that are active only where others are not enough, the last suspected one last."""
+        here = self._members.items()
+        found = [n for one in suspects(self._ledger.failures) for n, member in here if place_of(member.node) == one]
+        return [self._job.suspect, *found]
 
     def _places(self) -> Mapping[int, str]:
         """Who had which group rank in the last cycle; or in the one before, where a node has lost its place for nothing
         and can have it back."""
-        before, places = self._job.before, self._job.assignment.places
-        if before is None or followed(self._ledger.failures) is None:
-            return places
-        ready = {node.node_id for node in self._members.ready_nodes()}
-        return before.places if ready.issuperset(before.places.values()) else places
+        job = self._job
+        back = job.before is not None and not job.elsewhere and followed(self._ledger.failures)
+        return job.before.places if back and job.before is not None else job.assignment.places
 
     def _tell_of_suspects(self, placement: Placement) -> None:
         """Say that a node has lost its place because its failure has come back, or that this was for nothing."""
         job, failures = self._job, self._ledger.failures
-        if not failures or job.fresh or job.elsewhere:
+        if job.elsewhere or job.fresh or not failures:
             return
-        last, innocent = failures[-1], followed(failures)
-        replaced = job.assignment.group_ranks.keys() & placement.spares
-        if any(place_of(self._members[node_id].node) == place_of(last) for node_id in replaced) and innocent is None:
+        last = failures[-1]
+        replaced = job.assignment.group_ranks.keys() & placement.spares & set(self._last_resort())
+        if followed(failures):
+            moved = f"the failure of rank {last.rank} has moved from node {failures[-2].host} to node {last.host}"
+            self._out.append(Say(f"{moved}: it is the script or its data, not a node"))
+        elif place_of(last) in {place_of(self._members[node_id].node) for node_id in replaced}:
             self._ledger.moved()
             self._out.append(Say(f"node {last.host} alone has failed in two of three cycles: a spare takes its place"))
-        elif innocent is not None:
-            moved = f"the failure of rank {last.rank} has moved from node {innocent.host} to node {last.host}"
-            self._out.append(Say(f"{moved}: it is the script or its data, not a node"))
 
     def _may_improve(self) -> bool:
         """Whether an active node would lose its place, while nodes that may keep its segment whole are not ready."""
         if self._members.ready == len(self._members):
             return False
         places = self._job.assignment.places.values()
-        if self._job.suspect or not set(places).isdisjoint(self._suspects()):
+        if not set(places).isdisjoint(self._last_resort()):
             return True  # a spare that is still being checked should take its place
         if not self._s.segment:
             return False
@@ -330,26 +331,6 @@ def place(
     others = (*ordered, *(node for node in ready if node.node_id in left_out))
     spares = tuple(node.node_id for node in others if node.node_id not in taken)
     return Placement(active, spares, _why(previous, kept, promoted, len(spares)))
-
-
-def place_elsewhere(
-    ready: Sequence[t.Node],
-    previous: Mapping[int, str],
-    suspect: str,
-    min_nodes: int,
-    segment: int | None = None,
-    last: Sequence[str] = (),
-) -> Placement | None:
-    """As `place`, but with another node for the ranks of the `suspect` (a node_id): a spare takes its place. Where none
-    is ready, or nobody is suspected, each group rank goes to the next node, with segments to that of the next segment.
-    """
-    found = place(ready, previous, min_nodes, segment, (suspect, *(node_id for node_id in last if node_id != suspect)))
-    if suspect in previous.values() and (found is None or suspect not in found.active):
-        return found
-    step = segment if segment and segment < min_nodes else 1
-    moved = {(g + step) % min_nodes: node_id for g, node_id in previous.items()}
-    found = place(ready, moved, min_nodes, segment, last)
-    return None if found is None else replace(found, why=f"each group rank moves on by {step} of {min_nodes} nodes")
 
 
 def _fill(

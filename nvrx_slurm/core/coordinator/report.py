@@ -172,7 +172,7 @@ class Ledger:
         if restarts:
             first = self._last.get(self.cause) if cycle == self._last_cycle else None
             at_s, told = (now, headline(self.cause)) if first is None else (first.at_s, first.message)
-            self._open = RestartRecord(cycle, at_s, 0.0, told[:_MESSAGE_CHARS])
+            self._open = RestartRecord(cycle, at_s, 0.0, told[:_MESSAGE_CHARS], ran_s=lasted_s)
         self._mark(self.cause, cycle, now)
 
     def _mark(self, cause: RankFault, cycle: int, now: float) -> None:
