@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import resource
 from pathlib import Path
 
 _OWN_FILES = 256  # logs, monitors and the like
-_OOM_FILES = {"": "{}/memory.events", "memory": "memory/{}/memory.oom_control"}  # by the controllers of a hierarchy
+# Version 2 has one hierarchy; version 1 one for each controller. A path says which group of it a process is in.
+_GROUPS = re.compile(r"^\d+:(memory|):(.*)", re.MULTILINE)
+_OOM_FILES = {"": "memory.events", "memory": "memory.oom_control"}
 _OOM_KILLS = re.compile(r"^oom_kill (\d+)", re.MULTILINE)
 
 
 def oom_kills() -> int:
     """How many processes of this one's cgroup the kernel has killed for lack of memory; 0 where it does not tell."""
-    groups = [line.split(":", 2)[1:] for line in _text("/proc/self/cgroup").splitlines()]
-    files = [_OOM_FILES.get(controllers, "").format(path) for controllers, path in groups]
-    files += _OOM_FILES[""].format(""), _OOM_FILES["memory"].format("")  # a container's own cgroup may be the root
-    found = (_OOM_KILLS.search(_text(f"/sys/fs/cgroup/{file}")) for file in files if file)
-    return next((int(one[1]) for one in found if one), 0)
+    for hierarchy, group in _GROUPS.findall(_text("/proc/self/cgroup")):
+        found = _OOM_KILLS.search(_text(f"/sys/fs/cgroup/{hierarchy}{group}/{_OOM_FILES[hierarchy]}"))
+        if found:
+            return int(found[1])
+    return 0
 
 
 def _text(path: str) -> str:
     """A file of the kernel; "" where it cannot be read."""
-    with contextlib.suppress(OSError):
+    try:
         return Path(path).read_text()
-    return ""
+    except OSError:
+        return ""
 
 
 def files_for(connections: int) -> str:

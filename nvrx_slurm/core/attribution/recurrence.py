@@ -14,6 +14,7 @@ Place = tuple[int, str]
 NEAR = 1  # iterations: a training loop may report one before or after the step that fails
 _WINDOW = 3  # cycles; once may be chance
 _SLACK_S = 60.0
+_ALIKE_S = 3.0  # ranks that load the same modules reach the same line
 
 
 def place(one: Node | RestartRecord) -> Place:
@@ -27,7 +28,7 @@ def grace_s(fault: RankFault, past: Sequence[RestartRecord]) -> float:
     print_ = fault.finding.fingerprint if fault.finding is not None else ""
     same = [one.fingerprint == print_ for one in past[-2:]]
     second = fault.kind is FaultKind.EXIT and same in ([True], [False, True])
-    return VERDICT_S if fault.rejects or second else 0.0
+    return VERDICT_S if fault.rejects else _ALIKE_S if second else 0.0
 
 
 def repeats(fingerprint: str, restarts: Sequence[RestartRecord]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import math
 import re
 import signal
 import sys
@@ -58,12 +59,12 @@ def read_rules() -> None:
 
 
 def with_details(
-    fault: RankFault, error_file: Path, stderr_file: Path, progress_s: float = 0.0, oom_kills: int | None = None
+    fault: RankFault, error_file: Path, stderr_file: Path, progress_s: float = 0.0, oom_kills: float = math.inf
 ) -> RankFault:
     """Add message, traceback and finding from files that the worker wrote; what they hold is not trusted. Never raises.
 
     `progress_s`: its last heartbeat (`time.time()`, 0 = none); what was written long before says nothing of its end.
-    `oom_kills`: the number of those in its cgroup before it started; None = not known.
+    `oom_kills`: the number of those in its cgroup before it started.
     Blocks while their file system does. torchelastic's `@record` writes
     {"message": {"message": ..., "extraInfo": {"py_callstack": ...}}}.
     """
@@ -77,7 +78,7 @@ def with_details(
         progress_s = max(progress_s, written_s)
     stderr = _written(stderr_file, progress_s)[0]
     killed = fault.kind is not FaultKind.HANG and fault.exit_code in _KILLED
-    if killed and oom_kills is not None and (more := limits.oom_kills() - oom_kills) > 0:
+    if killed and (more := limits.oom_kills() - oom_kills) > 0:
         told = f"oom_kill event: the kernel killed {more} of its cgroup's processes for lack of memory"
         explained, stderr = replace(explained, message=f"SIGKILL ({told})"), stderr + f"\n{told}".encode()
     return replace(explained, finding=examine(explained, stderr, stdout))
