@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -67,9 +68,17 @@ def strikes(rig: Rig) -> list[str]:
     return file.read_text().splitlines() if file.exists() else []
 
 
-@pytest.mark.parametrize("prints", [False, True])
-@pytest.mark.parametrize("way", NODES)
-def test_a_spare_takes_the_place_of_a_bad_node(rig: Rig, way: str, prints: bool) -> None:
+def cases(ways: Iterable[str], *quick: str, sizes: tuple[int, ...] = ()) -> list[object]:
+    """Each way with 2 active nodes, printed iterations and none; the `quick` ones with `sizes`, too. Only a few are
+    always run."""
+    every = [(way, prints, 2) for way in ways for prints in (False, True)]
+    more = [(way, True, size) for way in quick for size in sizes]
+    first = [(way, False, 2) for way in quick]
+    return [pytest.param(*one, marks=[] if one in first else pytest.mark.matrix) for one in every + more]
+
+
+@pytest.mark.parametrize(("way", "prints", "size"), cases(NODES, "exit-1", "hang", "not-executable", sizes=(8,)))
+def test_a_spare_takes_the_place_of_a_bad_node(rig: Rig, way: str, prints: bool, size: int) -> None:
     fails = f"if NODE == 1:\n    {NODES[way] or 'pass'}\n"
     text = f"PRINTS = {prints}\n{RANKS}{fails}{CLIENT}{WAITS}"
     good, flags = rig.script(text), [*FLAGS, "--max-restarts=2"]
@@ -80,19 +89,19 @@ def test_a_spare_takes_the_place_of_a_bad_node(rig: Rig, way: str, prints: bool)
         flags.append("--no-python")
         good, bad = (program(rig, text, interpreter) for interpreter in (sys.executable, "/nonexistent/python"))
     rig.open("end2")
-    nodes = [rig.node(rank, "2:3", bad if rank == 1 else good, *flags) for rank in range(3)]
-    assert [node.wait() for node in nodes] == [0, 0, 0]
+    nnodes = f"{size}:{size + 1}"
+    nodes = [rig.node(rank, nnodes, bad if rank == 1 else good, *flags) for rank in range(size + 1)]
+    assert {node.wait() for node in nodes} == {0}
     found = rig.result
     assert (found["restarts_used"], len(found["spares_used"]), len(strikes(rig))) == (2, 1, 1)
     assert not found["excluded_nodes"]
 
 
-@pytest.mark.parametrize("prints", [False, True])
-@pytest.mark.parametrize("way", SCRIPTS)
-def test_what_fails_with_its_rank_moves_no_node(rig: Rig, way: str, prints: bool) -> None:
+@pytest.mark.parametrize(("way", "prints", "size"), cases(SCRIPTS, "value", "exit-3"))
+def test_what_fails_with_its_rank_moves_no_node(rig: Rig, way: str, prints: bool, size: int) -> None:
     """Where a node might do that, too, a spare tries it once; then the node has its place back."""
     text = f"PRINTS = {prints}\n{RANKS}if RANK == 1:\n    {SCRIPTS[way]}\n{WAITS}"
-    nodes = rig.nodes(3, "2:3", rig.script(text), *FLAGS, "--max-restarts=4")
+    nodes = rig.nodes(size + 1, f"{size}:{size + 1}", rig.script(text), *FLAGS, "--max-restarts=4")
     codes = {node.wait() for node in nodes}
     assert not strikes(rig) and not rig.result["excluded_nodes"]
     if codes == {93}:  # "code or data", as the iterations tell
