@@ -303,11 +303,11 @@ class Invariants:
     def _check_order(
         self, reign: _Reign, active: dict[int, str], receivers: set[str], past: Sequence[RestartRecord]
     ) -> None:
-        """Without segments: survivors stay where they are, and spares come in infra order. A node whose failure has come
-        back gives way to any other; where that has moved with the rank, the node may have its place back."""
+        """Without segments: survivors stay where they are, and spares come in infra order. A node whose failure has
+        come back gives way to any other; where that has moved with the rank, the node may have its place back."""
         chosen, weak = set(active.values()), suspects(past)
         last = {n for n in receivers | chosen if place(reign.connected[n]) in weak}
-        moved = place(past[-1]) if followed(past) is not None else None
+        moved = place(past[-1]) if followed(past) else None
         self.check(not last & chosen or receivers <= last | chosen, f"{last} are active, and others are spares")
         for group_rank, node_id in reign.active.items():
             free = not reign.can_run(node_id) or group_rank >= len(active)  # min-healthy may shrink

@@ -43,8 +43,8 @@ def repeats(fingerprint: str, restarts: Sequence[RestartRecord]) -> int:
 
 
 def suspects(past: Sequence[RestartRecord]) -> list[Place]:
-    """Nodes that alone have failed twice within three cycles, the first suspected one first. Not if another node has
-    shown the same: in these cycles, or ever with the same rank."""
+    """Nodes that alone have failed twice within three cycles; those first that did so with most of their ranks, then
+    the first suspected. Not if another node has shown the same: in these cycles, or ever with the same rank."""
     found = []
     for at, one in enumerate(past, 1):
         window = past[max(0, at - _WINDOW) : at]
@@ -52,7 +52,8 @@ def suspects(past: Sequence[RestartRecord]) -> list[Place]:
         compared = (*window, *(other for other in past if other.rank == one.rank))
         if one.alone and times > 1 and not any(_has_moved(one, other) for other in compared):
             found.append(place(one))
-    return list(dict.fromkeys(found))
+    ranks = {(place(one), one.rank) for one in past if one.alone}
+    return sorted(dict.fromkeys(found), key=lambda node: -sum(where == node for where, _ in ranks))
 
 
 def followed(past: Sequence[RestartRecord]) -> bool:
