@@ -171,6 +171,8 @@ class RestartRecord:
     detect_s: float = 0.0  # from the last sign of life of the first cause to `at_s`
     recomputed_s: float = 0.0  # time of work since the last checkpoint, as far as that is known
     again_s: float = 0.0  # from the next plan until the next cycle trains at its pace
+    ran_s: float = 0.0  # that cycle
+    alone: bool = False  # as far as that cycle told, it may have been the node's own failure
 
 
 @frozen

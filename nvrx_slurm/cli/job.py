@@ -181,6 +181,7 @@ def _restart_limits(ft: FaultToleranceConfig) -> RestartLimits:
         min_progress_iterations=ft.min_progress_iterations,
         poison_iterations=ft.poisoned_checkpoint_iterations,
         no_restart_code=ft.no_restart_exit_code,
+        max_failed_starts=ft.max_failed_starts,
         stops_on_repeats=ft.attribution_stop_action == "no-restart",
     )
 

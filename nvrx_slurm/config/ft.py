@@ -109,6 +109,11 @@ class FaultToleranceConfig(LogSettings):
         help="With a checkpoint iteration file or directory: the same failure twice, so soon after one checkpoint, "
         "makes ranks take an older one (NVRX_RESUME_BEFORE). 0: never.",
     )  # fmt: skip
+    max_failed_starts: int = setting(
+        k.integer(0), 2,
+        help="End the job when all ranks have ended with the same exception before the first step, so many times in a "
+        "row. 0: never.",
+    )  # fmt: skip
     no_restart_exit_code: int = setting(k.integer(1, 255), 93, "Exit code of a job that should not be started again.")
     check_remaining_processes: bool = ignored(k.BOOL, False, "what workers leave behind is killed in any case")
 

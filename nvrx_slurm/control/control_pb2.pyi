@@ -510,7 +510,7 @@ class History(_message.Message):
     def __init__(self, restarts_used: _Optional[int] = ..., spent: _Optional[_Iterable[_Union[KindCount, _Mapping]]] = ..., no_progress: _Optional[int] = ..., iteration: _Optional[int] = ..., excluded: _Optional[_Iterable[str]] = ..., began_s: _Optional[float] = ..., down_s: _Optional[float] = ..., restarts: _Optional[_Iterable[_Union[RestartRecord, _Mapping]]] = ..., lost: _Optional[_Iterable[str]] = ..., promoted: _Optional[_Iterable[str]] = ..., resume_before: _Optional[int] = ..., resume_from: _Optional[str] = ...) -> None: ...
 
 class RestartRecord(_message.Message):
-    __slots__ = ("cycle", "at_s", "down_s", "cause", "rank", "fingerprint", "host", "exit_code", "iteration", "checkpoint", "elsewhere", "infra_rank", "detect_s", "recomputed_s", "again_s")
+    __slots__ = ("cycle", "at_s", "down_s", "cause", "rank", "fingerprint", "host", "exit_code", "iteration", "checkpoint", "elsewhere", "infra_rank", "alone", "ran_s", "detect_s", "recomputed_s", "again_s")
     CYCLE_FIELD_NUMBER: _ClassVar[int]
     AT_S_FIELD_NUMBER: _ClassVar[int]
     DOWN_S_FIELD_NUMBER: _ClassVar[int]
@@ -523,6 +523,8 @@ class RestartRecord(_message.Message):
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     ELSEWHERE_FIELD_NUMBER: _ClassVar[int]
     INFRA_RANK_FIELD_NUMBER: _ClassVar[int]
+    ALONE_FIELD_NUMBER: _ClassVar[int]
+    RAN_S_FIELD_NUMBER: _ClassVar[int]
     DETECT_S_FIELD_NUMBER: _ClassVar[int]
     RECOMPUTED_S_FIELD_NUMBER: _ClassVar[int]
     AGAIN_S_FIELD_NUMBER: _ClassVar[int]
@@ -538,10 +540,12 @@ class RestartRecord(_message.Message):
     checkpoint: int
     elsewhere: bool
     infra_rank: int
+    alone: bool
+    ran_s: float
     detect_s: float
     recomputed_s: float
     again_s: float
-    def __init__(self, cycle: _Optional[int] = ..., at_s: _Optional[float] = ..., down_s: _Optional[float] = ..., cause: _Optional[str] = ..., rank: _Optional[int] = ..., fingerprint: _Optional[str] = ..., host: _Optional[str] = ..., exit_code: _Optional[int] = ..., iteration: _Optional[int] = ..., checkpoint: _Optional[int] = ..., elsewhere: bool = ..., infra_rank: _Optional[int] = ..., detect_s: _Optional[float] = ..., recomputed_s: _Optional[float] = ..., again_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, cycle: _Optional[int] = ..., at_s: _Optional[float] = ..., down_s: _Optional[float] = ..., cause: _Optional[str] = ..., rank: _Optional[int] = ..., fingerprint: _Optional[str] = ..., host: _Optional[str] = ..., exit_code: _Optional[int] = ..., iteration: _Optional[int] = ..., checkpoint: _Optional[int] = ..., elsewhere: bool = ..., infra_rank: _Optional[int] = ..., alone: bool = ..., ran_s: _Optional[float] = ..., detect_s: _Optional[float] = ..., recomputed_s: _Optional[float] = ..., again_s: _Optional[float] = ...) -> None: ...
 
 class Plan(_message.Message):
     __slots__ = ("term", "cycle", "history", "max_restarts", "active_nodes", "world_size", "master_addr", "master_port", "group_rank", "rank_offset", "leader", "successors", "electors", "dead", "returned", "forked")

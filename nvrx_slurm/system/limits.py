@@ -2,9 +2,32 @@
 
 from __future__ import annotations
 
+import re
 import resource
+from pathlib import Path
 
 _OWN_FILES = 256  # logs, monitors and the like
+# Version 2 has one hierarchy; version 1 one for each controller. A path says which group of it a process is in.
+_GROUPS = re.compile(r"^\d+:(memory|):(.*)", re.MULTILINE)
+_OOM_FILES = {"": "memory.events", "memory": "memory.oom_control"}
+_OOM_KILLS = re.compile(r"^oom_kill (\d+)", re.MULTILINE)
+
+
+def oom_kills() -> int:
+    """How many processes of this one's cgroup the kernel has killed for lack of memory; 0 where it does not tell."""
+    for hierarchy, group in _GROUPS.findall(_text("/proc/self/cgroup")):
+        found = _OOM_KILLS.search(_text(f"/sys/fs/cgroup/{hierarchy}{group}/{_OOM_FILES[hierarchy]}"))
+        if found:
+            return int(found[1])
+    return 0
+
+
+def _text(path: str) -> str:
+    """A file of the kernel; "" where it cannot be read."""
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
 
 
 def files_for(connections: int) -> str:

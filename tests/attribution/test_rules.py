@@ -146,7 +146,7 @@ def test_the_same_failure_of_the_script_is_counted_whichever_rank_was_the_first(
     before = [RestartRecord(0, 1.0, 1.0, "", 0, "other"), RestartRecord(1, 3.0, 1.0, "", CULPRIT + 1, mark)]
     assert repeats(mark, before) == 2
     assert repeats(mark, before[::-1]) == 1  # another failure came between
-    weeks = [RestartRecord(n, at_s, 1.0, "", CULPRIT, mark) for n, at_s in enumerate((600_000.0, 3_400_000.0))]
+    weeks = [RestartRecord(n, 0.0, 1.0, "", CULPRIT, mark, ran_s=ran_s) for n, ran_s in enumerate((6e5, 2.8e6))]
     assert repeats(mark, weeks) == 1  # it got much further in between
     fault = replace(verdict.cause, finding=replace(verdict.cause.finding, blame=Blame.NODE))
     judged = [judge([cause], 4, before) for cause in (verdict.cause, fault)]

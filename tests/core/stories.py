@@ -205,12 +205,15 @@ def peer(rank: int) -> t.Peer:
 def _faults(rank: int, rest: list[str]) -> tuple[t.RankFault, ...]:
     """Of its first rank, unless "local=1" says otherwise. "rule=NAME": what its output says, equal for equal names."""
     told = dict(word.split("=") for word in rest if "=" in word)
-    kind = t.FaultKind.HANG if "hang" in rest else t.FaultKind.EXIT
+    kind = t.FaultKind(told.get("kind", "hang" if "hang" in rest else "exit"))
     fault = a_fault(rank, kind, int(told.get("code", 1)), int(told.get("local", 0)))
     if name := told.get("rule"):
         s = named(name) or named("not-finite")
         assert s is not None
-        fault = replace(fault, finding=t.Finding(name, s.role, s.blame, s.confidence, s.remedy, name))
+        sure = t.Confidence(told.get("sure", s.confidence))
+        fault = replace(fault, finding=t.Finding(name, s.role, s.blame, sure, s.remedy, name))
+    if "raised" in rest:
+        fault = replace(fault, traceback="Traceback (most recent call last):")
     return () if "empty" in rest else (fault,)
 
 

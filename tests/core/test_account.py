@@ -14,6 +14,7 @@ from nvrx_slurm.core.account.book import TOLD, Book
 from nvrx_slurm.core.account.follower import JobAccount
 from nvrx_slurm.core.account.ranks import RankTimes, node_spent
 from nvrx_slurm.core.account.report import to_json
+from nvrx_slurm.core.attribution.verdict import judge
 from nvrx_slurm.core.coordinator.report import Ledger
 from nvrx_slurm.core.coordinator.states import Stage
 from nvrx_slurm.types import Counted, FaultKind, History, NodeTime, RankFault, SectionTime, Spent
@@ -275,6 +276,8 @@ def test_a_check_that_fails_after_a_hang_does_not_hide_how_long_it_was_silent() 
     ledger.cause = hang
     ledger.failed(0, 200.0, True, 200.0)
     ledger.add((sick := RankFault(FaultKind.UNHEALTHY, "n0", 0, -1),), 0, 201.0)
-    ledger.cause_known(sick, False, True)
+    verdict = judge(ledger.faults, 1)
+    assert verdict is not None and verdict.cause == sick
+    ledger.cause_known(verdict, False, True)
     ledger.cycle_began(History(), [], 202.0)
     assert [one.detect_s for one in ledger.restarts] == [120.0]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,15 +14,22 @@ from nvrx_slurm.core.coordinator import report
 from nvrx_slurm.types import FaultKind, History, JobReport, Plan, RestartRecord
 
 from .samples import a_fault
-from .stories import SCENARIOS, Story, scenarios
+from .stories import SCENARIOS, Story, scenarios, stories
 from .walks import walk
 
 STORIES = scenarios(SCENARIOS)
+PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "what-follows-a-cause.md"
 
 
 @pytest.mark.parametrize("lines", [pytest.param(lines, id=title) for title, lines in STORIES])
 def test_scenario(lines: list[str]) -> None:
     Story().play(lines)
+
+
+def test_each_row_about_causes_has_a_scenario() -> None:
+    rows = re.findall(r"^\| ([^|]+) \| .+ \|$", PAGE.read_text().partition("\n## ")[0], re.MULTILINE)
+    titles = " ".join(title for title, _ in stories(SCENARIOS / "follows_cause.txt"))
+    assert len(rows) > 12 and not [row for row in rows[1:] if row not in titles]
 
 
 @pytest.mark.parametrize("seeds", [range(1000, 1100), pytest.param(range(100, 1000), marks=pytest.mark.matrix)])

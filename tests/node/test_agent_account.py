@@ -46,7 +46,7 @@ for step in range(20):
         section("checkpointing", {SAVE_S})
     if step == 12:
         section("evaluation", {EVALUATION_S})
-    if step == 15 and (CYCLE, RANK) == (0, 1):
+    if step == 15 and (CYCLE, RANK) == (0, 0):
         note("exit")
         os._exit(3)
     if step == 15 and (CYCLE, RANK) == (1, 1):
@@ -101,7 +101,7 @@ def test_each_phase_is_what_the_ranks_have_noted(rig: Rig) -> None:
     nodes = {node["node"]: node["seconds"] for node in account["nodes"]}
     ranks = {cycle: notes(rig, cycle, 1) for cycle in range(4)}  # of `second`, which is in all cycles
     mine, lost, ends = nodes["1"], 0.0, [unix(one["time"]) for one in restarts] + [0.0]
-    exits, hangs = ranks[0]["exit"][0], ranks[1]["beat"][-1]
+    exits, hangs = notes(rig, 0, 0)["exit"][0], ranks[1]["beat"][-1]
     ends = [exits, hangs, ends[2], ranks[3]["end"][0]]
     productive = sum(trained(ranks[cycle], ends[cycle])[0] for cycle in range(4))
     lost = sum(trained(ranks[cycle], ends[cycle])[1] for cycle in range(3))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import textwrap
+from pathlib import Path
 
 import pytest
 from agent_harness import CLIENT, UP, Rig, up
@@ -130,3 +132,28 @@ def test_a_poisoned_checkpoint_is_left_out_once(rig: Rig) -> None:
     one = rig.run(rig.script(UP + textwrap.dedent(trains)), *flags)
     assert (one.wait(), one.cycles) == (0, [0, 1, 2])
     one.line("NVRX_RESUME_BEFORE=100")
+
+
+EATS = """
+if CYCLE == 0 and RANK == 1:
+    held = [bytearray(1 << 24) for _ in range(1 << 10)]
+forever() if CYCLE == 0 else None
+"""
+
+
+def test_a_kill_for_lack_of_memory_is_read_from_the_cgroup(rig: Rig) -> None:
+    group = Path("/sys/fs/cgroup/memory", f"nvrx_{os.getpid()}")
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text("500M")
+    except OSError as error:
+        pytest.skip(f"no cgroup can be made here: {error}")
+    try:
+        rig.prefix = ("sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh")
+        one = rig.run(rig.script(UP + EATS), "--max-restarts=1", "--nproc-per-node=2")
+        assert one.wait() == 0
+        assert "oom_kill" in (group / "memory.oom_control").read_text()
+        assert [found["rule"] for found in rig.result["faults"] if found["rank"] == 1] == ["cgroup-out-of-memory"]
+        assert "oom_kill event" in rig.result["restarts"][0]["cause"]
+    finally:
+        group.rmdir()

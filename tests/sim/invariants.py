@@ -12,9 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.agent.agent import AgentState
+from nvrx_slurm.core.attribution.recurrence import followed, place, suspects
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.errors import ExitCode
-from nvrx_slurm.types import Activity, CheckNode, Finish, Lead, Node, Plan, Ready, Refused, Register, Stop
+from nvrx_slurm.types import (
+    Activity,
+    CheckNode,
+    Finish,
+    Lead,
+    Node,
+    Plan,
+    Ready,
+    Refused,
+    Register,
+    RestartRecord,
+    Stop,
+)
 
 if TYPE_CHECKING:
     from .network import Host
@@ -282,22 +295,29 @@ class Invariants:
             for node_id in active.values():
                 self.check(reign.can_run(node_id), f"{node_id} is in a plan, but it is lost or busy")
             if not self._world.settings.segment:  # tests/core/test_gathering.py has any situation with segments
-                self._check_order(reign, active, receivers)
+                self._check_order(reign, active, receivers, plan.history.restarts)
         reign.active = active
         for node_id in active.values():
             reign.busy[node_id] = plan.cycle
 
-    def _check_order(self, reign: _Reign, active: dict[int, str], receivers: set[str]) -> None:
-        """Without segments: survivors stay where they are, and spares come in infra order."""
-        chosen = set(active.values())
+    def _check_order(
+        self, reign: _Reign, active: dict[int, str], receivers: set[str], past: Sequence[RestartRecord]
+    ) -> None:
+        """Without segments: survivors stay where they are, and spares come in infra order. A node whose failure has
+        come back gives way to any other; where that has moved with the rank, the node may have its place back."""
+        chosen, weak = set(active.values()), suspects(past)
+        last = {n for n in receivers | chosen if place(reign.connected[n]) in weak}
+        moved = place(past[-1]) if followed(past) else None
+        self.check(not last & chosen or receivers <= last | chosen, f"{last} are active, and others are spares")
         for group_rank, node_id in reign.active.items():
             free = not reign.can_run(node_id) or group_rank >= len(active)  # min-healthy may shrink
+            free = free or node_id in last or place(reign.connected[node_id]) == moved
             stays = free or active[group_rank] == node_id
             self.check(stays, f"{node_id} could go on as group rank {group_rank}, but is not let")
         before = set(reign.active.values())
-        promoted = [reign.connected[n].infra_rank for _, n in sorted(active.items()) if n not in before]
+        promoted = [reign.connected[n].infra_rank for _, n in sorted(active.items()) if n not in before and not moved]
         self.check(promoted == sorted(promoted), "spares are not promoted in infra order")
-        spares = [reign.connected[n].infra_rank for n in receivers - chosen]
+        spares = [reign.connected[n].infra_rank for n in receivers - chosen - last]
         passed_over = bool(promoted and spares) and min(spares) < promoted[-1]
         self.check(not passed_over, f"of the spares {sorted(spares)}, {promoted} were promoted")
 

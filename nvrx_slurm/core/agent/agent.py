@@ -12,6 +12,7 @@ from nvrx_slurm import types as t
 from nvrx_slurm.core.agent import events as ev
 from nvrx_slurm.core.agent.leaving import BUSY, EMPTY, SIGTERM, STAYS, AgentState, Leaving, StopLadder
 from nvrx_slurm.core.agent.ranks import Ranks
+from nvrx_slurm.core.attribution.recurrence import grace_s
 from nvrx_slurm.core.machine import Machine, Say, Tick, earliest, rows
 from nvrx_slurm.errors import ExitCode
 
@@ -261,7 +262,7 @@ class Agent(Machine):
         self._faults.append(fault)
         self.send(t.RanksFailed(self.plan.term, self.plan.cycle, (fault,)))
         if self.settings.policy is t.RestartPolicy.ANY_FAILED:
-            return self._stop(f"local rank {fault.local_rank} failed", now, t.VERDICT_S if fault.rejects else 0.0)
+            return self._stop(f"local rank {fault.local_rank} failed", now, grace_s(fault, self.plan.history.restarts))
         self.emit(Say(f"local rank {fault.local_rank} failed"))  # the coordinator tells why, and what follows
         return None
 

@@ -102,8 +102,9 @@ def place(rank: RankEvidence) -> str:
     return next((frame for frame in rank.frames if not _LIBRARY.search(frame)), (rank.frames or ("",))[0])
 
 
-def compare(ranks: Collection[RankEvidence]) -> HangVerdict:
-    """The rank that the others wait for, from the evidence of all ranks that should take part (>= 0 of them)."""
+def compare(ranks: Collection[RankEvidence], first: int = -1) -> HangVerdict:
+    """The rank that the others wait for, from the evidence of all ranks that should take part (>= 0 of them). `first`:
+    the rank that was seen to hang; -1 = none."""
     ranks = sorted(ranks, key=lambda rank: rank.rank)
     found = {kind: [rank for rank in ranks if doing(rank) is kind] for kind in Doing}
     absent = [rank for rank in found[Doing.ABSENT] if rank.state]
@@ -113,6 +114,9 @@ def compare(ranks: Collection[RankEvidence]) -> HangVerdict:
     for some in (absent, found[Doing.OWN_CODE], found[Doing.ABSENT]):  # last, ranks of nodes that do not answer
         if some:
             return _named(some, len(found[Doing.WAITS]))
+    mute = [rank for rank in ranks if not rank.frames]
+    if any(rank.rank == first for rank in mute) and len(mute) < len(ranks):  # it may never have begun
+        return _named(mute, len(ranks) - len(mute), ", and shows no stack")
     return _mismatch(ranks) or _deadlock(ranks) or _by_place(ranks)
 
 

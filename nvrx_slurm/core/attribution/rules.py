@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from nvrx_slurm.core.attribution.raised import RAISED
 from nvrx_slurm.core.attribution.signatures import SIGNATURES, Signature
 from nvrx_slurm.types import RankFault
 
 _used: list[Signature] = list(SIGNATURES)
-RAISED = "python-exception"  # an exception that no rule knows
 
 
 def use(site: Sequence[Signature]) -> None:

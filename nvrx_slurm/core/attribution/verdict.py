@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from nvrx_slurm.core.attribution.raised import failing_line
+from nvrx_slurm.core.attribution.raised import RAISED, failing_line
+from nvrx_slurm.core.attribution.recurrence import NEAR, repeats
 from nvrx_slurm.frozen import frozen
 from nvrx_slurm.types import (
     RERUN,
@@ -29,12 +30,10 @@ if TYPE_CHECKING:
 
 REPEATS = 3  # equal failures of the user's code that end the job, where the user asks for that
 _SIGABRT = 6  # how C++ ends on an uncaught exception, e.g. gloo or NCCL when a peer is gone
-_SLACK_S = 60.0
 _BAD_NODE = (FaultKind.NODE_LOST, FaultKind.UNHEALTHY, FaultKind.UNKILLABLE)
 _OF_NODE = (*_BAD_NODE, FaultKind.EXCLUDED)
 _BY_SIGNAL = 128  # a shell's exit code for a child that a signal ended is more
 _START_S = 120.0  # what is missing later may be on a file system that is away
-_NEAR = 1  # iterations: a training loop may report one before or after the step that fails
 _OWN_SIGNALS = (-4, -6, -7, -8, -11)  # SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV: a program brings them upon itself
 _OUTSIDE = (Blame.NODE, Blame.SLURM, Blame.NETWORK, Blame.SERVICE, Blame.STORAGE)  # an outage may pass by itself
 _TORN = ("checkpoint-torn", "data-torn")  # rules about a file that stays damaged
@@ -68,6 +67,8 @@ class JudgedCause(NamedTuple):
     nodes: int
     one_node: bool = False  # a single node may lack what the rule is about
     times: int = 1  # in a row that the job has failed like this
+    fingerprint: str = ""
+    alone: bool = False  # as far as this cycle tells, it may be the node's own failure
 
     @property
     def sentence(self) -> str:
@@ -122,19 +123,29 @@ def judge(faults: Collection[RankFault], job_nodes: int, restarts: Sequence[Rest
     if cause is None:
         return None
     f = _finding(cause)
-    same = [fault for fault in faults if fault is cause or (f.rule and _finding(fault).rule == f.rule)]
+    same = [fault for fault in faults if fault is cause or _are_alike(f, _finding(fault))]
     nodes = len({fault.infra_rank for fault in same})
     blame, confidence, remedy = f.blame, f.confidence, f.remedy
-    if f.role is LineRole.ECHO or (not f.rule and cause.kind in _BAD_NODE):
+    echo = f.role is LineRole.ECHO
+    if echo or (not f.rule and cause.kind in _BAD_NODE):
         blame, confidence = (Blame.NODE if cause.kind in _BAD_NODE else Blame.UNKNOWN), Confidence.GUESS
-    one_node = _may_lack(f.rule)
-    if nodes == 1 and len(same) > 1 and job_nodes > 1 and one_node:
+    one_node, spawn = _may_lack(f.rule), cause.kind is FaultKind.SPAWN
+    if nodes == 1 and job_nodes > 1 and (spawn or (one_node and len(same) > 1)):
         blame, confidence, remedy = Blame.NODE, Confidence.GUESS, Remedy.RESTART
     if remedy is Remedy.ELSEWHERE and nodes > 1:  # several nodes at once: rather their image, or the rule itself
         confidence, remedy = Confidence.LIKELY, Remedy.RESTART
-    rule = f.rule or (cause.kind.value if cause.kind in _BAD_NODE else "")
+    rule = f.rule or (cause.kind.value if cause.kind in _BAD_NODE or spawn else "")
     times = repeats(f.fingerprint, restarts) if blame is Blame.USER else 1
-    return JudgedCause(cause, rule, blame, confidence, remedy, len(same), nodes, one_node, times)
+    code = f.rule == RAISED and f.confidence is Confidence.LIKELY  # a KeyError and its like is no node's doing
+    any_rank = cause.rejects or (cause.kind is FaultKind.HANG and cause.finding is None)  # perhaps not the first one
+    alone = nodes == 1 and cause.host != "" and not (echo or code or any_rank)
+    return JudgedCause(cause, rule, blame, confidence, remedy, len(same), nodes, one_node, times, f.fingerprint, alone)
+
+
+def _are_alike(one: Finding, other: Finding) -> bool:
+    """Whether two ranks show the same: the same rule, or the same failure where no rule knows more than its kind."""
+    named = one.rule not in ("", RAISED)
+    return one.rule == other.rule if named else one.fingerprint != "" and one.fingerprint == other.fingerprint
 
 
 def _may_lack(rule: str) -> bool:
@@ -145,21 +156,6 @@ def _may_lack(rule: str) -> bool:
     return found is not None and found.one_node
 
 
-def repeats(fingerprint: str, restarts: Sequence[RestartRecord]) -> int:
-    """How often in a row the job has failed like this with this one: the same failure of the user's code, on whichever
-    rank, after about the same time. A cycle that lasted much longer has got further."""
-    if not fingerprint:
-        return 1
-    lasted_s: list[float] = []
-    for number in range(len(restarts) - 1, -1, -1):
-        old, before = restarts[number], restarts[number - 1] if number else None
-        if old.fingerprint != fingerprint:
-            break
-        lasted_s.append(old.at_s - (before.at_s + before.down_s if before is not None else 0.0))
-    alike = not lasted_s or max(lasted_s) <= 2 * min(lasted_s) + _SLACK_S
-    return 1 + len(lasted_s) if alike else 1
-
-
 # --- what follows -----------------------------------------------------------------------------------------------------
 
 
@@ -168,7 +164,10 @@ class FailedCycle:
     """What is known of a cycle of which nothing is left. Iterations are -1 where they are not known."""
 
     nodes: int  # active ones
-    lasted_s: float  # the job until then; infinite where an earlier cycle has failed
+    ranks: int  # 0 = not known
+    has_spare: bool
+    first: bool  # of the job
+    lasted_s: float  # the longest cycle of those in a row that have failed like this
     reached: int = -1  # iteration that the ranks' output tells
     checkpoint: int = -1  # iteration of the last checkpoint
     resume_before: int = -1  # what ranks were told
@@ -195,6 +194,7 @@ def course(
     `excludes_hung`: the node of a rank that hung leaves the job."""
     for found in (
         _hopeless(v, cycle, limits),
+        _failed_starts(v, cycle, limits),
         _rejected(v, cycle, past, limits),
         _poisoned(v, cycle, past, limits),
         _at_one_iteration(v, cycle, past, limits),
@@ -210,17 +210,6 @@ def course(
     return Course(f"{again}: a restart may not help; the job goes on (--ft-attribution-stop-action log)")
 
 
-def struck(past: Sequence[RestartRecord], reached: int | None) -> tuple[str, str]:
-    """The host whose failure is gone since other nodes run the ranks, and the sentence about it; ("", "") = none.
-    `reached`: iteration that the next cycle has got to; None = the job has succeeded."""
-    last = past[-1] if past else None
-    if last is None or not last.elsewhere or last.exit_code == RERUN:
-        return "", ""
-    if reached is not None and reached <= last.iteration + _NEAR:
-        return "", ""
-    return last.host, f"{last.cause}: gone since other nodes run its ranks"
-
-
 def reruns(past: Sequence[RestartRecord]) -> int:
     """How many cycles in a row have ended because Megatron-LM asked for other GPUs."""
     return next((n for n, one in enumerate(reversed(past)) if one.exit_code != RERUN), len(past))
@@ -230,9 +219,21 @@ def _hopeless(v: JudgedCause, cycle: FailedCycle, limits: RestartLimits) -> Cour
     """An error of the user that is certain. What a single node may lack is certain at the start, and on each node."""
     if v.remedy is not Remedy.STOP or v.confidence is not Confidence.CERTAIN:
         return None
-    if v.one_node and not (cycle.lasted_s < _START_S and v.nodes == cycle.nodes):
+    if v.one_node and not (cycle.first and cycle.lasted_s < _START_S and v.nodes == cycle.nodes):
         return None
     return Course(f"{headline(v.cause)}; no restart: it would fail like this again ({v.rule})", limits.hopeless_code)
+
+
+def _failed_starts(v: JudgedCause, cycle: FailedCycle, limits: RestartLimits) -> Course | None:
+    """All ranks have ended with the same exception before the first step, again. A job of one node tries a spare first,
+    which may have what that one lacks."""
+    most = limits.max_failed_starts
+    enough = most and v.times >= most + (cycle.nodes == 1 and cycle.has_spare)
+    started = cycle.reached >= 0 or cycle.lasted_s >= _START_S
+    if started or not (enough and 0 < cycle.ranks <= v.ranks and v.cause.traceback):
+        return None
+    how = f"all {v.ranks} ranks have ended with the same exception before the first step, {v.times} times"
+    return Course(f"{headline(v.cause)}; {how}: no restart (--ft-max-failed-starts)", limits.hopeless_code)
 
 
 def _rejected(
@@ -279,7 +280,7 @@ def _at_one_iteration(
 ) -> Course | None:
     """The same failure at the same iteration: is it the node's, or the code's or the data's?"""
     last, cause = _same(v, past), v.cause
-    if last is None or cycle.reached < 0 or abs(cycle.reached - last.iteration) > _NEAR or cycle.nodes < 2:
+    if last is None or cycle.reached < 0 or abs(cycle.reached - last.iteration) > NEAR or cycle.nodes < 2:
         return None
     at = f"the same failure at iteration {cycle.reached}"
     if v.nodes > 1:  # other nodes show it as well
@@ -296,9 +297,10 @@ def _at_one_iteration(
 def _same(v: JudgedCause, past: Sequence[RestartRecord]) -> RestartRecord | None:
     """The restart before, if its cause was the same and may come from code, data or a checkpoint."""
     cause, last = v.cause, past[-1] if past else None
-    print_ = cause.finding.fingerprint if cause.finding is not None else ""
     own = cause.kind in (FaultKind.EXIT, FaultKind.LOSS) or cause.exit_code in _OWN_SIGNALS
-    same = last is not None and own and print_ and last.fingerprint == print_
+    same = (
+        last is not None and own and cause.finding is not None and v.fingerprint and last.fingerprint == v.fingerprint
+    )
     echo = cause.finding is not None and cause.finding.role is LineRole.ECHO
     outside = (v.blame in _OUTSIDE or v.one_node) and v.rule not in _TORN  # a full disk, a mount, a port, a permission
     return last if same and not echo and not outside else None
@@ -346,7 +348,7 @@ def what_to_do(fault: RankFault, of_site: bool = False) -> str:
     """One line that a user can act on; "" where there is nothing to say."""
     if fault.finding is None or not fault.finding.rule:
         return _BY_KIND.get(fault.kind, "")
-    from nvrx_slurm.core.attribution.rules import RAISED, named  # not at the start, as above
+    from nvrx_slurm.core.attribution.rules import named  # not at the start, as above
 
     found = named(fault.finding.rule, of_site)
     return found.advice if found is not None else _CODE if fault.finding.rule == RAISED else ""

@@ -6,10 +6,10 @@ left, the cause decides what else follows, and `gathering` plans the next cycle.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from nvrx_slurm import types as t
+from nvrx_slurm.core.attribution import recurrence
 from nvrx_slurm.core.attribution import verdict as vd
 from nvrx_slurm.core.attribution.verdict import evidence, first_cause, headline
 from nvrx_slurm.core.coordinator import events as ev
@@ -192,7 +192,6 @@ class Running:
         return self._succeed() if now >= self._last_ranks_by else None
 
     def _succeed(self) -> Stage:
-        self._roster.strike(*vd.struck(self._ledger.restarts, None))
         if not self._job.assignment.early:
             return self._ending.decide(t.Finish(ExitCode.OK, "all ranks finished"))
         warning = self._ending.warning
@@ -262,7 +261,7 @@ class Stopping:
         elif end is not None:
             return self._decide(end)
         self._end_unless_scored, self._score_by = end, now + _PROGRESS_S if s.tracks_progress else now
-        wait_s = t.VERDICT_S if cause.rejects else 0.0
+        wait_s = recurrence.grace_s(cause, self._ledger.restarts)
         self._stop_by = now + wait_s + s.stop_timeout_s
         job.pause_until = now + decision.pause_s
         nodes = job.assignment.places.values()
@@ -353,18 +352,18 @@ class Stopping:
     def _act_on(self, verdict: vd.JudgedCause, past: Sequence[t.RestartRecord], now: float) -> t.Finish | None:
         """All faults of the cycle are known. What they say decides about the nodes of the next cycle, or the end."""
         job, ledger, roster, cause = self._job, self._ledger, self._roster, verdict.cause
-        lasted_s = ledger.advice.lasted_s if job.cycle == 0 else math.inf
         held = roster.holder(job.before, cause.rank) if cause.exit_code == t.REJECTED else None
         told = self._budget.history.resume_before
-        failed = vd.FailedCycle(len(job.assignment.slots), lasted_s, ledger.reached, ledger.checkpoint, told, held)
+        nodes, ranks = len(job.assignment), sum(slot.nproc for slot in job.assignment.slots.values())
+        spare, first, lasted_s = len(roster.members) > nodes, job.cycle == 0, ledger.advice.lasted_s
+        failed = vd.FailedCycle(nodes, ranks, spare, first, lasted_s, ledger.reached, ledger.checkpoint, told, held)
         course = vd.course(verdict, failed, past, self._s.limits, self._s.hang_exclude)
-        if past and past[-1].elsewhere:
-            roster.strike(*vd.struck(past, ledger.reached))
         tried = course.elsewhere and course.resume_before < 0  # with both it stays open which of them has helped
-        ledger.cause_known(cause, tried, restarts=not course.end)
+        ledger.cause_known(verdict, tried, restarts=not course.end)
         if course.end:
             self._budget.refund()
             return t.Finish(course.end, course.why)
+        roster.strike(*recurrence.struck(past, ledger.reached, now - job.started_at))
         if course.strike:
             roster.strike(course.strike, course.why)
         if course.exclude is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from enum import Enum
 
 from nvrx_slurm import types as t
+from nvrx_slurm.core.attribution.recurrence import struck
 from nvrx_slurm.core.attribution.verdict import first_cause
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.report import Ledger
@@ -139,6 +140,8 @@ class Ending:
         assert self.end is not None
         if self._s.tells_of_cycles and event.was in CYCLE:
             self._out.append(cycle_over(self._job, self._ledger, event.was in FAILED, now))
+        reached = None if self.end.code == ExitCode.OK else self._ledger.reached
+        self._roster.strike(*struck(self._ledger.restarts, reached, now - self._job.started_at))
         self._leave_by = now + self._s.drain_timeout_s
         self._stay_until = self._quorum.missed_at + self._s.return_grace_s if self._quorum.needed else now
         self._roster.send_all(self.end)

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from nvrx_slurm import types as t
+from nvrx_slurm.core.attribution.recurrence import followed, suspects
+from nvrx_slurm.core.attribution.recurrence import place as place_of
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.ending import Ending, cycle_over
 from nvrx_slurm.core.coordinator.roster import Assignment, Roster, infra_order, is_possible, missing
@@ -198,6 +200,7 @@ class Gathering:
             self._fenced_until = self._found_by
             return Stage.JOINING
         placement = self._placement()
+        self._tell_of_suspects(placement)
         if job.fresh and self._s.tracks_progress and not self._s.finds_checkpoints:
             self._out.append(ev.ReadProgress(-1))
         job.cycle = max(job.cycle, job.inherited.last_cycle) + 1
@@ -210,23 +213,54 @@ class Gathering:
         s, ready = self._s, self._members.ready_nodes()
         min_healthy = s.policy is t.RestartPolicy.MIN_HEALTHY
         most = min(len(ready), s.max_active or len(ready)) if min_healthy else s.min_nodes
-        job, active = self._job, max(most, s.min_nodes)
-        if job.elsewhere:
-            placement = place_elsewhere(ready, job.assignment.places, job.suspect, active, s.segment)
-        else:
-            placement = place(ready, job.assignment.places, active, s.segment)
+        job, active, last = self._job, max(most, s.min_nodes), self._last_resort()
+        places, step = self._places(), s.segment if s.segment and s.segment < active else 1
+        placement = place(ready, places, active, s.segment, last)
+        if job.elsewhere and (not job.suspect or (placement is not None and job.suspect in placement.active)):
+            moved = {(g + step) % active: node_id for g, node_id in places.items()}
+            found = place(ready, moved, active, s.segment, last)
+            why = f"each group rank moves on by {step} of {active} nodes"
+            placement = None if found is None else replace(found, why=why)
         assert placement is not None
         return placement
+
+    def _last_resort(self) -> list[str]:
+        """Nodes that are active only where others are not enough, the last suspected one last."""
+        here = self._members.items()
+        found = [n for one in suspects(self._ledger.failures) for n, member in here if place_of(member.node) == one]
+        return [self._job.suspect, *found]
+
+    def _places(self) -> Mapping[int, str]:
+        """Who had which group rank in the last cycle; or in the one before, where a node has lost its place for nothing
+        and can have it back."""
+        job = self._job
+        back = job.before is not None and not job.elsewhere and followed(self._ledger.failures)
+        return job.before.places if back and job.before is not None else job.assignment.places
+
+    def _tell_of_suspects(self, placement: Placement) -> None:
+        """Say that a node has lost its place because its failure has come back, or that this was for nothing."""
+        job, failures = self._job, self._ledger.failures
+        if job.elsewhere or job.fresh or not failures:
+            return
+        last = failures[-1]
+        replaced = job.assignment.group_ranks.keys() & placement.spares & set(self._last_resort())
+        if followed(failures):
+            moved = f"the failure of rank {last.rank} has moved from node {failures[-2].host} to node {last.host}"
+            self._out.append(Say(f"{moved}: it is the script or its data, not a node"))
+        elif place_of(last) in {place_of(self._members[node_id].node) for node_id in replaced}:
+            self._ledger.moved()
+            self._out.append(Say(f"node {last.host} alone has failed in two of three cycles: a spare takes its place"))
 
     def _may_improve(self) -> bool:
         """Whether an active node would lose its place, while nodes that may keep its segment whole are not ready."""
         if self._members.ready == len(self._members):
             return False
-        if self._job.suspect:  # a spare that is still being checked should take its place
-            return True
+        places = self._job.assignment.places.values()
+        if not set(places).isdisjoint(self._last_resort()):
+            return True  # a spare that is still being checked should take its place
         if not self._s.segment:
             return False
-        return not set(self._job.assignment.places.values()).isdisjoint(self._placement().spares)
+        return not set(places).isdisjoint(self._placement().spares)
 
     def _are_all_here(self) -> bool:
         """After a takeover: whether every node is ready or proven dead, so that no last call is needed."""
@@ -280,36 +314,31 @@ class Placement:
 
 
 def place(
-    ready: Sequence[t.Node], previous: Mapping[int, str], min_nodes: int, segment: int | None = None
+    ready: Sequence[t.Node],
+    previous: Mapping[int, str],
+    min_nodes: int,
+    segment: int | None = None,
+    last: Sequence[str] = (),
 ) -> Placement | None:
     """Pick `min_nodes` (>= 1, a multiple of `segment`) active nodes among `ready`, or None when that is impossible.
 
     `previous` maps group rank -> node_id of the last plan. Nodes that were active stay active **with the same group
     rank** (their ranks, data shards and local checkpoints keep their meaning); vacated group ranks go to the
-    spares that come first in infra order. With `segment`, see `_fill`.
+    spares that come first in infra order. With `segment`, see `_fill`. `last`: node_ids that are active only where the
+    others are not enough.
     """
     if not is_possible(ready, min_nodes, segment):
         return None
-    ordered = sorted(ready, key=infra_order)
+    left_out = list(last)
+    while not is_possible(able := [node for node in ready if node.node_id not in left_out], min_nodes, segment):
+        left_out.pop()
+    ordered = sorted(able, key=infra_order)
     kept, promoted = _fill(ordered, previous, min_nodes, segment)
     active = tuple(kept[g] if g in kept else promoted[g].node_id for g in range(min_nodes))
     taken = set(active)
-    spares = tuple(node.node_id for node in ordered if node.node_id not in taken)
+    others = (*ordered, *(node for node in ready if node.node_id in left_out))
+    spares = tuple(node.node_id for node in others if node.node_id not in taken)
     return Placement(active, spares, _why(previous, kept, promoted, len(spares)))
-
-
-def place_elsewhere(
-    ready: Sequence[t.Node], previous: Mapping[int, str], suspect: str, min_nodes: int, segment: int | None = None
-) -> Placement | None:
-    """As `place`, but with another node for the ranks of the `suspect` (a node_id): a spare takes its place. Where none
-    is ready, or nobody is suspected, each group rank goes to the next node, with segments to that of the next segment.
-    """
-    others = [node for node in ready if node.node_id != suspect]
-    if suspect in previous.values() and (found := place(others, previous, min_nodes, segment)):
-        return replace(found, spares=(*found.spares, suspect)) if len(others) < len(ready) else found
-    step = segment if segment and segment < min_nodes else 1
-    found = place(ready, {(g + step) % min_nodes: node_id for g, node_id in previous.items()}, min_nodes, segment)
-    return None if found is None else replace(found, why=f"each group rank moves on by {step} of {min_nodes} nodes")
 
 
 def _fill(

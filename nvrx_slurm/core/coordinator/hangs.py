@@ -76,7 +76,7 @@ class HangSearch:
             if slot.node_id in search.pending and slot.node_id in self._members:
                 node = self._members[slot.node_id].node
                 search.seen.append(t.RankEvidence(slot.ranks[0], node.infra_rank, node.host, local_rank=0))
-        verdict = compare(search.seen)
+        verdict = compare(search.seen, search.first.rank)
         self._out.append(ev.HangFound(job.cycle, verdict.why, verdict.culprits, tuple(search.seen)))
         cause, first = verdict.fault, search.first
         if cause is None:

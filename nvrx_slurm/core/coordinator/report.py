@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from nvrx_slurm.core.attribution.verdict import headline
+from nvrx_slurm.core.attribution.verdict import JudgedCause, headline
 from nvrx_slurm.types import FaultKind, FaultRecord, History, JobReport, RankFault, RestartRecord, StragglerRecord
 
 Entry = TypeVar("Entry", FaultRecord, RestartRecord, StragglerRecord)
@@ -16,6 +16,7 @@ LISTED = 1000  # faults and restarts that are listed one by one
 _MESSAGE_CHARS = 400
 _MAX_FAULTS = 10_000  # of one cycle that are kept in full
 _DETAILS = re.compile(r"0x[0-9a-f]+|[0-9]+", re.IGNORECASE)
+_COMPARED = 32  # restarts
 _TOLD_RESTARTS, _TOLD_HOSTS = 8, 64  # that a plan carries to the next coordinator
 
 
@@ -109,6 +110,12 @@ class Ledger:
         """Those that are over: all of this term, and the last ones of earlier terms."""
         return self._last_restarts(LISTED)
 
+    @property
+    def failures(self) -> tuple[RestartRecord, ...]:
+        """The last restarts, with the one that is under way."""
+        under_way = [] if self._open is None else [self._open]
+        return (*self.restarts, *self._in_job_time(under_way))[-_COMPARED:]
+
     def _last_restarts(self, most: int) -> tuple[RestartRecord, ...]:
         """The last `most` (>= 1) of them, and those of earlier terms."""
         return (*self._past.restarts, *self._in_job_time(self._restarts[-most:]))
@@ -165,7 +172,7 @@ class Ledger:
         if restarts:
             first = self._last.get(self.cause) if cycle == self._last_cycle else None
             at_s, told = (now, headline(self.cause)) if first is None else (first.at_s, first.message)
-            self._open = RestartRecord(cycle, at_s, 0.0, told[:_MESSAGE_CHARS])
+            self._open = RestartRecord(cycle, at_s, 0.0, told[:_MESSAGE_CHARS], ran_s=lasted_s)
         self._mark(self.cause, cycle, now)
 
     def _mark(self, cause: RankFault, cycle: int, now: float) -> None:
@@ -179,24 +186,31 @@ class Ledger:
         if self._open is not None:
             self._open = replace(self._open, detect_s=max(0.0, first_at - sign_at))
 
-    def cause_known(self, cause: RankFault, elsewhere: bool, restarts: bool) -> None:
+    def cause_known(self, verdict: JudgedCause, elsewhere: bool, restarts: bool) -> None:
         """All faults of the cycle are here: this one caused the restart that is under way, perhaps on other nodes. Not
         `restarts`: none follows."""
+        cause = verdict.cause
         self.cause, self._open = cause, self._open if restarts else None
         if self._open is not None:
             self._open = replace(
                 self._open,
                 cause=headline(cause)[:_MESSAGE_CHARS],
                 rank=cause.rank,
-                fingerprint=cause.finding.fingerprint if cause.finding is not None else "",
+                fingerprint=verdict.fingerprint,
                 host=cause.host,
                 infra_rank=cause.infra_rank,
                 exit_code=cause.exit_code,
                 iteration=self.reached,
                 checkpoint=self.checkpoint,
                 elsewhere=elsewhere,
+                alone=verdict.alone,
             )
             self._mark(cause, self._open.cycle, self._open.at_s)
+
+    def moved(self) -> None:
+        """The node of the restart that is under way has lost its place."""
+        if self._open is not None:
+            self._open = replace(self._open, elsewhere=True)
 
     def cycle_began(self, history: History, promoted: list[str], now: float) -> tuple[History, str]:
         """A plan is sent: the history that it carries, and how long the restart took, to end a sentence. `promoted`:

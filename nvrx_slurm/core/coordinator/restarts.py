@@ -30,6 +30,7 @@ class RestartLimits:
     min_progress_iterations: int = 1  # what counts as progress, >= 1
     no_restart_code: int = int(ExitCode.NO_RESTART)
     poison_iterations: int = 0  # failures so soon after one checkpoint may come from it; 0 = never
+    max_failed_starts: int = 0  # that all ranks end in the same way, in a row; 0 = no bound
     stops_on_repeats: bool = False  # end the job where the user's code fails in the same way again and again
     crash_loop_s: float = 5.0  # a cycle that fails sooner than this has died at its start
     crash_loop_pause_s: float = 1.0  # before the third cycle that would; doubles from there; 0 = no pause

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import math
 import re
 import signal
 import sys
@@ -12,6 +13,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+from nvrx_slurm.system import limits
 from nvrx_slurm.system.files import last_bytes
 from nvrx_slurm.types import Blame, Confidence, FaultKind, Finding, LineRole, RankFault, Remedy
 
@@ -28,6 +30,7 @@ _DUMP = re.compile(r"(?:^(?:Current thread|Thread) 0x\w+.*\n(?:^  .*\n?)*\n?)+",
 _MODULES = "\nExtension modules: "  # faulthandler's last line
 _CANNOT_START = "nvrx-run: cannot start "  # printed by the trampoline, which exits with a shell's codes for it
 _CANNOT_START_CODES = (126, 127)
+_KILLED = (-9, 137)  # by SIGKILL, also where a shell says so
 _CLOCKS_S = 2.0  # the clocks of a file server and of this node differ
 
 
@@ -55,10 +58,13 @@ def read_rules() -> None:
         threading.Thread(target=importlib.import_module, args=(name,), name="rules", daemon=True).start()
 
 
-def with_details(fault: RankFault, error_file: Path, stderr_file: Path, progress_s: float = 0.0) -> RankFault:
+def with_details(
+    fault: RankFault, error_file: Path, stderr_file: Path, progress_s: float = 0.0, oom_kills: float = math.inf
+) -> RankFault:
     """Add message, traceback and finding from files that the worker wrote; what they hold is not trusted. Never raises.
 
     `progress_s`: its last heartbeat (`time.time()`, 0 = none); what was written long before says nothing of its end.
+    `oom_kills`: the number of those in its cgroup before it started.
     Blocks while their file system does. torchelastic's `@record` writes
     {"message": {"message": ..., "extraInfo": {"py_callstack": ...}}}.
     """
@@ -70,7 +76,12 @@ def with_details(fault: RankFault, error_file: Path, stderr_file: Path, progress
     stdout, written_s = _written(stderr_file.with_suffix(".out"), progress_s)
     if progress(stdout.lower()) >= 0:
         progress_s = max(progress_s, written_s)
-    return replace(explained, finding=examine(explained, _written(stderr_file, progress_s)[0], stdout))
+    stderr = _written(stderr_file, progress_s)[0]
+    killed = fault.kind is not FaultKind.HANG and fault.exit_code in _KILLED
+    if killed and (more := limits.oom_kills() - oom_kills) > 0:
+        told = f"oom_kill event: the kernel killed {more} of its cgroup's processes for lack of memory"
+        explained, stderr = replace(explained, message=f"SIGKILL ({told})"), stderr + f"\n{told}".encode()
+    return replace(explained, finding=examine(explained, stderr, stdout))
 
 
 def _explained(fault: RankFault, error_file: Path, stderr_file: Path) -> RankFault:

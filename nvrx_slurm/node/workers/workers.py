@@ -33,7 +33,7 @@ from nvrx_slurm.node.workers.launcher import Launcher, LauncherHooks, report_def
 from nvrx_slurm.node.workers.orphans import OrphanReaper
 from nvrx_slurm.node.workers.told import as_modules
 from nvrx_slurm.node.workers.worker_spec import StartedWorker, living, rank_env, worker_env
-from nvrx_slurm.system import bounded
+from nvrx_slurm.system import bounded, limits
 from nvrx_slurm.system.files import BOARD_NAME
 from nvrx_slurm.types import FaultKind, Pace, Plan, RankEvidence, RankFault, Window, WorkloadAction
 
@@ -85,6 +85,7 @@ class Workers:
         self._plan: Plan | None = None  # of the workers that run, or ran last
         self._plan_at = 0.0
         self._times: list[RankTimes] = []  # of those that have ended
+        self._oom_kills = 0  # before they started
         self._exits_due = 0  # that the agent has to hear of
 
     def handlers(self) -> Mapping[type, Callable[[Any], None]]:
@@ -154,6 +155,7 @@ class Workers:
         self._plan, self._plan_at, self._times, self._exits_due = plan, self._loop.time(), [], self._node.nproc
         self._opening = asyncio.ensure_future(self._open_and_start(plan))
         self._opening.add_done_callback(report_defect)
+        self._oom_kills = limits.oom_kills()
         self._paces.begin(plan)
 
     async def _open_and_start(self, plan: Plan) -> None:
@@ -345,7 +347,7 @@ class Workers:
         """Add to the fault what the worker wrote, then post its exit."""
         stderr, kind = Path(fault.log), fault.kind
         beat_s = unix_s(times.last_s)
-        read = partial(faults.with_details, fault, stderr.with_suffix(ERROR_FILE), stderr, beat_s)
+        read = partial(faults.with_details, fault, stderr.with_suffix(ERROR_FILE), stderr, beat_s, self._oom_kills)
         try:
             fault = await bounded.call_async(read, _DETAILS_TIMEOUT_S, "faults")
         except (bounded.Overrun, RuntimeError):  # RuntimeError: no thread can be made
