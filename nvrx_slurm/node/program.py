@@ -75,7 +75,6 @@ class NodeProgram:
     async def run(self) -> int:
         """Run until the job's end; returns the exit code. Nothing of ours is left when it returns."""
         asyncio.get_running_loop().set_exception_handler(self._on_defect)
-        self._console.start()
         self._console.draw(self._job.run_dir.status)
         try:
             await self._start()
@@ -86,12 +85,14 @@ class NodeProgram:
             await self._close(None if self._elections is not None else t.Finish(error.exit_code, why))
             return error.exit_code
         except Exception as error:
-            self._console.say("internal error, please report it:\n" + traceback.format_exc())
+            lack = limits.lack(error)
+            code = ExitCode.NODE_REFUSED if lack else ExitCode.INTERNAL
+            defect = f"internal error, please report it:\n{traceback.format_exc()}"
+            self._console.say(f"this node cannot go on: {lack}" if lack else defect)
             # This machine may be the cause of an OSError: then the others elect a coordinator. A defect would go round.
             others_go_on = isinstance(error, OSError) and self._elections is not None
-            end = t.Finish(ExitCode.INTERNAL, f"the coordinator on {self._job.node.host} broke")
-            await self._close(None if others_go_on else end)
-            return ExitCode.INTERNAL
+            await self._close(None if others_go_on else t.Finish(code, f"the coordinator on {self._job.node.host} broke"))
+            return code
         finally:
             await self._close()
             self._console.finish(_LAST_LINES_S)
@@ -247,7 +248,7 @@ class NodeProgram:
             except NotInstalled as error:
                 self._console.say(f"{error}: if job {job_id} has lost its batch host, end it by hand: scancel {job_id}")
                 return
-            except (bounded.Overrun, RuntimeError, SlurmError) as error:
+            except (bounded.Overrun, SlurmError) as error:
                 if not tries:
                     self._console.say(f"trying to end job {job_id}, whose batch host may be gone: {error}")
                 tries += 1

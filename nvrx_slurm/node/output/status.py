@@ -24,6 +24,7 @@ from nvrx_slurm.core.coordinator.states import Stage
 from nvrx_slurm.core.coordinator.status import VERSION, JobLabels, snapshot, state_of, status
 from nvrx_slurm.core.progress import checkpoint, now_doing, progress
 from nvrx_slurm.node.output.result import BackgroundWrites
+from nvrx_slurm.system import bounded
 from nvrx_slurm.system.files import write_atomic
 from nvrx_slurm.types import Account, Pace
 
@@ -107,10 +108,7 @@ class StatusFile:
             return  # it hangs: the next content is newer
         self._waiting.put(self._content())
         if self._thread is None:
-            with suppress(RuntimeError):  # no thread can be made
-                thread = threading.Thread(target=self._write_all, name="status.json", daemon=True)
-                thread.start()
-                self._thread = thread
+            self._thread = bounded.begin(self._write_all, "status.json")
 
     def _content(self) -> dict[str, Any]:
         core, unix_s, labels = self._core, time.time(), self._labels
@@ -133,15 +131,14 @@ class StatusFile:
 
     def _write_all(self) -> None:
         while (content := self._waiting.get()) is not None:
-            with suppress(OSError, RuntimeError):  # a reader sees that the file is old
+            with suppress(OSError):  # a reader sees that the file is old
                 self._put(content)
 
     def _put(self, content: dict[str, Any]) -> None:
         with self._lock:
             if self._progress and not self._reads.locked():
-                reader = threading.Thread(target=self._read_progress, args=(self._progress,), daemon=True)
-                reader.start()
-                reader.join(_READ_S)
+                with suppress(bounded.Overrun):
+                    bounded.call(partial(self._read_progress, self._progress), _READ_S, "progress")
             content = {"checkpoint": self._checkpoint} | content
             content |= {name: content[name]() for name in ("ranks", "progress")}  # of all ranks: not on the loop
             if self.on_complete is not None and content["term"] > 0:  # of a coordinator that is elected
