@@ -91,7 +91,8 @@ class NodeProgram:
             self._console.say(f"this node cannot go on: {lack}" if lack else defect)
             # This machine may be the cause of an OSError: then the others elect a coordinator. A defect would go round.
             others_go_on = isinstance(error, OSError) and self._elections is not None
-            await self._close(None if others_go_on else t.Finish(code, f"the coordinator on {self._job.node.host} broke"))
+            end = t.Finish(code, f"the coordinator on {self._job.node.host} broke")
+            await self._close(None if others_go_on else end)
             return code
         finally:
             await self._close()
@@ -203,8 +204,10 @@ class NodeProgram:
     async def _end(self, end: ag.Exit) -> int:
         """The agent has ended. Its roles end, then the coordinator when the job does."""
         job = self._job
-        if self._logs is not None and end.code > _SIGNALLED:  # Slurm kills all this KillWait after its signal
-            self._logs.drain_s = min(self._logs.drain_s, _HASTY_DRAIN_S)
+        if self._logs is not None:
+            self._logs.start_now()
+            if end.code > _SIGNALLED:  # Slurm kills all this KillWait after its signal
+                self._logs.drain_s = min(self._logs.drain_s, _HASTY_DRAIN_S)
         for role in (self._link, *self._roles):
             logs = self._logs if self._coordinator is not None else None  # until the end of the job has been said
             if role not in (self._signals, self._elections, logs):

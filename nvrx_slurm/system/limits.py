@@ -32,8 +32,9 @@ def lack(error: Exception) -> str:
     """What the machine does not give, by the error of a call; "" where the error tells of a defect."""
     if isinstance(error, MemoryError):
         return "there is no memory"
-    of_machine = isinstance(error, OSError) and error.errno in _OF_THE_MACHINE
-    return f"{error.strerror} ({error.filename or 'no file'})" if of_machine else ""
+    if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
+        return f"{error.strerror} ({error.filename})" if error.filename else str(error.strerror)
+    return ""
 
 
 def files_for(connections: int) -> str:
