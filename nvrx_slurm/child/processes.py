@@ -38,7 +38,8 @@ class _Adopted(NamedTuple):
 
 
 class Child:
-    """A started process: leader of its own session and process group, killed by the kernel when we die.
+    """A started process: leader of its own session and process group, killed by the kernel when we die. Raises OSError
+    where there is no descriptor for it; then it is gone.
 
     `pidfd` is readable once the process has ended. The process is reaped by `reap()` only, so until then its pid and
     process group id belong to it and cannot be recycled.
@@ -47,7 +48,12 @@ class Child:
     def __init__(self, popen: subprocess.Popen[bytes] | _Adopted) -> None:
         self._popen = popen
         self.pid = popen.pid
-        self.pidfd = os.pidfd_open(popen.pid)
+        try:
+            self.pidfd = os.pidfd_open(popen.pid)
+        except OSError:  # no descriptor is left
+            os.kill(popen.pid, signal.SIGKILL)
+            popen.wait()
+            raise
         _own.add(self.pid)
 
     def signal_group(self, signum: int) -> None:
@@ -154,12 +160,7 @@ def start_directly(argv: Sequence[str], pass_fds: Sequence[int], env: Mapping[st
     """Start a program of ours, which ends by itself when this process does. `env`: None = ours. Raises OSError."""
     null = subprocess.DEVNULL
     popen = subprocess.Popen(argv, stdin=null, stdout=null, pass_fds=pass_fds, env=env, start_new_session=True)
-    try:
-        return Child(popen)
-    except OSError:
-        popen.kill()
-        popen.wait()
-        raise
+    return Child(popen)
 
 
 def adopt(pid: int) -> Child:

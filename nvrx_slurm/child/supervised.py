@@ -73,6 +73,7 @@ class SupervisedProcess:
         """Start the process, unless there is one."""
         if self._closed or self._child is not None:
             return
+        self._stop_waiting()
         self._began_s = self._loop.time()
         try:
             child, channel = self._start()
@@ -80,6 +81,16 @@ class SupervisedProcess:
             return self._on_failure(error)
         self._adopt(child, channel)
         self._on_start()
+
+    def start_now(self) -> None:
+        """Start it now if it is to be started again later."""
+        if self._timer is not None:
+            self.spawn()
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _adopt(self, child: processes.Child, channel: socket.socket | None) -> None:
         """This is the process now."""
@@ -153,8 +164,7 @@ class SupervisedProcess:
     async def close(self) -> None:
         """End it for good: ask it, then kill it. At most 2 x CLOSE_TIMEOUT_S; a second call does nothing."""
         self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._stop_waiting()
         for end_it in (self._ask_to_end, self._kill):
             if self._child is not None:
                 end_it()
@@ -183,6 +193,7 @@ class PacketProcess(SupervisedProcess):
         self._name, self._module = name, module
         self._settings, self._state, self._say = settings, state, say
         self._listener, self._env = listener, env
+        self._code: int | None = None  # with which it ended last
 
     def _start(self) -> tuple[processes.Child, socket.socket]:
         def start(fd: int) -> processes.Child:
@@ -197,7 +208,8 @@ class PacketProcess(SupervisedProcess):
             self.tell(packet)
 
     def _on_failure(self, error: OSError) -> None:
-        self._say(f"the {self._name} cannot be started: {error.strerror}")
+        if self._delay_s <= self.first_delay_s:
+            self._say(f"the {self._name} cannot be started: {error.strerror}")
         self._spawn_later()
 
     def tell(self, packet: dict[str, Any]) -> None:
@@ -215,14 +227,20 @@ class PacketProcess(SupervisedProcess):
         """For more than sentences."""
 
     def _on_exit(self, pid: int, code: int) -> None:
+        self._code = code
         if not self._closed and code != GIVEN_UP:
             self._say(f"the {self._name} ended with {code}; it is started again")
             self._spawn_later()
 
-    async def finish(self, within_s: float) -> None:
-        """Have it do the rest of its work for at most that time; then it ends. A second call does nothing."""
+    async def finish(self, within_s: float) -> bool:
+        """Have it do the rest of its work for at most that time; then it ends. Returns whether it has done all of it.
+
+        One that waits for its next start gets it now. A second call only returns the same.
+        """
         if not self._closed:
+            self.start_now()
             self._closed = True
             self.tell({"finish": within_s})
             await self._wait_for_end(within_s + _MARGIN_S)
         await super().close()  # a subclass may have made `close` its own way to this
+        return self._code == 0

@@ -101,7 +101,6 @@ def run_step(here: Here, script: str, args: tuple[str, ...], words: Sequence[str
     here = replace(here, slurm=slurm)
     node_range(here)
     console = Console("nvrx-run", refresh_s=REFRESH_S)
-    console.start()
     try:
         chain = None
         if here.launch.until_done or here.launch.chain_links is not None:

@@ -9,6 +9,7 @@ from nvrx_slurm import compat
 from nvrx_slurm.cli.options import nvrx_run_options
 from nvrx_slurm.config.layers import Resolved
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.system.limits import check_start
 
 LOGIN_HELP = """this is a login node of a Slurm cluster, not a job. Do one of these:
   in a batch script (see sbatch_templates/):  nvrx-run ... train.py      then: sbatch script
@@ -27,6 +28,7 @@ def nvrx_run(resolved: Resolved, script: str, args: tuple[str, ...]) -> int:
     """
     from nvrx_slurm.cli.here import StartPlace, find_here
 
+    check_start()
     config, here = resolved.config, find_here(resolved, os.environ)
     if config.launch.dry_run:
         from nvrx_slurm.cli.dry_run import dry_run

@@ -22,7 +22,7 @@ async def find(host: str, port: int) -> Found:
         return await bounded.call_async(
             lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM), _RESOLVE_TIMEOUT_S, "the resolver"
         )
-    except (bounded.Overrun, RuntimeError) as error:
+    except bounded.Overrun as error:
         raise OSError(str(error)) from None
 
 

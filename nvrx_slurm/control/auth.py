@@ -37,5 +37,5 @@ async def in_thread(call: Callable[[], T]) -> T:
     """Run a call of MUNGE, which may block, in a thread. Raises AuthError, also after 8 s without an answer."""
     try:
         return await bounded.call_async(call, _MUNGE_TIMEOUT_S, "MUNGE")
-    except (bounded.Overrun, RuntimeError) as error:
+    except bounded.Overrun as error:
         raise AuthError(str(error)) from None

@@ -11,11 +11,12 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
-from nvrx_slurm.core.logs.index import STATE_EACH_BYTES, Index
-from nvrx_slurm.core.logs.names import index_file
+from nvrx_slurm.core.logs.index import STATE_EACH_BYTES, Index, Source
+from nvrx_slurm.core.logs.names import cycle_file, index_file
 from nvrx_slurm.system.files import write_all
 
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
@@ -33,6 +34,20 @@ class Batch(NamedTuple):
     text: bytes
     to: int
     at: int  # Unix milliseconds
+
+
+def missing_lines(prefix: str, log_dir: Path, cycles: Mapping[int, Iterable[str]]) -> int:
+    """How many lines of these files of ranks, by cycle, are not in the merged ones, as these tell. In a thread."""
+    lines = 0
+    for cycle, files in cycles.items():
+        merged, known = cycle_file(prefix, cycle), dict[str, Source]()
+        with contextlib.suppress(OSError):
+            known = Index.load(Path(index_file(merged)).read_bytes(), os.stat(merged).st_size).sources
+        for file in files:
+            with contextlib.suppress(OSError), open(log_dir / file, "rb") as written:
+                written.seek(known[file].to if file in known else 0)
+                lines += sum(1 for _ in written)
+    return lines
 
 
 class MergedFile:

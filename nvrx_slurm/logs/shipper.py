@@ -114,9 +114,7 @@ class Shipper(program.Program):
             self.loop.call_later(left_s, self._end_if_done)
 
     def _give_up(self) -> None:
-        if self._sources and not self.result.done():
-            self.say(f"{len(self._sources)} files are not merged to their end; the rest is in the ranks' own files")
-        self.end()
+        self.end(program.UNFINISHED if self._sources else 0)
 
     def _on_broken(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()

@@ -12,12 +12,12 @@ import select
 import signal
 import socket
 import sys
-import threading
 from contextlib import suppress
 from typing import Any
 
 from nvrx_slurm.monitor.inspect import RECORD
 from nvrx_slurm.monitor.kill import END_SIGNAL, INSPECT_SIGNAL
+from nvrx_slurm.system import bounded
 
 _DUMP_BYTES = 1 << 20  # or what the kernel allows
 _MOST_GROUPS = 8
@@ -32,7 +32,7 @@ class Answers:
         self._socket.setblocking(False)  # a dump that no monitor reads must not hold the handler, and the GIL with it
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _DUMP_BYTES)
         print_stacks(fd)
-        threading.Thread(target=self._serve, name="nvrx-inspect", daemon=True).start()
+        bounded.begin(self._serve, "nvrx-inspect")  # without it there are stacks and no record
 
     def _serve(self) -> None:
         try:

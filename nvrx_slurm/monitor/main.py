@@ -253,7 +253,11 @@ def _fork(which: dict[int, socket.socket]) -> bool:
     gc.freeze()  # garbage collection in the children would copy the pages of this process
     reader, writer = os.pipe()
     for local_rank, control in list(which.items()):
-        if os.fork() == 0:
+        try:
+            forked = os.fork()
+        except OSError:
+            continue  # the agent finds its socket closed, and tries again
+        if forked == 0:
             os.setsid()
             _send(control, "forked", pid=os.getpid())
             which.clear()  # closes the sockets of the others

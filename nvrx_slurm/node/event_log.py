@@ -13,6 +13,7 @@ from typing import Any
 from nvrx_slurm.core import record
 from nvrx_slurm.core.machine import Machine
 from nvrx_slurm.errors import ProtocolError
+from nvrx_slurm.system import bounded
 
 QUEUED_LINES = 10_000  # that wait for the file system
 CLOSE_TIMEOUT_S = 1.0
@@ -21,14 +22,14 @@ CLOSE_TIMEOUT_S = 1.0
 class EventLog:
     """One JSON line per step, which `nvrx replay` can replay. A disk that is full or hangs costs the log, not the job.
 
-    A thread writes the lines, so that a file system that hangs delays nothing.
+    A thread writes the lines, so that a file system that hangs delays nothing. Where none can be made, lines wait.
     """
 
     def __init__(self, path: Path, core: Machine, say: Callable[[str], None]) -> None:
         self._path = path
         self._say = say
-        self._header = record.header_line(core)
         self._lines: queue.Queue[str | None] = queue.Queue(QUEUED_LINES)  # None: the end
+        self._lines.put_nowait(record.header_line(core))
         self._writer: threading.Thread | None = None
         self._broken = False
 
@@ -37,18 +38,19 @@ class EventLog:
         if self._broken:
             return
         try:
-            line = record.step_line(event, now, time.time(), core, commands)
+            self._lines.put_nowait(record.step_line(event, now, time.time(), core, commands))
             if self._writer is None:
-                self._start()
-            self._lines.put_nowait(line)
+                self._writer = bounded.begin(self._write, "event log")
         except queue.Full:
             self._end(f"its file system does not take {QUEUED_LINES} lines")
-        except (ProtocolError, RuntimeError) as error:  # RuntimeError: no thread can be started
+        except ProtocolError as error:
             self._end(error)
 
     def close(self) -> None:
         """Have the last lines written and the file closed; waits CLOSE_TIMEOUT_S at most. No step follows."""
         writer, self._writer = self._writer, None
+        if writer is None and self._lines.qsize() > 1:
+            self._end("no thread can be made")
         if writer is None:
             return
         with contextlib.suppress(queue.Full):
@@ -56,12 +58,6 @@ class EventLog:
         writer.join(CLOSE_TIMEOUT_S)
         if writer.is_alive():
             self._end(f"its file system has not taken the last lines within {CLOSE_TIMEOUT_S:g} s")
-
-    def _start(self) -> None:
-        self._lines.put_nowait(self._header)
-        writer = threading.Thread(target=self._write, name="event log", daemon=True)
-        writer.start()
-        self._writer = writer
 
     def _end(self, why: object) -> None:
         if not self._broken:

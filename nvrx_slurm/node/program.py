@@ -71,27 +71,36 @@ class NodeProgram:
         self._signals: Signals
         self._link: AgentLink
         self._examining: asyncio.Future[None] | None = None
+        self._main: asyncio.Task[Any] | None = None
+        self._code = int(ExitCode.INTERNAL)  # until the agent has ended
 
     async def run(self) -> int:
         """Run until the job's end; returns the exit code. Nothing of ours is left when it returns."""
         asyncio.get_running_loop().set_exception_handler(self._on_defect)
-        self._console.start()
+        self._main = asyncio.current_task()
+        self._signals = Signals(self._signal_reader, self._job, self._coordinator_shell, self._interrupt)
         self._console.draw(self._job.run_dir.status)
         try:
             await self._start()
             return await self._end(await self._shell.result)
+        except asyncio.CancelledError:
+            self._console.say(f"node {self._job.node.host} ends with code {self._code}, without waiting for others")
+            return self._code
         except NvrxError as error:
             self._console.say(str(error))
             why = f"the coordinator's node {self._job.node.host} cannot take part: {error}"
             await self._close(None if self._elections is not None else t.Finish(error.exit_code, why))
             return error.exit_code
         except Exception as error:
-            self._console.say("internal error, please report it:\n" + traceback.format_exc())
+            lack = limits.lack(error)
+            code = ExitCode.NODE_REFUSED if lack else ExitCode.INTERNAL
+            defect = f"internal error, please report it:\n{traceback.format_exc()}"
+            self._console.say(f"this node cannot go on: {lack}" if lack else defect)
             # This machine may be the cause of an OSError: then the others elect a coordinator. A defect would go round.
             others_go_on = isinstance(error, OSError) and self._elections is not None
-            end = t.Finish(ExitCode.INTERNAL, f"the coordinator on {self._job.node.host} broke")
+            end = t.Finish(code, f"the coordinator on {self._job.node.host} broke")
             await self._close(None if others_go_on else end)
-            return ExitCode.INTERNAL
+            return code
         finally:
             await self._close()
             self._console.finish(_LAST_LINES_S)
@@ -102,6 +111,12 @@ class NodeProgram:
     def _coordinator(self) -> CoordinatorHost | None:
         """The coordinator on this node, if there is one."""
         return self._own_coordinator if self._elections is None else self._elections.coordinator
+
+    def _interrupt(self, signum: int) -> None:
+        if self._code == ExitCode.INTERNAL:
+            self._code = signal_exit_code(signum)
+        if self._main is not None:
+            self._main.cancel()
 
     def _coordinator_shell(self) -> Shell | None:
         return None if self._coordinator is None else self._coordinator.shell
@@ -135,8 +150,7 @@ class NodeProgram:
 
             self._logs = LogsRole(job.logs, job, path, say)
             await self.add(self._logs)
-        self._signals = Signals(self._signal_reader, job, shell, self._coordinator_shell)
-        await self.add(self._signals)
+        self._signals.begin(shell)
         if self._server is not None and lease is not None:
             self._elections = Elections(job, self._server, say, shell, lease, self._logs, workers.prepare)
             self._link = self._elections.link
@@ -201,34 +215,41 @@ class NodeProgram:
 
     async def _end(self, end: ag.Exit) -> int:
         """The agent has ended. Its roles end, then the coordinator when the job does."""
-        job = self._job
-        if self._logs is not None and end.code > _SIGNALLED:  # Slurm kills all this KillWait after its signal
-            self._logs.drain_s = min(self._logs.drain_s, _HASTY_DRAIN_S)
+        job, self._code = self._job, end.code
+        if self._logs is not None:
+            self._logs.start_now()
+            if end.code > _SIGNALLED:  # Slurm kills all this KillWait after its signal
+                self._logs.drain_s = min(self._logs.drain_s, _HASTY_DRAIN_S)
         for role in (self._link, *self._roles):
             logs = self._logs if self._coordinator is not None else None  # until the end of the job has been said
-            if role not in (self._signals, self._elections, logs):
+            if role not in (self._elections, logs):
                 await role.close()
         if self._elections is not None:
             await self._elections.leave()
         host = self._coordinator
         if host is not None:
-            if end.code > _SIGNALLED:  # the signal may have come before the agent had a coordinator to tell
-                ends = t.EndJob(end.code, end.reason, end.code - _SIGNALLED)
-                host.shell.post(ev.FromAgent(job.node.node_id, ends))
-            if end.code == ExitCode.NODE_REFUSED:  # the agent has ended, and its workers: their node is not waited for
-                host.shell.post(ev.ProvenDead(peer_of(job.node)))
+            self._tell_end(host.shell, end)
+            if end.code > _SIGNALLED and not host.leads:  # its agent, which has left, was the first of its voters
+                host.shell.retire()
             done = await host.finish(self._end_logs)
-            if done is None:  # another node coordinates the job
-                return end.code
-            # Without a quorum another part of the job may go on.
-            if job.slurm is not None and host.leads and host.nodes_are_lost:
-                await self._end_job(job.slurm.job_id, int(done.code), done.report.out_of_time)
-            return int(done.code)
+            if done is not None:  # else another node coordinates the job
+                # Without a quorum another part of the job may go on.
+                if job.slurm is not None and host.leads and host.nodes_are_lost:
+                    await self._end_job(job.slurm.job_id, int(done.code), done.report.out_of_time)
+                return int(done.code)
         why = end.reason
         if end.code == ExitCode.COORDINATOR_LOST:
             why += f"; last try: {getattr(self._link.transport, 'last_problem', '')}"
         self._console.say(f"node {self._job.node.host} ends with code {end.code}: {why}")
         return end.code
+
+    def _tell_end(self, coordinator: Shell, end: ag.Exit) -> None:
+        node = self._job.node
+        if end.code > _SIGNALLED:  # the signal may have come before the agent had a coordinator to tell
+            ends = t.EndJob(end.code, end.reason, end.code - _SIGNALLED)
+            coordinator.post(ev.FromAgent(node.node_id, ends))
+        if end.code == ExitCode.NODE_REFUSED:  # the agent has ended, and its workers: their node is not waited for
+            coordinator.post(ev.ProvenDead(peer_of(node)))
 
     async def _end_job(self, job_id: int, code: int, out_of_time: bool) -> None:
         """Where the batch host is gone, no batch script ends the Slurm job; Slurm may take minutes to notice."""
@@ -247,7 +268,7 @@ class NodeProgram:
             except NotInstalled as error:
                 self._console.say(f"{error}: if job {job_id} has lost its batch host, end it by hand: scancel {job_id}")
                 return
-            except (bounded.Overrun, RuntimeError, SlurmError) as error:
+            except (bounded.Overrun, SlurmError) as error:
                 if not tries:
                     self._console.say(f"trying to end job {job_id}, whose batch host may be gone: {error}")
                 tries += 1
@@ -256,6 +277,7 @@ class NodeProgram:
 
     async def _close(self, last: t.Finish | None = None) -> None:
         """End everything at once; `last` tells the other nodes how the job ends, if this is the coordinator's."""
+        self._main = None  # a further signal changes nothing
         if self._coordinator is not None:
             await self._coordinator.close(last)
         for role in reversed(self._roles):

@@ -165,7 +165,7 @@ class Logs:
         """Open the files, and remove older error files. After `timeout_s` seconds all are /dev/null."""
         try:
             self._files, self.problem = await bounded.call_async(self._open, timeout_s, "the log file system")
-        except (bounded.Overrun, RuntimeError) as error:  # RuntimeError: no thread can be made
+        except bounded.Overrun as error:
             self.problem = str(error)
 
     def _open(self) -> tuple[dict[int, list[IO[bytes]]], str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable
-from typing import Any
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.agent import events as ag
@@ -13,7 +12,7 @@ from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.errors import signal_exit_code
 from nvrx_slurm.node.job import NodeJob
 from nvrx_slurm.node.shell import Shell
-from nvrx_slurm.system.signals import SignalReader, sent_by_slurm
+from nvrx_slurm.system.signals import Received, SignalReader, sent_by_slurm
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
@@ -26,35 +25,50 @@ def block_signals() -> SignalReader:
 
 
 class Signals:
-    """Role. `coordinator()` takes the signals once the agent has ended; None: there is none on this node."""
+    """Reads them from now on. `coordinator()` takes them once the agent has ended; None: there is none on this node.
+
+    `interrupt(signum)` ends this program: there is no agent yet, or the second SIGINT finds that it has ended.
+    """
 
     def __init__(
-        self, reader: SignalReader, job: NodeJob, agent: Shell, coordinator: Callable[[], Shell | None]
+        self,
+        reader: SignalReader,
+        job: NodeJob,
+        coordinator: Callable[[], Shell | None],
+        interrupt: Callable[[int], None],
     ) -> None:
         self._reader, self._node_id = reader, job.node.node_id
         self._in_step, self._warning_signum = job.agent.in_step, job.agent.warning_signum
-        self._agent, self._coordinator = agent, coordinator
+        self._coordinator, self._interrupt = coordinator, interrupt
+        self._agent: Shell | None = None
+        self._warnings: list[Received] = []  # that wait for an agent
+        self._has_interrupt = False
+        asyncio.get_running_loop().add_reader(reader.fd, self._read)
 
-    def handlers(self) -> dict[type, Callable[[Any], None]]:
-        """There are no commands."""
-        return {}
-
-    async def start(self) -> None:
-        """Begin to read."""
-        asyncio.get_running_loop().add_reader(self._reader.fd, self._read)
-
-    async def close(self) -> None:
-        """Stop reading; the signals stay blocked."""
-        asyncio.get_running_loop().remove_reader(self._reader.fd)
+    def begin(self, agent: Shell) -> None:
+        """There is an agent."""
+        self._agent = agent
+        for received in self._warnings:
+            self._take(received, agent)
 
     def _read(self) -> None:
         for received in self._reader.read():
-            everybody = self._in_step and sent_by_slurm(received)
-            ends = received.signum in ENDING
-            if not self._agent.result.done():
-                self._agent.post((ag.Signalled if ends else ag.Warned)(received.signum, everybody))
-            elif (coordinator := self._coordinator()) is not None:
-                self._tell_coordinator(coordinator, received.signum, ends)
+            agent, again = self._agent, self._has_interrupt
+            self._has_interrupt = again or received.signum == signal.SIGINT
+            if agent is None and received.signum in _PASSED_ON:
+                self._warnings.append(received)
+            elif agent is None or (again and received.signum == signal.SIGINT and agent.result.done()):
+                self._interrupt(received.signum)
+            else:
+                self._take(received, agent)
+
+    def _take(self, received: Received, agent: Shell) -> None:
+        everybody = self._in_step and sent_by_slurm(received)
+        ends = received.signum in ENDING
+        if not agent.result.done():
+            agent.post((ag.Signalled if ends else ag.Warned)(received.signum, everybody))
+        elif (coordinator := self._coordinator()) is not None:
+            self._tell_coordinator(coordinator, received.signum, ends)
 
     def _tell_coordinator(self, coordinator: Shell, signum: int, ends: bool) -> None:
         why = f"the coordinator's node got signal {signum}"

@@ -6,17 +6,29 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 # A waiting caller executes Python this often, so that the in-process wrapper sees that its rank does not hang.
 _SIGN_OF_LIFE_S = 0.05
-_OVERRUN = "{} did not return within {:g} s"
+_OVERRUN, _NO_THREAD = "{} did not return within {:g} s", "{}: no thread can be made"
 
 
 class Overrun(Exception):
-    """The call did not return in time. Its daemon thread is abandoned: nothing can end a thread from outside."""
+    """The call did not return in time, or there is no thread for it. A daemon thread that does not return is abandoned:
+    nothing can end a thread from outside."""
+
+
+def begin(fn: Callable[[], object], name: str) -> threading.Thread | None:
+    """Run `fn` in a daemon thread called `name`; None where no thread can be made (limits, memory)."""
+    thread = threading.Thread(target=fn, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        return None
+    return thread
 
 
 class _Outcome(Generic[T]):
@@ -48,11 +60,12 @@ class _Outcome(Generic[T]):
 def call(fn: Callable[[], T], timeout_s: float, name: str) -> T:
     """Run `fn` in a daemon thread called `name` and return its value, or raise its exception.
 
-    Raises Overrun after `timeout_s` seconds.
+    Raises Overrun, at the latest after `timeout_s` seconds.
     """
     outcome: _Outcome[T] = _Outcome()
-    thread = threading.Thread(target=outcome.run, args=(fn,), name=name, daemon=True)
-    thread.start()
+    thread = begin(partial(outcome.run, fn), name)
+    if thread is None:
+        raise Overrun(_NO_THREAD.format(name))
     deadline_s = time.monotonic() + timeout_s
     while thread.is_alive() and (left_s := deadline_s - time.monotonic()) > 0:
         thread.join(min(left_s, _SIGN_OF_LIFE_S))
@@ -62,7 +75,7 @@ def call(fn: Callable[[], T], timeout_s: float, name: str) -> T:
 async def call_async(fn: Callable[[], T], timeout_s: float, name: str) -> T:
     """Run `fn` in a daemon thread called `name`; the running event loop goes on meanwhile.
 
-    Returns or raises what `fn` does. Raises Overrun after `timeout_s` seconds, RuntimeError if no thread can be made.
+    Returns or raises what `fn` does. Raises Overrun, at the latest after `timeout_s` seconds.
     Unlike a thread of an executor, an abandoned one delays neither the loop's end nor the interpreter's.
     """
     import asyncio  # not for health checks: it takes 25 ms, and a prolog has none of it
@@ -75,17 +88,18 @@ async def call_async(fn: Callable[[], T], timeout_s: float, name: str) -> T:
         with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits any more
             loop.call_soon_threadsafe(ended.set)
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    if begin(run, name) is None:
+        raise Overrun(_NO_THREAD.format(name))
     with contextlib.suppress(asyncio.TimeoutError):
         await asyncio.wait_for(ended.wait(), timeout_s)
     return outcome.get(timeout_s, name)
 
 
 async def call_or_none(fn: Callable[[], T], timeout_s: float, name: str) -> T | None:
-    """As `call_async`; None where that raises OSError or RuntimeError, or the call does not return in time."""
+    """As `call_async`; None where that raises OSError or Overrun."""
     try:
         return await call_async(fn, timeout_s, name)
-    except (OSError, Overrun, RuntimeError):
+    except (OSError, Overrun):
         return None
 
 

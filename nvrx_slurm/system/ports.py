@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import secrets
 import socket
+
+_GUESS_FROM, _GUESSES = 61_000, 4_000  # above ip_local_port_range
 
 
 class PortReservation:
@@ -12,25 +16,26 @@ class PortReservation:
     While it is held, the kernel gives the port to no socket that asks for any free port. torch's TCPStore sets
     SO_REUSEADDR as this socket does, so it can bind the port and listen on it: only a *listening* socket excludes
     others (socket(7)). Another process on this host that sets SO_REUSEADDR and asks for this very port gets it, too.
+    Where no socket can be made, the port is a guess: one that the kernel gives to nobody who asks for any.
     """
 
     def __init__(self) -> None:
-        try:
-            self._socket = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
-            self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            self._bind("::")
-        except OSError:  # no IPv6 here
-            self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-            self._bind("0.0.0.0")
-        self.port: int = self._socket.getsockname()[1]
-
-    def _bind(self, address: str) -> None:
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._socket.bind((address, 0))
+        self._socket: socket.socket | None = None
+        self.port = _GUESS_FROM + secrets.randbelow(_GUESSES)
+        for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
+            with contextlib.suppress(OSError):  # no IPv6 here, or no descriptor is left
+                self._socket = one = socket.socket(family, socket.SOCK_STREAM)
+                if family is socket.AF_INET6:
+                    one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                one.bind((address, 0))
+                self.port = one.getsockname()[1]
+                return
 
     def release(self) -> None:
         """Give the port back."""
-        self._socket.close()
+        if self._socket is not None:
+            self._socket.close()
 
 
 def is_refused(host: str, port: int, timeout_s: float) -> bool | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import threading
@@ -70,6 +71,22 @@ def test_a_receiver_that_hangs_or_is_gone_costs_the_job_little(rig: Rig) -> None
             began = time.monotonic()
             assert one.wait() == 1 and time.monotonic() - began < 12  # 4 s of it for the receiver
     assert "cannot reach 127.0.0.1:1" in one.text
+
+
+def test_a_status_file_that_hangs_delays_nobody(rig: Rig, posted: tuple[str, list[dict[str, Any]]]) -> None:
+    url, got = posted
+    hangs = "import threading\nstatus.write_atomic = lambda *words: threading.Event().wait()"
+    rig.before = f"from nvrx_slurm.node.output import status\nstatus.INTERVAL_S = 0.2\n{hangs}"
+    file = rig.dir / "job.prom"
+    flags = (f"--ft-notify={url}", f"--ft-metrics-file={file}", "--max-restarts=2")
+    one = rig.run(rig.script(UNTIL_TOLD + "sys.exit(3)"), *flags)
+    for cycle in range(3):
+        up(one, cycle)
+        told = rf"(?m)^nvrx_cycle{{.*}} {cycle}\.0$"
+        until(lambda told=told: file.exists() and re.search(told, file.read_text()), "metrics tell of it")
+        rig.open(f"end{cycle}")
+    assert one.wait() == 1 and not rig.run_dir.joinpath("status.json").exists()
+    assert {"restart", "give-up"} <= {one["event"] for one in got}
 
 
 def test_the_comment_of_the_job(rig: Rig) -> None:

@@ -53,12 +53,11 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> Screen:
 
 @pytest.fixture
 def us(screen: Screen) -> Iterator[Console]:
-    """A started console."""
+    """A console."""
     made = Console("us")
-    made.start()
     yield made
     made.finish(WAIT_S)
-    assert not made._thread.is_alive()
+    assert made._thread is not None and not made._thread.is_alive()
 
 
 def new(path: Path, text: str = "") -> Path:
@@ -115,7 +114,6 @@ def test_sentences_do_not_wait_for_a_chatty_rank(screen: Screen, tmp_path: Path)
     steps, us = threading.Semaphore(1), Console("us")
     screen.before = lambda fd, data: fd == 2 or steps.acquire(timeout=WAIT_S)
     us.follow(new(tmp_path / "rank_0.out", ("x" * 99 + "\n") * 10_000), "[0] ", 1)
-    us.start()
     screen.until("[0] xxx")
     us.say("the first cause")
     steps.release(2)
@@ -130,7 +128,6 @@ def test_sentences_do_not_wait_for_a_chatty_rank(screen: Screen, tmp_path: Path)
 
 def test_a_backlog_that_is_cut_off_is_said(screen: Screen, tmp_path: Path) -> None:
     us = Console("us")
-    us.follow(new(tmp_path / "rank_0.out", ("x" * 99 + "\n") * 10_000), "[0] ", 1)
 
     def slow(fd: int, data: bytes) -> None:
         if fd == 1:
@@ -138,7 +135,8 @@ def test_a_backlog_that_is_cut_off_is_said(screen: Screen, tmp_path: Path) -> No
 
     screen.before = slow
     us._finishing, us._cut_off_s = True, float("inf")
-    us.start()
+    us.follow(new(tmp_path / "rank_0.out", ("x" * 99 + "\n") * 10_000), "[0] ", 1)
+    assert us._thread is not None
     us._thread.join(WAIT_S)
     *_, last = screen.lines
     assert re.fullmatch(rf"us: \.\.\. \d+ bytes more in {tmp_path}/rank_0.out", last)
@@ -171,7 +169,6 @@ def test_a_terminal_has_colours_and_a_last_line(tmp_path: Path, monkeypatch: pyt
     waits = {"why": "missing: n9\x1b[2J", "until": None}
     found = {"state": "waiting", "since": 0, "written": 2e10, "interval_s": 5, "cycle": -1, "end": None, "waits": waits}
     us = Console("us")
-    us.start()
     us.draw(new(tmp_path / "status.json", json.dumps(found)))
     screen.until("missing: n9\\x1b[2J")
     us.follow(new(tmp_path / "rank_0.out", "hello\n"), "[rank 0] ", 1)

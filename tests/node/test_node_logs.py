@@ -177,3 +177,22 @@ def test_foreign_clients_of_nvrxs_log_service_are_served_where_that_is_asked_for
     rig.open("end0")
     assert one.wait() == 0 and foreign.read_bytes() == b"theirs\n"
     assert check(rig, 0) == 2 and not (rig.dir / "elsewhere.log").exists()
+
+
+@pytest.mark.parametrize("module", ["shipper", "aggregator", ""])
+def test_a_program_that_waits_for_its_next_start_at_the_end_gets_it(rig: Rig, module: str) -> None:
+    """Where none can run, the number of lines that are not merged is said."""
+    rig.before = "from nvrx_slurm.child import bootstrap, supervised\nsupervised.SupervisedProcess.first_delay_s = 30\n"
+    if not module:
+        rig.before += "bootstrap.command = lambda module, *args, **how: ['/bin/false']"
+    one = rig.run(rig.script(UNTIL_TOLD), "--standalone", *flags(rig, "--ft-node-health-checks=false"))
+    up(one, 0)
+    old = 0
+    for _ in range(2 if module else 0):  # the second time it waits
+        until(lambda: log_program(one, module) not in (0, old), "it runs")
+        os.kill(old := log_program(one, module), signal.SIGKILL)
+    until(lambda: not log_program(one, module or "shipper"), "it does not run")
+    rig.open("end0")
+    assert one.wait() == 0
+    assert ("602 lines are not in the merged logs" in one.text) != bool(module)
+    assert not module or check(rig, 0) == 2

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
-from agent_harness import Rig, until
+from agent_harness import Launcher, Rig, until
 
 COUNTING = """
 def handler(signum, frame):
@@ -70,8 +71,43 @@ def test_a_later_second_signal_kills_at_once(rig: Rig) -> None:
 
 
 def test_signal_while_waiting_for_nodes_or_for_the_coordinator(rig: Rig) -> None:
-    for nnodes, rank in (("2", 0), ("3", 1)):
-        one = rig.node(rank, nnodes, rig.script("forever()"))
+    script = rig.script("forever()")
+    alone = (rig.node(0, "2", script), rig.node(1, "3", script), *rig.step((0,), 4, "3:4", script))
+    for one in alone:  # the last one stands for coordinator, and never has a majority
         until(lambda one=one: len(one.children) == 3, "the checks, a held worker and its monitor")
         one.signal(signal.SIGTERM)
         assert one.wait(10) == 143
+
+
+def test_signal_while_a_name_is_looked_up(rig: Rig) -> None:
+    rig.before = "import asyncio\nfrom nvrx_slurm.control import addresses\n"
+    rig.before += "addresses.find = lambda host, port: print('asks', flush=True) or asyncio.sleep(1000)"
+    one = rig.node(0, "2", rig.script(""))
+    one.line("asks")
+    one.signal(signal.SIGTERM)
+    assert one.wait(10) == 143
+
+
+def press(one: Launcher) -> None:
+    """Ctrl-C, which has been read."""
+    one.signal(signal.SIGINT)
+    status = Path(f"/proc/{one.pid}/status")
+    until(lambda: "ShdPnd:\t0000000000000000" in status.read_text(), "it has read the signal")
+
+
+def test_a_second_interrupt_kills_workers_and_ends_what_the_agent_waits_for(rig: Rig) -> None:
+    one = rig.run(rig.script(STUBBORN.replace("TERM", "INT")), "--term-timeout=1000")
+    one.line("up$")
+    press(one)
+    one.line("no$")
+    press(one)
+    assert one.wait(10) == 130
+    rig.before = "from nvrx_slurm.child import bootstrap\nbootstrap.command = lambda *_, **how: ['/bin/sleep', '1000']"
+    one = rig.run(
+        rig.script("gate()"), f"--ft-per-cycle-applog-prefix={rig.dir}/merged", "--ft-node-health-checks=false"
+    )
+    rig.open()
+    one.line("job ends with code 0")
+    for _ in range(2):
+        press(one)
+    assert one.wait(10) == 0

@@ -14,7 +14,7 @@ from nvrx_slurm.errors import ExitCode, signal_exit_code
 if TYPE_CHECKING:
     from nvrx_slurm.core.agent.agent import Agent
 
-SIGTERM, SIGKILL, SIGCONT = 15, 9, 18
+SIGTERM, SIGKILL, SIGCONT, _SIGINT = 15, 9, 18, 2
 BY_SLURM = "cancelled, preempted or out of time (SIGTERM from Slurm)"
 
 
@@ -124,12 +124,15 @@ class Leaving:
 
     def on_signalled_again(self, event: ev.Signalled, now: float) -> None:
         """Slurm may signal an end several times (job, step, srun), also after the coordinator has told it: that is one
-        request. A signal that comes later than `same_signal_s` asks for SIGKILL at once."""
+        request. A signal that comes later than `same_signal_s` asks for SIGKILL at once, and so does a second SIGINT,
+        which comes from a person only."""
         if event.everybody:
             self.ladder.signal_at = None
         if self._signalled_at is None:
             self._signalled_at = now
-        elif self.ladder.kill_at is not None and now >= self._signalled_at + self._s.same_signal_s:
+        elif self.ladder.kill_at is not None and (
+            event.signum == _SIGINT or now >= self._signalled_at + self._s.same_signal_s
+        ):
             self.ladder = StopLadder(kill_at=now)
 
     # --- the workers are stopped --------------------------------------------------------------------------------

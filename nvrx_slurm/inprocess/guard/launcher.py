@@ -35,7 +35,7 @@ def note_restart(iteration: int, why: str) -> None:
     if run_dir and cycle:
         try:
             bounded.call(write, _NOTE_S, "nvrx log tree")
-        except (OSError, bounded.Overrun, RuntimeError) as error:
+        except (OSError, bounded.Overrun) as error:
             logger.info("result.json will not tell of the restart after iteration %d: %s", iteration, error)
 
 

@@ -54,7 +54,7 @@ class CheckpointWatch:
         waited for, and no rank writes."""
         try:
             self._take(await self._reads.call(self._load, _READ_TIMEOUT_S, "the directory"), resumes)
-        except (bounded.Overrun, OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
+        except (bounded.Overrun, OSError) as error:
             self._say_once({"read": f"the checkpoints in {self._root} are not known: {error}"})
         if resumes and self._told is None:
             self._post(ev.CheckpointsFound(()))

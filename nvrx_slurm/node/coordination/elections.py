@@ -225,7 +225,7 @@ class Elections:
         token = "" if self._core.fresh else self._token  # what a fresh node has made itself is worth nothing elsewhere
         try:
             found = await peers.ask(self._meeting, self._meeting.token or token, peer)
-        except (NvrxError, OSError, RuntimeError):  # MUNGE is slow, or no thread can be made
+        except (NvrxError, OSError):  # as a MUNGE that is slow
             found = None
         if found is not None and host is not None and host is self.coordinator:  # a late answer is worth nothing
             self._shell.post(found)

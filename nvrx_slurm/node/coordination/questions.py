@@ -46,7 +46,7 @@ class ProgressFile:
         try:
             read = functools.partial(_read, self._path)
             iteration = _iteration(await self._reads.call(read, READ_TIMEOUT_S, "its file system"))
-        except (OSError, RuntimeError, ValueError, bounded.Overrun) as error:  # RuntimeError: no thread can be started
+        except (OSError, ValueError, bounded.Overrun) as error:
             why = str(getattr(error, "strerror", None) or error)
             if why != self._said:
                 self._say(f"progress is not counted: the checkpoint iteration file {self._path} cannot be used: {why}")
@@ -82,7 +82,7 @@ class RankOutput:
         load = functools.partial(self._load, cycle, ranks)
         try:
             return await self._reads.call(load, READ_TIMEOUT_S, "logs of ranks")
-        except (bounded.Overrun, RuntimeError, OSError):
+        except (bounded.Overrun, OSError):
             return -1
 
     def _load(self, cycle: int, ranks: Collection[tuple[int, Node]]) -> int:

@@ -39,7 +39,7 @@ class Attributor(PacketProcess):
         self._of_job, self._print, self._post = settings, say, post
         self._open: dict[int, dict[str, Any]] = {}  # cycles without an answer: what the process was told
         self._late: asyncio.TimerHandle | None = None
-        self._ends: asyncio.Future[None] | None = None
+        self._ends: asyncio.Future[bool] | None = None
 
     def begun(self, command: ev.CycleBegan) -> None:
         """A cycle runs. Coordinators before this one may not have submitted theirs: a service elsewhere hears again."""

@@ -24,6 +24,7 @@ from nvrx_slurm.core.logs.lines import Lines
 from nvrx_slurm.core.logs.printable import printable
 from nvrx_slurm.core.progress import DAMAGE, now_doing
 from nvrx_slurm.logs.rank_file import RankFile
+from nvrx_slurm.system import bounded
 from nvrx_slurm.system.files import last_bytes
 from nvrx_slurm.system.inotify import Inotify
 
@@ -48,7 +49,9 @@ class _Followed:
 
 
 class Console:
-    """Start with `start()`, end with `finish()`. All methods may be called from the agent's loop; only `finish` waits.
+    """End it with `finish()`. All methods may be called from the agent's loop; only `finish` waits.
+
+    The thread begins with what is said or followed first. Where no thread can be made, sentences wait for the next try.
 
     Each of the launcher's lines has a head: local time, seconds since this object was made, `name`.
     `refresh_s`: also read the files this often, because inotify does not report writes of other hosts.
@@ -73,11 +76,7 @@ class Console:
         self._has_colours = {fd for fd in (1, 2) if os.isatty(fd) and not os.environ.get("NO_COLOR")}
         self._finishing = False
         self._cut_off_s = 0.0  # when `finish` gives up on the backlog
-        self._thread = threading.Thread(target=self._run, name="console", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        self._thread: threading.Thread | None = None
 
     def say(self, text: str, to_copy: bool = False) -> None:
         """Print `text` on stderr, each line behind the head. A text that finds a full queue replaces the oldest.
@@ -102,13 +101,16 @@ class Console:
         self._cut_off_s = time.monotonic() + 0.75 * timeout_s  # leaves time to say how much was cut off
         self._finishing = True
         self._wake()
-        self._thread.join(timeout_s)
+        if self._thread is None:
+            self._run()
+        else:
+            self._thread.join(timeout_s)
 
     def _wake(self) -> None:
-        try:
+        with contextlib.suppress(BlockingIOError):  # the thread has enough wake-ups waiting
             os.write(self._wake_w, b"x")
-        except BlockingIOError:
-            return  # the thread has enough wake-ups waiting
+        if self._thread is None:
+            self._thread = bounded.begin(self._run, "console")
 
     def _lines(self, text: str) -> bytes:
         head = f"{time.strftime('%H:%M:%S')} +{time.monotonic() - self._started_s:.1f}s {self._name}: "

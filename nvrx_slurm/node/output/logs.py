@@ -20,13 +20,15 @@ from nvrx_slurm.child.supervised import PacketProcess
 from nvrx_slurm.control.addresses import ANY_ADDRESS
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.frozen import frozen
+from nvrx_slurm.logs.merged import missing_lines
+from nvrx_slurm.system import bounded
 
 if TYPE_CHECKING:
     from nvrx_slurm.node.coordination.coordinator import MemberStreams
     from nvrx_slurm.node.job import NodeJob
 
 _CYCLES = 3  # of which a new shipper is told
-_SOCKET = "logs"
+_SOCKET, _COUNT_S = "logs", 5.0
 _BACKLOG = 4096
 
 
@@ -56,7 +58,7 @@ class LogsRole:
         self._over: set[int] = set()
         self._listener: socket.socket | None = None
         self._aggregators: list[PacketProcess] = []
-        self._ending: set[asyncio.Task[None]] = set()
+        self._ending: set[asyncio.Task[bool]] = set()
         self._shipper = PacketProcess(
             "log shipper", "nvrx_slurm.logs.shipper", self._shipper_settings, say, self._shipper_state
         )
@@ -92,9 +94,23 @@ class LogsRole:
     def _name(self, path: Path) -> str:
         return str(path.relative_to(self._run_dir.log_dir))
 
+    def start_now(self) -> None:
+        """The job may be over: shippers wait only for a short time for the aggregator."""
+        for one in (self._shipper, *self._aggregators):
+            one.start_now()
+
     async def close(self) -> None:
-        """Ship the rest, bounded."""
-        await self._shipper.finish(self.drain_s)
+        """Ship the rest, bounded; tell how much of it was not merged."""
+        shipped = await self._shipper.finish(self.drain_s)
+        cycles, self._cycles = self._cycles, {}
+        if shipped or not cycles:
+            return
+        files = {cycle: [file for file, _ in packet["files"]] for cycle, packet in cycles.items()}
+        count = partial(missing_lines, self.spec.prefix, self._run_dir.log_dir, files)
+        lines = await bounded.call_or_none(count, _COUNT_S, "logs")
+        if lines != 0:
+            number = "an unknown number of" if lines is None else lines
+            self._say(f"{number} lines are not in the merged logs; they are in the ranks' own files")
 
     # --- the shipper ------------------------------------------------------------------------------------------
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import threading
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from nvrx_slurm.node.output.console import Console
 from nvrx_slurm.slurm.api.facts import SlurmError
 from nvrx_slurm.slurm.control import BatchHost, Control
+from nvrx_slurm.system import bounded
 
 OUT_ENV = "NVRX_OUT"  # the file that nvrx-run in front of the step writes to; set by it for the tasks
 _TRIES, _PAUSE_S = 64, 15.0
@@ -26,7 +28,7 @@ class OutFile:
         self._over = threading.Event()
         with suppress(OSError):  # a pipe has no position: the file is the batch host's alone
             begin = os.lseek(1, 0, os.SEEK_CUR)
-            threading.Thread(target=self._take, args=(control, job_id, begin), daemon=True).start()
+            bounded.begin(partial(self._take, control, job_id, begin), "the output file")
 
     def _take(self, control: Control, job_id: int, begin: int) -> None:
         with suppress(OSError, SlurmError):  # not every node may have the file
@@ -39,7 +41,6 @@ class OutFile:
                 fd = os.open(out, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
                 console = Console("nvrx-run")
                 console.follow(Path(os.readlink("/proc/self/fd/1")), "", fd, begin)
-                console.start()
                 self._console = console
 
     def finish(self, timeout_s: float) -> None:

@@ -66,7 +66,7 @@ class BackgroundWrites:
             path, write = self._waiting.popleft()
             try:
                 await bounded.call_async(write, WRITE_TIMEOUT_S, path.name)
-            except (OSError, bounded.Overrun, RuntimeError) as error:
+            except (OSError, bounded.Overrun) as error:
                 self._say(f"cannot {self._verb} {path}: {getattr(error, 'strerror', None) or error}")
 
     async def close(self, within_s: float = WRITE_TIMEOUT_S) -> None:

@@ -1,7 +1,8 @@
 """Writes status.json beside the coordinator: at each change of state, and every INTERVAL_S while nothing changes.
 
-One thread writes: the file system may hang, and then the coordinator goes on without a status. The thread does not tell
-the loop when it is done, which would be one wake-up more.
+One thread completes what it tells, also for other listeners, and has it written: the file system may hang, and then
+the coordinator goes on without a status. The thread does not tell the loop when it is done, which would be one wake-up
+more.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ from nvrx_slurm.core.coordinator.states import Stage
 from nvrx_slurm.core.coordinator.status import VERSION, JobLabels, snapshot, state_of, status
 from nvrx_slurm.core.progress import checkpoint, now_doing, progress
 from nvrx_slurm.node.output.result import BackgroundWrites
+from nvrx_slurm.system import bounded
 from nvrx_slurm.system.files import write_atomic
 from nvrx_slurm.types import Account, Pace
 
 INTERVAL_S = 5.0  # a reader takes a coordinator for silent after three of them
 _READ_S = 0.5  # for the checkpoint iteration file; a later answer is for the next content
+_WRITE_S = 1.0  # for one writing
 _SAY_S = 30.0  # between two sentences about what the job waits for
 _SOON_S = 0.5  # changes within this time share one write
 _HEAD = re.compile(rb'\{"version": \d+, "term": (\d+), "writer": "([^"]*)"')
@@ -51,8 +54,8 @@ class StatusFile:
         self._key: tuple[object, ...] = ()
         self._timer: asyncio.TimerHandle | None = None
         self._thread: threading.Thread | None = None
-        self._waiting = queue.SimpleQueue[dict[str, Any] | None]()  # for the thread that writes
-        self._lock = threading.Lock()  # held while it writes
+        self._waiting = queue.SimpleQueue[dict[str, Any] | None]()  # for the thread
+        self._writing = threading.Lock()  # held by the thread that writes the file
         self._reads = threading.Lock()  # held by the thread that reads the checkpoint iteration file
         self._checkpoint: dict[str, Any] | None = None
         self.checkpoint: Callable[[], dict[str, Any] | None] = lambda: None  # what a watch has found
@@ -103,14 +106,9 @@ class StatusFile:
 
     def _write(self) -> None:
         self._wake(INTERVAL_S)
-        if self._lock.locked():
-            return  # it hangs: the next content is newer
         self._waiting.put(self._content())
         if self._thread is None:
-            with suppress(RuntimeError):  # no thread can be made
-                thread = threading.Thread(target=self._write_all, name="status.json", daemon=True)
-                thread.start()
-                self._thread = thread
+            self._thread = bounded.begin(self._write_all, "status.json")
 
     def _content(self) -> dict[str, Any]:
         core, unix_s, labels = self._core, time.time(), self._labels
@@ -133,19 +131,27 @@ class StatusFile:
 
     def _write_all(self) -> None:
         while (content := self._waiting.get()) is not None:
-            with suppress(OSError, RuntimeError):  # a reader sees that the file is old
-                self._put(content)
+            content = self._complete(content)
+            if not self._writing.locked():  # else it hangs: the next content is newer
+                with suppress(OSError, bounded.Overrun):  # a reader sees that the file is old
+                    bounded.call(partial(self._replace, content), _WRITE_S, self._path.name)
 
     def _put(self, content: dict[str, Any]) -> None:
-        with self._lock:
-            if self._progress and not self._reads.locked():
-                reader = threading.Thread(target=self._read_progress, args=(self._progress,), daemon=True)
-                reader.start()
-                reader.join(_READ_S)
-            content = {"checkpoint": self._checkpoint} | content
-            content |= {name: content[name]() for name in ("ranks", "progress")}  # of all ranks: not on the loop
-            if self.on_complete is not None and content["term"] > 0:  # of a coordinator that is elected
-                self._loop.call_soon_threadsafe(self.on_complete, content)
+        self._replace(self._complete(content))
+
+    def _complete(self, content: dict[str, Any]) -> dict[str, Any]:
+        """For the file and for other listeners, who do not wait for the file."""
+        if self._progress and not self._reads.locked():
+            with suppress(bounded.Overrun):
+                bounded.call(partial(self._read_progress, self._progress), _READ_S, "progress")
+        content = {"checkpoint": self._checkpoint} | content
+        content |= {name: content[name]() for name in ("ranks", "progress")}  # of all ranks: not on the loop
+        if self.on_complete is not None and content["term"] > 0:  # of a coordinator that is elected
+            self._loop.call_soon_threadsafe(self.on_complete, content)
+        return content
+
+    def _replace(self, content: dict[str, Any]) -> None:
+        with self._writing:
             if self._may_replace(content):
                 write_atomic(self._path, json.dumps(content).encode())
 

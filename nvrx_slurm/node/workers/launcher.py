@@ -257,7 +257,7 @@ class Launcher:
 
         try:
             return await bounded.call_async(read, _READ_TIMEOUT_S, "warm")
-        except (OSError, bounded.Overrun, RuntimeError):  # RuntimeError: no thread can be made
+        except (OSError, bounded.Overrun):
             return parse("")
 
     # --- templates and standbys -----------------------------------------------------------------------------

@@ -180,7 +180,7 @@ class Workers:
         if self._alive:
             self._launcher.launched(next(iter(self._alive.values())).child.pid)
         self._start_monitors(_MONITORS_AFTER_S)
-        self._loop.call_later(_RULES_AFTER_S, faults.read_rules)
+        self._loop.call_later(_RULES_AFTER_S, bounded.begin, faults.read_rules, "rules")
 
     def _end_opening(self) -> None:
         """The workers are stopped before their logs are open: none of them starts."""
@@ -350,7 +350,7 @@ class Workers:
         read = partial(faults.with_details, fault, stderr.with_suffix(ERROR_FILE), stderr, beat_s, self._oom_kills)
         try:
             fault = await bounded.call_async(read, _DETAILS_TIMEOUT_S, "faults")
-        except (bounded.Overrun, RuntimeError):  # RuntimeError: no thread can be made
+        except (OSError, bounded.Overrun):
             fault = replace(fault, message=fault.message or "its log could not be read within a second")
         if self._spec.in_step and -fault.exit_code in ENDING and not self._stopping:
             # Slurm signals all processes of the step one after the other: our own signal may be next, and then this
