@@ -26,6 +26,7 @@ from nvrx_slurm.slurm.api import connect
 from nvrx_slurm.slurm.api.cli import Slurm
 from nvrx_slurm.slurm.api.facts import JobFacts, NoAnswer, NotKnown, SlurmError
 from nvrx_slurm.slurm.script import Surroundings, render
+from nvrx_slurm.system.foreign import followed
 
 SUBMIT_SETTINGS: dict[str, Declaration] = {item.name: item for item in settings_of(SubmitConfig)}
 _OVER = frozenset(
@@ -246,7 +247,7 @@ def _wait(slurm: Slurm, job_id: int, output: Path, log_dir: Path, requeues: bool
 def _show(path: Path, start: int) -> int:
     """Copy what has been added to the file since byte `start`; the byte up to which it is shown now."""
     try:
-        with path.open("rb") as file:
+        with followed(path) as file:
             file.seek(start)
             while data := file.read(_CHUNK_BYTES):
                 sys.stdout.buffer.write(data)

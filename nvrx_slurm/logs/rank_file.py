@@ -3,37 +3,48 @@
 from __future__ import annotations
 
 import os
+from io import FileIO
 
 from nvrx_slurm.core.logs.lines import LONGEST_LINE, Lines
+from nvrx_slurm.system.foreign import followed, opened, size_of
 
 
 class RankFile:
     """It keeps no line: what was not taken is read again. `at`: how many bytes were taken; may be set.
 
-    `lines`: what becomes of the lines. `piece`: about how many bytes are read at once.
+    `lines`: what becomes of the lines. `piece`: about how many bytes are read at once. `below`: no link is followed
+    below this directory.
     """
 
-    def __init__(self, path: str | os.PathLike[str], lines: Lines, at: int = 0, piece: int = LONGEST_LINE) -> None:
-        self.path, self.lines, self.at, self._piece = os.fspath(path), lines, at, piece
-        self._fd = -1
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        lines: Lines,
+        at: int = 0,
+        piece: int = LONGEST_LINE,
+        below: str | os.PathLike[str] = "",
+    ) -> None:
+        self.path, self.lines, self.at, self._piece, self._below = os.fspath(path), lines, at, piece, below
+        self._file: FileIO | None = None
 
-    def open(self) -> None:
+    def open(self) -> FileIO:
         """Open it now. Raises OSError."""
-        self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        inside = os.path.relpath(self.path, self._below).split("/") if self._below else []
+        self._file = opened(self._below, *inside) if inside else followed(self.path)
+        return self._file
 
     def read(self, final: bool) -> tuple[bytes, bool]:
         """(the next lines, whether this is the end of the file). Raises OSError; a file that is not there is empty.
 
         `final`: no program writes to it any more, so a last line without newline counts.
         """
-        if self._fd < 0:
-            try:
-                self.open()
-            except FileNotFoundError:
-                return b"", True
+        try:
+            file = self._file or self.open()
+        except FileNotFoundError:
+            return b"", True
         text, at_end = b"", False
         for size in (self._piece, LONGEST_LINE):
-            data = os.pread(self._fd, size, self.at)
+            data = os.pread(file.fileno(), size, self.at)
             at_end = len(data) < size
             text, used = self.lines.take(data, final and at_end)
             if used or at_end:
@@ -44,10 +55,10 @@ class RankFile:
     @property
     def unread(self) -> int:
         """How many bytes have not been taken. Raises OSError."""
-        return os.fstat(self._fd).st_size - self.at
+        return size_of(self._file or self.open()) - self.at
 
     def close(self) -> None:
         """Close it; `read` would open it again."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        if self._file is not None:
+            self._file.close()
+            self._file = None

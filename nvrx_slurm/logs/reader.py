@@ -9,6 +9,7 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,8 +17,14 @@ from nvrx_slurm.core.logs.index import Index
 from nvrx_slurm.core.logs.lines import Lines, rank_prefix
 from nvrx_slurm.core.logs.names import index_file
 from nvrx_slurm.logs.rank_file import RankFile
+from nvrx_slurm.system.foreign import names_in, opened, size_of
 
-_RANK_FILE = re.compile(r"rank_(\d+)\.(out|err)")
+_CYCLE = re.compile(r"cycle_(\d{1,9})(\.log)?")
+_LONGEST_RECORD, _LONGEST_PIECE = (
+    8 << 20,
+    8 << 20,
+)  # bytes: all sources of a big job; what an aggregator appends at once
+_RANK_FILE = re.compile(r"rank_(\d{1,9})\.(out|err)")
 
 
 class Piece(NamedTuple):
@@ -33,24 +40,22 @@ class MergedReader:
     """One merged file, by its index. `final`: no program writes any more, so a last line without newline counts."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path = Path(os.path.realpath(path))  # the link to it is an aggregator's
         self._at = 0  # of the index
         self._index = Index()
 
     def read(self, final: bool) -> Iterator[Piece]:
         """What has come since the last time. Raises OSError."""
-        with open(index_file(str(self._path)), "rb") as records, self._path.open("rb") as text:
+        folder, name = self._path.parent, self._path.name
+        with BufferedReader(opened(folder, index_file(name))) as records, opened(folder, name) as text:
             records.seek(self._at)
-            for line in records:
-                if not line.endswith(b"\n"):
-                    return
+            while (line := records.readline(_LONGEST_RECORD)).endswith(b"\n"):
                 self._at += len(line)
                 begin = self._index.end
                 with contextlib.suppress(ValueError):
-                    if found := self._index.apply(line, os.fstat(text.fileno()).st_size):
+                    if found := self._index.apply(line, size_of(text)):
                         source, at = found
-                        text.seek(begin)
-                        piece = text.read(self._index.end - begin)
+                        piece = os.pread(text.fileno(), min(self._index.end - begin, _LONGEST_PIECE), begin)
                         yield Piece(at, source.rank, source.file.rpartition(".")[2], piece)
 
 
@@ -63,13 +68,13 @@ class TreeReader:
 
     def read(self, final: bool) -> Iterator[Piece]:
         """What has come since the last time. Raises OSError."""
-        found = {}
-        for path in self._directory.glob("node_*/rank_*"):
-            if match := _RANK_FILE.fullmatch(path.name):
+        found, folder = {}, self._directory
+        for path in (folder / node / name for node in names_in(folder) for name in names_in(folder / node)):
+            if path.parent.name.startswith("node_") and (match := _RANK_FILE.fullmatch(path.name)):
                 found[path] = int(match[1]), match[2]
         world = max((rank for rank, _ in found.values()), default=0) + 1
         for path, (rank, stream) in sorted(found.items(), key=lambda item: item[1]):
-            file = self._files.setdefault(path, RankFile(path, Lines()))
+            file = self._files.setdefault(path, RankFile(path, Lines(), below=folder.parent))
             file.lines.prefix = rank_prefix(rank, world)
             at_end = False
             while not at_end:
@@ -82,8 +87,7 @@ class TreeReader:
 def cycles(run: Path) -> dict[int, MergedReader | TreeReader]:
     """The reader of each cycle below the directory of a run, by its number."""
     found: dict[int, MergedReader | TreeReader] = {}
-    for path in [*run.glob("cycle_*"), *run.glob("merged/cycle_*.log")]:
-        number = path.stem.removeprefix("cycle_")
-        if number.isdecimal() and path.exists():
-            found[int(number)] = TreeReader(path) if path.suffix == "" else MergedReader(path.resolve())
+    for path in [run / name for name in names_in(run)] + [run / "merged" / name for name in names_in(run / "merged")]:
+        if (match := _CYCLE.fullmatch(path.name)) and path.exists():
+            found[int(match[1])] = MergedReader(path) if match[2] else TreeReader(path)
     return dict(sorted(found.items()))

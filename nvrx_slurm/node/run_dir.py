@@ -22,6 +22,7 @@ from nvrx_slurm.errors import UsageError
 from nvrx_slurm.frozen import frozen
 from nvrx_slurm.system import bounded
 from nvrx_slurm.system.files import write_atomic
+from nvrx_slurm.system.foreign import first_bytes
 from nvrx_slurm.types import Node
 
 _CONSOLE = "console"  # names the file that the coordinator writes its lines to
@@ -104,7 +105,7 @@ class RunDir:
     def console_of(self) -> tuple[Path, int] | None:
         """The file that holds the newest coordinator's lines, and the byte where they begin; None: none has said so."""
         try:
-            name, begin = (self.path / _CONSOLE).read_text().split()
+            name, begin = first_bytes(self.path / _CONSOLE, 4096).decode().split()
             return self.path / "agents" / name, int(begin)
         except (OSError, ValueError):
             return None

@@ -60,16 +60,6 @@ def write_atomic(path: str | os.PathLike[str], data: bytes, mode: int = 0o644) -
         raise
 
 
-def last_bytes(path: str | os.PathLike[str], most: int) -> bytes:
-    """At most the last `most` bytes of a regular file; any other kind could block. Raises OSError."""
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", os.fspath(path))
-        file.seek(max(0, status.st_size - most))
-        return file.read(most)
-
-
 @contextlib.contextmanager
 def file_lock(path: str | os.PathLike[str], timeout_s: float) -> Iterator[None]:
     """Hold an exclusive lock on the file `path`, which is created with mode 0600 and stays there.

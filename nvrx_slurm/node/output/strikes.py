@@ -11,7 +11,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from nvrx_slurm.system.files import last_bytes
+from nvrx_slurm.core.bounded_json import parsed
+from nvrx_slurm.system.foreign import last_bytes
 
 KEPT_S = 28 * 86400.0
 MANY = 3  # strikes after which people should look at a node
@@ -40,10 +41,10 @@ def suspects(log_dir: Path) -> dict[str, int]:
     hosts, since = Counter[str](), time.time() - KEPT_S
     for line in lines:
         try:
-            entry = json.loads(line)
+            entry = parsed(line)
             if float(entry["time"]) >= since and str(entry["host"]).replace("-", "").replace(".", "").isalnum():
                 hosts[str(entry["host"])] += 1
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, TypeError, KeyError):
             continue
     return {host: count for host, count in hosts.most_common() if count >= MANY}
 
