@@ -30,6 +30,7 @@ from nvrx_slurm.errors import NvrxError, ProtocolError
 from nvrx_slurm.frozen import frozen
 
 MAX_LINE_CHARS = 4 << 20
+_MOST_DIFFERENCES, _MOST_SKIPPED = 100, 100_000  # of a log; lines after the last of them
 COMMANDS_IN_FULL = 64  # the others are logged as a number
 _HEADER_START = '{"nvrx":'
 
@@ -112,6 +113,8 @@ def replay(lines: Iterable[str]) -> list[Difference]:
     torn: Difference | None = None  # the last line, if it is no JSON; an accident if only a new header follows
     number = 0
     for number, line in enumerate(lines, 1):
+        if found and (len(found) >= _MOST_DIFFERENCES or number > found[-1].line + _MOST_SKIPPED):
+            return found
         if len(line) > MAX_LINE_CHARS + 1:
             return [*found, Difference(number, f"is longer than {MAX_LINE_CHARS} characters")]
         content = line[max(line.find(_HEADER_START), 0) :]  # a new life appends its header even to half a line

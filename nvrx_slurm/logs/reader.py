@@ -5,7 +5,7 @@ A reader remembers where it stopped: `read` gives what is new since then.
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import os
 import re
 from collections.abc import Iterator
@@ -20,10 +20,8 @@ from nvrx_slurm.logs.rank_file import RankFile
 from nvrx_slurm.system.foreign import names_in, opened, size_of
 
 _CYCLE = re.compile(r"cycle_(\d{1,9})(\.log)?")
-_LONGEST_RECORD, _LONGEST_PIECE = (
-    8 << 20,
-    8 << 20,
-)  # bytes: all sources of a big job; what an aggregator appends at once
+_LONGEST_RECORD = _LONGEST_PIECE = 8 << 20  # bytes: all sources of a big job; what an aggregator appends at once
+_MOST_BROKEN = 1000  # records, until nothing more is read
 _RANK_FILE = re.compile(r"rank_(\d{1,9})\.(out|err)")
 
 
@@ -40,7 +38,8 @@ class MergedReader:
     """One merged file, by its index. `final`: no program writes any more, so a last line without newline counts."""
 
     def __init__(self, path: Path) -> None:
-        self._path = Path(os.path.realpath(path))  # the link to it is an aggregator's
+        self._path = Path(os.path.realpath(path))  # an aggregator has made a link to it
+        self._owner = path.lstat().st_uid
         self._at = 0  # of the index
         self._index = Index()
 
@@ -48,15 +47,22 @@ class MergedReader:
         """What has come since the last time. Raises OSError."""
         folder, name = self._path.parent, self._path.name
         with BufferedReader(opened(folder, index_file(name))) as records, opened(folder, name) as text:
+            if os.fstat(text.fileno()).st_uid != self._owner:
+                raise PermissionError(errno.EPERM, "another user owns it", str(self._path))
             records.seek(self._at)
-            while (line := records.readline(_LONGEST_RECORD)).endswith(b"\n"):
+            broken = 0
+            while broken < _MOST_BROKEN and (line := records.readline(_LONGEST_RECORD)).endswith(b"\n"):
                 self._at += len(line)
                 begin = self._index.end
-                with contextlib.suppress(ValueError):
-                    if found := self._index.apply(line, size_of(text)):
-                        source, at = found
-                        piece = os.pread(text.fileno(), min(self._index.end - begin, _LONGEST_PIECE), begin)
-                        yield Piece(at, source.rank, source.file.rpartition(".")[2], piece)
+                try:
+                    found = self._index.apply(line, size_of(text))
+                except ValueError:
+                    broken += 1
+                    continue
+                if found:
+                    source, at = found
+                    piece = os.pread(text.fileno(), min(self._index.end - begin, _LONGEST_PIECE), begin)
+                    yield Piece(at, source.rank, source.file.rpartition(".")[2], piece)
 
 
 class TreeReader:
@@ -87,7 +93,8 @@ class TreeReader:
 def cycles(run: Path) -> dict[int, MergedReader | TreeReader]:
     """The reader of each cycle below the directory of a run, by its number."""
     found: dict[int, MergedReader | TreeReader] = {}
-    for path in [run / name for name in names_in(run)] + [run / "merged" / name for name in names_in(run / "merged")]:
+    merged = [run / "merged" / name for name in names_in(run / "merged")] if not (run / "merged").is_symlink() else []
+    for path in [run / name for name in names_in(run)] + merged:
         if (match := _CYCLE.fullmatch(path.name)) and path.exists():
             found[int(match[1])] = MergedReader(path) if match[2] else TreeReader(path)
     return dict(sorted(found.items()))
