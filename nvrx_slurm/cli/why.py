@@ -115,11 +115,9 @@ def _where(fault: dict[str, Any]) -> tuple[int, str]:
 
 def _number_of(line: str, run: Path, log: str) -> int:
     """The number of the last line of a log of the run that holds `line`, from 1; 0 where that cannot be told."""
-    wanted, path, folder = line[:_MATCH_CHARS].encode("utf-8", "replace"), Path(log), run.absolute()
-    inside = path.relative_to(folder).parts if path.is_relative_to(folder) else path.parts[-3:]
-    text, number, last = b"", 1, 0
+    wanted, text, number, last = line[:_MATCH_CHARS].encode("utf-8", "replace"), b"", 1, 0
     try:
-        with opened(run, *inside) as file:
+        with opened(run, *Path(log).parts[-3:]) as file:  # cycle, node, rank: the tree may have been moved
             whole = wanted and size_of(file) <= _MOST_LOG_BYTES
             while whole and (piece := file.read(_PIECE_BYTES)):
                 text += piece

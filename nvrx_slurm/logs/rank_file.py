@@ -6,31 +6,22 @@ import os
 from io import FileIO
 
 from nvrx_slurm.core.logs.lines import LONGEST_LINE, Lines
-from nvrx_slurm.system.foreign import followed, opened, size_of
+from nvrx_slurm.system.foreign import followed, size_of
 
 
 class RankFile:
     """It keeps no line: what was not taken is read again. `at`: how many bytes were taken; may be set.
 
-    `lines`: what becomes of the lines. `piece`: about how many bytes are read at once. `below`: no link is followed
-    below this directory.
+    `lines`: what becomes of the lines. `piece`: about how many bytes are read at once.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        lines: Lines,
-        at: int = 0,
-        piece: int = LONGEST_LINE,
-        below: str | os.PathLike[str] = "",
-    ) -> None:
-        self.path, self.lines, self.at, self._piece, self._below = os.fspath(path), lines, at, piece, below
+    def __init__(self, path: str | os.PathLike[str], lines: Lines, at: int = 0, piece: int = LONGEST_LINE) -> None:
+        self.path, self.lines, self.at, self._piece = os.fspath(path), lines, at, piece
         self._file: FileIO | None = None
 
     def open(self) -> FileIO:
         """Open it now. Raises OSError."""
-        inside = os.path.relpath(self.path, self._below).split("/") if self._below else []
-        self._file = opened(self._below, *inside) if inside else followed(self.path)
+        self._file = followed(self.path)
         return self._file
 
     def read(self, final: bool) -> tuple[bytes, bool]:

@@ -75,12 +75,14 @@ class TreeReader:
     def read(self, final: bool) -> Iterator[Piece]:
         """What has come since the last time. Raises OSError."""
         found, folder = {}, self._directory
+        run = os.path.realpath(folder.parent)
         for path in (folder / node / name for node in names_in(folder) for name in names_in(folder / node)):
-            if path.parent.name.startswith("node_") and (match := _RANK_FILE.fullmatch(path.name)):
+            leads_out = os.path.realpath(path) != os.path.join(run, *path.parts[-3:])
+            if (match := _RANK_FILE.fullmatch(path.name)) and not leads_out:
                 found[path] = int(match[1]), match[2]
         world = max((rank for rank, _ in found.values()), default=0) + 1
         for path, (rank, stream) in sorted(found.items(), key=lambda item: item[1]):
-            file = self._files.setdefault(path, RankFile(path, Lines(), below=folder.parent))
+            file = self._files.setdefault(path, RankFile(path, Lines()))
             file.lines.prefix = rank_prefix(rank, world)
             at_end = False
             while not at_end:
@@ -93,8 +95,8 @@ class TreeReader:
 def cycles(run: Path) -> dict[int, MergedReader | TreeReader]:
     """The reader of each cycle below the directory of a run, by its number."""
     found: dict[int, MergedReader | TreeReader] = {}
-    merged = [run / "merged" / name for name in names_in(run / "merged")] if not (run / "merged").is_symlink() else []
-    for path in [run / name for name in names_in(run)] + merged:
+    places = [place for place in (run, run / "merged") if not (os.path.islink(run) or os.path.islink(place))]
+    for path in (place / name for place in places for name in names_in(place)):
         if (match := _CYCLE.fullmatch(path.name)) and path.exists():
             found[int(match[1])] = MergedReader(path) if match[2] else TreeReader(path)
     return dict(sorted(found.items()))

@@ -36,7 +36,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_each_answer_is_quick_small_and_no_traceback(runs: dict[str, Path]) -> None:
     asked = json.dumps({what: str(run.parent) for what, run in runs.items()})
     words = [sys.executable, str(Path(__file__).with_name("asker.py"))]
-    done = subprocess.run(words, input=asked, env=ENV, capture_output=True, text=True, timeout=600, check=True)
+    done = subprocess.run(
+        words, input=asked, env=ENV, capture_output=True, text=True, timeout=600, check=True, cwd=runs["good"]
+    )  # fmt: skip
     told = json.loads(done.stdout)
     assert len(runs) > 700 and told["wrong"] == {} and told["peak_mb"] < MOST_MB, told
 

@@ -26,6 +26,7 @@ from nvrx_slurm.core.progress import DAMAGE, now_doing
 from nvrx_slurm.logs.rank_file import RankFile
 from nvrx_slurm.system.foreign import last_bytes
 from nvrx_slurm.system.inotify import Inotify
+from nvrx_slurm.system.owned import append_to
 
 _CHUNK = 1 << 14  # bytes read at once: a sentence waits for the writing of one such piece at most
 _QUEUED_SENTENCES = 10_000
@@ -120,8 +121,7 @@ class Console:
         self._poll.register(self._wake_r, select.POLLIN)
         if self._copy_path is not None:
             with contextlib.suppress(OSError):
-                self._copy_path.parent.mkdir(parents=True, exist_ok=True)
-                self._copy_fd = os.open(self._copy_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+                self._copy_fd = append_to(self._copy_path, 4)
         while True:
             ready = self._wait()
             finishing = self._finishing  # read before the files are read for the last time

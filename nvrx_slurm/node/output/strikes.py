@@ -16,6 +16,7 @@ from nvrx_slurm.system.foreign import last_bytes
 
 KEPT_S = 28 * 86400.0
 MANY = 3  # strikes after which people should look at a node
+_CAREFUL = os.O_NOFOLLOW | os.O_NONBLOCK  # all users of the log directory write here
 _NAME = "strikes.jsonl"
 _MOST_BYTES = 1 << 20  # that are read, from the end: about 4,000 strikes
 _WHY_CHARS = 300
@@ -25,7 +26,7 @@ def add(log_dir: Path, host: str, job: str, why: str) -> None:
     """Append a strike, in one write, which other jobs do not tear apart. Raises OSError."""
     entry = {"time": round(time.time()), "host": host, "job": job, "why": why[:_WHY_CHARS]}
     line = (json.dumps(entry) + "\n").encode()
-    opened = os.open(log_dir / _NAME, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    opened = os.open(log_dir / _NAME, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | _CAREFUL, 0o666)
     try:
         os.write(opened, line)
     finally:
