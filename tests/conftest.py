@@ -44,7 +44,7 @@ TIER_OF = {
     **dict.fromkeys(("test_api_faults.py", "test_api_text.py", "test_env.py", "test_nodelist.py"), "fast"),
     "test_control.py": "fast",
     **dict.fromkeys(("test_bad_input.py", "test_wire_streams.py", "test_wire_strangers.py"), "process"),
-    **dict.fromkeys(("test_docs.py", "test_gpu_trial.py", "test_numa.py"), "process"),
+    **dict.fromkeys(("test_hostile_tree.py", "test_docs.py", "test_gpu_trial.py", "test_numa.py"), "process"),
 }
 # Repeats of a test with other values, which only the matrices run: by name, and the beginning of their value's id.
 REPEATS = {

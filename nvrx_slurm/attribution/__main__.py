@@ -15,12 +15,14 @@ import resource
 import socket
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from nvrx_slurm.attribution.client import Client
 from nvrx_slurm.attribution.records import AttributionSpec, CycleNews, Recommendation
 from nvrx_slurm.attribution.web import Trouble, Web
 from nvrx_slurm.child.program import Program, run
+from nvrx_slurm.system.owned import append_to
 
 _log = logging.getLogger(__name__)
 _MARGIN_S = 0.5  # of the time that is left at the end, for the end itself
@@ -128,7 +130,7 @@ def _limit_myself() -> None:
 def _log_to(spec: AttributionSpec) -> None:
     """Our own log, and what Python writes about a defect. Where it cannot be written, there is none."""
     path = f"{os.path.splitext(spec.prefix)[0]}_attribution.log"
-    with contextlib.suppress(OSError), open(path, "a") as file:
+    with contextlib.suppress(OSError), open(append_to(Path(path), 1), "a") as file:
         os.dup2(file.fileno(), 2)
     logging.basicConfig(level=spec.log_level, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request

@@ -20,7 +20,7 @@ from nvrx_slurm.attribution.redact import Redactor
 from nvrx_slurm.attribution.web import Trouble, Web, json_object
 from nvrx_slurm.health.check import one_line
 from nvrx_slurm.system import bounded
-from nvrx_slurm.system.files import last_bytes
+from nvrx_slurm.system.foreign import last_bytes
 
 _log = logging.getLogger(__name__)
 _REQUEST_S, _TOTAL_S, _FILE_S = 30.0, 60.0, 5.0

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nvrx_slurm.health.check import one_line
-from nvrx_slurm.system.files import last_bytes
+from nvrx_slurm.system.foreign import last_bytes
 
 PORT = 50050  # of the service that a job runs itself (seed 000)
 FOLDER = "attribution"  # of results, in the log tree

@@ -22,6 +22,7 @@ from nvrx_slurm.cli.screen import show
 from nvrx_slurm.errors import ExitCode, NvrxError, UsageError
 from nvrx_slurm.slurm.api.cli import Slurm
 from nvrx_slurm.system import trust
+from nvrx_slurm.system.foreign import first_bytes
 
 OK, INFO, WARN, FAIL = "ok", "info", "warn", "fail"
 _COLOURS = {OK: "green", INFO: None, WARN: "yellow", FAIL: "red"}
@@ -231,8 +232,8 @@ def _hooks_in(slurm: dict[str, str]) -> dict[str, str]:
     found = {}
     for key, hook in PROGRAMS.items():
         for path in (path for word in slurm.get(key, "").split() for path in glob.glob(word)):
-            with suppress(OSError), open(path, "rb") as file:
-                if f"{_MARK}{hook}.".encode() in file.read(_LONGEST_FILE):
+            with suppress(OSError):
+                if f"{_MARK}{hook}.".encode() in first_bytes(path, _LONGEST_FILE):
                     found[key] = os.path.dirname(os.path.realpath(path))
     return found
 

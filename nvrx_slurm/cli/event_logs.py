@@ -5,18 +5,24 @@ The log of a big job has a gigabyte. It is searched for the few lines that count
 
 from __future__ import annotations
 
-import json
-import mmap
+import fnmatch
+import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from nvrx_slurm.core.bounded_json import first_value
+from nvrx_slurm.system.foreign import names_in, opened, size_of
+
 _MOST_BYTES = 1 << 30  # at the end of a log
+_BLOCK_BYTES = 8 << 20  # read at once; more than the longest line
+_MOST_LOGS = 200  # of a run: each is an open file
+_MOST_FOUND, _LEAST_FOUND = 256 << 20, 1000  # bytes of values of one kind; what each of them takes besides its text
 _HEAD_BYTES, _TAIL_BYTES = 512 << 10, 64 << 10  # behind a plan, and up to the next one, that are searched for the rest
 _LABEL_BYTES = 400  # at the beginning of a record
 _WALL = re.compile(rb'"wall":(\d{1,12}(?:\.\d+)?)')
-_JSON = json.JSONDecoder()
 # Where a value is: the text before it, and how it begins.
 _PLAN, _TO = (b'{"plan":', b"{"), (b',"to":', b"[")
 SAID = b'{"type":"Say","text":', b'"'
@@ -35,43 +41,74 @@ class LogValue(NamedTuple):
 
 
 class CoordinatorLog:
-    """One log, mapped into memory. Raises OSError where it cannot be read."""
+    """One log of a run, of which each line that counts is read anew. Raises OSError where it cannot be read."""
 
-    def __init__(self, path: Path) -> None:
-        with path.open("rb") as file:
-            size = path.stat().st_size if path.is_file() else 0
-            self._text = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
-        self.size = self._text.rfind(b"\n") + 1  # without a line that is not whole yet
+    def __init__(self, run: Path, name: str) -> None:
+        self._file = opened(run, "events", name)
+        self._block: tuple[int, bytes] = 0, b""  # what was read last
+        self.size = self._line_at(size_of(self._file))  # without a line that is not whole yet
         self.begin = max(0, self.size - _MOST_BYTES)
-        ends = self._text[self.begin : self.begin + _TAIL_BYTES], self._text[-_TAIL_BYTES:]
+        ends = self._read(self.begin, _TAIL_BYTES), self._read(max(0, self.size - _TAIL_BYTES), _TAIL_BYTES)
         head, tail = (_WALL.findall(part) for part in ends)
         self._last: dict[tuple[bytes, bytes], tuple[bytes, Any]] = {}  # of each kind: its text, and the value
         self.walls = [float(head[0]), float(tail[-1])] if head and tail else []  # of the first and the last step
+
+    def _read(self, begin: int, most: int) -> bytes:
+        return os.pread(self._file.fileno(), most, begin)
+
+    def _line_at(self, place: int) -> int:
+        """Where the line begins that has this place."""
+        for size in (_TAIL_BYTES, _BLOCK_BYTES):
+            begin = max(0, place - size)
+            if newline := self._read(begin, place - begin).rfind(b"\n") + 1:
+                return begin + newline
+        return begin
+
+    def _blocks(self, begin: int, end: int) -> Iterator[tuple[int, bytes]]:
+        """Blocks of whole lines that hold those from `begin` to `end`, and where they are."""
+        while begin < end:
+            start, lines = self._block
+            if not start <= begin < start + len(lines):
+                start = self._line_at(begin)
+                text = self._read(start, min(_BLOCK_BYTES, self.size - start))
+                lines = text[: text.rfind(b"\n") + 1]
+                self._block = start, lines
+            if begin >= start + len(lines):
+                return  # no program of ours writes such a line
+            yield start, lines
+            begin = start + len(lines)
 
     def find(self, what: tuple[bytes, bytes], begin: int, end: int, label: bytes = b"") -> Iterator[LogValue]:
         """Each such value between two places. `label`: a text that is at the beginning of the value.
 
         Equal neighbours are one object: they are decoded once.
         """
-        before, needle = what[0], b"".join(what)
-        while (at := self._text.find(needle, begin, end)) >= 0:
-            begin = at + len(needle)
-            if label not in self._text[at : at + _LABEL_BYTES]:
-                continue
-            first, last = self._text.rfind(b"\n", 0, at) + 1, self._text.find(b"\n", at)
-            last = last if last >= 0 else self.size
-            at += len(before)
-            text, value = self._last.get(what, (b"", None))
-            if not text or self._text[at : at + len(text)] != text:
-                line = self._text[at:last].decode("utf-8", "replace")
-                try:
-                    value, length = _JSON.raw_decode(line)
-                except (ValueError, RecursionError):
+        before, needle, left = what[0], b"".join(what), _MOST_FOUND
+        for start, lines in self._blocks(begin, end):
+            at = max(0, begin - start)
+            while (at := lines.find(needle, at, end - start)) >= 0 and left > 0:
+                value, begins = at + len(before), lines.rfind(b"\n", 0, at) + 1
+                at += len(needle)
+                if label not in lines[value : value + _LABEL_BYTES]:
                     continue
-                text = line[:length].encode()
-                self._last[what] = text, value
-            if wall := _WALL.search(self._text[first : first + _LABEL_BYTES]):
-                yield LogValue(float(wall[1]), value, at + len(text), last)
+                ends = lines.find(b"\n", at)
+                try:
+                    text, found = self._decoded(what, lines, value, ends)
+                except ValueError:
+                    continue
+                left -= len(text) + _LEAST_FOUND
+                if wall := _WALL.search(lines[begins : begins + _LABEL_BYTES]):
+                    yield LogValue(float(wall[1]), found, start + value + len(text), start + ends)
+
+    def _decoded(self, what: tuple[bytes, bytes], lines: bytes, begin: int, end: int) -> tuple[bytes, Any]:
+        """The text of a value, and the value. Raises ValueError."""
+        text, value = self._last.get(what, (b"", None))
+        if not text or not lines.startswith(text, begin):
+            line = lines[begin:end].decode("utf-8", "replace")
+            value, length = first_value(line)
+            text = line[:length].encode()
+            self._last[what] = text, value
+        return text, value
 
 
 class Cycle(NamedTuple):
@@ -102,14 +139,17 @@ class Cycle(NamedTuple):
         return (found.value for found in self.find(_NODE))
 
 
+def coordinators_of(run: Path) -> list[str]:
+    """The names of the event logs of a run's coordinators."""
+    return fnmatch.filter(names_in(run / "events"), "coordinator*.jsonl")[:_MOST_LOGS]
+
+
 def logs_of(run: Path) -> list[CoordinatorLog]:
     """Of all coordinators of a run that have taken a step, the first one first."""
     found = []
-    for path in (run / "events").glob("coordinator*.jsonl"):
-        try:
-            found.append(CoordinatorLog(path))
-        except (OSError, ValueError):
-            continue
+    for name in coordinators_of(run):
+        with suppress(OSError):
+            found.append(CoordinatorLog(run, name))
     return sorted((log for log in found if log.walls), key=lambda log: log.walls)
 
 

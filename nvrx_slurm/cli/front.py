@@ -38,7 +38,8 @@ from nvrx_slurm.slurm import srun
 from nvrx_slurm.slurm.api.facts import NoAnswer, SlurmError
 from nvrx_slurm.slurm.control import END_TIME, Control
 from nvrx_slurm.slurm.env import SlurmContext
-from nvrx_slurm.system.files import last_bytes, write_atomic
+from nvrx_slurm.system.files import write_atomic
+from nvrx_slurm.system.foreign import last_bytes
 
 NODE_LOG = "agents/agent_%t.log"  # below the run directory; %t is the task, here: the node
 _SURVIVAL = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--mpi=none")

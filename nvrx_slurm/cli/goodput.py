@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,18 +13,18 @@ from typing import Any
 import click
 
 from nvrx_slurm.cli import complete
-from nvrx_slurm.cli.event_logs import CoordinatorLog, Cycle, counted_in, cycles_in, logs_of
-from nvrx_slurm.cli.log_tree import DAMAGE, RUN, find_run, log_dir, result_of, runs_of
+from nvrx_slurm.cli.event_logs import CoordinatorLog, Cycle, coordinators_of, counted_in, cycles_in, logs_of
+from nvrx_slurm.cli.log_tree import RUN, find_run, log_dir, result_of, runs_of, written_by_others
 from nvrx_slurm.cli.screen import period_s, show
 from nvrx_slurm.core.account.account import BUCKETS
 from nvrx_slurm.core.account.goodput import in_lines, summary
 from nvrx_slurm.core.account.report import priced, to_json
 from nvrx_slurm.core.coded import decode
 from nvrx_slurm.core.words import in_words, unix_s, utc
-from nvrx_slurm.errors import ProtocolError
+from nvrx_slurm.system.foreign import first_bytes, names_in
 from nvrx_slurm.types import NodeTime
 
-_MOST_RUNS = 10_000
+_MOST_RUNS, _CHAIN_BYTES = 10_000, 1 << 20
 
 
 def _since(ctx: object, param: object, text: str | None) -> float | None:
@@ -52,16 +52,14 @@ def goodput(places: tuple[str, ...], since: float | None, as_json: bool) -> None
         raise click.UsageError("--since is about all jobs of the log directory; name no job with it")
     if since is None:
         runs = [run for place in places or ("latest",) for run in _runs(place)]
-        found = _summary(runs)
+        if not runs:
+            raise click.UsageError(f"{', '.join(places)} names no run that is here")
         names = list(dict.fromkeys(run.absolute().parent.name for run in runs))
-        shown = in_lines(f"job {names[0]}" if len(names) == 1 else f"jobs {', '.join(names)}", found)
+        with written_by_others(runs[0].parent):
+            found = _summary(runs)
+            shown = [*in_lines(f"job {names[0]}" if len(names) == 1 else f"jobs {', '.join(names)}", found)]
     else:
-        jobs = _jobs(time.time() - since)
-        found = {
-            "schema": 1,
-            "jobs": {f"{job.name}": _summary(runs) | {"user": _user(job)} for job, runs in jobs.items()},
-        }
-        shown = _table(found["jobs"])
+        found, shown = _of_each(_jobs(time.time() - since))
     if as_json:
         return click.echo(json.dumps(found, indent=1))
     for number, line in enumerate(shown):
@@ -72,7 +70,8 @@ def goodput(places: tuple[str, ...], since: float | None, as_json: bool) -> None
 def _runs(place: str) -> list[Path]:
     links = log_dir() / place
     if links.name.startswith("chain_") and links.is_file():  # of nvrx submit --chain: the ids of its jobs
-        return [run for job in links.read_text().split() for run in runs_of(log_dir() / job)]
+        jobs = first_bytes(links, _CHAIN_BYTES).decode("ascii", "replace").split()
+        return [run for job in jobs if job.isdecimal() for run in runs_of(log_dir() / job)]
     run = find_run(None, None, place)
     if not run.is_dir():
         raise click.UsageError(f"{place} is a file; give a job id, or the directory of a run")
@@ -84,19 +83,18 @@ def _runs(place: str) -> list[Path]:
 def _jobs(begin_s: float) -> dict[Path, list[Path]]:
     """Jobs with a run that wrote its result, or its last event, after `begin_s`."""
     found: dict[Path, list[Path]] = {}
-    for job in sorted(log_dir().glob("*/r0")):
-        runs = runs_of(job.parent)[:_MOST_RUNS]
-        if any(_changed_s(run) >= begin_s for run in runs) and not job.parent.is_symlink():
-            found[job.parent] = runs
+    for job in (log_dir() / name for name in sorted(names_in(log_dir()))):
+        runs = runs_of(job)[:_MOST_RUNS]
+        if any(_changed_s(run) >= begin_s for run in runs) and not job.is_symlink():
+            found[job] = runs
     return found
 
 
 def _changed_s(run: Path) -> float:
-    paths = run / "result.json", *(run / "events").glob("coordinator*.jsonl")
     changed_s = [0.0]
-    for path in paths:
+    for name in ("result.json", *(f"events/{name}" for name in coordinators_of(run))):
         with suppress(OSError):  # it is not there, or is gone
-            changed_s.append(path.stat().st_mtime)
+            changed_s.append((run / name).lstat().st_mtime)
     return max(changed_s)
 
 
@@ -108,10 +106,8 @@ def _user(job: Path) -> str:
 
 
 def _summary(runs: Sequence[Path]) -> dict[str, Any]:
-    try:
-        results = [result_of(run) or of_events(logs := logs_of(run), cycles_in(logs), counted_in(logs)) for run in runs]
-    except (*DAMAGE, ProtocolError) as error:
-        raise click.UsageError(f"the event logs of {runs[0].parent} hold no plan of this version: {error!r}") from None
+    """Raises click.UsageError, or an error of DAMAGE."""
+    results = [result_of(run) or _of_logs(run) for run in runs]
     starts, ends = [], []
     for result in results:
         queue_s, before_s = ((result.get("account") or {}).get(name) or 0.0 for name in ("queue_s", "before_s"))
@@ -124,23 +120,41 @@ def _summary(runs: Sequence[Path]) -> dict[str, Any]:
         ends.append(ended_s)
     if not starts:
         raise click.UsageError(f"{runs[0]} has neither a result.json nor a plan in its event logs: nothing is known")
-    try:
-        return {"schema": 1, **summary(results, min(starts), max(ends))}
-    except DAMAGE as error:
-        raise click.UsageError(f"a result.json of {runs[0].parent} is not the result of a job: {error!r}") from None
+    return {"schema": 1, **summary(results, min(starts), max(ends))}
 
 
-def _table(jobs: dict[str, Any]) -> Iterator[str]:
-    yield f"{'job':<24} {'user':<12} {'wall':>12} {'ETTR':>7} {'share':>7} {'restarts':>8} {'lost':>12}  most by"
-    costs = sorted(jobs.items(), key=lambda item: -sum(item[1]["node_seconds"].values()))
-    for job, found in costs:
-        ratios = [f"{100 * (found[name] or 0.0):.1f} %" for name in ("job_ettr", "productive_share")]
-        most = found["by_cause"][0]["kind"] if found["by_cause"] else ""
-        wall, lost = in_words(found["wall_s"]), in_words(found["lost_s"])
-        yield (
-            f"{job:<24} {found['user']:<12} {wall:>12} {ratios[0]:>7} {ratios[1]:>7} {found['restarts']:>8} {lost:>12}"
-            f"  {most}"
-        )
+def _of_logs(run: Path) -> dict[str, Any]:
+    logs = logs_of(run)
+    return of_events(logs, cycles_in(logs), counted_in(logs))
+
+
+def _of_each(jobs: dict[Path, list[Path]]) -> tuple[dict[str, Any], list[str]]:
+    """What is known of each job, and a line of it: the dearest first, and last those that cannot be read."""
+    told, unreadable, rows = dict[str, Any](), dict[str, str](), list[tuple[float, str]]()
+    for job, runs in jobs.items():
+        try:
+            with written_by_others(job):
+                found = _summary(runs) | {"user": _user(job)}
+                rows.append((sum(found["node_seconds"].values()), _row(job.name, found)))
+                told[job.name] = found
+        except click.UsageError as error:
+            unreadable[job.name] = error.message
+    lines = [row for _, row in sorted(rows, key=lambda one: -one[0])]
+    bad = [f"{name:<24} {why}" for name, why in unreadable.items()]
+    return {"schema": 1, "jobs": told, "unreadable": unreadable}, [_COLUMNS, *lines, *bad]
+
+
+_COLUMNS = f"{'job':<24} {'user':<12} {'wall':>12} {'ETTR':>7} {'share':>7} {'restarts':>8} {'lost':>12}  most by"
+
+
+def _row(job: str, found: dict[str, Any]) -> str:
+    ratios = [f"{100 * (found[name] or 0.0):.1f} %" for name in ("job_ettr", "productive_share")]
+    most = found["by_cause"][0]["kind"] if found["by_cause"] else ""
+    wall, lost = in_words(found["wall_s"]), in_words(found["lost_s"])
+    return (
+        f"{job:<24} {found['user']:<12} {wall:>12} {ratios[0]:>7} {ratios[1]:>7} {found['restarts']:>8} {lost:>12}"
+        f"  {most}"
+    )
 
 
 # --- a run that has left no result ------------------------------------------------------------------------------------

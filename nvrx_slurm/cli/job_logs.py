@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from contextlib import suppress
+from pathlib import Path
 
 from nvrx_slurm.attribution.records import AttributionSpec, read_key
 from nvrx_slurm.cli.here import Here, Layout, working_directory
@@ -14,6 +14,7 @@ from nvrx_slurm.core.logs.names import JobName, cycle_file, expand, index_file, 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.node.output.logs import LogSpec
 from nvrx_slurm.node.run_dir import RunDir
+from nvrx_slurm.system.owned import make
 
 _BATCHES_PER_S = 2_000  # of all nodes together
 _KEY_FILE_ENV = "LLM_API_KEY_FILE"
@@ -57,10 +58,13 @@ def check_writable(spec: LogSpec) -> None:
     for path, flag in ((spec.prefix, "--ft-per-cycle-applog-prefix"), (spec.logfile, "--ft-nvrx-logfile")):
         if not path:
             continue
-        with suppress(OSError):
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-        if not os.access(os.path.dirname(path), os.W_OK | os.X_OK) or os.path.isdir(path):
-            raise UsageError(f"{flag} {path} cannot be written; give the path of a file where this user may write")
+        folder, why = os.path.dirname(path), ""
+        try:
+            make(Path(folder), 0)
+        except OSError as error:
+            why = f": {error.strerror}"
+        if why or not os.access(folder, os.W_OK | os.X_OK) or os.path.isdir(path):
+            raise UsageError(f"{flag} {path} cannot be written{why}; give the path of a file where this user may write")
 
 
 def log_note(here: Here, spec: LogSpec) -> str:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
-from nvrx_slurm.core import progress
+from nvrx_slurm.core.progress import DAMAGE
+from nvrx_slurm.system.foreign import document, names_in
 
 LOG_DIR_ENV, LOG_DIR = "PET_LOG_DIR", "./nvrx_logs"  # as --log-dir has them; the settings take 0.2 s to import
-MAX_RESULT_BYTES = 64 << 20  # of result.json, which lists at most 3,000 entries
-DAMAGE = progress.DAMAGE  # what reading a file of another program raises
+_RESULT_BYTES = 8 << 20  # result.json lists at most 3,000 entries and 10,000 nodes
 RUN = re.compile(r"r(\d{1,9})(?:_(?:step)?(\d{1,9}))?", re.ASCII)
 
 
@@ -39,11 +40,13 @@ def _found(place: str) -> Path:
     path = Path(place) if Path(place).exists() else log_dir() / place
     if (path / "latest").exists():
         path /= "latest"
-    if path.is_symlink():
-        path = path.parent / path.readlink()
     if not path.exists():
         tried = " and no ".join(dict.fromkeys((place, str(log_dir() / place))))  # one place, if it is absolute
         raise click.BadParameter(f"there is no {tried}; give a job id, or the directory of a run")
+    while path.is_symlink():
+        path = path.parent / path.readlink()
+    if not str(path).isprintable():  # it would act on the terminal
+        raise click.BadParameter(f"{str(path)!r} is no name of a run")
     runs = runs_of(path)
     if not runs and (path / "submit.sbatch").exists():
         raise click.BadParameter(
@@ -54,18 +57,25 @@ def _found(place: str) -> Path:
 
 def runs_of(job: Path) -> list[Path]:
     """The runs of a job, the oldest first."""
-    runs = {(int(m[1]), int(m[2] or 0)): run for run in job.glob("r*") if (m := RUN.fullmatch(run.name))}
-    return [runs[key] for key in sorted(runs)]
+    runs = {(int(m[1]), int(m[2] or 0)): name for name in names_in(job) if (m := RUN.fullmatch(name))}
+    return [job / runs[key] for key in sorted(runs)]
 
 
 def result_of(run: Path) -> dict[str, Any]:
-    """The content of a run's result.json; {} if there is none."""
+    """The content of a run's result.json; {} if there is none that can be read."""
     try:
-        with (run / "result.json").open("rb") as file:
-            found = json.loads(file.read(MAX_RESULT_BYTES))
-    except (OSError, ValueError, RecursionError):
+        return document(_RESULT_BYTES, run, "result.json")
+    except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+
+
+@contextmanager
+def written_by_others(place: Path) -> Iterator[None]:
+    """Whatever is found in files of a log tree, what follows from it is one sentence. Raises click.UsageError."""
+    try:
+        yield
+    except DAMAGE as error:
+        raise click.UsageError(f"{place} holds what nvrx-run has not written like this: {error!r:.200}") from None
 
 
 def title(run: Path) -> str:

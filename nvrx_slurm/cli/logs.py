@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from nvrx_slurm.cli import complete
-from nvrx_slurm.cli.event_logs import SAID, CoordinatorLog
+from nvrx_slurm.cli.event_logs import SAID, CoordinatorLog, coordinators_of
 from nvrx_slurm.cli.log_tree import find_run, result_of, title
 from nvrx_slurm.cli.screen import clock, period_s
 from nvrx_slurm.core.logs.names import index_file
@@ -93,16 +93,16 @@ def _wanted(
     return in_time and (ranks is None or piece.rank in ranks) and stream in (None, piece.stream)
 
 
-def _launcher(run: Path, read: dict[Path, int], began: list[float]) -> list[str]:
+def _launcher(run: Path, read: dict[str, int], began: list[float]) -> list[str]:
     """What the coordinators have said since the last call, of the first time only the end.
 
     `read`: bytes, by log; `began`: Unix seconds of the first line ever, once that is known.
     """
     said, most = list[tuple[float, str]](), None if read else _SAID_BEFORE
-    for path in (run / "events").glob("coordinator*.jsonl"):
-        log = CoordinatorLog(path)
-        said += [(found.wall_s, found.value) for found in log.find(SAID, read.get(path, 0), log.size)]
-        read[path] = log.size
+    for name in coordinators_of(run):
+        log = CoordinatorLog(run, name)
+        said += [(found.wall_s, str(found.value)) for found in log.find(SAID, read.get(name, 0), log.size)]
+        read[name] = log.size
     began += [min(said)[0]] if said and not began else []
     told, now = sorted(said)[-most:] if most else sorted(said), time.time()
     return [_printable(f"{clock(at, began[0], now)} nvrx-run: {text}") for at, text in told]
@@ -119,7 +119,7 @@ def _of_run(run: Path, cycle: str, follow: bool) -> Iterator[Piece]:
     if cycle.isdecimal() and int(cycle) not in readers and not follow:
         raise click.UsageError(f"{run} has no cycle {cycle}; there are {', '.join(map(str, readers))}")
     first = max(readers, default=0) if cycle == "last" else 0
-    read, began = dict[Path, int](), list[float]()
+    read, began = dict[str, int](), list[float]()
     while True:
         for line in _launcher(run, read, began) if follow else ():
             click.echo(line, err=True)

@@ -10,6 +10,7 @@ import asyncio
 import glob
 import os
 import signal
+import stat
 import sys
 import threading
 import time
@@ -21,15 +22,17 @@ from typing import Any, NamedTuple
 
 import click
 
-from nvrx_slurm.cli.log_tree import RUN, log_dir, result_of
+from nvrx_slurm.cli.log_tree import log_dir, result_of, runs_of
 from nvrx_slurm.cli.status import VERSION, content
 from nvrx_slurm.core.metrics import OPENMETRICS, TEXT, Sample, exposition, line, samples
 from nvrx_slurm.core.progress import DAMAGE
 from nvrx_slurm.errors import ExitCode, UsageError
 from nvrx_slurm.system import bounded
+from nvrx_slurm.system.foreign import names_in
 
 _ENDED_S, _SILENT_S, _SILENT = 600.0, 86400.0, 3  # how long a run is shown after its end, or its silence (intervals)
 _FORGET_S = 3600.0  # a job may be suspended for longer than _SILENT_S
+_TREE_S = 30.0  # for the jobs of one of them, in one scan
 _ONCE_S = 60.0  # for `nvrx metrics`
 _CLIENT_S, _MOST_CLIENTS, _HEAD_BYTES = 10.0, 8, 16 << 10
 _HELP = "A log tree; may be a pattern in quotes, as '/home/*/nvrx_logs'; may be repeated (default: that of nvrx-run)."
@@ -61,12 +64,13 @@ class Trees:
             self._over, self._forget_at = {}, now + _FORGET_S
         for job, mtime in self._jobs():
             shown = 0
-            for latest, run in enumerate(sorted(job.glob("r*"), key=_number, reverse=True)):
+            for latest, run in enumerate(reversed(runs_of(job))):
                 try:
                     found = _current(run, now, latest == 0)
                     if found is not None:
-                        who = found["job"]["job"], found["job"]["run"]
-                        runs[who] = _Lines(found["written"], tuple((one.name, line(one)) for one in samples(found)))
+                        told = samples(found)
+                        who = told[0].labels["job_id"], told[0].labels["run"]
+                        runs[who] = _Lines(found["written"], tuple((one.name, line(one)) for one in told))
                         shown += 1
                 except FileNotFoundError:
                     shown += latest == 0 and now - mtime / 1e9 < _SILENT_S  # it has just begun
@@ -74,39 +78,38 @@ class Trees:
                     unreadable, shown = unreadable + 1, shown + 1
             if not shown:
                 self._over[str(job)] = mtime
-        told = {"scan_timestamp_seconds": now, "scan_duration_seconds": time.monotonic() - began}
-        told |= {"runs": len(runs), "unreadable_runs": unreadable}
+        values = {"scan_timestamp_seconds": now, "scan_duration_seconds": time.monotonic() - began}
+        values |= {"runs": len(runs), "unreadable_runs": unreadable}
         labels = {"log_dir": self.pattern}
-        own = [Sample(f"nvrx_exporter_{name}", labels, float(value)) for name, value in told.items()]
+        own = [Sample(f"nvrx_exporter_{name}", labels, float(value)) for name, value in values.items()]
         self.runs, self.own = runs, tuple((one.name, line(one)) for one in own)
 
     def _jobs(self) -> Iterator[tuple[Path, int]]:
-        """Jobs of which something may be shown; a job that is over comes back when it has a further run."""
+        """Jobs of which something may be shown; a job that is over comes back when it has a further run.
+
+        A tree that takes longer than _TREE_S is left: what is over is passed over the next time.
+        """
         for tree in glob.iglob(self.pattern):
-            entries: list[os.DirEntry[str]] = []
-            with suppress(OSError):
-                entries = [*os.scandir(tree)]
-            for entry in entries:
+            ends = time.monotonic() + _TREE_S
+            for name in names_in(tree):
+                if time.monotonic() > ends:
+                    break
                 with suppress(OSError):
-                    mtime = entry.stat(follow_symlinks=False).st_mtime_ns
-                    found = entry.is_dir(follow_symlinks=False) and self._over.get(entry.path) != mtime
-                    yield from [(Path(entry.path), mtime)] if found else ()
-
-
-def _number(run: Path) -> tuple[int, int]:
-    match = RUN.fullmatch(run.name)
-    return (int(match[1]), int(match[2] or 0)) if match else (-1, 0)
+                    job = os.path.join(tree, name)
+                    status = os.lstat(job)
+                    found = stat.S_ISDIR(status.st_mode) and self._over.get(job) != status.st_mtime_ns
+                    yield from [(Path(job), status.st_mtime_ns)] if found else ()
 
 
 def _current(run: Path, now: float, latest: bool) -> dict[str, Any] | None:
     """The status of a run, if it is to be shown: it is alive, has ended just now, or is silent and the `latest` of its
     job. Raises some of DAMAGE."""
     found = content(run)
-    if found["version"] > VERSION or not isinstance(found, dict):
+    if found["version"] > VERSION:
         raise ValueError("a later version")
     age_s = now - found["written"]
     if found["state"] != "ended" and age_s > _SILENT * found["interval_s"] and (result := result_of(run)):
-        age_s = now - (run / "result.json").stat().st_mtime  # ended by Slurm, with all of its coordinators
+        age_s = now - (run / "result.json").lstat().st_mtime  # ended by Slurm, with all of its coordinators
         found |= {"state": "ended", "end": {"code": int(result["code"])}}
     if found["state"] == "ended":
         return found if age_s < _ENDED_S else None

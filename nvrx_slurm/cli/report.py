@@ -6,7 +6,6 @@ The facts are those of `nvrx why`, `status` and `goodput`: result.json, or the e
 from __future__ import annotations
 
 import gc
-import json
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from nvrx_slurm.attribution.redact import without_secrets
 from nvrx_slurm.cli import complete
 from nvrx_slurm.cli.event_logs import FAULT, HANG, Cycle, counted_in, cycles_in, logs_of
 from nvrx_slurm.cli.goodput import of_events
-from nvrx_slurm.cli.log_tree import DAMAGE, RUN, find_run, result_of
+from nvrx_slurm.cli.log_tree import DAMAGE, RUN, find_run, result_of, written_by_others
 from nvrx_slurm.cli.status import HEALTHY, NEEDS_A_PERSON, observe
 from nvrx_slurm.core import report as pure
 from nvrx_slurm.core.account.account import BUCKETS, SECTION
@@ -36,8 +35,8 @@ from nvrx_slurm.core.report import facts
 from nvrx_slurm.core.report.facts import CyclePlan, Incident, ReportFacts, Stretch
 from nvrx_slurm.core.report.page import IN_FULL, page
 from nvrx_slurm.core.words import in_words
-from nvrx_slurm.errors import ProtocolError
-from nvrx_slurm.system.files import last_bytes, write_atomic
+from nvrx_slurm.system.files import write_atomic
+from nvrx_slurm.system.foreign import document
 from nvrx_slurm.types import Blame, Confidence, Finding, LineRole, RankEvidence, RankFault, Remedy
 
 _MOST_LINES, _MOST_SAID, _MOST_PLACES, _MOST_RANKS = 12, 12, 12, 16
@@ -68,9 +67,8 @@ def report(place: Path, output: Path | None) -> None:
     output = output or Path(f"nvrx_report_{name}.html")
     gc.disable()  # nothing becomes garbage; looking for some takes a sixth of the time
     try:
-        text = page(facts_of(place), _CSS.read_text())
-    except (*DAMAGE, ProtocolError) as error:
-        raise click.UsageError(f"{place} holds files that nvrx-run has not written like this: {error!r:.200}") from None
+        with written_by_others(place):
+            text = page(facts_of(place), _CSS.read_text())
     finally:
         gc.enable()
     try:
@@ -189,7 +187,7 @@ def _incident(
         blame=f"{finding.blame.value} ({finding.confidence.value})" if fault.finding and finding.rule else "",
         lines=tuple(evidence.splitlines()),
         log=fault.log,
-        waits=tuple(_waits(run / f"cycle_{cycle}" / "hang.json")) if hung and full else (),
+        waits=tuple(_waits(run, cycle)) if hung and full else (),
         advice=what_to_do(fault) if known else "",
         ends=bool(one.get("ends")),
     )  # fmt: skip
@@ -206,15 +204,15 @@ def _fault(told: Mapping[str, Any]) -> RankFault:
     return found
 
 
-def _waits(path: Path) -> Iterator[tuple[str, str]]:
+def _waits(run: Path, cycle: int) -> Iterator[tuple[str, str]]:
     """Where ranks waited as one hung, and which ones: the places of most ranks first."""
     try:
-        ranks = json.loads(last_bytes(path, _MOST_HANG_BYTES))["ranks"]
+        ranks = document(_MOST_HANG_BYTES, run, f"cycle_{cycle}", "hang.json")["ranks"]
         where = defaultdict[str, list[int]](list)
         for one in ranks:
             at = place(RankEvidence(int(one["rank"]), -1, "", frames=tuple(map(str, one["frames"]))))
             where[at or f"no stack, process state {one['state']}"].append(int(one["rank"]))
-    except (OSError, *DAMAGE):
+    except DAMAGE:
         return
     for at, some in sorted(where.items(), key=lambda found: -len(found[1]))[:_MOST_PLACES]:
         more = f" and {len(some) - _MOST_RANKS} more" if len(some) > _MOST_RANKS else ""

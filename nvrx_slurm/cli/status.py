@@ -10,18 +10,19 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 
 from nvrx_slurm.cli import complete
-from nvrx_slurm.cli.log_tree import RUN, find_run, log_dir, result_of
+from nvrx_slurm.cli.log_tree import RUN, find_run, log_dir, result_of, runs_of
 from nvrx_slurm.cli.screen import clock, show, show_all
 from nvrx_slurm.core import progress
 from nvrx_slurm.core.needs import needs_a_person
 from nvrx_slurm.core.words import in_words
-from nvrx_slurm.system.files import last_bytes
+from nvrx_slurm.system.foreign import document, names_in
 
 VERSION = 1  # of status.json; see core.coordinator.status, which takes long to import
 HEALTHY, CANNOT_TELL, NEEDS_A_PERSON, ENDED = range(4)  # exit codes
@@ -81,8 +82,9 @@ def status(place: str, as_json: bool, ranks: bool, watch: float | None) -> int:
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON for each run.")
 def list_runs(where: Path | None, every: bool, as_json: bool) -> None:
     """List the runs of a log tree, the newest first, with what `nvrx status` says of each."""
-    runs = [run for run in (where or log_dir()).glob("*/r*") if RUN.fullmatch(run.name)]
-    runs.sort(key=lambda run: run.stat().st_mtime, reverse=True)
+    place = where or log_dir()
+    runs = [run for job in names_in(place) for run in runs_of(place / job)]
+    runs.sort(key=_changed_at, reverse=True)
     now = time.time()
     for run in runs if every else runs[:_RUNS_SHOWN]:
         seen = observe(run, now)
@@ -91,7 +93,13 @@ def list_runs(where: Path | None, every: bool, as_json: bool) -> None:
         else:
             show(f"{seen.head}: {seen.verdict}", _COLOURS[seen.code])
     if not runs and not as_json:
-        click.echo(f"{where or log_dir()} holds no run")
+        click.echo(f"{place} holds no run")
+
+
+def _changed_at(run: Path) -> float:
+    with suppress(OSError):
+        return run.lstat().st_mtime
+    return 0.0
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -113,13 +121,9 @@ def observe(run: Path, now: float, ranks: bool = False) -> Seen:
         return Seen(CANNOT_TELL, f"cannot tell: {run} holds no readable status: {error!r:.200}", _name(run))
 
 
-def content(run: Path) -> Any:
-    """What the status.json of a run holds. Raises some of DAMAGE."""
-    return json.loads(last_bytes(run / "status.json", _MAX_BYTES), parse_constant=_refused)
-
-
-def _refused(constant: str) -> float:
-    raise ValueError(f"it holds {constant}")
+def content(run: Path) -> dict[str, Any]:
+    """What the status.json of a run holds. Raises OSError, ValueError."""
+    return document(_MAX_BYTES, run, "status.json")
 
 
 def _ended(run: Path, result: dict[str, Any]) -> Seen:

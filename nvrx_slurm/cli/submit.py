@@ -26,6 +26,9 @@ from nvrx_slurm.slurm.api import connect
 from nvrx_slurm.slurm.api.cli import Slurm
 from nvrx_slurm.slurm.api.facts import JobFacts, NoAnswer, NotKnown, SlurmError
 from nvrx_slurm.slurm.script import Surroundings, render
+from nvrx_slurm.system.files import write_atomic
+from nvrx_slurm.system.foreign import followed
+from nvrx_slurm.system.owned import append_to, make
 
 SUBMIT_SETTINGS: dict[str, Declaration] = {item.name: item for item in settings_of(SubmitConfig)}
 _OVER = frozenset(
@@ -157,11 +160,11 @@ def _submit_all(slurm: Slurm, text: str, wanted: SubmitConfig, log_dir: Path, li
         for _ in range(wanted.chain or 1):
             jobs.append(slurm.submit(rendered, [f"--dependency=afterany:{jobs[-1]}"] if jobs else []))
             if links is not None:
-                with links.open("a") as file:
+                with open(append_to(links, 1), "a") as file:
                     file.write(f"{jobs[-1]}\n")
             kept = log_dir / str(jobs[-1]) / "submit.sbatch"
-            kept.parent.mkdir(exist_ok=True)
-            kept.write_text(text)
+            make(kept.parent, 1)
+            write_atomic(kept, text.encode())
     except SlurmError as error:
         raise SlurmError(f"{error}; submitted so far: {' '.join(map(str, jobs)) or 'none'}") from None
     except OSError as error:
@@ -246,7 +249,7 @@ def _wait(slurm: Slurm, job_id: int, output: Path, log_dir: Path, requeues: bool
 def _show(path: Path, start: int) -> int:
     """Copy what has been added to the file since byte `start`; the byte up to which it is shown now."""
     try:
-        with path.open("rb") as file:
+        with followed(path) as file:
             file.seek(start)
             while data := file.read(_CHUNK_BYTES):
                 sys.stdout.buffer.write(data)

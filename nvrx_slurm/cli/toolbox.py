@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from importlib import import_module
+from io import BufferedReader, TextIOWrapper
 from pathlib import Path
 from typing import NoReturn
 
@@ -16,6 +18,7 @@ from nvrx_slurm import __version__
 from nvrx_slurm.cli import complete
 from nvrx_slurm.cli.log_tree import find_run
 from nvrx_slurm.errors import ExitCode, NvrxError
+from nvrx_slurm.system.foreign import names_in, opened
 
 # Where each command is. `nvrx status` is asked often, and all of them together take half a second to import.
 _COMMANDS = {
@@ -80,7 +83,8 @@ def replay(place: Path) -> None:
     replayed in the order of their terms, then each agent's. Exit code 0: the same decisions throughout (a torn last
     line, as a killed program leaves it, is reported only); 1: they differ, with the line and the difference.
     """
-    files = sorted((place / "events").glob("*.jsonl"), key=_in_order) if place.is_dir() else [place]
+    logs = [place / "events" / name for name in names_in(place / "events") if name.endswith(".jsonl")]
+    files = sorted(logs, key=_in_order) if place.is_dir() else [place]
     if not files:
         raise click.UsageError(
             f"{place} has no events/*.jsonl; give the directory of a run, for example nvrx_logs/latest"
@@ -95,10 +99,15 @@ def _in_order(file: Path) -> tuple[bool, list[int], str]:
 
 
 def _replay(file: Path) -> bool:
+    from nvrx_slurm.core.record import MAX_LINE_CHARS
     from nvrx_slurm.core.record import replay as run_again
 
-    with file.open(encoding="utf-8", errors="replace") as lines:
-        found = run_again(lines)
+    try:
+        with TextIOWrapper(BufferedReader(opened(file.parent, file.name)), "utf-8", "replace") as text:
+            found = run_again(iter(partial(text.readline, MAX_LINE_CHARS + 2), ""))
+    except OSError as error:
+        click.echo(f"{file}: {error.strerror}", err=True)
+        return False
     for difference in found:
         click.echo(f"{file}: {difference}", err=True)
     same = all(difference.torn for difference in found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -13,15 +14,16 @@ import click
 
 from nvrx_slurm.cli import complete
 from nvrx_slurm.cli.event_logs import SAID, logs_of
-from nvrx_slurm.cli.log_tree import find_run, result_of, title
+from nvrx_slurm.cli.log_tree import find_run, result_of, title, written_by_others
 from nvrx_slurm.cli.screen import clock, show
 from nvrx_slurm.core.account.report import lost_s, lost_steps
 from nvrx_slurm.core.attribution.verdict import headline
 from nvrx_slurm.core.words import in_words, unix_s, utc
+from nvrx_slurm.system.foreign import opened, size_of
 from nvrx_slurm.types import FaultKind, RankFault
 
 _NOTES_SHOWN = 5
-_MOST_LOG_BYTES = 256 << 20  # of a log whose lines are counted
+_MOST_LOG_BYTES, _PIECE_BYTES = 256 << 20, 1 << 20  # of a log whose lines are counted; of it at once
 _MATCH_CHARS = 200
 _COLOURS = {"first cause": "red", "what to do": "green"}
 
@@ -36,15 +38,13 @@ def why(place: Path, as_json: bool) -> None:
     result.json, a running one from the event logs of its coordinators.
     """
     result, found = place / "result.json", result_of(place)
-    if not found and result.exists():
+    if not found and os.path.lexists(result):
         raise click.UsageError(f"{result} is not the result of a job: it holds no JSON object that can be read")
-    try:
+    with written_by_others(result if found else place):
         story = _story(found, place) if found else {}
         if "cycles" not in found:
             story["said"] = _of_events(place, found)
         lines = [] if as_json else list(_in_words(story, place))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise click.UsageError(f"{result} is not the result of a job: {error!r}") from None
     if as_json:
         return click.echo(json.dumps(story, indent=1))
     for number, line in enumerate(lines):
@@ -62,7 +62,7 @@ def _story(result: dict[str, Any], place: Path) -> dict[str, Any]:
     if cause is not None:
         same = _headline(cause)
         reason = reason.replace(same, "").strip(";: ")
-        story |= _of_cause(cause, result.get("last_faults") or ())
+        story |= _of_cause(cause, result.get("last_faults") or (), place)
     story["reason"] = reason
     told = {"", story.get("what_happened"), _headline(cause) if cause is not None else ""}
     story["restarts"] = [
@@ -88,7 +88,7 @@ def _headline(cause: dict[str, Any]) -> str:
     return headline(RankFault(FaultKind(cause["kind"]), **{name: cause[name] for name in known if name in cause}))
 
 
-def _of_cause(cause: dict[str, Any], faults: Any) -> dict[str, Any]:
+def _of_cause(cause: dict[str, Any], faults: Any, place: Path) -> dict[str, Any]:
     finding = cause.get("finding") or {}
     line, others = str(finding.get("line") or ""), [fault for fault in faults if _where(fault) != _where(cause)]
     return {
@@ -102,7 +102,7 @@ def _of_cause(cause: dict[str, Any], faults: Any) -> dict[str, Any]:
         "confidence": finding.get("confidence", ""),
         "line": line,
         "log": cause.get("log", ""),
-        "log_line": _number_of(line, cause.get("log", "")),
+        "log_line": _number_of(line, place, str(cause.get("log", ""))),
         "code_line": cause.get("line", ""),
         "with_it": dict(Counter(fault.get("rule") or fault["kind"] for fault in others).most_common()),
         "what_to_do": cause.get("what_to_do", ""),
@@ -113,16 +113,20 @@ def _where(fault: dict[str, Any]) -> tuple[int, str]:
     return fault["rank"], fault["host"]
 
 
-def _number_of(line: str, log: str) -> int:
-    """The number of the last line of a log that holds `line`, from 1; 0 where that cannot be told."""
-    wanted, last = line[:_MATCH_CHARS].encode(), 0
+def _number_of(line: str, run: Path, log: str) -> int:
+    """The number of the last line of a log of the run that holds `line`, from 1; 0 where that cannot be told."""
+    wanted, text, number, last = line[:_MATCH_CHARS].encode("utf-8", "replace"), b"", 1, 0
     try:
-        if not wanted or Path(log).stat().st_size > _MOST_LOG_BYTES:
-            return 0
-        with open(log, "rb") as lines:
-            for number, text in enumerate(lines, 1):
-                last = number if wanted in text else last
-    except (OSError, ValueError):
+        with opened(run, *Path(log).parts[-3:]) as file:  # cycle, node, rank: the tree may have been moved
+            whole = wanted and size_of(file) <= _MOST_LOG_BYTES
+            while whole and (piece := file.read(_PIECE_BYTES)):
+                text += piece
+                if (at := text.rfind(wanted)) >= 0:
+                    last = number + text.count(b"\n", 0, at)
+                end = max(0, len(text) - len(wanted))
+                number += text.count(b"\n", 0, end)
+                text = text[end:]
+    except (OSError, ValueError, LookupError):
         return 0  # it lay on the node, or is gone
     return last
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from nvrx_slurm.core.coordinator.status import STATES
@@ -17,6 +18,7 @@ from nvrx_slurm.types import FaultKind
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _NODES = ("active", "spare", "missing", "excluded")
+_MOST_SAMPLES, _LABEL_CHARS = 200, 256
 
 
 # Name -> help, and where its value is in the content of status.json; "" = it is calculated, or has labels. The unit is
@@ -72,9 +74,20 @@ class Sample(NamedTuple):
 def samples(found: Mapping[str, Any]) -> list[Sample]:
     """The samples of one run. `found`: content of its status.json; raises KeyError, TypeError, ValueError and
     AttributeError for what is none."""
-    who = {"job_id": str(found["job"]["job"]), "run": str(found["job"]["run"])}
-    rows = [*_single(found), *_labelled(found)]
-    return [Sample(name, who | labels, float(value)) for name, value, labels in rows if value is not None]
+    who = {"job_id": found["job"]["job"], "run": found["job"]["run"]}
+    rows = islice(chain(_single(found), _labelled(found)), _MOST_SAMPLES + 1)
+    told = [Sample(name, _written(who | labels), value + 0.0) for name, value, labels in rows if value is not None]
+    if len(told) > _MOST_SAMPLES:
+        raise ValueError("it has too many series")
+    return told
+
+
+def _written(labels: Mapping[str, Any]) -> dict[str, str]:
+    """The labels as they are sent, so that none are equal there that differ here."""
+    texts = {name: str(label).encode("utf-8", "replace").decode() for name, label in labels.items()}
+    if max(map(len, texts.values())) > _LABEL_CHARS:
+        raise ValueError("a name in it is too long")
+    return texts
 
 
 _Row = tuple[str, "float | None", dict[str, str]]  # None: not known
@@ -103,7 +116,7 @@ def _single(found: Mapping[str, Any]) -> Iterator[_Row]:
 def _labelled(found: Mapping[str, Any]) -> Iterator[_Row]:
     """Several values each."""
     job, account = found["job"], found["account"] or {"node_seconds": {}}
-    yield "nvrx_job_info", 1, {name: str(job[name]) for name in ("name", "user", "partition")}
+    yield "nvrx_job_info", 1, {name: str(job[name])[:_LABEL_CHARS] for name in ("name", "user", "partition")}
     for state in STATES:
         yield "nvrx_job_state", found["state"] == state, {"state": state}
     for reason, (_, holds) in rules(found, found["written"] - found["since"]).items():

@@ -9,14 +9,17 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm.core.words import in_words
+from nvrx_slurm.errors import ProtocolError
 
 if TYPE_CHECKING:
     from nvrx_slurm.types import Pace
 
 SILENT = 3  # intervals without news
 _MOST_OPEN, _NAME_CHARS = 256, 32
-# what a damaged status.json raises
-DAMAGE = (LookupError, TypeError, ValueError, AttributeError, OverflowError, OSError, RecursionError)
+# what a file raises that is damaged, or was not written by a program of ours
+DAMAGE = (
+    LookupError, TypeError, ValueError, AttributeError, ArithmeticError, OSError, RecursionError, ProtocolError,
+)  # fmt: skip
 
 Found = dict[str, Any]  # (a part of) the content of status.json
 

@@ -16,6 +16,7 @@ from nvrx_slurm import __version__
 from nvrx_slurm import types as records
 from nvrx_slurm.core.agent import events as agent_events
 from nvrx_slurm.core.agent.agent import Agent
+from nvrx_slurm.core.bounded_json import parsed
 from nvrx_slurm.core.coded import decode, encode, register
 from nvrx_slurm.core.coordinator import events as coordinator_events
 from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSettings
@@ -24,10 +25,12 @@ from nvrx_slurm.core.coordinator.restarts import RestartLimits
 from nvrx_slurm.core.election import election
 from nvrx_slurm.core.election.election import Election
 from nvrx_slurm.core.machine import Machine, Say, Tick
+from nvrx_slurm.core.progress import DAMAGE
 from nvrx_slurm.errors import NvrxError, ProtocolError
 from nvrx_slurm.frozen import frozen
 
 MAX_LINE_CHARS = 4 << 20
+_MOST_DIFFERENCES, _MOST_SKIPPED = 100, 100_000  # of a log; lines after the last of them
 COMMANDS_IN_FULL = 64  # the others are logged as a number
 _HEADER_START = '{"nvrx":'
 
@@ -110,6 +113,10 @@ def replay(lines: Iterable[str]) -> list[Difference]:
     torn: Difference | None = None  # the last line, if it is no JSON; an accident if only a new header follows
     number = 0
     for number, line in enumerate(lines, 1):
+        if found and (len(found) >= _MOST_DIFFERENCES or number > found[-1].line + _MOST_SKIPPED):
+            return found
+        if len(line) > MAX_LINE_CHARS + 1:
+            return [*found, Difference(number, f"is longer than {MAX_LINE_CHARS} characters")]
         content = line[max(line.find(_HEADER_START), 0) :]  # a new life appends its header even to half a line
         new = content.startswith(_HEADER_START)
         if torn is not None and not new:
@@ -118,14 +125,14 @@ def replay(lines: Iterable[str]) -> list[Difference]:
         torn = None
         try:
             if new:
-                core = _core(json.loads(content))
+                core = _core(parsed(content))
             elif core is not None:
-                _check_step(core, json.loads(content))
+                _check_step(core, parsed(content))
             elif number == 1:
                 raise ProtocolError("the log does not start with a header")
         except json.JSONDecodeError:
             torn = Difference(number, "is torn: the program ended while writing it", torn=True)
-        except (NvrxError, TypeError, ValueError, AttributeError, KeyError) as error:  # all but the first: altered
+        except (NvrxError, *DAMAGE) as error:  # all but the first: altered
             found.append(Difference(number, str(error)))
             core = None
     if number == 0:

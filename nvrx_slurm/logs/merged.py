@@ -18,8 +18,9 @@ from typing import NamedTuple
 from nvrx_slurm.core.logs.index import STATE_EACH_BYTES, Index, Source
 from nvrx_slurm.core.logs.names import cycle_file, index_file
 from nvrx_slurm.system.files import write_all
+from nvrx_slurm.system.owned import append_to
 
-_OPEN = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+_OPEN = os.O_RDWR | os.O_APPEND
 _TAIL_BYTES = 4 * STATE_EACH_BYTES
 
 
@@ -59,11 +60,10 @@ class MergedFile:
     def __init__(self, path: str, term: int, owner: str) -> None:
         self.path = path
         self._term, self._owner = term, owner
-        os.makedirs(os.path.dirname(path), exist_ok=True)
         with contextlib.ExitStack() as on_error:
-            self._text = os.open(path, _OPEN, 0o644)
+            self._text = append_to(Path(path), 1, _OPEN)
             on_error.callback(os.close, self._text)
-            self._records = os.open(index_file(path), _OPEN, 0o644)
+            self._records = append_to(Path(index_file(path)), 1, _OPEN)
             on_error.callback(os.close, self._records)
             locked = self._lock()
             self.index = self._load()

@@ -13,12 +13,14 @@ import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from nvrx_slurm.child import program
 from nvrx_slurm.core.logs.names import index_file
 from nvrx_slurm.logs import nvrx_logs_pb2 as pb
 from nvrx_slurm.system.files import write_all
+from nvrx_slurm.system.owned import append_to
 
 try:
     import grpc
@@ -81,11 +83,8 @@ class NvrxLogService:
             raise ValueError(f"one stream may write to {_FILES} files")
         if os.path.exists(index_file(real)) or (os.path.lexists(real) and not os.path.exists(real + _OURS)):
             raise ValueError(f"{path} exists, and was not made for a client of this service")
-        os.makedirs(os.path.dirname(real), exist_ok=True)
-        with open(real + _OURS, "ab"):  # before the file: who finds it may append to the file
-            pass
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        files[path] = os.open(real, flags, 0o644)
+        os.close(append_to(Path(real + _OURS), 1))  # before the file: who finds it may append to the file
+        files[path] = append_to(Path(real), 1)
         return files[path]
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from io import FileIO
 
 from nvrx_slurm.core.logs.lines import LONGEST_LINE, Lines
+from nvrx_slurm.system.foreign import followed, size_of
 
 
 class RankFile:
@@ -15,25 +17,25 @@ class RankFile:
 
     def __init__(self, path: str | os.PathLike[str], lines: Lines, at: int = 0, piece: int = LONGEST_LINE) -> None:
         self.path, self.lines, self.at, self._piece = os.fspath(path), lines, at, piece
-        self._fd = -1
+        self._file: FileIO | None = None
 
-    def open(self) -> None:
+    def open(self) -> FileIO:
         """Open it now. Raises OSError."""
-        self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        self._file = followed(self.path)
+        return self._file
 
     def read(self, final: bool) -> tuple[bytes, bool]:
         """(the next lines, whether this is the end of the file). Raises OSError; a file that is not there is empty.
 
         `final`: no program writes to it any more, so a last line without newline counts.
         """
-        if self._fd < 0:
-            try:
-                self.open()
-            except FileNotFoundError:
-                return b"", True
+        try:
+            file = self._file or self.open()
+        except FileNotFoundError:
+            return b"", True
         text, at_end = b"", False
         for size in (self._piece, LONGEST_LINE):
-            data = os.pread(self._fd, size, self.at)
+            data = os.pread(file.fileno(), size, self.at)
             at_end = len(data) < size
             text, used = self.lines.take(data, final and at_end)
             if used or at_end:
@@ -44,10 +46,10 @@ class RankFile:
     @property
     def unread(self) -> int:
         """How many bytes have not been taken. Raises OSError."""
-        return os.fstat(self._fd).st_size - self.at
+        return size_of(self._file or self.open()) - self.at
 
     def close(self) -> None:
         """Close it; `read` would open it again."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        if self._file is not None:
+            self._file.close()
+            self._file = None

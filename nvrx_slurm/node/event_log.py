@@ -13,10 +13,11 @@ from typing import Any
 from nvrx_slurm.core import record
 from nvrx_slurm.core.machine import Machine
 from nvrx_slurm.errors import ProtocolError
-from nvrx_slurm.system import bounded
+from nvrx_slurm.system import bounded, owned
 
 QUEUED_LINES = 10_000  # that wait for the file system
 CLOSE_TIMEOUT_S = 1.0
+_DEPTH = 4  # names below the log directory
 
 
 class EventLog:
@@ -68,7 +69,7 @@ class EventLog:
 
     def _write(self) -> None:
         try:
-            with self._path.open("a", encoding="utf-8", buffering=1) as file:
+            with open(owned.append_to(self._path, _DEPTH), "a", encoding="utf-8", buffering=1) as file:
                 while not self._broken and (line := self._lines.get()) is not None:
                     file.write(line + "\n")
         except (OSError, ValueError) as error:  # ValueError: a name that cannot be encoded

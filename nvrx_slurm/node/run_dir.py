@@ -15,16 +15,19 @@ import errno
 import os
 import secrets
 from contextlib import ExitStack, suppress
+from io import FileIO
 from pathlib import Path
 from typing import IO
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.frozen import frozen
-from nvrx_slurm.system import bounded
+from nvrx_slurm.system import bounded, owned
 from nvrx_slurm.system.files import write_atomic
+from nvrx_slurm.system.foreign import first_bytes
 from nvrx_slurm.types import Node
 
 _CONSOLE = "console"  # names the file that the coordinator writes its lines to
+_DEPTH = 5  # names of a rank's file below the log directory
 ERROR_FILE = ".error.json"  # torchelastic's, behind the stem of the logs
 
 
@@ -87,15 +90,15 @@ class RunDir:
 
     def create_parent(self) -> None:
         """Make the job's directory. Raises UsageError where that is impossible."""
-        self._make(self.path.parent)
+        self._make(self.path.parent, 1)
 
     def create(self) -> None:
         """Make the directories. Raises UsageError where that is impossible."""
-        self._make(self.path / "events")
+        self._make(self.path / "events", 3)
 
-    def _make(self, directory: Path) -> None:
+    def _make(self, directory: Path, ours: int) -> None:
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            owned.make(directory, ours)
         except OSError as error:
             raise UsageError(
                 f"the log directory {directory} cannot be made: {error.strerror}; give another with --log-dir"
@@ -104,7 +107,7 @@ class RunDir:
     def console_of(self) -> tuple[Path, int] | None:
         """The file that holds the newest coordinator's lines, and the byte where they begin; None: none has said so."""
         try:
-            name, begin = (self.path / _CONSOLE).read_text().split()
+            name, begin = first_bytes(self.path / _CONSOLE, 4096).decode().split()
             return self.path / "agents" / name, int(begin)
         except (OSError, ValueError):
             return None
@@ -202,8 +205,7 @@ def open_log(path: Path) -> tuple[IO[bytes], str]:
     training fails. Therefore one byte is written and taken back. Raises OSError for lack of descriptors.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("ab", buffering=0)
+        file: IO[bytes] = FileIO(path, "a", opener=lambda *_: owned.append_to(path, _DEPTH))
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise

@@ -13,7 +13,7 @@ from functools import partial
 
 from nvrx_slurm.core.checkpoint import files
 from nvrx_slurm.core.checkpoint import recognise as core
-from nvrx_slurm.system.files import last_bytes
+from nvrx_slurm.system.foreign import last_bytes
 
 _MOST_EXAMINED, _MOST_FILES, _MOST_DEPTH = 8, 20_000, 3
 _COMPLETE = 3  # the newest, the one before it, and one more to compare that with

@@ -41,11 +41,13 @@ def write_all(fd: int, data: bytes) -> None:
 def write_atomic(path: str | os.PathLike[str], data: bytes, mode: int = 0o644) -> None:
     """Replace the file `path` by one with `data`: readers see the old or the new file, never a part. Raises OSError.
 
-    The new file has the permission bits `mode`. The data is not synced to disk.
+    The new file has the permission bits `mode`. The data is not synced to disk. A device or a pipe is not replaced.
     """
     import tempfile
 
     target = os.fspath(path)
+    if os.path.exists(target) and not os.path.isfile(target):
+        raise OSError(errno.EINVAL, "it is no regular file", target)
     fd, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(target)}.", dir=os.path.dirname(target) or ".")
     try:
         try:
@@ -58,16 +60,6 @@ def write_atomic(path: str | os.PathLike[str], data: bytes, mode: int = 0o644) -
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
-
-
-def last_bytes(path: str | os.PathLike[str], most: int) -> bytes:
-    """At most the last `most` bytes of a regular file; any other kind could block. Raises OSError."""
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", os.fspath(path))
-        file.seek(max(0, status.st_size - most))
-        return file.read(most)
 
 
 @contextlib.contextmanager

@@ -56,6 +56,15 @@ def test_refused(nvrx_run: Run, work: Path, words: str, parts: tuple[str, ...]) 
     assert sorted(path.name for path in work.iterdir()) == ["plain", "train.py"]
 
 
+@pytest.mark.parametrize("name", ["7", "7/r0", "7/r0/events"])
+def test_a_log_tree_that_another_user_may_have_prepared(nvrx_run: Run, work: Path, name: str) -> None:
+    (work / "elsewhere").mkdir()
+    (work / "logs" / name).parent.mkdir(parents=True)
+    (work / "logs" / name).symlink_to(work / "elsewhere")
+    nvrx_run("--log-dir=logs", "--rdzv-id=7", "train.py").refused(f"logs/{name} is a link", "--log-dir")
+    assert list((work / "elsewhere").iterdir()) == []
+
+
 def ends(code: int, said: str, *argv: str, **how: Any) -> None:
     """Python with these words ends with `code` and says so in one sentence."""
     done = subprocess.run([sys.executable, *argv], capture_output=True, text=True, timeout=60, check=False, **how)

@@ -89,7 +89,7 @@ def test_all_jobs_of_a_week_have_a_line_each(tmp_path: Path) -> None:
         (["--since", "soon"], "12h"),
         (["7", "--since", "7d"], "--since"),
         (["nowhere"], "job id"),
-        (["7"], "not the result of a job"),
+        (["7"], "not written like this"),
         (["9"], "nothing is known"),
     ],
 )

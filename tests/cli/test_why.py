@@ -39,7 +39,8 @@ def test_an_ended_job(tmp_path: Path) -> None:
 
 
 def test_each_thing_is_told_once_and_json_has_all(tmp_path: Path) -> None:
-    log = tmp_path / "rank_7.err"
+    log = tmp_path / "cycle_0/node_3_n3/rank_7.err"
+    log.parent.mkdir(parents=True)
     log.write_text(f"{'noise' * 3}\n" * 41 + "[rank7]: RuntimeError: CUDA error: uncorrectable ECC error\nadvice\n")
     message = "RuntimeError: CUDA error: uncorrectable ECC error"
     line = {"finding": {**CAUSE["finding"], "line": message}, "message": message, "log": str(log)}  # type: ignore[dict-item]

@@ -35,9 +35,10 @@ def test_all_steps_are_in_the_file_after_close(tmp_path: Path) -> None:
     assert len(lines) == 5001 and '"now":4999.0' in lines[-1]
 
 
-def test_a_missing_directory_is_said_once(tmp_path: Path) -> None:
-    (said,) = written(tmp_path / "gone" / "log", 100)
-    assert "No such file" in said
+def test_a_directory_that_cannot_be_made_is_said_once(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (said,) = written(tmp_path / "file" / "log", 100)
+    assert "Not a directory" in said
 
 
 @pytest.mark.parametrize(("steps", "why"), [(3, "the last lines within 0.05 s"), (100, "10 lines")])
@@ -47,6 +48,7 @@ def test_a_file_system_that_hangs_delays_nothing(
     """open(2) of a FIFO without a reader hangs like a dead NFS server; then the queue fills up."""
     monkeypatch.setattr(event_log, "CLOSE_TIMEOUT_S", 0.05)
     monkeypatch.setattr(event_log, "QUEUED_LINES", 10)
+    monkeypatch.setattr(event_log.owned, "append_to", lambda path, ours: os.open(path, os.O_WRONLY))
     fifo = tmp_path / "log"
     os.mkfifo(fifo)
     (said,) = written(fifo, steps)

@@ -187,6 +187,6 @@ def test_lack_of_descriptors_is_not_the_logs_fault(tmp_path: Path, monkeypatch: 
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EMFILE, "too many")
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(OSError, match="too many"):
         run_dir.open_log(tmp_path / "rank_0.out")

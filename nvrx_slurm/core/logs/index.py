@@ -15,6 +15,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from nvrx_slurm.core.bounded_json import parsed
+
 _STATE = b'{"v":2,'  # begins a record of the whole state
 STATE_EACH_BYTES = 4 << 20  # of records between two of these
 
@@ -64,8 +66,8 @@ class Index:
     def apply(self, line: bytes, merged_size: int) -> tuple[Source, int] | None:
         """Take a record. For text: its source, and when it was read. Raises ValueError for what is no record here."""
         try:
-            return self._apply(json.loads(line), merged_size)
-        except (KeyError, TypeError, IndexError) as error:
+            return self._apply(parsed(line), merged_size)
+        except (LookupError, TypeError, AttributeError) as error:
             raise ValueError(str(error)) from None
 
     def _apply(self, record: Any, merged_size: int) -> tuple[Source, int] | None:

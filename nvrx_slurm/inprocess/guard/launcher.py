@@ -10,11 +10,13 @@ import json
 import logging
 import os
 import select
+from pathlib import Path
 
 from nvrx_slurm.inprocess.attribution import MAX_TEXT, Interruption, InterruptionRecord
 from nvrx_slurm.system import bounded
 from nvrx_slurm.system.files import IN_PROCESS_NAME
 from nvrx_slurm.system.inotify import Inotify
+from nvrx_slurm.system.owned import append_to
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +31,7 @@ def note_restart(iteration: int, why: str) -> None:
     note = json.dumps({"cycle": cycle, "iteration": iteration, "why": why[:MAX_TEXT]})
 
     def write() -> None:
-        with open(path, "a") as file:
+        with open(append_to(Path(path), 4), "a") as file:
             file.write(note + "\n")
 
     if run_dir and cycle:

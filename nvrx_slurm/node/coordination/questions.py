@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from nvrx_slurm.node.run_dir import RunDir
 from nvrx_slurm.slurm.control import Control
 from nvrx_slurm.system import bounded
-from nvrx_slurm.system.files import last_bytes
+from nvrx_slurm.system.foreign import last_bytes
 from nvrx_slurm.types import Node
 
 READ_TIMEOUT_S = 5.0

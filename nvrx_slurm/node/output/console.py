@@ -7,7 +7,6 @@ may block on a slow terminal, pipe or file system without delaying the agent.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import re
@@ -20,13 +19,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from nvrx_slurm.core.bounded_json import parsed
 from nvrx_slurm.core.logs.lines import Lines
 from nvrx_slurm.core.logs.printable import printable
 from nvrx_slurm.core.progress import DAMAGE, now_doing
 from nvrx_slurm.logs.rank_file import RankFile
 from nvrx_slurm.system import bounded
-from nvrx_slurm.system.files import last_bytes
+from nvrx_slurm.system.foreign import last_bytes
 from nvrx_slurm.system.inotify import Inotify
+from nvrx_slurm.system.owned import append_to
 
 _CHUNK = 1 << 14  # bytes read at once: a sentence waits for the writing of one such piece at most
 _QUEUED_SENTENCES = 10_000
@@ -122,8 +123,7 @@ class Console:
         self._poll.register(self._wake_r, select.POLLIN)
         if self._copy_path is not None:
             with contextlib.suppress(OSError):
-                self._copy_path.parent.mkdir(parents=True, exist_ok=True)
-                self._copy_fd = os.open(self._copy_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+                self._copy_fd = append_to(self._copy_path, 4)
         while True:
             ready = self._wait()
             finishing = self._finishing  # read before the files are read for the last time
@@ -177,7 +177,7 @@ class Console:
             return
         self._next_draw_s = time.monotonic() + _DRAW_S
         try:
-            self._redraw(now_doing(json.loads(last_bytes(self._status, _MAX_STATUS)), time.time()))
+            self._redraw(now_doing(parsed(last_bytes(self._status, _MAX_STATUS)), time.time()))
         except DAMAGE:
             self._redraw("")
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
-import math
 import re
 import signal
 from dataclasses import replace
 from pathlib import Path
 
+from nvrx_slurm.core.bounded_json import parsed
 from nvrx_slurm.system import limits
-from nvrx_slurm.system.files import last_bytes
+from nvrx_slurm.system.foreign import first_bytes, last_bytes
 from nvrx_slurm.types import Blame, Confidence, FaultKind, Finding, LineRole, RankFault, Remedy
 
 _WRONG_LOSS = Finding("", LineRole.CAUSE, Blame.UNKNOWN, Confidence.LIKELY, Remedy.RESTART, "wrong loss")
@@ -102,14 +101,13 @@ def _explained(fault: RankFault, error_file: Path, stderr_file: Path) -> RankFau
 
 def _read_error_file(path: Path) -> tuple[str, str]:
     try:
-        with path.open("rb") as file:
-            content = json.loads(file.read(_ERROR_FILE_BYTES))
+        content = parsed(first_bytes(path, _ERROR_FILE_BYTES))
         inner = content["message"]
         if isinstance(inner, str):
             return inner, ""
         message, extra = inner["message"], inner.get("extraInfo", {})
         return str(message), str(extra.get("py_callstack", ""))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return "", ""  # no @record, or a file that is torn or not torchelastic's: the log's end is used instead
 
 

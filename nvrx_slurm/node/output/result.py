@@ -16,11 +16,13 @@ from nvrx_slurm import types as t
 from nvrx_slurm.core.account.report import lost_s, lost_steps, to_json
 from nvrx_slurm.core.attribution.raised import failing_line
 from nvrx_slurm.core.attribution.verdict import headline, report, what_to_do
+from nvrx_slurm.core.bounded_json import parsed
 from nvrx_slurm.core.coordinator.events import HangFound, JobOver
 from nvrx_slurm.core.words import in_words, utc
 from nvrx_slurm.node.output.faults import signal_name
 from nvrx_slurm.system import bounded
-from nvrx_slurm.system.files import IN_PROCESS_NAME, last_bytes, write_atomic
+from nvrx_slurm.system.files import IN_PROCESS_NAME, write_atomic
+from nvrx_slurm.system.foreign import last_bytes
 
 WRITE_TIMEOUT_S = 5.0
 _ROWS_SHOWN = 32
@@ -36,8 +38,8 @@ def write_result(path: Path, data: dict[str, Any]) -> None:
     notes = [last_bytes(file, _NOTES_BYTES) for file in sorted(path.parent.glob(f"cycle_*/{IN_PROCESS_NAME}"))]
     for line in b"".join(notes).splitlines()[-_NOTES_LISTED:]:
         # A rank can write what it likes.
-        with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError, RecursionError):
-            note = json.loads(line)
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            note = parsed(line)
             found.append({"cycle": int(note["cycle"]), "iteration": int(note["iteration"]), "why": str(note["why"])})
     if found:
         data["summary"] = ", ".join(filter(None, [data["summary"], f"restarts in process: {len(found)}"]))

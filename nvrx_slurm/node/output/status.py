@@ -27,6 +27,7 @@ from nvrx_slurm.core.progress import checkpoint, now_doing, progress
 from nvrx_slurm.node.output.result import BackgroundWrites
 from nvrx_slurm.system import bounded
 from nvrx_slurm.system.files import write_atomic
+from nvrx_slurm.system.foreign import first_bytes
 from nvrx_slurm.types import Account, Pace
 
 INTERVAL_S = 5.0  # a reader takes a coordinator for silent after three of them
@@ -157,8 +158,7 @@ class StatusFile:
 
     def _may_replace(self, content: dict[str, Any]) -> bool:
         try:
-            with self._path.open("rb") as file:
-                found = _HEAD.match(file.read(_HEAD_BYTES))
+            found = _HEAD.match(first_bytes(self._path, _HEAD_BYTES))
         except FileNotFoundError:
             return True
         if found is None or found[2].decode("utf-8", "replace") == self._writer:

@@ -11,10 +11,12 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from nvrx_slurm.system.files import last_bytes
+from nvrx_slurm.core.bounded_json import parsed
+from nvrx_slurm.system.foreign import last_bytes
 
 KEPT_S = 28 * 86400.0
 MANY = 3  # strikes after which people should look at a node
+_CAREFUL = os.O_NOFOLLOW | os.O_NONBLOCK  # all users of the log directory write here
 _NAME = "strikes.jsonl"
 _MOST_BYTES = 1 << 20  # that are read, from the end: about 4,000 strikes
 _WHY_CHARS = 300
@@ -24,7 +26,7 @@ def add(log_dir: Path, host: str, job: str, why: str) -> None:
     """Append a strike, in one write, which other jobs do not tear apart. Raises OSError."""
     entry = {"time": round(time.time()), "host": host, "job": job, "why": why[:_WHY_CHARS]}
     line = (json.dumps(entry) + "\n").encode()
-    opened = os.open(log_dir / _NAME, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    opened = os.open(log_dir / _NAME, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | _CAREFUL, 0o666)
     try:
         os.write(opened, line)
     finally:
@@ -40,10 +42,10 @@ def suspects(log_dir: Path) -> dict[str, int]:
     hosts, since = Counter[str](), time.time() - KEPT_S
     for line in lines:
         try:
-            entry = json.loads(line)
+            entry = parsed(line)
             if float(entry["time"]) >= since and str(entry["host"]).replace("-", "").replace(".", "").isalnum():
                 hosts[str(entry["host"])] += 1
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, TypeError, KeyError):
             continue
     return {host: count for host, count in hosts.most_common() if count >= MANY}
 

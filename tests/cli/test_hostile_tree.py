@@ -1,0 +1,79 @@
+"""No run of a log tree stops `nvrx`, whatever its files are, and all other runs are shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import hostile
+import pytest
+from asker import ask
+from cli_harness import REPO
+
+ENV = {**os.environ, "PYTHONPATH": str(REPO)}
+MOST_MB = 100
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """What is wrong with each run, and the run. The last one is as it should be."""
+    home, tree = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("tree")
+    found = hostile.make(tree, home)
+    good = tree / "good/r0"
+    shutil.copytree(home / "good", good, symlinks=True)
+    (good / "result.json").unlink()
+    status = {**hostile.STATUS, "job": {**hostile.STATUS["job"], "job": "good"}, "written": time.time() + 60.0}
+    (good / "status.json").write_text(json.dumps(status))
+    return {**found, "good": good}
+
+
+def test_each_answer_is_quick_small_and_no_traceback(runs: dict[str, Path]) -> None:
+    asked = json.dumps({what: str(run.parent) for what, run in runs.items()})
+    words = [sys.executable, str(Path(__file__).with_name("asker.py"))]
+    done = subprocess.run(
+        words, input=asked, env=ENV, capture_output=True, text=True, timeout=600, check=True, cwd=runs["good"]
+    )  # fmt: skip
+    told = json.loads(done.stdout)
+    assert len(runs) > 700 and told["wrong"] == {} and told["peak_mb"] < MOST_MB, told
+
+
+def test_a_bad_run_is_one_line_and_all_others_are_shown(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = runs["good"].parents[1]
+    monkeypatch.setenv("PET_LOG_DIR", str(tree))
+    here = {str(run) for run in runs.values() if run.is_symlink() or run.exists()}
+    rows = [json.loads(row) for row in ask("list --all --json")[0].stdout.splitlines()]
+    assert {row["run"] for row in rows} == here and len(rows) == len(here)
+    assert len(ask("list --all")[0].stdout.splitlines()) == len(here)
+    week = json.loads(ask("goodput --since 999w --json")[0].stdout)
+    assert {"good", "result.json0"} <= {*week["jobs"], *week["unreadable"]} and "good" in week["jobs"]
+    assert len(week["unreadable"]) > 100
+    assert len(ask("goodput --since 999w")[0].stdout.splitlines()) == 1 + len(week["jobs"]) + len(week["unreadable"])
+
+
+def test_the_exporter_serves_the_others(runs: dict[str, Path]) -> None:
+    words = [sys.executable, "-m", "nvrx_slurm.cli.toolbox", "metrics", "serve", "--port=0", "--every=0.1"]
+    words += ["--log-dir", str(runs["good"].parents[1])]
+    with subprocess.Popen(words, env=ENV, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            url = server.stdout.readline().split()[-1]
+            deadline = time.monotonic() + 60.0
+            while "nvrx_exporter_runs" not in (text := _scraped(url)):
+                assert time.monotonic() < deadline
+            peak_kb = int(Path(f"/proc/{server.pid}/status").read_text().split("VmHWM:")[1].split()[0])
+        finally:
+            server.kill()
+    unreadable = next(row for row in text.splitlines() if row.startswith("nvrx_exporter_unreadable_runs"))
+    assert 'job_id="good"' in text and float(unreadable.split()[-1]) > 50 and peak_kb >> 10 < MOST_MB
+    assert max(map(len, text.splitlines())) < 4096
+
+
+def _scraped(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        return str(answer.read().decode())
