@@ -16,6 +16,7 @@ from benchmarks.figures import Figure, Launchers, Samples, interleaved
 from benchmarks.harness import EVENT_TIMEOUT_S, Event, Failure, Job, Launcher
 
 _NPROC = 2
+_GROUP = 3  # one dies, one waits in C, one waits for that in a collective
 SAVE_S = 10.0  # of benchmarks/worker.py
 _SETTLE_S = 0.4  # a job that has just started is not what a fault usually hits
 
@@ -53,8 +54,8 @@ def _restart(launcher: Launcher, nodes: int) -> float:
 def _killed(launcher: Launcher, mode: str, then: str, count: int) -> float:
     """From the SIGKILL of a rank to the last of `count` events `then`."""
     with Job(launcher) as job:
-        job.start("1", _NPROC, mode, ["--max-restarts=1"])
-        first = job.wait(_NPROC, "started")
+        job.start("1", _GROUP, mode, ["--max-restarts=1"])
+        first = job.wait(_GROUP, "blocked")
         _settle()
         at_s = time.monotonic()
         os.kill(max(first, key=lambda event: event.rank).pid, signal.SIGKILL)
@@ -63,9 +64,9 @@ def _killed(launcher: Launcher, mode: str, then: str, count: int) -> float:
 
 def _restart_handler(launchers: Launchers, repeats: int) -> Samples:
     """A rank that saves in its handler must be left its time, or the figure is worth nothing."""
-    if (saved_s := _killed(launchers.ours, "saving", "saved", 1)) < SAVE_S:
-        raise Failure(f"the rank said after {saved_s:.1f} s that it has saved for {SAVE_S:g} s")
-    return interleaved(lambda who: _killed(who, "handler", "started", _NPROC), [launchers.ours], repeats)
+    if (saved_s := _killed(launchers.ours, "saving", "saved", _GROUP - 1)) < SAVE_S:
+        raise Failure(f"the ranks said after {saved_s:.1f} s that they have saved for {SAVE_S:g} s")
+    return interleaved(lambda who: _killed(who, "handler", "started", _GROUP), [launchers.ours], repeats)
 
 
 def _lost_node(launcher: Launcher) -> float:
@@ -138,7 +139,14 @@ FIGURES = [
     _figure("start-2", "cold start, 2 nodes x 2", 0.30, lambda who: _cold_start(who, 2), False),
     _figure("restart-1", "restart after a rank exits, 1 node x 2", 0.08, lambda who: _restart(who, 1), True),
     _figure("restart-2", "restart after a rank exits, 2 nodes x 2", 0.11, lambda who: _restart(who, 2), False),
-    Figure("restart-handler", "the same, the other in C with a SIGTERM handler", "s", 1.2, False, _restart_handler),
+    Figure(
+        "restart-handler",
+        "the same, others in C with gloo and SIGTERM handlers",
+        "s",
+        1.2,
+        False,
+        _restart_handler,
+    ),
     _lost("lost-node", "lost node to the promoted spare's first line", 0.3, _lost_node),
     _lost("lost-coordinator", "lost coordinator to the spare's first line, 4 nodes", 0.4, _lost_coordinator),
     _lost("silent-coordinator", "the same by a cut link, keepalive 1 s + 1 s", 3.0, _silent_coordinator),

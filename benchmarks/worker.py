@@ -5,8 +5,10 @@ worker.py stop | sleep   say "started"; one heartbeat, say "heartbeat"; then han
 worker.py nested         say "started"; open three sections, one within the other, say "opened"; then hang
 worker.py time CALLS     say "started"; on SIGUSR1 time CALLS (heartbeats | sections | ends), say "took" (median in us)
 worker.py beat EVERY_S   say "started"; heartbeats for good; on SIGUSR1 one more, say "heartbeat"; then hang
-worker.py handler        say "started"; wait in C for good, with a handler of SIGTERM in Python
-worker.py saving         say "started"; on SIGTERM write, sync and sleep for 10 s, say "saved" and end
+worker.py handler        say "started"; join a gloo group of torch with a handler of SIGTERM in Python, say "blocked";
+                         rank 1 waits in C for good, the first and others wait for it in a collective, the last sleeps
+worker.py saving         say "started"; join a gloo group, say "blocked"; on SIGTERM write, sync and sleep for 10 s, say
+                         "saved" and end
 worker.py shutdown       say "started"; on SIGUSR1 say "asking" and ask for the end of the job
 """
 
@@ -153,15 +155,39 @@ def shutdown():
         signal.sigtimedwait(set(), LONGEST_LIFE_S)
 
 
-def handler():
-    """The main thread does not come back to Python, as in a collective whose peer is dead."""
-    import ctypes
+def grouped(on_sigterm):
+    """A gloo group of all ranks, and one of all but the last; a tracker's thread that looks around now and then."""
+    import threading
 
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    signal.signal(signal.SIGTERM, on_sigterm)
     tell("started", first_line_s)
-    lock, mutex = ctypes.CDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64)
-    while lock(mutex) == 0:
-        pass
+    import torch
+
+    def track():
+        while True:
+            time.sleep(0.1)
+            with open("/proc/self/status") as status:
+                status.read()
+
+    threading.Thread(target=track, daemon=True).start()
+    torch.distributed.init_process_group("gloo")
+    rest = torch.distributed.new_group(range(torch.distributed.get_world_size() - 1))
+    tell("blocked", time.monotonic())
+    return torch, rest
+
+
+def handler():
+    """The main thread does not come back to Python, as in a collective whose peer is dead or waits for a dead one."""
+    torch, rest = grouped(lambda *_: os._exit(0))
+    if rest == torch.distributed.GroupMember.NON_GROUP_MEMBER:
+        time.sleep(LONGEST_LIFE_S)
+    elif torch.distributed.get_rank() == 1:
+        import ctypes
+
+        lock, mutex = ctypes.CDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64)
+        while lock(mutex) == 0:
+            pass
+    torch.distributed.all_reduce(torch.ones(1), group=rest)
 
 
 def saving():
@@ -177,8 +203,7 @@ def saving():
         tell("saved", time.monotonic())
         os._exit(0)
 
-    signal.signal(signal.SIGTERM, save)
-    tell("started", first_line_s)
+    grouped(save)
     time.sleep(LONGEST_LIFE_S)
 
 

@@ -69,7 +69,7 @@ class FaultToleranceConfig(LogSettings):
     )  # fmt: skip
     stop_idle_timeout: float = setting(
         k.SECONDS, 0.8,
-        help="SIGTERM to SIGKILL at a restart where all workers of the node sleep on. 0: --workers-stop-timeout.",
+        help="SIGTERM to SIGKILL at a restart where all workers of the node wait in C. 0: --workers-stop-timeout.",
     )  # fmt: skip
     restart_check_interval: float = ignored(k.POSITIVE_SECONDS, 60.0, "restarts follow from events, nothing is polled")
     segment: int | None = maybe(

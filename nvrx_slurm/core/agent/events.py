@@ -70,7 +70,7 @@ class WorkerExited:
 
 @frozen
 class Idle:
-    """No worker that is alive has done anything for `idle_s` seconds since SIGTERM."""
+    """All workers that are alive have waited in C for `idle_s` seconds, and so no handler of SIGTERM has begun."""
 
 
 @frozen

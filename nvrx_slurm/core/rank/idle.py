@@ -1,34 +1,36 @@
 """Whether a rank that was told to end does nothing. Pure.
 
 CPython runs a handler of SIGTERM when the main thread is back in Python. A main thread that waits in C for a rank that
-is dead does not come back. A handler that runs, or sleeps, has a frame on the stack of its thread: the stack pointer
-of that thread is another one than before the signal.
+is dead does not come back. Once a handler has begun, the rank is never idle: it may sleep between two writes.
+
+How often threads wake up tells nothing: each gloo group has a thread that does so 100 times per second.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import NamedTuple
 
-# Within the time that a rank may do nothing: threads that poll every 50 ms, as NCCL's watchdogs, stay below.
-_MOST_TICKS = 2  # of 10 ms
-_MOST_WAKES = 40
+_MOST_CPU = 0.2  # of a core, by all threads: 100 gloo groups, or a profiler that takes a sample every 10 ms
 _MOST_BYTES = 1 << 16
 
 
 class Signs(NamedTuple):
-    """What the processes of a rank do at one moment."""
+    """What a rank and the processes below it do at one moment."""
 
-    places: Mapping[int, bytes]  # thread -> system call, stack and instruction pointer; b"": it does not sleep
-    ticks: int  # processor time of all threads
-    wakes: int  # how often threads have gone to sleep: an upload by a socket with a timeout does so for each packet
-    moved: int  # bytes that system calls have read and written
+    pending: bool  # the signal has come, and its handler has not begun
+    place: bytes  # where the main thread sleeps: system call, stack and instruction pointer; b"": it does not sleep
+    busy: frozenset[int]  # threads that compute, wait for a disk, or send
+    cpu_s: float  # processor time of all threads
+    written: int  # bytes, by write(2) and its like
 
 
-def is_idle(before: Signs, since: Signs, now: Signs) -> bool:
-    """Whether all threads sleep where they slept `before` SIGTERM, and did no work since the signs `since`.
+def is_idle(signs: Sequence[Signs], within_s: float) -> bool:
+    """Whether the main thread slept at one place in C in all of these `within_s` seconds, and no thread worked.
 
-    A new thread or process, a call that sends or writes, and the state D (a slow disk) are work."""
-    same = all(place and place == before.places.get(thread) for thread, place in now.places.items())
-    worked = now.ticks - since.ticks > _MOST_TICKS or now.wakes - since.wakes > _MOST_WAKES
-    return bool(now.places) and same and not worked and abs(now.moved - since.moved) <= _MOST_BYTES
+    A thread that was busy each time has worked."""
+    first, last = signs[0], signs[-1]
+    blocked = all(one.pending and one.place and one.place == first.place for one in signs)
+    busy = frozenset.intersection(*(one.busy for one in signs))
+    computes = last.cpu_s - first.cpu_s > _MOST_CPU * within_s
+    return blocked and not busy and not computes and last.written - first.written <= _MOST_BYTES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,6 @@ from typing import IO, Any
 from nvrx_slurm import types as t
 from nvrx_slurm.core.account.ranks import RankTimes, node_spent
 from nvrx_slurm.core.agent import events as ag
-from nvrx_slurm.monitor import kill
 from nvrx_slurm.monitor.lease import Lease
 from nvrx_slurm.node.job import NodeJob
 from nvrx_slurm.node.monitors.client_check import ClientCheck, any_connected
@@ -190,40 +189,31 @@ class Workers:
             for local_rank in range(self._node.nproc):
                 self._loop.call_soon(self._post_exit, local_rank, None)
 
-    def _signal(self, signum: int, wake: bool = False, but: Collection[int] = ()) -> None:
-        """Send `signum` to the group of every living worker, `but` these; `wake`: SIGCONT too."""
+    def _signal(self, signum: int, wake: bool = False) -> None:
+        """Send `signum` to the group of every living worker; `wake`: SIGCONT too."""
         if wake:
             self._end_opening()
         self._stopping = self._stopping or wake or signum in (signal.SIGTERM, signal.SIGKILL, signal.SIGCONT)
         for local_rank, worker in self._alive.items():
             if self._monitors and self._stopping:
                 self._monitors[local_rank].end_hold()
-            if local_rank not in but:
-                worker.signal(signum, wake)
+            worker.signal(signum, wake)
 
     def _end(self, command: ag.SignalWorkers) -> None:
-        """Workers that handle SIGTERM are looked at before they get it: that shows later whether a handler runs."""
-        workers = self._alive.items() if command.idle_s else ()
-        handle = {r: w for r, w in workers if kill.handles(w.child.pidfd, w.child.pid, command.signum)}
-        self._signal(command.signum, True, handle)
-        if handle:
-            self._ending = asyncio.ensure_future(self._end_idle(command, handle))
+        self._signal(command.signum, True)
+        if command.idle_s:
+            self._ending = asyncio.ensure_future(self._end_idle(command))
 
-    async def _end_idle(self, command: ag.SignalWorkers, handle: Mapping[int, StartedWorker]) -> None:
+    async def _end_idle(self, command: ag.SignalWorkers) -> None:
         stopped = dict(self._alive)
 
         def alive() -> list[int]:
             return [w.child.pid for r, w in stopped.items() if self._alive.get(r) is w]
 
-        def end() -> None:
-            for local_rank, worker in handle.items():
-                if self._alive.get(local_rank) is worker:
-                    worker.signal(command.signum, True)
-
         def hung() -> bool:
             return any(worker.hang is not None for worker in self._alive.values())  # its monitor makes it print stacks
 
-        if await wait_until_idle(alive, end, hung, command.idle_s):
+        if await wait_until_idle(alive, command.signum, hung, command.idle_s):
             self._post(ag.Idle())
 
     def _warn(self, command: ag.WarnRanks) -> None:
