@@ -235,6 +235,7 @@ IMPORT_RULES: dict[str, tuple[list[Path], ImportRule]] = {
     "imports in node go one way": (python_files("nvrx_slurm/node"), _goes_up_in_node),
     "third-party imports have one owner": (IN_PACKAGE, _is_of_another_owner),
     "core is pure": (python_files("nvrx_slurm/core"), lambda path, module, _: module.split(".")[0] in IMPURE),
+    "asyncio.wait_for has no other name": (IN_PACKAGE, lambda path, module, _: module == "asyncio.wait_for"),
     "nothing is unpickled": (EVERYWHERE, lambda path, module, _: module.split(".")[0] in BANNED_MODULES),
 }
 
@@ -273,9 +274,15 @@ def _installs(node: ast.AST) -> bool:
     return isinstance(node, ast.List) and any(ast.unparse(word) in ("'pip'", "'apt-get'") for word in node.elts)
 
 
+def _loses_a_cancellation(node: ast.AST) -> bool:
+    """Up to Python 3.11, where the result comes in the same moment. system.bounded.wait_for() does not."""
+    return isinstance(node, ast.Attribute) and ast.unparse(node) == "asyncio.wait_for"
+
+
 NEVER = {
     "shells and evaluated text": (EVERYWHERE, _runs_text),
     "exceptions swallowed blindly": (EVERYWHERE, _swallows),
+    "lost cancellations": (IN_PACKAGE, _loses_a_cancellation),
     "sleeps in tests": (TESTS, _sleeps),
     "installs in tests": ([path for path in TESTS if path.name != "nvrx_wheel.py"], _installs),
 }

@@ -57,7 +57,7 @@ class LanguageModel:
         async with self._lock:
             try:
                 if not mark or mark not in self._known:
-                    self._known[mark] = await asyncio.wait_for(self._ask(news, answer), _TOTAL_S)
+                    self._known[mark] = await bounded.wait_for(self._ask(news, answer), _TOTAL_S)
                 return _joined(answer, self._known[mark])
             except asyncio.TimeoutError:
                 why = f"no answer within {_TOTAL_S:g} s"

@@ -8,6 +8,7 @@ import ssl
 from typing import Any
 
 from nvrx_slurm.health.check import one_line
+from nvrx_slurm.system import bounded
 
 CONNECT_S = 2.0
 _MAX_REPLY_BYTES = 1 << 20
@@ -66,7 +67,7 @@ class Web:
         """
         for number in range(tries):
             try:
-                return await asyncio.wait_for(self._once(method, path, **what), total_s)
+                return await bounded.wait_for(self._once(method, path, **what), total_s)
             except Trouble as error:
                 trouble = error
             except (asyncio.TimeoutError, *self._errors) as error:

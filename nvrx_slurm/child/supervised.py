@@ -15,6 +15,7 @@ from typing import Any
 
 from nvrx_slurm.child import bootstrap, processes
 from nvrx_slurm.child.program import GIVEN_UP
+from nvrx_slurm.system import bounded
 
 CLOSE_TIMEOUT_S = 1.0  # for the process to end when it is asked to; then it is killed
 _MESSAGE_BYTES = 1 << 16
@@ -159,7 +160,7 @@ class SupervisedProcess:
     async def _wait_for_end(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         if self._child is not None:
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._none_left.wait(), timeout_s)
+                await bounded.wait_for(self._none_left.wait(), timeout_s)
 
     async def close(self) -> None:
         """End it for good: ask it, then kill it. At most 2 x CLOSE_TIMEOUT_S; a second call does nothing."""

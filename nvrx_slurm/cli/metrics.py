@@ -206,7 +206,7 @@ class Exporter:
             return
         self._clients += 1
         try:
-            await asyncio.wait_for(self._talk(reader, writer), _CLIENT_S)
+            await bounded.wait_for(self._talk(reader, writer), _CLIENT_S)
             writer.close()
         except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             writer.transport.abort()

@@ -19,6 +19,7 @@ from nvrx_slurm.control.identity import identity
 from nvrx_slurm.control.stream import BEAT, Stream
 from nvrx_slurm.core.agent import events as ev
 from nvrx_slurm.errors import AuthError, ProtocolError
+from nvrx_slurm.system import bounded
 
 _CONNECT_TIMEOUT_S = 3.0
 _EARLIER = 0.6  # an agent sees silence this much earlier than its coordinator, and has begun to stop its workers
@@ -105,8 +106,6 @@ class ControlClient:
                 refused += isinstance(error, ConnectionRefusedError)
                 self.silent = self.silent or isinstance(error, TimeoutError)
                 self.last_problem = f"{host}:{port}: {error.strerror or error}"
-            if self._closing:  # up to Python 3.11 wait_for() may lose a cancellation
-                return
         self.refused = refused == len(self._endpoints)
         self._post(ev.Unreached(self.last_problem))
 
@@ -196,7 +195,7 @@ class ControlClient:
 async def _in_time(call: Awaitable[T], seconds: float) -> T:
     """The result of `call`. Raises TimeoutError, an OSError, after `seconds`."""
     try:
-        return await asyncio.wait_for(call, seconds)
+        return await bounded.wait_for(call, seconds)
     except asyncio.TimeoutError:
         raise TimeoutError("no answer in time") from None
 

@@ -22,6 +22,7 @@ from nvrx_slurm.control.identity import identity
 from nvrx_slurm.control.stream import BEAT, Stream
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.errors import ExitCode, ProtocolError
+from nvrx_slurm.system import bounded
 
 _LAST_MESSAGE_S = 2.0  # for a peer to take its last message
 _WITH_PLAN = (t.Activity.RUNNING, t.Activity.SUCCEEDED, t.Activity.STOPPING)
@@ -123,7 +124,7 @@ class ControlServer:
         if self._leaving:
             self._all_left.clear()
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._all_left.wait(), grace_s)
+                await bounded.wait_for(self._all_left.wait(), grace_s)
 
     # --- streams ---------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from nvrx_slurm.core.logs.lines import Lines, rank_prefix
 from nvrx_slurm.errors import ProtocolError
 from nvrx_slurm.logs import wire
 from nvrx_slurm.logs.rank_file import RankFile
+from nvrx_slurm.system import bounded
 
 _WINDOW_BYTES = 512 << 10  # of the ranks' files that are not acknowledged
 _CONNECT_S = 5.0
@@ -143,12 +144,12 @@ class Shipper(program.Program):
             young = self.loop.time() - began_s < 2 * _CONNECT_S
             delay_s = min(2 * delay_s, wire.LAST_RETRY_S) if young else _RETRY_S
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._try_now.wait(), delay_s)
+                await bounded.wait_for(self._try_now.wait(), delay_s)
 
     async def _talk(self) -> Exception:
         """One stream to the aggregator; returns how it ended."""
         try:
-            connection = await asyncio.wait_for(self._connect(), _CONNECT_S)
+            connection = await bounded.wait_for(self._connect(), _CONNECT_S)
         except (OSError, asyncio.TimeoutError) as error:
             return error
         ended: asyncio.Future[Exception] = self.loop.create_future()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -72,6 +72,26 @@ def call(fn: Callable[[], T], timeout_s: float, name: str) -> T:
     return outcome.get(timeout_s, name)
 
 
+async def wait_for(awaitable: Awaitable[T], timeout_s: float) -> T:
+    """The result of `awaitable`. It is cancelled after `timeout_s` seconds, and asyncio.TimeoutError is raised.
+
+    Like asyncio.wait_for(), which must not be used: up to Python 3.11 that returns a result where its caller has been
+    cancelled in the same moment, and the caller goes on as if nothing had happened.
+    """
+    import asyncio  # see call_async
+
+    inner = asyncio.ensure_future(awaitable)
+    inner.add_done_callback(lambda done: done.cancelled() or done.exception())  # a cancelled caller does not ask for it
+    try:
+        in_time, _ = await asyncio.wait({inner}, timeout=timeout_s)
+    finally:
+        if inner.cancel():  # it has not ended yet
+            await asyncio.wait({inner})
+    if inner.cancelled() and not in_time:
+        raise asyncio.TimeoutError
+    return inner.result()
+
+
 async def call_async(fn: Callable[[], T], timeout_s: float, name: str) -> T:
     """Run `fn` in a daemon thread called `name`; the running event loop goes on meanwhile.
 
@@ -91,7 +111,7 @@ async def call_async(fn: Callable[[], T], timeout_s: float, name: str) -> T:
     if begin(run, name) is None:
         raise Overrun(_NO_THREAD.format(name))
     with contextlib.suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(ended.wait(), timeout_s)
+        await wait_for(ended.wait(), timeout_s)
     return outcome.get(timeout_s, name)
 
 

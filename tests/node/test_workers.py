@@ -6,10 +6,13 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import minicluster_init as init
 import pytest
-from agent_harness import CLIENT, Rig, until
+from agent_harness import CLIENT, REPO, WAIT_S, Rig, until
 from stage import await_end
 
 
@@ -205,3 +208,11 @@ def test_worker_that_ignores_sigterm_is_killed_after_the_stop_timeout(rig: Rig) 
     rig.open()
     assert one.wait() == 0
     assert rig.log(0, 0, "out") == "up 0\nignored\n"
+
+
+def test_no_worker_starts_after_a_stop_that_comes_while_it_is_about_to(tmp_path: Path) -> None:
+    """Its exit is told once, whatever the event loop has just done."""
+    driver = Path(__file__).with_name("stop_driver.py")
+    argv, env = [sys.executable, str(driver), str(tmp_path), "8"], {**os.environ, "PYTHONPATH": str(REPO)}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert (done.stdout, done.stderr) == ("1 0\n" * 8, "")

@@ -55,7 +55,7 @@ async def ask(meeting: Meeting, token: str, peer: t.Peer) -> t.Elsewhere | None:
     client = ControlClient(await endpoints(meeting, peer), meeting.key, token, post, meeting.keepalive, proof)
     client.start()
     try:
-        return await asyncio.wait_for(answer, _ANSWER_S)
+        return await bounded.wait_for(answer, _ANSWER_S)
     except asyncio.TimeoutError:
         return None
     finally:

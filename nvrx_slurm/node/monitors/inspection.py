@@ -16,6 +16,7 @@ from typing import Any
 
 from nvrx_slurm.core.attribution.raised import frames
 from nvrx_slurm.node.monitors.monitors import RankMonitor
+from nvrx_slurm.system import bounded
 from nvrx_slurm.types import Collective, RankEvidence, RankFault
 
 SOCKET = "stacks"
@@ -50,7 +51,7 @@ async def serve_stacks(
         with contextlib.suppress(OSError, asyncio.TimeoutError):  # the other end has gone
             ranks = [asdict(rank) for rank in await inspect(_STACKS_S)]
             writer.write(json.dumps({"run": where, "ranks": ranks}).encode())
-            await asyncio.wait_for(writer.drain(), _SEND_S)
+            await bounded.wait_for(writer.drain(), _SEND_S)
         writer.close()
 
     with contextlib.suppress(OSError):

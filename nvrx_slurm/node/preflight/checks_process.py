@@ -21,6 +21,7 @@ from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import report
 from nvrx_slurm.health.check import one_line
 from nvrx_slurm.node.preflight.head_start import PreflightSpec, Spawned, spawn
+from nvrx_slurm.system import bounded
 
 _RESPAWN_S = 5.0  # doubled for each process that ends without a single answer
 _MAX_LINE_BYTES = 1 << 20
@@ -86,7 +87,7 @@ class ChecksProcess(SupervisedProcess):
         self._asked[question.split()[0]].append(answer)
         self.send(f"{question}\n".encode())
         try:
-            return await asyncio.wait_for(answer, timeout_s)
+            return await bounded.wait_for(answer, timeout_s)
         except asyncio.TimeoutError:
             self._kill()
             await self._wait_for_end()

@@ -21,6 +21,7 @@ from nvrx_slurm.node.output.console import once
 from nvrx_slurm.node.preflight.checks_process import ChecksAnswer, ChecksProcess, Spawned
 from nvrx_slurm.node.preflight.head_start import ANSWER_MARGIN_S, PreflightSpec
 from nvrx_slurm.node.shell import Post
+from nvrx_slurm.system import bounded
 
 _READING_S = 10.0  # the most that one reading of GPU memory may take
 _LEAST_READING_S = 0.1
@@ -165,7 +166,7 @@ class Preflight:
                 self._say(f"{held}: {numbers}; going on all the same")
                 return
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._closing.wait(), min(wanted.poll_s, wanted.timeout_s - took_s))
+                await bounded.wait_for(self._closing.wait(), min(wanted.poll_s, wanted.timeout_s - took_s))
 
     async def _read_memory(self, seconds: float) -> tuple[Mapping[str, float], str]:
         """MiB in use by GPU, or why not. The process answers within `seconds`, whatever the driver does, or is killed.

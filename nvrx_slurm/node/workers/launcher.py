@@ -117,7 +117,7 @@ class Launcher:
         self._refill()
         took_s = max((template.imports_s for template in self._templates.values()), default=0.0)
         try:
-            await asyncio.wait_for(self._settled.wait(), _FIRST_WAIT_S if self._first else took_s)
+            await bounded.wait_for(self._settled.wait(), _FIRST_WAIT_S if self._first else took_s)
         except asyncio.TimeoutError:
             if self._first:
                 self._say_once(f"no template was ready within {_FIRST_WAIT_S:g} s, workers are executed")
@@ -166,7 +166,7 @@ class Launcher:
         await asyncio.gather(*(template.close() for template in self._templates.values()))
         if self._ending:
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._none_left.wait(), _CLOSE_TIMEOUT_S)
+                await bounded.wait_for(self._none_left.wait(), _CLOSE_TIMEOUT_S)
 
     def _end_all(self, held: dict[int, processes.Held]) -> None:
         while held:

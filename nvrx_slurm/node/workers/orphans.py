@@ -7,6 +7,7 @@ import signal
 from collections.abc import Collection
 
 from nvrx_slurm.child import processes
+from nvrx_slurm.system import bounded
 
 # A standby or a template's successor is a child of this agent a moment before the agent hears of it.
 _UNHEARD = (b"nvrx-standby", b"nvrx-template")
@@ -44,7 +45,7 @@ class OrphanReaper(processes.Orphans):
             try:
                 if not left:
                     break
-                await asyncio.wait_for(self._child_ended.wait(), deadline - self._loop.time())
+                await bounded.wait_for(self._child_ended.wait(), deadline - self._loop.time())
             except asyncio.TimeoutError:
                 break
         self._loop.remove_signal_handler(signal.SIGCHLD)

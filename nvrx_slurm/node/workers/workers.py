@@ -135,7 +135,7 @@ class Workers:
             self._signal(signal.SIGKILL)
             await self._launcher.close()
             if self._alive:
-                await asyncio.wait_for(self._none_left.wait(), _CLOSE_TIMEOUT_S)
+                await bounded.wait_for(self._none_left.wait(), _CLOSE_TIMEOUT_S)
         except asyncio.TimeoutError:
             self._console.say(f"leaving {len(self._alive)} workers behind that do not end after SIGKILL")
         if self._starter is not None:

@@ -1,0 +1,59 @@
+"""Starts one worker by `node.workers.workers` and stops it some turns of the event loop after what its start waits for.
+
+python stop_driver.py DIRECTORY TURNS: prints a line for each number of turns below TURNS: exits told, workers left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from nvrx_slurm.core.agent import events as ag
+from nvrx_slurm.node.job import NodeJob
+from nvrx_slurm.node.output.console import Console
+from nvrx_slurm.node.run_dir import RunDir
+from nvrx_slurm.node.workers.worker_spec import WorkerContract, WorkerSpec
+from nvrx_slurm.node.workers.workers import Workers
+from nvrx_slurm.types import History, Node, Plan
+
+BOUND_S = 20.0
+PLAN = Plan(1, 0, History(0), 0, 1, 1, "127.0.0.1", 1, 0, 0)
+
+
+async def stop_after(turns: int, directory: Path) -> tuple[int, int]:
+    """How many exits the agent hears of, and how many workers are alive then."""
+    spec = WorkerSpec(["sleep", "60"], WorkerContract("", "", ""), {}, 9, lambda local_rank: 0, monitored=False)
+    node = Node("0-x", 0, "here", "127.0.0.1", 1)
+    parts = SimpleNamespace(node=node, spec=spec, run_dir=RunDir(directory, "1", "r0"))
+    exits, told = list[Any](), asyncio.Event()
+
+    def post(event: Any) -> None:
+        exits.append(event)
+        told.set()
+
+    workers = Workers(cast(NodeJob, parts), Console("test"), post, directory, None, lambda message: None)
+    await workers.start()
+    do, settled = workers.handlers(), workers._launcher._settled
+    settled.clear()  # a standby is on its way
+    do[ag.StartWorkers](ag.StartWorkers(PLAN))
+    while not settled._waiters:  # type: ignore[attr-defined]
+        await asyncio.sleep(0)
+    settled.set()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    do[ag.SignalWorkers](ag.SignalWorkers(signal.SIGTERM))
+    await asyncio.wait_for(told.wait(), BOUND_S)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    left = len(workers._alive)
+    await workers.close()
+    return len(exits), left
+
+
+if __name__ == "__main__":
+    for number in range(int(sys.argv[2])):
+        print(*asyncio.run(stop_after(number, Path(sys.argv[1]))))
