@@ -471,5 +471,4 @@ AgentReport = RanksFailed | Hung | Evidence | Spent | Succeeded | Ready | EndKno
 AgentRequest = Asked | NodeUnfit | WarnJob | EndJob | WhoLeads
 AgentMessage = Register | AgentReport | AgentRequest | Pace | Window | Examined | Imports | Warmth
 CoordinatorOrder = Plan | Counted | Stop | CheckNode | Collect | Examine | Warn | RanksGone | Finish | Leave
-News = LogServer | Imports  # for all members, also those that come later
-CoordinatorMessage = CoordinatorOrder | Lead | Elsewhere | Refused | News
+CoordinatorMessage = CoordinatorOrder | Lead | Elsewhere | Refused | LogServer | Imports

@@ -38,12 +38,15 @@ if TYPE_CHECKING:
     from nvrx_slurm.node.output.metrics import MetricsExport
 
 
+News = t.LogServer | t.Imports  # for all members, also those that come later
+
+
 class MemberStreams:
     """Role of the coordinator's core: messages to the agents, over the network or within this program."""
 
     def __init__(self, local: LocalTransport | None, server: Registrations | None) -> None:
         self._local, self._server = local, server
-        self._news: dict[type, t.News] = {}  # for all members, also those that come later
+        self._news: dict[type, News] = {}  # for all members, also those that come later
         self._informed: dict[str, set[type]] = {}  # what each of them has got
 
     def handlers(self) -> Mapping[type, Callable[[Any], None]]:
@@ -53,7 +56,7 @@ class MemberStreams:
     async def start(self) -> None:
         """Members connect by themselves."""
 
-    def tell(self, news: t.News) -> None:
+    def tell(self, news: News) -> None:
         """Tell all members, and those that come later with their first plan."""
         self._news[type(news)] = news
         for informed in self._informed.values():
