@@ -50,11 +50,17 @@ def is_bad_fork(torch):
 
 def descriptors():
     """The numbers of all open descriptors."""
-    fds = os.open("/proc/self/fd", os.O_RDONLY)
+    with os.scandir("/proc/self/fd") as entries:
+        numbers = [int(entry.name) for entry in entries]
+    return {number for number in numbers if _is_open(number)}  # without that of the directory
+
+
+def _is_open(number):
     try:
-        return {int(name) for name in os.listdir(fds)} - {fds}
-    finally:
-        os.close(fds)
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
 
 
 def children():

@@ -49,7 +49,7 @@ class Rank(Hooks):
 
     def _is_known(self):
         """Whether it has connections, devices, children or other threads."""
-        opened = [os.stat(f"/proc/self/fd/{fd}") for fd in descriptors() - self._descriptors]
+        opened = map(os.fstat, descriptors() - self._descriptors)
         is_harmless = all(stat.S_ISREG(one.st_mode) or os.major(one.st_rdev) == _MEMORY for one in opened)
         return bool(children()) or len(sys._current_frames()) > 1 or not is_harmless
 

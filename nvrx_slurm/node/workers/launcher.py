@@ -241,7 +241,9 @@ class Launcher:
         if "imported" in message:
             return self._learned.imported(local_rank, message["imported"], changes)
         self._inexact = why = message.get("anew") or message["restart"]
-        self._learned.missed(str(message.get("module")))
+        module = str(message.get("module"))
+        self._learned.missed(module)
+        self._learned.imported(local_rank, module, changes)  # until the executed worker knows better
         say = self._note_once if self._is_said else self._say
         say(f"ranks begin again, executed and not forked: {why}{_way_to_be_warm(changes)}")
         self._is_said = True
