@@ -70,6 +70,8 @@ class NodeProgram:
         self._shell: Shell
         self._signals: Signals
         self._link: AgentLink
+        self._has_link = False
+        self._told_early: list[t.Warmth] = []  # before there was a link
         self._examining: asyncio.Future[None] | None = None
         self._main: asyncio.Task[Any] | None = None
         self._code = int(ExitCode.INTERNAL)  # until the agent has ended
@@ -162,10 +164,16 @@ class NodeProgram:
                 self._logs.lead(host.members, host.term, new_token())
             self._link = AgentLink(host.local)
             await self.add(self._link)
+        self._has_link = True
+        for told in self._told_early:
+            self._tell(told)
         shell.begin()
 
     def _tell(self, told: t.Pace | t.Window | t.Imports | t.Warmth) -> None:
-        self._link.send(told)
+        if self._has_link:
+            self._link.send(told)
+        elif isinstance(told, t.Warmth):
+            self._told_early.append(told)
 
     def _examine(self, command: t.Examine) -> None:
         async def examine() -> None:

@@ -430,3 +430,45 @@ def test_a_preparation_that_breaks_is_told_at_once(tmp_path: Path, monkeypatch: 
         await one.close()
 
     asyncio.run(story())
+
+
+SETS = """
+before = "moody" in getattr(sys.meta_path[0], "parked", ())
+if len(sys.argv) > 2:
+    import socket
+    server = socket.create_server(("127.0.0.1", 0))
+os.environ["MOOD"] = "good"
+import moody
+say("up", CYCLE, "rank", RANK, "forked" if before else "executed", "pid", os.getpid(), moody.MOOD)
+if CYCLE < int(sys.argv[1]):
+    forever()
+"""
+MOODY = """
+import os
+MOOD = os.environ.get("MOOD", "none")
+with open(os.path.join(os.environ["NVRX_TEST_GATES"], "imports"), "a") as file:
+    file.write(f"{os.getpid()}\\n")
+"""
+
+
+def test_a_script_that_sets_what_an_import_has_read_is_executed_and_then_forked_with_it(rig: Rig) -> None:
+    (rig.dir / "moody.py").write_text(MOODY)
+    one = rig.run(rig.script(SETS), "--nproc-per-node=2", "--max-restarts=1", SOON, "--ft-preload=moody", args=("1",))
+    found = [up(one, 0, rank) for rank in (0, 1)]
+    assert [(how, mood) for how, _, mood in found] == [("executed", "good")] * 2
+    assert sum("export MOOD=good" in said for said in one.said) == 1
+    until(lambda: imports(rig) == 4, "a template, two ranks, and a template with that variable")
+    waiting(one, [pid for _, pid, _ in found])
+    os.kill(found[0][1], signal.SIGKILL)
+    assert one.wait() == 0
+    assert [up(one, 1, rank)[::2] for rank in (0, 1)] == [("forked", "good")] * 2
+    assert imports(rig) == 4
+
+
+def test_ranks_that_others_may_know_start_again_which_uses_no_restart(rig: Rig) -> None:
+    (rig.dir / "moody.py").write_text(MOODY)
+    flags = ("--nproc-per-node=2", "--max-restarts=0", SOON, "--ft-preload=moody")
+    one = rig.run(rig.script(SETS), *flags, args=("0", "has a connection"))
+    assert one.wait() == 0
+    assert [up(one, 1, rank)[::2] for rank in (0, 1)] == [("executed", "good")] * 2
+    assert "up 0" not in one.text and any("all ranks are executed" in said for said in one.said)
