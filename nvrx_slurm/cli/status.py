@@ -28,6 +28,7 @@ VERSION = 1  # of status.json; see core.coordinator.status, which takes long to 
 HEALTHY, CANNOT_TELL, NEEDS_A_PERSON, ENDED = range(4)  # exit codes
 _MAX_BYTES = 1 << 20
 _INCIDENTS_SHOWN, _RUNS_SHOWN, _RANKS_SHOWN = 5, 20, 64
+_WARMTHS_SHOWN, _HOSTS_SHOWN = 3, 3
 _COLOURS = {HEALTHY: "green", CANNOT_TELL: "yellow", NEEDS_A_PERSON: "red", ENDED: None}
 
 
@@ -184,6 +185,9 @@ def _lines(found: dict[str, Any], written: float, ranks: bool) -> Iterator[str]:
         for one in nodes["gone"][-3:]
     )
     yield f"nodes       {counts}" + (f"; {gone}" if gone else "")
+    for text, hosts in list(_by_warmth(found["ranks"]).items())[:_WARMTHS_SHOWN]:
+        more = f" and {len(hosts) - _HOSTS_SHOWN} more" if len(hosts) > _HOSTS_SHOWN else ""
+        yield f"starts      {text} ({', '.join(hosts[:_HOSTS_SHOWN])}{more})"
     watched = {True: "; hangs are watched for", False: "; hangs are not watched for", None: ""}
     yield f"restarts    {restarts['used']} of {restarts['allowed']} used{watched[found['job']['hangs_watched']]}"
     if slow := found.get("slow"):
@@ -206,13 +210,35 @@ def _lines(found: dict[str, Any], written: float, ranks: bool) -> Iterator[str]:
         cost = f"cycle {int(one['cycle'])}{done}, {in_words(one['down_s'])} down"
         yield f"{clock(one['time'], began, written)}  {cost}: {one['cause']}{rule}"
     if ranks:
-        told = found.get("progress") or {}
-        inside = {rank: f"{rank} in {name} for {in_words(age)}" for rank, name, age in told.get("open", ())}
-        for host, first, nproc, what in found["ranks"]["table"]:
-            here = range(first, first + min(nproc, _RANKS_SHOWN))
-            sections = ", ".join(inside[rank] for rank in here if rank in inside)
-            yield f"{host}  ranks {first}-{first + nproc - 1}  {what}  {sections}".rstrip()
-        yield from (f"{host}  spare" for host in found["ranks"]["spares"])
+        yield from _ranks(found["ranks"], found.get("progress") or {})
+
+
+def _warmths(nodes: dict[str, Any]) -> list[tuple[str, str]]:
+    """Host, and how it starts ranks, of the active nodes and then of the spares. "": it has not told."""
+    hosts = [*(row[0] for row in nodes["table"]), *nodes["spares"]]
+    texts, numbers = nodes.get("warmth") or [""], nodes.get("warmth_of") or [0] * len(hosts)
+    return [(host, texts[number]) for host, number in zip(hosts, numbers, strict=True)]
+
+
+def _by_warmth(nodes: dict[str, Any]) -> dict[str, list[str]]:
+    """The hosts that start ranks in the same way; those that cannot fork come first."""
+    found: dict[str, list[str]] = {}
+    for host, text in _warmths(nodes):
+        if text:
+            found.setdefault(text, []).append(host)
+    return dict(sorted(found.items()))
+
+
+def _ranks(nodes: dict[str, Any], told: dict[str, Any]) -> Iterator[str]:
+    """Each node with its ranks, the spares at the end."""
+    inside = {rank: f"{rank} in {name} for {in_words(age)}" for rank, name, age in told.get("open", ())}
+    warmths = [text for _, text in _warmths(nodes)]
+    for (host, first, nproc, what), warmth in zip(nodes["table"], warmths, strict=False):
+        here = range(first, first + min(nproc, _RANKS_SHOWN))
+        sections = ", ".join(inside[rank] for rank in here if rank in inside)
+        yield "  ".join(filter(None, [host, f"ranks {first}-{first + nproc - 1}", what, sections, warmth]))
+    for host, warmth in zip(nodes["spares"], warmths[len(nodes["table"]) :], strict=True):
+        yield "  ".join(filter(None, [host, "spare", warmth]))
 
 
 def _show(seen: Seen, redraws: bool) -> None:

@@ -79,10 +79,14 @@ class FaultToleranceConfig(LogSettings):
     preload: tuple[str, ...] = setting(
         v.PRELOAD, (),
         help="Modules that a template process of each node imports once, for the workers that it forks: "
-        "torch,torch._dynamo. auto: torch where the script begins with its import, and what the workers have loaded "
-        "out of a short list (numpy, pandas, ...).",
+        "torch,torch._dynamo. auto: torch where the script seems to import it, then what ranks have imported out of a "
+        "short list (numpy, pandas, ...).",
     )  # fmt: skip
-    warm: str = setting(k.choice("auto", "off"), "auto", "off: execute each worker, fork none from a template.")
+    warm: str = setting(
+        k.choice("auto", "off"), "auto",
+        help="auto: fork workers from a template where each import gives them what it gives an executed worker. "
+        "off: execute each worker.",
+    )  # fmt: skip
     checkpoint_iteration_file: str | None = maybe(
         k.PATH,
         help="File with the iteration of the last checkpoint, that the coordinator's node can read: what counts as "

@@ -106,6 +106,15 @@ def test_ranks_have_the_age_of_their_sections(tmp_path: Path) -> None:
     )
 
 
+def test_each_node_has_how_it_starts_ranks(tmp_path: Path) -> None:
+    warmth = {"warmth": ["", "warm: torch", "cold: busy"], "warmth_of": [1, 0, 2]}
+    (tmp_path / "status.json").write_text(json.dumps({**GOOD, "ranks": {**GOOD["ranks"], **warmth}}))
+    lines = status.observe(tmp_path, NOW, ranks=True).lines
+    starts = [line for line in lines if line.startswith("starts")]
+    assert starts == ["starts      cold: busy (n3)", "starts      warm: torch (n1)"]
+    assert lines[-3:] == ("n1  ranks 0-7  busy  warm: torch", "n2  ranks 8-15  busy", "n3  spare  cold: busy")
+
+
 def test_what_is_not_there_cannot_be_told(tmp_path: Path) -> None:
     (tmp_path / "r0").mkdir()
     os.mkfifo(tmp_path / "r0/status.json")  # reading it would never end

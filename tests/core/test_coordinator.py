@@ -11,6 +11,7 @@ import pytest
 
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator import report
+from nvrx_slurm.core.coordinator.status import snapshot
 from nvrx_slurm.types import FaultKind, History, JobReport, Plan, RestartRecord
 
 from .samples import a_fault
@@ -49,6 +50,15 @@ def test_a_plan_says_where_each_node_is() -> None:
         1, 0, History(), 3, 2, 4, "10.0.0.0", 1000, group_rank=1, rank_offset=2
     )
     assert (plans["h0.0"].group_rank, plans["h0.0"].rank_offset) == (0, 0)
+
+
+def test_a_snapshot_tells_which_nodes_can_fork_ranks() -> None:
+    story = Story()
+    story.play(["running 2 of 4", "warm 0", "warm 1", "cold 3"])
+    found = snapshot(story.core)()
+    assert [row[0] for row in found["table"]] == ["h0", "h1"] and found["spares"] == ["h2", "h3"]
+    texts = [found["warmth"][number] for number in found["warmth_of"]]
+    assert texts == ["warm: torch", "warm: torch", "", "cold: its template still imports"]
 
 
 @pytest.mark.parametrize("seeds", [range(100), pytest.param(range(100, 1000), marks=pytest.mark.matrix)])

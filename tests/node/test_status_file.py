@@ -39,6 +39,7 @@ def test_from_waiting_to_the_end(rig: Rig) -> None:
     progress = rig.dir / "progress"
     progress.write_text("41\n")
     flags = ("--max-restarts=3", f"--ft-checkpoint-iteration-file={progress}", "--ft-rank-heartbeat-timeout=60")
+    flags += ("--ft-preload=colorsys",)
     script = rig.script(UNTIL_TOLD)
     nodes = [rig.node(0, "2:3", script, *flags)]
     told(rig, "waiting", "1 of at least 2 nodes are here; missing: node rank 1", "1 here, 2 missing")
@@ -47,6 +48,7 @@ def test_from_waiting_to_the_end(rig: Rig) -> None:
     told(
         rig, "running", "cycle 0", "2 active, 1 spare, 0 missing", "iteration 41", "hangs are watched for", "ranks 1-1"
     )
+    told(rig, "ranks 0-0  busy  warm: colorsys", "ranks 1-1  busy  warm: colorsys", "spare  warm: colorsys")
     os.kill(pids[1], signal.SIGKILL)
     found = told(rig, "running", "cycle 1", "1 of 3 used", "cycle 0, ", "SIGKILL")
     assert len(found["incidents"]) == 1  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from nvrx_slurm.core.account.report import so_far
 from nvrx_slurm.core.coordinator.states import CYCLE, OVER, RUNS, Stage
 from nvrx_slurm.frozen import frozen
-from nvrx_slurm.types import Account, FaultKind, JobReport
+from nvrx_slurm.types import Account, FaultKind, JobReport, Warmth
 
 if TYPE_CHECKING:
     from nvrx_slurm.core.coordinator.coordinator import Coordinator
@@ -22,6 +22,7 @@ VERSION = 1  # of the content; a reader refuses a later one
 MOST_NODES = 2048  # that are listed one by one
 _MOST_INCIDENTS, _MOST_GONE = 16, 8
 _CAUSE_CHARS, _NAME_CHARS = 240, 64
+_MOST_WARMTHS, _MODULES_NAMED = 8, 6
 _GONE = {FaultKind.NODE_LOST: "lost", FaultKind.EXCLUDED: "excluded", FaultKind.UNHEALTHY: "excluded"}
 _WORDS = {
     Stage.ELECTING: "electing", Stage.JOINING: "waiting", Stage.LAST_CALL: "waiting", Stage.TAKEOVER: "taking over",
@@ -133,12 +134,14 @@ def snapshot(core: Coordinator) -> Callable[[], dict[str, Any]]:
     """What is known of each node at this moment. The result lists it, which may be called in a thread."""
     assignment, members = core.job.assignment, dict(core.roster.members)
     slots = dict(assignment.slots) if core.state in CYCLE else {}
-    return partial(_table, slots, members, set(assignment.broken), set(assignment.succeeded))
+    return partial(_table, slots, members, set(assignment.broken), set(assignment.succeeded), dict(core.job.warmth))
 
 
-def _table(slots: dict[int, Slot], members: dict[str, Member], broken: set[int], done: set[int]) -> dict[str, Any]:
-    """The nodes with their ranks and state, and the spares."""
-    table = []
+def _table(
+    slots: dict[int, Slot], members: dict[str, Member], broken: set[int], done: set[int], told: dict[str, Warmth]
+) -> dict[str, Any]:
+    """The nodes with their ranks and state, the spares, and how each of them would start ranks."""
+    table, warmth = [], []
     for group_rank, slot in list(slots.items())[:MOST_NODES]:
         member = members.pop(slot.node_id, None)
         host = slot.node_id if member is None else member.node.host
@@ -149,8 +152,27 @@ def _table(slots: dict[int, Slot], members: dict[str, Member], broken: set[int],
         else:
             what = "done" if group_rank in done else member.use.name.lower()
         table.append((host[:_NAME_CHARS], slot.first_rank, slot.nproc, what))
-    spares = [member.node.host[:_NAME_CHARS] for member in members.values()]
-    return {"table": table, "spares": spares[: MOST_NODES - len(table)]}
+        warmth.append("" if member is None else _warmth(told.get(slot.node_id)))
+    spares = list(members.items())[: MOST_NODES - len(table)]
+    warmth += [_warmth(told.get(node_id)) for node_id, _ in spares]
+    # Most nodes are alike, so each text is there once.
+    numbers = {text: number for number, text in enumerate(dict.fromkeys(["", *warmth]))}
+    return {
+        "table": table,
+        "spares": [member.node.host[:_NAME_CHARS] for _, member in spares],
+        "warmth": list(numbers)[:_MOST_WARMTHS],
+        "warmth_of": [numbers[text] if numbers[text] < _MOST_WARMTHS else 0 for text in warmth],
+    }
+
+
+def _warmth(told: Warmth | None) -> str:
+    """Whether a node forks its ranks, and with what; "" where it has not told."""
+    if told is None:
+        return ""
+    if told.reason:
+        return f"cold: {told.reason[:_CAUSE_CHARS]}"
+    more = ["..."] if len(told.modules) > _MODULES_NAMED else []
+    return f"warm: {', '.join([*told.modules[:_MODULES_NAMED], *more]) or 'without modules'}"[:_CAUSE_CHARS]
 
 
 def _account(core: Coordinator, report: JobReport, counted: Account) -> dict[str, Any]:

@@ -349,8 +349,8 @@ class Launcher:
 
 
 def _way_to_be_warm(changes: preload.Changes) -> str:
-    """What a user can do, where the script sets variables."""
-    some = " ".join(f"{name}={value}" for name, value in changes.items() if value is not None)
+    """What a user can do, where the script sets variables. Their values may be secrets."""
+    some = " ".join(f"{name}=..." for name, value in changes.items() if value is not None)
     return f"; to fork them from the start, export {some} in the batch script" if some and len(some) < 200 else ""
 
 
