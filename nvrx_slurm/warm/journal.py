@@ -250,7 +250,8 @@ class Journal:
     def find_spec(self, name, path=None, target=None):
         if name in self._watched and not self._is_recording:
             self._watched.discard(name)
-            self._hooks.imported(name, self._exact.changes())
+            if name in self.parked or find(self, name, path) is not None:  # torch tries triton, which may be missing
+                self._hooks.imported(name, self._exact.changes())
         entry = self.parked.get(name)
         if entry is not None and target is None:
             found = _Spec(name, _Replay(self, entry), origin=entry.spec.origin)

@@ -1,0 +1,151 @@
+"""What a training script finds does not depend on who starts it: python, torchrun, or nvrx-run in any cycle.
+
+Its facts are those of `data/warm_facts/train.py`, with real torch. Each way to change something is one run of each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent_harness import Launcher, Rig, kill, says
+
+DATA = Path(__file__).parents[1] / "data" / "warm_facts"
+SOON, BOUND_S = "--ft-crash-loop-backoff=0", float(os.environ.get("B", "120"))
+LEAST_FACTS = 120
+
+# Tells when all standbys have what is known that ranks import, under the variables that they have set before.
+WARM = """
+from nvrx_slurm.node.workers.launcher import Launcher
+tell = Launcher._tell_warmth
+def told(self):
+    tell(self)
+    templates = [*self._templates.values()]
+    wanted = [*self._learned.modules()]
+    for one in templates:
+        if not one.is_busy and not one._more and all(module in wanted for module in one.modules):
+            has_all = all(self._has_standby(rank) for rank in range(len(self._prefixes)))
+            print("standbys" if has_all else "none", "have", *(name for name, _ in one.modules), flush=True)
+Launcher._tell_warmth = told
+"""
+REEXPORTS = """
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("real", {path!r})
+real = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(real)
+globals().update({{name: value for name, value in vars(real).items() if not name.startswith("__")}})
+"""
+
+
+def _variables(when: str) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in (DATA / f"{when}.env").read_text().splitlines())
+
+
+def _lay_out(rig: Rig) -> None:
+    """The script with all that is beside it."""
+    shutil.copytree(DATA, rig.dir, dirs_exist_ok=True)
+    whens = ("before", "after")
+    (rig.dir / "config.json").write_text(json.dumps({"env": {when: _variables(when) for when in whens}}))
+    import queue
+
+    import typing_extensions
+
+    (rig.dir / "queue.py").write_text(REEXPORTS.format(path=queue.__file__))
+    for when in whens:
+        (rig.dir / f"presets_{when}.py").write_text(f"import os\nos.environ.update({_variables(when)!r})\n")
+        (rig.dir / f"other_{when}").mkdir()
+        other = rig.dir / f"other_{when}" / "typing_extensions.py"
+        other.write_text(REEXPORTS.format(path=typing_extensions.__file__))
+
+
+class Runs:
+    """The runs of one way. Each writes its facts."""
+
+    def __init__(self, rig: Rig, way: str) -> None:
+        self._rig, self._way = rig, way
+        self._script = str(rig.dir / "train.py")
+        self._args: list[str] = [way]
+        if way == "arguments":
+            for when in ("before", "after"):
+                self._args += [f"--{when}={name}={value}" for name, value in _variables(when).items()]
+        _lay_out(rig)
+        rig.before = WARM
+
+    def _more(self, label: str, cycles: int = 0) -> dict[str, str]:
+        return {"FACTS_OUT": str(self._rig.dir), "FACTS_LABEL": label, "FACTS_CYCLES": str(cycles)}
+
+    def alone(self, label: str, *command: str) -> dict[str, Any]:
+        """Of a process that `command` starts."""
+        subprocess.run(
+            [sys.executable, *command, self._script, *self._args],
+            env=self._rig.env(**self._more(label)), cwd=self._rig.dir, timeout=BOUND_S, check=True,
+            stdin=subprocess.DEVNULL, capture_output=True,
+        )  # fmt: skip
+        return self.facts(label, 9)[1]
+
+    def start(self, label: str, cycles: int, *flags: str) -> Launcher:
+        args = tuple(self._args)
+        more = self._more(label, cycles)
+        return self._rig.run(self._script, f"--max-restarts={cycles}", SOON, *flags, args=args, **more)
+
+    def came(self, one: Launcher, cycle: int) -> int:
+        return int(one.line(rf"came {cycle} pid (\d+)$", BOUND_S)[1])
+
+    def settled(self, one: Launcher, cycle: int) -> str:
+        """Waits until the standbys of the next cycle are as they will be; what they have, or that there are none."""
+        return one.line(rf"came {cycle} pid \d+\n(?:.*\n)*?(standbys have.*torch\._dynamo.*|none have)$", BOUND_S)[1]
+
+    def facts(self, label: str, cycle: int) -> tuple[bool, dict[str, Any]]:
+        path = self._rig.dir / f"{self._way}-{label}-{cycle}"
+        found = json.loads(path.with_name(path.name + ".json").read_text())
+        found["facts"]["order of ends"] = json.loads(path.with_name(path.name + ".end.json").read_text())
+        return found["forked"], found["facts"]
+
+
+def _differences(expected: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
+    """Name, what is expected, what is found; of longer ones only what differs."""
+    found: dict[str, Any] = {}
+    for name in expected.keys() | facts.keys():
+        one, other = expected.get(name), facts.get(name)
+        if one != other and isinstance(one, (list, dict)) and isinstance(other, type(one)):
+            pairs = [*one.items()] if isinstance(one, dict) else one, [*other.items()] if isinstance(other, dict) else other
+            gone = [item for item in pairs[0] if item not in pairs[1]]
+            new = [item for item in pairs[1] if item not in pairs[0]]
+            found[name] = (gone[:9], new[:9]) if gone or new else "order"
+        elif one != other:
+            found[name] = one, other
+    return found
+
+
+WAYS = (
+    "nothing", "item", "setdefault", "update", "bytes", "putenv", "unset", "loader", "arguments", "json", "yaml", "package",
+    "hook", "affinity", "path", "logging", "warnings", "order", "thread", "tempfile",
+)  # fmt: skip
+EXECUTED = {"putenv"}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("way", [pytest.param(way, marks=[] if way == "item" else pytest.mark.matrix) for way in WAYS])
+def test_facts_of_each_cycle(rig: Rig, way: str) -> None:
+    pytest.importorskip("torch")
+    runs = Runs(rig, way)
+    one = runs.start("warm", 2)
+    expected = runs.alone("python", "-u")
+    assert len(expected) >= LEAST_FACTS
+    for cycle in (0, 1, 2):
+        runs.came(one, cycle)
+        if cycle < 2:
+            runs.settled(one, cycle)
+        rig.open(f"end{cycle}")
+    assert one.wait(BOUND_S) == 0
+    found = {cycle: runs.facts("warm", cycle) for cycle in (0, 1, 2)}
+    differences = {cycle: _differences(expected, facts) for cycle, (_, facts) in found.items()}
+    print(json.dumps({"way": way, "facts": len(expected), "forked": [found[c][0] for c in found], "d": differences}, indent=1))
+    assert differences == {0: {}, 1: {}, 2: {}}
+    assert way in EXECUTED or found[1][0] and found[2][0]
