@@ -13,11 +13,13 @@ since reads in C cannot be seen; where the modules would be found; and who else 
 Run in the workers' interpreter without this package on its path. Standard library only.
 """
 
+import _frozen_importlib
 import atexit
+import builtins
 import os
 import sys
 
-from nvrx_effects import AtExit, Variable, World, change, known
+from nvrx_effects import AtExit, Variable, World, change, known, patches
 from nvrx_exact import STDLIB, Exact, find
 
 _Spec = type(sys.__spec__)
@@ -35,7 +37,7 @@ class Entry:
         self.listed = listed  # the module whose import executed it
         self.settings = settings  # changes of variables under which that was
         self.module = self.spec = None
-        self.needs = set()  # names of the modules that were executed, or came back, while it was
+        self.needs = {}  # names that were imported while it was executed, in their order; not all are modules
         self.reads = {}  # variables that Python code has read, with their values
         self.loads = False  # it is a shared library of a package
         self.reads_all = False  # and the import of that package began with it: any variable may have been read
@@ -59,6 +61,7 @@ class Journal:
         self._is_recording = False
         self.is_replaying = False
         self._before = set(sys.modules) - {"atexit"}
+        self._namespaces = {}  # of the parked modules, while nothing is visible
         self._extras = set()  # names of modules that belong to an entry
         self._noted = known()  # effects that belong to an entry, or to nobody
         self.written = {}  # variables that imports of this process have written
@@ -72,18 +75,26 @@ class Journal:
         """Import the module `name` (and take `names` from it) under these changes of variables."""
         self._stack = [Entry("", name, settings)]
         before, known = dict(os.environ._data), set(self.entries)
-        real = os._Environ.__getitem__, os.putenv, os.unsetenv, atexit.register, os.execv, os.execve
+        replaced = [
+            (os._Environ, "__getitem__", self._noting),
+            (os, "putenv", self._writing),
+            (os, "unsetenv", self._writing),
+            (os, "execv", lambda real: _refuse),
+            (os, "execve", lambda real: _refuse),
+            (atexit, "register", self._registering),
+            (builtins, "__import__", self._importing),
+            (_frozen_importlib, "_gcd_import", self._importing_by_name),
+        ]
+        real = [getattr(owner, own_name) for owner, own_name, _ in replaced]
         self._is_recording = True
         change(settings)
-        os._Environ.__getitem__ = self._noting(real[0])
-        os.putenv = lambda key, value: self._write(real[1], key, value)
-        os.unsetenv = lambda key: self._write(real[2], key)
-        atexit.register = self._registering(real[3])
-        os.execv = os.execve = _refuse
+        for (owner, own_name, make), one in zip(replaced, real, strict=True):
+            setattr(owner, own_name, make(one))
         try:
             __import__(name, fromlist=names)
         finally:
-            os._Environ.__getitem__, os.putenv, os.unsetenv, atexit.register, os.execv, os.execve = real
+            for (owner, own_name, _), one in zip(replaced, real, strict=True):
+                setattr(owner, own_name, one)
             self._is_recording = False
             _become(before)
             for entry in self.entries.values():
@@ -104,10 +115,14 @@ class Journal:
             entry.effects = [effect for effect in entry.effects if effect.is_there()]
             for effect in reversed(entry.effects):
                 effect.undo()
+        for patch in patches(self._namespaces, self.entries):
+            visible[-1].effects.append(patch)  # of the module that was recorded: it is the last one
+            patch.undo()
         for entry in visible:
             for name in (entry.name, *entry.extras):
                 sys.modules.pop(name, None)
         self.parked = dict(self.entries)
+        self._namespaces = {entry.name: dict(_vars(entry.module)) for entry in self.entries.values()}
         self.written.clear()
 
     def module(self, name):
@@ -143,11 +158,14 @@ class Journal:
 
         return note
 
-    def _write(self, real, key, *value):
-        real(key, *value)
-        name = os.fsencode(key)
-        self.written[name] = os.fsencode(value[0]) if value else None
-        self._stack[-1].effects.append(Variable(name, self.written[name], self.written))
+    def _writing(self, real):
+        def noted(key, *value):
+            real(key, *value)
+            name = os.fsencode(key)
+            self.written[name] = os.fsencode(value[0]) if value else None
+            self._stack[-1].effects.append(Variable(name, self.written[name], self.written))
+
+        return noted
 
     def _registering(self, register):
         def noted(function, *args, **kwargs):
@@ -158,6 +176,32 @@ class Journal:
             return register(function, *args, **kwargs)
 
         return noted
+
+    def _importing(self, real):
+        """The statement does not ask finders for what is there already."""
+
+        def noted(name, globals=None, locals=None, fromlist=(), level=0):
+            full = _absolute(name, globals or {}, level)
+            self._need(full)
+            module = real(name, globals, locals, fromlist, level)
+            for one in fromlist or ():
+                self._stack[-1].needs.setdefault(f"{full}.{one}")
+            return module
+
+        return noted
+
+    def _importing_by_name(self, real):
+        def noted(name, package=None, level=0):
+            self._need(_absolute(name, {"__package__": package}, level))
+            return real(name, package, level)
+
+        return noted
+
+    def _need(self, name):
+        """Packages come first."""
+        parts = name.split(".")
+        for end in range(1, len(parts) + 1):
+            self._stack[-1].needs.setdefault(".".join(parts[:end]))
 
     def begin(self, name):
         entry = Entry(name, self._stack[0].listed, self._stack[0].settings)
@@ -181,7 +225,7 @@ class Journal:
         entry.module = sys.modules.get(entry.name, module)
         entry.number = len(self.entries)
         self.entries[entry.name] = entry
-        outer.needs.add(entry.name)
+        outer.needs.setdefault(entry.name)
 
     def _find_extras(self):
         """Modules that no finder has seen belong to the first module that was complete after them."""
@@ -223,7 +267,7 @@ class Journal:
         finally:
             self.is_replaying = False
         if self._is_recording:
-            self._stack[-1].needs.add(name)
+            self._stack[-1].needs.setdefault(name)
 
     def _show(self, entry, name):
         sys.modules.update(entry.extras)
@@ -236,14 +280,19 @@ class Journal:
             _vars(self._loaded(package))[child] = entry.module
 
     def _closure(self, name):
-        """The parked modules that come with this one, in the order of sys.modules; it is the last one."""
-        found, todo = {}, [name]
+        """The parked modules that come with this one, in the order in which their execution would end."""
+        entered, found = {name}, []
+        todo = [(self.parked[name], iter(self.parked[name].needs))]
         while todo:
-            entry = self.parked.get(todo.pop())
-            if entry is not None and entry.name not in found:
-                found[entry.name] = entry
-                todo += entry.needs
-        return sorted(found.values(), key=_number)
+            entry, needs = todo[-1]
+            new = next((one for one in needs if one in self.parked and one not in entered), None)
+            if new is None:
+                found.append(entry)
+                todo.pop()
+            else:
+                entered.add(new)
+                todo.append((self.parked[new], iter(self.parked[new].needs)))
+        return found
 
     # --- the protocol of finders, see importlib.abc.MetaPathFinder --------------------------------------------
 
@@ -323,6 +372,19 @@ class _Replay:
 
 def _refuse(*args):
     raise Unfit("it executes another program, which would be the script")
+
+
+def _absolute(name, namespace, level):
+    """The full name of a module that is imported in this namespace, see PEP 328."""
+    if not level:
+        return name
+    package = namespace.get("__package__")
+    if package is None:
+        package = namespace.get("__name__", "")
+        if "__path__" not in namespace:
+            package = package.rpartition(".")[0]
+    base = package.rsplit(".", level - 1)[0]
+    return f"{base}.{name.lstrip('.')}" if name.lstrip(".") else base
 
 
 def _become(variables):

@@ -117,7 +117,8 @@ def _differences(expected: dict[str, Any], facts: dict[str, Any]) -> dict[str, A
             pairs = [*one.items()] if isinstance(one, dict) else one, [*other.items()] if isinstance(other, dict) else other
             gone = [item for item in pairs[0] if item not in pairs[1]]
             new = [item for item in pairs[1] if item not in pairs[0]]
-            found[name] = (gone[:9], new[:9]) if gone or new else "order"
+            first = next((pair for pair in zip(*pairs) if pair[0] != pair[1]), ())
+            found[name] = (gone[:9], new[:9]) if gone or new else ("order", *first)
         elif one != other:
             found[name] = one, other
     return found

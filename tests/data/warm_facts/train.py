@@ -221,7 +221,6 @@ def world():
     import threading
     import time
     import warnings
-    import weakref
 
     names = [name for name in sys.modules if name.partition(".")[0] not in sys.stdlib_module_names]
     journal = type(sys.meta_path[0]).__name__ == "Journal"
@@ -238,7 +237,6 @@ def world():
         "pickled by": sorted(map(named, copyreg.dispatch_table)),
         "sent by": sorted(map(named, multiprocessing.reduction.ForkingPickler._extra_reducers)),
         "ends of threads": [named(getattr(one, "func", one)) for one in getattr(threading, "_threading_atexits", [])],
-        "finalizers": len(weakref.finalize._registry),
         "collector": [gc.isenabled(), gc.get_threshold(), gc.get_debug(), [*map(named, gc.callbacks)]],
         "handlers": {int(one): str(signal.getsignal(one)) for one in (2, 3, 14, 15, 17)},
         "hooks": [named(sys.excepthook), named(sys.displayhook), named(sys.unraisablehook), named(threading.excepthook)],
@@ -249,7 +247,7 @@ def world():
         "zone": [time.timezone, time.tzname],
         "process": [os.getcwd(), sys.argv, sys.orig_argv[1:], sys.executable, sys.prefix, os.nice(0)],
         "scheduler": [os.sched_getscheduler(0), sorted(os.sched_getaffinity(0))],
-        "main": sorted(name for name in vars(sys.modules["__main__"]) if name.startswith("_")),
+        "main": sorted(name for name in vars(sys.modules["__main__"]) if name.startswith("_") and "compiled" not in name),
         "threads": len(sys._current_frames()),
         "start method": multiprocessing.get_start_method(allow_none=True),
     }
