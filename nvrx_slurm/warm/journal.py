@@ -36,13 +36,12 @@ class Entry:
         self.name = name
         self.listed = listed  # the module whose import executed it
         self.settings = settings  # changes of variables under which that was
-        self.module = self.spec = None
+        self.module = self.spec = None  # no spec: the code of another module has put it into sys.modules
         self.needs = {}  # names that were imported while it was executed, in their order; not all are modules
         self.reads = {}  # variables that Python code has read, with their values
         self.loads = False  # it is a shared library of a package
         self.reads_all = False  # and the import of that package began with it: any variable may have been read
         self.effects = []  # changes outside of modules, in their order
-        self.extras = {}  # modules that its code put into sys.modules
         self.number = 0  # place in the order of sys.modules
         self.is_bound = False  # its parent package has it as an attribute
 
@@ -60,9 +59,9 @@ class Journal:
         self._stack = []  # what is being executed
         self._is_recording = False
         self.is_replaying = False
-        self._before = set(sys.modules) - {"atexit"}
         self._namespaces = {}  # of the parked modules, while nothing is visible
-        self._extras = set()  # names of modules that belong to an entry
+        self._seen = set(sys.modules)  # names of modules that belong to an entry, or to nobody
+        self._count = len(sys.modules)  # when they were looked at
         self._noted = known()  # effects that belong to an entry, or to nobody
         self.written = {}  # variables that imports of this process have written
         self._watched = set()
@@ -86,12 +85,13 @@ class Journal:
             (_frozen_importlib, "_gcd_import", self._importing_by_name),
         ]
         real = [getattr(owner, own_name) for owner, own_name, _ in replaced]
-        self._is_recording = True
+        self._is_recording, self._count = True, len(sys.modules)
         change(settings)
         for (owner, own_name, make), one in zip(replaced, real, strict=True):
             setattr(owner, own_name, make(one))
         try:
             __import__(name, fromlist=names)
+            self._note_extras(self.entries.get(name, self._stack[0]))
         finally:
             for (owner, own_name, _), one in zip(replaced, real, strict=True):
                 setattr(owner, own_name, one)
@@ -103,7 +103,6 @@ class Journal:
 
     def park(self):
         """Hide all modules that are visible, and take their effects back."""
-        self._find_extras()
         visible = sorted((entry for entry in self.entries.values() if entry.name not in self.parked), key=_number)
         for entry in visible:
             package, _, child = entry.name.rpartition(".")
@@ -119,8 +118,7 @@ class Journal:
             visible[-1].effects.append(patch)  # of the module that was recorded: it is the last one
             patch.undo()
         for entry in visible:
-            for name in (entry.name, *entry.extras):
-                sys.modules.pop(name, None)
+            sys.modules.pop(entry.name, None)
         self.parked = dict(self.entries)
         self._namespaces = {entry.name: dict(_vars(entry.module)) for entry in self.entries.values()}
         self.written.clear()
@@ -198,12 +196,16 @@ class Journal:
         return noted
 
     def _need(self, name):
-        """Packages come first."""
+        """Packages come first; before them what is there already."""
+        self._note_extras(self._stack[-1])
         parts = name.split(".")
         for end in range(1, len(parts) + 1):
             self._stack[-1].needs.setdefault(".".join(parts[:end]))
 
     def begin(self, name):
+        self._note_extras(self._stack[-1])
+        self._seen.add(name)
+        self._count += 1  # importlib makes it visible now
         entry = Entry(name, self._stack[0].listed, self._stack[0].settings)
         entry.world = World()
         self._stack.append(entry)
@@ -214,6 +216,7 @@ class Journal:
         while self._stack.pop() is not entry:
             pass
         outer = self._stack[-1]
+        self._note_extras(entry)
         if module is None:
             outer.needs |= entry.needs
             return
@@ -227,21 +230,20 @@ class Journal:
         self.entries[entry.name] = entry
         outer.needs.setdefault(entry.name)
 
-    def _find_extras(self):
-        """Modules that no finder has seen belong to the first module that was complete after them."""
-        pending = {}
+    def _note_extras(self, entry):
+        """Modules that no finder has seen come with the module whose code is executed when they appear."""
+        if len(sys.modules) == self._count:
+            return
         for name, module in list(sys.modules.items()):
-            if name in self.entries:
-                self.entries[name].extras.update(pending)
-                self._extras.update(pending)
-                pending = {}
-            elif name not in self._before and name not in self._extras:
+            if name not in self._seen:
+                self._seen.add(name)
+                own = self.entries[name] = Entry(name, self._stack[0].listed, self._stack[0].settings)
+                own.module, own.number = module, len(self.entries)
                 spec = getattr(module, "__spec__", None)
                 if getattr(spec, "submodule_search_locations", None) and spec.name == name:  # a namespace package
-                    entry = self.entries[name] = Entry(name, "", {})
-                    entry.module, entry.spec, entry.number = module, spec, len(self.entries)
-                else:
-                    pending[name] = module
+                    own.spec = spec
+                entry.needs.setdefault(name)
+        self._count = len(sys.modules)
 
     # --- in a worker ------------------------------------------------------------------------------------------
 
@@ -270,7 +272,6 @@ class Journal:
             self._stack[-1].needs.setdefault(name)
 
     def _show(self, entry, name):
-        sys.modules.update(entry.extras)
         if entry.name != name:  # importlib does it
             sys.modules[entry.name] = entry.module
         for effect in entry.effects:
@@ -302,7 +303,7 @@ class Journal:
             if name in self.parked or find(self, name, path) is not None:  # torch tries triton, which may be missing
                 self._hooks.imported(name, self._exact.changes())
         entry = self.parked.get(name)
-        if entry is not None and target is None:
+        if entry is not None and entry.spec is not None and target is None:
             found = _Spec(name, _Replay(self, entry), origin=entry.spec.origin)
             found.submodule_search_locations = entry.spec.submodule_search_locations
             found.has_location = entry.spec.has_location

@@ -78,7 +78,8 @@ class Runs:
         rig.before = WARM
 
     def _more(self, label: str, cycles: int = 0) -> dict[str, str]:
-        return {"FACTS_OUT": str(self._rig.dir), "FACTS_LABEL": label, "FACTS_CYCLES": str(cycles)}
+        more = {"FACTS_OUT": str(self._rig.dir), "FACTS_LABEL": label, "FACTS_CYCLES": str(cycles)}
+        return {**more, "PYTHONHASHSEED": "0", "PYTHONFAULTHANDLER": "1"}  # nvrx-run sets the second one
 
     def alone(self, label: str, *command: str) -> dict[str, Any]:
         """Of a process that `command` starts."""
