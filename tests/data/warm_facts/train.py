@@ -239,7 +239,12 @@ def world():
         "ends of threads": [named(getattr(one, "func", one)) for one in getattr(threading, "_threading_atexits", [])],
         "collector": [gc.isenabled(), gc.get_threshold(), gc.get_debug(), [*map(named, gc.callbacks)]],
         "handlers": {int(one): str(signal.getsignal(one)) for one in (2, 3, 14, 15, 17)},
-        "hooks": [named(sys.excepthook), named(sys.displayhook), named(sys.unraisablehook), named(threading.excepthook)],
+        "hooks": [
+            named(sys.excepthook),
+            named(sys.displayhook),
+            named(sys.unraisablehook),
+            named(threading.excepthook),
+        ],
         "builtins": sorted(vars(sys.modules["builtins"])),
         "limits": [sys.getrecursionlimit(), sys.getswitchinterval(), sys.getdlopenflags(), sys.flags, sys._xoptions],
         "temporary": [tempfile.tempdir, tempfile.gettempdir()],
@@ -247,7 +252,9 @@ def world():
         "zone": [time.timezone, time.tzname],
         "process": [os.getcwd(), sys.argv, sys.orig_argv[1:], sys.executable, sys.prefix, os.nice(0)],
         "scheduler": [os.sched_getscheduler(0), sorted(os.sched_getaffinity(0))],
-        "main": sorted(name for name in vars(sys.modules["__main__"]) if name.startswith("_") and "compiled" not in name),
+        "main": sorted(
+            name for name in vars(sys.modules["__main__"]) if name.startswith("_") and "compiled" not in name
+        ),
         "threads": len(sys._current_frames()),
         "start method": multiprocessing.get_start_method(allow_none=True),
     }
@@ -311,7 +318,9 @@ def of_dynamo(torch):
     for module in (torch._dynamo, torch._inductor, torch._functorch, torch.fx.experimental):
         config = getattr(module, "config", None) or module._config
         found = config.get_config_copy()
-        facts |= {f"{config.__name__}.{name}": str(value) for name, value in found.items() if " at 0x" not in str(value)}
+        facts |= {
+            f"{config.__name__}.{name}": str(value) for name, value in found.items() if " at 0x" not in str(value)
+        }
     return facts
 
 
@@ -354,4 +363,4 @@ if CYCLE < 9:
     except FileExistsError:
         pass
     os.close(os.open(gate, os.O_RDONLY))  # waits until Rig.open() has it open for writing
-    sys.exit(CYCLE < int(os.environ["FACTS_CYCLES"]))
+    sys.exit(int(os.environ["FACTS_CYCLES"]) > CYCLE)
