@@ -47,7 +47,7 @@ class World:
                     yield (number, id(item)), _Item(get, item, False)
         for number, (get, had) in enumerate(zip(_TABLES, self._tables, strict=True)):
             for key in [key for key in get() if key not in had] if len(get()) != len(had) else ():
-                yield ("table", number, key), _Row(get(), key)
+                yield ("table", number, key), _TableRow(get(), key)
         if _finalizes() != self._finalizes:
             yield "finalize", _Finalize()
         if len(_loggers()) != self._loggers:
@@ -115,7 +115,7 @@ class _Item(_Effect):
         _tell_warnings()
 
 
-class _Row(_Effect):
+class _TableRow(_Effect):
     """One more in a table of the standard library."""
 
     def __init__(self, table, key):
