@@ -29,6 +29,8 @@ class World:
 
     def __init__(self):
         self._lists = [list(one()) for one in _LISTS]
+        self._tables = [set(one()) for one in _TABLES]
+        self._finalizes = _finalizes()
         self._loggers = len(_loggers())
         self._tempdir = _tempdir()
 
@@ -37,8 +39,17 @@ class World:
         for number, (get, before) in enumerate(zip(_LISTS, self._lists, strict=True)):
             now = get()
             if now != before:
-                for item in [item for item in reversed(now) if not any(item is old for old in before)]:
-                    yield (number, id(item)), _Item(get, item, item is now[0])
+                are_new = [not any(item is old for old in before) for item in now]
+                front = [*are_new, False].index(False)
+                for item in reversed(now[:front]):  # each was put in front of those before
+                    yield (number, id(item)), _Item(get, item, True)
+                for item in [item for item, is_new in zip(now, are_new, strict=True) if is_new][front:]:
+                    yield (number, id(item)), _Item(get, item, False)
+        for number, (get, had) in enumerate(zip(_TABLES, self._tables, strict=True)):
+            for key in [key for key in get() if key not in had] if len(get()) != len(had) else ():
+                yield ("table", number, key), _TableRow(get(), key)
+        if _finalizes() != self._finalizes:
+            yield "finalize", _Finalize()
         if len(_loggers()) != self._loggers:
             for name in _loggers():
                 yield ("logger", name), _Logger(name)
@@ -104,6 +115,61 @@ class _Item(_Effect):
         _tell_warnings()
 
 
+class _TableRow(_Effect):
+    """One more in a table of the standard library."""
+
+    def __init__(self, table, key):
+        self._table, self._key, self._value = table, key, table[key]
+
+    def is_there(self):
+        return self._key in self._table
+
+    def redo(self):
+        self._table[self._key] = self._value
+
+    def undo(self):
+        self._table.pop(self._key, None)
+
+
+class _Finalize(_Effect):
+    """The first finalizer of a process registers one function for the end of all."""
+
+    def __init__(self):
+        self._finalize = sys.modules["weakref"].finalize
+
+    def redo(self):
+        if not self._finalize._registered_with_atexit:
+            self._finalize._registered_with_atexit = True
+            atexit.register(self._finalize._exitfunc)
+
+    def undo(self):
+        self._finalize._registered_with_atexit = False
+        atexit.unregister(self._finalize._exitfunc)
+
+
+class _Patch(_Effect):
+    """A function or class of a module that another import has replaced."""
+
+    def __init__(self, names, name, before):
+        self._names, self._name, self._before, self._after = names, name, before, names[name]
+
+    def redo(self):
+        self._names[self._name] = self._after
+
+    def undo(self):
+        if self._names.get(self._name) is self._after:  # else it is replaced again
+            self._names[self._name] = self._before
+
+
+def patches(namespaces, entries):
+    """For all that is not as it was in these namespaces of modules. Values that are no code may be caches."""
+    for name, before in namespaces.items():
+        now = getattr(entries[name].module, "__dict__", before) if name in entries else before
+        for key, value in before.items():
+            if now.get(key) is not value and callable(value) and callable(now.get(key)):
+                yield _Patch(now, key, value)
+
+
 class _Logger(_Effect):
     def __init__(self, name):
         self._name, self._loggers = name, _loggers()
@@ -149,4 +215,26 @@ def _tell_warnings():
     getattr(_warnings, "_filters_mutated", getattr(_warnings, "_filters_mutated_lock_held", int))()
 
 
-_LISTS = (_filters, lambda: sys.path, lambda: sys.meta_path, lambda: sys.path_hooks)
+def _of(default, module, *names):
+    """What is there in a module of the standard library, or the default."""
+    found = sys.modules.get(module)
+    for name in names:
+        found = getattr(found, name, None)
+    return default if found is None else found
+
+
+def _finalizes():
+    return _of(False, "weakref", "finalize", "_registered_with_atexit")
+
+
+_LISTS = (
+    _filters,
+    lambda: sys.path,
+    lambda: sys.meta_path,
+    lambda: sys.path_hooks,
+    lambda: _of([], "threading", "_threading_atexits"),
+)
+_TABLES = (
+    lambda: _of({}, "copyreg", "dispatch_table"),
+    lambda: _of({}, "multiprocessing.reduction", "ForkingPickler", "_extra_reducers"),
+)

@@ -83,7 +83,7 @@ class Exact:
             self._why_not_read(some)
             or self._why_not_free(name, some)
             or self._why_not_loaded([entry for entry in some if entry.reads_all])
-            or self._why_not_found(some)
+            or self._why_not_found([entry for entry in some if entry.spec is not None])
         )
 
     def _why_not_read(self, some):

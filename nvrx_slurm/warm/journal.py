@@ -13,11 +13,13 @@ since reads in C cannot be seen; where the modules would be found; and who else 
 Run in the workers' interpreter without this package on its path. Standard library only.
 """
 
+import _frozen_importlib
 import atexit
+import builtins
 import os
 import sys
 
-from nvrx_effects import AtExit, Variable, World, change, known
+from nvrx_effects import AtExit, Variable, World, change, known, patches
 from nvrx_exact import STDLIB, Exact, find
 
 _Spec = type(sys.__spec__)
@@ -34,13 +36,12 @@ class Entry:
         self.name = name
         self.listed = listed  # the module whose import executed it
         self.settings = settings  # changes of variables under which that was
-        self.module = self.spec = None
-        self.needs = set()  # names of the modules that were executed, or came back, while it was
+        self.module = self.spec = None  # no spec: the code of another module has put it into sys.modules
+        self.needs = {}  # names that were imported while it was executed, in their order; not all are modules
         self.reads = {}  # variables that Python code has read, with their values
         self.loads = False  # it is a shared library of a package
         self.reads_all = False  # and the import of that package began with it: any variable may have been read
         self.effects = []  # changes outside of modules, in their order
-        self.extras = {}  # modules that its code put into sys.modules
         self.number = 0  # place in the order of sys.modules
         self.is_bound = False  # its parent package has it as an attribute
 
@@ -58,8 +59,9 @@ class Journal:
         self._stack = []  # what is being executed
         self._is_recording = False
         self.is_replaying = False
-        self._before = set(sys.modules) - {"atexit"}
-        self._extras = set()  # names of modules that belong to an entry
+        self._namespaces = {}  # of the parked modules, while nothing is visible
+        self._seen = set(sys.modules)  # names of modules that belong to an entry, or to nobody
+        self._count = len(sys.modules)  # when they were looked at
         self._noted = known()  # effects that belong to an entry, or to nobody
         self.written = {}  # variables that imports of this process have written
         self._watched = set()
@@ -72,18 +74,27 @@ class Journal:
         """Import the module `name` (and take `names` from it) under these changes of variables."""
         self._stack = [Entry("", name, settings)]
         before, known = dict(os.environ._data), set(self.entries)
-        real = os._Environ.__getitem__, os.putenv, os.unsetenv, atexit.register, os.execv, os.execve
-        self._is_recording = True
+        replaced = [
+            (os._Environ, "__getitem__", self._noting),
+            (os, "putenv", self._writing),
+            (os, "unsetenv", self._writing),
+            (os, "execv", lambda real: _refuse),
+            (os, "execve", lambda real: _refuse),
+            (atexit, "register", self._registering),
+            (builtins, "__import__", self._importing),
+            (_frozen_importlib, "_gcd_import", self._importing_by_name),
+        ]
+        real = [getattr(owner, own_name) for owner, own_name, _ in replaced]
+        self._is_recording, self._count = True, len(sys.modules)
         change(settings)
-        os._Environ.__getitem__ = self._noting(real[0])
-        os.putenv = lambda key, value: self._write(real[1], key, value)
-        os.unsetenv = lambda key: self._write(real[2], key)
-        atexit.register = self._registering(real[3])
-        os.execv = os.execve = _refuse
+        for (owner, own_name, make), one in zip(replaced, real, strict=True):
+            setattr(owner, own_name, make(one))
         try:
             __import__(name, fromlist=names)
+            self._note_extras(self.entries.get(name, self._stack[0]))
         finally:
-            os._Environ.__getitem__, os.putenv, os.unsetenv, atexit.register, os.execv, os.execve = real
+            for (owner, own_name, _), one in zip(replaced, real, strict=True):
+                setattr(owner, own_name, one)
             self._is_recording = False
             _become(before)
             for entry in self.entries.values():
@@ -92,7 +103,6 @@ class Journal:
 
     def park(self):
         """Hide all modules that are visible, and take their effects back."""
-        self._find_extras()
         visible = sorted((entry for entry in self.entries.values() if entry.name not in self.parked), key=_number)
         for entry in visible:
             package, _, child = entry.name.rpartition(".")
@@ -104,10 +114,13 @@ class Journal:
             entry.effects = [effect for effect in entry.effects if effect.is_there()]
             for effect in reversed(entry.effects):
                 effect.undo()
+        for patch in patches(self._namespaces, self.entries):
+            visible[-1].effects.append(patch)  # of the module that was recorded: it is the last one
+            patch.undo()
         for entry in visible:
-            for name in (entry.name, *entry.extras):
-                sys.modules.pop(name, None)
+            sys.modules.pop(entry.name, None)
         self.parked = dict(self.entries)
+        self._namespaces = {entry.name: dict(_vars(entry.module)) for entry in self.entries.values()}
         self.written.clear()
 
     def module(self, name):
@@ -143,11 +156,14 @@ class Journal:
 
         return note
 
-    def _write(self, real, key, *value):
-        real(key, *value)
-        name = os.fsencode(key)
-        self.written[name] = os.fsencode(value[0]) if value else None
-        self._stack[-1].effects.append(Variable(name, self.written[name], self.written))
+    def _writing(self, real):
+        def noted(key, *value):
+            real(key, *value)
+            name = os.fsencode(key)
+            self.written[name] = os.fsencode(value[0]) if value else None
+            self._stack[-1].effects.append(Variable(name, self.written[name], self.written))
+
+        return noted
 
     def _registering(self, register):
         def noted(function, *args, **kwargs):
@@ -159,7 +175,37 @@ class Journal:
 
         return noted
 
+    def _importing(self, real):
+        """The statement does not ask finders for what is there already."""
+
+        def noted(name, globals=None, locals=None, fromlist=(), level=0):
+            full = _absolute(name, globals or {}, level)
+            self._need(full)
+            module = real(name, globals, locals, fromlist, level)
+            for one in fromlist or ():
+                self._stack[-1].needs.setdefault(f"{full}.{one}")
+            return module
+
+        return noted
+
+    def _importing_by_name(self, real):
+        def noted(name, package=None, level=0):
+            self._need(_absolute(name, {"__package__": package}, level))
+            return real(name, package, level)
+
+        return noted
+
+    def _need(self, name):
+        """Packages come first; before them what is there already."""
+        self._note_extras(self._stack[-1])
+        parts = name.split(".")
+        for end in range(1, len(parts) + 1):
+            self._stack[-1].needs.setdefault(".".join(parts[:end]))
+
     def begin(self, name):
+        self._note_extras(self._stack[-1])
+        self._seen.add(name)
+        self._count += 1  # importlib makes it visible now
         entry = Entry(name, self._stack[0].listed, self._stack[0].settings)
         entry.world = World()
         self._stack.append(entry)
@@ -170,6 +216,7 @@ class Journal:
         while self._stack.pop() is not entry:
             pass
         outer = self._stack[-1]
+        self._note_extras(entry)
         if module is None:
             outer.needs |= entry.needs
             return
@@ -181,23 +228,22 @@ class Journal:
         entry.module = sys.modules.get(entry.name, module)
         entry.number = len(self.entries)
         self.entries[entry.name] = entry
-        outer.needs.add(entry.name)
+        outer.needs.setdefault(entry.name)
 
-    def _find_extras(self):
-        """Modules that no finder has seen belong to the first module that was complete after them."""
-        pending = {}
+    def _note_extras(self, entry):
+        """Modules that no finder has seen come with the module whose code is executed when they appear."""
+        if len(sys.modules) == self._count:
+            return
         for name, module in list(sys.modules.items()):
-            if name in self.entries:
-                self.entries[name].extras.update(pending)
-                self._extras.update(pending)
-                pending = {}
-            elif name not in self._before and name not in self._extras:
+            if name not in self._seen:
+                self._seen.add(name)
+                own = self.entries[name] = Entry(name, self._stack[0].listed, self._stack[0].settings)
+                own.module, own.number = module, len(self.entries)
                 spec = getattr(module, "__spec__", None)
                 if getattr(spec, "submodule_search_locations", None) and spec.name == name:  # a namespace package
-                    entry = self.entries[name] = Entry(name, "", {})
-                    entry.module, entry.spec, entry.number = module, spec, len(self.entries)
-                else:
-                    pending[name] = module
+                    own.spec = spec
+                entry.needs.setdefault(name)
+        self._count = len(sys.modules)
 
     # --- in a worker ------------------------------------------------------------------------------------------
 
@@ -223,10 +269,9 @@ class Journal:
         finally:
             self.is_replaying = False
         if self._is_recording:
-            self._stack[-1].needs.add(name)
+            self._stack[-1].needs.setdefault(name)
 
     def _show(self, entry, name):
-        sys.modules.update(entry.extras)
         if entry.name != name:  # importlib does it
             sys.modules[entry.name] = entry.module
         for effect in entry.effects:
@@ -236,23 +281,29 @@ class Journal:
             _vars(self._loaded(package))[child] = entry.module
 
     def _closure(self, name):
-        """The parked modules that come with this one, in the order of sys.modules; it is the last one."""
-        found, todo = {}, [name]
+        """The parked modules that come with this one, in the order in which their execution would end."""
+        entered, found = {name}, []
+        todo = [(self.parked[name], iter(self.parked[name].needs))]
         while todo:
-            entry = self.parked.get(todo.pop())
-            if entry is not None and entry.name not in found:
-                found[entry.name] = entry
-                todo += entry.needs
-        return sorted(found.values(), key=_number)
+            entry, needs = todo[-1]
+            new = next((one for one in needs if one in self.parked and one not in entered), None)
+            if new is None:
+                found.append(entry)
+                todo.pop()
+            else:
+                entered.add(new)
+                todo.append((self.parked[new], iter(self.parked[new].needs)))
+        return found
 
     # --- the protocol of finders, see importlib.abc.MetaPathFinder --------------------------------------------
 
     def find_spec(self, name, path=None, target=None):
         if name in self._watched and not self._is_recording:
             self._watched.discard(name)
-            self._hooks.imported(name, self._exact.changes())
+            if name in self.parked or find(self, name, path) is not None:  # torch tries triton, which may be missing
+                self._hooks.imported(name, self._exact.changes())
         entry = self.parked.get(name)
-        if entry is not None and target is None:
+        if entry is not None and entry.spec is not None and target is None:
             found = _Spec(name, _Replay(self, entry), origin=entry.spec.origin)
             found.submodule_search_locations = entry.spec.submodule_search_locations
             found.has_location = entry.spec.has_location
@@ -322,6 +373,19 @@ class _Replay:
 
 def _refuse(*args):
     raise Unfit("it executes another program, which would be the script")
+
+
+def _absolute(name, namespace, level):
+    """The full name of a module that is imported in this namespace, see PEP 328."""
+    if not level:
+        return name
+    package = namespace.get("__package__")
+    if package is None:
+        package = namespace.get("__name__", "")
+        if "__path__" not in namespace:
+            package = package.rpartition(".")[0]
+    base = package.rsplit(".", level - 1)[0]
+    return f"{base}.{name.lstrip('.')}" if name.lstrip(".") else base
 
 
 def _become(variables):

@@ -171,9 +171,9 @@ def up(one: Launcher, cycle: int) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def says(pattern: str, *nodes: Launcher) -> Launcher:
+def says(pattern: str, *nodes: Launcher, timeout_s: float = WAIT_S) -> Launcher:
     """The node that prints a line with `pattern` first; waits for it."""
-    deadline_s = time.monotonic() + WAIT_S
+    deadline_s = time.monotonic() + timeout_s
     while not (found := [one for one in nodes if re.search(pattern, one.text)]):
         assert time.monotonic() < deadline_s, f"no node says {pattern!r}"
         for one in nodes:
