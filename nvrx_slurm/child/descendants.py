@@ -11,7 +11,10 @@ import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable
+
+SHM_MANAGER = b"torch_shm_manag"  # the name of torch_shm_manager, as ps shows it
+_ENDS = 1 << (signal.SIGINT - 1) | 1 << (signal.SIGTERM - 1)
 
 
 def is_dead(pidfd: int) -> bool:
@@ -33,14 +36,32 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def below(pid: int, pidfd: int) -> list[int]:
-    """A pidfd of each living process below the process `pid`, which `pidfd` names. The caller closes them."""
+def nobody(pid: int) -> bool:
+    """Spares no process."""
+    return False
+
+
+def cleans(pid: int) -> bool:
+    """Whether the process is a helper that outlives its parent and cleans up: it ignores SIGINT and SIGTERM for that.
+
+    Resource trackers of CPython and loky do, and block both signals while they start. torch_shm_manager does not.
+    """
+    blocked, _, ignored = read(pid, "status").partition(b"\nSigBlk:")[2].partition(b"\nSigIgn:")
+    refused = int(blocked or b"0", 16) | int(ignored.split(b"\n")[0] or b"0", 16)
+    return refused & _ENDS == _ENDS or name(pid) == SHM_MANAGER
+
+
+def below(pid: int, pidfd: int, spare: Callable[[int], bool] = nobody) -> list[int]:
+    """A pidfd of each living process below the process `pid`, which `pidfd` names. The caller closes them.
+
+    Not of those that are to be spared, and of what is below these.
+    """
     todo, found = [(pid, pidfd)], list[int]()
     while todo:
         parent, parent_fd = todo.pop()
         for child in children(parent):
             fd = _open(child, (parent,))
-            if fd >= 0 and is_dead(parent_fd):  # another process may have the parent's number by now
+            if fd >= 0 and (is_dead(parent_fd) or spare(child)):  # dead: another process may have its number by now
                 os.close(fd)
             elif fd >= 0:
                 found.append(fd)
@@ -58,16 +79,17 @@ def kill_all(pidfds: Iterable[int]) -> None:
         os.close(fd)
 
 
-def kill_tree(root: int, parents: Collection[int], mark: bytes = b"") -> bool:
+def kill_tree(root: int, parents: Collection[int], mark: bytes = b"", spare: Callable[[int], bool] = nobody) -> bool:
     """SIGKILL to `root`, a child of one of `parents`, and to all below it. Does not wait. False: there is none.
 
-    `mark`: only if its environment has this entry (NAME=VALUE). All are found before one is killed: the children of a
-    killed process get another parent. A process that is forked in between is missed, so callers look again.
+    `mark`: only if its environment has this entry (NAME=VALUE). `spare`: see `below`. All are found before one is
+    killed: the children of a killed process get another parent. A process that is forked in between is missed, so
+    callers look again.
     """
     fd = _open(root, parents, mark)
     if fd < 0:
         return False
-    kill_all([fd, *below(root, fd)])
+    kill_all([fd, *below(root, fd, spare)])
     return True
 
 
@@ -87,6 +109,19 @@ def _open(pid: int, parents: Collection[int], mark: bytes = b"") -> int:
         return fd
     os.close(fd)
     return -1
+
+
+def name(pid: int) -> bytes:
+    """What ps shows of a process; b"" where it is gone."""
+    return read(pid, "comm").rstrip(b"\n")
+
+
+def group(pid: int) -> int:
+    """Its process group; -1: there is no such process."""
+    try:
+        return os.getpgid(pid)
+    except OSError:
+        return -1
 
 
 def _parent(pid: int) -> int:

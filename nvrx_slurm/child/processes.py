@@ -3,18 +3,19 @@ subreaper for their orphans."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import IO, NamedTuple
 
 from nvrx_slurm.child import bounded_process
 from nvrx_slurm.child.bounded_process import through_trampoline
-from nvrx_slurm.child.descendants import children, kill_tree, read
+from nvrx_slurm.child.descendants import children, cleans, group, kill_tree, name, nobody
 from nvrx_slurm.system.files import write_all
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -63,13 +64,36 @@ class Child:
         except (ProcessLookupError, PermissionError):  # gone, or only a zombie of another user (setuid) is left
             return
 
+    def kill(self) -> None:
+        """SIGKILL to the process alone; `reap` kills the others of its group."""
+        with contextlib.suppress(OSError):  # gone, or another user's (setuid)
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
     def reap(self) -> int:
-        """After `pidfd` became readable: kill what is left of the group, collect the exit code (negative = signal)."""
-        self.signal_group(signal.SIGKILL)
+        """After `pidfd` became readable: kill what is left of the group, collect the exit code (negative = signal).
+
+        Helpers that clean up are spared: they see by themselves that the process is gone.
+        """
+        if any(map(cleans, self._members())):
+            _kill_children(lambda pid: cleans(pid) or not self._is_member(pid))
+        else:
+            self.signal_group(signal.SIGKILL)
         code = self._popen.wait()
         os.close(self.pidfd)
         _own.discard(self.pid)
         return code
+
+    def _is_member(self, pid: int) -> bool:
+        return pid != self.pid and group(pid) == self.pid
+
+    def _members(self) -> Iterator[int]:
+        """The other processes of the group, once this one has ended: then its children are ours."""
+        todo = children(os.getpid())
+        while todo:
+            pid = todo.pop()
+            if self._is_member(pid):
+                yield pid
+                todo += children(pid)
 
 
 class Held:
@@ -201,25 +225,39 @@ class Orphans:
                 return
             _collect(ended.si_pid)
 
-    def kill(self, known: Collection[int] = (), but: Collection[bytes] = ()) -> int:
+    def kill(
+        self,
+        known: Collection[int] = (),
+        but: Collection[bytes] = (),
+        spare: Callable[[int], bool] = nobody,
+    ) -> int:
         """SIGKILL all orphans and all below them without waiting; returns how many have not ended yet.
 
-        Those in `known` and those with a name of `but` (as ps shows it) are left alone.
+        Those in `known`, those with a name of `but` (as ps shows it) and those to `spare` are left alone.
         """
-        spared, seen, me = self._before.union(known), set[int](), os.getpid()
-        for _ in range(_MAX_ROUNDS):
-            new = [pid for pid in children(me) if pid not in spared and pid not in seen and _name(pid) not in but]
-            if not new:
-                break
-            seen.update(new)
-            for pid in new:
-                kill_tree(pid, (me,))
-        return sum(not _collect(pid) for pid in children(me) if pid not in spared and _name(pid) not in but)
+
+        def is_spared(pid: int) -> bool:
+            return pid in self._before or pid in known or name(pid) in but or spare(pid)
+
+        _kill_children(is_spared)
+        return sum(not _collect(pid) for pid in children(os.getpid()) if not is_spared(pid))
+
+    def living(self, known: Collection[int], select: Callable[[int], bool]) -> list[int]:
+        """The orphans that have not ended, are not in `known`, and are to `select`."""
+        found = (pid for pid in children(os.getpid()) if pid not in self._before and pid not in known)
+        return [pid for pid in found if select(pid) and not _collect(pid)]
 
 
-def _name(pid: int) -> bytes:
-    """What ps shows of a process; b"" where it is gone."""
-    return read(pid, "comm").rstrip(b"\n")
+def _kill_children(is_spared: Callable[[int], bool]) -> None:
+    """SIGKILL to our children and all below them but those that are spared, without waiting."""
+    seen, me = set[int](), os.getpid()
+    for _ in range(_MAX_ROUNDS):
+        new = [pid for pid in children(me) if pid not in seen and not is_spared(pid)]
+        if not new:
+            break
+        seen.update(new)
+        for pid in new:
+            kill_tree(pid, (me,), spare=is_spared)
 
 
 def _collect(pid: int) -> bool:

@@ -124,8 +124,6 @@ class MonitorProgram:
         watched = self._watched
         if watched is None or not kill.is_dead(watched.fds.pidfd):
             return
-        if watched.ladder is not None:
-            kill.kill_group(watched.fds.pidfd, watched.pid)  # a hung rank's children end with it
         self._stop_serving()
 
     def _answer(self, message: dict[str, object], pid: int) -> tuple[bytes, list[int]]:

@@ -191,7 +191,7 @@ class Watched:
                 kill.send(self.fds.pidfd, signal.SIGCONT)
                 kill.send(self.fds.pidfd, self._signum)
             elif step == core.KILL:
-                kill.kill_group(self.fds.pidfd, self.pid)  # its agent lives, and kills the rest when the cycle ends
+                kill.send(self.fds.pidfd, signal.SIGKILL)  # its agent lives, and kills the rest
             self._step_until_s = monotonic() + grace_s
         return max(self._hold_until_s, self._step_until_s) if self.ladder else None
 

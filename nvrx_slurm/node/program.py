@@ -142,9 +142,10 @@ class NodeProgram:
         shell.on(t.Examine, self._examine)
         path, checks = self._head_start.private_dir.path, self._head_start.checks
         rank, state_dir = job.node.infra_rank, path / HEALTH_NAME
-        preflight = Preflight(job.preflight, rank, state_dir, say, shell.post, shell.finish_with, checks)
         lease = Lease(listener=self._server.listener.fileno()) if self._server is not None else None
         workers = Workers(job, self._console, shell.post, path, lease, self._tell)
+        post, refuse = shell.post, shell.finish_with
+        preflight = Preflight(job.preflight, rank, state_dir, say, post, refuse, checks, workers.cleaned)
         action = (job.spec.settings or {}).get("loss_action", "warn")
         await self.add(preflight, workers, LossWatch(action, workers.monitors, shell.post))
         if job.logs is not None:

@@ -137,7 +137,8 @@ def test_job_restarts_after_its_directory_was_removed(rig: Rig) -> None:
 
 
 FAMILY = """
-child = subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+child = subprocess.Popen([sys.executable, "-c", "import signal, time;"
+                          "signal.signal(signal.SIGTERM, signal.SIG_IGN), signal.signal(signal.SIGINT, signal.SIG_IGN);"
                           "print('child up', flush=True); time.sleep(1000)"])
 say("family", os.getpid(), child.pid)
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

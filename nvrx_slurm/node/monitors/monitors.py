@@ -247,7 +247,7 @@ class RankMonitor(SupervisedProcess):
         if life is not None and life.watch is not None and not life.hung:
             pid, life.hung = int(str(wire.decode(life.watch)["pid"])), True
             self._on_hang(self.local_rank, {"pid": pid, "sentence": why, "kind": t.FaultKind.LOSS})
-            kill.kill_group(life.pidfd, pid)
+            kill.send(life.pidfd, signal.SIGKILL)
 
     def unwatch(self) -> None:
         """The worker is gone (or no longer to be judged): forget it, and make ready for the next."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ class Preflight:
     """Role. It posts Prepared once for the start and once per Prepare, and Sick when a check fails in between.
 
     The node is idle from Prepared to StartWorkers: all checks run now and then, so that no sick spare is promoted.
-    Settings that the checks refuse go to `refuse(error)`.
+    Settings that the checks refuse go to `refuse(error)`. `cleaned`: until nothing of earlier workers runs.
     """
 
     def __init__(
@@ -43,12 +43,13 @@ class Preflight:
         post: Post,
         refuse: Callable[[Exception], None],
         spawned: Spawned | None = None,
+        cleaned: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._spec = spec
         self._infra_rank = infra_rank
         self._say, self._say_once = say, once(say)
         self._post = post
-        self._refuse = refuse
+        self._refuse, self._cleaned = refuse, cleaned
         self.checks = ChecksProcess(spec, state_dir, self._say_once, self._on_news, spawned)
         self._task: asyncio.Task[None] | None = None  # the preflight, then the checks of the idle node
         self._has_gpus = True  # until a reading says otherwise
@@ -81,13 +82,18 @@ class Preflight:
 
     async def _prepare(self, command: ag.Prepare) -> None:
         try:
-            why = await self.prepare(command.cycle, command.used)
+            checking = self.prepare(command.cycle, command.used)
+            why, _ = await asyncio.gather(checking, self._wait_for_helpers(command.used))
         except UsageError as error:
             self._refuse(error)
             return
         self._post(ag.Prepared(why))
         if not why and self._spec.checks:
             await self._check_while_idle()
+
+    async def _wait_for_helpers(self, used: bool) -> None:
+        if used and self._cleaned is not None:
+            await self._cleaned()
 
     async def prepare(self, cycle: int, used: bool) -> str:
         """Make the node ready for `cycle` and check it. Returns why it is not fit, "" if it is.

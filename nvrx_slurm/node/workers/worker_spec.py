@@ -89,9 +89,14 @@ class StartedWorker:
     hang: RankFault | None = None
 
     def signal(self, signum: int, wake: bool) -> None:
-        """To its process group; `wake`: SIGCONT too, because a stopped one acts on nothing."""
+        """To its process group; `wake`: SIGCONT too, because a stopped one acts on nothing.
+
+        SIGKILL is for itself alone: what else is in its group is killed when it is reaped, but helpers that clean up.
+        """
         if self.hang is not None and signum == signal.SIGTERM:
             return  # its monitor ends it, after it has printed its stacks
+        if signum == signal.SIGKILL:
+            return self.child.kill()
         self.child.signal_group(signum)
         if wake:
             self.child.signal_group(signal.SIGCONT)

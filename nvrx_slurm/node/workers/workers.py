@@ -76,6 +76,7 @@ class Workers:
         self._report: asyncio.Task[None] | None = None  # about the living ranks
         self._stacks: asyncio.AbstractServer | None = None
         self._orphans = OrphanReaper()
+        self._cleaning: asyncio.Task[None] | None = None  # helpers of workers that are gone clean up
         self._opening: asyncio.Task[None] | None = None  # of the logs of workers that are to start
         self._ending: asyncio.Task[None] | None = None  # watches workers that have got SIGTERM
         self._failed = False  # a worker of this cycle ended by a fault or was stopped
@@ -137,6 +138,8 @@ class Workers:
             if self._alive:
                 await bounded.wait_for(self._none_left.wait(), _CLOSE_TIMEOUT_S)
         except asyncio.TimeoutError:
+            for worker in self._alive.values():
+                worker.child.signal_group(signal.SIGKILL)
             self._console.say(f"leaving {len(self._alive)} workers behind that do not end after SIGKILL")
         if self._starter is not None:
             await self._starter.close()
@@ -144,6 +147,11 @@ class Workers:
         await asyncio.gather(*(monitor.close() for monitor in monitors))
         if left := await self._orphans.close():
             self._console.say(f"leaving {left} processes behind that workers started: they do not end")
+
+    async def cleaned(self) -> None:
+        """Until no process of stopped workers runs any more but torch's manager of shared memory. Bounded."""
+        if self._cleaning is not None:
+            await asyncio.shield(self._cleaning)
 
     # --- commands -----------------------------------------------------------------------------------------------
 
@@ -162,6 +170,8 @@ class Workers:
         with Logs(directory, range(first, first + self._node.nproc)) as logs:
             await logs.open(OPEN_TIMEOUT_S)
             await self._launcher.wait(plan.forked)
+            await self.cleaned()
+            await self._orphans.clean()  # those of workers whose helpers could go on until now
             self._opening = None
             if logs.problem:
                 said = "what the workers write is lost in this cycle, they go on without"
@@ -310,6 +320,7 @@ class Workers:
         if self._failed and not self._alive and (self._stopping or not self._spec.wrapped):
             # Not earlier: the others may need their helpers to end well. After a success they may go on (an uploader).
             self._orphans.kill_living()
+            self._cleaning = asyncio.ensure_future(self._orphans.clean())
         else:
             self._orphans.reap()
         self._client_check.ended(well=code == 0 and not self._stopping, last=not self._alive)
