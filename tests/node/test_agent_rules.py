@@ -65,6 +65,18 @@ def test_a_script_that_cannot_start_uses_no_restart(rig: Rig) -> None:
     assert rig.result["first_cause"]["message"].startswith("SyntaxError: ")
 
 
+@pytest.mark.parametrize(("bug", "starts", "cycles"), [
+    ("undefined", 2, [0, 1]), ("open('none.yaml')", 2, [0, 1]), ("{}['lr']", 0, [0, 1, 2]),
+])  # fmt: skip
+def test_an_exception_of_all_ranks_at_the_start_comes_twice_at_most(
+    rig: Rig, bug: str, starts: int, cycles: list[int]
+) -> None:
+    flags = ("--max-restarts=2", "--nproc-per-node=2", f"--ft-max-failed-starts={starts}")
+    nodes = rig.nodes(2, "2:2", rig.script(UP + bug), *flags)
+    assert {node.wait() for node in nodes} == {ExitCode.FAILED} and nodes[0].cycles == cycles
+    assert bool(re.search("all 4 ranks .* the same exception", rig.result["reason"])) == bool(starts)
+
+
 # What Megatron-LM's rerun state machine does (core/rerun_state_machine.py), with the node's number for its GPU.
 MEGATRON = """
 state = os.path.join(os.environ["NVRX_TEST_GATES"], "suspect")

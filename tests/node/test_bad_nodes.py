@@ -18,35 +18,45 @@ if PRINTS:
     say("iteration", 9), say("iteration", 10)
 """
 )
-# Everything that only a node can have; what follows in a script that is too good for it.
-NODES = {
-    "device": "raise RuntimeError('No CUDA GPUs are available')",
-    "library": "raise ImportError('libcuda.so.1: cannot open shared object file: Input/output error')",
-    "file": "open('/proc/self/mem', 'rb').read(1)",  # EIO
-    "shared-memory": "open('/dev/full', 'wb', 0).write(b'x')",  # ENOSPC
-    "SIGBUS": "import mmap; f = open('map', 'w+b'); f.truncate(1); m = mmap.mmap(f.fileno(), 1); f.truncate(0); m[0]",
-    "SIGSEGV": "import ctypes; ctypes.string_at(0)",
-    "exit-1": "os._exit(1)",
-    "after-6-s": "time.sleep(6); raise RuntimeError('CUDA error: unspecified launch failure')",
-    "after-10-steps": "[say('iteration', n) for n in range(10)]; raise RuntimeError('CUDA error: unknown error')",
-    "descriptors": "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3)); open('/dev/null')",
-    "processes": "import resource; resource.setrlimit(resource.RLIMIT_NPROC, (0, 0)); os.setuid(65534); os.fork()",
-    "killed": "os.kill(os.getpid(), signal.SIGKILL)",
-    "hang": "forever()",
-    "not-executable": "",
-}
-SCRIPTS = {
-    "value": "raise ValueError('bad sample')",
-    "key": "{}['text']",
-    "decode": "b'\\xff'.decode()",
-    "json": "json.loads('{')",
-    "assertion": "assert RANK != 1",
-    "end-of-file": "raise EOFError('shard ends')",
-    "missing": "open('shard-1')",
-    "runtime": "raise RuntimeError('shapes differ')",
-    "exit-3": "os._exit(3)",
-    "SIGSEGV": "os.kill(os.getpid(), signal.SIGSEGV)",
-}
+
+
+def _ways(table: str) -> dict[str, str]:
+    return dict(line.split(": ", 1) for line in table.strip().split("\n"))
+
+
+# How only a node can fail its ranks.
+NODES = _ways(
+    r"""
+device: raise RuntimeError('No CUDA GPUs are available')
+library: raise ImportError('libcuda.so.1: cannot open shared object file: Input/output error')
+file: open('/proc/self/mem', 'rb').read(1)
+shared-memory: open('/dev/full', 'wb', 0).write(b'x')
+SIGBUS: import mmap; f = open('map', 'w+b'); f.truncate(1); m = mmap.mmap(f.fileno(), 1); f.truncate(0); m[0]
+SIGSEGV: import ctypes; ctypes.string_at(0)
+exit-1: os._exit(1)
+after-6-s: time.sleep(6); raise RuntimeError('CUDA error: unspecified launch failure')
+after-10-steps: [say('iteration', n) for n in range(10)]; raise RuntimeError('CUDA error: unknown error')
+descriptors: import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3)); open('/dev/null')
+processes: import resource; resource.setrlimit(resource.RLIMIT_NPROC, (0, 0)); os.setuid(65534); os.fork()
+killed: os.kill(os.getpid(), signal.SIGKILL)
+hang: forever()
+not-executable: pass
+"""
+)
+SCRIPTS = _ways(
+    r"""
+value: raise ValueError('bad sample')
+key: {}['text']
+decode: b'\xff'.decode()
+json: json.loads('{')
+assertion: assert RANK != 1
+end-of-file: raise EOFError('shard ends')
+missing: open('shard-1')
+runtime: raise RuntimeError('shapes differ')
+exit-3: os._exit(3)
+SIGSEGV: os.kill(os.getpid(), signal.SIGSEGV)
+"""
+)
 WAITS = """
 def barrier():
     gate(f"end{CYCLE}")
@@ -79,7 +89,7 @@ def cases(ways: Iterable[str], *quick: str, sizes: tuple[int, ...] = ()) -> list
 
 @pytest.mark.parametrize(("way", "prints", "size"), cases(NODES, "exit-1", "hang", "not-executable", sizes=(8,)))
 def test_a_spare_takes_the_place_of_a_bad_node(rig: Rig, way: str, prints: bool, size: int) -> None:
-    fails = f"if NODE == 1:\n    {NODES[way] or 'pass'}\n"
+    fails = f"if NODE == 1:\n    {NODES[way]}\n"
     text = f"PRINTS = {prints}\n{RANKS}{fails}{CLIENT}{WAITS}"
     good, flags = rig.script(text), [*FLAGS, "--max-restarts=2"]
     bad = good

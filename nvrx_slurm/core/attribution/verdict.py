@@ -297,10 +297,9 @@ def _at_one_iteration(
 def _same(v: JudgedCause, past: Sequence[RestartRecord]) -> RestartRecord | None:
     """The restart before, if its cause was the same and may come from code, data or a checkpoint."""
     cause, last = v.cause, past[-1] if past else None
+    print_ = v.fingerprint if cause.finding is not None else ""
     own = cause.kind in (FaultKind.EXIT, FaultKind.LOSS) or cause.exit_code in _OWN_SIGNALS
-    same = (
-        last is not None and own and cause.finding is not None and v.fingerprint and last.fingerprint == v.fingerprint
-    )
+    same = last is not None and own and print_ and last.fingerprint == print_
     echo = cause.finding is not None and cause.finding.role is LineRole.ECHO
     outside = (v.blame in _OUTSIDE or v.one_node) and v.rule not in _TORN  # a full disk, a mount, a port, a permission
     return last if same and not echo and not outside else None
