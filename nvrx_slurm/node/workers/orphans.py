@@ -84,7 +84,7 @@ class OrphanReaper(processes.Orphans):
             if left_s <= 0 or not any(map(select, living)):
                 return
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._child_ended.wait(), left_s)
+                await bounded.wait_for(self._child_ended.wait(), left_s)
 
     def _on_child(self) -> None:
         if self._kills:
