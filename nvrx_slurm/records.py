@@ -157,6 +157,14 @@ class Examined:
 
 
 @frozen
+class LogServer:
+    """Where the coordinator's node takes lines for the merged logs: at the first of `ports`."""
+
+    term: int
+    ports: tuple[int, ...]  # at most 64
+
+
+@frozen
 class Imported:
     """A module that the ranks import, after they have changed these variables. A value "\0": not set any more."""
 

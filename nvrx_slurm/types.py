@@ -20,6 +20,7 @@ from nvrx_slurm.records import Finding as Finding
 from nvrx_slurm.records import Imported as Imported
 from nvrx_slurm.records import Imports as Imports
 from nvrx_slurm.records import LineRole as LineRole
+from nvrx_slurm.records import LogServer as LogServer
 from nvrx_slurm.records import NodeTime as NodeTime
 from nvrx_slurm.records import Pace as Pace
 from nvrx_slurm.records import RankPace as RankPace
@@ -460,14 +461,6 @@ class RanksGone:
     cycle: int
     ranks: tuple[int, ...]
     reason: str
-
-
-@frozen
-class LogServer:
-    """Where the coordinator's node takes lines for the merged logs: at the first of `ports`."""
-
-    term: int
-    ports: tuple[int, ...]  # at most 64
 
 
 AgentReport = RanksFailed | Hung | Evidence | Spent | Succeeded | Ready | EndKnown

@@ -81,4 +81,4 @@ if __name__ == "__main__":
     if os.environ["ROLE_NAME"] != "forked":
         ENDS[os.environ["ROLE_NAME"]]()
     else:
-        print("decimal" in sys.modules)
+        print("decimal" in getattr(sys.meta_path[0], "parked", ()))

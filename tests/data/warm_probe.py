@@ -2,7 +2,7 @@
 
 import sys
 
-FORKED = "decimal" in sys.modules  # the template imports it
+FORKED = "decimal" in getattr(sys.meta_path[0], "parked", ())  # the template imports it
 
 import fcntl  # noqa: E402
 import gc  # noqa: E402

@@ -18,7 +18,7 @@ from nvrx_slurm.frozen import frozen
 from nvrx_slurm.node.monitors.monitors import faulthandler_env
 from nvrx_slurm.node.output.console import once
 from nvrx_slurm.node.workers.template import TemplateProcess, TemplateSpec
-from nvrx_slurm.node.workers.told import Message, Told, as_news
+from nvrx_slurm.node.workers.told import Message, Told, as_modules, as_news
 from nvrx_slurm.node.workers.worker_spec import LOCAL_RANK_MACRO, WarmSpec, WorkerSpec, worker_env
 from nvrx_slurm.system import bounded
 from nvrx_slurm.system.files import WARM_NAME
@@ -80,7 +80,7 @@ class Launcher:
         """Start the processes of the first workers: their template, with what it is known that they import."""
         if self._warm is not None:
             self._learned.found(self._warm.imports)
-            self._build(self._learned.modules(), hurry=True)
+            self._build([(name, {}) for name in self._warm.preload or self._warm.imports], hurry=True)
         else:
             self._settled.set()
         self.hold()
@@ -150,9 +150,9 @@ class Launcher:
         """The node has no workers in this cycle."""
         self._end_all(self._held)
 
-    def hint(self, modules: Sequence[preload.Module]) -> None:
-        """Other nodes have seen their ranks import these."""
-        self._learned.hinted = tuple(modules)
+    def hint(self, news: t.Imports) -> None:
+        """Other nodes have seen their ranks import these: a spare prepares for it."""
+        self._learned.hinted = as_modules(news)
         self._want()
 
     async def close(self) -> None:

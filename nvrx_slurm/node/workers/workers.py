@@ -30,7 +30,6 @@ from nvrx_slurm.node.signals import ENDING
 from nvrx_slurm.node.workers.idle import wait_until_idle
 from nvrx_slurm.node.workers.launcher import Launcher, LauncherHooks, report_defect
 from nvrx_slurm.node.workers.orphans import OrphanReaper
-from nvrx_slurm.node.workers.told import as_modules
 from nvrx_slurm.node.workers.worker_spec import StartedWorker, living, rank_env, worker_env
 from nvrx_slurm.system import bounded, limits
 from nvrx_slurm.system.files import BOARD_NAME
@@ -68,6 +67,7 @@ class Workers:
         note = partial(console.say, to_copy=True)
         hooks = LauncherHooks(console.say, note, self._end_inexact, self._tell_imports, tell)
         self._launcher = Launcher(spec, job.node.nproc, private_dir, hooks)
+        self.prepare = self._launcher.hint  # for what the ranks of other nodes import
         self._board = private_dir / BOARD_NAME  # tells wrappers which ranks are dead
         self.monitors = self._monitors = list[RankMonitor]()  # once started
         self._paces = Paces(self._monitors, spec, partial(living, self._alive), tell)
@@ -287,10 +287,6 @@ class Workers:
         worker.hang = replace(worker.where, kind=kind, message=str(message.get("sentence", "")))
         if kind is FaultKind.HANG:
             self._post(ag.HangSeen(worker.hang))
-
-    def prepare(self, news: t.Imports) -> None:
-        """The ranks of other nodes import these: a spare prepares for it."""
-        self._launcher.hint(as_modules(news))
 
     def _tell_imports(self, news: t.Imports) -> None:
         if self._plan is not None and self._plan.group_rank == 0:  # those of other nodes import the same
