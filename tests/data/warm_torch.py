@@ -4,7 +4,7 @@ import json
 import os
 import sys
 
-FORKED = "torch" in sys.modules
+FORKED = "torch" in getattr(sys.meta_path[0], "parked", ())
 
 import numpy  # noqa: E402
 import torch  # noqa: E402

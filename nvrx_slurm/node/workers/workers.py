@@ -274,9 +274,8 @@ class Workers:
         self._loop.add_reader(child.pidfd, self._exited, local_rank)
 
     def _show(self, local_rank: int, rank: int, files: list[IO[bytes]]) -> None:
-        streams = self._spec.shown(local_rank)
         for bit, file in enumerate(files, 1):
-            if streams & bit and file.name != os.devnull:
+            if self._spec.shown(local_rank) & bit and file.name != os.devnull:
                 self._console.follow(Path(file.name), self._spec.line_prefix.format(rank=rank), bit, file.tell())
 
     def _hung(self, local_rank: int, message: Mapping[str, Any]) -> None:
