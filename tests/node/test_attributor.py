@@ -114,7 +114,7 @@ def test_a_process_that_dies_is_started_again_without_a_token_and_ends_with_the_
     service = fake(SUBMITTED)
     service.answer = by_method("STOP")  # type: ignore[method-assign]
     code = UP + "if CYCLE < 2:\n    gate(f'fail{CYCLE}')\nraise ValueError('bad sample')\n"
-    job = run(rig, code, service.url, NVRX_TOKEN="5" * 64, HF_TOKEN="hf_secret")
+    job = run(rig, code, service.url, NVRX_TOKEN="5" * 64, HF_TOKEN="hf_secret", NVRX_FT_MAX_FAILED_STARTS="0")
     job.line("up 0 ")
     service.wait_for(1)
     (first,) = attribution_of(job)
