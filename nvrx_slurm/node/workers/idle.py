@@ -36,8 +36,11 @@ async def wait_until_idle(
     """Whether the `pids` (of ranks that are alive, and have just got the signal) did nothing for `idle_s` seconds
     without `hold`. False once there are none, or if /proc does not tell."""
     readings = deque[dict[int, Signs]](maxlen=_READINGS)
+    loop = asyncio.get_running_loop()
+    due_s = loop.time()
     while pids():
-        await asyncio.sleep(idle_s / _READINGS)
+        due_s = max(due_s + idle_s / _READINGS, loop.time())
+        await asyncio.sleep(due_s - loop.time())
         now = await bounded.call_or_none(partial(read_signs, pids(), signum), idle_s, "idle")
         if now is None:
             break
