@@ -32,12 +32,12 @@ from nvrx_slurm.node.workers.launcher import Launcher
 from nvrx_slurm.node.workers.orphans import OrphanReaper
 from nvrx_slurm.node.workers.worker_spec import StartedWorker, living, rank_env, worker_env
 from nvrx_slurm.system import bounded
-from nvrx_slurm.system.files import BOARD_NAME
+from nvrx_slurm.system.files import BOARD_NAME, last_bytes
 from nvrx_slurm.types import FaultKind, Pace, Plan, RankEvidence, RankFault, Window, WorkloadAction
 
 _DETAILS_TIMEOUT_S = 1.0  # a hung file system must not hold up the report of a fault
 OPEN_TIMEOUT_S = 10.0  # for the log files; then workers write to /dev/null
-_CLOSE_TIMEOUT_S = 5.0
+_CLOSE_TIMEOUT_S, _ANSWER_S = 5.0, 4.0
 _MONITORS_AFTER_S = 0.1  # without a lease: the first workers' own start comes before that of the monitors' processes
 _RULES_AFTER_S = 0.3
 _OWN_SIGNAL_S = 0.25  # how much later than a worker this process may get the signal that ends the step
@@ -148,8 +148,19 @@ class Workers:
         self._orphans.kill_living(later=False)  # of an earlier cycle
         self._stopping = self._failed = False
         self._plan, self._plan_at, self._times, self._exits_due = plan, self._loop.time(), [], self._node.nproc
+        bounded.begin(self._name_what_hangs, "paths")
         self._opening = asyncio.ensure_future(self._open_and_start(plan))
         self._paces.begin(plan)
+
+    def _name_what_hangs(self) -> None:
+        """In a thread: workers may block there, and this program, too, which cannot say it then."""
+        for path in (self._spec.script, str(self._private_dir)):
+            try:
+                bounded.call(partial(last_bytes, path, 1), _ANSWER_S, path)
+            except bounded.Overrun as error:
+                self._console.say(f"{error}: its file system may hang")
+            except OSError:
+                continue
 
     async def _open_and_start(self, plan: Plan) -> None:
         first, directory = plan.rank_offset, self._run_dir.node_dir(plan.cycle, self._node)
@@ -295,7 +306,9 @@ class Workers:
         code = worker.child.reap()
         if not self._alive:
             self._none_left.set()
-        self._failed = self._failed or code != 0 or self._stopping
+        if not self._failed and (code != 0 or self._stopping):
+            self._failed = True
+            bounded.begin(self._name_what_hangs, "paths")
         if self._failed and not self._alive and (self._stopping or not self._spec.wrapped):
             # Not earlier: the others may need their helpers to end well. After a success they may go on (an uploader).
             self._orphans.kill_living()
