@@ -74,7 +74,7 @@ class SupervisedProcess:
         """Start the process, unless there is one."""
         if self._closed or self._child is not None:
             return
-        self._stop_waiting()
+        self._timer = None
         self._began_s = self._loop.time()
         try:
             child, channel = self._start()
@@ -86,12 +86,8 @@ class SupervisedProcess:
     def start_now(self) -> None:
         """Start it now if it is to be started again later."""
         if self._timer is not None:
-            self.spawn()
-
-    def _stop_waiting(self) -> None:
-        if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+            self.spawn()
 
     def _adopt(self, child: processes.Child, channel: socket.socket | None) -> None:
         """This is the process now."""
@@ -165,7 +161,8 @@ class SupervisedProcess:
     async def close(self) -> None:
         """End it for good: ask it, then kill it. At most 2 x CLOSE_TIMEOUT_S; a second call does nothing."""
         self._closed = True
-        self._stop_waiting()
+        if self._timer is not None:
+            self._timer.cancel()
         for end_it in (self._ask_to_end, self._kill):
             if self._child is not None:
                 end_it()
@@ -194,7 +191,7 @@ class PacketProcess(SupervisedProcess):
         self._name, self._module = name, module
         self._settings, self._state, self._say = settings, state, say
         self._listener, self._env = listener, env
-        self._code: int | None = None  # with which it ended last
+        self._code = -1  # with which it ended last
 
     def _start(self) -> tuple[processes.Child, socket.socket]:
         def start(fd: int) -> processes.Child:
@@ -236,10 +233,9 @@ class PacketProcess(SupervisedProcess):
     async def finish(self, within_s: float) -> bool:
         """Have it do the rest of its work for at most that time; then it ends. Returns whether it has done all of it.
 
-        One that waits for its next start gets it now. A second call only returns the same.
+        A second call only returns the same.
         """
         if not self._closed:
-            self.start_now()
             self._closed = True
             self.tell({"finish": within_s})
             await self._wait_for_end(within_s + _MARGIN_S)

@@ -224,6 +224,7 @@ def _worker_spec(here: Here, shape: Layout, script: str, args: tuple[str, ...], 
         straggler_window_s=ft.straggler_window,
         is_wait=ft.is_wait,
         warm=_warm(here, argv, script, shape.nproc, shared=shape.on_node.world > shape.nproc),
+        script=os.path.abspath(script),
         wrapped=RestartPolicy(ft.restart_policy) is RestartPolicy.MIN_HEALTHY,
     )
 

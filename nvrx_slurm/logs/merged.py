@@ -13,9 +13,9 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from nvrx_slurm.core.logs.index import STATE_EACH_BYTES, Index, Source
+from nvrx_slurm.core.logs.index import STATE_EACH_BYTES, Index
 from nvrx_slurm.core.logs.names import cycle_file, index_file
 from nvrx_slurm.system.files import write_all
 from nvrx_slurm.system.owned import append_to
@@ -37,16 +37,17 @@ class Batch(NamedTuple):
     at: int  # Unix milliseconds
 
 
-def missing_lines(prefix: str, log_dir: Path, cycles: Mapping[int, Iterable[str]]) -> int:
-    """How many lines of these files of ranks, by cycle, are not in the merged ones, as these tell. In a thread."""
+def missing_lines(prefix: str, log_dir: Path, cycles: Iterable[Mapping[str, Any]]) -> int:
+    """How many lines of ranks are not in the merged files, as these tell. `cycles`: as the shipper is told of them."""
     lines = 0
-    for cycle, files in cycles.items():
-        merged, known = cycle_file(prefix, cycle), dict[str, Source]()
+    for told in cycles:
+        merged, index = cycle_file(prefix, told["cycle"]), Index()
         with contextlib.suppress(OSError):
-            known = Index.load(Path(index_file(merged)).read_bytes(), os.stat(merged).st_size).sources
-        for file in files:
+            index = Index.load(Path(index_file(merged)).read_bytes(), os.stat(merged).st_size)
+        for file, rank in told["files"]:
+            index.open(file, rank)
             with contextlib.suppress(OSError), open(log_dir / file, "rb") as written:
-                written.seek(known[file].to if file in known else 0)
+                written.seek(index.sources[file].to)
                 lines += sum(1 for _ in written)
     return lines
 

@@ -47,7 +47,6 @@ _BATCH_HOST_S = 900.0  # Slurm notices a silent node after SlurmdTimeout, 300 s 
 _ASK_SLURM_S = 70.0  # for one try, which takes at most 62 s
 _RETRY_SLURM_S = 5.0
 _TRIES_BEFORE_SCANCEL = 3  # Slurm may be restarting
-_HASTY_DRAIN_S = 2.0  # for merged logs after a signal: agent and aggregator each wait so long
 _LAST_SENTENCE_S = 0.05  # for the console's thread to write it, also to the launchers' file
 _LAST_LINES_S = 2.0  # for queued console lines at the end
 
@@ -73,7 +72,7 @@ class NodeProgram:
         self._has_link = False
         self._told_early: list[t.Warmth] = []  # before there was a link
         self._examining: asyncio.Future[None] | None = None
-        self._main: asyncio.Task[Any] | None = None
+        self._main: asyncio.Task[Any] | None
         self._code = int(ExitCode.INTERNAL)  # until the agent has ended
 
     async def run(self) -> int:
@@ -88,21 +87,16 @@ class NodeProgram:
         except asyncio.CancelledError:
             self._console.say(f"node {self._job.node.host} ends with code {self._code}, without waiting for others")
             return self._code
-        except NvrxError as error:
-            self._console.say(str(error))
-            why = f"the coordinator's node {self._job.node.host} cannot take part: {error}"
-            await self._close(None if self._elections is not None else t.Finish(error.exit_code, why))
-            return error.exit_code
         except Exception as error:
-            lack = limits.lack(error)
-            code = ExitCode.NODE_REFUSED if lack else ExitCode.INTERNAL
-            defect = f"internal error, please report it:\n{traceback.format_exc()}"
-            self._console.say(f"this node cannot go on: {lack}" if lack else defect)
-            # This machine may be the cause of an OSError: then the others elect a coordinator. A defect would go round.
-            others_go_on = isinstance(error, OSError) and self._elections is not None
-            end = t.Finish(code, f"the coordinator on {self._job.node.host} broke")
-            await self._close(None if others_go_on else end)
-            return code
+            is_defect = not isinstance(error, NvrxError) and not getattr(error, "errno", None)
+            why, trace = f"node {self._job.node.host} cannot take part: {error}", traceback.format_exc()
+            self._console.say(f"internal error, please report it:\n{trace}" if is_defect else why)
+            self._console.say(trace, to_copy=True)
+            code = getattr(error, "exit_code", ExitCode.INTERNAL if is_defect else ExitCode.NODE_REFUSED)
+            # The machine may be the cause: then the others elect a coordinator. A defect would go round.
+            others_go_on = self._elections is not None and not is_defect
+            await self._close(None if others_go_on else t.Finish(code, f"the coordinator's {why}"))
+            return int(code)
         finally:
             await self._close()
             self._console.finish(_LAST_LINES_S)
@@ -225,10 +219,9 @@ class NodeProgram:
     async def _end(self, end: ag.Exit) -> int:
         """The agent has ended. Its roles end, then the coordinator when the job does."""
         job, self._code = self._job, end.code
+        signalled = end.code > _SIGNALLED
         if self._logs is not None:
-            self._logs.start_now()
-            if end.code > _SIGNALLED:  # Slurm kills all this KillWait after its signal
-                self._logs.drain_s = min(self._logs.drain_s, _HASTY_DRAIN_S)
+            self._logs.last_call(signalled)  # Slurm kills all this KillWait after its signal
         for role in (self._link, *self._roles):
             logs = self._logs if self._coordinator is not None else None  # until the end of the job has been said
             if role not in (self._elections, logs):
@@ -237,8 +230,12 @@ class NodeProgram:
             await self._elections.leave()
         host = self._coordinator
         if host is not None:
-            self._tell_end(host.shell, end)
-            if end.code > _SIGNALLED and not host.leads:  # its agent, which has left, was the first of its voters
+            if signalled:  # it may have come before the agent had a coordinator to tell
+                ends = t.EndJob(end.code, end.reason, end.code - _SIGNALLED)
+                host.shell.post(ev.FromAgent(job.node.node_id, ends))
+            if end.code == ExitCode.NODE_REFUSED:  # the agent has ended, and its workers: their node is not waited for
+                host.shell.post(ev.ProvenDead(peer_of(job.node)))
+            if signalled and not host.leads:  # its agent, which has left, was the first of its voters
                 host.shell.retire()
             done = await host.finish(self._end_logs)
             if done is not None:  # else another node coordinates the job
@@ -251,14 +248,6 @@ class NodeProgram:
             why += f"; last try: {getattr(self._link.transport, 'last_problem', '')}"
         self._console.say(f"node {self._job.node.host} ends with code {end.code}: {why}")
         return end.code
-
-    def _tell_end(self, coordinator: Shell, end: ag.Exit) -> None:
-        node = self._job.node
-        if end.code > _SIGNALLED:  # the signal may have come before the agent had a coordinator to tell
-            ends = t.EndJob(end.code, end.reason, end.code - _SIGNALLED)
-            coordinator.post(ev.FromAgent(node.node_id, ends))
-        if end.code == ExitCode.NODE_REFUSED:  # the agent has ended, and its workers: their node is not waited for
-            coordinator.post(ev.ProvenDead(peer_of(node)))
 
     async def _end_job(self, job_id: int, code: int, out_of_time: bool) -> None:
         """Where the batch host is gone, no batch script ends the Slurm job; Slurm may take minutes to notice."""

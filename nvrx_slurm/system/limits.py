@@ -1,22 +1,16 @@
-"""Limits of this process that a job runs into: looked at early, raised where that is allowed, told from defects."""
+"""Limits of this process that a job runs into: looked at early, raised where that is allowed."""
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import resource
-from contextlib import ExitStack
 from pathlib import Path
 
 from nvrx_slurm.errors import UsageError
 
 _OWN_FILES = 256  # logs, monitors and the like
 _START_FILES = 16  # event loop, signals, console, directory and process of the checks
-_OF_THE_MACHINE = (
-    *(errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT),
-    *(errno.EIO, errno.ESTALE, errno.EROFS),
-)
 # Version 2 has one hierarchy; version 1 one for each controller. A path says which group of it a process is in.
 _GROUPS = re.compile(r"^\d+:(memory|):(.*)", re.MULTILINE)
 _OOM_FILES = {"": "memory.events", "memory": "memory.oom_control"}
@@ -42,22 +36,11 @@ def _text(path: str) -> str:
 
 def check_start() -> None:
     """Raises UsageError where this process may not even open what it needs before it can degrade."""
-    with ExitStack() as opened:
-        try:
-            for _ in range(_START_FILES):
-                opened.callback(os.close, os.open(os.devnull, os.O_RDONLY))
-        except OSError as error:
-            most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-            raise UsageError(f"too few files may be open here ({most}): {error.strerror}; raise ulimit -n") from None
-
-
-def lack(error: Exception) -> str:
-    """What the machine does not give, by the error of a call; "" where the error tells of a defect."""
-    if isinstance(error, MemoryError):
-        return "there is no memory"
-    if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
-        return f"{error.strerror} ({error.filename})" if error.filename else str(error.strerror)
-    return ""
+    lowest = os.open(os.devnull, os.O_RDONLY)
+    os.close(lowest)
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most < lowest + _START_FILES:
+        raise UsageError(f"nvrx-run may open only {most} files, and needs more to begin; raise ulimit -n")
 
 
 def files_for(connections: int) -> str:

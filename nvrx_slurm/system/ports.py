@@ -7,8 +7,6 @@ import errno
 import secrets
 import socket
 
-_GUESS_FROM, _GUESSES = 61_000, 4_000  # above ip_local_port_range
-
 
 class PortReservation:
     """A TCP port bound, but not listened on, by this process.
@@ -21,7 +19,7 @@ class PortReservation:
 
     def __init__(self) -> None:
         self._socket: socket.socket | None = None
-        self.port = _GUESS_FROM + secrets.randbelow(_GUESSES)
+        self.port = 61_000 + secrets.randbelow(4_000)  # above the usual ip_local_port_range
         for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
             with contextlib.suppress(OSError):  # no IPv6 here, or no descriptor is left
                 self._socket = one = socket.socket(family, socket.SOCK_STREAM)

@@ -1,15 +1,16 @@
-"""A machine that has no more descriptors, processes, threads or space, at the start or at a restart.
+"""A machine that has no more descriptors, processes, threads or space, or whose file systems hang.
 
 The job ends with a result of its own or goes on without what it could not have; no agent breaks, and all is said.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import errno
 import itertools
 import os
 import re
-import resource
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,135 +18,104 @@ from pathlib import Path
 import pytest
 from agent_harness import UP, WAIT_S, Launcher, Rig
 
-USER = 61_234  # has no other processes
-LACKS = "Too many open files|Resource temporarily unavailable|no thread can be made|No space left on device"
-# Rank 1 fails once, and has said that it is there.
+USER = 61_234  # has no other processes: RLIMIT_NPROC does not bind root
+LACKS = "may open only|Too many open files|Resource temporarily unavailable|no thread can be made"
 FAILS_ONCE = UP + "if CYCLE == 0 and LOCAL == 1:\n    gate()\n    os._exit(3)\n"
-FLAGS = ("--nproc-per-node=2", "--max-restarts=1", "--ft-rank-heartbeat-timeout=60")
-
-
-def merged(rig: Rig) -> tuple[str, ...]:
-    """Flags that give a job more processes, threads and files."""
-    return (*FLAGS, f"--ft-per-cycle-applog-prefix={rig.dir}/merged", f"--ft-cycle-info-dir={rig.dir}/cycles")
+FLAGS = ("--nproc-per-node=2", "--max-restarts=1", "--ft-cycle-info-dir=cycles", "--ft-rank-heartbeat-timeout=60")
+LIBC = ctypes.CDLL(None, use_errno=True)
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user, and mount")
 
 
 @pytest.fixture
-def pids(rig: Rig) -> Iterator[Path]:
-    """A cgroup of its own for the job, where cgroups can be made here."""
-    root = next((path for path in map(Path, ("/sys/fs/cgroup/pids", "/sys/fs/cgroup")) if path.is_dir()), Path())
-    made = root / rig.mark
+def cgroup(rig: Rig) -> Iterator[Path]:
+    """The job is in a cgroup of its own, and has a user of its own."""
+    made = next(path for path in (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup")) if path.is_dir()) / rig.mark
     try:
         made.mkdir()
         (made / "pids.max").write_text("max")
     except OSError as error:
         pytest.skip(f"no cgroup with a limit of processes can be made here: {error}")
-    rig.before += f"import os\nopen('{made}/cgroup.procs', 'w').write(str(os.getpid()))\n"
+    for path in (rig.dir, rig.dir / "tmp"):
+        os.chown(path, USER, USER)
+    rig.before = f"import os, resource\nopen('{made}/cgroup.procs', 'w').write(str(os.getpid()))\n"
+    rig.before += f"os.setgroups([]), os.setgid({USER}), os.setuid({USER})\n"
     yield made
     made.rmdir()
 
 
-@pytest.fixture
-def small_tmp(rig: Rig) -> Iterator[Path]:
-    """TMPDIR is a small file system."""
-    tmp = rig.dir / "tmp"
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k,nr_inodes=16", "tmpfs", str(tmp)]
-    if subprocess.run(mount, capture_output=True, timeout=WAIT_S, check=False).returncode:
-        pytest.skip("nothing can be mounted here")
-    yield tmp
-    subprocess.run(["umount", "-l", str(tmp)], timeout=WAIT_S, check=True)
-
-
-def fill(directory: Path) -> None:
-    """No inode and no byte is left."""
-    for number in itertools.count():
-        try:
-            (directory / f"full{number}").write_bytes(bytes(8192))
-        except OSError as error:
-            assert error.errno == errno.ENOSPC
-            return
-
-
-def as_user(rig: Rig) -> None:
-    """RLIMIT_NPROC does not bind root."""
-    if os.geteuid():
-        pytest.skip("only root can become a user without other processes")
-    for path in (rig.dir, rig.dir / "tmp"):
-        os.chown(path, USER, USER)
-    rig.before += f"import os\nos.setgroups([]), os.setgid({USER}), os.setuid({USER})\n"
+@contextlib.contextmanager
+def mounted(where: Path, kind: bytes, options: bytes) -> Iterator[None]:
+    if LIBC.mount(b"test", os.fsencode(where), kind, 0, options):
+        pytest.skip(f"nothing can be mounted here: {os.strerror(ctypes.get_errno())}")
+    yield
+    assert LIBC.umount2(os.fsencode(where), 2) == 0  # MNT_DETACH
 
 
 def judge(rig: Rig, one: Launcher, *codes: int) -> None:
     """How it ended: with one of these codes, as result.json says, without a traceback of ours."""
     code = one.wait()
-    assert code in codes, one.text
+    assert code in codes and re.search(LACKS, one.text), one.text
     assert "Traceback" not in one.text and "internal error" not in one.text
-    assert re.search(LACKS, one.text), one.text
     if code in (0, 1) and not re.search("cannot write .*result.json", one.text):
         assert rig.result["code"] == code
 
 
-@pytest.mark.parametrize("most", [9, 24, 34, 42])
-def test_few_descriptors_at_the_start(rig: Rig, most: int) -> None:
-    rig.before = f"import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, ({most}, {most}))"
-    rig.open()
-    judge(rig, rig.run(rig.script(FAILS_ONCE), *merged(rig)), 0, 1, *((2,) if most == 9 else (95,)))
-
-
-@pytest.mark.parametrize("most", [1, 2, 5, 9])
-@pytest.mark.parametrize("limit", ["cgroup", "user"])
-def test_few_processes_at_the_start(rig: Rig, request: pytest.FixtureRequest, limit: str, most: int) -> None:
-    if limit == "cgroup":
-        (request.getfixturevalue("pids") / "pids.max").write_text(str(most))
-    else:
-        as_user(rig)
-        rig.before += f"import resource\nresource.setrlimit(resource.RLIMIT_NPROC, ({most}, {most}))"
-    rig.open()
-    judge(rig, rig.run(rig.script(FAILS_ONCE), *merged(rig)), 0, 1)
-
-
-def running(rig: Rig) -> Launcher:
+def running(rig: Rig, script: str = "work.py") -> Launcher:
     """Until both ranks are up in cycle 0."""
-    one = rig.run(rig.script(FAILS_ONCE), *merged(rig))
+    one = rig.run(rig.script(FAILS_ONCE, script), *FLAGS)
     for rank in (0, 1):
         one.line(rf"\[rank {rank}\] up 0 ")
     one.monitored()
     return one
 
 
-def test_no_descriptor_at_a_restart(rig: Rig) -> None:
-    one = running(rig)
-    held = max(map(int, os.listdir(f"/proc/{one.pid}/fd")))
-    resource.prlimit(one.pid, resource.RLIMIT_NOFILE, (held + 1, held + 1))
-    rig.open()
-    judge(rig, one, 1)
+START = [*(("NOFILE", most) for most in (9, 24, 34, 39)), *itertools.product(("NPROC", "pids"), (1, 2, 3, 5))]
 
 
-@pytest.mark.parametrize("limit", ["cgroup", "user"])
-def test_no_process_at_a_restart(rig: Rig, request: pytest.FixtureRequest, limit: str) -> None:
-    if limit == "cgroup":
-        cgroup = request.getfixturevalue("pids")
+@pytest.mark.parametrize(("limit", "most"), START)
+def test_little_is_left_at_the_start(rig: Rig, cgroup: Path, limit: str, most: int) -> None:
+    if limit == "pids":
+        (cgroup / "pids.max").write_text(str(most))
     else:
-        as_user(rig)
+        rig.before += f"resource.setrlimit(resource.RLIMIT_{limit}, ({most}, {most}))\n"
+    rig.open()
+    judge(rig, rig.run(rig.script(FAILS_ONCE), *FLAGS), *((2,) if most == 9 else (0, 1, 95)))
+
+
+@pytest.mark.parametrize("limit", ["nofile", "nproc", "pids"])
+def test_nothing_is_left_at_a_restart(rig: Rig, cgroup: Path, limit: str) -> None:
     one = running(rig)
-    if limit == "cgroup":
+    most = 1 if limit == "nproc" else max(map(int, os.listdir(f"/proc/{one.pid}/fd"))) + 2
+    if limit == "pids":
         (cgroup / "pids.max").write_text("1")
     else:
-        subprocess.run(["prlimit", f"--pid={one.pid}", "--nproc=1"], user=USER, group=USER, timeout=WAIT_S, check=True)
+        told = ["prlimit", f"--pid={one.pid}", f"--{limit}={most}"]
+        subprocess.run(told, user=USER, group=USER, timeout=WAIT_S, check=True)
     rig.open()
     judge(rig, one, 1)
 
 
-def test_no_space_in_tmpdir_at_the_start(rig: Rig, small_tmp: Path) -> None:
-    """The agent has its sockets elsewhere."""
-    fill(small_tmp)
-    rig.open()
-    one = rig.run(rig.script(FAILS_ONCE), *merged(rig))
-    assert one.wait() == 0 and one.cycles == [0, 1]
+@pytest.mark.parametrize("restart", [False, True])
+def test_no_space_is_left_in_tmpdir(rig: Rig, restart: bool) -> None:
+    """At the start the agent goes elsewhere; at a restart what it frees is enough for what it needs next."""
+    with mounted(rig.dir / "tmp", b"tmpfs", b"size=64k,nr_inodes=16"):
+        one = running(rig) if restart else None
+        with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+            for number in itertools.count():
+                (rig.dir / "tmp" / f"full{number}").touch()
+        rig.open()
+        one = one or running(rig)
+        assert one.wait() == 0 and one.cycles == [0, 1]
 
 
-def test_no_space_in_tmpdir_at_a_restart(rig: Rig, small_tmp: Path) -> None:
-    """What the agent frees is enough for what it needs next."""
-    one = running(rig)
-    fill(small_tmp)
-    rig.open()
-    assert one.wait() == 0 and one.cycles == [0, 1]
+@pytest.mark.parametrize("what", ["tmp", "src"])
+def test_a_file_system_that_hangs_at_a_restart_is_named(rig: Rig, what: str) -> None:
+    """TMPDIR's, where it holds up the agent itself, or the script's."""
+    (rig.dir / "src").mkdir()
+    one = running(rig, "src/work.py")
+    with open("/dev/fuse", "r+b", buffering=0) as nobody_answers:
+        options = b"fd=%d,rootmode=40000,user_id=0,group_id=0" % nobody_answers.fileno()
+        with mounted(rig.dir / what, b"fuse", options):
+            rig.open()
+            one.line(f"{rig.dir}/{what}/.*did not return", timeout_s=10)
+    assert one.wait() in (0, 1)

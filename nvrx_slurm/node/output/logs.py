@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _CYCLES = 3  # of which a new shipper is told
 _SOCKET, _COUNT_S = "logs", 5.0
+_HASTY_DRAIN_S = 2.0  # for merged logs after a signal: agent and aggregator each wait so long
 _BACKLOG = 4096
 
 
@@ -94,8 +95,10 @@ class LogsRole:
     def _name(self, path: Path) -> str:
         return str(path.relative_to(self._run_dir.log_dir))
 
-    def start_now(self) -> None:
-        """The job may be over: shippers wait only for a short time for the aggregator."""
+    def last_call(self, hasty: bool) -> None:
+        """The job is over, or ends on this node. Shippers wait only for a short time for the aggregator."""
+        if hasty:
+            self.drain_s = min(self.drain_s, _HASTY_DRAIN_S)
         for one in (self._shipper, *self._aggregators):
             one.start_now()
 
@@ -103,14 +106,9 @@ class LogsRole:
         """Ship the rest, bounded; tell how much of it was not merged."""
         shipped = await self._shipper.finish(self.drain_s)
         cycles, self._cycles = self._cycles, {}
-        if shipped or not cycles:
-            return
-        files = {cycle: [file for file, _ in packet["files"]] for cycle, packet in cycles.items()}
-        count = partial(missing_lines, self.spec.prefix, self._run_dir.log_dir, files)
-        lines = await bounded.call_or_none(count, _COUNT_S, "logs")
-        if lines != 0:
-            number = "an unknown number of" if lines is None else lines
-            self._say(f"{number} lines are not in the merged logs; they are in the ranks' own files")
+        count = partial(missing_lines, self.spec.prefix, self._run_dir.log_dir, cycles.values())
+        if not shipped and (lines := await bounded.call_or_none(count, _COUNT_S, "logs")) != 0:
+            self._say(f"{lines or 'many'} lines are not in the merged logs; they are in the ranks' own files")
 
     # --- the shipper ------------------------------------------------------------------------------------------
 

@@ -90,7 +90,8 @@ class StatusFile:
     def end(self, writes: BackgroundWrites) -> None:
         """The core has ended: the last content."""
         self.close()
-        writes.begin(self._path, partial(self._put, self._content()))
+        content = self._content()
+        writes.begin(self._path, lambda: self._replace(self._complete(content)))
 
     def close(self) -> None:
         """Write no more."""
@@ -135,10 +136,7 @@ class StatusFile:
             content = self._complete(content)
             if not self._writing.locked():  # else it hangs: the next content is newer
                 with suppress(OSError, bounded.Overrun):  # a reader sees that the file is old
-                    bounded.call(partial(self._replace, content), _WRITE_S, self._path.name)
-
-    def _put(self, content: dict[str, Any]) -> None:
-        self._replace(self._complete(content))
+                    bounded.call(partial(self._replace, content), _WRITE_S, "status.json")
 
     def _complete(self, content: dict[str, Any]) -> dict[str, Any]:
         """For the file and for other listeners, who do not wait for the file."""

@@ -27,6 +27,7 @@ from nvrx_slurm.node.output.console import Console
 from nvrx_slurm.node.run_dir import ERROR_FILE, Logs
 from nvrx_slurm.node.shell import Post
 from nvrx_slurm.node.signals import ENDING
+from nvrx_slurm.node.workers.hanging import name_what_hangs
 from nvrx_slurm.node.workers.idle import wait_until_idle
 from nvrx_slurm.node.workers.launcher import Launcher, LauncherHooks, report_defect
 from nvrx_slurm.node.workers.orphans import OrphanReaper
@@ -37,8 +38,7 @@ from nvrx_slurm.types import FaultKind, Pace, Plan, RankEvidence, RankFault, Win
 
 _DETAILS_TIMEOUT_S = 1.0  # a hung file system must not hold up the report of a fault
 OPEN_TIMEOUT_S = 10.0  # for the log files; then workers write to /dev/null
-_CLOSE_TIMEOUT_S = 5.0
-_MONITORS_AFTER_S = 0.1  # without a lease: the first workers' own start comes before that of the monitors' processes
+_CLOSE_TIMEOUT_S, _MONITORS_AFTER_S = 0.1  # without a lease: the first workers' own start comes before that of the monitors' processes
 _RULES_AFTER_S = 0.3
 _OWN_SIGNAL_S = 0.25  # how much later than a worker this process may get the signal that ends the step
 
@@ -160,6 +160,7 @@ class Workers:
         self._orphans.kill_living(later=False)  # of an earlier cycle
         self._stopping = self._failed = False
         self._plan, self._plan_at, self._times, self._exits_due = plan, self._loop.time(), [], self._node.nproc
+        name_what_hangs([self._spec.script, str(self._private_dir)], self._console.say)
         self._opening = asyncio.ensure_future(self._open_and_start(plan))
         self._opening.add_done_callback(report_defect)
         self._oom_kills = limits.oom_kills()
@@ -311,7 +312,9 @@ class Workers:
         code = worker.child.reap()
         if not self._alive:
             self._none_left.set()
-        self._failed = self._failed or code != 0 or self._stopping
+        if not self._failed and (code != 0 or self._stopping):
+            self._failed = True
+            name_what_hangs([self._spec.script, str(self._private_dir)], self._console.say)
         if self._failed and not self._alive and (self._stopping or not self._spec.wrapped):
             # Not earlier: the others may need their helpers to end well. After a success they may go on (an uploader).
             self._orphans.kill_living()
