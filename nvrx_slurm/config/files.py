@@ -15,6 +15,8 @@ from nvrx_slurm.errors import UsageError
 SECTION_KEY = "fault_tolerance"
 # Pure-Python YAML reads about 100 kB per second; a configuration is a few kB.
 MAX_YAML_BYTES = 256 * 1024
+_MOST_DEPTH, _MOST_DIGITS = 50, 64
+_TEXT = "tag:yaml.org,2002:str"
 
 
 class MissingSection(UsageError):
@@ -78,7 +80,19 @@ def read_document(path: str, flag: str) -> object:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """SafeLoader that refuses a key given twice, which YAML forbids and PyYAML lets pass."""
+        """SafeLoader that refuses a key given twice, which YAML forbids and PyYAML lets pass, and what takes long."""
+
+        depth = 0
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            self.depth += 1
+            if self.depth > _MOST_DEPTH:
+                raise yaml.MarkedYAMLError(problem="it nests too deeply", problem_mark=self.peek_event().start_mark)
+            node = super().compose_node(parent, index)
+            self.depth -= 1
+            if isinstance(node, yaml.ScalarNode) and len(node.value) > _MOST_DIGITS and node.tag != _TEXT:
+                raise yaml.MarkedYAMLError(problem="a number is too long", problem_mark=node.start_mark)
+            return node
 
         def compose_mapping_node(self, anchor: Any) -> Any:
             node = super().compose_mapping_node(anchor)

@@ -1,23 +1,34 @@
-"""The file of `nvrx health serve` (docs/reference/node-health-service.md): nvhcd's own keys and `group`."""
+"""The file of `nvrx health serve` (docs/reference/node-health-service.md): nvhcd's own keys, and who may ask."""
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from nvrx_slurm.config.files import read_document
-from nvrx_slurm.config.kinds import ABSOLUTE_PATH, TEXT, UNIX_SOCKET, Kind, choice, optional, real
+from nvrx_slurm.config.kinds import ABSOLUTE_PATH, BOOL, TEXT, UNIX_SOCKET, Kind, choice, list_of, optional, real
 from nvrx_slurm.config.site import typed
 
 
 class NvhcdFile(NamedTuple):
     """`healthcheck_path`: the script to run, None = our own checks. `timeout`: seconds for one run.
-    `group`: the socket's group, whose members may ask; None = all users may."""
+    `group`: members of it may ask; `everybody`: all users may; else only root. `args`: the words that a call may hand
+    to the script."""
 
     socket_path: str = "/var/run/nvhcd.sock"
     healthcheck_path: str | None = None
     log_level: str = "info"
     timeout: float = 120.0
     group: str | None = None
+    everybody: bool = False
+    args: tuple[str, ...] = ("--no-slurm",)
+
+
+def _word(raw: object) -> str:
+    """The script runs as root for all users that may connect, and is often shell."""
+    if not isinstance(raw, str) or not re.fullmatch(r"[A-Za-z0-9_.,:=/@%+-]{1,256}", raw):
+        raise ValueError("must have words of 1 to 256 letters, digits and _.,:=/@%+-")
+    return raw
 
 
 _KINDS: dict[str, Kind] = {
@@ -26,6 +37,8 @@ _KINDS: dict[str, Kind] = {
     "log_level": choice("debug", "info", "warn", "warning", "error"),
     "timeout": real(above=True, high=3600.0, unit="seconds"),
     "group": optional(TEXT),
+    "everybody": BOOL,
+    "args": list_of(Kind("WORD", _word), "words"),
 }
 
 

@@ -13,6 +13,7 @@ import socket
 import struct
 from typing import Any, NamedTuple
 
+from nvrx_slurm.core.bounded_json import parsed
 from nvrx_slurm.errors import ProtocolError
 
 VERSION = 3
@@ -51,7 +52,7 @@ def message(kind: int, content: Any = None) -> bytes:
 def content(frame: bytes) -> Any:
     """The plain data of a frame."""
     try:
-        return json.loads(frame[1:])
+        return parsed(frame[1:])
     except ValueError:
         raise ProtocolError("it sent a frame that is no message") from None
 

@@ -21,6 +21,7 @@ from nvrx_slurm.health.checks.node_service import METHOD  # noqa: E402
 from nvrx_slurm.health.service import nvhcd_pb2 as pb  # noqa: E402
 
 BOUND_S = 30.0
+WORDS = ["--no-slurm", "--group", "prolog", "gpu", "a", "b", "c", "next", "a" * 256]  # which a call may have
 WELL = '{"fail_count": 0, "failed_checks": []}'
 
 
@@ -32,6 +33,7 @@ class Daemon:
         self.dir.chmod(0o755)
         self.socket = self.dir / "s"
         self.settings: dict[str, Any] = {"socket_path": str(self.socket), "log_level": "debug", "timeout": 60}
+        self.settings["args"] = WORDS
         self.args: list[str] = []
         self.process: subprocess.Popen[str] | None = None
         self.channel = grpc.insecure_channel(f"unix:{self.socket}", [("grpc.use_local_subchannel_pool", 1)])

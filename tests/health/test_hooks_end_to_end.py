@@ -16,6 +16,8 @@ import pytest
 from hooks_harness import DRAIN, FAILED, NOBODY, REPO, SHOW, SLACK_S, Hooks, as_root, made, script
 from recorded import HungMount, ended
 
+from nvrx_slurm.health.hooks.run import REFUSE
+
 pytestmark = pytest.mark.skipif(not as_root(), reason="Slurm's hooks run as root")
 
 LONG_S = 50  # of a hook that would wait for what hangs
@@ -221,6 +223,21 @@ def test_a_verdict_outlives_a_scontrol_that_hangs(hooks: Hooks, dead: Path) -> N
     hooks.break_lustre()
     ran = hooks.sh("prolog")
     assert ran.code == 1 and ran.took_s < 4 + SLACK_S
+
+
+def test_a_verdict_outlives_the_search_for_scontrol(hooks: Hooks, dead: Path) -> None:
+    """/opt/slurm is on a network file system, and SCONTROL is not set."""
+    hooks.break_lustre()
+    names = ("LOG", "SYSROOT", "CONFIG")
+    env = {"NVRX_BUDGET": "4", "SLURM_JOB_ID": "7", **{f"NVRX_{name}": str(hooks.settings[name]) for name in names}}
+    code = f"""import sys
+from nvrx_slurm.health.hooks import run
+from nvrx_slurm.slurm.api import tools
+tools.PLACES = ({str(dead)!r},)
+sys.exit(run.main("prolog", {env!r}))"""
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, cwd=REPO, stderr=subprocess.PIPE, timeout=4 + SLACK_S, check=False)
+    assert done.returncode == REFUSE and b"does not answer" in done.stderr
 
 
 def test_a_dead_disk_below_log_keeps_no_sick_node_in_use(hooks: Hooks, dead: Path) -> None:

@@ -114,9 +114,19 @@ def test_a_coordinator_is_killed_after_ranks_were_warned(rig: Rig) -> None:
     assert rig.result["code"] == 138
 
 
+# open(2) of a FIFO waits for a reader, as before files of others were opened without waiting.
+HANGS = """
+import os
+from nvrx_slurm.node.workers import workers
+from nvrx_slurm.system import owned
+workers.OPEN_TIMEOUT_S, append_to = 1.5, owned.append_to
+owned.append_to = lambda path, ours: os.open(path, os.O_WRONLY) if path.is_fifo() else append_to(path, ours)
+"""
+
+
 def test_logs_that_cannot_be_opened_hold_no_agent(rig: Rig) -> None:
     """A FIFO without a reader stands for a file system that hangs: the rank starts without a log, and once."""
-    rig.before = "from nvrx_slurm.node.workers import workers\nworkers.OPEN_TIMEOUT_S = 1.5"
+    rig.before = HANGS
     script = rig.script(WRITES + "if CYCLE == 0 and RANK == 0:\n    os._exit(1)\n")
     first, second = rig.nodes(2, "2", script, "--max-restarts=2", *QUICK)
     until(lambda: len(writers(rig)) == 2, "both ranks write")

@@ -196,7 +196,8 @@ def test_without_its_hook_the_template_does_not_run_the_script(tmp_path: Path) -
 def test_each_prefix_has_a_template_of_its_own(tmp_path: Path) -> None:
     """As numactl's: what it binds is inherited by the workers."""
     (tmp_path / "mark.py").write_text("import os; PID = os.getpid()")
-    script = "import os, sys; before = 'mark' in getattr(sys.meta_path[0], 'parked', ()); import mark; print(os.nice(0), before, mark.PID)"
+    script = "import os, sys; before = 'mark' in getattr(sys.meta_path[0], 'parked', ())\nimport mark"
+    script += "\nprint(os.nice(0), before, mark.PID)"
     (tmp_path / "work.py").write_text(script)
     here = os.getpriority(os.PRIO_PROCESS, 0)
     prefixes = [["nice", "-n", str(step)] for step in (1, 1, 2, 2)]

@@ -42,9 +42,21 @@ class HookLog:
             print(f"{self._tag}: {line}", file=sys.stderr)
         self._lines.append(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {self._tag}: {line}\n")
 
+    def taken(self) -> bytes:
+        """All lines so far, which are in LOG only if they are added again."""
+        lines, self._lines = "".join(self._lines), []
+        return lines.encode(errors="replace")
+
+    def add(self, lines: bytes) -> None:
+        """Add lines that a child has said, and `taken`."""
+        text = lines.decode(errors="replace")
+        with contextlib.suppress(OSError, ValueError):
+            print(text, end="", file=sys.stderr)
+        self._lines.append(text)
+
     def write(self, until_s: float) -> None:
         """Write all lines so far to LOG, at the latest by `until_s` (time.monotonic()). The others get its failure."""
-        lines, self._lines = "".join(self._lines).encode(errors="replace"), []
+        lines = self.taken()
         if not self.file or not lines:
             return
         try:

@@ -15,6 +15,7 @@ import syslog
 import time
 from collections.abc import Callable, Iterable, Mapping
 
+from nvrx_slurm.child import bounded_process
 from nvrx_slurm.errors import NvrxError
 from nvrx_slurm.health import kept, policy, report, runner
 from nvrx_slurm.health.check import Check, CheckFinding, NodeView, Verdict
@@ -24,6 +25,7 @@ from nvrx_slurm.health.hooks.log import HookLog
 
 OK, REFUSE = 0, 10  # exit codes for hook.sh
 _RESERVE_S = 1.8  # part of the budget that is kept for slurmctld
+_END_S = 0.7  # of the budget, to end after a drain that hangs
 _MIN_S = 0.2
 _ASSUMED_S = 0.5  # since hook.sh began, where /proc/uptime tells nonsense, as in some containers
 _SKIP = re.compile(r"(?:^|[\s;])nvrx:skip(?:=([a-z0-9,-]+))?(?=[\s;]|$)")
@@ -87,7 +89,7 @@ def _prolog(hook: Hook, rules: policy.Rules) -> int:
     found = _examine(hook, rules, [check for check in _of(rules, hook.when) if check.name not in skipped])
     if not found.grave:
         return OK
-    hook.drains.drain(found.grave)
+    _drained(hook, found.grave)
     return REFUSE
 
 
@@ -111,7 +113,25 @@ def _epilog(hook: Hook, rules: policy.Rules) -> int:
     if hook.failed:
         failed += _to_drain(_examine(hook, rules, _of(rules, hook.when)))
     # If we cannot drain the node, REFUSE makes Slurm drain it with its own reason.
-    return OK if not failed or hook.drains.drain(failed) else REFUSE
+    return OK if not failed or _drained(hook, failed) else REFUSE
+
+
+def _drained(hook: Hook, failed: list[CheckFinding]) -> bool:
+    """Whether the node is out of service now. In a child: the file systems of scontrol and of our own modules may hang,
+    and the verdict must not wait for them."""
+
+    def work(pipe: int) -> None:
+        hook.log.taken()
+        done = hook.drains.drain(failed)
+        os.write(pipe, hook.log.taken())
+        os._exit(not done)
+
+    left_s = max(_MIN_S, hook.until_s - _END_S - time.monotonic())
+    ended = bounded_process.fork(work, left_s).finish()
+    hook.log.add(ended.stdout)
+    if ended.code is None:
+        hook.say(syslog.LOG_ERR, "the node cannot be drained: scontrol, or its file system, does not answer")
+    return ended.code == 0
 
 
 def _periodic(hook: Hook, rules: policy.Rules) -> int:

@@ -10,7 +10,6 @@ import errno
 import json
 import logging
 import os
-import re
 import shutil
 import signal
 import socket
@@ -44,8 +43,6 @@ MAX_ARGS = 64
 MAX_CALLS = 256  # that wait for an answer
 MAX_OUTPUT_BYTES = 1 << 20  # of stdout; the end of a longer output is kept
 MAX_ERROR_BYTES = 16384
-# The characters of options and names: the script runs as root for all users that may connect, and is often shell.
-_ARG = re.compile(r"[A-Za-z0-9_.,:=/@%+-]{1,256}")
 _LIMITS = [
     ("grpc.max_receive_message_length", 65536),
     ("grpc.max_connection_idle_ms", 600_000),  # without a call
@@ -72,7 +69,7 @@ def main(path: str, sysroot: str = "/") -> int:
     logging.getLogger("nvrx_slurm").setLevel(settings.log_level.upper())
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)  # before gRPC's threads begin
     runs = Runs(settings, sysroot)
-    server = _server(runs)
+    server = _server(runs, frozenset(settings.args))
     with _published(settings, server.add_insecure_port):
         server.start()
         log.info("listening on %s; runs %s", settings.socket_path, settings.healthcheck_path or "our own checks")
@@ -81,11 +78,11 @@ def main(path: str, sysroot: str = "/") -> int:
     os._exit(ExitCode.OK)  # calls end with their connection; gRPC would wait for a peer that does not read
 
 
-def _server(runs: Runs) -> grpc.Server:
+def _server(runs: Runs, known: frozenset[str]) -> grpc.Server:
     def run_health_check(request: Any, context: Any) -> Any:
         args = tuple(request.args)
-        if len(args) > MAX_ARGS or not all(map(_ARG.fullmatch, args)):
-            text = f"args must be at most {MAX_ARGS}, each of 1 to 256 letters, digits and _.,:=/@%+-"
+        if len(args) > MAX_ARGS or not known.issuperset(args):
+            text = f"args must be at most {MAX_ARGS} of the words that the administrator has listed in args"
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
         if not context.is_active():
             return pb.HealthCheckResponse()  # the caller has left, and reads no answer
@@ -207,7 +204,7 @@ def _published(settings: config.NvhcdFile, listen: Callable[[str], int]) -> Iter
             listen(f"unix:{quote(made)}")
             if settings.group is not None:
                 shutil.chown(made, group=settings.group)
-            os.chmod(made, 0o666 if settings.group is None else 0o660)
+            os.chmod(made, 0o666 if settings.everybody else 0o660 if settings.group is not None else 0o600)
             os.rename(made, path)
     except (OSError, LookupError, RuntimeError) as error:  # of an unknown group; of gRPC
         raise UsageError(f"socket_path {path}: {error}; correct it or choose another path") from None

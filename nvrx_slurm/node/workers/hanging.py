@@ -1,4 +1,4 @@
-"""Says which path hangs at the start of workers: they may block there, and this program, too, which cannot say it then."""
+"""Says which path hangs where workers start: this program may block there, too, and cannot say it then."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 from nvrx_slurm.system import bounded
 from nvrx_slurm.system.foreign import last_bytes
 
-_ANSWER_S = 5.0, 4.0
+_ANSWER_S = 4.0
 
 
 def name_what_hangs(paths: Sequence[str], say: Callable[[str], None]) -> None:

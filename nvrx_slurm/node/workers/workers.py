@@ -38,7 +38,8 @@ from nvrx_slurm.types import FaultKind, Pace, Plan, RankEvidence, RankFault, Win
 
 _DETAILS_TIMEOUT_S = 1.0  # a hung file system must not hold up the report of a fault
 OPEN_TIMEOUT_S = 10.0  # for the log files; then workers write to /dev/null
-_CLOSE_TIMEOUT_S, _MONITORS_AFTER_S = 0.1  # without a lease: the first workers' own start comes before that of the monitors' processes
+_CLOSE_TIMEOUT_S = 5.0
+_MONITORS_AFTER_S = 0.1  # without a lease: the first workers' own start comes before that of the monitors' processes
 _RULES_AFTER_S = 0.3
 _OWN_SIGNAL_S = 0.25  # how much later than a worker this process may get the signal that ends the step
 
