@@ -96,8 +96,8 @@ class Workers:
             ag.SignalWorkers: self._end,
             ag.PassOn: lambda command: self._signal(command.signum),
             ag.InspectRanks: self._report_ranks,
-            ag.WarnRanks: self._warn,
-            ag.PostGone: self._note_gone,
+            ag.WarnRanks: lambda command: [monitor.warn() for monitor in self._monitors],
+            ag.PostGone: partial(note_gone, self._board, self._console.say) if self._spec.wrapped else lambda _: None,
             ag.Prepare: lambda command: self._launcher.hold() if command.used else None,
             ag.EndHeld: lambda command: self._launcher.end_held(),
         }
@@ -227,14 +227,6 @@ class Workers:
 
         if await wait_until_idle(alive, command.signum, hung, command.idle_s):
             self._post(ag.Idle())
-
-    def _warn(self, command: ag.WarnRanks) -> None:
-        for monitor in self._monitors:  # also of a worker that is about to start
-            monitor.warn()
-
-    def _note_gone(self, command: ag.PostGone) -> None:
-        if self._spec.wrapped:
-            note_gone(self._board, self._console.say, command)
 
     def _report_ranks(self, command: ag.InspectRanks) -> None:
         async def report() -> None:
