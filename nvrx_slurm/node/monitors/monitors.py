@@ -102,6 +102,12 @@ class Life:
             self._resources.close()
 
 
+def warn_all(monitors: Sequence[RankMonitor]) -> None:
+    """Also those of workers that are about to start."""
+    for monitor in monitors:
+        monitor.warn()
+
+
 class RankMonitor(SupervisedProcess):
     """The monitor of one local rank over all cycles. All methods belong to the thread of the running event loop.
 

@@ -20,7 +20,7 @@ from nvrx_slurm.node.monitors.client_check import ClientCheck, any_connected
 from nvrx_slurm.node.monitors.dead_ranks import note_gone
 from nvrx_slurm.node.monitors.inspection import inspect, serve_stacks
 from nvrx_slurm.node.monitors.monitor_start import MonitorStarter
-from nvrx_slurm.node.monitors.monitors import RankMonitor, WatchRules, unix_s
+from nvrx_slurm.node.monitors.monitors import RankMonitor, WatchRules, unix_s, warn_all
 from nvrx_slurm.node.monitors.paces import Paces
 from nvrx_slurm.node.output import faults
 from nvrx_slurm.node.output.console import Console
@@ -96,7 +96,7 @@ class Workers:
             ag.SignalWorkers: self._end,
             ag.PassOn: lambda command: self._signal(command.signum),
             ag.InspectRanks: self._report_ranks,
-            ag.WarnRanks: lambda command: [monitor.warn() for monitor in self._monitors],
+            ag.WarnRanks: lambda command: warn_all(self._monitors),
             ag.PostGone: partial(note_gone, self._board, self._console.say) if self._spec.wrapped else lambda _: None,
             ag.Prepare: lambda command: self._launcher.hold() if command.used else None,
             ag.EndHeld: lambda command: self._launcher.end_held(),
