@@ -108,7 +108,7 @@ class Node(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., infra_rank: _Optional[int] = ..., host: _Optional[str] = ..., addr: _Optional[str] = ..., nproc: _Optional[int] = ..., order: _Optional[_Iterable[int]] = ..., port: _Optional[int] = ..., domain: _Optional[str] = ...) -> None: ...
 
 class Register(_message.Message):
-    __slots__ = ("node", "port", "plan", "doing", "faults", "early", "vote", "number", "end", "counted", "votes", "led_s")
+    __slots__ = ("node", "port", "plan", "doing", "faults", "early", "vote", "number", "end", "counted")
     NODE_FIELD_NUMBER: _ClassVar[int]
     PORT_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
@@ -119,8 +119,6 @@ class Register(_message.Message):
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     COUNTED_FIELD_NUMBER: _ClassVar[int]
-    VOTES_FIELD_NUMBER: _ClassVar[int]
-    LED_S_FIELD_NUMBER: _ClassVar[int]
     node: Node
     port: int
     plan: Plan
@@ -131,9 +129,7 @@ class Register(_message.Message):
     number: int
     end: Finish
     counted: Counted
-    votes: bool
-    led_s: float
-    def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., port: _Optional[int] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., doing: _Optional[str] = ..., faults: _Optional[_Iterable[_Union[RankFault, _Mapping]]] = ..., early: bool = ..., vote: _Optional[int] = ..., number: _Optional[int] = ..., end: _Optional[_Union[Finish, _Mapping]] = ..., counted: _Optional[_Union[Counted, _Mapping]] = ..., votes: bool = ..., led_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., port: _Optional[int] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., doing: _Optional[str] = ..., faults: _Optional[_Iterable[_Union[RankFault, _Mapping]]] = ..., early: bool = ..., vote: _Optional[int] = ..., number: _Optional[int] = ..., end: _Optional[_Union[Finish, _Mapping]] = ..., counted: _Optional[_Union[Counted, _Mapping]] = ...) -> None: ...
 
 class RankFault(_message.Message):
     __slots__ = ("kind", "host", "infra_rank", "rank", "local_rank", "pid", "exit_code", "message", "traceback", "log", "finding", "silent_s")
@@ -666,12 +662,10 @@ class Leave(_message.Message):
     def __init__(self) -> None: ...
 
 class Lead(_message.Message):
-    __slots__ = ("term", "votes")
+    __slots__ = ("term",)
     TERM_FIELD_NUMBER: _ClassVar[int]
-    VOTES_FIELD_NUMBER: _ClassVar[int]
     term: int
-    votes: bool
-    def __init__(self, term: _Optional[int] = ..., votes: bool = ...) -> None: ...
+    def __init__(self, term: _Optional[int] = ...) -> None: ...
 
 class Elsewhere(_message.Message):
     __slots__ = ("term", "peer", "leads")

@@ -38,16 +38,24 @@ def write_all(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
+def _is_device(path: str) -> bool:
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    return stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
+
+
 def write_atomic(path: str | os.PathLike[str], data: bytes, mode: int = 0o644) -> None:
     """Replace the file `path` by one with `data`: readers see the old or the new file, never a part. Raises OSError.
 
-    The new file has the permission bits `mode`. The data is not synced to disk. A device or a pipe is not replaced.
+    The new file has the permission bits `mode`. The data is not synced to disk. A device is not replaced.
     """
     import tempfile
 
     target = os.fspath(path)
-    if os.path.exists(target) and not os.path.isfile(target):
-        raise OSError(errno.EINVAL, "it is no regular file", target)
+    if _is_device(target):
+        raise OSError(errno.EINVAL, "it is a device", target)
     fd, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(target)}.", dir=os.path.dirname(target) or ".")
     try:
         try:
