@@ -6,6 +6,7 @@ Its facts are those of `data/warm_facts/train.py`, with real torch. Each way to 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -124,6 +125,7 @@ def _differences(expected: dict[str, Any], facts: dict[str, Any]) -> dict[str, A
     return found
 
 
+BY_HAND = pytest.mark.skipif("NVRX_ALL_FACTS" not in os.environ, reason="takes an hour; set NVRX_ALL_FACTS=1")
 WAYS = (
     "nothing", "item", "setdefault", "update", "bytes", "putenv", "unset", "loader", "arguments", "json", "yaml",
     "package", "hook", "affinity", "path", "logging", "warnings", "order", "thread", "tempfile",
@@ -133,7 +135,9 @@ EXECUTED = {"putenv", "logging", "path"}
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("way", [pytest.param(way, marks=[] if way == "item" else pytest.mark.matrix) for way in WAYS])
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=[] if way == "item" else [pytest.mark.matrix, BY_HAND]) for way in WAYS]
+)
 def test_facts_of_each_cycle(rig: Rig, way: str) -> None:
     pytest.importorskip("torch")
     runs = Runs(rig, way)
@@ -151,6 +155,7 @@ def test_facts_of_each_cycle(rig: Rig, way: str) -> None:
     assert way in EXECUTED or found[1][0] and found[2][0]
 
 
+@BY_HAND
 @pytest.mark.matrix
 @pytest.mark.torch
 @pytest.mark.parametrize("way", WAYS)
@@ -171,6 +176,7 @@ def test_facts_of_other_starts(rig: Rig, way: str) -> None:
     assert not was_forked and _differences(expected, facts) == {}
 
 
+@BY_HAND
 @pytest.mark.matrix
 @pytest.mark.torch
 @pytest.mark.parametrize("way", WAYS)
