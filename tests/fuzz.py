@@ -62,7 +62,7 @@ class Parser(NamedTuple):
     call: Callable[[bytes], object]
     own: Any
     samples: tuple[bytes, ...]
-    most: int = 1 << 16
+    most: int = 1 << 14
 
 
 class _Never(Exception):
@@ -151,7 +151,7 @@ CHECKPOINTS = {
     "a.metadata": b"\x80\x04\x95\x20" + b"\0" * 7 + b"}\x94\x8c\rrelative_path\x8c\x01ds.",
     "a.index.json": b'{"weight_map": {"a": "b"}}',
 }
-SHORT = {"settings": 512, "script": 4096, "output": 1 << 14}  # bytes: of 150 kinds; of Python's own parser; of four
+SHORT = {"settings": 512, "script": 4096}  # bytes: of 150 kinds; of Python's own parser
 
 
 def _of_document(call: Any) -> Callable[[bytes], object]:
@@ -184,7 +184,7 @@ def parsers() -> Iterator[tuple[str, Parser]]:
         yield name, Parser(_of_document(call), progress.DAMAGE, (json.dumps(sample).encode(),))
     for name, (call, own, *texts) in TEXTS.items():
         samples = tuple(text.encode() for text in texts)
-        yield name, Parser(partial(_decoded, call), own, samples, SHORT.get(name, 1 << 16))
+        yield name, Parser(partial(_decoded, call), own, samples, SHORT.get(name, 1 << 14))
     for name, (call, own, sample) in BYTES.items():
         yield name, Parser(call, own, (sample,))
     for name, (call, sample) in FILES.items():
