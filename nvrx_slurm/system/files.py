@@ -41,13 +41,13 @@ def write_all(fd: int, data: bytes) -> None:
 def write_atomic(path: str | os.PathLike[str], data: bytes, mode: int = 0o644) -> None:
     """Replace the file `path` by one with `data`: readers see the old or the new file, never a part. Raises OSError.
 
-    The new file has the permission bits `mode`. The data is not synced to disk. A device or a pipe is not replaced.
+    The new file has the permission bits `mode`. The data is not synced to disk. A device is not replaced.
     """
     import tempfile
 
     target = os.fspath(path)
-    if os.path.exists(target) and not os.path.isfile(target):
-        raise OSError(errno.EINVAL, "it is no regular file", target)
+    if os.path.exists(target) and stat.S_IFMT(os.stat(target).st_mode) in (stat.S_IFCHR, stat.S_IFBLK):
+        raise OSError(errno.EINVAL, "it is a device", target)
     fd, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(target)}.", dir=os.path.dirname(target) or ".")
     try:
         try:
