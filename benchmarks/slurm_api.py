@@ -22,7 +22,7 @@ from nvrx_slurm.slurm.api import text
 
 REPO = Path(__file__).resolve().parents[1]
 _NODES = 1000
-_PYSLURM = "25.11"
+_PYSLURM = "26.05"
 _LATER = 20
 # As scontrol of 25.11 prints it.
 _NODE = (
@@ -62,9 +62,9 @@ def _parse(_: Launchers, repeats: int) -> Samples:
 
 def _pyslurm(which: Callable[[list[float]], float]) -> Callable[[Launchers, int], Samples]:
     def measure(_: Launchers, repeats: int) -> Samples:
-        wheel = next(slurm_builds.builds().glob("pyslurm-*.whl"), None)
+        wheel = slurm_builds.pyslurm(_PYSLURM)
         if wheel is None or (reason := MiniCluster.available(_PYSLURM)):
-            raise Failure(reason if wheel else "there is no pyslurm")
+            raise Failure(reason if wheel else f"NVRX_PYSLURM names no pyslurm for Slurm {_PYSLURM}")
         root = Path(tempfile.mkdtemp(prefix="nvrx-bench-"))
         try:
             with zipfile.ZipFile(wheel) as archive:

@@ -34,7 +34,10 @@ TESTS = Path(__file__).parent
 # Each test has one tier: its own mark of these, else that of its folder (or file) here.
 TIERS = ("fast", "process", "slurm", "matrix")
 TIER_OF = {
-    **dict.fromkeys(("cli", "config", "control", "core", "sim", "system", "test_mutations.py", "test_tidy.py"), "fast"),
+    **dict.fromkeys(
+        ("cli", "config", "control", "core", "sim", "system", "test_fuzz.py", "test_mutations.py", "test_tidy.py"),
+        "fast",
+    ),
     **dict.fromkeys(("node", "attribution", "examples", "health", "inprocess", "logs", "monitor", "ptl"), "process"),
     "slurm": "slurm",
     "test_warm_table.py": "matrix",

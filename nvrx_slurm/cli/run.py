@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 
 from nvrx_slurm import compat
 from nvrx_slurm.cli.options import nvrx_run_options
 from nvrx_slurm.config.layers import Resolved
+from nvrx_slurm.control.auth import TOKEN_ENV
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.system.limits import check_start
 
@@ -46,6 +48,8 @@ def nvrx_run(resolved: Resolved, script: str, args: tuple[str, ...]) -> int:
         from nvrx_slurm.cli.front import run_step
 
         return run_step(here, script, args, sys.argv[1:])
+    here = replace(here, env=dict(os.environ))
+    os.environ.pop(TOKEN_ENV, None)  # no process of the job inherits it; those that need it get it by a socket
     if config.launch.compat:
         os.environ["PYTHONPATH"] = compat.python_path(os.environ)  # workers inherit it
     from nvrx_slurm.node.preflight import head_start

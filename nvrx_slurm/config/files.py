@@ -82,15 +82,14 @@ def read_document(path: str, flag: str) -> object:
     class Loader(yaml.SafeLoader):
         """SafeLoader that refuses a key given twice, which YAML forbids and PyYAML lets pass, and what takes long."""
 
-        depth = 0
+        def fetch_flow_collection_start(self, token: Any) -> None:
+            if self.flow_level > _MOST_DEPTH:
+                raise yaml.MarkedYAMLError(problem="it nests too deeply", problem_mark=self.get_mark())
+            super().fetch_flow_collection_start(token)
 
-        def compose_node(self, parent: Any, index: Any) -> Any:
-            self.depth += 1
-            if self.depth > _MOST_DEPTH:
-                raise yaml.MarkedYAMLError(problem="it nests too deeply", problem_mark=self.peek_event().start_mark)
-            node = super().compose_node(parent, index)
-            self.depth -= 1
-            if isinstance(node, yaml.ScalarNode) and len(node.value) > _MOST_DIGITS and node.tag != _TEXT:
+        def compose_scalar_node(self, anchor: Any) -> Any:
+            node = super().compose_scalar_node(anchor)
+            if len(node.value) > _MOST_DIGITS and node.tag != _TEXT:
                 raise yaml.MarkedYAMLError(problem="a number is too long", problem_mark=node.start_mark)
             return node
 

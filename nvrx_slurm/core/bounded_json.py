@@ -30,7 +30,7 @@ def _bounded(decode: Callable[[str], Any], text: str) -> Any:
     except RecursionError:
         raise ValueError("it nests too deeply") from None
     level: list[Any] = [[found]]
-    for _ in range(MOST_DEPTH):
+    for _ in range(MOST_DEPTH + 1):
         level = [
             child for one in level for child in (one.values() if type(one) is dict else one) if type(child) in _NESTED
         ]

@@ -15,6 +15,7 @@ import errno
 import os
 import secrets
 from contextlib import ExitStack, suppress
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import IO
@@ -174,14 +175,18 @@ class Logs:
     def _open(self) -> tuple[dict[int, list[IO[bytes]]], str]:
         """In the thread. The files of one that is abandoned are closed when it ends."""
         files: dict[int, list[IO[bytes]]] = {}
-        why = ""
-        for rank in self._ranks:
-            with suppress(OSError):
-                self.stem(rank).with_suffix(ERROR_FILE).unlink()
-            with suppress(OSError):  # no descriptors: `of` raises it
-                opened = [open_log(self.stem(rank).with_suffix(suffix)) for suffix in (".out", ".err")]
-                files[rank] = [file for file, _ in opened]
-                why = why or next(filter(None, (problem for _, problem in opened)), "")
+        why, folder = "", -1
+        with ExitStack() as stack:
+            with suppress(OSError):  # open_log tells why
+                folder = owned.folder(self._directory, _DEPTH - 1)
+                stack.callback(os.close, folder)
+            for rank in self._ranks:
+                with suppress(OSError):
+                    self.stem(rank).with_suffix(ERROR_FILE).unlink()
+                with suppress(OSError):  # no descriptors: `of` raises it
+                    opened = [open_log(self.stem(rank).with_suffix(suffix), folder) for suffix in (".out", ".err")]
+                    files[rank] = [file for file, _ in opened]
+                    why = why or next(filter(None, (problem for _, problem in opened)), "")
         return files, why
 
     def __enter__(self) -> Logs:
@@ -198,14 +203,15 @@ def _nowhere() -> IO[bytes]:
     return open(os.devnull, "ab")
 
 
-def open_log(path: Path) -> tuple[IO[bytes], str]:
-    """Open `path` to append to it: (file, "") or, where that is impossible, (/dev/null, why).
+def open_log(path: Path, folder: int = -1) -> tuple[IO[bytes], str]:
+    """Open `path`, in the open `folder`, to append to it: (file, "") or, where that is impossible, (/dev/null, why).
 
     A file on a full file system, or of a user whose quota is used up, can be opened, but the first print() of the
     training fails. Therefore one byte is written and taken back. Raises OSError for lack of descriptors.
     """
     try:
-        file: IO[bytes] = FileIO(path, "a", opener=lambda *_: owned.append_to(path, _DEPTH))
+        open_it = partial(owned.append_in, folder, path) if folder >= 0 else partial(owned.append_to, path, _DEPTH)
+        file: IO[bytes] = FileIO(path, "a", opener=lambda *_: open_it())
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise

@@ -15,7 +15,7 @@ from nvrx_slurm.errors import UsageError
 
 MAX_HOSTS = 65536  # Slurm's own bound (MAX_SLURM_NODES) on nodes of one cluster
 _NAME = re.compile(r"(?:[^\s,\[\]]|\[[^\[\]]*\])+")
-_BRACKET = re.compile(r"(\[[^]]*\])")
+_BRACKET = re.compile(r"(\[[^\[\]]*\])")
 _COMMA = "\0"  # stands for a comma inside brackets
 _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
 _COUNT = re.compile(r"(\d{1,9})(?:\(x\d{1,9}\))?", re.ASCII)

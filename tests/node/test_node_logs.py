@@ -57,6 +57,16 @@ def check(rig: Rig, cycle: int) -> int:
     return len(found)
 
 
+def test_no_process_of_a_job_has_its_token_in_the_environment(rig: Rig) -> None:
+    one = rig.run(rig.script(UNTIL_TOLD), *flags(rig), NVRX_TOKEN="5" * 64)
+    up(one, 0)
+    until(lambda: all(log_program(one, name) for name in ("shipper", "aggregator")), "both programs run")
+    environments = [Path(f"/proc/{pid}/environ").read_bytes() for pid in one.children]
+    assert len(environments) >= 4 and not any(b"5" * 64 in env for env in environments)
+    rig.open("end0")
+    assert one.wait() == 0
+
+
 def test_each_cycle_of_a_job_has_one_file_and_the_launcher_too(rig: Rig) -> None:
     look = """
         if RANK == 1:

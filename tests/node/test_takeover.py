@@ -119,8 +119,8 @@ HANGS = """
 import os
 from nvrx_slurm.node.workers import workers
 from nvrx_slurm.system import owned
-workers.OPEN_TIMEOUT_S, append_to = 1.5, owned.append_to
-owned.append_to = lambda path, ours: os.open(path, os.O_WRONLY) if path.is_fifo() else append_to(path, ours)
+workers.OPEN_TIMEOUT_S, append_in = 1.5, owned.append_in
+owned.append_in = lambda here, path, *how: os.open(path, os.O_WRONLY) if path.is_fifo() else append_in(here, path, *how)
 """
 
 

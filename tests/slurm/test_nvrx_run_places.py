@@ -94,13 +94,13 @@ def test_srun_directly_needs_no_token_where_munge_is_and_shows_the_highest_code(
 @pytest.mark.matrix
 def test_a_segment_of_a_block_moves_as_a_whole(needs_slurm: None, cluster_root: Path) -> None:
     """Three blocks of two nodes. (Debian's 22.05 has no topology of blocks.)"""
-    if reason := MiniCluster.available("25.11"):
+    if reason := MiniCluster.available("26.05"):
         pytest.skip(reason)
     blocks = "BlockName=left Nodes=n[1-2]\nBlockName=right Nodes=n[3-4]\nBlockName=far Nodes=n[5-6]\nBlockSizes=2\n"
     (cluster_root / "topology.conf").write_text(blocks)
     flags = "--ft-segment=2 --spares=2 --max-restarts=1"
     extra = ("TopologyPlugin=topology/block",)
-    with MiniCluster(cluster_root, 6, kill_wait_s=5, die_with_owner=True, slurm="25.11", extra=extra) as cluster:
+    with MiniCluster(cluster_root, 6, kill_wait_s=5, die_with_owner=True, slurm="26.05", extra=extra) as cluster:
         jobs = Jobs(cluster)
         job = jobs.submit("if CYCLE == 0:\n    signal.pause()\n", flags, 6)
         assert [mark.node for mark in job.wait_marks("up", 4, cycle=0)] == ["n1", "n2", "n3", "n4"]

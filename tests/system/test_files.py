@@ -47,6 +47,15 @@ def start_owner() -> tuple[subprocess.Popen[str], Path]:
     return owner, Path(owner.stdout.readline().strip())
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a device")
+def test_a_device_is_not_replaced(tmp_path: Path) -> None:
+    """As root, nvrx report -o /dev/null would leave the machine without it."""
+    os.mknod(tmp_path / "null", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    with pytest.raises(OSError, match="device"):
+        files.write_atomic(tmp_path / "null", b"x")
+    assert (tmp_path / "null").is_char_device() and len(list(tmp_path.iterdir())) == 1
+
+
 def test_a_killed_owners_directory_is_swept_and_a_living_ones_is_not(base: Path) -> None:
     living, kept = start_owner()
     killed, left = start_owner()

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from nvrx_slurm.child import processes
-from nvrx_slurm.control.auth import TOKEN_ENV
 from nvrx_slurm.core.checkpoint.interval import mtbf_s
 from nvrx_slurm.core.rank.sections import is_wait
 from nvrx_slurm.frozen import frozen
@@ -145,7 +144,6 @@ def rank_env(contract: WorkerContract, plan: Plan, node: Node, local_rank: int, 
 def worker_env(inherited: Mapping[str, str], rank_vars: Mapping[str, str], nproc: int) -> dict[str, str]:
     """Environment of one worker: what we inherited, torchrun's defaults where unset, then `rank_vars`."""
     env = dict(inherited)
-    env.pop(TOKEN_ENV, None)  # users print their environment into logs
     env.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     if nproc > 1:
         env.setdefault("OMP_NUM_THREADS", "1")

@@ -16,7 +16,8 @@ from nvrx_slurm.slurm.api.facts import JobFacts, NoAnswer, NodeFacts, NotAllowed
 
 _DURATION = re.compile(r"(?:(\d{1,6})-)?(?:(\d{1,6}):)?(\d{1,6}):(\d{1,2})", re.ASCII)
 _JOB_NAME = re.compile(r"(?<=\sJobName=).*?(?=\sUserId=)", re.DOTALL)
-_REASON = re.compile(r"\sReason=(.*?)\s\[([^\[\]@]*)@[^\[\]]*\]", re.DOTALL)  # with who set it, and when
+_REASON = re.compile(r"\sReason=(.*)", re.DOTALL)
+_SET_BY = re.compile(r"\s\[([^\[\]@]*)@[^\[\]]*\]")  # who set it, and when
 _SETTING = re.compile(r"^(\w+)(?:\[\d+\])?[ \t]*=[ \t]*(.*)$", re.MULTILINE)
 _NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}", re.ASCII)
 # Short forms behind a state (sinfo(1), "NODE STATE CODES").
@@ -90,14 +91,15 @@ def nodes(text: str) -> dict[str, NodeFacts]:
     found: dict[str, NodeFacts] = {}
     for one in records(text, "NodeName"):
         name, state, reason = _field(one, "NodeName"), _field(one, "State"), _REASON.search(one)
+        set_by = _SET_BY.search(reason[1]) if reason else None
         words = re.findall(r"[A-Z_]+", state.upper()) + [word for mark, word in _MARKS.items() if mark in state]
         if not words:
             raise SlurmError(f"Slurm's answer about node {name} has no field State")
         found[name] = NodeFacts(
             name=name,
             states=frozenset(words),
-            reason=reason[1] if reason else _field(one, "Reason"),
-            reason_by=reason[2] if reason else "",
+            reason=reason[1][: set_by.start()] if reason and set_by else _field(one, "Reason"),
+            reason_by=set_by[1] if set_by else "",
             address=_field(one, "NodeAddr"),
             port=_number(_field(one, "Port")),
             partitions=tuple(filter(None, _field(one, "Partitions").split(","))),

@@ -1,0 +1,12 @@
+"""Damaged bytes make no parser fail in another way than its own; `tests/fuzz.py` gives more of them, by hand."""
+
+from __future__ import annotations
+
+import fuzz
+import pytest
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::SyntaxWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", fuzz.PARSERS)
+def test_a_parser_raises_its_own_error_only_and_soon(name: str) -> None:
+    assert fuzz.run(name, 300, seed=1) == []
