@@ -76,6 +76,10 @@ def _settings(text: str) -> None:
             one.kind.parse(text)
 
 
+def _guess(text: str) -> None:
+    preload.guess(text, 1, lambda _: "")
+
+
 def _output(text: str) -> None:
     data, fault = text.encode(), RankFault(FaultKind.EXIT, "n1", 0, 0, 0, 1, 1, text[:500], text)
     evidence.examine(fault, data, data)
@@ -121,7 +125,7 @@ TEXTS: dict[str, tuple[Any, ...]] = {
     "nodes": (slurm.nodes, SlurmError, NODE),
     "configuration": (slurm.config, _Never, "Prolog[0] = /a\nX = (null)\n"),
     "refusal": (lambda text: slurm.error("scontrol", text), _Never, "Job 7 does not exist."),
-    "script": (preload.imported, _Never, "import torch, numpy as np\nif x:\n  from a.b import c\n"),
+    "script": (_guess, _Never, "import torch, numpy as np\nif x:\n  from a.b import c\n"),
     "settings": (_settings, _Never, "4:6", "a=1,b=2", "127.0.0.1:29400", "10m", "SIGUSR1@60"),
 }
 BYTES: dict[str, tuple[Any, ...]] = {

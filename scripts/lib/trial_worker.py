@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 
-BEFORE = "torch" in sys.modules
+BEFORE = "torch" in getattr(sys.meta_path[0], "parked", ())  # imported by the template
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 

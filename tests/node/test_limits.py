@@ -92,7 +92,7 @@ def test_nothing_is_left_at_a_restart(rig: Rig, cgroup: Path, limit: str) -> Non
         told = ["prlimit", f"--pid={one.pid}", f"--{limit}={most}"]
         subprocess.run(told, user=USER, group=USER, timeout=WAIT_S, check=True)
     rig.open()
-    judge(rig, one, 1)
+    judge(rig, one, 0, 1)
 
 
 @pytest.mark.parametrize("restart", [False, True])

@@ -134,7 +134,7 @@ def test_nothing_of_the_user_s_runs_on_a_node_that_fails_its_preflight_or_is_a_s
     nodes = rig.nodes(3, "1:3", script, "--max-restarts=1", NVRX_INJECT_GPU_FAILURE="0:2")
     assert nodes[2].wait() == 95
     nodes[1].line("hot spare")
-    until(lambda: len(nodes[1].children) == 2, "the processes of the checks and of the monitor are left")
+    until(lambda: len(nodes[1].children) == 4, "the checks, the monitor, the template and its standby are left")
     rig.open()
     assert [nodes[0].wait(), nodes[1].wait()] == [0, 0]
     assert (rig.dir / "ran").read_text() == "0"

@@ -199,4 +199,4 @@ def test_a_defect_ends_with_97_and_leaves_nothing(rig: Rig, module: str, cls: st
     one = rig.node(0, "2", script)
     assert [one.wait(), other.wait()] == [97, 97]
     assert "fault injected" in one.text and "internal error" in one.text and "a defect" in one.text
-    assert "the coordinator on" in other.text
+    assert "job ends with code 97: the coordinator" in other.text

@@ -161,7 +161,7 @@ def test_sigkill_of_the_agent_takes_everything_down(rig: Rig) -> None:
 @pytest.mark.parametrize(
     ("handler", "body", "last"),
     [
-        ("say('ran')", "lock(mutex), lock(mutex)", "up 0\n"),  # the main thread is in C, so that no handler begins
+        ("say('ran')", "lock(mutex), lock(mutex)", "waits\n"),  # the main thread is in C, so that no handler begins
         (
             "subprocess.run([sys.executable, '-c', 'import time; time.sleep(2)']), save(0)",
             "time.sleep(1000)",
@@ -184,11 +184,13 @@ def test_a_worker_is_killed_soon_only_if_it_does_nothing(rig: Rig, handler: str,
         signal.signal(signal.SIGTERM, lambda *_: ({handler}))
         say("up", CYCLE)
         if CYCLE == 0:
-            gate(), os._exit(1) if RANK else ({body})
+            say("pid", os.getpid(), "waits")
+            (gate(), os._exit(1)) if RANK else ({body})
     """
     flags = ("--max-restarts=1", "--workers-stop-timeout=600", "--ft-stop-idle-timeout=0.4")
     one = rig.run(rig.script(script), "--nproc-per-node=2", *flags)
-    one.line(r"\[rank 0\] up 0")
+    waits_in = Path("/proc", one.line(r"\[rank 0\] pid (\d+) waits")[1], "wchan")
+    until(lambda: re.search("futex|nanosleep", waits_in.read_text()), "rank 0 waits in its last line")
     rig.open()
     assert one.wait() == 0 and rig.log(0, 0, "out").endswith(last)
 
