@@ -41,12 +41,15 @@ looks for the signatures below. No service and no network are needed. It takes a
 - **A script that cannot start** ends the job at once, with code 1, or 93 with `no-restart`. Two errors count, if they
   ended the rank: a `SyntaxError` (or `IndentationError`, `TabError`) in a file that is not a library's; and in the
   first cycle a `ModuleNotFoundError` within 120 s on all nodes. Other ImportErrors, missing files and later cycles use
-  restarts, because a file system may be away. So does a file with null bytes, which may be half written.
+  restarts, because a file system may be away. So does a file with null bytes, which may be half written. If all ranks
+  end with the same exception [before the first step, twice](../explanation/what-follows-a-cause.md#the-start), the job ends.
 - An *output* line counts only if the rank made no progress after it, and no line counts that says that the operation
   is tried again. Progress is a line such as `step 12`, or a heartbeat more than 2 s after the last byte of that log.
 - **stop** needs the exception (or the last line, without a traceback) that ended the rank; else the action is restart.
 - A rank that a signal has killed, or that hung, is never explained by a rule about the user, except the limits that
   the kernel enforces (memory, threads), nor by an echo. SIGABRT counts as an error of the rank's own.
+- After a SIGKILL the agent reads how many processes of its cgroup the kernel has killed for lack of memory (`oom_kill`
+  in `memory.events`, or in `memory.oom_control` of version 1). If there are more than before the cycle, it says so.
 - A rank that hangs is compared with all others instead: see [catch hangs](../how-to/catch-hangs.md#who-hangs).
 
 How often this is right: `tests/attribution/corpus` in the source holds more than 300 cases after public reports, a

@@ -109,7 +109,7 @@ def test_a_spare_takes_the_place_of_a_bad_node(rig: Rig, way: str, prints: bool,
 
 @pytest.mark.parametrize(("way", "prints", "size"), cases(SCRIPTS, "value", "exit-3"))
 def test_what_fails_with_its_rank_moves_no_node(rig: Rig, way: str, prints: bool, size: int) -> None:
-    """Where a node might do that, too, a spare tries it once; then the node has its place back."""
+    """Where a node might do that, too, a spare tries it; then the node has its place back, if it is ready by then."""
     text = f"PRINTS = {prints}\n{RANKS}if RANK == 1:\n    {SCRIPTS[way]}\n{WAITS}"
     nodes = rig.nodes(size + 1, f"{size}:{size + 1}", rig.script(text), *FLAGS, "--max-restarts=4")
     codes = {node.wait() for node in nodes}
@@ -117,5 +117,5 @@ def test_what_fails_with_its_rank_moves_no_node(rig: Rig, way: str, prints: bool
     if codes == {93}:  # "code or data", as the iterations tell
         assert prints
         return
-    assert codes == {1} and nodes[1].cycles[-2:] == [3, 4]
-    assert nodes[2].cycles == ([] if way in OF_CODE else [2])
+    assert codes == {1}
+    assert nodes[2].cycles[:1] == ([] if way in OF_CODE else [2])
