@@ -274,6 +274,8 @@ class Register:
     faults: tuple[RankFault, ...] = ()  # of its ranks in the cycle of that plan
     early: bool = False  # as in Succeeded
     vote: int = 0  # the term for which it votes by registering
+    votes: bool = True  # False: a coordinator has told that it has none before it has a plan
+    led_s: float = -1.0  # how long ago a coordinator led it last, at least; -1 = never
     number: int = 0  # counts the registrations of this agent; one that comes after a later one is ignored
     end: Finish | None = None  # the end of the job, where a coordinator has told it
     counted: Counted | None = None  # the last one that it got
@@ -389,6 +391,7 @@ class Lead:
     """The coordinator has a quorum in this term. Before that, a registration is only a vote."""
 
     term: int
+    votes: bool = True  # the receiver does; False: it came back, and has a vote once a plan says so
 
 
 @frozen

@@ -108,7 +108,7 @@ class Node(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., infra_rank: _Optional[int] = ..., host: _Optional[str] = ..., addr: _Optional[str] = ..., nproc: _Optional[int] = ..., order: _Optional[_Iterable[int]] = ..., port: _Optional[int] = ..., domain: _Optional[str] = ...) -> None: ...
 
 class Register(_message.Message):
-    __slots__ = ("node", "port", "plan", "doing", "faults", "early", "vote", "number", "end", "counted")
+    __slots__ = ("node", "port", "plan", "doing", "faults", "early", "vote", "number", "end", "counted", "votes", "led_s")
     NODE_FIELD_NUMBER: _ClassVar[int]
     PORT_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
@@ -119,6 +119,8 @@ class Register(_message.Message):
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     COUNTED_FIELD_NUMBER: _ClassVar[int]
+    VOTES_FIELD_NUMBER: _ClassVar[int]
+    LED_S_FIELD_NUMBER: _ClassVar[int]
     node: Node
     port: int
     plan: Plan
@@ -129,7 +131,9 @@ class Register(_message.Message):
     number: int
     end: Finish
     counted: Counted
-    def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., port: _Optional[int] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., doing: _Optional[str] = ..., faults: _Optional[_Iterable[_Union[RankFault, _Mapping]]] = ..., early: bool = ..., vote: _Optional[int] = ..., number: _Optional[int] = ..., end: _Optional[_Union[Finish, _Mapping]] = ..., counted: _Optional[_Union[Counted, _Mapping]] = ...) -> None: ...
+    votes: bool
+    led_s: float
+    def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., port: _Optional[int] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., doing: _Optional[str] = ..., faults: _Optional[_Iterable[_Union[RankFault, _Mapping]]] = ..., early: bool = ..., vote: _Optional[int] = ..., number: _Optional[int] = ..., end: _Optional[_Union[Finish, _Mapping]] = ..., counted: _Optional[_Union[Counted, _Mapping]] = ..., votes: bool = ..., led_s: _Optional[float] = ...) -> None: ...
 
 class RankFault(_message.Message):
     __slots__ = ("kind", "host", "infra_rank", "rank", "local_rank", "pid", "exit_code", "message", "traceback", "log", "finding", "silent_s")
@@ -662,10 +666,12 @@ class Leave(_message.Message):
     def __init__(self) -> None: ...
 
 class Lead(_message.Message):
-    __slots__ = ("term",)
+    __slots__ = ("term", "votes")
     TERM_FIELD_NUMBER: _ClassVar[int]
+    VOTES_FIELD_NUMBER: _ClassVar[int]
     term: int
-    def __init__(self, term: _Optional[int] = ...) -> None: ...
+    votes: bool
+    def __init__(self, term: _Optional[int] = ..., votes: bool = ...) -> None: ...
 
 class Elsewhere(_message.Message):
     __slots__ = ("term", "peer", "leads")

@@ -203,4 +203,4 @@ class ControlServer:
         elif self._members.get(peer.node_id) is peer:
             del self._members[peer.node_id]
             broke = "its agent broke the protocol: " if isinstance(why, ProtocolError) else ""
-            self._post(ev.Lost(peer.node_id, f"{broke}{why}", isinstance(why, _Silent)))
+            self._post(ev.Lost(peer.node_id, f"{broke}{why}", self._silence_s if isinstance(why, _Silent) else 0.0))

@@ -114,7 +114,7 @@ class Shell:
         commands = self.core.step(event, now)
         self._log.step(event, now, self.core, commands)
         for command in commands:
-            for receiver in self._receivers[type(command)]:
+            for receiver in () if self.result.cancelled() else self._receivers[type(command)]:
                 receiver(command)
 
     def _set_timer(self) -> None:

@@ -211,9 +211,9 @@ class _Coordinator(SimCoordinator):
         """A message from an agent."""
         self._in_turn(stream, super().receive, stream, message)
 
-    def lost(self, stream: Connection, why: str, silent: bool = False) -> None:
+    def lost(self, stream: Connection, why: str, silent_s: float) -> None:
         """A stream broke."""
-        self._in_turn(stream, super().lost, stream, why, silent)
+        self._in_turn(stream, super().lost, stream, why, silent_s)
 
     def do(self, command: Any) -> None:
         """Carry out one command."""

@@ -123,7 +123,7 @@ async def test_an_agent_whose_loop_was_blocked_too_long_gives_its_stream_up() ->
             assert "Connected" in await peer.line()
             peer.process.send_signal(signal.SIGSTOP)
             lost = await server.inbox.next(ev.Lost, 5)
-            assert lost.silent and "silent for 1 s" in lost.why
+            assert lost.silent_s > 0 and "silent for 1 s" in lost.why
             peer.process.send_signal(signal.SIGCONT)
             assert "Disconnected" in await peer.line()
             await server.inbox.next(ev.Joined)

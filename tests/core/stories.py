@@ -8,6 +8,8 @@
     says restart 1 of 3                the coordinator has said this
     nodes 4 of 6 segment=2 domains=aabbbb    nodes 0 and 1 are in domain a
 
+`joins 1 led=6 voteless`: its last coordinator was heard 6 s ago, at least, and told it that it has no vote.
+`loses 1 4`: nothing had been heard from it for 4 s.
 Nodes are numbers (infra rank; `1'` is a second life of the agent on node 1); `stops 0,1` is one step for each.
 `plan:1/1@2(0=0 2=-)`: the plan of cycle 1 after 1 restart in term 2 for node 0 as group rank 0, for node 2 as a spare.
 """
@@ -162,9 +164,12 @@ class Story:
             return ev.ProvenDead(peer(rank))
         node_id = f"h{rank}.{life}"
         if word == "joins":
-            return ev.Joined(_register(rank, life, " ".join(rest[1:]), self.domains[rank : rank + 1]))
+            words = [word for word in rest[1:] if word != "voteless" and not word.startswith("led=")]
+            message = _register(rank, life, " ".join(words), self.domains[rank : rank + 1])
+            led_s = max((float(word[4:]) for word in rest if word.startswith("led=")), default=-1.0)
+            return ev.Joined(replace(message, votes="voteless" not in rest, led_s=led_s))
         if word == "loses":
-            return ev.Lost(node_id, "connection reset", "silent" in rest)
+            return ev.Lost(node_id, "connection reset", float(rest[1]) if len(rest) > 1 else 0.0)
         cycle = int(rest[1]) if len(rest) > 1 and rest[1].isdigit() else 0
         messages = {
             "fails": lambda: t.RanksFailed(1, cycle, _faults(rank, rest)),
@@ -288,7 +293,8 @@ def _message(message: Any) -> tuple[str, str]:
         t.CheckNode: lambda: "check",
         t.Collect: lambda: "collect",
         t.Examine: lambda: "examine",
-        t.Lead: lambda: f"lead:{message.term}",
+        t.Lead: lambda: f"lead:{message.term}" + "-" * (not message.votes),
+        t.Elsewhere: lambda: f"again:{message.term}",
         t.Leave: lambda: "leave",
         t.Finish: lambda: f"end:{int(message.code)}",
         t.Refused: lambda: "refuse",

@@ -70,7 +70,7 @@ class _Reign:
                 self.known_cycle = message.plan.cycle
                 self.active = self.active if self.newest_plan >= 0 or not self.carries_on else {}
             if message.doing is Activity.PREPARING:
-                self.busy[message.node.node_id] = 0
+                self.busy[message.node.node_id] = -1
             elif message.plan is not None and message.plan.active:
                 self._hear_active(message, message.plan)
         elif isinstance(event, ev.Lost):
@@ -79,7 +79,8 @@ class _Reign:
             self._hear_ready(event.node_id, message)
 
     def _hear_ready(self, node_id: str, message: Ready) -> None:
-        if message.cycle >= self.busy.get(node_id, -1):
+        first = message.term == 0  # it has run nothing yet: no answer to a check
+        if (-1 if first else message.cycle) >= self.busy.get(node_id, -1):
             self.busy.pop(node_id, None)
 
     def _hear_active(self, message: Register, plan: Plan) -> None:

@@ -90,6 +90,7 @@ class Connection:
         self.agent, self.coordinator = agent, coordinator
         self.open_at_agent = self.open_at_coordinator = True
         self.silent_until = 0.0
+        self._well_at = 0.0  # when beats got through last, where they do not any more
         self._world, self._clock, self._rng = world, world.clock, world.rng
         self.local = agent.host is coordinator.host
         self._last_up = self._last_down = 0.0
@@ -147,6 +148,7 @@ class Connection:
 
     def close_at_agent(self, why: str) -> None:
         """The agent's end closes on purpose or with its process: what it sent before still arrives."""
+        self._note()
         self.open_at_agent = False
         self.up(_End(why))
 
@@ -161,8 +163,9 @@ class Connection:
 
     def break_at_coordinator(self, why: str, silent: bool = False) -> None:
         if self.open_at_coordinator:
+            self._note()
             self.close_at_coordinator(why)
-            self.coordinator.lost(self, why, silent)
+            self.coordinator.lost(self, why, COORDINATOR_KEEPALIVE_S if silent else self._clock.now - self._well_at)
 
     def fall_silent(self, heals: float) -> None:
         """Nothing gets through until `heals` (virtual time): each end gives up after its own keepalive, if that is
@@ -170,6 +173,7 @@ class Connection:
         now = self._clock.now
         if self.local:
             return
+        self._note()
         self.silent_until = max(self.silent_until, heals)
         if heals > now + AGENT_KEEPALIVE_S:
             why = "no answer within the keepalive time"
@@ -185,6 +189,11 @@ class Connection:
             self._clock.at(end.frozen_until + 0.01, self._give_up, break_it, why)
         elif self.silent_until > self._clock.now:
             break_it(why, True)
+
+    def _note(self) -> None:
+        """Beats may not get through from now on."""
+        if self.healthy:
+            self._well_at = self._clock.now
 
     @property
     def healthy(self) -> bool:

@@ -34,7 +34,7 @@ class SimCoordinator(Process):
     def __init__(self, world: World, settings: CoordinatorSettings, agent: SimAgent) -> None:
         super().__init__(world, Coordinator(settings, world.clock.now), agent.host)
         self.agent = agent
-        self.valid_until = world.clock.now + LEASE_S  # its own lease
+        self.valid_until = 0.0 if world.elects else float("inf")  # its own lease
         self.streams: dict[str, Connection] = {}  # by node_id: what comes on others is of the past
         self.accepted: list[Connection] = []
         self.numbers: dict[str, int] = {}
@@ -62,11 +62,11 @@ class SimCoordinator(Process):
     def leads(self) -> bool:
         return self.alive and self.core.roster.quorum.elected
 
-    def lost(self, stream: Connection, why: str, silent: bool = False) -> None:
+    def lost(self, stream: Connection, why: str, silent_s: float) -> None:
         node_id = stream.agent.core.node.node_id
         if self.streams.get(node_id) is stream:
             del self.streams[node_id]
-            self.step(ev.Lost(node_id, why, silent))
+            self.step(ev.Lost(node_id, why, silent_s))
 
     def renew(self) -> None:
         """Its own lease goes on while it hears from a quorum."""
@@ -83,7 +83,7 @@ class SimCoordinator(Process):
         cut = cut or not self.world.split.reach(self.host, host, clock.now)
         if not cut and (host.agent is None or not host.agent.alive):
             self.step(ev.ProvenDead(peer))
-        elif not cut and host.agent is not None and host.agent.core.node.port != peer.port:
+        elif not cut and host.agent is not None and peer.port not in (0, host.agent.core.node.port):
             self.step(ev.ProvenDead(peer))  # nothing listens at the old port: that agent is dead
         else:
             clock.after(0.1, self._probe, peer, until)
@@ -102,8 +102,7 @@ class SimCoordinator(Process):
         elif isinstance(command, ev.Probe):
             self.world.clock.after(0.002, self._probe, command.peer, self.world.clock.now + 20.0)
         elif isinstance(command, ev.Won):
-            self.agent.elect.step(el.Elected())
-            self.renew()
+            self._won()
         elif isinstance(command, ev.Lapsed):
             self.agent.elect.step(el.Resigned())
         elif isinstance(command, (ev.ReadProgress, ev.ReadReached)):
@@ -115,6 +114,13 @@ class SimCoordinator(Process):
                 self.world.clock.after(self.world.rng.uniform(0.0, 1.0), self.step, answer)
         else:
             assert isinstance(command, (Say, ev.HangFound, ev.Strike)), command
+
+    def _won(self) -> None:
+        """It acts, unless the votes have come too late."""
+        self.agent.elect.step(el.Elected())
+        self.renew()
+        if self.valid_until <= self.world.clock.now:
+            self.agent.elect.step(el.Resigned())
 
     def _read_progress(self, command: ev.ReadProgress | ev.ReadReached) -> None:
         """The file system answers in its own time, or not at all."""
@@ -197,7 +203,7 @@ class SimAgent(Process):
         if not self.alive or attempt != self._attempt:
             return
         if host.unreachable_until(now) or not self.world.split.reach(self.host, host, now):
-            self.world.clock.after(_REACH_S, self._failed, el.StreamEnd.SILENT, attempt)
+            self.world.clock.after(_REACH_S, self._failed, el.StreamEnd.UNREACHED, attempt)
         elif host.agent is None or not host.agent.alive:
             self.world.clock.after(0.001, self._failed, el.StreamEnd.REFUSED, attempt)
         else:
@@ -226,7 +232,7 @@ class SimAgent(Process):
         if not self.alive or attempt != self._attempt:
             return
         if coordinator is None or not coordinator.alive:
-            self.elect.step(el.StreamEnded(el.StreamEnd.CLOSED))
+            self.elect.step(el.StreamEnded(el.StreamEnd.UNREACHED))
             return
         self.stream = Connection(self.world, self, coordinator)
         split, now = self.world.split, self.world.clock.now
@@ -249,11 +255,16 @@ class SimAgent(Process):
             return
         if stream is not self.stream:
             return
+        if isinstance(message, Elsewhere):
+            self._leave("another term")
+            self.elect.step(message)
+            return
         leader = peer_of(stream.coordinator.agent.core.node)
         if isinstance(message, Lead):
             self._renewed_by = stream.coordinator
             self._renew()
-            self.elect.step(el.Led(message.term, leader))
+            if not stream.local:
+                self.elect.step(el.Led(message.term, leader))
         elif isinstance(message, Plan):
             self.elect.step(el.Led(message.term, leader, message.successors))
         self.step(message)
@@ -278,7 +289,11 @@ class SimAgent(Process):
         host, now = self.world.hosts[int(peer.key)], self.world.clock.now
         reachable = not host.unreachable_until(now) and self.world.split.reach(self.host, host, now)
         if reachable and host.agent is not None and host.agent.alive:
-            self.world.clock.after(0.003, self.elect.step, host.agent.elect.core.where())
+            self.world.clock.after(0.003, self._told, self.coordinator, host.agent.elect.core.where())
+
+    def _told(self, coordinator: SimCoordinator | None, where: Elsewhere) -> None:
+        if coordinator is self.coordinator:
+            self.elect.step(where)
 
     # --- the lease ------------------------------------------------------------------------------------------
 
@@ -356,7 +371,8 @@ class SimAgent(Process):
         if isinstance(message, (Register, Ready)):
             message = replace(message, port=next(self.world.ports))
         if isinstance(message, Register):
-            message = replace(message, vote=self.elect.core.term, number=self._attempt)
+            elect = self.elect.core
+            message = replace(message, vote=elect.term, number=self._attempt, led_s=elect.led_s(self.world.clock.now))
         self.stream.up(message)
 
     def slurm_signals_workers(self, signum: int) -> None:

@@ -217,8 +217,6 @@ class World:
             peer=peer_of(agent.core.node),
             electors=s.nodes if self.elects else 0,
             last_leader=before.key if before is not None else "",
-            fence_s=stand.fence_s,
-            leader_fence_s=stand.leader_fence_s,
             lease_s=COORDINATOR_KEEPALIVE_S,
             began_s=_BEGAN_S + self.clock.now,
             quorum_timeout_s=0.8 * (s.agent.join_timeout_s if before is None else s.agent.reconnect_timeout_s),

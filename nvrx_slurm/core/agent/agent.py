@@ -69,6 +69,7 @@ class Agent(Machine):
         self.alive: set[int] = set()  # local ranks
         self.connected = False
         self._met = False  # has ever had a coordinator
+        self._votes = True  # as the last one said
         self._connect_by: float | None = now + settings.join_timeout_s
         self._orphan_by: float | None = None
         self._next_plan: t.Plan | None = None  # waits until the workers of the old cycle are gone
@@ -119,21 +120,28 @@ class Agent(Machine):
         self.connected = True
         if not self.settings.elects:
             self.on_lead(t.Lead(self.term), now)
+        if self._next_plan is not None and not self.alive:
+            # Known, but not to be started: this coordinator may have another.
+            self.plan, self._faults, self._early = self._next_plan, [], False
+        self._next_plan = None
         faults, doing, counted = tuple(self._faults), self._activity(), self._counted
-        self.send(t.Register(self.node, 0, self.plan, doing, faults, self._early, counted=counted))
+        told = t.Register(self.node, 0, self.plan, doing, faults, self._early, votes=self._votes, counted=counted)
+        self.send(told)
         for message in (self.request, self._ranks.warn_job, self._spent):
             if message is not None:
                 self.send(message)
 
     def _activity(self) -> t.Activity:
         active = self.plan is not None and self.plan.active
-        if self.state is _PREPARING:
+        leaves = self.state is _IDLE and self.request is not None  # told in a moment: no plan shall count on this node
+        if self.state is _PREPARING or leaves:
             return t.Activity.STOPPING if active else t.Activity.PREPARING
         return t.Activity[self.state.name] if active else t.Activity.IDLE
 
     def on_lead(self, event: t.Lead, now: float) -> None:
         """From now on this coordinator decides, and renews the lease of our workers."""
         self._met = True
+        self.term, self._votes = event.term, event.votes
         self._connect_by = self._orphan_by = None
 
     def on_lease_over(self, event: ev.LeaseOver, now: float) -> AgentState:

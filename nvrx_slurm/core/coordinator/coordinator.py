@@ -29,7 +29,6 @@ from nvrx_slurm.core.coordinator.restarts import Budget
 from nvrx_slurm.core.coordinator.roster import Assignment, Roster, Use, lost
 from nvrx_slurm.core.coordinator.states import FAILED, LIVE, OVER, RUNS, CoordinatorSettings, JobState, Stage, live_but
 from nvrx_slurm.core.coordinator.takeover import Electing, Inherited, Takeover
-from nvrx_slurm.core.election.quorum import peer_key
 from nvrx_slurm.core.machine import Machine, Say, Tick, earliest, rows
 from nvrx_slurm.core.straggler.suspects import Suspects
 from nvrx_slurm.core.words import in_words
@@ -127,18 +126,20 @@ class AnyTime:
     def on_lost(self, event: ev.Lost, now: float) -> None:
         """A stream broke."""
         member = self._members.get(event.node_id)
-        if member is not None and event.silent:
-            self._quorum.silent.add(peer_key(member.node))
+        silent = event.silent_s >= self._s.lease_s
+        if member is not None:
+            self._quorum.silent_s = event.silent_s
         if member is not None and event.node_id in self._job.assignment.group_ranks:
             self._roster.lost_at[event.node_id] = now
-        fault = replace(lost(member.node, event.why), silent_s=self._s.lease_s) if member and event.silent else None
+        fault = replace(lost(member.node, event.why), silent_s=self._s.lease_s) if member and silent else None
         self._roster.remove(event.node_id, event.why, now, fault)
 
     def on_dead(self, event: ev.ProvenDead, now: float) -> None:
-        """A plan may have waited for this."""
-        members = self._members.keys_of_nodes
-        if event.peer.key not in members and self._quorum.is_proof(event.peer):
-            self._quorum.died(event.peer.key, members)
+        """A plan may have waited for this. It comes too late where the node may have voted for another one before."""
+        members, quorum, key = self._members.keys_of_nodes, self._quorum, event.peer.key
+        late = quorum.resign_at is not None and now > quorum.loyal_until.get(key, 0.0)
+        if key not in members and quorum.is_proof(event.peer) and not late:
+            quorum.died(key, members)
             self._roster.note_dead()
             self._roster.mind_quorum(now)
             self._out.posted.append(ev.Cleared())

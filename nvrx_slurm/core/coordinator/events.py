@@ -24,7 +24,7 @@ class Lost:
 
     node_id: str
     why: str
-    silent: bool = False  # nothing was heard from it for the length of a lease, so its ranks are gone
+    silent_s: float = 0.0  # how long ago it was heard last; for the length of a lease: its ranks are gone
 
 
 @frozen

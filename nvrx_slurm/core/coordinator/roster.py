@@ -13,6 +13,7 @@ from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.report import Ledger
 from nvrx_slurm.core.coordinator.restarts import Budget
 from nvrx_slurm.core.coordinator.states import LIVE, CoordinatorSettings, JobState
+from nvrx_slurm.core.election.election import MEMBER_SHARE
 from nvrx_slurm.core.election.quorum import Quorum, peer_key, peer_of
 from nvrx_slurm.core.machine import Outbox, Say, rows
 from nvrx_slurm.errors import ExitCode
@@ -292,7 +293,7 @@ class Roster:
             quorum.newcomer(node)
             self.note_dead()
         quorum.back(peer_key(node), self.members.keys_of_nodes)
-        self._out.append(ev.SendTo(node.node_id, t.Lead(self.job.term)))
+        self._out.append(ev.SendTo(node.node_id, t.Lead(self.job.term, peer_key(node) not in quorum.dead)))
 
     def on_ready(self, event: ev.FromAgent[t.Ready], now: float) -> None:
         """A node has stopped its workers; a repeated or stale message changes nothing."""
@@ -369,8 +370,9 @@ class Roster:
             return
         key = peer_key(member.node)
         quorum.missed_at = now
-        if key in quorum.silent:
-            quorum.silent.discard(key)
+        silent_s, quorum.silent_s = quorum.silent_s, 0.0
+        quorum.loyal_until[key] = now - silent_s + MEMBER_SHARE * self._s.lease_s
+        if silent_s >= self._s.lease_s:
             quorum.fences.pop(key, None)  # ranks that it was stopping are dead, too
         elif member.use is not Use.READY:
             quorum.fences[key] = now + self._s.lease_s
@@ -385,12 +387,9 @@ class Roster:
 
     def mind_quorum(self, now: float) -> None:
         """Without a quorum nothing is planned, and after a while this coordinator resigns."""
-        quorum, peer = self.quorum, self._s.peer
+        peer = self._s.peer
         own = {peer.key} if peer is not None else set()  # also where the agent of this node was refused
-        if quorum.enough(self.members.keys_of_nodes | own):
-            quorum.resign_at = None
-        elif quorum.resign_at is None:
-            quorum.resign_at = now + self._s.prove_s
+        self.quorum.mind(self.members.keys_of_nodes | own, now, self._s.prove_s)
 
     def refuse(self, node_id: str, why: str, now: float, fault: t.RankFault | None = None) -> None:
         """Tell an agent that it is not taken, and close its stream; a member is removed."""

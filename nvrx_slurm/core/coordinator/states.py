@@ -82,8 +82,6 @@ class CoordinatorSettings:
     electors: int = 0  # nodes of the job, of which most must be members; 0 = no quorum is needed
     known: tuple[Peer, ...] = ()  # where other nodes may listen, before the first plan
     last_leader: str = ""  # key of the coordinator before this one
-    fence_s: float = 0.0  # how long ranks may run on nodes that did not register, from the election on
-    leader_fence_s: float = 0.0  # the same where only the last coordinator's node is missing
     quorum_timeout_s: float = 0.0  # how long this node stands without a quorum; its voters end with 94; 0 = for ever
     began_s: float = 0.0  # when this coordinator began (Unix seconds)
     lease_s: float = 10.0  # how long ranks may run on a node whose stream broke

@@ -16,6 +16,7 @@ from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.ending import Ending
 from nvrx_slurm.core.coordinator.roster import Assignment, Roster, Slot, Use, missing
 from nvrx_slurm.core.coordinator.states import CoordinatorSettings, Stage
+from nvrx_slurm.core.election.election import FENCE_MARGIN_S, MEMBER_SHARE
 from nvrx_slurm.core.election.quorum import peer_key
 from nvrx_slurm.core.machine import Entered, Outbox, Say, Tick, earliest, rows
 from nvrx_slurm.errors import ExitCode
@@ -52,23 +53,29 @@ class Electing:
         self._known = {peer.key: peer for peer in s.known}  # where nodes of the job listen, by key
         self._proven: dict[str, t.Peer] = {}  # agents that are dead by our own probes, by key
         self._planless: dict[str, t.Node] = {}  # nodes that have had no plan, by node_id
+        self._led_at: float | None = None  # until then a coordinator before this one may have been heard
         self._probe_at: float | None = None
         self._give_up_at = now + s.quorum_timeout_s if s.quorum_timeout_s else None  # no quorum will come
 
     def on_joined(self, event: ev.Joined, now: float) -> Stage | None:
-        """One vote more. Its plan says which nodes may be missing, and which term ours has to be above.
+        """One vote more. Its plan says which nodes may be missing.
 
         What it says of the job's past is kept, also if the voter leaves: the number of a cycle is not used again.
         """
         quorum, message = self._quorum, event.message
         self._voters[peer_key(message.node)] = message.node.node_id
         self._held[message.node.node_id] = [event]
+        if message.led_s >= 0.0:
+            led_at = now - message.led_s
+            self._led_at = led_at if self._led_at is None else max(self._led_at, led_at)
         if message.plan is not None:
             self._roster.inherit(message.plan)
             self._job.inherited.place(message)
             self._learn(message.plan, peer_key(message.node))
         elif message.node.node_id not in self._planless:
             self._planless[message.node.node_id] = message.node
+            if not message.votes:
+                quorum.newcomer(message.node)
         if quorum.offer[0]:
             for node in self._planless.values():
                 quorum.newcomer(node)
@@ -82,7 +89,6 @@ class Electing:
         """The newest plan counts: it says which nodes have a vote, and where they listen."""
         quorum = self._quorum
         quorum.electors = max(quorum.electors, plan.electors)
-        self._job.term = max(self._job.term, plan.term + 1)
         peers = {peer.key: peer for peer in (plan.leader, *plan.successors) if peer is not None}
         if (plan.term, plan.cycle) > quorum.offer:
             proven = {old for old in quorum.dead if old in self._proven and self._proven[old] == peers.get(old)}
@@ -122,8 +128,13 @@ class Electing:
         return self._win(now) if self._quorum.enough(self._voters) else None
 
     def on_raised(self, event: ev.Raised, now: float) -> None:
-        """An agent has voted for a later term, for which this node is the candidate, too."""
-        self._job.term = max(self._job.term, event.term)
+        """An agent has voted for a later term. A vote is for one term: all others vote again."""
+        s = self._s
+        self._job.term = event.term
+        for key, node_id in list(self._voters.items()):
+            if s.peer is not None and key != s.peer.key:
+                self._out += [ev.SendTo(node_id, t.Elsewhere(event.term, s.peer, False)), ev.Drop(node_id)]
+                del self._voters[key], self._held[node_id]
 
     def deadline(self) -> float | None:
         """When to probe again, or to give up. The end of the allocation does not matter yet."""
@@ -148,7 +159,8 @@ class Electing:
 
     @property
     def _least(self) -> int:
-        return (self._quorum.electors - len(self._quorum.dead)) // 2 + 1
+        dead = self._quorum.dead
+        return (self._quorum.electors - len(dead)) // 2 + 1 + sum(key in dead for key in self._voters)
 
     def _probe(self, now: float) -> None:
         self._probe_at = now + _PROBE_S
@@ -183,8 +195,10 @@ class Electing:
         quorum.absent = tuple(peer for key, peer in self._known.items() if key not in voters)
         leader = s.last_leader
         only_leader = missing == 1 and leader and leader not in voters and leader not in quorum.proven
-        if missing and quorum.offer[0]:
-            quorum.fence_until = now + (s.leader_fence_s if only_leader else s.fence_s)
+        if missing and self._led_at is not None:
+            quorum.fence_until = self._led_at + s.lease_s + FENCE_MARGIN_S
+            if not only_leader:  # another node may have heard the leader for so much longer
+                quorum.fence_until += MEMBER_SHARE * s.lease_s
 
 
 # --- agents of an older term ----------------------------------------------------------------------------------------

@@ -2,9 +2,11 @@
 
     SEEKING -> FOLLOWING -> SEEKING ...        SEEKING -> STANDING -> LEADING -> SEEKING ...
 
-A registration is a vote. The agents of a job know the same successors in the same order, so they come to the same
-candidate for the same term. A candidate leads once its registered members are a quorum (`core.election.quorum`).
-An agent has one registration at a time. It takes no step back to the candidate of a lower term that it has left.
+A registration is a vote for one term, and a candidate takes votes for its own term only. The agents of a job know the
+same successors in the same order, so they come to the same candidate for the same term. A candidate leads once its
+registered members are a quorum (`core.election.quorum`).
+An agent has one registration at a time. Where that ends without a word from the other node, that node may lead and
+count on it: the agent votes for no other node before it has been out of reach for a part of the lease, or is dead.
 """
 
 from __future__ import annotations
@@ -30,8 +32,9 @@ class StreamEnd(Enum):
     """How an attempt to register, or a registration, ended."""
 
     REFUSED = "the host answered that nothing listens there: the agent is dead"
-    SILENT = "no answer in time"
-    CLOSED = "the other end closed the stream, or it broke"
+    UNREACHED = "this node did not come to register there"
+    SILENT = "it was registered there: no answer in time"
+    CLOSED = "it was registered there: the other end closed the stream, or it broke"
 
 
 # --- events (and `types.Elsewhere`) --------------------------------------------------------------------------------
@@ -96,20 +99,14 @@ class Seek:
 
 @frozen
 class Stand:
-    """Start a coordinator for `term` on this node; its own agent registers there.
-
-    Other ranks of older terms may run for `fence_s` seconds from now, those of the last leader's node for
-    `leader_fence_s`.
-    """
+    """Start a coordinator for `term` on this node; its own agent registers there."""
 
     term: int
-    fence_s: float
-    leader_fence_s: float
 
 
 @frozen
 class Raise:
-    """The coordinator that stands here gets a later term."""
+    """The coordinator that stands here gets a later term; all vote again."""
 
     term: int
 
@@ -149,7 +146,7 @@ MEMBER_SHARE = 0.6
 LEASE_SHARE = 0.9  # ... at this share its ranks are killed, ...
 FENCE_MARGIN_S = 0.5  # ... and so long after the whole lease, when they are gone, the coordinator may use its slot.
 _FIRST_QUESTION_S, _QUESTION_S = 0.1, 1.0
-_MAX_HINTS = 8
+_MAX_TRIES = 8  # of one candidate that is alive
 _HERE = (Place.STANDING, Place.LEADING)
 
 
@@ -173,7 +170,7 @@ class Election(Machine):
         (Place.FOLLOWING, Elsewhere, "on_elsewhere", (Place.SEEKING, Place.STANDING), "it does not lead any more"),
         (Place.STANDING, Elected, "on_elected", (Place.LEADING,), "a quorum has registered here"),
         (Place.STANDING, Elsewhere, "on_elsewhere_standing", (Place.SEEKING,), "a later candidate, or a leader"),
-        (_HERE, Tick, "on_tick_standing", (), "ask the others"),
+        (_HERE, Tick, "on_tick_standing", (), "ask the others; stand for a later term"),
         (Place.LEADING, Led, "on_led", (), "our own plan with new successors"),
         (Place.LEADING, Elsewhere, "on_elsewhere_leading", (Place.SEEKING,), "before the first plan: another leads"),
         (_HERE, Resigned, "on_resigned", (Place.SEEKING, Place.STANDING), "too few members: seek again"),
@@ -193,14 +190,16 @@ class Election(Machine):
         self._led_term = 0  # in which it led
         self._candidates = candidates
         self.fresh = True  # no leader has been followed yet
-        self._silent = False  # the last leader was lost by silence
         self._doubt_until = 0.0  # until then hints to that leader are ignored: other nodes may still believe in it
         self._target: Peer | None = None  # the node that is sought or followed
         self._once_more = False  # the candidate of this term is tried again
         self._hinted = False  # the target is a hint of another node, not the candidate of the term
+        self._hold_until = 0.0  # until then no other node is sought, unless the target is dead or says so
+        self._led_at: float | None = None  # until then a node that this one has left may have counted on it
+        self._wanted = 0  # the latest term for which a visitor has voted
         self._failures = 0  # in a row
         self._pauses = 0  # since the last leader was lost
-        self._hints = 0  # that were followed since then
+        self._tries = 0  # of the candidate of this term
         self._first_try_until: float | None = None
         self._next_at: float | None = None
 
@@ -214,6 +213,10 @@ class Election(Machine):
         last = () if self.leader is None else (self.leader,)
         others = {peer.key: peer for peer in (*last, *self._candidates) if peer.key != self.me.key}
         return tuple(others.values())
+
+    def led_s(self, now: float) -> float:
+        """How long ago this node was led last, at least; -1 = never."""
+        return -1.0 if self._led_at is None else max(0.0, now - self._led_at)
 
     def on_located(self, event: Located, now: float) -> None:
         """Only where the node does not know its address."""
@@ -240,16 +243,34 @@ class Election(Machine):
 
     def on_ended_seeking(self, event: StreamEnded, now: float) -> Place:
         """This candidate is not there, or does not lead and is gone."""
-        # A hinted node may have counted this node's vote for the term. So the term is used up.
-        return self._seek_again(now, self._hinted and event.how is not StreamEnd.REFUSED)
-
-    def _seek_again(self, now: float, has_voted: bool) -> Place:
+        if event.how in (StreamEnd.SILENT, StreamEnd.CLOSED):
+            return self._left(event.how, now)
+        if event.how is StreamEnd.REFUSED and self._hold_until:
+            return self._try_next(now)
         self._failures += 1
-        early = self._first_try_until is not None and now < self._first_try_until
-        if early or (self._hinted and self._hints <= _MAX_HINTS):
-            self._once_more = not has_voted
-            return self._pause(now)
+        waits = now < max(self._hold_until, self._first_try_until or 0.0)
+        if waits or self._hinted:
+            return self._again(now, waits)
+        self._once_more = False
         return self._pause(now) if self._failures % len(self._candidates) == 0 else self._try_next(now)
+
+    def _left(self, how: StreamEnd, now: float) -> Place:
+        """A node where this one was registered says nothing more. If it has won, it leads until its lease is over."""
+        share_s = MEMBER_SHARE * self.settings.lease_s
+        if how is StreamEnd.SILENT:
+            self._led_at = now - share_s
+            return self._try_next(now)
+        self._led_at, self._hold_until = now, now + share_s
+        self.term += 1  # its vote for the last one may have been counted
+        self._once_more, self._hinted = True, False
+        assert self._target is not None
+        return self._seek(self._target)
+
+    def _again(self, now: float, always: bool = False) -> Place:
+        """After a pause the candidate of this term once more; not too often, unless `always`."""
+        self._tries += 1
+        self._once_more = always or self._tries <= _MAX_TRIES
+        return self._pause(now)
 
     def _pause(self, now: float) -> Place:
         pause_s = self.settings.first_pause_s * float(1 << min(self._pauses, 10))
@@ -259,18 +280,25 @@ class Election(Machine):
 
     def on_tick_seeking(self, event: Tick, now: float) -> Place | None:
         """The pause is over."""
-        return self._try_next(now) if self._next_at is not None and now >= self._next_at else None
+        if self._next_at is None or now < self._next_at:
+            return None
+        if now < self._hold_until and self._target is not None:
+            return self._seek(self._target)
+        return self._try_next(now)
 
     def _try_next(self, now: float) -> Place:
         """The candidate of the next term, or of this one once more."""
-        self._next_at = None
-        self.term += not self._once_more
+        if not self._once_more:
+            self.term += 1
+            self._tries = 0
         self._hinted = self._once_more = False
+        self._hold_until = 0.0
         candidate = self._candidate_of(self.term)
-        if candidate.key == self.me.key:
-            return self._stand(now)
-        self._target = candidate
-        self.emit(Seek(candidate, self.term))
+        return self._stand(now) if candidate.key == self.me.key else self._seek(candidate)
+
+    def _seek(self, peer: Peer) -> Place:
+        self._next_at, self._target = None, peer
+        self.emit(Seek(peer, self.term))
         return Place.SEEKING
 
     def _candidate_of(self, term: int) -> Peer:
@@ -278,14 +306,10 @@ class Election(Machine):
         return self._candidates[(term - self._led_term - 1) % len(self._candidates)]
 
     def _stand(self, now: float) -> Place:
-        s = self.settings
         self._target = self.me
-        elapsed_s = MEMBER_SHARE * s.lease_s if self._silent else 0.0
-        leader_fence_s = s.lease_s - elapsed_s + FENCE_MARGIN_S
-        fence_s = leader_fence_s + MEMBER_SHARE * s.lease_s
         if not self.fresh:
             self.emit(Say(f"term {self.term}: this node stands for coordinator"))
-        self.emit(Stand(self.term, fence_s, leader_fence_s))
+        self.emit(Stand(self.term))
         self._next_at = now + _FIRST_QUESTION_S
         return Place.STANDING
 
@@ -293,15 +317,15 @@ class Election(Machine):
 
     def on_elsewhere(self, event: Elsewhere, now: float) -> Place:
         """A hint to a leader, or to a candidate of a later term, is followed at once."""
-        self._first_try_until = None
-        self._hints += 1
+        self._first_try_until, self._hold_until = None, 0.0
+        if event.peer.key == self.me.key and event.term > self.term and not event.leads:
+            self.term = event.term  # the others wait for this node
+            return self._stand(now)
         if not self._is_better(event, now):
-            return self._seek_again(now, False)
-        self._next_at, self._once_more = None, False
-        self._target, self._hinted = event.peer, True
+            return self._again(now)  # that node will learn what this one knows
+        self._once_more, self._hinted = False, True
         self.term = max(self.term, event.term)
-        self.emit(Seek(event.peer, self.term))
-        return Place.SEEKING
+        return self._seek(event.peer)
 
     def on_elsewhere_standing(self, event: Elsewhere, now: float) -> Place | None:
         """Of two candidates the one with the later term goes on; none goes on beside a leader."""
@@ -327,13 +351,17 @@ class Election(Machine):
         if not self.fresh or not event.leads or event.peer.key == self.me.key:
             return None
         self.emit(Retire())
+        self.term += 1  # it has led in the last one
         return self.on_elsewhere(event, now)
 
     def on_tick_standing(self, event: Tick, now: float) -> None:
-        """Ask the other candidates whether they know better."""
+        """Ask the other candidates whether they know better. Until then a later vote waits: this node may win."""
         if self._next_at is None or now < self._next_at:
             return
-        self._next_at = now + _QUESTION_S if self.others else None
+        if self.state is Place.STANDING and self._wanted > self.term:
+            self.term = self._wanted
+            self.emit(Raise(self.term))
+        self._next_at = now + _QUESTION_S
         for peer in self.others:
             self.emit(AskWhoLeads(peer))
 
@@ -341,11 +369,12 @@ class Election(Machine):
 
     def on_led(self, event: Led, now: float) -> Place | None:
         """Follow it. Its last plan names the candidates for the time after it."""
-        self.term = event.term
-        self.leader, self._led_term = event.leader, self.term
-        self.fresh = self._silent = self._once_more = False
-        self._failures = self._pauses = self._hints = 0
+        self.term = max(self.term, event.term)
+        self.leader, self._led_term = event.leader, event.term
+        self.fresh = self._once_more = False
+        self._failures = self._pauses = self._tries = 0
         self._next_at = self._first_try_until = None
+        self._hold_until = 0.0
         if event.successors:
             self._candidates = event.successors
         return None if self.state is Place.LEADING else Place.FOLLOWING
@@ -358,32 +387,23 @@ class Election(Machine):
         return Place.LEADING
 
     def on_ended_following(self, event: StreamEnded, now: float) -> Place:
-        """A leader whose stream broke may be there still: it is asked first, once. A silent one is not waited for."""
-        self._silent = event.how is StreamEnd.SILENT
-        self._doubt_until = now + self.settings.lease_s if self._silent else 0.0
-        leader = self.leader
-        if event.how is not StreamEnd.CLOSED or leader is None:
-            return self._try_next(now)
-        self._target, self._hinted = leader, False
-        self.emit(Seek(leader, self.term))
-        return Place.SEEKING
+        """A leader whose stream broke may be there still: it is sought again. A silent one is not waited for."""
+        self._doubt_until = now + self.settings.lease_s if event.how is StreamEnd.SILENT else 0.0
+        return self._left(event.how, now)
 
     def on_resigned(self, event: Resigned, now: float) -> Place:
         """This node does not lead any more; the others may have a quorum."""
         self.emit(Retire())
+        self._led_at = now
         return self._try_next(now)
 
     # --- other agents ---------------------------------------------------------------------------------------------
 
     def on_visited(self, event: Visited, now: float) -> None:
-        """A leader takes all agents. A candidate does, and stands for the visitor's term if that is later."""
-        if self.state in _HERE:
-            if self.state is Place.STANDING and event.term > self.term:
-                self.term = event.term
-                self.emit(Raise(event.term))
-            self.emit(AnswerVisitor(event.visitor, None))
-            return
-        self.emit(AnswerVisitor(event.visitor, self.where()))
+        """A leader takes all agents, a candidate those that vote for its term."""
+        takes = self.state is Place.LEADING or (self.state is Place.STANDING and event.term == self.term)
+        self._wanted = max(self._wanted, event.term)
+        self.emit(AnswerVisitor(event.visitor, None if takes else self.where()))
 
     def where(self) -> Elsewhere:
         """The answer to an agent that asks for the coordinator."""

@@ -37,7 +37,8 @@ class Quorum:
         self.offer = (0, -1)  # (term, cycle) of that plan
         self.probed: dict[str, Peer] = {}  # which life of a node a proof of death is about
         self.fence_until = 0.0  # ranks of older terms may run on nodes that did not register
-        self.silent: set[str] = set()  # keys of members that are about to be removed for their silence
+        self.silent_s = 0.0  # how long nothing was heard from the member that is about to be removed
+        self.loyal_until: dict[str, float] = {}  # key of a lost node -> until when it votes for no other
         self.fences: dict[str, float] = {}  # key of a lost node -> until when its ranks may run
         self.absent: tuple[Peer, ...] = ()  # nodes that had not registered at the election
         self.missed_at = -1e9  # when a node was last lost, or was not there at the election
@@ -69,6 +70,14 @@ class Quorum:
         votes = 2 * (len(members) - sum(key in members for key in dead))
         living = self.electors - len(dead)
         return votes > living or (self.elected and votes == living)
+
+    def mind(self, members: Collection[str], now: float, prove_s: float) -> None:
+        """Whether to resign, and when: a proof of death may come within `prove_s` seconds, and while it counts."""
+        if self.enough(members):
+            self.resign_at = None
+        elif self.resign_at is None:
+            in_vain_at = max(self.loyal_until.values(), default=now)
+            self.resign_at = max(now, min(now + prove_s, in_vain_at))
 
     def missing(self, members: Collection[str], but: str | None = None) -> int:
         """How many nodes, without the node `but`, are neither members nor proven dead."""

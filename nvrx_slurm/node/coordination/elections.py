@@ -113,7 +113,8 @@ class Elections:
         if isinstance(message, t.Register):
             self._number += 1
             node = replace(message.node, addr=message.node.addr or self._core.me.addr)
-            message = replace(message, node=node, vote=self._core.term, number=self._number)
+            led_s = self._core.led_s(self._loop.time())
+            message = replace(message, node=node, vote=self._core.term, number=self._number, led_s=led_s)
         self.link.send(message)
 
     async def leave(self) -> None:
@@ -197,8 +198,10 @@ class Elections:
             self._client = None
             if isinstance(event, ag.Disconnected):
                 self._tell(event)
-            silent = el.StreamEnd.SILENT if client.silent else el.StreamEnd.CLOSED
-            self._shell.post(el.StreamEnded(el.StreamEnd.REFUSED if client.refused else silent))
+                how = el.StreamEnd.SILENT if client.silent else el.StreamEnd.CLOSED
+            else:
+                how = el.StreamEnd.REFUSED if client.refused else el.StreamEnd.UNREACHED
+            self._shell.post(el.StreamEnded(how))
         elif isinstance(event, t.Lead):
             self._adopt(client.token)
             if not self._core.me.addr:  # this agent does not know it: its connection's source, as the other end sees it
@@ -245,8 +248,6 @@ class Elections:
             peer=self._core.me,
             known=self._core.others,
             last_leader=before.key if before is not None else "",
-            fence_s=command.fence_s,
-            leader_fence_s=command.leader_fence_s,
             quorum_timeout_s=max(_LEAST_STAND_S, _STAND_SHARE * most_s - alone_s),
             lease_s=self._lease_s,
             began_s=time.time(),
@@ -279,9 +280,9 @@ class Elections:
 
     def _won(self, host: CoordinatorHost) -> None:
         self._spawn(_write(self._job.run_dir.take_console))
-        self._lease.check()
         self._shell.post(el.Elected())
-        if self._logs is not None:
+        self._lease.check()  # that of votes which have come too late is over
+        if self._logs is not None and host is self.coordinator:
             self._logs.lead(host.members, host.term, self._token)
 
     def _lapsed(self, why: str) -> None:
@@ -311,7 +312,7 @@ class Elections:
         """Try to connect to where an agent listened, until its host refuses; then that agent is dead."""
         delay_s, until_s = _FIRST_PROBE_S, self._loop.time() + _PROBE_LEASES * self._lease_s
         while host is self.coordinator and self._loop.time() < until_s:
-            if await peers.refuses(peer):
+            if await peers.refuses(self._meeting, peer):
                 return host.shell.post(ev.ProvenDead(peer))
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, _LAST_PROBE_S)

@@ -62,11 +62,13 @@ async def ask(meeting: Meeting, token: str, peer: t.Peer) -> t.Elsewhere | None:
         await client.close(0.0)
 
 
-async def refuses(peer: t.Peer) -> bool:
-    """Whether the host answers, at each of its addresses, that nothing listens at the port of this agent."""
-    probe = partial(is_refused, peer.addr, peer.port, _PROBE_CONNECT_S)
-    answer = await bounded.call_or_none(probe, 4 * _PROBE_CONNECT_S, "a probe")
-    return answer is True
+async def refuses(meeting: Meeting, peer: t.Peer) -> bool:
+    """Whether the host answers, at each of its addresses, that nothing listens where this agent may."""
+    for host, port in await endpoints(meeting, peer):
+        probe = partial(is_refused, host, port, _PROBE_CONNECT_S)
+        if not await bounded.call_or_none(probe, 4 * _PROBE_CONNECT_S, "a probe"):
+            return False
+    return True
 
 
 class Registrations:
