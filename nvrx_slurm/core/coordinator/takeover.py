@@ -191,14 +191,15 @@ class Electing:
     def _fence_the_missing(self, now: float) -> None:
         """Nodes that did not register may run ranks until their leases are over."""
         s, quorum, voters = self._s, self._quorum, self._voters
-        missing = quorum.missing(voters)
         quorum.absent = tuple(peer for key, peer in self._known.items() if key not in voters)
-        leader = s.last_leader
-        only_leader = missing == 1 and leader and leader not in voters and leader not in quorum.proven
-        if missing and self._led_at is not None:
-            quorum.fence_until = self._led_at + s.lease_s + FENCE_MARGIN_S
-            if not only_leader:  # another node may have heard the leader for so much longer
-                quorum.fence_until += MEMBER_SHARE * s.lease_s
+        if self._led_at is None:
+            return
+        until = self._led_at + s.lease_s + FENCE_MARGIN_S
+        if s.last_leader and s.last_leader not in quorum.proven.union(voters):
+            quorum.leader, quorum.fences[s.last_leader] = s.last_leader, until
+        # Another node may have heard the leader for so much longer.
+        quorum.fence_until = until + MEMBER_SHARE * s.lease_s
+        quorum.unfence(voters)
 
 
 # --- agents of an older term ----------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ class Quorum:
         self.knowing: set[str] = set()  # keys of the nodes that have that plan
         self.offer = (0, -1)  # (term, cycle) of that plan
         self.probed: dict[str, Peer] = {}  # which life of a node a proof of death is about
+        self.leader = ""  # key of the last one, where it had not registered at the election
         self.fence_until = 0.0  # ranks of older terms may run on nodes that did not register
         self.silent_s = 0.0  # how long nothing was heard from the member that is about to be removed
         self.loyal_until: dict[str, float] = {}  # key of a lost node -> until when it votes for no other
@@ -124,7 +125,11 @@ class Quorum:
     def back(self, key: str, members: Collection[str]) -> None:
         """Its ranks are known again: this node registers, or is dead. `members`: keys of all members."""
         self.fences.pop(key, None)
-        if self.fence_until and not self.missing(members, key):
+        self.unfence(members, key)
+
+    def unfence(self, members: Collection[str], but: str | None = None) -> None:
+        """Where no node is missing but the last leader, which has a fence of its own, nobody else is waited for."""
+        if self.fence_until and self.missing(members, but) <= (self.leader in self.fences):
             self.fence_until = 0.0
 
     def fenced_until(self) -> float:
