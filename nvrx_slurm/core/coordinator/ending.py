@@ -14,6 +14,7 @@ from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.report import Ledger
 from nvrx_slurm.core.coordinator.roster import Roster, Use
 from nvrx_slurm.core.coordinator.states import CYCLE, FAILED, SIGUSR1, CoordinatorSettings, JobState, Stage
+from nvrx_slurm.core.election.quorum import peer_of
 from nvrx_slurm.core.machine import Entered, Outbox, Say, Tick, earliest, rows
 from nvrx_slurm.errors import ExitCode, signal_exit_code
 
@@ -159,9 +160,14 @@ class Ending:
         return Stage.FINISHED
 
     def on_lost(self, event: ev.Lost, now: float) -> Stage | None:
-        """An agent has left."""
-        if self._members.remove(event.node_id) is None:
+        """An agent has left. One that may not know the end may come back for it, or is dead."""
+        member = self._members.remove(event.node_id)
+        if member is None:
             return None
+        if event.node_id not in self._ended and self._quorum.needed:
+            self._stay_until = now + self._s.return_grace_s
+            if member.node.port:
+                self._roster.probe(peer_of(member.node))
         self._leave_if_all_know(now)
         return self._close_if_alone(now)
 
