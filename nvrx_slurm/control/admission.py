@@ -17,6 +17,7 @@ import socket
 from collections import Counter, deque
 from collections.abc import Callable, Hashable
 from itertools import islice, takewhile
+from time import monotonic
 from typing import Generic, TypeVar
 
 from nvrx_slurm.control.handover import TokenServer
@@ -122,6 +123,7 @@ class Caller:
         self.task: asyncio.Task[None] | None = None  # hands the token over
         self.greeted = False
         self.node_id = ""  # "" = not registered
+        self.answered_s = self.sent_s = monotonic()  # our last answer; not before that it has sent its last beat
 
     def abort(self, why: Exception) -> None:
         """End its stream."""

@@ -16,7 +16,7 @@ from nvrx_slurm.control import addresses, auth, codec, handover
 from nvrx_slurm.control import control_pb2 as pb
 from nvrx_slurm.control.admission import HANDSHAKE_TIMEOUT_S
 from nvrx_slurm.control.identity import identity
-from nvrx_slurm.control.stream import BEAT, Stream
+from nvrx_slurm.control.stream import AGE, BEAT, Stream
 from nvrx_slurm.core.agent import events as ev
 from nvrx_slurm.errors import AuthError, ProtocolError
 from nvrx_slurm.system import bounded
@@ -56,7 +56,7 @@ class ControlClient:
         self._stream: Stream | None = None
         self._open = self._closing = False
         self._ended: asyncio.Future[Exception]  # of the stream
-        self._beat_s, self._answered = 0.0, True
+        self._beat_s, self._answered, self._answered_s = 0.0, True, 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self.refused = self.silent = False  # how it ended
@@ -151,6 +151,7 @@ class ControlClient:
         assert self._stream is not None
         self._stream.send(pb.FromAgent(hello=pb.Hello(version=auth.VERSION)).SerializeToString())
         self._beat_s, self._answered = self._loop.time(), True
+        self._answered_s = self._beat_s
         self._wake(self._beat_s + self._interval_s)
         self._post(ev.Connected())
 
@@ -158,7 +159,7 @@ class ControlClient:
         """A message, or the answer to a beat. Raises ProtocolError."""
         if frame != BEAT:
             return self._post(codec.decode(codec.parse(pb.FromCoordinator, frame)))
-        self._answered = True
+        self._answered, self._answered_s = True, self._loop.time()
         self._on_beat(self._beat_s)
         self._wake(self._beat_s + self._interval_s)
 
@@ -189,7 +190,7 @@ class ControlClient:
         else:
             self._beat_s, self._answered = now, False
             self._wake(now + self._timeout_s)
-            self._stream.send(BEAT)
+            self._stream.send(AGE.pack(now - self._answered_s))
 
 
 async def _in_time(call: Awaitable[T], seconds: float) -> T:

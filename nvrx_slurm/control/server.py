@@ -19,7 +19,7 @@ from nvrx_slurm.control import control_pb2 as pb
 from nvrx_slurm.control.admission import Caller, Listener
 from nvrx_slurm.control.handover import TokenServer
 from nvrx_slurm.control.identity import identity
-from nvrx_slurm.control.stream import BEAT, Stream
+from nvrx_slurm.control.stream import AGE, BEAT, Stream
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.errors import ExitCode, ProtocolError
 from nvrx_slurm.system import bounded
@@ -72,9 +72,9 @@ class ControlServer:
         self._post, self._where = post, where
 
     def heard_at(self, node_id: str) -> float:
-        """When this member was heard last (monotonic seconds)."""
+        """When this member was here, at least (monotonic seconds): what is received may have been under way."""
         peer = self._members.get(node_id)
-        return self._heard.get(peer, 0.0) if peer is not None else 0.0
+        return peer.sent_s if peer is not None else 0.0
 
     async def start(self, address: str, ports: list[int]) -> str:
         """Listen on the first free one of `ports` (0 = any) at the IP `address`; returns "address:port".
@@ -136,8 +136,11 @@ class ControlServer:
         if peer.node_id:
             self._heard.pop(peer, None)
             self._heard[peer] = self._loop.time()
-            if frame == BEAT:
+            if len(frame) == AGE.size and not frame[0]:
                 assert peer.stream is not None
+                now, (age_s,) = self._loop.time(), AGE.unpack(frame)
+                peer.sent_s = peer.answered_s + max(0.0, min(now - peer.answered_s, age_s))
+                peer.answered_s = now
                 return peer.stream.send(BEAT)
         envelope = codec.parse(pb.FromAgent, frame)
         if not peer.greeted:
@@ -203,4 +206,6 @@ class ControlServer:
         elif self._members.get(peer.node_id) is peer:
             del self._members[peer.node_id]
             broke = "its agent broke the protocol: " if isinstance(why, ProtocolError) else ""
-            self._post(ev.Lost(peer.node_id, f"{broke}{why}", self._silence_s if isinstance(why, _Silent) else 0.0))
+            unheard_s = min(self._loop.time() - peer.sent_s, 0.9 * self._silence_s)
+            silent_s = self._silence_s if isinstance(why, _Silent) else unheard_s
+            self._post(ev.Lost(peer.node_id, f"{broke}{why}", silent_s))

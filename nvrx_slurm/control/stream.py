@@ -19,7 +19,8 @@ from nvrx_slurm.errors import AuthError, NvrxError, ProtocolError
 MAX_MESSAGE_BYTES = 1 << 20  # both ends refuse longer messages
 UNPROVED_BYTES = 16 * 1024  # that a peer may send before its proof; a handshake takes less than 1 KiB
 MAX_UNSENT_BYTES = 2 * MAX_MESSAGE_BYTES  # waiting for a slow peer; more means that it is lost
-BEAT = b""  # the frame without content
+BEAT = b""  # the frame without content: the answer to a beat
+AGE = struct.Struct("!xd")  # a beat: no message begins with 0; how long ago the last answer came
 _RECORD_BYTES = 16 * 1024  # the longest TLS record
 _LENGTH = struct.Struct("!I")
 _buffer = memoryview(bytearray(64 * 1024))  # for one read of one stream; emptied before the next

@@ -15,6 +15,7 @@ from wire_harness import PLAN, SLOW, Client, Process, Raw, Server, story
 from nvrx_slurm import types as t
 from nvrx_slurm.control import addresses, auth
 from nvrx_slurm.control import client as client_module
+from nvrx_slurm.control.stream import AGE
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.errors import ExitCode, NvrxError
@@ -123,10 +124,25 @@ async def test_an_agent_whose_loop_was_blocked_too_long_gives_its_stream_up() ->
             assert "Connected" in await peer.line()
             peer.process.send_signal(signal.SIGSTOP)
             lost = await server.inbox.next(ev.Lost, 5)
-            assert lost.silent_s > 0 and "silent for 1 s" in lost.why
+            assert lost.silent_s >= 1.0 and "silent for 1 s" in lost.why
             peer.process.send_signal(signal.SIGCONT)
             assert "Disconnected" in await peer.line()
             await server.inbox.next(ev.Joined)
+
+
+@story
+async def test_a_beat_tells_when_its_agent_was_here_however_late_it_is_heard() -> None:
+    """Not before its last beat was answered, and so much later as the beat says."""
+    loop = asyncio.get_running_loop()
+    async with Server() as server, Raw(server.port) as peer:
+        await peer.join()
+        await server.inbox.next(ev.Joined)
+        here_s = server.server.heard_at("n0")
+        for age_s, least_s, most_s in ((-5.0, 0.0, 0.0), (1e-6, 1e-6, 1e3), (1e9, 1e-6, 1e3)):
+            await peer.say(AGE.pack(age_s))
+            assert await peer.hear() is not None
+            before_s, here_s = here_s, server.server.heard_at("n0")
+            assert before_s + least_s <= here_s <= min(before_s + most_s, loop.time())
 
 
 @pytest.mark.parametrize("other", [{"token": "wrong"}, {"job": "job-2"}])

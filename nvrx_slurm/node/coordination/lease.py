@@ -1,7 +1,7 @@
 """Renews the lease of this node's ranks while a coordinator with a quorum is heard. See `monitor.lease`.
 
 A member renews it by the answers to its beats, from the time at which it sent the beat. A coordinator renews its own
-by the time at which it last heard from a quorum. A node that cannot renew it kills its ranks when it is over.
+by the time at which a quorum was here, at least. A node that cannot renew it kills its ranks when it is over.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from nvrx_slurm.core.election.election import LEASE_SHARE
+from nvrx_slurm.core.election.election import LEADER_SHARE, LEASE_SHARE
 from nvrx_slurm.monitor.lease import Lease
 
 
@@ -22,6 +22,8 @@ class LeaseKeeper:
     def __init__(self, lease: Lease, length_s: float, on_over: Callable[[bool], None]) -> None:
         self._lease = lease
         self._length_s = LEASE_SHARE * length_s
+        # A member may leave half of MEMBER_SHARE after its last beat, which may have been heard here.
+        self._earlier_s = (LEASE_SHARE - LEADER_SHARE) * length_s
         self._every_s = length_s / 8
         self._on_over = on_over
         self._loop = asyncio.get_running_loop()
@@ -67,7 +69,7 @@ class LeaseKeeper:
         """Renew the own lease of a coordinator; tell when the lease is over."""
         heard_s = self._quorum_heard() if self._quorum_heard is not None else None
         if heard_s is not None:
-            self._renew(heard_s)
+            self._renew(heard_s - self._earlier_s)
         if not self._lease.over:
             self._set_timer()
             return
