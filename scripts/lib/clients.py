@@ -8,6 +8,7 @@ faults and what must be true in the end. Our own driver scripts are in `client_p
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import os
@@ -25,11 +26,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-TABLES = ("clients_nvrx", "clients_hf")
+TABLES = ("clients_nvrx", "clients_hf", "clients_torch")
 PROGRAMS = Path(__file__).with_name("client_programs")
+NVRX_RUN, TORCHRUN = "nvrx_slurm.cli.run", "torch.distributed.run"
 _INSTALL_S = 900.0
 _END_S = 20.0  # for a job that is told to end
 _LOOK_S = 0.05
+_LEFT_S = 3.0
+_SHARED = "/dev/shm"
 _FINAL = re.compile(r"\bfinal .*")
 
 
@@ -69,7 +73,8 @@ class Case:
     faults: tuple[Fault, ...] = ()  # of this script; a program may make others itself
     with_deps: bool = True  # False: pip install --no-deps
     env: dict[str, str] = field(default_factory=dict)
-    code: int = 0  # exit code of nvrx-run
+    launcher: str = NVRX_RUN
+    code: int = 0  # exit code of the launcher
     restarts: int | None = None  # of processes; None: one for each of `faults`
     says: tuple[str, ...] = ()  # regexes that lines of the output match
     same_as: str = ""  # the undisturbed case: the last line with "final ..." must be equal to its
@@ -182,10 +187,11 @@ def run(case: Case, python: Path, directory: Path) -> Outcome:
     ).stdout.strip()  # fmt: skip
     places = {"{programs}": str(PROGRAMS), "{dir}": str(directory), "{site}": site}
     argv = [re.sub(r"\{\w+\}", lambda found: places.get(found[0], found[0]), word) for word in case.argv]
-    command = [str(python), "-m", "nvrx_slurm.cli.run", "--standalone", f"--log-dir={directory}/logs", *argv]
+    logs = [f"--log-dir={directory}/logs"] if case.launcher == NVRX_RUN else []
+    command = [str(python), "-m", case.launcher, "--standalone", *logs, *argv]
     # The package's folder comes by the environment of Python, not by the working directory.
     plain = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "NVRX_", "PET_", "PYTHONPATH"))}
-    outcome, began_s = Outcome(case), time.monotonic()
+    outcome, began_s, shared = Outcome(case), time.monotonic(), set(os.listdir(_SHARED))
     until_s = began_s + case.timeout_s
     with Job(command, directory, plain | case.env) as job:
         if why := strike(job, case, until_s):
@@ -197,7 +203,25 @@ def run(case: Case, python: Path, directory: Path) -> Outcome:
     if not outcome.wrong:
         outcome.code = -1 if code is None else code
         _judge(outcome, job, directory)
+        outcome.wrong += [f"left: {one}" for one in _left(directory, shared)]
     return outcome
+
+
+def _left(directory: Path, shared: set[str]) -> list[str]:
+    """What is there after a moment: new files of shared memory, and processes that work in the case's folder."""
+    until_s = time.monotonic() + _LEFT_S
+    while True:
+        files = [f"{_SHARED}/{name}" for name in set(os.listdir(_SHARED)) - shared]
+        found = files + [str(one.parent) for one in Path("/proc").glob("[0-9]*/cwd") if _is(one, directory)]
+        if not found or time.monotonic() >= until_s:
+            return found
+        time.sleep(_LOOK_S)
+
+
+def _is(link: Path, directory: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return link.readlink() == directory
+    return False
 
 
 def _judge(outcome: Outcome, job: Job, directory: Path) -> None:

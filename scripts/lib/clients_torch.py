@@ -1,0 +1,49 @@
+"""Programs as users have them: data loaders, trackers, compilers. All end as under torchrun, bit by bit, also after a
+rank was killed, and leave nothing in /dev/shm."""
+
+from __future__ import annotations
+
+from clients import TORCHRUN, Case, kill
+
+_FLAGS = ("--nproc-per-node=2", "--max-restarts=3")
+_WAYS = {
+    "plain": (),
+    "gpt": (),
+    "fork": (),
+    "spawn": (),
+    "forkserver": (),
+    "dcp": (),
+    "compile": (),
+    "loky": ("joblib",),
+    "datasets": ("datasets",),
+    "tensorboard": ("tensorboard",),
+    "wandb": ("wandb",),
+    "comet": ("comet_ml",),
+    "streaming": ("mosaicml-streaming",),
+}
+
+
+def _cases(name: str, packages: tuple[str, ...], *program: str, after: str = r"\bstep 15$") -> list[Case]:
+    words = (*_FLAGS, *program)
+    under_torchrun = Case(f"{name}-torchrun", packages, words, launcher=TORCHRUN, restarts=-1)
+    same_as = under_torchrun.name
+    return [
+        under_torchrun,
+        Case(f"{name}-plain", packages, words, same_as=same_as),
+        Case(f"{name}-kill", packages, words, (kill(1, after),), same_as=same_as),
+    ]
+
+
+CASES = [
+    *(
+        case
+        for way, packages in _WAYS.items()
+        for case in _cases(f"way-{way}", packages, "{programs}/torch_ways.py", way, "{dir}")
+    ),
+    *_cases("hydra", ("hydra-core",), "{programs}/hydra_entry.py", "+directory={dir}", "hydra.run.dir={dir}/hydra"),
+    *_cases("trl", ("trl", "transformers", "accelerate"), "{programs}/trl_sft.py", "{dir}", after=r"'loss'"),
+    Case(
+        "accelerate-test", ("transformers", "accelerate"),
+        (*_FLAGS, "{site}/accelerate/test_utils/scripts/test_script.py"), env={"ACCELERATE_USE_CPU": "true"},
+    ),
+]  # fmt: skip
