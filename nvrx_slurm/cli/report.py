@@ -42,6 +42,7 @@ from nvrx_slurm.types import Blame, Confidence, Finding, LineRole, RankEvidence,
 _MOST_LINES, _MOST_SAID, _MOST_PLACES, _MOST_RANKS = 12, 12, 12, 16
 _MOST_HANG_BYTES = 4 << 20  # of a hang.json; of a job of many ranks it has more, and the verdict is told without it
 _NOT_KNOWN = LineRole.UNCLEAR, Blame.UNKNOWN, Confidence.GUESS, Remedy.NONE
+_STARTED: dict[object, str] = {True: "forked", False: "executed"}
 _UNSEEN = Cycle(-1, 0.0, {}, [], [])
 Stretches = Mapping[int, Sequence[Stretch]]
 _CSS = Path(pure.__path__[0]) / "page.css"
@@ -96,7 +97,7 @@ def facts_of(run: Path) -> ReportFacts:
     found = facts.stretches(plans, known["restarts"], known["account"]["node_seconds"], wall_s)
     shown, seen = [*known["restarts"], *_end_of(known)], {cycle.number: cycle for cycle in cycles}
     incidents = tuple(
-        _incident(run, number, one, seen.get(int(one["cycle"]), _UNSEEN), began_s, found, number > len(shown) - IN_FULL)
+        _incident(run, number, one, seen, began_s, found, number > len(shown) - IN_FULL)
         for number, one in enumerate(shown, 1)
     )
     kinds = [{"cycle": one.cycle, "rank": None, "kind": one.kind, "rule": one.rule} for one in incidents]
@@ -163,11 +164,13 @@ def _end_of(known: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _incident(
-    run: Path, number: int, one: Mapping[str, Any], seen: Cycle, began_s: float, found: Stretches, full: bool
+    run: Path, number: int, one: Mapping[str, Any], cycles: Mapping[int, Cycle], began_s: float, found: Stretches, full: bool
 ) -> Incident:
     """With what result.json (`first`, of the failure that ended the job), events and hang.json say of it; `full`: also
     with the lines of logs."""
-    cycle, rank, hung = int(one["cycle"]), int(one.get("rank", -1)), any(True for _ in seen.find(HANG))
+    cycle, rank = int(one["cycle"]), int(one.get("rank", -1))
+    seen, following = cycles.get(cycle, _UNSEEN), cycles.get(cycle + 1, _UNSEEN)
+    hung = any(True for _ in seen.find(HANG))
     label = f'"infra_rank":{one.get("infra_rank")},"rank":{rank},'.encode()
     first = one.get("first") or next((fault.value for fault in seen.find(FAULT, label)), None)
     kind = "hang" if hung else "node-lost" if rank < 0 else ""
@@ -189,6 +192,7 @@ def _incident(
         log=fault.log,
         waits=tuple(_waits(run, cycle)) if hung and full else (),
         advice=what_to_do(fault) if known else "",
+        again=_STARTED.get(following.plan.get("forked"), ""),
         ends=bool(one.get("ends")),
     )  # fmt: skip
 

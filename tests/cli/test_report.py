@@ -194,6 +194,7 @@ def test_event_logs_alone_tell_it_all(tmp_path: Path) -> None:
         facts.incidents[1].lost_s == 200.0 and facts.summary["lost_s"] == 1000.0 and facts.summary["lost_steps"] == 450
     )
     assert facts.paces[1].step_s == pytest.approx((TRAINED + 100.0) / 190)
+    assert facts.incidents[1].again == "forked" and "ranks of the next cycle" in page.shown
 
 
 def test_only_what_is_new_in_a_plan_changes_a_node(tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ class Incident:
     log: str = ""
     waits: tuple[tuple[str, str], ...] = ()  # which ranks waited, and where
     advice: str = ""
+    again: str = ""  # how the next cycle made its ranks
     ends: bool = False
 
 
