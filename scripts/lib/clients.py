@@ -253,7 +253,7 @@ def venv_for(case: Case, parent: Path) -> Path:
     subprocess.run([sys.executable, "-m", "venv", venv], check=True, timeout=_INSTALL_S)
     ours = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
     next(venv.glob("lib/python3*/site-packages")).joinpath("zz-torch-of-the-other.pth").write_text(ours)
-    pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    pip = [str(python), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
     if case.packages:
         more = [] if case.with_deps else ["--no-deps"]
         subprocess.run([*pip, *more, *case.packages], check=True, timeout=_INSTALL_S, stdin=subprocess.DEVNULL)
