@@ -289,8 +289,6 @@ class Roster:
             return
         if message.plan is not None:
             quorum.knows(peer_key(node), message.plan.term, message.plan.cycle)
-        elif self.job.term == 1 and quorum.offer[0] == 0:
-            quorum.begins(peer_key(node))
         elif node.node_id not in self.members and quorum.offer[0] > 0:
             quorum.newcomer(node)
             self.note_dead()

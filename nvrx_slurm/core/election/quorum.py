@@ -95,11 +95,6 @@ class Quorum:
         self.returned -= {key}
         self.back(key, members)
 
-    def begins(self, key: str) -> None:
-        """This agent has begun late: nothing listened there before. Of the job's first coordinator nobody has a plan
-        yet, so nobody else leaves its vote out."""
-        self.dead.discard(key)
-
     def newcomer(self, node: Node) -> None:
         """This agent has begun after the first plan: an older life of its node is dead, and it has no vote yet."""
         key = peer_key(node)
