@@ -39,7 +39,7 @@ if __name__ == "__main__":
     sys.argv = [
         "sft.py", f"--model_name_or_path={DIRECTORY}/model", f"--dataset_name={DIRECTORY}/data",
         f"--output_dir={DIRECTORY}/out", "--max_steps=20", "--per_device_train_batch_size=4", "--report_to=none", "--use_cpu",
-        "--logging_steps=1", "--save_steps=100", "--bf16=False", "--disable_tqdm",
+        "--logging_steps=1", "--save_steps=100", "--bf16=False", "--disable_tqdm=True",
     ]  # fmt: skip
     runpy.run_module("trl.scripts.sft", run_name="__main__")
     if os.environ["RANK"] == "0":
