@@ -341,7 +341,7 @@ class World:
     def do_AskWhoLeads(self, node: int, command: el.AskWhoLeads) -> None:
         other, reign = f"e{command.peer.key}", self.reigns.get(node)
         if other in self.cores and self.reach(node, int(command.peer.key)) and reign is not None:
-            self.step(f"e{node}", self.cores[other].where())
+            self.step(f"e{node}", el.Answered(command.peer, self.cores[other].where()))
 
     def do_Stand(self, node: int, command: el.Stand) -> None:
         self.leave(node)
