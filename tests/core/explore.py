@@ -14,7 +14,8 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
-from .explore_world import HORIZON_S, Broken, Move, World
+from .explore_streams import Broken, Move
+from .explore_world import HORIZON_S, World
 
 
 def running(nodes: int, active: int, faults: int) -> World:
@@ -48,6 +49,11 @@ class Search:
             self.queue.append((found, world))
         if free:
             self.ways[found].append(number)
+
+    @property
+    def depth(self) -> int:
+        """How many moves led to the last state."""
+        return self.story(len(self.before) - 1).count("\n") + 1
 
     def story(self, number: int) -> str:
         """The moves to this state."""
@@ -114,8 +120,8 @@ def main() -> int:
     except Broken as broken:
         print(broken)
         return 1
-    depth = max(len(search.story(number).split("\n")) for number in range(0, len(search.before), 1 + len(search.before) // 2000))
-    print(f"{len(search.before)} states, {search.moves} moves, up to {depth} steps deep, {len(search.queue)} states left")
+    states = f"{len(search.before)} states, {search.moves} moves"
+    print(f"{states}, {search.depth} steps deep, {len(search.queue)} states left")
     return 0
 
 

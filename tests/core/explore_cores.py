@@ -11,7 +11,8 @@ from nvrx_slurm import types as t
 from nvrx_slurm.core.machine import Machine
 
 LEASE_S = 10.0
-_SKIPPED = {"_handlers", "owners", "follower", "started", "out", "_out", "ledger", "_ledger", "suspects", "settings", "_s"}
+_SKIPPED = {"_handlers", "owners", "follower", "started", "out", "_out", "settings", "_s"}
+_SKIPPED |= {"ledger", "_ledger", "suspects"}  # for what is said
 _UNTOLD = {"reason", "why", "message", "text", "port", "faults", "master_port", "world_size", "counted", "node"}
 _LISTS = {list, deque}
 _told: dict[int, tuple[Any, Any]] = {}  # by the id of a record, which is kept so long
