@@ -158,6 +158,7 @@ def _coordinator(here: Here, shape: Layout, agent: AgentSettings, preflight: Pre
         warning_signum=agent.warning_signum,
         expected=tuple(f"node rank {i}" for i in range(nodes.max)) if by_hand else agents,
         electors=(len(agents) or 1) if agent.elects else 0,
+        one_life=bool(agents),
     )
 
 

@@ -99,9 +99,10 @@ class Story:
             else:
                 settings = replace(settings, **{name: typed})
         if word == "electing":
-            settings = replace(
-                settings, peer=peer(0), electors=settings.max_nodes, known=tuple(map(peer, range(int(most))))
-            )
+            known = tuple(map(peer, range(int(most))))
+            if settings.one_life:  # nobody has met them
+                known = tuple(replace(one, port=0) for one in known)
+            settings = replace(settings, peer=peer(0), electors=settings.max_nodes, known=known)
         self.core = Coordinator(settings, 0.0)
         for rank in range(int(most) if running else 0):
             self.tell("joins", str(rank))
@@ -161,7 +162,7 @@ class Story:
     def _of_node(self, word: str, rest: list[str]) -> Any:
         rank, life = int(rest[0].rstrip("'")), rest[0].count("'")
         if word == "dead":
-            return ev.ProvenDead(peer(rank))
+            return ev.ProvenDead(self.core.roster.quorum.probed.get(str(rank), peer(rank)))
         node_id = f"h{rank}.{life}"
         if word == "joins":
             words = [word for word in rest[1:] if word != "voteless" and not word.startswith("led=")]

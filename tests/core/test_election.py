@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,11 +15,12 @@ from nvrx_slurm.types import Elsewhere, Peer
 Step = tuple[Any, list[Any]]
 PEERS = tuple(Peer(str(i), f"h{i}", f"10.0.0.{i}", 7000) for i in range(3))
 POSSIBLE = {
-    el.Place.SEEKING: (el.StreamEnded, Elsewhere, el.Led, Tick, el.Visited, el.Located),
-    el.Place.FOLLOWING: (el.StreamEnded, Elsewhere, el.Led, Tick, el.Visited, el.Located),
-    el.Place.STANDING: (el.StreamEnded, Elsewhere, el.Elected, el.Resigned, Tick, el.Visited, el.Located),
-    el.Place.LEADING: (el.StreamEnded, Elsewhere, el.Led, el.Resigned, Tick, el.Visited, el.Located),
+    el.Place.SEEKING: (el.Led,),
+    el.Place.FOLLOWING: (el.Led,),
+    el.Place.STANDING: (el.Elected, el.Resigned),
+    el.Place.LEADING: (el.Led, el.Resigned),
 }
+ALWAYS = (el.StreamEnded, Elsewhere, el.Answered, Tick, el.Visited, el.Located)
 
 
 def an_election(rank: int) -> el.Election:
@@ -31,12 +33,13 @@ def walk(seed: int, steps: int = 40) -> None:
     core = an_election(seed % 3)
     core.step(el.Begin(), now)
     for _ in range(steps):
-        kind, before = rng.choice(POSSIBLE[core.state]), core.term
+        kind, before = rng.choice((*POSSIBLE[core.state], *ALWAYS)), core.term
         term, other = max(0, core.term + rng.randrange(-1, 3)), rng.choice(PEERS)
         leader = core.me if core.state is el.Place.LEADING else other
         values = {
             el.StreamEnded: (rng.choice(list(el.StreamEnd)),),
             Elsewhere: (term, other, rng.random() < 0.5),
+            el.Answered: (rng.choice(PEERS), Elsewhere(term, other, rng.random() < 0.5)),
             el.Led: (max(term, before), leader, PEERS),
             el.Visited: ("h9.0", term),
             el.Located: ("10.0.0.9",),
@@ -81,6 +84,7 @@ def test_a_node_learns_its_address_once() -> None:
 
 P, S = PEERS, el.StreamEnd
 SILENT, CLOSED, REFUSED, UNREACHED = (el.StreamEnded(how) for how in (S.SILENT, S.CLOSED, S.REFUSED, S.UNREACHED))
+HINT = el.Answered(P[2], Elsewhere(1, P[0], True))  # node 2 says that node 0 leads
 LED = el.Led(1, P[0], (P[1], P[2]))  # node 0 leads, then node 1 may, then node 2
 SOUGHT: list[Step] = [(el.Begin(), [el.Seek(P[0], 1)])]
 FOLLOWS: list[Step] = [*SOUGHT, (LED, [])]
@@ -102,12 +106,14 @@ STORIES: dict[str, list[Step]] = {
     ],
     "a node that was reached in vain has no vote of this one": [*SOUGHT, ("6", []), (UNREACHED, [el.Stand(2)])],
     "a leader that was silent is doubted until its lease is over, whatever others say": [
-        *FOLLOWS, (SILENT, [el.Stand(2)]), (Elsewhere(1, P[0], True), []),
-        ("11", []), (Elsewhere(1, P[0], True), [el.Retire(), el.Seek(P[0], 2)]),
+        *FOLLOWS, (SILENT, [el.Stand(2)]), (HINT, []), ("11", []), (HINT, [el.Retire(), el.Seek(P[0], 2)]),
+    ],
+    "a leader that says itself that it leads is not doubted": [
+        *FOLLOWS, (SILENT, [el.Stand(2)]), (replace(HINT, peer=P[0]), [el.Retire(), el.Seek(P[0], 2)]),
     ],
     "a leader whose stream broke is not doubted": [
         *FOLLOWS, (CLOSED, [el.Seek(P[0], 2)]), (REFUSED, [el.Stand(2)]),
-        (Elsewhere(1, P[0], True), [el.Retire(), el.Seek(P[0], 2)]),
+        (HINT, [el.Retire(), el.Seek(P[0], 2)]),
     ],
     "a hint to a leader or to a later candidate is followed at once": [
         *SOUGHT, (Elsewhere(3, P[2], True), [el.Seek(P[2], 3)]), (Elsewhere(4, P[0], False), [el.Seek(P[0], 4)]),
@@ -124,9 +130,10 @@ STORIES: dict[str, list[Step]] = {
         *SOUGHT, (Elsewhere(4, P[2], False), [el.Seek(P[2], 4)]), (REFUSED, []), (0.02, [el.Seek(P[0], 4)]),
     ],
     "of two candidates the one with the later term, or the later key, goes on": [
-        *STANDS, (Elsewhere(2, P[0], False), []), (Elsewhere(2, P[2], False), [el.Retire(), el.Seek(P[2], 2)]),
+        *STANDS, (el.Answered(P[0], Elsewhere(2, P[0], False)), []),
+        (el.Answered(P[0], Elsewhere(2, P[2], False)), [el.Retire(), el.Seek(P[2], 2)]),
     ],
-    "a leader that knows the job goes on beside another": [*LEADS, (Elsewhere(9, P[2], True), [])],
+    "a leader that knows the job goes on beside another": [*LEADS, (el.Answered(P[2], Elsewhere(9, P[2], True)), [])],
     "a leader that resigns retires, and its successors take turns": [
         *LEADS, (el.Resigned(), [el.Retire(), el.Stand(3)]),
     ],
@@ -145,7 +152,7 @@ STORIES: dict[str, list[Step]] = {
     ],
     "a leader that gives way leads in no term twice": [
         *SOUGHT, ("6", []), (UNREACHED, [el.Stand(2)]), (el.Elected(), []),
-        (Elsewhere(1, P[2], True), [el.Retire(), el.Seek(P[2], 3)]),
+        (el.Answered(P[0], Elsewhere(1, P[2], True)), [el.Retire(), el.Seek(P[2], 3)]),
     ],
     "a candidate asks the others, the last leader among them; a leader that knows the job does not": [
         *STANDS, (0.1, ASKS), (1.1, ASKS), (el.Elected(), []), (None, []),

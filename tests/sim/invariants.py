@@ -307,7 +307,7 @@ class Invariants:
         """Without segments: survivors stay where they are, and spares come in infra order. A node whose failure has
         come back gives way to any other; where that has moved with the rank, the node may have its place back."""
         chosen, weak = set(active.values()), suspects(past)
-        last = {n for n in receivers | chosen if place(reign.connected[n]) in weak}
+        last = {n for n, node in reign.connected.items() if place(node) in weak}  # also one that joins in this step
         moved = place(past[-1]) if followed(past) else None
         self.check(not last & chosen or receivers <= last | chosen, f"{last} are active, and others are spares")
         for group_rank, node_id in reign.active.items():

@@ -289,11 +289,11 @@ class SimAgent(Process):
         host, now = self.world.hosts[int(peer.key)], self.world.clock.now
         reachable = not host.unreachable_until(now) and self.world.split.reach(self.host, host, now)
         if reachable and host.agent is not None and host.agent.alive:
-            self.world.clock.after(0.003, self._told, self.coordinator, host.agent.elect.core.where())
+            self.world.clock.after(0.003, self._told, self.coordinator, peer, host.agent.elect.core.where())
 
-    def _told(self, coordinator: SimCoordinator | None, where: Elsewhere) -> None:
+    def _told(self, coordinator: SimCoordinator | None, peer: Peer, where: Elsewhere) -> None:
         if coordinator is self.coordinator:
-            self.elect.step(where)
+            self.elect.step(el.Answered(peer, where))
 
     # --- the lease ------------------------------------------------------------------------------------------
 

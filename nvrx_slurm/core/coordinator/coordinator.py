@@ -138,7 +138,7 @@ class AnyTime:
         """A plan may have waited for this. It comes too late where the node may have voted for another one before."""
         members, quorum, key = self._members.keys_of_nodes, self._quorum, event.peer.key
         late = quorum.resign_at is not None and now > quorum.loyal_until.get(key, 0.0)
-        if key not in members and quorum.is_proof(event.peer) and not late:
+        if key not in members and quorum.is_proof(event.peer, now) and not late:
             quorum.died(key, members)
             self._roster.note_dead()
             self._roster.mind_quorum(now)

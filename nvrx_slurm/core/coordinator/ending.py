@@ -173,7 +173,7 @@ class Ending:
 
     def on_dead(self, event: ev.ProvenDead, now: float) -> None:
         """One node fewer that may come and ask."""
-        if self._quorum.is_proof(event.peer):
+        if self._quorum.is_proof(event.peer, now):
             self._quorum.died(event.peer.key, self._members.keys_of_nodes)
             self._leave_if_all_know(now)
 

@@ -252,7 +252,7 @@ class Roster:
         self._s, self._out = s, out
         self.job, self.ledger, self.budget = job, ledger, budget
         self.members = MemberTable()
-        self.quorum = Quorum(s.electors)
+        self.quorum = Quorum(s.electors, s.one_life)
         self.lost_at: dict[str, float] = {}  # node_id -> when an active node was lost
 
     @property
@@ -289,8 +289,8 @@ class Roster:
             return
         if message.plan is not None:
             quorum.knows(peer_key(node), message.plan.term, message.plan.cycle)
-        elif node.node_id not in self.members and quorum.offer[0] > 0:
-            quorum.newcomer(node)
+        elif node.node_id not in self.members:
+            quorum.newcomer(node, message.votes)
             self.note_dead()
         quorum.back(peer_key(node), self.members.keys_of_nodes)
         self._out.append(ev.SendTo(node.node_id, t.Lead(self.job.term, peer_key(node) not in quorum.dead)))

@@ -80,6 +80,7 @@ class CoordinatorSettings:
     expected: tuple[str, ...] = ()  # host names by infra rank, to name the missing ones
     peer: Peer | None = None  # where this coordinator listens; None where the job elects no coordinator
     electors: int = 0  # nodes of the job, of which most must be members; 0 = no quorum is needed
+    one_life: bool = False  # no second agent begins on a node, as in a step of Slurm
     known: tuple[Peer, ...] = ()  # where other nodes may listen, before the first plan
     last_leader: str = ""  # key of the coordinator before this one
     quorum_timeout_s: float = 0.0  # how long this node stands without a quorum; its voters end with 94; 0 = for ever

@@ -27,6 +27,7 @@ _LATER = (
     *(t.Ready, t.Warmth, t.Asked, t.NodeUnfit, t.WarnJob, t.EndJob),
 )
 _PROBE_S = 1.0
+_BEGIN_S = 5.0  # agents that Slurm starts together begin within this time
 _MOST_HELD = 1_000  # messages of one agent that wait
 _MINE = Stage.TAKEOVER
 _DECIDED = (Stage.RUNNING, Stage.STOPPING)
@@ -56,6 +57,8 @@ class Electing:
         self._led_at: float | None = None  # until then a coordinator before this one may have been heard
         self._probe_at: float | None = None
         self._give_up_at = now + s.quorum_timeout_s if s.quorum_timeout_s else None  # no quorum will come
+        if s.one_life:
+            self._quorum.begin_until = now + min(_BEGIN_S, s.quorum_timeout_s / 2 or _BEGIN_S)
 
     def on_joined(self, event: ev.Joined, now: float) -> Stage | None:
         """One vote more. Its plan says which nodes may be missing.
@@ -74,8 +77,7 @@ class Electing:
             self._learn(message.plan, peer_key(message.node))
         elif message.node.node_id not in self._planless:
             self._planless[message.node.node_id] = message.node
-            if not message.votes:
-                quorum.newcomer(message.node)
+            quorum.newcomer(message.node, message.votes)
         if quorum.offer[0]:
             for node in self._planless.values():
                 quorum.newcomer(node)
@@ -121,7 +123,7 @@ class Electing:
 
     def on_dead(self, event: ev.ProvenDead, now: float) -> Stage | None:
         """One node fewer to ask for a vote."""
-        if event.peer.key in self._voters or not self._quorum.is_proof(event.peer):
+        if event.peer.key in self._voters or not self._quorum.is_proof(event.peer, now):
             return None
         self._proven[event.peer.key] = event.peer
         self._quorum.died(event.peer.key, self._voters)

@@ -77,6 +77,14 @@ class Located:
 
 
 @frozen
+class Answered:
+    """What `peer` has answered to `AskWhoLeads`."""
+
+    peer: Peer
+    where: Elsewhere
+
+
+@frozen
 class Elected:
     """The coordinator of this node has a quorum."""
 
@@ -118,7 +126,7 @@ class Retire:
 
 @frozen
 class AskWhoLeads:
-    """Ask `peer` where the coordinator is; the answer is an `Elsewhere`, or none."""
+    """Ask `peer` where the coordinator is; `Answered` follows, or nothing."""
 
     peer: Peer
 
@@ -170,15 +178,16 @@ class Election(Machine):
         (Place.FOLLOWING, Led, "on_led", (), "a plan with new successors"),
         (Place.FOLLOWING, Elsewhere, "on_elsewhere", (Place.SEEKING, Place.STANDING), "it does not lead any more"),
         (Place.STANDING, Elected, "on_elected", (Place.LEADING,), "a quorum has registered here"),
-        (Place.STANDING, Elsewhere, "on_elsewhere_standing", (Place.SEEKING,), "a later candidate, or a leader"),
+        (Place.STANDING, Answered, "on_answered_standing", (Place.SEEKING,), "a later candidate, or a leader"),
         (_HERE, Tick, "on_tick_standing", (), "ask the others; stand for a later term"),
         (Place.LEADING, Led, "on_led", (), "our own plan with new successors"),
-        (Place.LEADING, Elsewhere, "on_elsewhere_leading", (Place.SEEKING,), "before the first plan: another leads"),
+        (Place.LEADING, Answered, "on_answered_leading", (Place.SEEKING,), "before the first plan: another leads"),
+        ((Place.SEEKING, Place.FOLLOWING), Answered, "ignore", (), "this node does not stand any more"),
         (_HERE, Resigned, "on_resigned", (Place.SEEKING, Place.STANDING), "too few members: seek again"),
         (tuple(Place), Visited, "on_visited", (), "take its registration, or send it on"),
         (tuple(Place), Located, "on_located", (), "others will find this node there"),
         (Place.FOLLOWING, Tick, "ignore", (), "no timer runs"),
-        (_HERE, StreamEnded, "ignore", (), "of a node sought before"),
+        (_HERE, (StreamEnded, Elsewhere), "ignore", (), "of a node sought before"),
     )
 
     def __init__(self, me: Peer, candidates: tuple[Peer, ...], settings: ElectionSettings, now: float) -> None:
@@ -328,12 +337,14 @@ class Election(Machine):
         self.term = max(self.term, event.term)
         return self._seek(event.peer)
 
-    def on_elsewhere_standing(self, event: Elsewhere, now: float) -> Place | None:
+    def on_answered_standing(self, event: Answered, now: float) -> Place | None:
         """Of two candidates the one with the later term goes on; none goes on beside a leader."""
-        if not self._is_better(event, now):
+        if event.where.peer.key == event.peer.key:
+            self._doubt_until = 0.0  # it says so itself, and so it is silent no more
+        if not self._is_better(event.where, now):
             return None
         self.emit(Retire())
-        return self.on_elsewhere(event, now)
+        return self.on_elsewhere(event.where, now)
 
     def _is_better(self, event: Elsewhere, now: float) -> bool:
         """Whether to register where this hint says."""
@@ -347,13 +358,14 @@ class Election(Machine):
         mine = self._target.key if self._target is not None else ""
         return (event.term, event.peer.key) > (self.term, mine)
 
-    def on_elsewhere_leading(self, event: Elsewhere, now: float) -> Place | None:
+    def on_answered_leading(self, event: Answered, now: float) -> Place | None:
         """A node that has just started, as all of its members, may have missed that the job runs."""
-        if not self.fresh or not event.leads or event.peer.key == self.me.key:
+        where = event.where
+        if not self.fresh or not where.leads or where.peer.key == self.me.key:
             return None
         self.emit(Retire())
         self.term += 1  # it has led in the last one
-        return self.on_elsewhere(event, now)
+        return self.on_elsewhere(where, now)
 
     def on_tick_standing(self, event: Tick, now: float) -> None:
         """Ask the other candidates whether they know better. Until then a later vote waits: this node may win."""

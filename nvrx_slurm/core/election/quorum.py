@@ -28,8 +28,10 @@ class Quorum:
     Each query is O(number of dead nodes).
     """
 
-    def __init__(self, electors: int) -> None:
+    def __init__(self, electors: int, one_life: bool = False) -> None:
         self.electors = electors  # nodes of the job, dead or alive
+        self.one_life = one_life  # no second agent begins on a node
+        self.begin_until = 0.0  # before this an agent that nobody has met may not have begun yet
         self.elected = electors <= 1
         self.dead: set[str] = set()  # keys of nodes without a vote: proven dead, or back since then
         self.returned: frozenset[str] = frozenset()  # those of them to which the last plan offers a vote
@@ -85,9 +87,13 @@ class Quorum:
         others = len(members) + (but is not None and but not in members)
         return max(0, self.electors - others - sum(key not in members and key != but for key in self.proven))
 
-    def is_proof(self, peer: Peer) -> bool:
-        """Whether the death of this life of a node was asked for. That of an older life says nothing about a later."""
-        return self.probed.get(peer.key) == peer
+    def is_proof(self, peer: Peer, now: float) -> bool:
+        """Whether the death of this life of a node was asked for. That of an older life says nothing about a later.
+
+        Nothing listens either where an agent has not begun yet. Nobody has met it, so nobody knows its port.
+        """
+        begins = not peer.port and now < self.begin_until
+        return self.probed.get(peer.key) == peer and not begins
 
     def died(self, key: str, members: Collection[str]) -> None:
         """This node's agent is proven dead, and its ranks with it."""
@@ -95,9 +101,18 @@ class Quorum:
         self.returned -= {key}
         self.back(key, members)
 
-    def newcomer(self, node: Node) -> None:
-        """This agent has begun after the first plan: an older life of its node is dead, and it has no vote yet."""
+    def newcomer(self, node: Node, votes: bool = True) -> None:
+        """This agent has no plan. `votes`: no coordinator has told it that it has no vote.
+
+        If it has begun after the first plan, an older life of its node is dead, and it has no vote yet. Where there is
+        no second life, it was only late, and has its vote unless a plan says that it is dead.
+        """
         key = peer_key(node)
+        if votes and self.one_life:
+            self.dead -= set() if self.offer[0] else {key}
+            return
+        if votes and not self.offer[0]:
+            return
         if node.infra_rank < 0 and key not in self.dead:
             self.electors += 1  # it is one more node
         self.dead.add(key)

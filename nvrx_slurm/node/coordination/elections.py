@@ -231,7 +231,7 @@ class Elections:
         except (NvrxError, OSError):  # as a MUNGE that is slow
             found = None
         if found is not None and host is not None and host is self.coordinator:  # a late answer is worth nothing
-            self._shell.post(found)
+            self._shell.post(el.Answered(peer, found))
 
     # --- this node coordinates --------------------------------------------------------------------------------
 

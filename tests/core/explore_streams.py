@@ -1,0 +1,186 @@
+"""The cores of a few nodes and the streams between them, as `explore_world` needs them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from nvrx_slurm import types as t
+from nvrx_slurm.core.agent import events as ag
+from nvrx_slurm.core.coordinator import events as ev
+from nvrx_slurm.core.election import election as el
+
+from .explore_cores import LEASE_S, bind, clone, key_of, told
+
+Move = tuple[Any, ...]
+Same = TypeVar("Same", bound="Streams")
+KEEPS_S, NOTICES_S = el.LEASE_SHARE * LEASE_S, el.MEMBER_SHARE * LEASE_S
+END = "the other end has closed"
+
+
+class Broken(AssertionError):
+    """A rule does not hold."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """The stream of one agent to one coordinator. `well`: when beats got through last; None = now."""
+
+    agent: int
+    to: int
+    reign: int  # which of that node's coordinators
+    open: bool = True  # at the agent
+    accepted: bool = True  # open at the coordinator
+    well: float | None = None
+
+
+class Streams:
+    """The cores of all nodes, and the streams between them: what is under way, which end is open, who can beat."""
+
+    def __init__(self, nodes: int, active: int, late: bool) -> None:
+        self.nodes, self.active, self.left = nodes, active, 0  # `left`: faults
+        self.late = late  # agents begin one after the other, as in a step of Slurm; none comes back
+        self.now = self.keyed_at = 1000.0
+        self.cores: dict[str, Any] = {}  # "a0", "e0", "c0": agent, election and coordinator of node 0
+        self.own: set[str] = set()  # those that no other state has
+        self.keys: dict[str, int] = {}
+        self.lives = [0] * nodes
+        self.count = 0  # of links and coordinators
+        self.links: dict[int, Link] = {}
+        self.flight: list[Move] = []  # (channel, ...) under way, in order on each channel
+        self.stream: dict[int, int] = {}  # agent -> its link
+        self.joined: dict[tuple[int, int], int] = {}  # (reign, agent) -> the link on which it has registered
+        self.led: set[int] = set()  # agents that have been told so on their stream
+        self.ranks: dict[int, int] = {}  # node -> the rank that runs there
+        self.lease: dict[int, float] = {}
+        self.reigns: dict[int, int] = {}  # node -> number of its coordinator
+        self.valid: dict[int, float] = {}  # until when it may act
+        self.seeks: dict[int, tuple[t.Peer, int, float]] = {}
+        self.probes: set[tuple[int, t.Peer]] = set()
+        self.cut: set[int] = set()
+        self.won = 0  # the last term in which one acted
+        self.ends: set[int] = set()  # codes with which agents have ended that were told so
+        self.tell_until: float | None = None  # a node that can be reached again before that hears the end
+        self.untold = False  # a node was cut off for longer, and cannot know the end
+        self.anew = False  # nodes that came back, and know nothing, have begun the job anew: no memory
+
+    def copy(self: Same) -> Same:
+        """Another state that changes on its own; cores are copied when they change."""
+        new = object.__new__(type(self))
+        for name, value in self.__dict__.items():
+            new.__dict__[name] = value.copy() if isinstance(value, (dict, list, set)) else value
+        new.own = set()
+        return new
+
+    def key(self) -> int:
+        """Equal for states that differ in nothing that a core can tell."""
+        now, links = self.now, sorted(self.links)
+        for name, core in self.cores.items():
+            if name in self.own or now != self.keyed_at:
+                self.keys[name] = key_of(core, now)
+        self.keyed_at = now
+        place = {number: at for at, number in enumerate(links)}
+        names = [(*told(self.links[n]), self.reigns.get(self.links[n].to) == self.links[n].reign) for n in links]
+        wells = [None if (at := self.links[n].well) is None else at - now for n in links]
+        joined = sorted((agent, place.get(n)) for (reign, agent), n in self.joined.items() if n in place)
+        flight = sorted(repr((chan[0], place.get(chan[1], chan[1]), told(rest))) for chan, *rest in self.flight)
+        seeks = [(node, peer.key, term, at - now) for node, (peer, term, at) in self.seeks.items()]
+        times = [sorted((n, max(0.0, at - now)) for n, at in of.items()) for of in (self.lease, self.valid)]
+        tells_s = None if self.tell_until is None else max(0.0, self.tell_until - now)
+        rest = self.lives, self.led, self.ranks, self.cut, self.won, self.ends, self.left, tells_s, self.untold
+        cores = [(name, self.keys[name]) for name in sorted(self.cores)]
+        streams = [(node, place[n]) for node, n in sorted(self.stream.items())]
+        links_told = [(one[1], one[2], *one[4:]) for one in names]
+        probes = sorted((node, peer.key, peer.port) for node, peer in self.probes)
+        return hash(repr((cores, links_told, wells, joined, flight, sorted(seeks), times, streams, probes, rest)))
+
+    def begin(self, name: str, core: Any) -> None:
+        self.cores[name] = bind(core)
+        self.own.add(name)
+
+    def post(self, name: str, event: Any) -> None:
+        """It comes soon."""
+        self.flight.append((("to", name), event))
+
+    def step(self, name: str, event: Any) -> None:
+        """One event for one core, and what its program does."""
+        if name not in self.cores:
+            return
+        if name not in self.own:
+            self.cores[name] = clone(self.cores[name])
+            self.own.add(name)
+        core = self.cores[name]
+        commands = core.step(event, self.now)
+        core.validate()
+        for command in commands:
+            do = getattr(self, f"do_{type(command).__name__}", None)
+            if do is not None and self.cores.get(name) is core:
+                do(int(name[1:]), command)
+
+    def reach(self, one: int, other: int) -> bool:
+        return one == other or not self.cut & {one, other}
+
+    # --- links ----------------------------------------------------------------------------------------------------
+
+    def put(self, number: int, **changes: Any) -> None:
+        link = replace(self.links[number], **changes)
+        works = link.open and link.accepted and self.reach(link.agent, link.to)
+        well = None if works else self.now if link.well is None else link.well
+        self.links[number] = replace(link, well=well)
+        if not link.open and not link.accepted:
+            del self.links[number]
+            self.flight = [item for item in self.flight if item[0][1] != number]
+
+    def close(self, number: int, up: bool) -> None:
+        """One end closes. What has been sent to it is lost, and the other end hears of it after all else."""
+        there, back = (("up", number), ("down", number)) if up else (("down", number), ("up", number))
+        self.flight = [item for item in self.flight if item[0] != back]
+        self.flight.append((there, END))
+        self.put(number, **{"open" if up else "accepted": False})
+
+    def connect(self, node: int, to: int) -> None:
+        self.count += 1
+        self.stream[node] = self.count
+        self.links[self.count] = Link(node, to, self.reigns[to])
+        self.step(f"a{node}", ag.Connected())
+
+    def leave(self, node: int, how: el.StreamEnd | None = None) -> None:
+        """An agent's stream is over. `how`: it did not end it itself."""
+        self.seeks.pop(node, None)
+        number = self.stream.pop(node, None)
+        if number is not None:
+            self.close(number, up=True)
+            self.led.discard(node)
+            self.step(f"a{node}", ag.Disconnected("lost"))
+            if how is not None:
+                self.step(f"e{node}", el.StreamEnded(how))
+
+    def lose(self, number: int, silent: bool) -> None:
+        """A coordinator's end is over."""
+        link = self.links[number]
+        silent_s = LEASE_S if silent else 0.0 if link.well is None else self.now - link.well
+        self.close(number, up=False)
+        if self.joined.get((link.reign, link.agent)) == number:
+            del self.joined[link.reign, link.agent]
+            self.tell(link, ev.Lost(f"{link.agent}.{self.lives[link.agent]}", "lost", silent_s))
+
+    def tell(self, link: Link, event: Any) -> None:
+        if self.reigns.get(link.to) == link.reign:
+            self.step(f"c{link.to}", event)
+
+    def renew(self) -> None:
+        """Beats are answered where they get through."""
+        for node in self.valid:
+            quorum, heard, since = self.cores[f"c{node}"].roster.quorum, {str(node)}, self.now
+            links = [link for link in self.links.values() if link.reign == self.reigns[node] and link.accepted]
+            for at, key in sorted(((link.well or self.now, str(link.agent)) for link in links), reverse=True):
+                if not quorum.enough(heard):
+                    heard.add(key)
+                    since = at
+            if quorum.elected and quorum.enough(heard):
+                self.valid[node] = max(self.valid[node], since + KEEPS_S)
+        for node in self.led:
+            link = self.links[self.stream[node]]
+            if link.well is None:
+                until = self.valid.get(node, 0.0) if link.to == node else self.now + KEEPS_S
+                self.lease[node] = max(self.lease[node], until)
