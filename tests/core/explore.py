@@ -89,11 +89,11 @@ class Search:
             raise Broken(f"no way to the end, after\n{self.story(stuck)}")
 
 
-def explore(first: World, seconds: float) -> Search:
-    """All states that are found within this processor time. Raises Broken."""
+def explore(first: World, seconds: float = 3600.0, most_moves: int = 1 << 40) -> Search:
+    """All states that are found within this processor time and so many moves. Raises Broken."""
     search, until = Search(), time.process_time() + seconds
     search.note(first, 0, (), free=False)
-    while search.queue and time.process_time() < until:
+    while search.queue and time.process_time() < until and search.moves < most_moves:
         number, world = search.queue.popleft()
         if world.over:
             search.ended.append(number)

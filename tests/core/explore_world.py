@@ -162,9 +162,19 @@ class World(Streams):
     def do_SendTo(self, node: int, command: ev.SendTo) -> None:
         number = self.joined.get((self.reigns[node], int(command.node_id.split(".")[0])))
         if isinstance(command.message, t.Finish) and self.tell_until is None:
-            self.tell_until = self.now + TELLS_S
+            self.decided(self.cores[f"c{node}"])
         if number is not None and self.links[number].accepted:
             self.flight.append((("down", number), command.message))
+
+    def decided(self, core: Coordinator) -> None:
+        """Until when a node that can be reached hears the end. One that was missed earlier is waited for less long."""
+        quorum = core.roster.quorum
+        if not quorum.elected:
+            return
+        self.tell_until = self.now + TELLS_S
+        if quorum.missing(core.roster.members.keys_of_nodes):
+            self.tell_until = quorum.missed_at + core.settings.return_grace_s - GRID_S
+            self.untold = self.tell_until <= self.now
 
     def do_Drop(self, node: int, command: ev.Drop) -> None:
         number = self.joined.pop((self.reigns[node], int(command.node_id.split(".")[0])), None)
