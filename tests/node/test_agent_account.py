@@ -70,7 +70,7 @@ def notes(rig: Rig, cycle: int, rank: int) -> dict[str, list[float]]:
 
 
 def took(found: dict[str, list[float]], name: str) -> float:
-    return sum(end - begin for begin, end in zip(found[name], found[f"/{name}"], strict=True))
+    return sum(end - begin for begin, end in zip(found[name], found[f"/{name}"], strict=False))  # one is cut off
 
 
 def trained(found: dict[str, list[float]], until: float) -> tuple[float, float]:
