@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from .explore_streams import Broken, Move
-from .explore_world import HORIZON_S, World
+from .explore_world import HORIZON_S, World, coarse_times
 
 
 def running(nodes: int, active: int, faults: int) -> World:
@@ -112,6 +112,12 @@ def main() -> int:
     parser.add_argument("--boot", action="store_true", help="from the start of the agents on")
     parser.add_argument("--late", action="store_true", help="the same; they begin one after the other, as in Slurm")
     args = parser.parse_args()
+    with coarse_times():
+        return report(args)
+
+
+def report(args: argparse.Namespace) -> int:
+    """Search, and say what was found."""
     boots = args.boot or args.late
     world = World(args.nodes, args.active, args.late) if boots else running(args.nodes, args.active, args.faults)
     world.left = args.faults

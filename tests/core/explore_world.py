@@ -7,6 +7,7 @@ fire next. Lateness is a fault: a cut holds up what a node sends or gets, until 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +29,17 @@ GRID_S = 2.0  # all short times are equal: fewer states
 # Agents that know the end stay for 10 s. A node that was cut off asks once in GRID_S and has to be heard before that.
 TELLS_S = ag.AgentSettings().end_timeout_s - 2 * GRID_S
 HORIZON_S = 150.0  # of a job
-el._QUESTION_S = el._FIRST_QUESTION_S = takeover._PROBE_S = GRID_S
+
+
+@contextmanager
+def coarse_times() -> Iterator[None]:
+    """Meanwhile the cores' short times are all GRID_S."""
+    before = el._QUESTION_S, el._FIRST_QUESTION_S, takeover._PROBE_S
+    el._QUESTION_S = el._FIRST_QUESTION_S = takeover._PROBE_S = GRID_S
+    try:
+        yield
+    finally:
+        el._QUESTION_S, el._FIRST_QUESTION_S, takeover._PROBE_S = before
 
 
 class World(Streams):

@@ -15,7 +15,7 @@ from nvrx_slurm.core.machine import Machine
 
 from .explore import Search, explore, running
 from .explore_streams import Move
-from .explore_world import World
+from .explore_world import World, coarse_times
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("explore")]  # the search is run once
 
@@ -61,7 +61,7 @@ def found() -> Found:
         taken.add((home.__name__ if home else "", f"{self.state.name}/{kind.__name__}"))
         return transit(self, event, now)
 
-    with pytest.MonkeyPatch.context() as patch:
+    with coarse_times(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(Machine, "_transit", recorded)
         searches = [
             explore(world(2, 1), most_moves=8_000),
