@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 _calls = itertools.count()  # of wrapped functions in this process; all ranks call them in the same order
 _MONITOR_END_S = 15.0
+_SERVER_END_S = 6.0  # it waits 5 s for ranks that have not read the last result
 
 
 class Resources:
@@ -46,7 +47,7 @@ class Resources:
         )
         self._call: StoreView | None = None
         self._waiting: StoreView | None = None
-        self._finished = self._told_lost = False
+        self._finished = self._server_ends = self._told_lost = False
 
     @property
     def call(self) -> StoreView:
@@ -133,7 +134,7 @@ class Resources:
 
     def all_have_finished(self, gone: int) -> None:
         """All ranks but the `gone` ones return now, and may call a wrapped function again."""
-        self._finished = True
+        self._finished, self._server_ends = True, self.call.closes()
         self.left()
         self.has_read_the_last_result(gone)
 
@@ -151,6 +152,9 @@ class Resources:
             serves = self.me.leads or self.monitor.serves_groups  # the others, perhaps
             serves = serves and self._call is not None and not self._finished
             self.monitor.leave(None if serves or self.page.words[COUNTED] else _MONITOR_END_S)
+        if self._server_ends and self._call is not None:
+            # The ranks may meet at MASTER_PORT next: none may take this server for the one that rank 0 starts then.
+            self._call.await_end_of_server(_SERVER_END_S)
         if self.thread.ident is not None:
             self.thread.stop()
         self._call = self._waiting = None

@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import select
 import socket
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -48,6 +50,20 @@ def to_port(port: int) -> set[Socket]:
 def cut(sockets: Iterable[Socket]) -> int:
     """Shut these down, both ways, as if the peer had closed them; returns how many were still open connections."""
     return sum(map(_cut, sockets))
+
+
+def await_end(sockets: Iterable[Socket], timeout_s: float) -> bool:
+    """Wait until the peers have closed all of these; False if one has not after `timeout_s` seconds."""
+    deadline_s = time.monotonic() + timeout_s
+    for one in sockets:
+        with _duplicate(one) as connection:
+            if connection is None:
+                continue
+            ended = select.poll()
+            ended.register(connection, select.POLLRDHUP)
+            if not ended.poll(1000.0 * max(0.0, deadline_s - time.monotonic())):
+                return False
+    return True
 
 
 def _cut(one: Socket) -> bool:

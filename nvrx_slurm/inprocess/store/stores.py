@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import encodings.idna  # noqa: F401 - the first look-up of a host would import it: 10 ms at the start of every rank
 import errno
+import logging
 import os
 import socket
 import time
@@ -24,6 +25,8 @@ from nvrx_slurm.inprocess.exception import BarrierOverflow as BarrierOverflow
 from nvrx_slurm.inprocess.exception import BarrierTimeout as BarrierTimeout
 from nvrx_slurm.inprocess.exception import InternalError
 from nvrx_slurm.system import bounded, connections
+
+logger = logging.getLogger(__name__)
 
 _BACKOFF_S = (0.001, 0.05)  # first and longest pause between two tries to reach a server that is not up yet
 _PROBE_S = 5.0  # longest wait for a connection to be accepted
@@ -61,6 +64,16 @@ class StoreView:
         store = _innermost(self.store)
         host, port, path = (getattr(store, name, None) for name in ("host", "port", "path"))
         return f"{host}:{port}" if port else str(path or type(store).__name__)
+
+    def closes(self) -> bool:
+        """Whether the server is about to end."""
+        return StoreView(self.store).check([CLOSED])
+
+    def await_end_of_server(self, timeout_s: float) -> None:
+        """Until it has closed all connections of this process, for `timeout_s` seconds at most."""
+        port = getattr(_innermost(self.store), "port", None)
+        if port and not connections.await_end(connections.to_port(port), timeout_s):
+            logger.warning("the store at %s, which ends with the call, has not ended in %g s", self.place, timeout_s)
 
     def disconnect(self) -> bool:
         """Shut down all connections of this process to the store's server, so that waiting calls raise.
