@@ -31,7 +31,7 @@ class Quorum:
     def __init__(self, electors: int, one_life: bool = False) -> None:
         self.electors = electors  # nodes of the job, dead or alive
         self.one_life = one_life  # no second agent begins on a node
-        self.begin_until = 0.0  # before this an agent that nobody has met may not have begun yet
+        self.begin_until = 0.0  # until then a refusal may come from an agent that has not begun
         self.elected = electors <= 1
         self.dead: set[str] = set()  # keys of nodes without a vote: proven dead, or back since then
         self.returned: frozenset[str] = frozenset()  # those of them to which the last plan offers a vote
@@ -143,7 +143,7 @@ class Quorum:
         self.unfence(members, key)
 
     def unfence(self, members: Collection[str], but: str | None = None) -> None:
-        """Where no node is missing but the last leader, which has a fence of its own, nobody else is waited for."""
+        """End the common fence if only the last leader is missing: it has a fence of its own."""
         if self.fence_until and self.missing(members, but) <= (self.leader in self.fences):
             self.fence_until = 0.0
 
