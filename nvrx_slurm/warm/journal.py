@@ -23,6 +23,7 @@ from nvrx_effects import AtExit, Variable, World, change, known, patches
 from nvrx_exact import STDLIB, Exact, find
 
 _Spec = type(sys.__spec__)
+_NOTHING = {}  # one for all entries
 
 
 class Unfit(Exception):
@@ -44,6 +45,12 @@ class Entry:
         self.effects = []  # changes outside of modules, in their order
         self.number = 0  # place in the order of sys.modules
         self.is_bound = False  # its parent package has it as an attribute
+
+    def shrink(self, entries):
+        """Keep what workers walk: they copy each page that they touch. Names that are no modules go."""
+        self.needs = tuple(name for name in self.needs if name in entries)
+        self.reads = self.reads or _NOTHING
+        self.effects = self.effects or ()
 
 
 class Journal:
@@ -119,6 +126,7 @@ class Journal:
             patch.undo()
         for entry in visible:
             sys.modules.pop(entry.name, None)
+            entry.shrink(self.entries)
         self.parked = dict(self.entries)
         self._namespaces = {entry.name: dict(_vars(entry.module)) for entry in self.entries.values()}
         self.written.clear()
