@@ -44,7 +44,7 @@ class Exact:
         self._affinity = os.sched_getaffinity(0)
         self._flags = sys.getdlopenflags()
         self._putenv, self._unsetenv = os.putenv, os.unsetenv
-        if any(entry.reads_all or entry.reads for entry in journal.parked.values()):
+        if journal.parked.readers:
             os.putenv = lambda key, value: self._notice(self._putenv, key, value)
             os.unsetenv = lambda key: self._notice(self._unsetenv, key)
 
@@ -60,8 +60,8 @@ class Exact:
 
     def _expected(self, name):
         """The values that the parked modules expect, and the import of one of them."""
-        expected, listed = set(), ""
-        for entry in self._journal.parked.values():
+        expected, listed, parked = set(), "", self._journal.parked
+        for entry in [entry for number, entry in parked.readers.items() if parked.hidden[number]]:
             if name in entry.reads:
                 expected.add(entry.reads[name])
             elif entry.reads_all:
@@ -78,29 +78,34 @@ class Exact:
         return {name: now.get(name) for name in names if now.get(name) != before.get(name)}
 
     def why_not(self, name, some):
-        """Why the execution of `some` modules for `name` would differ from that in the template; "" if it would not."""
+        """Why the execution of `some` modules for `name` would differ from that in the template; "" if it would not.
+        They are numbers of parked modules."""
+        parked = self._journal.parked
+        readers = [parked.readers[number] for number in some if number in parked.readers]
         return (
-            self._why_not_read(some)
+            self._why_not_read(readers)
             or self._why_not_free(name, some)
-            or self._why_not_loaded([entry for entry in some if entry.reads_all])
-            or self._why_not_found([entry for entry in some if entry.spec is not None])
+            or self._why_not_loaded([entry for entry in readers if entry.reads_all])
+            or self._why_not_found([number for number in some if parked.is_found[number]])
         )
 
-    def _why_not_read(self, some):
+    def _why_not_read(self, readers):
         known = self._journal.rank_names | self._journal.written.keys()
-        for entry in some:
+        for entry in readers:
             for key, value in entry.reads.items():
                 if key not in known and os.environ._data.get(key) != value:
                     return _sets(key)
         return ""
 
-    def _why_not_free(self, name, some):
+    def _why_not_free(self, imported, some):
         """Whether the script has made something itself that the import makes."""
-        for entry in some:
-            if entry.name != name and sys.modules.get(entry.name, entry.module) is not entry.module:
-                return f"the script has another module {entry.name}"
-            if any(effect.is_taken() for effect in entry.effects):
-                return f"the script uses a logger that {entry.name} makes"
+        parked = self._journal.parked
+        for number in some:
+            name, module = parked.names[number], parked.modules[number]
+            if name != imported and sys.modules.get(name, module) is not module:
+                return f"the script has another module {name}"
+            if any(effect.is_taken() for effect in parked.effects.get(number, ())):
+                return f"the script uses a logger that {name} makes"
         return ""
 
     def _why_not_loaded(self, loading):
@@ -125,22 +130,24 @@ class Exact:
     def _why_not_found(self, some):
         if builtins.__import__ is not self._import or sys.path_hooks != self._path_hooks:
             return "the script changes how modules are imported"
+        parked = self._journal.parked
+        named = [(number, parked.names[number]) for number in some]
         new = [one for one in sys.meta_path if not any(one is known for known in self._finders)]
         for finder in new:
-            for entry in some:
-                if ask(finder, entry.name, self._journal.search_path(entry.name)) is not None:
-                    return f"the script has an import hook for {entry.name}"
+            for _, name in named:
+                if ask(finder, name, self._journal.search_path(name)) is not None:
+                    return f"the script has an import hook for {name}"
         beside = _beside(sys.path[0]) if sys.path else ()
-        for entry in some:
-            if entry.name in beside and os.path.dirname(str(entry.spec.origin)) != sys.path[0]:
-                return f"the script has a module {entry.name} beside it"
+        for number, name in named:
+            if name in beside and os.path.dirname(str(parked.entries[number].spec.origin)) != sys.path[0]:
+                return f"the script has a module {name} beside it"
         if sys.path == self._journal.path:
             return ""
-        for entry in some:
-            if "." not in entry.name and entry.name not in STDLIB:
-                found = find(self._journal, entry.name, None)
-                if found is None or found.origin != entry.spec.origin:
-                    return f"the script's path has another {entry.name}"
+        for number, name in named:
+            if "." not in name and name not in STDLIB:
+                found = find(self._journal, name, None)
+                if found is None or found.origin != parked.entries[number].spec.origin:
+                    return f"the script's path has another {name}"
         return ""
 
 

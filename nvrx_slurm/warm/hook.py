@@ -19,8 +19,7 @@ def main():
         journal.record("nvrx_template", (), {})
         template = sys.modules["nvrx_template"]
         journal.park()
-        for name in [name for name in (*journal.entries, *sys.modules) if name.startswith("nvrx_")]:
-            journal.forget(name)
+        journal.forget("nvrx_")
     sys.path.remove(hook_dir)
     sys.path_importer_cache.pop(hook_dir, None)
     if setup == "trial":

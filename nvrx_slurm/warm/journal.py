@@ -21,9 +21,9 @@ import sys
 
 from nvrx_effects import AtExit, Variable, World, change, known, patches
 from nvrx_exact import STDLIB, Exact, find
+from nvrx_graph import Graph, namespace
 
 _Spec = type(sys.__spec__)
-_NOTHING = {}  # one for all entries
 
 
 class Unfit(Exception):
@@ -46,19 +46,13 @@ class Entry:
         self.number = 0  # place in the order of sys.modules
         self.is_bound = False  # its parent package has it as an attribute
 
-    def shrink(self, entries):
-        """Keep what workers walk: they copy each page that they touch. Names that are no modules go."""
-        self.needs = tuple(name for name in self.needs if name in entries)
-        self.reads = self.reads or _NOTHING
-        self.effects = self.effects or ()
-
 
 class Journal:
-    """The finder. Invariant: a parked module is in `parked`, and neither in sys.modules nor bound to its package."""
+    """The finder."""
 
     def __init__(self):
         self.entries = {}  # all that was executed here or in the template, by name
-        self.parked = {}  # the part of it that is not visible
+        self.parked = Graph({}, None)  # the part of it that is not visible
         self.rank_reads = set()  # variables of a rank that imports have read
         self.rank_names = set()  # variables that differ from rank to rank
         self._hooks = self._exact = None  # of a worker
@@ -113,7 +107,7 @@ class Journal:
         visible = sorted((entry for entry in self.entries.values() if entry.name not in self.parked), key=_number)
         for entry in visible:
             package, _, child = entry.name.rpartition(".")
-            names = _vars(self._loaded(package))
+            names = namespace(self._loaded(package))
             if names.get(child, self) is entry.module:
                 entry.is_bound = True
                 del names[child]
@@ -126,9 +120,8 @@ class Journal:
             patch.undo()
         for entry in visible:
             sys.modules.pop(entry.name, None)
-            entry.shrink(self.entries)
-        self.parked = dict(self.entries)
-        self._namespaces = {entry.name: dict(_vars(entry.module)) for entry in self.entries.values()}
+        self.parked = Graph(self.entries, self._loaded)
+        self._namespaces = {entry.name: dict(namespace(entry.module)) for entry in self.entries.values()}
         self.written.clear()
 
     def module(self, name):
@@ -139,10 +132,12 @@ class Journal:
         """Names and modules of all that was executed."""
         return [(entry.name, entry.module) for entry in self.entries.values()]
 
-    def forget(self, name):
-        """A module of the template's own program, which the script shall not find."""
-        for found in (self.entries, self.parked, sys.modules):
-            found.pop(name, None)
+    def forget(self, prefix):
+        """The modules of the template's own program, which the script shall not find."""
+        for found in (self.entries, sys.modules):
+            for name in [name for name in found if name.startswith(prefix)]:
+                del found[name]
+        self.parked = Graph(self.entries, self._loaded)
 
     def search_path(self, name):
         """Where the package of this module looks for it; None: the module is in no package."""
@@ -266,42 +261,20 @@ class Journal:
 
     def _replay(self, name):
         """Make the module visible with all that its execution has made."""
-        some = self._closure(name)
+        parked = self.parked
+        some = parked.closure(name)
         if not self._is_recording and (why := self._exact.why_not(name, some)):
             self._hooks.inexact(self.entries[name].listed or name, why, self._exact.changes())
         self.is_replaying = True
         try:
-            for entry in some:
-                if self.parked.pop(entry.name, None) is not None:  # else another thread was first
-                    self._show(entry, name)
+            for number in some:
+                if parked.hidden[number]:  # else another thread was first
+                    parked.hidden[number] = False
+                    parked.show(number, name)
         finally:
             self.is_replaying = False
         if self._is_recording:
             self._stack[-1].needs.setdefault(name)
-
-    def _show(self, entry, name):
-        if entry.name != name:  # importlib does it
-            sys.modules[entry.name] = entry.module
-        for effect in entry.effects:
-            effect.redo()
-        if entry.is_bound:
-            package, _, child = entry.name.rpartition(".")
-            _vars(self._loaded(package))[child] = entry.module
-
-    def _closure(self, name):
-        """The parked modules that come with this one, in the order in which their execution would end."""
-        entered, found = {name}, []
-        todo = [(self.parked[name], iter(self.parked[name].needs))]
-        while todo:
-            entry, needs = todo[-1]
-            new = next((one for one in needs if one in self.parked and one not in entered), None)
-            if new is None:
-                found.append(entry)
-                todo.pop()
-            else:
-                entered.add(new)
-                todo.append((self.parked[new], iter(self.parked[new].needs)))
-        return found
 
     # --- the protocol of finders, see importlib.abc.MetaPathFinder --------------------------------------------
 
@@ -399,10 +372,6 @@ def _absolute(name, namespace, level):
 def _become(variables):
     names = {*os.environb, *variables}
     change({name: variables.get(name) for name in names if variables.get(name) != os.environb.get(name)})
-
-
-def _vars(module):
-    return getattr(module, "__dict__", {})
 
 
 def _root(name):

@@ -25,7 +25,7 @@ from nvrx_slurm.system.files import WARM_NAME
 
 _CLOSE_TIMEOUT_S = 5.0
 _WARM = Path(__file__).parents[2] / "warm"
-_PROGRAM = ("effects", "exact", "journal", "process", "rank", "template")  # called nvrx_NAME in a template
+_PROGRAM = ("effects", "exact", "graph", "journal", "process", "rank", "template")  # called nvrx_NAME in a template
 _FORK_AFTER_S = 0.1  # the start of workers and their first imports come before the fork of standbys
 _FIRST_INSPECTION_S = 0.5  # of what the workers have loaded; each further inspection comes after twice as long
 _LAST_INSPECTION_S = 1024.0
