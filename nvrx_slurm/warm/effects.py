@@ -21,7 +21,7 @@ def change(variables):
 
 def known():
     """The keys of what is there before the first import."""
-    return {("logger", name) for name in _loggers()}
+    return {("logger", name) for name in loggers()}
 
 
 class World:
@@ -31,7 +31,7 @@ class World:
         self._lists = [list(one()) for one in _LISTS]
         self._tables = [set(one()) for one in _TABLES]
         self._finalizes = _finalizes()
-        self._loggers = len(_loggers())
+        self._loggers = len(loggers())
         self._tempdir = _tempdir()
 
     def effects(self):
@@ -50,21 +50,19 @@ class World:
                 yield ("table", number, key), _TableRow(get(), key)
         if _finalizes() != self._finalizes:
             yield "finalize", _Finalize()
-        if len(_loggers()) != self._loggers:
-            for name in _loggers():
+        if len(loggers()) != self._loggers:
+            for name in loggers():
                 yield ("logger", name), _Logger(name)
         if _tempdir() != self._tempdir:
             yield "tempdir", _TempDir()
 
 
 class _Effect:
+    logger = None  # the name of the logger that it makes
+
     def is_there(self):
         """Whether it is still there when the import has ended."""
         return True
-
-    def is_taken(self):
-        """Whether the script has made its own."""
-        return False
 
 
 class Variable(_Effect):
@@ -172,18 +170,14 @@ def patches(namespaces, entries):
 
 class _Logger(_Effect):
     def __init__(self, name):
-        self._name, self._loggers = name, _loggers()
-        self._logger = self._loggers[name]
-
-    def is_taken(self):
-        return self._name in self._loggers
+        self.logger, self._loggers = name, loggers()
 
     def redo(self):
-        self._loggers[self._name] = self._logger
-        getattr(self._logger, "_cache", {}).clear()  # of levels: the script may have changed the root's
+        self._loggers[self.logger] = self._made
 
     def undo(self):
-        self._logger = self._loggers.pop(self._name)  # the logger, where there was only a place for it
+        self._made = self._loggers.pop(self.logger)  # when it is made: there may have been only a place for it
+        getattr(self._made, "_cache", {}).clear()  # of levels: the script may change the root's
 
 
 class _TempDir(_Effect):
@@ -198,7 +192,8 @@ class _TempDir(_Effect):
         self._tempfile.tempdir = None
 
 
-def _loggers():
+def loggers():
+    """What is in the place of each name of a logger: the logger, or a place for it."""
     logging = sys.modules.get("logging")
     return {} if logging is None or not hasattr(logging, "root") else logging.root.manager.loggerDict
 

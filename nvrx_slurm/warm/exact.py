@@ -8,6 +8,8 @@ import builtins
 import os
 import sys
 
+from nvrx_effects import loggers
+
 STDLIB = sys.stdlib_module_names
 
 
@@ -78,15 +80,15 @@ class Exact:
         return {name: now.get(name) for name in names if now.get(name) != before.get(name)}
 
     def why_not(self, name, some):
-        """Why the execution of `some` modules for `name` would differ from that in the template; "" if it would not.
-        They are numbers of parked modules."""
+        """Why the execution of `some` modules (numbers in `parked`) for `name` would differ from that in the template;
+        "" if it would not."""
         parked = self._journal.parked
         readers = [parked.readers[number] for number in some if number in parked.readers]
         return (
             self._why_not_read(readers)
             or self._why_not_free(name, some)
             or self._why_not_loaded([entry for entry in readers if entry.reads_all])
-            or self._why_not_found([number for number in some if parked.is_found[number]])
+            or self._why_not_found([parked.names[number] for number in some if parked.is_found[number]])
         )
 
     def _why_not_read(self, readers):
@@ -100,11 +102,12 @@ class Exact:
     def _why_not_free(self, imported, some):
         """Whether the script has made something itself that the import makes."""
         parked = self._journal.parked
+        taken = {parked.makers[name] for name in loggers() if name in parked.makers}
         for number in some:
             name, module = parked.names[number], parked.modules[number]
             if name != imported and sys.modules.get(name, module) is not module:
                 return f"the script has another module {name}"
-            if any(effect.is_taken() for effect in parked.effects.get(number, ())):
+            if number in taken:
                 return f"the script uses a logger that {name} makes"
         return ""
 
@@ -127,26 +130,25 @@ class Exact:
                 return f"the script has loaded {path}"
         return ""
 
-    def _why_not_found(self, some):
+    def _why_not_found(self, names):
         if builtins.__import__ is not self._import or sys.path_hooks != self._path_hooks:
             return "the script changes how modules are imported"
-        parked = self._journal.parked
-        named = [(number, parked.names[number]) for number in some]
+        entries = self._journal.entries
         new = [one for one in sys.meta_path if not any(one is known for known in self._finders)]
         for finder in new:
-            for _, name in named:
+            for name in names:
                 if ask(finder, name, self._journal.search_path(name)) is not None:
                     return f"the script has an import hook for {name}"
         beside = _beside(sys.path[0]) if sys.path else ()
-        for number, name in named:
-            if name in beside and os.path.dirname(str(parked.entries[number].spec.origin)) != sys.path[0]:
+        for name in names:
+            if name in beside and os.path.dirname(str(entries[name].spec.origin)) != sys.path[0]:
                 return f"the script has a module {name} beside it"
         if sys.path == self._journal.path:
             return ""
-        for number, name in named:
+        for name in names:
             if "." not in name and name not in STDLIB:
                 found = find(self._journal, name, None)
-                if found is None or found.origin != parked.entries[number].spec.origin:
+                if found is None or found.origin != entries[name].spec.origin:
                     return f"the script's path has another {name}"
         return ""
 

@@ -1,45 +1,47 @@
-"""The hidden modules of a template, by number, in few large objects. Part of `journal.py`; standard library only.
+"""The hidden modules of a template, by number, as a worker walks them. Part of `journal.py`; standard library only.
 
-A worker shares the memory of its template, page by page, until it writes. To look at an object writes to its reference
-count, and 2,000 modules with their names and needs are on as many pages. So here is what a worker looks at: numbers are
-in arrays, names are beside each other, and lists are read for those modules only that become visible.
+A worker shares the memory of its template, page by page, until it writes there. To look at an object writes to its
+reference count, and what belongs to 2,000 modules is on as many pages. So here is all that a worker looks at: flags in
+one object, small objects beside each other, and large lists, of which it takes only what becomes visible.
 """
 
 import sys
+
+_POOL = 1 << 14  # bytes that Python has in one row for objects of one size
+_ROWS = 64  # at most so many: another allocator may never give neighbours
 
 
 class Graph:
     """Invariant: a hidden module is neither in sys.modules nor bound to its package."""
 
     def __init__(self, entries, loaded):
-        """`entries`: of the modules that were executed, in this order, by name. `loaded`: returns the module NAME."""
-        self.entries = [*entries.values()]
-        self.modules = [entry.module for entry in self.entries]
-        self.names = [name[:1] + name[1:] for name in entries]  # copies, one after the other
+        """`entries`: of all modules that were executed, by name. `loaded`: returns the module of a name."""
+        self.modules = [entry.module for entry in entries.values()]
+        self.names = [name[:1] + name[1:] for name in entries]  # copies, beside each other
         self._numbers = {name: number for number, name in enumerate(self.names)}
-        self.hidden = bytearray(b"\1") * len(self.names)
-        needs = [[self._numbers[name] for name in entry.needs if name in entries] for entry in self.entries]
-        ends = [0]
-        for some in needs:
-            ends.append(ends[-1] + len(some))
-        self._needs = _array([number for some in needs for number in some])
-        self._ends = _array(ends)  # those of module N are between number N and number N + 1
-        self._packages = [
-            namespace(loaded(entry.name.rpartition(".")[0])) if entry.is_bound else None for entry in self.entries
-        ]
-        self.is_found = bytes(entry.spec is not None for entry in self.entries)
-        self.effects = {number: entry.effects for number, entry in enumerate(self.entries) if entry.effects}
-        self.readers = {
-            number: entry for number, entry in enumerate(self.entries) if entry.reads or entry.reads_all
-        }  # of variables
+        self.hidden = bytearray(b"\1") * len(entries)
+        self.is_found = bytes(entry.spec is not None for entry in entries.values())
+        self.readers = {}  # entries of those that have read variables
+        self.effects = {}  # of those that have some
+        self.makers = {}  # of loggers, by the names of these
+        needs, ends = [], [0]
+        self._packages = []  # namespaces to which they are bound
+        for number, entry in enumerate(entries.values()):
+            entry.needs = [name for name in entry.needs if name in entries]  # other names are no modules
+            needs += [self._numbers[name] for name in entry.needs]
+            ends.append(len(needs))
+            package = loaded(entry.name.rpartition(".")[0])
+            self._packages.append(namespace(package) if entry.is_bound else None)
+            if entry.reads or entry.reads_all:
+                self.readers[number] = entry
+            if entry.effects:
+                self.effects[number] = entry.effects
+                self.makers.update({effect.logger: number for effect in entry.effects})
+        self._needs, self._ends = _array(needs), _array(ends)
 
     def __contains__(self, name):
         number = self._numbers.get(name)
         return number is not None and bool(self.hidden[number])
-
-    def get(self, name):
-        """The entry of a hidden module, or None."""
-        return self.entries[self._numbers[name]] if name in self else None
 
     def closure(self, name):
         """The hidden modules that come with this one, in the order in which their execution would end."""
@@ -61,7 +63,10 @@ class Graph:
         return iter(self._needs[self._ends[number] : self._ends[number + 1]])
 
     def show(self, number, imported):
-        """Make a module visible. `imported`: the name of the one that importlib itself makes visible."""
+        """Make a module visible; importlib does a part of it for the one that is `imported`."""
+        if not self.hidden[number]:  # another thread was first
+            return
+        self.hidden[number] = False
         name, module, package = self.names[number], self.modules[number], self._packages[number]
         if name != imported:
             sys.modules[name] = module
@@ -76,9 +81,22 @@ def namespace(module):
     return getattr(module, "__dict__", {})
 
 
+def fill():
+    """Objects in all free places between others. While they live, new objects are beside each other."""
+    filler = []
+    for size in range(48, 513, 16):
+        for _ in range(_ROWS):
+            row = [bytes(size - 33) for _ in range(_POOL // size - 2)]
+            filler.append(row)
+            places = [*map(id, row)]
+            if max(places) - min(places) < 2 * _POOL:
+                break
+    return filler
+
+
 def _array(numbers):
     """Numbers in one object, without an object for each."""
-    packed = memoryview(bytearray(4 * len(numbers))).cast("i")
+    found = memoryview(bytearray(4 * len(numbers))).cast("i")
     for place, number in enumerate(numbers):
-        packed[place] = number
-    return packed
+        found[place] = number
+    return found

@@ -21,9 +21,11 @@ import sys
 
 from nvrx_effects import AtExit, Variable, World, change, known, patches
 from nvrx_exact import STDLIB, Exact, find
-from nvrx_graph import Graph, namespace
+from nvrx_graph import Graph, fill, namespace
 
 _Spec = type(sys.__spec__)
+_Module = type(sys)
+_ROW = 512  # modules whose memory is taken at once
 
 
 class Unfit(Exception):
@@ -43,24 +45,24 @@ class Entry:
         self.loads = False  # it is a shared library of a package
         self.reads_all = False  # and the import of that package began with it: any variable may have been read
         self.effects = []  # changes outside of modules, in their order
-        self.number = 0  # place in the order of sys.modules
         self.is_bound = False  # its parent package has it as an attribute
 
 
 class Journal:
-    """The finder."""
+    """The finder. Invariant: all of `entries` that is not in `parked` is visible."""
 
     def __init__(self):
-        self.entries = {}  # all that was executed here or in the template, by name
-        self.parked = Graph({}, None)  # the part of it that is not visible
+        self.entries = {}  # all that was executed here or in the template, by name, as in sys.modules
+        self.parked = Graph({}, None)  # the hidden part of it
         self.rank_reads = set()  # variables of a rank that imports have read
         self.rank_names = set()  # variables that differ from rank to rank
         self._hooks = self._exact = None  # of a worker
         self.path, self.libraries = [], set()
         self._stack = []  # what is being executed
         self._is_recording = False
+        self._blanks = []  # modules without a name
         self.is_replaying = False
-        self._namespaces = {}  # of the parked modules, while nothing is visible
+        self._namespaces = {}  # of the parked modules before the import that is recorded
         self._seen = set(sys.modules)  # names of modules that belong to an entry, or to nobody
         self._count = len(sys.modules)  # when they were looked at
         self._noted = known()  # effects that belong to an entry, or to nobody
@@ -86,6 +88,7 @@ class Journal:
             (_frozen_importlib, "_gcd_import", self._importing_by_name),
         ]
         real = [getattr(owner, own_name) for owner, own_name, _ in replaced]
+        self._namespaces = {one: dict(namespace(entry.module)) for one, entry in self.entries.items()}
         self._is_recording, self._count = True, len(sys.modules)
         change(settings)
         for (owner, own_name, make), one in zip(replaced, real, strict=True):
@@ -104,10 +107,10 @@ class Journal:
 
     def park(self):
         """Hide all modules that are visible, and take their effects back."""
-        visible = sorted((entry for entry in self.entries.values() if entry.name not in self.parked), key=_number)
+        visible = [entry for entry in self.entries.values() if entry.name not in self.parked]
         for entry in visible:
             package, _, child = entry.name.rpartition(".")
-            names = namespace(self._loaded(package))
+            names = namespace(self.module(package))
             if names.get(child, self) is entry.module:
                 entry.is_bound = True
                 del names[child]
@@ -120,13 +123,14 @@ class Journal:
             patch.undo()
         for entry in visible:
             sys.modules.pop(entry.name, None)
-        self.parked = Graph(self.entries, self._loaded)
-        self._namespaces = {entry.name: dict(namespace(entry.module)) for entry in self.entries.values()}
+        self.parked = Graph(self.entries, self.module)
+        self._namespaces.clear()
         self.written.clear()
 
     def module(self, name):
         """The module, also a parked one; None if it was never imported."""
-        return self._loaded(name)
+        entry = self.entries.get(name)
+        return entry.module if entry is not None else sys.modules.get(name)
 
     def modules(self):
         """Names and modules of all that was executed."""
@@ -137,15 +141,11 @@ class Journal:
         for found in (self.entries, sys.modules):
             for name in [name for name in found if name.startswith(prefix)]:
                 del found[name]
-        self.parked = Graph(self.entries, self._loaded)
+        self.parked = Graph(self.entries, self.module)
 
     def search_path(self, name):
         """Where the package of this module looks for it; None: the module is in no package."""
-        return getattr(self._loaded(name.rpartition(".")[0]), "__path__", None)
-
-    def _loaded(self, name):
-        entry = self.entries.get(name)
-        return entry.module if entry is not None else sys.modules.get(name)
+        return getattr(self.module(name.rpartition(".")[0]), "__path__", None)
 
     def _noting(self, getitem):
         def note(environ, key):
@@ -214,6 +214,13 @@ class Journal:
         self._stack.append(entry)
         return entry
 
+    def blank(self, name):
+        """A new module, beside others: each worker writes to its reference count."""
+        self._blanks = self._blanks or [_Module.__new__(_Module) for _ in range(_ROW)]
+        module = self._blanks.pop()
+        module.__init__(name)
+        return module
+
     def end(self, entry, module):
         """`module`: None if its execution failed."""
         while self._stack.pop() is not entry:
@@ -229,7 +236,7 @@ class Journal:
                 entry.effects.append(effect)
         del entry.world
         entry.module = sys.modules.get(entry.name, module)
-        entry.number = len(self.entries)
+        self.entries.pop(entry.name, None)
         self.entries[entry.name] = entry
         outer.needs.setdefault(entry.name)
 
@@ -241,7 +248,7 @@ class Journal:
             if name not in self._seen:
                 self._seen.add(name)
                 own = self.entries[name] = Entry(name, self._stack[0].listed, self._stack[0].settings)
-                own.module, own.number = module, len(self.entries)
+                own.module = module
                 spec = getattr(module, "__spec__", None)
                 if getattr(spec, "submodule_search_locations", None) and spec.name == name:  # a namespace package
                     own.spec = spec
@@ -250,9 +257,11 @@ class Journal:
 
     # --- in a worker ------------------------------------------------------------------------------------------
 
-    def set_path(self, path, libraries):
-        """Where the template has found modules, and what it has loaded."""
+    def settle(self, path, libraries):
+        """The last import is done. Where the template has found modules, and what it has loaded."""
         self.path, self.libraries = path, libraries
+        self._filler = fill()  # comes first: the graph is walked by all workers
+        self.parked = Graph(self.entries, self.module)
 
     def begin_worker(self, hooks, watched, env):
         """From now on the script's imports come back as they are needed. `env`: all variables at this moment."""
@@ -261,16 +270,13 @@ class Journal:
 
     def _replay(self, name):
         """Make the module visible with all that its execution has made."""
-        parked = self.parked
-        some = parked.closure(name)
+        some = self.parked.closure(name)
         if not self._is_recording and (why := self._exact.why_not(name, some)):
             self._hooks.inexact(self.entries[name].listed or name, why, self._exact.changes())
         self.is_replaying = True
         try:
             for number in some:
-                if parked.hidden[number]:  # else another thread was first
-                    parked.hidden[number] = False
-                    parked.show(number, name)
+                self.parked.show(number, name)
         finally:
             self.is_replaying = False
         if self._is_recording:
@@ -283,7 +289,7 @@ class Journal:
             self._watched.discard(name)
             if name in self.parked or find(self, name, path) is not None:  # torch tries triton, which may be missing
                 self._hooks.imported(name, self._exact.changes())
-        entry = self.parked.get(name)
+        entry = self.entries[name] if name in self.parked else None
         if entry is not None and entry.spec is not None and target is None:
             found = _Spec(name, _Replay(self, entry), origin=entry.spec.origin)
             found.submodule_search_locations = entry.spec.submodule_search_locations
@@ -313,7 +319,8 @@ class _Record:
         entry.loads = str(spec.origin).endswith(".so") and _root(spec.name) not in STDLIB
         entry.spec = spec
         try:
-            return self._loader.create_module(spec)  # loads a shared library
+            module = self._loader.create_module(spec)  # loads a shared library
+            return self._journal.blank(spec.name) if module is None else module
         except BaseException:
             self._journal.end(entry, None)
             raise
@@ -376,7 +383,3 @@ def _become(variables):
 
 def _root(name):
     return name.partition(".")[0]
-
-
-def _number(entry):
-    return entry.number

@@ -8,6 +8,8 @@ import ctypes
 import itertools
 import os
 
+_LIBC = ctypes.CDLL(None)  # one for all: it makes a class, which writes to many pages that a worker shares
+_LIBC.sbrk.restype = ctypes.c_void_p
 _PR_SET_PDEATHSIG, _PR_SET_MM, _PR_SET_MM_MAP = 1, 35, 14
 _NO_FILE = 0xFFFFFFFF  # -1 of 32 bits
 # torch cannot use a device in a process whose parent has asked for it, even if only how many there are.
@@ -39,7 +41,7 @@ class Title:
 
 def end_with_parent(signum):
     """From now on `signum` comes when the parent of this process ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
+    _LIBC.prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
 
 
 def is_bad_fork(torch):
@@ -102,17 +104,15 @@ def show(text):
     kept = ctypes.create_string_buffer(text)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))  # never freed: the kernel reads it until this process ends
     field = list(map(int, _stat()))
-    libc = ctypes.CDLL(None)
-    libc.sbrk.restype = ctypes.c_void_p
     start = ctypes.addressof(kept)
-    places = [*field[26:28], *field[45:48], libc.sbrk(0), field[28], *field[48:50], start, start + len(kept)]
+    places = [*field[26:28], *field[45:48], _LIBC.sbrk(0), field[28], *field[48:50], start, start + len(kept)]
     area = (ctypes.c_uint64 * 13)(*places, 0, _NO_FILE << 32)  # struct prctl_mm_map; no new auxv, no new executable
-    libc.prctl(_PR_SET_MM, _PR_SET_MM_MAP, area, ctypes.c_ulong(ctypes.sizeof(area)), 0)
+    _LIBC.prctl(_PR_SET_MM, _PR_SET_MM_MAP, area, ctypes.c_ulong(ctypes.sizeof(area)), 0)
 
 
 def c_environ():
     """All variables as getenv(3) reads them."""
-    environ, found = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ"), {}
+    environ, found = ctypes.POINTER(ctypes.c_char_p).in_dll(_LIBC, "environ"), {}
     for number in itertools.count():
         if environ[number] is None:
             return found

@@ -114,10 +114,12 @@ class Template:
                 self._journal.park()
             if not _LITTLE_GARBAGE.issuperset(name for name, _ in modules):
                 gc.collect()
+            gc.freeze()
+            gc.collect()  # frees what Python keeps for new objects, nothing else
+            self._journal.settle([*sys.path], libraries())
             gc.freeze()  # the collector would write to pages that are shared; it must not run before
             if gc.get_threshold()[0] == _NO_COLLECTION:  # else a module has chosen another one
                 gc.set_threshold(*threshold)
-            self._journal.set_path([*sys.path], libraries())
             if self._path0 in sys.path:
                 sys.path.remove(self._path0)
             self._stamp()
@@ -288,8 +290,6 @@ class Template:
 
     def _take(self, env):
         """Only the variables of a rank: a module may have set others, which its other imports read."""
-        for name in self._rank_names:
-            os.environ.pop(name, None)
         os.environ.update({name: value for name, value in env.items() if name in self._rank_names})
 
     def _renew(self):

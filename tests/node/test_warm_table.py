@@ -208,6 +208,29 @@ def test_each_prefix_has_a_template_of_its_own(tmp_path: Path) -> None:
     assert found[0][2] == found[1][2] != found[2][2] == found[3][2]
 
 
+COUNTS = """import resource
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+before = faults()
+import many
+print(faults() - before)
+"""
+
+
+@VERSIONS
+def test_a_worker_writes_to_few_pages_of_the_template(tmp_path: Path, version: str) -> None:
+    """A fault for each page that it copies; a look at each module would be one to three for each."""
+    (tmp_path / "many").mkdir()
+    names = [f"one{number}" for number in range(800)]
+    for name in names:
+        (tmp_path / "many" / f"{name}.py").write_text("".join(f"def f{one}(): return {one}.5\n" for one in range(40)))
+    (tmp_path / "many" / "__init__.py").write_text(f"from many import {', '.join(names)}")
+    (tmp_path / "work.py").write_text(COUNTS)
+    argv = [PYTHONS[version], "-u", "work.py"]
+    workers = start(tmp_path, argv, [{"RANK": "0"}], ["many"], path0=str(tmp_path))
+    assert int(workers[0][1]) < len(names) / 2
+
+
 @pytest.mark.matrix
 @pytest.mark.torch
 def test_torch(tmp_path: Path) -> None:
