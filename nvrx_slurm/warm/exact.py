@@ -140,8 +140,9 @@ class Exact:
                 if ask(finder, name, self._journal.search_path(name)) is not None:
                     return f"the script has an import hook for {name}"
         beside = _beside(sys.path[0]) if sys.path else ()
-        for name in names:
-            if name in beside and os.path.dirname(str(entries[name].spec.origin)) != sys.path[0]:
+        for name in [name for name in names if name in beside]:
+            places = sys.path[0], os.path.join(sys.path[0], name)  # of a module, of a package
+            if os.path.dirname(str(entries[name].spec.origin)) not in places:
                 return f"the script has a module {name} beside it"
         if sys.path == self._journal.path:
             return ""
