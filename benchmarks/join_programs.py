@@ -21,7 +21,6 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.agent.agent import Agent
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSettings
+from nvrx_slurm.declared import replace
 from nvrx_slurm.node.coordination.coordinator import MemberStreams
 from nvrx_slurm.node.event_log import EventLog
 from nvrx_slurm.node.shell import Shell

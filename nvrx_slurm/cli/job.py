@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,11 @@ from nvrx_slurm.core.agent.events import AgentSettings
 from nvrx_slurm.core.coordinator.coordinator import CoordinatorSettings
 from nvrx_slurm.core.coordinator.restarts import RestartLimits
 from nvrx_slurm.core.coordinator.status import JobLabels
+from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.node.job import NodeJob
 from nvrx_slurm.node.preflight.head_start import PreflightSpec, preflight_spec
-from nvrx_slurm.node.workers.worker_spec import LOCAL_RANK_MACRO, WarmSpec, WorkerContract, WorkerSpec
+from nvrx_slurm.node.workers.worker_spec import LINE_PREFIX, LOCAL_RANK_MACRO, WarmSpec, WorkerContract, WorkerSpec
 from nvrx_slurm.slurm.control import KILL_WAIT_S
 from nvrx_slurm.system import numa
 from nvrx_slurm.types import KindCount, RestartPolicy
@@ -215,7 +215,7 @@ def _worker_spec(here: Here, shape: Layout, script: str, args: tuple[str, ...], 
         limits=ft.rank_limits(),
         termination_signal=ft.rank_termination_signal,
         shown=partial(_shown, launch),
-        line_prefix="" if launch.console_prefix == "none" else WorkerSpec.line_prefix,
+        line_prefix="" if launch.console_prefix == "none" else LINE_PREFIX,
         monitored=not launch.disable_rank_monitors,
         settings=ft.rank_settings(),
         prefixes=_prefixes(here, shape),

@@ -159,6 +159,19 @@ def ask(finder, name, path):
     return None if find_spec is None else find_spec(name, path, None)
 
 
+def absolute(name, namespace, level):
+    """The full name of a module that is imported in this namespace, see PEP 328."""
+    if not level:
+        return name
+    package = namespace.get("__package__")
+    if package is None:
+        package = namespace.get("__name__", "")
+        if "__path__" not in namespace:
+            package = package.rpartition(".")[0]
+    base = package.rsplit(".", level - 1)[0]
+    return f"{base}.{name.lstrip('.')}" if name.lstrip(".") else base
+
+
 def _beside(directory):
     """The names of the modules in a directory."""
     try:

@@ -20,10 +20,10 @@ import os
 import sys
 
 from nvrx_effects import AtExit, Variable, World, change, known, patches
-from nvrx_exact import STDLIB, Exact, find
+from nvrx_exact import STDLIB, Exact, absolute, find
 
 _Spec = type(sys.__spec__)
-_NOTHING = {}  # one for all entries
+_NOTHING: dict = {}  # one for all entries
 
 
 class Unfit(Exception):
@@ -187,7 +187,7 @@ class Journal:
         """The statement does not ask finders for what is there already."""
 
         def noted(name, globals=None, locals=None, fromlist=(), level=0):
-            full = _absolute(name, globals or {}, level)
+            full = absolute(name, globals or {}, level)
             self._need(full)
             module = real(name, globals, locals, fromlist, level)
             for one in fromlist or ():
@@ -198,7 +198,7 @@ class Journal:
 
     def _importing_by_name(self, real):
         def noted(name, package=None, level=0):
-            self._need(_absolute(name, {"__package__": package}, level))
+            self._need(absolute(name, {"__package__": package}, level))
             return real(name, package, level)
 
         return noted
@@ -381,19 +381,6 @@ class _Replay:
 
 def _refuse(*args):
     raise Unfit("it executes another program, which would be the script")
-
-
-def _absolute(name, namespace, level):
-    """The full name of a module that is imported in this namespace, see PEP 328."""
-    if not level:
-        return name
-    package = namespace.get("__package__")
-    if package is None:
-        package = namespace.get("__name__", "")
-        if "__path__" not in namespace:
-            package = package.rpartition(".")[0]
-    base = package.rsplit(".", level - 1)[0]
-    return f"{base}.{name.lstrip('.')}" if name.lstrip(".") else base
 
 
 def _become(variables):

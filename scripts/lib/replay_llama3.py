@@ -19,6 +19,7 @@ from nvrx_slurm.core.account.goodput import summary
 from nvrx_slurm.core.account.report import to_json
 from nvrx_slurm.core.agent.events import AgentSettings
 from nvrx_slurm.core.chain import ChainLimits, ChainLink, Next, decide
+from nvrx_slurm.declared import plain
 from tests.sim.world import WorldSettings
 
 DAY_S = 86400.0
@@ -143,7 +144,7 @@ def run(replay: Replay, seed: int, judged: bool = False) -> Outcome:
         account = world.report.account
         assert account is not None, f"seed {seed}: the job ended with {world.code} and without an account"
         off_s = max(off_s, abs(sum(sum(node.seconds) for node in account.nodes) / sizes[0] - account.wall_s))
-        runs.append({"account": to_json(account, queue_s), "restarts": [vars(one) for one in world.report.restarts]})
+        runs.append({"account": to_json(account, queue_s), "restarts": plain(world.report.restarts)})
         restart_s += [one.down_s for one in world.report.restarts]
         at_s += account.wall_s
         links.append(ChainLink(world.code, at_s))

@@ -12,13 +12,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.agent.agent import Agent
 from nvrx_slurm.core.machine import Tick
+from nvrx_slurm.declared import replace
 
 from .samples import a_fault, a_node, a_plan
 from .stories import ACTIONS, Story

@@ -9,6 +9,7 @@ from typing import Any
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.machine import Machine
+from nvrx_slurm.declared import Record
 
 LEASE_S = 10.0
 _SKIPPED = {"_handlers", "owners", "follower", "started", "out", "_out", "settings", "_s"}
@@ -40,7 +41,7 @@ def bind(core: Any) -> Any:
 @cache
 def shared(kind: type) -> bool:
     """Whether no instance ever changes."""
-    frozen = "__dataclass_fields__" in vars(kind) and "__setattr__" in vars(kind)
+    frozen = issubclass(kind, Record)
     plain = issubclass(kind, (int, float, str, type(None), Enum, frozenset))
     return frozen or plain or any("__call__" in vars(base) for base in kind.__mro__)
 
@@ -88,7 +89,7 @@ def clone(core: Any) -> Any:
 
 @cache
 def _names(kind: type) -> tuple[str, ...]:
-    return tuple(name for name in kind.__dataclass_fields__ if name not in _UNTOLD)  # type: ignore[attr-defined]
+    return tuple(name for name in kind.__struct_fields__ if name not in _UNTOLD)  # type: ignore[attr-defined]
 
 
 def told(record: Any) -> Any:
@@ -101,7 +102,7 @@ def told(record: Any) -> Any:
         return tuple([told(item) for item in record])
     if isinstance(record, Enum):
         return record.name
-    if "__dataclass_fields__" not in vars(kind) or not shared(kind):
+    if not issubclass(kind, Record):
         return record
     known = _told.get(id(record))
     if known is None:

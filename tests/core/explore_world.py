@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 from nvrx_slurm import types as t
@@ -20,6 +19,7 @@ from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSett
 from nvrx_slurm.core.election import election as el
 from nvrx_slurm.core.election.quorum import peer_of
 from nvrx_slurm.core.machine import Tick
+from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import ExitCode
 
 from .explore_cores import LEASE_S, told

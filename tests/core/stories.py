@@ -19,7 +19,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from nvrx_slurm.core.coordinator.restarts import RestartLimits
 from nvrx_slurm.core.coordinator.status import snapshot, status
 from nvrx_slurm.core.machine import Say, Tick
 from nvrx_slurm.core.straggler.detector import Slowness, Where
+from nvrx_slurm.declared import replace
 
 from .samples import a_fault, a_node, a_plan
 
@@ -87,7 +87,7 @@ class Story:
         running = word == "running"
         least, _, most, *more = rest.split()
         settings = CoordinatorSettings(1, int(least), int(most), 3, expected=tuple(f"h{i}" for i in range(int(most))))
-        limits = {field.name for field in fields(RestartLimits)}
+        limits = set(RestartLimits.__struct_fields__)
         for name, _, value in (item.partition("=") for item in more):
             if name == "domains":
                 self.domains = value

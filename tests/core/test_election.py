@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from nvrx_slurm.core.election import election as el
 from nvrx_slurm.core.machine import Say, Tick
+from nvrx_slurm.declared import replace
 from nvrx_slurm.types import Elsewhere, Peer
 
 Step = tuple[Any, list[Any]]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from nvrx_slurm.core.attribution.verdict import first_cause, headline, report
 from nvrx_slurm.core.coordinator.restarts import Budget, Decision, RestartLimits
+from nvrx_slurm.declared import replace
 from nvrx_slurm.types import FaultKind, History, KindCount, RankFault
 
 from .samples import a_fault, a_node

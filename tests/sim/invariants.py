@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.agent.agent import AgentState
 from nvrx_slurm.core.attribution.recurrence import followed, place, suspects
 from nvrx_slurm.core.coordinator import events as ev
+from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import ExitCode
 from nvrx_slurm.types import (
     Activity,

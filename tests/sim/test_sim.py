@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pytest
 
 from nvrx_slurm.core.agent.events import AgentSettings
 from nvrx_slurm.core.record import replay
+from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import ExitCode
 from nvrx_slurm.types import RestartPolicy
 

@@ -9,7 +9,7 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from nvrx_slurm.core.agent.events import AgentSettings
@@ -17,6 +17,7 @@ from nvrx_slurm.core.coordinator.coordinator import CoordinatorSettings
 from nvrx_slurm.core.coordinator.restarts import RestartLimits
 from nvrx_slurm.core.election.election import Stand
 from nvrx_slurm.core.election.quorum import peer_of
+from nvrx_slurm.declared import replace
 from nvrx_slurm.types import FaultKind, KindCount, Peer, RestartPolicy
 
 from . import faults

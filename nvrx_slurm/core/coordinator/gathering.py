@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.attribution.recurrence import followed, suspects
@@ -17,8 +16,8 @@ from nvrx_slurm.core.coordinator.ending import Ending, cycle_over
 from nvrx_slurm.core.coordinator.roster import Assignment, Roster, infra_order, is_possible, missing
 from nvrx_slurm.core.coordinator.states import FAILED, CoordinatorSettings, Stage
 from nvrx_slurm.core.machine import Entered, Outbox, Say, earliest, rows
+from nvrx_slurm.declared import Record, replace
 from nvrx_slurm.errors import ExitCode
-from nvrx_slurm.frozen import frozen
 
 _MINE = (Stage.JOINING, Stage.LAST_CALL, Stage.PAUSED)
 _OPEN = (Stage.JOINING, Stage.LAST_CALL)
@@ -304,8 +303,7 @@ class Gathering:
 # --- which nodes are active: the one place that assigns group ranks --------------------------------------------------
 
 
-@frozen
-class Placement:
+class Placement(Record):
     """`active[g]` is the node_id with group rank g; `spares` in infra order; `why` is one sentence."""
 
     active: tuple[str, ...]

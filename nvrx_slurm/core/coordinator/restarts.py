@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from nvrx_slurm.core.attribution.raised import frames
 from nvrx_slurm.core.attribution.verdict import headline
 from nvrx_slurm.core.coordinator.events import Resumable
+from nvrx_slurm.declared import Record, replace
 from nvrx_slurm.errors import ExitCode
-from nvrx_slurm.frozen import frozen
 from nvrx_slurm.types import RERUN, FaultKind, History, KindCount, Node, RankFault
 
 _PORT_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
@@ -21,8 +20,7 @@ _MAX_RERUNS = 3  # in a row that use no restart
 _NOT_COMPILED = re.compile(r"(?:SyntaxError|IndentationError|TabError): (?!.*null byte)")
 
 
-@frozen
-class RestartLimits:
+class RestartLimits(Record):
     """What bounds the restarts of a job besides their sum (--max-restarts). All times in seconds."""
 
     by_kind: tuple[KindCount, ...] = ()  # kinds that are not named share the sum only
@@ -42,8 +40,7 @@ class RestartLimits:
         return self.no_restart_code if self.stops_on_repeats else int(ExitCode.FAILED)
 
 
-@frozen
-class Decision:
+class Decision(Record):
     """`restart` after `pause_s` seconds, or end the job with `code`; `why` is one sentence either way."""
 
     restart: bool

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from nvrx_slurm.core.coordinator.restarts import RestartLimits
-from nvrx_slurm.frozen import frozen
+from nvrx_slurm.declared import Record
 from nvrx_slurm.types import Node, Peer, RestartPolicy, Warmth
 
 if TYPE_CHECKING:
@@ -46,8 +46,7 @@ def live_but(*others: Stage) -> tuple[Stage, ...]:
     return tuple(stage for stage in LIVE if stage not in others)
 
 
-@frozen
-class CoordinatorSettings:
+class CoordinatorSettings(Record):
     """What the coordinator is told once. All times in seconds."""
 
     term: int = 1

@@ -11,11 +11,10 @@ count on it: the agent votes for no other node before it has been out of reach f
 
 from __future__ import annotations
 
-from dataclasses import replace
 from enum import Enum
 
 from nvrx_slurm.core.machine import Machine, Say, Tick, rows
-from nvrx_slurm.frozen import frozen
+from nvrx_slurm.declared import Record, replace
 from nvrx_slurm.types import Elsewhere, Peer
 
 
@@ -40,20 +39,17 @@ class StreamEnd(Enum):
 # --- events (and `types.Elsewhere`) --------------------------------------------------------------------------------
 
 
-@frozen
-class Begin:
+class Begin(Record):
     """Look for the coordinator."""
 
 
-@frozen
-class StreamEnded:
+class StreamEnded(Record):
     """The attempt or the stream to the node that was last sought has ended."""
 
     how: StreamEnd
 
 
-@frozen
-class Led:
+class Led(Record):
     """The node that was sought leads in `term`. `successors`: those of its last plan, () before the first one."""
 
     term: int
@@ -61,86 +57,74 @@ class Led:
     successors: tuple[Peer, ...] = ()
 
 
-@frozen
-class Visited:
+class Visited(Record):
     """Another agent wants to register here with a vote for `term`; it waits for the `AnswerVisitor` to `visitor`."""
 
     visitor: str
     term: int
 
 
-@frozen
-class Located:
+class Located(Record):
     """This node's address, as the other end of a stream sees it; the node itself did not know it."""
 
     addr: str
 
 
-@frozen
-class Answered:
+class Answered(Record):
     """What `peer` has answered to `AskWhoLeads`."""
 
     peer: Peer
     where: Elsewhere
 
 
-@frozen
-class Elected:
+class Elected(Record):
     """The coordinator of this node has a quorum."""
 
 
-@frozen
-class Resigned:
+class Resigned(Record):
     """The coordinator of this node has lost its quorum."""
 
 
 # --- commands -------------------------------------------------------------------------------------------------
 
 
-@frozen
-class Seek:
+class Seek(Record):
     """Leave the present registration and register with `peer`; the vote is for `term`."""
 
     peer: Peer
     term: int
 
 
-@frozen
-class Stand:
+class Stand(Record):
     """Start a coordinator for `term` on this node; its own agent registers there."""
 
     term: int
 
 
-@frozen
-class Raise:
+class Raise(Record):
     """The coordinator that stands here gets a later term; all vote again."""
 
     term: int
 
 
-@frozen
-class Retire:
+class Retire(Record):
     """End the coordinator that stands or leads here."""
 
 
-@frozen
-class AskWhoLeads:
+class AskWhoLeads(Record):
     """Ask `peer` where the coordinator is; `Answered` follows, or nothing."""
 
     peer: Peer
 
 
-@frozen
-class AnswerVisitor:
+class AnswerVisitor(Record):
     """Take the registration of `visitor`, or with `elsewhere` send it away."""
 
     visitor: str
     elsewhere: Elsewhere | None
 
 
-@frozen
-class ElectionSettings:
+class ElectionSettings(Record):
     """What an election is told once. All times in seconds."""
 
     lease_s: float = 10.0  # silence after which the coordinator gives a member up: keepalive interval + timeout

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm import types as t
@@ -18,6 +17,7 @@ from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.election import election as el
 from nvrx_slurm.core.election.quorum import peer_key
+from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import NvrxError
 from nvrx_slurm.monitor.lease import Lease
 from nvrx_slurm.node.coordination import peers

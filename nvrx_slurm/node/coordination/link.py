@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.coordinator import events as ev
+from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import AuthError, UsageError
 from nvrx_slurm.node.job import Meeting
 from nvrx_slurm.node.shell import Post

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from nvrx_slurm import types as t
 from nvrx_slurm.child import processes
 from nvrx_slurm.core import preload
-from nvrx_slurm.frozen import frozen
+from nvrx_slurm.declared import Record
 from nvrx_slurm.node.monitors.monitors import faulthandler_env
 from nvrx_slurm.node.output.console import once
 from nvrx_slurm.node.workers.template import TemplateProcess, TemplateSpec
@@ -36,8 +36,7 @@ _FIRST_WAIT_S = 120.0  # of the first workers for their template
 _Told = TypeVar("_Told")
 
 
-@frozen
-class LauncherHooks:
+class LauncherHooks(Record):
     """What a launcher tells."""
 
     say: Callable[[str], None]  # to people

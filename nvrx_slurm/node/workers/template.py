@@ -13,7 +13,7 @@ from pathlib import Path
 from nvrx_slurm.child import processes
 from nvrx_slurm.child.supervised import SupervisedProcess
 from nvrx_slurm.core.preload import Module
-from nvrx_slurm.frozen import frozen
+from nvrx_slurm.declared import Record
 from nvrx_slurm.node.workers.worker_spec import RANK_NAMES
 
 _START = str(Path(__file__).parents[2] / "warm" / "start.py")
@@ -26,8 +26,7 @@ _WHY = {  # exit codes of warm/start.py
 }
 
 
-@frozen
-class TemplateSpec:
+class TemplateSpec(Record):
     """The workers that a template forks."""
 
     prefix: Sequence[str]  # what goes before Python (numactl)
