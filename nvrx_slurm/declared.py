@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # type checkers do not see that subclasses inherit `frozen`
 
     @dataclass_transform(frozen_default=True, field_specifiers=(field,))
     class Record:
+        def __init_subclass__(cls, kw_only: bool = False) -> None: ...
+
         __struct_fields__: ClassVar[tuple[str, ...]]
 
 else:

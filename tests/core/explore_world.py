@@ -15,7 +15,7 @@ from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.agent.agent import Agent, AgentState
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator import takeover
-from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSettings
+from nvrx_slurm.core.coordinator.coordinator import Coordinator
 from nvrx_slurm.core.election import election as el
 from nvrx_slurm.core.election.quorum import peer_of
 from nvrx_slurm.core.machine import Tick
@@ -24,10 +24,11 @@ from nvrx_slurm.errors import ExitCode
 
 from .explore_cores import LEASE_S, told
 from .explore_streams import END, NOTICES_S, Broken, Move, Streams
+from .samples import agent_settings, coordinator_settings
 
 GRID_S = 2.0  # all short times are equal: fewer states
 # Agents that know the end stay for 10 s. A node that was cut off asks once in GRID_S and has to be heard before that.
-TELLS_S = ag.AgentSettings().end_timeout_s - 2 * GRID_S
+TELLS_S = agent_settings().end_timeout_s - 2 * GRID_S
 HORIZON_S = 150.0  # of a job
 
 
@@ -57,7 +58,7 @@ class World(Streams):
         life, self.lease[node] = self.lives[node], 0.0
         me = t.Node(f"{node}.{life}", node, f"h{node}", f"10.0.0.{node}", 1, (), 100 * life + node)
         peers = tuple(t.Peer(str(i), f"h{i}", "", 0) for i in range(self.nodes))
-        settings = ag.AgentSettings(elects=True, join_timeout_s=40.0, reconnect_timeout_s=30.0)
+        settings = agent_settings(elects=True, join_timeout_s=40.0, reconnect_timeout_s=30.0)
         self.begin(f"a{node}", Agent(me, settings, self.now))
         timing = el.ElectionSettings(LEASE_S, 2 * GRID_S, GRID_S, GRID_S)
         self.begin(f"e{node}", el.Election(peer_of(me), peers, timing, self.now))
@@ -130,8 +131,9 @@ class World(Streams):
         election, self.valid[node] = self.cores[f"e{node}"], 0.0
         self.count += 1
         self.reigns[node] = self.count
-        settings = CoordinatorSettings(
-            command.term, self.active, self.nodes, 2, join_timeout_s=20.0, last_call_s=GRID_S, stop_timeout_s=20.0,
+        settings = coordinator_settings(
+            term=command.term, min_nodes=self.active, max_nodes=self.nodes, max_restarts=2,
+            join_timeout_s=20.0, last_call_s=GRID_S, stop_timeout_s=20.0,
             peer=election.me, electors=self.nodes, last_leader=election.leader.key if election.leader else "",
             lease_s=LEASE_S, quorum_timeout_s=24.0, known=election.others, one_life=self.late,
         )  # fmt: skip

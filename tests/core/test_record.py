@@ -14,20 +14,19 @@ from nvrx_slurm.codec import to_json
 from nvrx_slurm.core import record
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.agent.agent import Agent
-from nvrx_slurm.core.agent.events import AgentSettings
 from nvrx_slurm.core.coordinator import events as ev
-from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSettings
+from nvrx_slurm.core.coordinator.coordinator import Coordinator
 from nvrx_slurm.core.record import Difference, decode, header_line, replay, step_line
 from nvrx_slurm.declared import plain
 from nvrx_slurm.errors import ProtocolError
 from nvrx_slurm.types import RanksFailed, Register
 
-from .samples import a_fault, a_node, a_plan
+from .samples import a_fault, a_node, a_plan, agent_settings, coordinator_settings
 
 
 def agent_log() -> list[str]:
     """An agent that is connected, starts, and sees a worker fail."""
-    core = Agent(a_node(1), AgentSettings(), 10.0)
+    core = Agent(a_node(1), agent_settings(), 10.0)
     lines = [header_line(core)]
     events = ((10.2, ag.Prepared()), (10.5, ag.Connected()), (11.0, a_plan()), (12.0, ag.WorkerExited(1, a_fault(1))))
     for now, event in events:
@@ -86,9 +85,9 @@ def test_what_no_core_writes_is_refused(value: object, what: str) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "sentence"),
     [
-        ('"signum":15', '"signum":9', 'command 3 was {"type":"SignalWorkers","signum":9,"idle_s":0.0}, but now it is'),
+        ('"signum":15', '"signum":9', 'command 3 was {"type":"SignalWorkers","signum":9,"idle_s":0.8}, but now it is'),
         ('"state":"STOPPING"', '"state":"IDLE"', "the log says state 'IDLE', the core is in STOPPING"),
-        (',{"type":"SignalWorkers","signum":15,"idle_s":0.0}', "", "command 3 was null"),
+        (',{"type":"SignalWorkers","signum":15,"idle_s":0.8}', "", "command 3 was null"),
         ('"type":"WorkerExited"', '"type":"Teapot"', "Invalid value 'Teapot'"),
         ('"type":"WorkerExited"', '"type":"Tick"', "Object contains unknown field"),
         ('"commands":[', '"commands":7,"x":[', ""),
@@ -156,7 +155,7 @@ def test_a_line_has_a_longest_length(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_big_plan_is_logged_once_and_of_other_commands_the_first_and_their_number() -> None:
-    core = Coordinator(CoordinatorSettings(min_nodes=200, max_nodes=200), 0.0)
+    core = Coordinator(coordinator_settings(min_nodes=200, max_nodes=200), 0.0)
     lines = [header_line(core)]
     joins = [ev.Joined(Register(a_node(rank), 1000)) for rank in range(200)]
     for event in (*joins, ev.FromAgent("h1.0", RanksFailed(0, 0, (a_fault(1),)))):

@@ -11,23 +11,23 @@ from nvrx_slurm.declared import Record
 from nvrx_slurm.types import AgentMessage, Examine, Plan, RankEvidence, RankFault, RestartPolicy, Spent, WorkloadAction
 
 
-class AgentSettings(Record):
+class AgentSettings(Record, kw_only=True):
     """What the agent is told once. All times in seconds."""
 
-    stop_timeout_s: float = 15.0  # SIGTERM -> SIGKILL when workers are stopped for a restart or at the end
-    idle_s: float = 0.0  # the same where no worker does anything meanwhile; 0 = the full time
-    term_timeout_s: float = 25.0  # the same when a signal ends the job; below Slurm's KillWait
-    kill_timeout_s: float = 10.0  # SIGKILL -> giving up on a worker that does not end (D state)
+    stop_timeout_s: float  # SIGTERM -> SIGKILL when workers are stopped for a restart or at the end
+    idle_s: float  # the same where no worker does anything meanwhile; 0 = the full time
+    term_timeout_s: float  # the same when a signal ends the job; below Slurm's KillWait
+    kill_timeout_s: float  # SIGKILL -> giving up on a worker that does not end (D state)
     same_signal_s: float = 3.0  # signals this close together are one wish to end
     in_step: bool = False  # Slurm signals the workers itself, at about the time the coordinator tells us
     orphan_grace_s: float = 2.0  # how long workers go on without a coordinator
-    join_timeout_s: float = 300.0  # how long to look for a coordinator at the start
+    join_timeout_s: float  # how long to look for a coordinator at the start
     reconnect_timeout_s: float = 30.0  # the same after having lost one
     end_timeout_s: float = 10.0  # how long an agent that knows the end waits until all others know it, too
     elects: bool = False  # the coordinator is elected: one that is only a candidate is none yet
-    policy: RestartPolicy = RestartPolicy.ANY_FAILED
-    hang_collect_s: float = 0.0  # how long all ranks may be looked at when one hangs; 0 = they are not
-    warning_signum: int = 10  # the user signal that means: the job is about to end; 0 = none does
+    policy: RestartPolicy
+    hang_collect_s: float  # how long all ranks may be looked at when one hangs; 0 = they are not
+    warning_signum: int  # the user signal that means: the job is about to end; 0 = none does
 
 
 # --- events -----------------------------------------------------------------------------------------

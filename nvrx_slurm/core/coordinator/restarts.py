@@ -20,18 +20,18 @@ _MAX_RERUNS = 3  # in a row that use no restart
 _NOT_COMPILED = re.compile(r"(?:SyntaxError|IndentationError|TabError): (?!.*null byte)")
 
 
-class RestartLimits(Record):
+class RestartLimits(Record, kw_only=True):
     """What bounds the restarts of a job besides their sum (--max-restarts). All times in seconds."""
 
-    by_kind: tuple[KindCount, ...] = ()  # kinds that are not named share the sum only
-    max_no_progress_cycles: int = 0  # give up after so many cycles in a row; 0 = never
-    min_progress_iterations: int = 1  # what counts as progress, >= 1
-    no_restart_code: int = int(ExitCode.NO_RESTART)
-    poison_iterations: int = 0  # failures so soon after one checkpoint may come from it; 0 = never
-    max_failed_starts: int = 0  # that all ranks end in the same way, in a row; 0 = no bound
-    stops_on_repeats: bool = False  # end the job where the user's code fails in the same way again and again
-    crash_loop_s: float = 5.0  # a cycle that fails sooner than this has died at its start
-    crash_loop_pause_s: float = 1.0  # before the third cycle that would; doubles from there; 0 = no pause
+    by_kind: tuple[KindCount, ...]  # kinds that are not named share the sum only
+    max_no_progress_cycles: int  # give up after so many cycles in a row; 0 = never
+    min_progress_iterations: int  # what counts as progress, >= 1
+    no_restart_code: int
+    poison_iterations: int  # failures so soon after one checkpoint may come from it; 0 = never
+    max_failed_starts: int  # that all ranks end in the same way, in a row; 0 = no bound
+    stops_on_repeats: bool  # end the job where the user's code fails in the same way again and again
+    crash_loop_s: float  # a cycle that fails sooner than this has died at its start
+    crash_loop_pause_s: float  # before the third cycle that would; doubles from there; 0 = no pause
     longest_pause_s: float = 60.0
 
     @property
