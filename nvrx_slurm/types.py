@@ -78,7 +78,7 @@ VERDICT_S = 5.0  # that the other ranks have to end by themselves then, so that 
 
 
 class RestartPolicy(str, Enum):
-    """When a fault restarts all workers (seeds 000, 003, 004)."""
+    """When a fault restarts all workers."""
 
     ANY_FAILED = "any-failed"  # any fault does
     MIN_HEALTHY = "min-healthy"  # when fewer than MIN nodes run without a fault or are done

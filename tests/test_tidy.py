@@ -13,6 +13,7 @@ import tokenize
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -246,6 +247,29 @@ IMPORT_RULES: dict[str, tuple[list[Path], ImportRule]] = {
 def test_imports(paths: list[Path], breaks: ImportRule) -> None:
     every = ((path, *found) for path in paths for found in imports(path))
     assert [f"{name(p)}:{line} {module}" for p, line, module, typed in every if breaks(p, module, typed)] == []
+
+
+def _module_of(dotted: str, known: dict[str, Path]) -> str:
+    """The module in a dotted name that may end with what is taken from it."""
+    return dotted if dotted in known or "." not in dotted else _module_of(dotted.rpartition(".")[0], known)
+
+
+def test_no_circle_of_imports_at_run_time() -> None:
+    """Imports within functions count, too."""
+    known = {".".join(path.relative_to(REPO).with_suffix("").parts): path for path in IN_PACKAGE}
+    needs = {
+        module: {_module_of(found, known) for _, found, typing_only in imports(path) if not typing_only} - {module}
+        for module, path in known.items()
+    }
+    assert list(TopologicalSorter(needs).static_order())  # raises CycleError
+
+
+FOREIGN = re.compile(r"\bseeds? 0\d\d\b|\bissues? \d+|\bdesign\.md\b|\bfindings\.md\b")
+
+
+def test_no_text_cites_a_document_that_is_not_here() -> None:
+    texts = [path for path in our_files() if path.suffix in (".py", ".md", ".sh", ".cfg") and path != Path(__file__)]
+    assert [name(path) for path in texts if FOREIGN.search(path.read_text())] == []
 
 
 # --- things that are never done -------------------------------------------------------------------------------------

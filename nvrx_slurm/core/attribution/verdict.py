@@ -1,7 +1,7 @@
 """Which of the faults of a cycle caused the others, what is to blame, and what follows from it. Pure.
 
 What a fault is counts first, when it became known counts last: a rank that lost its peer often reports sooner than
-the peer's node (seed 000; Llama 3 paper, section 3.3.4; L4, FSE 2025).
+the peer's node (Llama 3 paper, section 3.3.4; L4, FSE 2025).
 """
 
 from __future__ import annotations

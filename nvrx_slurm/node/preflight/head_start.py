@@ -56,7 +56,7 @@ class PreflightSpec(Record):
 
 
 def preflight_spec(config: Config) -> PreflightSpec:
-    """What the settings ask for. Without the checks, the wait for GPU memory remains as it is (seed 000)."""
+    """What the settings ask for. Without the checks, the wait for GPU memory remains as it is."""
     ft = config.ft
     wait = Reclaim(ft.gpu_memory_reclaim_timeout, ft.gpu_memory_tolerance_mb, ft.gpu_memory_poll_interval)
     if not ft.node_health_checks:
