@@ -276,7 +276,8 @@ def test_auto_preloads_what_the_first_workers_loaded_and_on_a_spare_what_the_scr
         gate(f"end{CYCLE}")
     """)
     rig.before = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])"  # no core without a worker
-    nodes = rig.nodes(2, "1:2", script, "--max-restarts=2", SOON)
+    flags = "--max-restarts=2", SOON
+    nodes = rig.step(range(2), 2, "1:2", script, *flags)
     active = says("up 0", *nodes)
     (spare,) = [one for one in nodes if one is not active]
     how, pid, _ = up(active, 0, 0)
@@ -288,8 +289,10 @@ def test_auto_preloads_what_the_first_workers_loaded_and_on_a_spare_what_the_scr
     until(lambda: have(spare, "numpy", []), "the spare has heard what others import")
     kill(active, pid)
     assert up(spare, 2, 0)[0] == "forked"
+    (late,) = rig.step([nodes.index(active)], 2, "1:2", script, *flags)
+    until(lambda: have(late, "numpy", []), "it hears of that from a node that was a spare, too")
     rig.open("end2")
-    assert spare.wait() == 0
+    assert [one.wait() for one in (spare, late)] == [0, 0]
 
 
 # Stand in for libraries that take seconds to import.

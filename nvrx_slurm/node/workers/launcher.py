@@ -142,6 +142,7 @@ class Launcher:
         """All workers have been launched; `pid` is one of them."""
         self._first = False
         self._learned.began()
+        self._last_told = (), self._last_told[1]  # what is known is told by the node that has rank 0 now
         self._end_all(self._held)
         if self._warm is not None:
             self._prepare(self._prepare_next(self._warm, pid))
@@ -152,7 +153,7 @@ class Launcher:
 
     def hint(self, news: t.Imports) -> None:
         """Other nodes have seen their ranks import these: a spare prepares for it."""
-        self._learned.hinted = as_modules(news)
+        self._learned.hinted(as_modules(news))
         self._want()
 
     async def close(self) -> None:
@@ -215,7 +216,7 @@ class Launcher:
         modules = self._learned.modules()
         for template in self._templates.values():
             template.want(modules)
-        if self._last_told[0] != modules and not self._learned.hinted:
+        if self._last_told[0] != modules:
             self._last_told = modules, self._last_told[1]
             self._hooks.imports(as_news(modules))
         self._tell_warmth()
