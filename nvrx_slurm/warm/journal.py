@@ -175,9 +175,9 @@ class Journal:
 
     def _registering(self, register):
         def noted(function, *args, **kwargs):
-            # A module registers its own function when it is imported. One of the standard library's registers it once,
-            # for all modules (weakref.finalize): that has to stay.
-            if _root(str(getattr(function, "__module__", None))) not in STDLIB - {_root(self._stack[-1].name)}:
+            # Code of the standard library registers a function once, for all modules (weakref.finalize): it has to stay.
+            caller = _root(sys._getframe(1).f_globals.get("__name__", ""))
+            if caller not in STDLIB - {_root(self._stack[-1].name)}:
                 self._stack[-1].effects.append(AtExit(register, function, args, kwargs))
             return register(function, *args, **kwargs)
 
@@ -231,7 +231,8 @@ class Journal:
         for key, effect in entry.world.effects():
             if key not in self._noted:  # else it belongs to a module that was executed meanwhile
                 self._noted.add(key)
-                entry.effects.append(effect)
+                if key[0] != entry.name:  # else it is a part of this module
+                    entry.effects.append(effect)
         del entry.world
         entry.module = sys.modules.get(entry.name, module)
         entry.number = len(self.entries)

@@ -218,6 +218,16 @@ UNFIT = {
     "exit": ("import sys; sys.exit(3)", "SystemExit: 3"),
     "program": ("import os, sys; os.execv(sys.executable, sys.orig_argv)", "executes another program"),
     "gpus": ("import torch; torch.cuda.is_available()", "asks for GPUs"),
+    "signal": ("import signal; signal.signal(signal.SIGUSR2, print)", "changes how signals are handled"),
+    "directory": ("import os; os.chdir('/')", "changes the working directory"),
+    "umask": ("import os; os.umask(0o11)", "changes the umask"),
+    "locale": ("import locale; locale.setlocale(locale.LC_NUMERIC, 'C.UTF-8')", "changes the locale"),
+    "limit": ("import sys; sys.setrecursionlimit(3456)", "changes limits of the interpreter"),
+    "stream": ("import io, sys; sys.stdout = io.StringIO()", "changes its streams"),
+    "builtin": ("import builtins; builtins._ = str", "changes builtins"),
+    "timeout": ("import socket; socket.setdefaulttimeout(9)", "changes the default timeout"),
+    "zone": ("import os, time; os.environ['TZ'] = 'Asia/Tokyo'; time.tzset()", "changes the time zone"),
+    "nice": ("import os; os.nice(1)", "changes the scheduler"),
     "missing": (None, "No module named 'bad_missing'"),
 }
 
