@@ -125,8 +125,9 @@ class Journal:
             visible[-1].effects.append(patch)  # of the module that was recorded: it is the last one
             patch.undo()
         for entry in visible:
-            sys.modules.pop(entry.name, None)
             entry.shrink(self.entries)
+        for name in self.entries:
+            sys.modules.pop(name, None)
         self.parked = dict(self.entries)
         self._namespaces = {entry.name: dict(_vars(entry.module)) for entry in self.entries.values()}
         self.written.clear()
@@ -244,7 +245,9 @@ class Journal:
         if len(sys.modules) == self._count:
             return
         for name, module in list(sys.modules.items()):
-            if name not in self._seen:
+            if name in self.parked:  # C code makes it where it is not there, as Cython's runtime
+                entry.needs.setdefault(name)
+            elif name not in self._seen:
                 self._seen.add(name)
                 own = self.entries[name] = Entry(name, self._stack[0].listed, self._stack[0].settings)
                 own.module, own.number = module, len(self.entries)

@@ -257,6 +257,16 @@ def test_what_an_import_enters_is_there_from_then_on(tmp_path: Path, version: st
     assert json.loads(others) == [before, after]
 
 
+def test_a_module_that_several_ones_make_is_there_with_the_first_of_them(tmp_path: Path) -> None:
+    """As Cython's runtime."""
+    for name in ("one", "other"):
+        (tmp_path / f"{name}.py").write_text("import sys; sys.modules.setdefault('runtime', type(sys)('runtime'))")
+    asks = "; ".join(["import sys", *(f"{first}print('runtime' in sys.modules)" for first in ("", "import other; "))])
+    (tmp_path / "work.py").write_text(f"{asks}; import one")
+    argv = [sys.executable, "-u", "work.py"]
+    assert start(tmp_path, argv, [{}], ["one", "other"], path0=str(tmp_path)) == [[0, "False\nTrue\n", ""]]
+
+
 @pytest.mark.matrix
 @pytest.mark.torch
 def test_torch(tmp_path: Path) -> None:
