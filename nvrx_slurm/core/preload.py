@@ -206,6 +206,13 @@ class Learned:
         """Whether a rank imports it."""
         return module in self._told or module in self._found
 
+    def by_rank(self) -> Iterator[tuple[str, ...]]:
+        """Variables that differ from rank to rank, so that no template imports what comes after them."""
+        for told in self._told.values():
+            changes = [set(one.items()) for one in told.values()]
+            if names := {name for name, _ in set.union(*changes) - set.intersection(*changes)}:
+                yield tuple(sorted(names))
+
     def modules(self) -> tuple[Module, ...]:
         """What the next template imports, in this order."""
         names = self._named or (

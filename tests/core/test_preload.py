@@ -91,7 +91,7 @@ def test_a_template_imports_under_the_variables_that_ranks_had() -> None:
 
 def test_what_differs_from_rank_to_rank_is_left_out_with_what_needs_it() -> None:
     found = learned((0, "torch", {"X": "0"}), (1, "torch", {"X": "1"}), (0, "numpy", {}), (0, "torchvision", {}))
-    assert found.modules() == (("numpy", {}),)
+    assert found.modules() == (("numpy", {}),) and [*found.by_rank()] == [("X",)]
     found = learned((0, "torch", {}), (0, "torch._dynamo", {"X": "0"}), (1, "torch._dynamo", {"X": "1"}))
     assert found.modules() == (("torch", {}),)
 

@@ -500,3 +500,46 @@ def test_a_module_that_reads_late_is_compared_at_its_import(rig: Rig) -> None:
     (rig.dir / "moody.py").write_text(MOODY)
     one = rig.run(rig.script(QUIETLY), "--nproc-per-node=1", "--ft-preload=moody", args=("0",))
     assert one.wait() == 0 and up(one, 0, 0)[::2] == ("executed", "good")
+
+
+DIFFERS = """
+before = "moody" in getattr(sys.meta_path[0], "parked", ())
+if len(sys.argv) > 2:
+    import socket
+    server = socket.create_server(("127.0.0.1", 0))
+if RANK or {both}:
+    os.environ["MOOD"] = f"good{{RANK}}"
+import moody
+say("up", CYCLE, "rank", RANK, "forked" if before else "executed", "pid", os.getpid(), moody.MOOD)
+gate(f"end{{CYCLE}}")
+"""
+
+WANTS = """
+from nvrx_slurm.node.workers.launcher import Launcher
+want = Launcher._want
+def told(self):
+    want(self)
+    print("wanted", flush=True)
+Launcher._want = told
+"""
+
+
+@pytest.mark.parametrize("both", [True, False], ids=["by rank", "one rank only"])
+@pytest.mark.parametrize("args", [(), ("has a connection",)], ids=["anew", "restart"])
+def test_values_that_differ_by_rank_are_exact_in_each_cycle(rig: Rig, both: bool, args: tuple[str, ...]) -> None:
+    (rig.dir / "moody.py").write_text(MOODY)
+    rig.before = WANTS
+    flags = ("--nproc-per-node=2", "--max-restarts=3", SOON, "--ft-preload=moody")
+    one = rig.run(rig.script(DIFFERS.format(both=both)), *flags, args=("0", *args))
+    cycle = -1
+    for _ in range(4):
+        later = "|".join(map(str, range(cycle + 1, cycle + 4)))
+        cycle = int(one.line(rf"up ({later}) rank 1 ")[1])  # rank 0 may get there where rank 1 has to be executed
+        ranks = [up(one, cycle, rank) for rank in (0, 1)]
+        assert [mood for _, _, mood in ranks] == ["good0" if both else "none", "good1"]
+        one.line(rf"up {cycle} rank 1 .*\n(?:.*\n)*?wanted$")
+        until(lambda: len(alike(one)) == 5, "all ranks have a standby, and there is a template")
+        os.kill(ranks[1][1], signal.SIGKILL)
+    assert one.wait() == 1 and rig.result["restarts_used"] == 3
+    assert [sum(word in said for said in one.said) for word in ("ranks begin again", "MOOD to values")] == [1, 1]
+    assert cycle <= 3 + 2 * bool(args)

@@ -32,6 +32,7 @@ _LAST_INSPECTION_S = 1024.0
 _READ_TIMEOUT_S = 5.0
 _TOLD = "told"  # the name of the socket
 _MOST_TOLD = 32
+_MOST_NAMED = 5  # variables in a sentence
 _FIRST_WAIT_S = 120.0  # of the first workers for their template
 _Told = TypeVar("_Told")
 
@@ -214,6 +215,9 @@ class Launcher:
     def _want(self) -> None:
         """At low priority, in the templates that there are."""
         modules = self._learned.modules()
+        for names in self._learned.by_rank():
+            some = ", ".join(names[:_MOST_NAMED])
+            self._say_once(f"ranks set {some} to values that differ by rank, so each imports what comes after itself")
         for template in self._templates.values():
             template.want(modules)
         if self._last_told[0] != modules:
