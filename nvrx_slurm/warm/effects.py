@@ -38,14 +38,9 @@ class World:
     def effects(self):
         """Key and effect for all that is different now, also by what was executed meanwhile."""
         for number, ((owner, get), before) in enumerate(zip(_LISTS, self._lists, strict=True)):
-            now = get()
-            if now != before:
-                are_new = [not any(item is old for old in before) for item in now]
-                front = [*are_new, False].index(False) if before else 0
-                for item in reversed(now[:front]):  # each was put in front of those before
-                    yield (owner, number, id(item)), _Item(get, item, True)
-                for item in [item for item, is_new in zip(now, are_new, strict=True) if is_new][front:]:
-                    yield (owner, number, id(item)), _Item(get, item, False)
+            if get() != before:
+                for item, is_first in _new_items(get(), before):
+                    yield (owner, number, id(item)), _Item(get, item, is_first)
         for place, had in zip(_TABLES, self._tables, strict=True):
             table, row = _of({}, *place), _Finalizer if place[-1] in _OF_FINALIZERS else _TableRow
             for key in [key for key in table if key not in had] if len(table) != len(had) else ():
@@ -63,14 +58,22 @@ class World:
             yield "tempdir", _TempDir()
 
 
+def _new_items(now, before):
+    """Those in front of the items of before, from the last to the first, then the others."""
+    are_new = [not any(item is old for old in before) for item in now]
+    front = [*are_new, False].index(False) if before else 0
+    yield from ((item, True) for item in reversed(now[:front]))
+    yield from ((item, False) for item, is_new in zip(now[front:], are_new[front:], strict=True) if is_new)
+
+
 class _Effect:
     def is_there(self):
         """Whether it is still there when the import has ended."""
         return True
 
-    def is_taken(self):
-        """Whether the script has made its own."""
-        return False
+    def taken(self):
+        """What the script has made itself; "" if nothing."""
+        return ""
 
 
 class Variable(_Effect):
@@ -192,8 +195,8 @@ class _Logger(_Effect):
         self._name, self._loggers = name, _loggers()
         self._logger = self._loggers[name]
 
-    def is_taken(self):
-        return self._name in self._loggers
+    def taken(self):
+        return f"the logger {self._name}" if self._name in self._loggers else ""
 
     def redo(self):
         self._loggers[self._name] = self._logger
@@ -207,6 +210,9 @@ class _TempDir(_Effect):
     def __init__(self):
         self._tempfile = sys.modules["tempfile"]
         self._value = self._tempfile.tempdir
+
+    def taken(self):
+        return "" if self._tempfile.tempdir in (None, self._value) else "another folder for temporary files"
 
     def redo(self):
         self._tempfile.tempdir = self._value

@@ -99,8 +99,8 @@ class Exact:
         for entry in some:
             if entry.name != name and sys.modules.get(entry.name, entry.module) is not entry.module:
                 return f"the script has another module {entry.name}"
-            if any(effect.is_taken() for effect in entry.effects):
-                return f"the script uses a logger that {entry.name} makes"
+            if taken := next(filter(None, (effect.taken() for effect in entry.effects)), ""):
+                return f"the script uses {taken}"
         return ""
 
     def _why_not_loaded(self, loading):

@@ -176,7 +176,7 @@ class Journal:
 
     def _registering(self, register):
         def noted(function, *args, **kwargs):
-            # Code of the standard library registers a function once, for all modules (weakref.finalize): it has to stay.
+            # The standard library registers a function once, for all modules (weakref.finalize): it has to stay.
             caller = _root(sys._getframe(1).f_globals.get("__name__", ""))
             if caller not in STDLIB - {_root(self._stack[-1].name)}:
                 self._stack[-1].effects.append(AtExit(register, function, args, kwargs))

@@ -1,4 +1,4 @@
-"""Tables of a process in which modules enter things when they are imported."""
+"""Tables of a process in which modules enter things when they are imported. nvrx-run itself ignores SIGUSR1."""
 
 import sys
 
@@ -30,7 +30,7 @@ def registries():
         "handlers of logs": [str(type(ref())) for ref in logging._handlerList],
         "named handlers": sorted(logging._handlers),
         "names of levels": sorted(map(str, logging._nameToLevel)),
-        "all signals": {one.name: str(signal.getsignal(one)) for one in signal.Signals if one.name != "SIGUSR1"},  # nvrx-run ignores it
+        "all signals": {one.name: str(signal.getsignal(one)) for one in signal.Signals if one != signal.SIGUSR1},
         "lines": sorted(name for name in loaded("linecache", "cache") if "site-packages" in name),
         "warned": {
             name: sorted(str(key) for key in vars(module).get("__warningregistry__", ()) if key != "version")
