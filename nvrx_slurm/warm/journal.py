@@ -285,7 +285,7 @@ class Journal:
 
     def _show(self, entry, name):
         if entry.name != name:  # importlib does it
-            sys.modules[entry.name] = entry.module
+            sys.modules.setdefault(entry.name, entry.module)
         for effect in entry.effects:
             effect.redo()
         if entry.is_bound:

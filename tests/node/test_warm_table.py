@@ -261,10 +261,18 @@ def test_a_module_that_several_ones_make_is_there_with_the_first_of_them(tmp_pat
     """As Cython's runtime."""
     for name in ("one", "other"):
         (tmp_path / f"{name}.py").write_text("import sys; sys.modules.setdefault('runtime', type(sys)('runtime'))")
-    asks = "; ".join(["import sys", *(f"{first}print('runtime' in sys.modules)" for first in ("", "import other; "))])
-    (tmp_path / "work.py").write_text(f"{asks}; import one")
+    (tmp_path / "third.py").write_text((tmp_path / "one.py").read_text())
     argv = [sys.executable, "-u", "work.py"]
-    assert start(tmp_path, argv, [{}], ["one", "other"], path0=str(tmp_path)) == [[0, "False\nTrue\n", ""]]
+    for first, says in (
+        ("other", ""),
+        ("third", ""),
+        ("third; sys.modules['runtime'].x = 1", "another module runtime"),
+    ):
+        (tmp_path / "work.py").write_text(
+            f"import sys; print('runtime' in sys.modules); import {first}; print('runtime' in sys.modules); import one"
+        )
+        workers = start(tmp_path, argv, [{}], ["one", "other"], path0=str(tmp_path), says=says)
+        assert workers[0][0] == 0 and workers[0][1].endswith("False\nTrue\n")
 
 
 @pytest.mark.matrix
