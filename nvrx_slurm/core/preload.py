@@ -209,8 +209,8 @@ class Learned:
     def by_rank(self) -> Iterator[tuple[str, ...]]:
         """Variables that differ from rank to rank, so that no template imports what comes after them."""
         for told in self._told.values():
-            changes = [set(one.items()) for one in told.values()]
-            if names := {name for name, _ in set.union(*changes) - set.intersection(*changes)}:
+            times = Counter(change for changes in told.values() for change in changes.items())
+            if names := {name for (name, _), count in times.items() if count < len(told)}:
                 yield tuple(sorted(names))
 
     def modules(self) -> tuple[Module, ...]:

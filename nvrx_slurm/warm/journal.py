@@ -177,8 +177,9 @@ class Journal:
     def _registering(self, register):
         def noted(function, *args, **kwargs):
             # The standard library registers a function once, for all modules (weakref.finalize): it has to stay.
+            # Shared libraries are loaded by importlib, which registers nothing itself.
             caller = _root(sys._getframe(1).f_globals.get("__name__", ""))
-            if caller not in STDLIB - {_root(self._stack[-1].name)}:
+            if caller not in STDLIB - {_root(self._stack[-1].name), "importlib"}:
                 self._stack[-1].effects.append(AtExit(register, function, args, kwargs))
             return register(function, *args, **kwargs)
 
