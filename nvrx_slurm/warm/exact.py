@@ -97,10 +97,11 @@ class Exact:
     def _why_not_free(self, name, some):
         """Whether the script has made something itself that the import makes."""
         for entry in some:
-            if entry.name != name and sys.modules.get(entry.name, entry.module) is not entry.module:
+            own = sys.modules.get(entry.name, entry.module)
+            if entry.name != name and own is not entry.module and not (_is_empty(own) and _is_empty(entry.module)):
                 return f"the script has another module {entry.name}"
-            if any(effect.is_taken() for effect in entry.effects):
-                return f"the script uses a logger that {entry.name} makes"
+            if taken := next(filter(None, (effect.taken() for effect in entry.effects)), ""):
+                return f"the script uses {taken}"
         return ""
 
     def _why_not_loaded(self, loading):
@@ -178,6 +179,11 @@ def _beside(directory):
         return {name.partition(".")[0] for name in os.listdir(directory or ".")}
     except OSError:
         return ()
+
+
+def _is_empty(module):
+    """Cython's runtime is: each package makes it where it is not there."""
+    return all(name.startswith("__") for name in getattr(module, "__dict__", "x"))
 
 
 def _sets(name):

@@ -125,8 +125,9 @@ class Journal:
             visible[-1].effects.append(patch)  # of the module that was recorded: it is the last one
             patch.undo()
         for entry in visible:
-            sys.modules.pop(entry.name, None)
             entry.shrink(self.entries)
+        for name in self.entries:
+            sys.modules.pop(name, None)
         self.parked = dict(self.entries)
         self._namespaces = {entry.name: dict(_vars(entry.module)) for entry in self.entries.values()}
         self.written.clear()
@@ -175,9 +176,10 @@ class Journal:
 
     def _registering(self, register):
         def noted(function, *args, **kwargs):
-            # A module registers its own function when it is imported. One of the standard library's registers it once,
-            # for all modules (weakref.finalize): that has to stay.
-            if _root(str(getattr(function, "__module__", None))) not in STDLIB - {_root(self._stack[-1].name)}:
+            # The standard library registers a function once, for all modules (weakref.finalize): it has to stay.
+            # Shared libraries are loaded by importlib, which registers nothing itself.
+            caller = _root(sys._getframe(1).f_globals.get("__name__", ""))
+            if caller not in STDLIB - {_root(self._stack[-1].name), "importlib"}:
                 self._stack[-1].effects.append(AtExit(register, function, args, kwargs))
             return register(function, *args, **kwargs)
 
@@ -231,7 +233,8 @@ class Journal:
         for key, effect in entry.world.effects():
             if key not in self._noted:  # else it belongs to a module that was executed meanwhile
                 self._noted.add(key)
-                entry.effects.append(effect)
+                if key[0] != entry.name:  # else it is a part of this module
+                    entry.effects.append(effect)
         del entry.world
         entry.module = sys.modules.get(entry.name, module)
         entry.number = len(self.entries)
@@ -243,7 +246,9 @@ class Journal:
         if len(sys.modules) == self._count:
             return
         for name, module in list(sys.modules.items()):
-            if name not in self._seen:
+            if name in self.parked:  # C code makes it where it is not there, as Cython's runtime
+                entry.needs.setdefault(name)
+            elif name not in self._seen:
                 self._seen.add(name)
                 own = self.entries[name] = Entry(name, self._stack[0].listed, self._stack[0].settings)
                 own.module, own.number = module, len(self.entries)
@@ -281,7 +286,7 @@ class Journal:
 
     def _show(self, entry, name):
         if entry.name != name:  # importlib does it
-            sys.modules[entry.name] = entry.module
+            sys.modules.setdefault(entry.name, entry.module)
         for effect in entry.effects:
             effect.redo()
         if entry.is_bound:

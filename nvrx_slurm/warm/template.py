@@ -51,6 +51,7 @@ from nvrx_process import (
     sent,
     show,
     stamp,
+    state,
     threads,
 )
 from nvrx_rank import Rank, begin_anew
@@ -109,9 +110,13 @@ class Template:
             gc.set_threshold(_NO_COLLECTION)
             for module, changes in modules:
                 name, _, names = module.partition(":")
+                before = state()
                 self._journal.record(name, names.split(",") if names else (), encoded(changes))
                 self._check(name)
                 self._journal.park()
+                for what, now in state().items():
+                    if now != before[what]:
+                        raise Unfit(f"it changes {what}")
             if not _LITTLE_GARBAGE.issuperset(name for name, _ in modules):
                 gc.collect()
             gc.freeze()  # the collector would write to pages that are shared; it must not run before

@@ -218,6 +218,16 @@ UNFIT = {
     "exit": ("import sys; sys.exit(3)", "SystemExit: 3"),
     "program": ("import os, sys; os.execv(sys.executable, sys.orig_argv)", "executes another program"),
     "gpus": ("import torch; torch.cuda.is_available()", "asks for GPUs"),
+    "signal": ("import signal; signal.signal(signal.SIGUSR2, print)", "changes how signals are handled"),
+    "directory": ("import os; os.chdir('/')", "changes the working directory"),
+    "umask": ("import os; os.umask(0o11)", "changes the umask"),
+    "locale": ("import locale; locale.setlocale(locale.LC_NUMERIC, 'C.UTF-8')", "changes the locale"),
+    "limit": ("import sys; sys.setrecursionlimit(3456)", "changes limits of the interpreter"),
+    "stream": ("import io, sys; sys.stdout = io.StringIO()", "changes its streams"),
+    "builtin": ("import builtins; builtins._ = str", "changes builtins"),
+    "timeout": ("import socket; socket.setdefaulttimeout(9)", "changes the default timeout"),
+    "zone": ("import os, time; os.environ['TZ'] = 'Asia/Tokyo'; time.tzset()", "changes the time zone"),
+    "nice": ("import os; os.nice(1)", "changes the scheduler"),
     "missing": (None, "No module named 'bad_missing'"),
 }
 
@@ -276,7 +286,8 @@ def test_auto_preloads_what_the_first_workers_loaded_and_on_a_spare_what_the_scr
         gate(f"end{CYCLE}")
     """)
     rig.before = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])"  # no core without a worker
-    nodes = rig.nodes(2, "1:2", script, "--max-restarts=2", SOON)
+    flags = "--max-restarts=2", SOON
+    nodes = rig.step(range(2), 2, "1:2", script, *flags)
     active = says("up 0", *nodes)
     (spare,) = [one for one in nodes if one is not active]
     how, pid, _ = up(active, 0, 0)
@@ -288,8 +299,10 @@ def test_auto_preloads_what_the_first_workers_loaded_and_on_a_spare_what_the_scr
     until(lambda: have(spare, "numpy", []), "the spare has heard what others import")
     kill(active, pid)
     assert up(spare, 2, 0)[0] == "forked"
+    (late,) = rig.step([nodes.index(active)], 2, "1:2", script, *flags)
+    until(lambda: have(late, "numpy", []), "it hears of that from a node that was a spare, too")
     rig.open("end2")
-    assert spare.wait() == 0
+    assert [one.wait() for one in (spare, late)] == [0, 0]
 
 
 # Stand in for libraries that take seconds to import.
@@ -487,3 +500,46 @@ def test_a_module_that_reads_late_is_compared_at_its_import(rig: Rig) -> None:
     (rig.dir / "moody.py").write_text(MOODY)
     one = rig.run(rig.script(QUIETLY), "--nproc-per-node=1", "--ft-preload=moody", args=("0",))
     assert one.wait() == 0 and up(one, 0, 0)[::2] == ("executed", "good")
+
+
+DIFFERS = """
+before = "moody" in getattr(sys.meta_path[0], "parked", ())
+if len(sys.argv) > 2:
+    import socket
+    server = socket.create_server(("127.0.0.1", 0))
+if RANK or {both}:
+    os.environ["MOOD"] = f"good{{RANK}}"
+import moody
+say("up", CYCLE, "rank", RANK, "forked" if before else "executed", "pid", os.getpid(), moody.MOOD)
+gate(f"end{{CYCLE}}")
+"""
+
+WANTS = """
+from nvrx_slurm.node.workers.launcher import Launcher
+want = Launcher._want
+def told(self):
+    want(self)
+    print("wanted", flush=True)
+Launcher._want = told
+"""
+
+
+@pytest.mark.parametrize("both", [True, False], ids=["by rank", "one rank only"])
+@pytest.mark.parametrize("args", [(), ("has a connection",)], ids=["anew", "restart"])
+def test_values_that_differ_by_rank_are_exact_in_each_cycle(rig: Rig, both: bool, args: tuple[str, ...]) -> None:
+    (rig.dir / "moody.py").write_text(MOODY)
+    rig.before = WANTS
+    flags = ("--nproc-per-node=2", "--max-restarts=3", SOON, "--ft-preload=moody")
+    one = rig.run(rig.script(DIFFERS.format(both=both)), *flags, args=("0", *args))
+    cycle = -1
+    for _ in range(4):
+        later = "|".join(map(str, range(cycle + 1, cycle + 4)))
+        cycle = int(one.line(rf"up ({later}) rank 1 ")[1])  # rank 0 may get there where rank 1 has to be executed
+        ranks = [up(one, cycle, rank) for rank in (0, 1)]
+        assert [mood for _, _, mood in ranks] == ["good0" if both else "none", "good1"]
+        one.line(rf"up {cycle} rank 1 .*\n(?:.*\n)*?wanted$")
+        until(lambda: len(alike(one)) == 5, "all ranks have a standby, and there is a template")
+        os.kill(ranks[1][1], signal.SIGKILL)
+    assert one.wait() == 1 and rig.result["restarts_used"] == 3
+    assert [sum(word in said for said in one.said) for word in ("ranks begin again", "MOOD to values")] == [1, 1]
+    assert cycle <= 3 + 2 * bool(args)

@@ -288,15 +288,16 @@ class Gathering:
         history, took = self._ledger.cycle_began(self._budget.history, promoted, now)
         nodes = [(member.node, member.port) for member in active]
         told = [(member.node.host, job.warmth.get(member.node.node_id)) for member in active]
-        cold = [(host, warmth.reason) for host, warmth in told if warmth is not None and warmth.reason]
+        cold = [f"node {host}: {warmth.reason}" for host, warmth in told if warmth is not None and warmth.reason]
+        if not self._budget.may_fork:
+            cold.insert(0, "they had to begin again too often")
         plan = Assignment.plan(nodes, job.term, job.cycle, history, s.max_restarts)
         assert plan.shared is not None
         plan.shared = replace(plan.shared, forked=not cold)
         self._roster.share(plan)
         self._out.append(Say(f"cycle {job.cycle}: {placement.why}{took}"))
         if cold:  # ranks of two kinds may differ, and then a job may hang
-            host, why = cold[0]
-            self._out.append(Say(f"cycle {job.cycle}: all ranks are executed, not forked: node {host}: {why}"))
+            self._out.append(Say(f"cycle {job.cycle}: all ranks are executed, not forked: {cold[0]}"))
         self._roster.send_plans(placement.active, placement.spares)
 
 

@@ -60,6 +60,11 @@ class Budget:
         self._port_retries = self._inexact = 0
         self.saved: tuple[Resumable, ...] | None = None  # complete checkpoints, newest first; None = not known
 
+    @property
+    def may_fork(self) -> bool:
+        """Whether ranks may be forked, since a start that is done again for that still uses no restart."""
+        return self._inexact < _MAX_INEXACT
+
     def inherit(self, history: History) -> bool:
         """Take over what an agent knows of earlier terms, where it is more; whether that excludes further nodes."""
         mine = self.history
