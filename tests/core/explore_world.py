@@ -216,11 +216,12 @@ class World(Streams):
         self.flight.append((("up", number), message))
 
     def do_StartWorkers(self, node: int, command: ag.StartWorkers) -> None:
-        rank = command.plan.rank_offset
+        rank, cycle = command.plan.rank_offset, command.plan.cycle
         if self.now < self.lease[node]:
-            if rank in self.ranks.values():
-                raise Broken(f"rank {rank} runs twice: {self.ranks}, and on node {node}")
-            self.ranks[node] = rank
+            for where, (other, of) in self.ranks.items():
+                if other == rank or of != cycle:
+                    raise Broken(f"rank {rank} of cycle {cycle} begins beside {other} of {of} on node {where}")
+            self.ranks[node] = rank, cycle
         else:
             fault = t.RankFault(t.FaultKind.SPAWN, f"h{node}", node, rank, 0)
             self.post(f"a{node}", ag.WorkerExited(0, fault))
@@ -229,8 +230,8 @@ class World(Streams):
         self.exit(node, -command.signum)
 
     def exit(self, node: int, code: int) -> None:
-        rank = self.ranks.pop(node, None)
-        if rank is not None:
+        if node in self.ranks:
+            rank, _ = self.ranks.pop(node)
             fault = t.RankFault(t.FaultKind.EXIT, f"h{node}", node, rank, 0, 1, code) if code else None
             self.post(f"a{node}", ag.WorkerExited(0, fault))
 
@@ -243,6 +244,7 @@ class World(Streams):
         An agent that no majority or no coordinator has told anything may end with another code than those that know.
         """
         alone = command.code == ExitCode.COORDINATOR_LOST or "no majority" in command.reason
+        alone = alone and (node in self.cut or not self.ends)
         refused = command.code == ExitCode.NODE_REFUSED
         self.ends |= set() if alone or refused else {int(command.code)}
         if len(self.ends) > 1 and not self.untold:
@@ -274,7 +276,7 @@ class World(Streams):
 
     def timers(self) -> Iterator[tuple[float, Move]]:
         for name, core in self.cores.items():
-            yield core.deadline(), ("tick", name)
+            yield self.steps.deadline(core), ("tick", name)
         for node, (peer, _, at) in self.seeks.items():
             if not self.reach(node, int(peer.key)):
                 yield at + GRID_S, ("late", node)
@@ -309,7 +311,7 @@ class World(Streams):
         self.step(f"e{node}", el.Resigned())
 
     def on_pass(self) -> None:
-        self.now = min(at for at, _ in self.timers() if at is not None)
+        self.now, self.held = min(at for at, _ in self.timers() if at is not None), []
         if self.cut and self.tell_until is not None and self.now > self.tell_until:
             self.untold = True
 
@@ -334,24 +336,57 @@ class World(Streams):
 
     # --- what may happen ------------------------------------------------------------------------------------------
 
-    def moves(self) -> list[Move]:
-        """What may happen next without a fault."""
-        found = list[Move]()
-        for at, (channel, *_) in enumerate(self.flight):
+    def enabled(self) -> list[Move]:
+        """What happens before time goes by, in the usual order."""
+        found, channels = list[Move](), set[Any]()
+        for at, (channel, _) in enumerate(self.flight):
             kind, place = channel
             link = self.links.get(place)
-            first = kind == "to" or channel not in [item[0] for item in self.flight[:at]]
+            first = kind == "to" or channel not in channels
+            channels.add(channel)
             if first and (link is None or self.reach(link.agent, link.to)):
                 found.append(("arrive", at))
         found += [("seek", node) for node, (peer, *_) in self.seeks.items() if self.reach(node, int(peer.key))]
-        found += [("dead", *one) for one in self.probes if self.proves(*one)]
+        found += sorted([("dead", *one) for one in self.probes if self.proves(*one)], key=str)
         found += [move for at, move in self.timers() if at is not None and at <= self.now]
-        begin: list[Move] = [("begins", node) for node in range(self.nodes) if not self.lives[node]][:1]
-        if found:
-            return found + begin
-        plans = {told(core.plan)[:2] for name, core in self.cores.items() if core.state is AgentState.RUNNING}
+        if self.held:
+            found.sort(key=lambda move: self.held.index(self.what(move)) if self.what(move) in self.held else -1)
+        return found + self.begin_one() if found else found
+
+    def what(self, move: Move) -> Any:
+        """The same for the messages of one channel."""
+        return self.flight[move[1]][0] if move[0] == "arrive" else move
+
+    def begin_one(self) -> list[Move]:
+        return [("begins", node) for node in range(self.nodes) if not self.lives[node]][:1]
+
+    def idle(self) -> list[Move]:
+        """What may happen where nothing is under way."""
+        plans = {told(core.plan)[1][:2] for core in self.cores.values() if core.state is AgentState.RUNNING}
         done = [("done",)] if len(self.ranks) == self.active and len(plans) == 1 else []
-        return [*begin, *done, ("pass",), *[("heal", node) for node in self.cut]]
+        return [*self.begin_one(), *done, ("pass",), *[("heal", node) for node in sorted(self.cut)]]
+
+    def choices(self) -> Iterator[tuple[Move, int, int]]:
+        """What may happen next, with the faults and the swaps that it costs."""
+        moves = self.enabled()
+        if not moves:
+            yield from [(move, 0, 0) for move in self.idle()]
+        elif self.swaps is None:
+            yield from [(move, 0, 0) for move in moves]
+        else:
+            yield moves[0], 0, 0
+            for move in moves[1:] if self.swaps else ():
+                yield move, 0, 1
+            whats = [self.what(move) for move in moves] if self.swaps and len(moves) > 1 else []
+            for what in whats:
+                if what not in self.held:
+                    yield ("hold", what), 0, 1
+        if self.left:
+            yield from [(move, 1, 0) for move in self.faults()]
+
+    def on_hold(self, what: Any) -> None:
+        """It goes last, until time goes by."""
+        self.held.append(what)
 
     def faults(self) -> list[Move]:
         agents = [int(name[1:]) for name in self.cores if name[0] == "e"]
