@@ -26,8 +26,7 @@ from .explore_cores import LEASE_S, told
 from .explore_streams import END, NOTICES_S, Broken, Move, Streams
 
 GRID_S = 2.0  # all short times are equal: fewer states
-# Agents that know the end stay for 10 s. A node that was cut off asks once in GRID_S and has to be heard before that.
-TELLS_S = ag.AgentSettings().end_timeout_s - 2 * GRID_S
+TELLS_S = ag.AgentSettings().end_timeout_s - GRID_S  # agents that know the end stay so long; others ask once in GRID_S
 HORIZON_S = 150.0  # of a job
 
 
@@ -180,12 +179,16 @@ class World(Streams):
     def decided(self, core: Coordinator) -> None:
         """Until when a node that can be reached hears the end. One that was missed earlier is waited for less long."""
         quorum = core.roster.quorum
-        if not quorum.elected:
-            return
         self.tell_until = self.now + TELLS_S
-        if quorum.missing(core.roster.members.keys_of_nodes):
+        if quorum.elected and quorum.missing(core.roster.members.keys_of_nodes):
             self.tell_until = quorum.missed_at + core.settings.return_grace_s - GRID_S
             self.untold = self.tell_until <= self.now
+
+    def tell(self, link: Link, event: Any) -> None:
+        super().tell(link, event)
+        if self.tell_until is not None and isinstance(event, ev.Lost) and link.to in self.reigns:
+            settings = self.cores[f"c{link.to}"].settings
+            self.tell_until = min(self.tell_until, self.now + settings.return_grace_s - GRID_S)
 
     def do_Drop(self, node: int, command: ev.Drop) -> None:
         number = self.joined.pop((self.reigns[node], int(command.node_id.split(".")[0])), None)
@@ -217,6 +220,8 @@ class World(Streams):
 
     def do_StartWorkers(self, node: int, command: ag.StartWorkers) -> None:
         rank, cycle = command.plan.rank_offset, command.plan.cycle
+        if self.ends and not self.untold:
+            raise Broken(f"cycle {cycle} begins after agents have ended with {self.ends}")
         if self.now < self.lease[node]:
             for where, (other, of) in self.ranks.items():
                 if other == rank or of != cycle:
@@ -312,7 +317,7 @@ class World(Streams):
 
     def on_pass(self) -> None:
         self.now, self.held = min(at for at, _ in self.timers() if at is not None), []
-        if self.cut and self.tell_until is not None and self.now > self.tell_until:
+        if self.cut and self.tell_until is not None and self.now >= self.tell_until:
             self.untold = True
 
     def on_done(self) -> None:
