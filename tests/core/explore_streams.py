@@ -16,6 +16,7 @@ Move = tuple[Any, ...]
 Same = TypeVar("Same", bound="Streams")
 KEEPS_S, NOTICES_S = el.LEASE_SHARE * LEASE_S, el.MEMBER_SHARE * LEASE_S
 END = "the other end has closed"
+NOW = 1e9
 _CHANGE = {dict, list, set}
 
 
@@ -169,20 +170,23 @@ class Streams:
         if self.reigns.get(link.to) == link.reign:
             self.step(f"c{link.to}", event)
 
+    def heard(self, node: int) -> float | None:
+        """When beats of a quorum got through to this coordinator last; NOW: they do. None: it has no quorum."""
+        quorum, heard, since = self.cores[f"c{node}"].roster.quorum, {str(node)}, NOW
+        links = [link for link in self.links.values() if link.reign == self.reigns[node] and link.accepted]
+        for at, key in sorted(((link.well or NOW, str(link.agent)) for link in links), reverse=True):
+            if not quorum.enough(heard):
+                heard.add(key)
+                since = at
+        return since if quorum.elected and quorum.enough(heard) else None
+
     def renew(self) -> None:
         """Beats are answered where they get through. A quorum that is with one coordinator is with no other."""
-        hold = list[int]()
-        for node in self.valid:
-            core = self.cores[f"c{node}"]
-            quorum, heard, since = core.roster.quorum, {str(node)}, self.now
-            links = [link for link in self.links.values() if link.reign == self.reigns[node] and link.accepted]
-            for at, key in sorted(((link.well or self.now, str(link.agent)) for link in links), reverse=True):
-                if not quorum.enough(heard):
-                    heard.add(key)
-                    since = at
-            if quorum.elected and quorum.enough(heard):
-                self.valid[node] = max(self.valid[node], since + KEEPS_S)
-                hold += [node] if since == self.now and core.ending.end is None else []
+        at = {node: self.heard(node) for node in self.valid}
+        for node, since in at.items():
+            if since is not None:
+                self.valid[node] = max(self.valid[node], min(since, self.now) + KEEPS_S)
+        hold = [node for node in at if at[node] == NOW and self.cores[f"c{node}"].ending.end is None]
         if len(hold) > 1:
             raise Broken(f"nodes {hold} have a quorum at one time")
         for node in self.led:

@@ -23,7 +23,7 @@ from nvrx_slurm.core.machine import Tick
 from nvrx_slurm.errors import ExitCode
 
 from .explore_cores import LEASE_S, told
-from .explore_streams import END, NOTICES_S, Broken, Move, Streams
+from .explore_streams import END, NOTICES_S, NOW, Broken, Move, Streams
 
 GRID_S = 2.0  # all short times are equal: fewer states
 TELLS_S = ag.AgentSettings().end_timeout_s - GRID_S  # agents that know the end stay so long; others ask once in GRID_S
@@ -120,8 +120,8 @@ class World(Streams):
             self.post(f"e{visitor}", command.elsewhere)
 
     def do_AskWhoLeads(self, node: int, command: el.AskWhoLeads) -> None:
-        other, reign = f"e{command.peer.key}", self.reigns.get(node)
-        if other in self.cores and self.reach(node, int(command.peer.key)) and reign is not None:
+        other = f"e{command.peer.key}"
+        if other in self.cores and self.reach(node, int(command.peer.key)):
             self.step(f"e{node}", el.Answered(command.peer, self.cores[other].where()))
 
     def do_Stand(self, node: int, command: el.Stand) -> None:
@@ -172,17 +172,21 @@ class World(Streams):
     def do_SendTo(self, node: int, command: ev.SendTo) -> None:
         number = self.joined.get((self.reigns[node], int(command.node_id.split(".")[0])))
         if isinstance(command.message, t.Finish) and self.tell_until is None:
-            self.decided(self.cores[f"c{node}"])
+            self.decided(node)
         if number is not None and self.links[number].accepted:
             self.flight.append((("down", number), command.message))
 
-    def decided(self, core: Coordinator) -> None:
-        """Until when a node that can be reached hears the end. One that was missed earlier is waited for less long."""
+    def decided(self, node: int) -> None:
+        """Until when a node that can be reached hears the end. One that was missed earlier is waited for less long.
+
+        A coordinator whose majority has left it unnoticed tells its end to those that are with it; the others go on.
+        """
+        core = self.cores[f"c{node}"]
         quorum = core.roster.quorum
-        self.tell_until = self.now + TELLS_S
+        self.tell_until, self.untold = self.now + TELLS_S, quorum.elected and self.heard(node) != NOW
         if quorum.elected and quorum.missing(core.roster.members.keys_of_nodes):
             self.tell_until = quorum.missed_at + core.settings.return_grace_s - GRID_S
-            self.untold = self.tell_until <= self.now
+            self.untold |= self.tell_until <= self.now
 
     def tell(self, link: Link, event: Any) -> None:
         super().tell(link, event)
