@@ -162,8 +162,9 @@ class World(Streams):
             return self.step(f"e{node}", el.Resigned())
         core = self.cores[f"c{node}"]
         self.anew = max(self.lives) > 1 and self.won > 0 and core.electing._led_at is None
-        if core.job.term <= self.won and not self.anew:
-            raise Broken(f"node {node} acts in term {core.job.term} after {self.won}")
+        others = [other.term for name, other in self.cores.items() if name[0] == "a" and name != f"a{node}"]
+        if core.job.term <= max(others, default=0) and not self.anew:
+            raise Broken(f"node {node} acts in term {core.job.term}, others have followed {others}")
         self.won = core.job.term
 
     def do_Lapsed(self, node: int, command: ev.Lapsed) -> None:
