@@ -26,7 +26,9 @@ from .explore_cores import LEASE_S, told
 from .explore_streams import END, NOTICES_S, NOW, Broken, Move, Streams
 
 GRID_S = 2.0  # all short times are equal: fewer states
-TELLS_S = ag.AgentSettings().end_timeout_s - GRID_S  # agents that know the end stay so long; others ask once in GRID_S
+GRACE_S = 3 * GRID_S  # as long as three questions, as in a job
+FINDS_S = 2 * GRID_S  # a node that can be reached pauses once and asks once
+TELLS_S = ag.AgentSettings().end_timeout_s - FINDS_S  # agents that know the end stay so long
 HORIZON_S = 150.0  # of a job
 
 
@@ -132,7 +134,7 @@ class World(Streams):
         settings = CoordinatorSettings(
             command.term, self.active, self.nodes, 2, join_timeout_s=20.0, last_call_s=GRID_S, stop_timeout_s=20.0,
             peer=election.me, electors=self.nodes, last_leader=election.leader.key if election.leader else "",
-            lease_s=LEASE_S, quorum_timeout_s=24.0, known=election.others, one_life=self.late,
+            lease_s=LEASE_S, quorum_timeout_s=24.0, return_grace_s=GRACE_S, known=election.others, one_life=self.late,
         )  # fmt: skip
         self.begin(f"c{node}", Coordinator(settings, self.now))
         self.connect(node, node)
@@ -186,14 +188,13 @@ class World(Streams):
         quorum = core.roster.quorum
         self.tell_until, self.untold = self.now + TELLS_S, quorum.elected and self.heard(node) != NOW
         if quorum.elected and quorum.missing(core.roster.members.keys_of_nodes):
-            self.tell_until = quorum.missed_at + core.settings.return_grace_s - GRID_S
+            self.tell_until = quorum.missed_at + GRACE_S - FINDS_S
             self.untold |= self.tell_until <= self.now
 
     def tell(self, link: Link, event: Any) -> None:
         super().tell(link, event)
-        if self.tell_until is not None and isinstance(event, ev.Lost) and link.to in self.reigns:
-            settings = self.cores[f"c{link.to}"].settings
-            self.tell_until = min(self.tell_until, self.now + settings.return_grace_s - GRID_S)
+        if self.tell_until is not None and isinstance(event, ev.Lost):
+            self.tell_until = min(self.tell_until, self.now + GRACE_S - FINDS_S)
 
     def do_Drop(self, node: int, command: ev.Drop) -> None:
         number = self.joined.pop((self.reigns[node], int(command.node_id.split(".")[0])), None)
