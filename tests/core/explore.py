@@ -31,7 +31,7 @@ def running(nodes: int, active: int, faults: int) -> World:
 class Search:
     """The states that were found, by number, and how each was reached first."""
 
-    known: dict[int, list[tuple[int, int, int]]] = field(default_factory=dict)  # key -> faults, swaps, number
+    known: dict[int, list[tuple[int, int]]] = field(default_factory=dict)  # key -> faults that are left, and number
     before: list[tuple[int, Move]] = field(default_factory=list)  # the state before, and the move
     ways: list[list[int]] = field(default_factory=list)  # states from which it is reached without a fault
     ended: list[int] = field(default_factory=list)
@@ -40,14 +40,13 @@ class Search:
 
     def note(self, world: World, number: int, move: Move, free: bool) -> None:
         """The state after a move; `free`: the move is no fault."""
-        found, swaps = len(self.before), world.swaps or 0
-        alike = self.known.setdefault(world.key(), [])
-        for left, of, other in alike:
-            if left >= world.left and of >= swaps:
+        found, alike = len(self.before), self.known.setdefault(world.key(), [])
+        for left, other in alike:
+            if left >= world.left:
                 found = other
                 break
         else:
-            alike.append((world.left, swaps, found))
+            alike.append((world.left, found))
             self.before.append((number, move))
             self.ways.append([])
             self.queue.append((found, world))
@@ -69,18 +68,17 @@ class Search:
 
     def expand(self, number: int, world: World) -> None:
         """Play each move that is possible in this state."""
-        for move, faults, swaps in world.choices():
+        free = world.moves()
+        for move in [*free, *(world.faults() if world.left else ())]:
             after = world.copy()
-            after.left -= faults
-            if after.swaps is not None:
-                after.swaps -= swaps
+            after.left -= move not in free
             self.moves += 1
             named = round(world.now - 1000, 1), move[0], *(world.flight[move[1]] if move[0] == "arrive" else move[1:])
             try:
                 after.play(move)
             except Exception as error:
                 raise Broken(f"{error!r}, after\n{self.story(number)}\n{named}") from error
-            self.note(after, number, named, not faults)
+            self.note(after, number, named, move in free)
 
     def check_ways(self) -> None:
         """From each state there is a way to an end, or to a state that is not expanded yet."""
@@ -115,7 +113,6 @@ def main() -> int:
     for name, usual in (("nodes", 3), ("active", 2), ("faults", 1)):
         parser.add_argument(f"--{name}", type=int, default=usual)
     parser.add_argument("--minutes", type=float, default=1.0)
-    parser.add_argument("--swaps", type=int, help="so often another order than the usual one; without it all orders")
     parser.add_argument("--boot", action="store_true", help="from the start of the agents on")
     parser.add_argument("--late", action="store_true", help="the same; they begin one after the other, as in Slurm")
     args = parser.parse_args()
@@ -127,7 +124,7 @@ def report(args: argparse.Namespace) -> int:
     """Search, and say what was found."""
     boots = args.boot or args.late
     world = World(args.nodes, args.active, args.late) if boots else running(args.nodes, args.active, args.faults)
-    world.left, world.swaps = args.faults, args.swaps
+    world.left = args.faults
     try:
         search = explore(world, 60.0 * args.minutes)
     except Broken as broken:

@@ -42,8 +42,6 @@ class Streams:
     def __init__(self, nodes: int, active: int, late: bool) -> None:
         self.nodes, self.active, self.left = nodes, active, 0  # `left`: faults
         self.late = late  # agents begin one after the other, as in a step of Slurm; none comes back
-        self.swaps: int | None = None  # how often what is enabled does not go in the usual order; None: in any order
-        self.held: list[Any] = []  # goes last until time goes by
         self.now = 1000.0
         self.steps = Steps()
         self.cores: dict[str, Any] = {}  # "a0", "e0", "c0": agent, election and coordinator of node 0
@@ -81,8 +79,7 @@ class Streams:
             self.cores[name] = steps.later(name, core, now)
         place = {number: at for at, number in enumerate(links)}
         flight = [(kind, place.get(on, on), told(what)) for (kind, on), what in self.flight]
-        if self.swaps is None:
-            flight.sort(key=lambda item: str(item[:2]))
+        flight.sort(key=lambda item: str(item[:2]))  # by channel
         streams = [(node, place[n]) for node, n in sorted(self.stream.items())]
         seeks = [(node, peer.key, term, at - now) for node, (peer, term, at) in sorted(self.seeks.items())]
         times = [(n, max(0.0, at - now)) for of in (self.lease, self.valid) for n, at in sorted(of.items())]
@@ -91,7 +88,7 @@ class Streams:
             tuple([(name, steps.keys[id(core), now]) for name, core in sorted(self.cores.items())]),
             tuple([self._told(self.links[n]) for n in links]),
             tuple(sorted([(agent, place[n]) for (_, agent), n in self.joined.items() if n in place])),
-            *map(tuple, (flight, streams, seeks, times, self.held, self.lives, sorted(self.ranks.items()))),
+            *map(tuple, (flight, streams, seeks, times, self.lives, sorted(self.ranks.items()))),
             *map(frozenset, (self.probes, self.led, self.cut, self.ends)),
             self.won, tells_s, self.untold,
         ))  # fmt: skip

@@ -322,7 +322,7 @@ class World(Streams):
         self.step(f"e{node}", el.Resigned())
 
     def on_pass(self) -> None:
-        self.now, self.held = min(at for at, _ in self.timers() if at is not None), []
+        self.now = min(at for at, _ in self.timers() if at is not None)
         if self.cut and self.tell_until is not None and self.now >= self.tell_until:
             self.untold = True
 
@@ -348,7 +348,7 @@ class World(Streams):
     # --- what may happen ------------------------------------------------------------------------------------------
 
     def enabled(self) -> list[Move]:
-        """What happens before time goes by, in the usual order."""
+        """What happens before time goes by."""
         found, channels = list[Move](), set[Any]()
         for at, (channel, _) in enumerate(self.flight):
             kind, place = channel
@@ -360,13 +360,7 @@ class World(Streams):
         found += [("seek", node) for node, (peer, *_) in self.seeks.items() if self.reach(node, int(peer.key))]
         found += sorted([("dead", *one) for one in self.probes if self.proves(*one)], key=str)
         found += [move for at, move in self.timers() if at is not None and at <= self.now]
-        if self.held:
-            found.sort(key=lambda move: self.held.index(self.what(move)) if self.what(move) in self.held else -1)
         return found + self.begin_one() if found else found
-
-    def what(self, move: Move) -> Any:
-        """The same for the messages of one channel."""
-        return self.flight[move[1]][0] if move[0] == "arrive" else move
 
     def begin_one(self) -> list[Move]:
         return [("begins", node) for node in range(self.nodes) if not self.lives[node]][:1]
@@ -377,27 +371,14 @@ class World(Streams):
         done = [("done",)] if len(self.ranks) == self.active and len(plans) == 1 else []
         return [*self.begin_one(), *done, ("pass",), *[("heal", node) for node in sorted(self.cut)]]
 
-    def choices(self) -> Iterator[tuple[Move, int, int]]:
-        """What may happen next, with the faults and the swaps that it costs."""
-        moves = self.enabled()
-        if not moves:
-            yield from [(move, 0, 0) for move in self.idle()]
-        elif self.swaps is None:
-            yield from [(move, 0, 0) for move in moves]
-        else:
-            yield moves[0], 0, 0
-            for move in moves[1:] if self.swaps else ():
-                yield move, 0, 1
-            whats = [self.what(move) for move in moves] if self.swaps and len(moves) > 1 else []
-            for what in whats:
-                if what not in self.held:
-                    yield ("hold", what), 0, 1
-        if self.left:
-            yield from [(move, 1, 0) for move in self.faults()]
+    def moves(self) -> list[Move]:
+        """What may happen next without a fault."""
+        return self.enabled() or self.idle()
 
-    def on_hold(self, what: Any) -> None:
-        """It goes last, until time goes by."""
-        self.held.append(what)
+    def settle(self, until_s: float = 0.0) -> None:
+        """Play what comes first until this time, and until nothing more is under way."""
+        while self.enabled() or self.now < 1000.0 + until_s:
+            self.play((*self.enabled(), ("pass",))[0])
 
     def faults(self) -> list[Move]:
         agents = [int(name[1:]) for name in self.cores if name[0] == "e"]
