@@ -166,7 +166,8 @@ class Election(Machine):
         (_HERE, Tick, "on_tick_standing", (), "ask the others; stand for a later term"),
         (Place.LEADING, Led, "on_led", (), "our own plan with new successors"),
         (Place.LEADING, Answered, "on_answered_leading", (Place.SEEKING,), "before the first plan: another leads"),
-        ((Place.SEEKING, Place.FOLLOWING), Answered, "ignore", (), "this node does not stand any more"),
+        (Place.SEEKING, Answered, "on_answered_seeking", (Place.STANDING,), "a leader that was silent"),
+        (Place.FOLLOWING, Answered, "ignore", (), "this node does not stand any more"),
         (_HERE, Resigned, "on_resigned", (Place.SEEKING, Place.STANDING), "too few members: seek again"),
         (tuple(Place), Visited, "on_visited", (), "take its registration, or send it on"),
         (tuple(Place), Located, "on_located", (), "others will find this node there"),
@@ -316,15 +317,25 @@ class Election(Machine):
             self.term = event.term  # the others wait for this node
             return self._stand(now)
         if not self._is_better(event, now):
+            if event.leads and event.peer.key != self.me.key:
+                self.emit(AskWhoLeads(event.peer))  # it was silent, but may be there again
             return self._again(now)  # that node will learn what this one knows
         self._once_more, self._hinted = False, True
         self.term = max(self.term, event.term)
         return self._seek(event.peer)
 
+    def on_answered_seeking(self, event: Answered, now: float) -> Place | None:
+        """A leader that says so itself is silent no more. It is sought at once, unless another node is being sought."""
+        if not event.where.leads or event.where.peer.key != event.peer.key:
+            return None
+        self._doubt_until = 0.0
+        pauses = self._next_at is not None and now >= self._hold_until
+        return self.on_elsewhere(event.where, now) if pauses else None
+
     def on_answered_standing(self, event: Answered, now: float) -> Place | None:
         """Of two candidates the one with the later term goes on; none goes on beside a leader."""
         if event.where.peer.key == event.peer.key:
-            self._doubt_until = 0.0  # it says so itself, and so it is silent no more
+            self._doubt_until = 0.0  # as above
         if not self._is_better(event.where, now):
             return None
         self.emit(Retire())

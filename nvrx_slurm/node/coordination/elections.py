@@ -230,7 +230,7 @@ class Elections:
             found = await peers.ask(self._meeting, self._meeting.token or token, peer)
         except (NvrxError, OSError):  # as a MUNGE that is slow
             found = None
-        if found is not None and host is not None and host is self.coordinator:  # a late answer is worth nothing
+        if found is not None and host is self.coordinator:  # a late answer is worth nothing
             self._shell.post(el.Answered(peer, found))
 
     # --- this node coordinates --------------------------------------------------------------------------------
