@@ -1,4 +1,4 @@
-"""scripts/gpu-trial where there is no GPU: a stand-in of NVML, gloo, and rows that say that they are untried."""
+"""scripts/dev/gpu-trial where there is no GPU: a stand-in of NVML, gloo, and rows that say that they are untried."""
 
 from __future__ import annotations
 

@@ -264,7 +264,7 @@ def test_no_circle_of_imports_at_run_time() -> None:
     assert list(TopologicalSorter(needs).static_order())  # raises CycleError
 
 
-FOREIGN = re.compile(r"\bseeds? 0\d\d\b|\bissues? \d+|\bdesign\.md\b|\bfindings\.md\b")
+FOREIGN = re.compile(r"\bseeds? 0\d\d\b|\bissues? \d+|\bdesign\.md\b|\bfindings\.md\b", re.IGNORECASE)
 
 
 def test_no_text_cites_a_document_that_is_not_here() -> None:

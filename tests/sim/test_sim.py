@@ -1,6 +1,6 @@
 """The real cores under seeded faults: `invariants.py` is what must hold, and every run must come to its right end.
 
-A failure names its seed; `scripts/simulate --nodes N --seed S` tells its story.
+A failure names its seed; `scripts/dev/simulate --nodes N --seed S` tells its story.
 """
 
 from __future__ import annotations
