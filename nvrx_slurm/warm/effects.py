@@ -6,6 +6,7 @@ files. Part of `journal.py`; standard library only.
 
 import _warnings
 import atexit
+import itertools
 import os
 import sys
 
@@ -67,6 +68,13 @@ def _new_items(now, before):
 
 
 class _Effect:
+    _numbers = itertools.count()
+
+    def __new__(cls, *_):
+        one = super().__new__(cls)
+        one.number = next(cls._numbers)
+        return one
+
     def is_there(self):
         """Whether it is still there when the import has ended."""
         return True

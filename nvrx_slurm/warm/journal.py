@@ -145,6 +145,11 @@ class Journal:
         for found in (self.entries, self.parked, sys.modules):
             found.pop(name, None)
 
+    def forget_all(self):
+        """The process ends."""
+        for found in (self.entries, self.parked, self._namespaces):
+            found.clear()
+
     def search_path(self, name):
         """Where the package of this module looks for it; None: the module is in no package."""
         return getattr(self._loaded(name.rpartition(".")[0]), "__path__", None)
@@ -275,10 +280,14 @@ class Journal:
         if not self._is_recording and (why := self._exact.why_not(name, some)):
             self._hooks.inexact(self.entries[name].listed or name, why, self._exact.changes())
         self.is_replaying = True
+        effects = []
         try:
             for entry in some:
                 if self.parked.pop(entry.name, None) is not None:  # else another thread was first
                     self._show(entry, name)
+                    effects.extend(entry.effects)
+            for effect in sorted(effects, key=_number):  # a module may do something before it imports others
+                effect.redo()
         finally:
             self.is_replaying = False
         if self._is_recording:
@@ -287,8 +296,6 @@ class Journal:
     def _show(self, entry, name):
         if entry.name != name:  # importlib does it
             sys.modules.setdefault(entry.name, entry.module)
-        for effect in entry.effects:
-            effect.redo()
         if entry.is_bound:
             package, _, child = entry.name.rpartition(".")
             _vars(self._loaded(package))[child] = entry.module
@@ -414,5 +421,5 @@ def _root(name):
     return name.partition(".")[0]
 
 
-def _number(entry):
-    return entry.number
+def _number(one):
+    return one.number
