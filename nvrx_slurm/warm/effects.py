@@ -20,6 +20,12 @@ def change(variables):
             os.environb[name] = value
 
 
+def become(variables):
+    """Have these variables (bytes), and no others."""
+    names = {*os.environb, *variables}
+    change({name: variables.get(name) for name in names if variables.get(name) != os.environb.get(name)})
+
+
 def known():
     """The keys of what is there before the first import."""
     return {("logging", name) for name in _loggers()}

@@ -19,8 +19,8 @@ import builtins
 import os
 import sys
 
-from nvrx_effects import AtExit, Variable, World, change, known, patches
-from nvrx_exact import STDLIB, Exact, find
+from nvrx_effects import AtExit, Variable, World, become, change, known, patches
+from nvrx_exact import STDLIB, Exact, absolute, find
 
 _Spec = type(sys.__spec__)
 _NOTHING = {}  # one for all entries
@@ -103,7 +103,7 @@ class Journal:
             for (owner, own_name, _), one in zip(replaced, real, strict=True):
                 setattr(owner, own_name, one)
             self._is_recording = False
-            _become(before)
+            become(before)
             for entry in self.entries.values():
                 if entry.loads and entry.name not in known:
                     entry.reads_all = _root(name) not in known
@@ -194,7 +194,7 @@ class Journal:
         """The statement does not ask finders for what is there already."""
 
         def noted(name, globals=None, locals=None, fromlist=(), level=0):
-            full = _absolute(name, globals or {}, level)
+            full = absolute(name, globals or {}, level)
             self._need(full)
             module = real(name, globals, locals, fromlist, level)
             for one in fromlist or ():
@@ -205,7 +205,7 @@ class Journal:
 
     def _importing_by_name(self, real):
         def noted(name, package=None, level=0):
-            self._need(_absolute(name, {"__package__": package}, level))
+            self._need(absolute(name, {"__package__": package}, level))
             return real(name, package, level)
 
         return noted
@@ -393,24 +393,6 @@ class _Replay:
 
 def _refuse(*args):
     raise Unfit("it executes another program, which would be the script")
-
-
-def _absolute(name, namespace, level):
-    """The full name of a module that is imported in this namespace, see PEP 328."""
-    if not level:
-        return name
-    package = namespace.get("__package__")
-    if package is None:
-        package = namespace.get("__name__", "")
-        if "__path__" not in namespace:
-            package = package.rpartition(".")[0]
-    base = package.rsplit(".", level - 1)[0]
-    return f"{base}.{name.lstrip('.')}" if name.lstrip(".") else base
-
-
-def _become(variables):
-    names = {*os.environb, *variables}
-    change({name: variables.get(name) for name in names if variables.get(name) != os.environb.get(name)})
 
 
 def _vars(module):
