@@ -6,6 +6,7 @@ files. Part of `journal.py`; standard library only.
 
 import _warnings
 import atexit
+import itertools
 import os
 import sys
 
@@ -17,6 +18,12 @@ def change(variables):
             os.environb.pop(name, None)
         else:
             os.environb[name] = value
+
+
+def become(variables):
+    """Have these variables (bytes), and no others."""
+    names = {*os.environb, *variables}
+    change({name: variables.get(name) for name in names if variables.get(name) != os.environb.get(name)})
 
 
 def known():
@@ -67,6 +74,13 @@ def _new_items(now, before):
 
 
 class _Effect:
+    _numbers = itertools.count()
+
+    def __new__(cls, *_):
+        one = super().__new__(cls)
+        one.number = next(cls._numbers)
+        return one
+
     def is_there(self):
         """Whether it is still there when the import has ended."""
         return True

@@ -145,6 +145,19 @@ class Exact:
         return ""
 
 
+def absolute(name, namespace, level):
+    """The full name of a module that is imported in this namespace, see PEP 328."""
+    if not level:
+        return name
+    package = namespace.get("__package__")
+    if package is None:
+        package = namespace.get("__name__", "")
+        if "__path__" not in namespace:
+            package = package.rpartition(".")[0]
+    base = package.rsplit(".", level - 1)[0]
+    return f"{base}.{name.lstrip('.')}" if name.lstrip(".") else base
+
+
 def find(journal, name, path):
     """The spec that Python would find without the journal."""
     for finder in [one for one in sys.meta_path if one is not journal]:
@@ -158,19 +171,6 @@ def ask(finder, name, path):
     """What one finder says; old ones have no `find_spec`."""
     find_spec = getattr(finder, "find_spec", None)
     return None if find_spec is None else find_spec(name, path, None)
-
-
-def absolute(name, namespace, level):
-    """The full name of a module that is imported in this namespace, see PEP 328."""
-    if not level:
-        return name
-    package = namespace.get("__package__")
-    if package is None:
-        package = namespace.get("__name__", "")
-        if "__path__" not in namespace:
-            package = package.rpartition(".")[0]
-    base = package.rsplit(".", level - 1)[0]
-    return f"{base}.{name.lstrip('.')}" if name.lstrip(".") else base
 
 
 def _beside(directory):

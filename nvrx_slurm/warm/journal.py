@@ -19,7 +19,7 @@ import builtins
 import os
 import sys
 
-from nvrx_effects import AtExit, Variable, World, change, known, patches
+from nvrx_effects import AtExit, Variable, World, become, change, known, patches
 from nvrx_exact import STDLIB, Exact, absolute, find
 
 _Spec = type(sys.__spec__)
@@ -103,7 +103,7 @@ class Journal:
             for (owner, own_name, _), one in zip(replaced, real, strict=True):
                 setattr(owner, own_name, one)
             self._is_recording = False
-            _become(before)
+            become(before)
             for entry in self.entries.values():
                 if entry.loads and entry.name not in known:
                     entry.reads_all = _root(name) not in known
@@ -144,6 +144,11 @@ class Journal:
         """A module of the template's own program, which the script shall not find."""
         for found in (self.entries, self.parked, sys.modules):
             found.pop(name, None)
+
+    def forget_all(self):
+        """The process ends."""
+        for found in (self.entries, self.parked, self._namespaces):
+            found.clear()
 
     def search_path(self, name):
         """Where the package of this module looks for it; None: the module is in no package."""
@@ -275,10 +280,14 @@ class Journal:
         if not self._is_recording and (why := self._exact.why_not(name, some)):
             self._hooks.inexact(self.entries[name].listed or name, why, self._exact.changes())
         self.is_replaying = True
+        effects = []
         try:
             for entry in some:
                 if self.parked.pop(entry.name, None) is not None:  # else another thread was first
                     self._show(entry, name)
+                    effects.extend(entry.effects)
+            for effect in sorted(effects, key=_number):  # a module may do something before it imports others
+                effect.redo()
         finally:
             self.is_replaying = False
         if self._is_recording:
@@ -287,8 +296,6 @@ class Journal:
     def _show(self, entry, name):
         if entry.name != name:  # importlib does it
             sys.modules.setdefault(entry.name, entry.module)
-        for effect in entry.effects:
-            effect.redo()
         if entry.is_bound:
             package, _, child = entry.name.rpartition(".")
             _vars(self._loaded(package))[child] = entry.module
@@ -388,11 +395,6 @@ def _refuse(*args):
     raise Unfit("it executes another program, which would be the script")
 
 
-def _become(variables):
-    names = {*os.environb, *variables}
-    change({name: variables.get(name) for name in names if variables.get(name) != os.environb.get(name)})
-
-
 def _vars(module):
     return getattr(module, "__dict__", {})
 
@@ -401,5 +403,5 @@ def _root(name):
     return name.partition(".")[0]
 
 
-def _number(entry):
-    return entry.number
+def _number(one):
+    return one.number

@@ -210,7 +210,9 @@ def test_each_prefix_has_a_template_of_its_own(tmp_path: Path) -> None:
 
 # Enters itself wherever a module can.
 ENTERS = """
-import atexit, copyreg, linecache, logging, multiprocessing.util, sys, threading, warnings, weakref
+import atexit
+atexit.register(print, "before the imports")
+import other_end, copyreg, linecache, logging, multiprocessing.util, sys, threading, warnings, weakref
 class Shape: pass
 SHAPE, HANDLER = Shape(), logging.StreamHandler()
 weakref.finalize(SHAPE, print, "of the import")
@@ -247,6 +249,7 @@ sys.excepthook = sys.__excepthook__
 def test_what_an_import_enters_is_there_from_then_on(tmp_path: Path, version: str) -> None:
     """And not before."""
     (tmp_path / "enters.py").write_text(ENTERS)
+    (tmp_path / "other_end.py").write_text("import atexit; atexit.register(print, 'of another one')")
     (tmp_path / "work.py").write_text(ASKS)
     argv = [PYTHONS[version], "-u", "work.py", str(DATA / "warm_facts")]
     executed, forked = (start(tmp_path, argv, [{"RANK": "0"}], one, path0=str(tmp_path)) for one in (None, ["enters"]))

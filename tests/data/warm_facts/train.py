@@ -221,12 +221,15 @@ def world():
     import warnings
 
     names = [name for name in sys.modules if name.partition(".")[0] not in sys.stdlib_module_names]
-    journal = type(sys.meta_path[0]).__name__ == "Journal"
     return {
         "own modules in their order": [name for name in names if name != "__main__"],
         "modules": sorted(name for name in sys.modules if name != "__main__"),
         "path": [*sys.path],
-        "finders": [named(one) if isinstance(one, type) else str(type(one)) for one in sys.meta_path[journal:]],
+        "finders": [
+            named(one) if isinstance(one, type) else str(type(one))
+            for one in sys.meta_path
+            if type(one).__name__ != "Journal"
+        ],
         "path hooks": [*map(named, sys.path_hooks)],
         "warnings": [*map(str, warnings.filters)],
         "loggers": loggers(),
