@@ -119,19 +119,20 @@ def told(record: Any) -> Any:
     return known[1]
 
 
+def _when(at: float, name: str, now: float) -> Any:
+    if at >= now or not at:
+        return round(at - now, 2) if at else None
+    return round(min(now - at, _OLDEST_S), 2) if name in _AGES else "past"
+
+
 def key_of(core: Machine, now: float) -> int:
     """Equal for cores that decide alike. Times count from now."""
     seen = set[int]()
 
-    def when(at: float, name: str) -> Any:
-        if at >= now or not at:
-            return round(at - now, 2) if at else None
-        return round(min(now - at, _OLDEST_S), 2) if name in _AGES else "past"
-
     def key(one: Any, name: str) -> Any:
         kind = type(one)
         if kind is float:
-            return when(one, name)
+            return _when(one, name, now)
         if kind is str or kind is int or kind is bool or one is None:
             return one % 12 if name == "_failures" else one
         if kind is tuple or kind in _LISTS:

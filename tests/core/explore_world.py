@@ -23,7 +23,7 @@ from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import ExitCode
 
 from .explore_cores import LEASE_S, told
-from .explore_streams import END, NOTICES_S, NOW, Broken, Move, Streams
+from .explore_streams import END, NOTICES_S, NOW, Broken, Link, Move, Streams
 from .samples import agent_settings, coordinator_settings
 
 GRID_S = 2.0  # all short times are equal: fewer states

@@ -22,7 +22,7 @@ from .explore import Search, explore, running
 from .explore_streams import Broken, Move
 from .explore_world import World, coarse_times
 
-pytestmark = [pytest.mark.process, pytest.mark.xdist_group("explore")]  # the search is run once
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("explore"), pytest.mark.timeout(600)]  # it is run once
 
 # Rows that these worlds do not reach, and why.
 NOT_THERE = {
@@ -32,7 +32,7 @@ NOT_THERE = {
     "nodes know their addresses": "Located",
 }  # fmt: skip
 UNLIKELY = {
-    "answers come at once": "SEEKING/Answered FOLLOWING/Answered",
+    "answers come at once": "FOLLOWING/Answered",
     "streams end before another node is sought":
         "STANDING/StreamEnded LEADING/StreamEnded STANDING/Elsewhere LEADING/Elsewhere",
     "a leader does not send its members on": "FOLLOWING/Elsewhere",
@@ -93,8 +93,7 @@ def found() -> Found:
             explore(world(2, 1, faults=1)),
             explore(world(2, 2, faults=1)),
             explore(world(3, 1, ("cut", 2))),
-            explore(world(4, 1, ("kill", 0))),
-            explore(world(3, 2, ("cut", 0)), most_moves=40_000),
+            explore(world(3, 2, ("cut", 0), faults=1), most_moves=20_000),
             explore(late(), most_moves=15_000),
         ]
     return searches, taken
@@ -102,8 +101,8 @@ def found() -> Found:
 
 def test_no_order_breaks_a_rule(found: Found) -> None:
     searches, _ = found
-    assert [len(search.queue) > 0 for search in searches] == [False] * 4 + [True] * 2
-    assert sum(len(search.before) for search in searches) > 90_000
+    assert [len(search.queue) > 0 for search in searches] == [False] * 3 + [True] * 2
+    assert sum(len(search.before) for search in searches) > 70_000
 
 
 @pytest.mark.parametrize("home", [Election, Electing, Takeover])
@@ -116,9 +115,15 @@ def test_each_row_is_taken(found: Found, home: type) -> None:
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("first", [
-    lambda: world(3, 1, ("cut", 0)), lambda: world(3, 2, ("cut", 0)), lambda: world(4, 2, ("kill", 0)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "first",
+    [
+        lambda: world(3, 1, ("cut", 0)),
+        lambda: world(3, 2, ("cut", 0)),
+        lambda: world(4, 1, ("kill", 0)),
+        lambda: world(4, 2, ("kill", 0)),
+    ],
+)
 def test_no_order_of_a_larger_world_breaks_a_rule(first: Callable[[], World]) -> None:
     with coarse_times():
         assert not explore(first()).queue

@@ -166,7 +166,7 @@ class Election(Machine):
         (_HERE, Tick, "on_tick_standing", (), "ask the others; stand for a later term"),
         (Place.LEADING, Led, "on_led", (), "our own plan with new successors"),
         (Place.LEADING, Answered, "on_answered_leading", (Place.SEEKING,), "before the first plan: another leads"),
-        (Place.SEEKING, Answered, "on_answered_seeking", (Place.STANDING,), "a leader that was silent"),
+        (Place.SEEKING, Answered, "on_answered_seeking", (), "a leader that was silent"),
         (Place.FOLLOWING, Answered, "ignore", (), "this node does not stand any more"),
         (_HERE, Resigned, "on_resigned", (Place.SEEKING, Place.STANDING), "too few members: seek again"),
         (tuple(Place), Visited, "on_visited", (), "take its registration, or send it on"),
