@@ -42,7 +42,7 @@ def main() -> int:
     for name, _, value in (one.partition("=") for one in args.set):
         if not isinstance(getattr(latencies, name, None), float):
             parser.error(f"--set {name}: no such latency; there are {', '.join(vars(latencies))}")
-        latencies = replace(latencies, **{name: float(value)})
+        latencies = replace(latencies, **{name: float(value)})  # type: ignore[arg-type]
     found: list[tuple[Replay, list[Outcome]]] = []
     broken: list[str] = []
     for nodes in args.nodes or [2048]:
