@@ -163,6 +163,9 @@ class TemplateProcess(SupervisedProcess):
         if any(name not in wanted or wanted[name] != changes for name, changes in had):
             self._modules, self._more, self._known = list(modules), [], wanted
             self._is_renewed = self._starts_again = True
+            if any(wanted.get(name, changes) != changes for name, changes in had):
+                self._is_ready = False
+                self._on_stale()  # ranks would begin again
             return self._kill() if self._child is not None else self.spawn()
         new = [module for module in modules if module[0] not in self._known]
         self._known.update(new)
