@@ -21,7 +21,6 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +30,13 @@ from nvrx_slurm.control.server import ControlServer
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.agent.agent import Agent
 from nvrx_slurm.core.coordinator import events as ev
-from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSettings
+from nvrx_slurm.core.coordinator.coordinator import Coordinator
+from nvrx_slurm.declared import replace
 from nvrx_slurm.node.coordination.coordinator import MemberStreams
 from nvrx_slurm.node.event_log import EventLog
 from nvrx_slurm.node.shell import Shell
 from nvrx_slurm.types import Node, Peer, Plan, Ready, Register
+from tests.core.samples import agent_settings, coordinator_settings
 
 _KEY, _TOKEN = "bench", "0" * 64
 _KEEPALIVE = (5.0, 5.0)
@@ -53,7 +54,7 @@ async def serve(agents: int, term: int) -> None:
     """The real core, shell, event log and control server of a coordinator."""
     loop = asyncio.get_running_loop()
     me = Peer("0", "host0", "127.0.0.1", 0)
-    settings = CoordinatorSettings(term, min_nodes=agents, max_nodes=agents, peer=me, electors=agents)
+    settings = coordinator_settings(term=term, min_nodes=agents, max_nodes=agents, peer=me, electors=agents)
     core = Coordinator(settings, loop.time())
     with tempfile.TemporaryDirectory(prefix="nb-") as directory:
         log = EventLog(Path(directory) / "events.jsonl", core, _say)
@@ -73,7 +74,7 @@ class _Agent:
 
     def __init__(self, number: int, planned: Callable[[], None], connected: Callable[[], None]) -> None:
         node = Node(f"{number}", number, f"host{number}", "127.0.0.1", 8)
-        self._core = Agent(node, ag.AgentSettings(elects=True), 0.0)
+        self._core = Agent(node, agent_settings(elects=True), 0.0)
         self._planned, self._connected = planned, connected
         self.client: ControlClient | None = None
         self._port = 0

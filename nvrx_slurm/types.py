@@ -7,7 +7,31 @@ from __future__ import annotations
 
 from enum import Enum
 
-from nvrx_slurm.frozen import frozen
+from nvrx_slurm.declared import (
+    AtMost8,
+    AtMost16,
+    AtMost32,
+    AtMost64,
+    AtMost4096,
+    Big,
+    Cause,
+    Count,
+    Credential,
+    Ended,
+    ExitStatus,
+    Name,
+    OneTo64,
+    Path,
+    Place,
+    Port,
+    Reason,
+    Record,
+    Seconds,
+    Sentence,
+    Signum,
+    Traceback,
+    Workers,
+)
 from nvrx_slurm.records import Account as Account
 from nvrx_slurm.records import Blame as Blame
 from nvrx_slurm.records import Collective as Collective
@@ -54,7 +78,7 @@ VERDICT_S = 5.0  # that the other ranks have to end by themselves then, so that 
 
 
 class RestartPolicy(str, Enum):
-    """When a fault restarts all workers (seeds 000, 003, 004)."""
+    """When a fault restarts all workers."""
 
     ANY_FAILED = "any-failed"  # any fault does
     MIN_HEALTHY = "min-healthy"  # when fewer than MIN nodes run without a fault or are done
@@ -79,44 +103,41 @@ class Activity(str, Enum):
     PREPARING = "preparing"  # it has run nothing and is being checked: Ready follows
 
 
-@frozen
-class Node:
+class Node(Record):
     """One life of one agent. A node that comes back is a new `Node` with the same `infra_rank`."""
 
-    node_id: str  # unique per agent life
-    infra_rank: int  # the order Slurm gave us; -1 = none was given
-    host: str  # for people, logs and the first cause
-    addr: str  # where the other nodes reach it (MASTER_ADDR); "" = as the coordinator sees it
-    nproc: int  # workers it runs, >= 1
-    order: tuple[int, ...] = ()  # position in the network topology, sorted before infra_rank
-    port: int = 0  # where its agent listens for the other agents; 0 = it does not
-    domain: str = ""  # its NVLink domain, block or replacement group, where the job has segments
+    node_id: Name  # unique per agent life
+    infra_rank: Count  # the order Slurm gave us; -1 = none was given
+    host: Name  # for people, logs and the first cause
+    addr: Name  # where the other nodes reach it (MASTER_ADDR); "" = as the coordinator sees it
+    nproc: Workers  # workers it runs, >= 1
+    order: AtMost8[Place] = ()  # position in the network topology, sorted before infra_rank
+    port: Port = 0  # where its agent listens for the other agents; 0 = it does not
+    domain: Name = ""  # its NVLink domain, block or replacement group, where the job has segments
 
 
-@frozen
-class Peer:
+class Peer(Record):
     """Where another agent of the job listens."""
 
-    key: str  # names the node over all lives of its agent: its infra rank, or its node_id where it has none
-    host: str  # for people
-    addr: str
-    port: int  # 0 = one of the ports that the job may use there
+    key: Name  # names the node over all lives of its agent: its infra rank, or its node_id where it has none
+    host: Name  # for people
+    addr: Name
+    port: Port  # 0 = one of the ports that the job may use there
 
 
-@frozen
-class RankFault:
+class RankFault(Record):
     """Why one rank (or, with `rank` -1, one node) failed."""
 
     kind: FaultKind
-    host: str
-    infra_rank: int
-    rank: int = -1  # global rank in the plan of that cycle
-    local_rank: int = -1
-    pid: int = 0
-    exit_code: int = 0  # as subprocess reports it: negative = ended by that signal
-    message: str = ""  # one sentence
-    traceback: str = ""  # from torchelastic's error file, or the tail of its stderr
-    log: str = ""  # path of the stderr file on that node
+    host: Name
+    infra_rank: Count
+    rank: Count = -1  # global rank in the plan of that cycle
+    local_rank: Count = -1
+    pid: Count = 0
+    exit_code: Ended = 0  # as subprocess reports it: negative = ended by that signal
+    message: Sentence = ""  # one sentence
+    traceback: Traceback = ""  # from torchelastic's error file, or the tail of its stderr
+    log: Path = ""  # path of the stderr file on that node
     finding: Finding | None = None  # what its output says
 
     @property
@@ -124,78 +145,73 @@ class RankFault:
         """Whether it is Megatron-LM's way to say that a result is rejected: the other ranks end in the same way."""
         return self.kind is FaultKind.EXIT and self.exit_code in (RERUN, REJECTED)
 
-    silent_s: float = -1.0  # from its last sign of life until its agent reported this; -1 = not known
+    silent_s: Seconds = -1.0  # from its last sign of life until its agent reported this; -1 = not known
 
 
-@frozen
-class RankEvidence:
+class RankEvidence(Record):
     """What one rank does at the moment of a hang."""
 
-    rank: int
-    infra_rank: int
-    host: str
-    state: str = ""  # of the process in /proc/PID/stat; "" = its node has not answered in time
+    rank: Count
+    infra_rank: Count
+    host: Name
+    state: Name = ""  # of the process in /proc/PID/stat; "" = its node has not answered in time
     moves: bool = False  # it used processor time between two looks
-    frames: tuple[str, ...] = ()  # of its main thread, innermost first: "FILE:LINE in FUNCTION"; at most 12
-    section: str = ""  # that is open, as its monitor knows
-    silent_s: float = -1.0  # since its last sign of life; -1 = not known
-    collectives: tuple[Collective, ...] = ()  # one for each process group; at most 8
-    local_rank: int = -1
-    pid: int = 0
-    log: str = ""  # path of its stderr file on that node
+    frames: AtMost16[Name] = ()  # of its main thread, innermost first: "FILE:LINE in FUNCTION"; at most 12
+    section: Name = ""  # that is open, as its monitor knows
+    silent_s: Seconds = -1.0  # since its last sign of life; -1 = not known
+    collectives: AtMost8[Collective] = ()  # one for each process group; at most 8
+    local_rank: Count = -1
+    pid: Count = 0
+    log: Path = ""  # path of its stderr file on that node
 
 
-@frozen
-class KindCount:
+class KindCount(Record):
     """Restarts per kind of first cause: spent, or allowed."""
 
     kind: FaultKind
-    count: int
+    count: Count
 
 
-@frozen
-class RestartRecord:
+class RestartRecord(Record):
     """One restart of the workers."""
 
-    cycle: int  # the cycle that failed
-    at_s: float  # when its first fault became known, in seconds since the job began
-    down_s: float  # from then until the coordinator sent the next plan, or until the end of the job
-    cause: str  # the sentence of its first cause
-    rank: int = -1  # of its first cause
-    fingerprint: str = ""  # of its first cause, where the rules know one
-    host: str = ""  # of its first cause
-    infra_rank: int = -1  # of its first cause
-    exit_code: int = 0  # of its first cause
-    iteration: int = -1  # that the training had reached, as its output says; -1 = not known
-    checkpoint: int = -1  # iteration of the last checkpoint at that time; -1 = not known
+    cycle: Count  # the cycle that failed
+    at_s: Seconds  # when its first fault became known, in seconds since the job began
+    down_s: Seconds  # from then until the coordinator sent the next plan, or until the end of the job
+    cause: Cause  # the sentence of its first cause
+    rank: Count = -1  # of its first cause
+    fingerprint: Name = ""  # of its first cause, where the rules know one
+    host: Name = ""  # of its first cause
+    infra_rank: Count = -1  # of its first cause
+    exit_code: Ended = 0  # of its first cause
+    iteration: Big = -1  # that the training had reached, as its output says; -1 = not known
+    checkpoint: Big = -1  # iteration of the last checkpoint at that time; -1 = not known
     elsewhere: bool = False  # the next cycle ran on other nodes, to learn whether the failure stays with the node
-    detect_s: float = 0.0  # from the last sign of life of the first cause to `at_s`
-    recomputed_s: float = 0.0  # time of work since the last checkpoint, as far as that is known
-    again_s: float = 0.0  # from the next plan until the next cycle trains at its pace
-    ran_s: float = 0.0  # that cycle
+    detect_s: Seconds = 0.0  # from the last sign of life of the first cause to `at_s`
+    recomputed_s: Seconds = 0.0  # time of work since the last checkpoint, as far as that is known
+    again_s: Seconds = 0.0  # from the next plan until the next cycle trains at its pace
+    ran_s: Seconds = 0.0  # that cycle
     alone: bool = False  # as far as that cycle told, it may have been the node's own failure
 
 
-@frozen
-class History:
+class History(Record):
     """What the job has behind it. Every plan carries it, so that any agent can tell it to the next coordinator."""
 
-    restarts_used: int = 0
-    spent: tuple[KindCount, ...] = ()  # the same by kind of the first cause
-    no_progress: int = 0  # cycles in a row without checkpoint progress
-    iteration: int = -1  # of the last checkpoint that was seen; -1 = none yet
-    excluded: tuple[str, ...] = ()  # nodes that are not taken again, as "INFRA_RANK@HOST"
-    began_s: float = 0.0  # when the job began (Unix seconds); 0 = not known
-    down_s: float = 0.0  # the time of all restarts
-    restarts: tuple[RestartRecord, ...] = ()  # the last 8
-    lost: tuple[str, ...] = ()  # hosts of lost nodes, the first 64
-    promoted: tuple[str, ...] = ()  # hosts of spares that were used, the first 64
-    resume_before: int = -1  # ranks are told to take a checkpoint older than this iteration; -1 = any
-    resume_from: str = ""  # path of the newest complete checkpoint of those; "" = none is known
+    restarts_used: Count = 0
+    spent: AtMost16[KindCount] = ()  # the same by kind of the first cause
+    no_progress: Count = 0  # cycles in a row without checkpoint progress
+    iteration: Big = -1  # of the last checkpoint that was seen; -1 = none yet
+    excluded: AtMost4096[Name] = ()  # nodes that are not taken again, as "INFRA_RANK@HOST"
+    began_s: Seconds = 0.0  # when the job began (Unix seconds); 0 = not known
+    down_s: Seconds = 0.0  # the time of all restarts
+    restarts: AtMost8[RestartRecord] = ()  # the last 8
+    lost: AtMost64[Name] = ()  # hosts of lost nodes, the first 64
+    promoted: AtMost64[Name] = ()  # hosts of spares that were used, the first 64
+    resume_before: Big = -1  # ranks are told to take a checkpoint older than this iteration; -1 = any
+    resume_from: Path = ""  # path of the newest complete checkpoint of those; "" = none is known
 
 
-@frozen
-class FaultRecord:
+class FaultRecord(Record):
     """One fault in the report of the job."""
 
     at_s: float  # seconds since the job began
@@ -210,8 +226,7 @@ class FaultRecord:
     rule: str = ""  # what the rules found; "" = nothing
 
 
-@frozen
-class JobReport:
+class JobReport(Record):
     """What happened in the whole job, as far as this coordinator has seen it."""
 
     duration_s: float = 0.0  # since the job began
@@ -230,28 +245,27 @@ class JobReport:
     out_of_time: bool = False  # stopped before the time limit of the allocation
 
 
-@frozen
-class Plan:
+class Plan(Record):
     """The assignment of a cycle, from the point of view of one member.
 
     The shared part is equal for all members; `group_rank` and `rank_offset` are the receiver's own, -1 for spares.
     """
 
-    term: int
-    cycle: int
+    term: Count
+    cycle: Count
     history: History
-    max_restarts: int
-    active_nodes: int
-    world_size: int
-    master_addr: str
-    master_port: int
-    group_rank: int = -1
-    rank_offset: int = -1
+    max_restarts: Count
+    active_nodes: Count
+    world_size: Count
+    master_addr: Name
+    master_port: Port
+    group_rank: Count = -1
+    rank_offset: Count = -1
     leader: Peer | None = None  # the coordinator that sends it; None where the job elects none
-    successors: tuple[Peer, ...] = ()  # that may lead after it, in this order, at most 32
-    electors: int = 0  # size of the electorate; a coordinator needs a majority of those not in `dead`
-    dead: tuple[str, ...] = ()  # keys of nodes that do not vote: proven dead, or returned
-    returned: tuple[str, ...] = ()  # the part of `dead` that is alive again, and votes once each node has this plan
+    successors: AtMost32[Peer] = ()  # that may lead after it, in this order, at most 32
+    electors: Count = 0  # size of the electorate; a coordinator needs a majority of those not in `dead`
+    dead: AtMost4096[Name] = ()  # keys of nodes that do not vote: proven dead, or returned
+    returned: AtMost4096[Name] = ()  # the part of `dead` that is alive again, and votes once each node has this plan
     forked: bool = True  # all ranks come from templates; False: one node cannot do that, so all execute them
 
     @property
@@ -260,23 +274,44 @@ class Plan:
         return self.group_rank >= 0
 
 
+# --- before a registration ------------------------------------------------------------------------
+
+
+class Hello(Record):
+    """First message of an agent on every stream. Agents and coordinators of another protocol are refused."""
+
+    version: Count  # of the protocol
+
+
+class TokenRequest(Record):
+    """An agent that proves with MUNGE that it belongs to the job's user asks for the job's token. Without TLS."""
+
+    job: Name
+    credential: Credential
+
+
+class TokenReply(Record):
+    """The answer, sealed for that user."""
+
+    credential: Credential
+
+
 # --- agent -> coordinator -------------------------------------------------------------------------
 
 
-@frozen
-class Register:
+class Register(Record):
     """First message of an agent on every stream: all that a new coordinator needs in order to carry on."""
 
     node: Node
-    port: int  # a port bound by this agent, offered as MASTER_PORT should it become group rank 0
+    port: Port  # a port bound by this agent, offered as MASTER_PORT should it become group rank 0
     plan: Plan | None = None  # the last one it took
     doing: Activity = Activity.IDLE
-    faults: tuple[RankFault, ...] = ()  # of its ranks in the cycle of that plan
+    faults: AtMost64[RankFault] = ()  # of its ranks in the cycle of that plan
     early: bool = False  # as in Succeeded
-    vote: int = 0  # the term for which it votes by registering
+    vote: Count = 0  # the term for which it votes by registering
     votes: bool = True  # False: a coordinator has told that it has none before it has a plan
-    led_s: float = -1.0  # how long ago a coordinator led it last, at least; -1 = never
-    number: int = 0  # counts the registrations of this agent; one that comes after a later one is ignored
+    led_s: Seconds = -1.0  # how long ago a coordinator led it last, at least; -1 = never
+    number: Count = 0  # counts the registrations of this agent; one that comes after a later one is ignored
     end: Finish | None = None  # the end of the job, where a coordinator has told it
     counted: Counted | None = None  # the last one that it got
 
@@ -286,181 +321,160 @@ class Register:
         return self.plan is not None and self.plan.active and self.doing not in (Activity.IDLE, Activity.PREPARING)
 
 
-@frozen
-class RanksFailed:
+class RanksFailed(Record):
     """Ranks of this node failed. Under any-failed the agent already stops the others, under min-healthy they go on."""
 
-    term: int
-    cycle: int
-    faults: tuple[RankFault, ...]
+    term: Count
+    cycle: Count
+    faults: OneTo64[RankFault]
 
 
-@frozen
-class Hung:
+class Hung(Record):
     """A rank of this node is hung. Its monitor waits a moment, so that all ranks can be looked at, and then ends it."""
 
-    term: int
-    cycle: int
+    term: Count
+    cycle: Count
     fault: RankFault
 
 
-@frozen
-class Evidence:
+class Evidence(Record):
     """What the ranks of this node do: the answer to `Collect`. Ranks that could not be looked at are missing."""
 
-    term: int
-    cycle: int
-    ranks_seen: tuple[RankEvidence, ...]
+    term: Count
+    cycle: Count
+    ranks_seen: AtMost64[RankEvidence]
 
 
-@frozen
-class Succeeded:
+class Succeeded(Record):
     """All workers of this node ended with 0."""
 
-    term: int
-    cycle: int
+    term: Count
+    cycle: Count
     early: bool = False  # a rank was told by `should_stop` to save its work and end
 
 
-@frozen
-class Ready:
+class Ready(Record):
     """This node is fit for the next plan, and no worker of that cycle is left on it. Term 0: it has had none."""
 
-    term: int
-    cycle: int
-    port: int
+    term: Count
+    cycle: Count
+    port: Port
 
 
-@frozen
-class Asked:
+class Asked(Record):
     """A rank of this node made a workload control request."""
 
-    term: int
-    cycle: int
+    term: Count
+    cycle: Count
     action: WorkloadAction
-    rank: int
-    description: str
+    rank: Count
+    description: Reason
 
 
-@frozen
-class NodeUnfit:
+class NodeUnfit(Record):
     """A health check says that this node must not be used."""
 
-    term: int
-    cycle: int
-    reason: str
+    term: Count
+    cycle: Count
+    reason: Reason
 
 
-@frozen
-class WarnJob:
+class WarnJob(Record):
     """This agent got the warning signal, and not every process of the job did: tell the others."""
 
-    signum: int
-    reason: str
+    signum: Signum
+    reason: Reason
 
 
-@frozen
-class EndJob:
+class EndJob(Record):
     """This agent was told (by Slurm or a person) to end the job."""
 
-    code: int
-    reason: str
-    signum: int = 0  # the signal by which it was told, for the workers of the others; 0 = they are stopped as ever
+    code: ExitStatus
+    reason: Reason
+    signum: Signum = 0  # the signal by which it was told, for the workers of the others; 0 = they are stopped as ever
 
 
-@frozen
-class EndKnown:
+class EndKnown(Record):
     """This agent knows the end of the job and has no workers left."""
 
 
-@frozen
-class WhoLeads:
+class WhoLeads(Record):
     """Asks where the coordinator is. The stream is no registration; the answer is `Elsewhere`."""
 
 
 # --- coordinator -> agent -------------------------------------------------------------------------
 
 
-@frozen
-class Leave:
+class Leave(Record):
     """All agents know the end of the job: exit."""
 
 
-@frozen
-class Lead:
+class Lead(Record):
     """The coordinator has a quorum in this term. Before that, a registration is only a vote."""
 
-    term: int
+    term: Count
     votes: bool = True  # the receiver does; False: it came back, and has a vote once a plan says so
 
 
-@frozen
-class Elsewhere:
+class Elsewhere(Record):
     """The node that was asked does not lead. It follows or seeks `peer`; `leads`: that node has said that it leads."""
 
-    term: int
+    term: Count
     peer: Peer
     leads: bool
 
 
-@frozen
-class Stop:
+class Stop(Record):
     """Stop the workers of (and before) this cycle and report `Ready`."""
 
-    term: int
-    cycle: int
-    reason: str
-    wait_s: float = 0.0  # ranks may end by themselves for so long before SIGTERM
+    term: Count
+    cycle: Count
+    reason: Reason
+    wait_s: Seconds = 0.0  # ranks may end by themselves for so long before SIGTERM
 
 
-@frozen
-class CheckNode:
+class CheckNode(Record):
     """This spare may be needed: run the preflight and report `Ready`."""
 
-    term: int
-    cycle: int
+    term: Count
+    cycle: Count
 
 
-@frozen
-class Collect:
+class Collect(Record):
     """A rank of this cycle is hung: look at all ranks and answer with `Evidence`."""
 
-    term: int
-    cycle: int
+    term: Count
+    cycle: Count
 
 
-@frozen
-class Finish:
+class Finish(Record):
     """The job is over: stop what runs and exit with `code`."""
 
-    code: int
-    reason: str
-    signum: int = 0  # as in EndJob
+    code: ExitStatus
+    reason: Reason
+    signum: Signum = 0  # as in EndJob
 
 
-@frozen
-class Refused:
+class Refused(Record):
     """This agent is not taken; it exits with `code`."""
 
-    code: int
-    reason: str
+    code: ExitStatus
+    reason: Reason
 
 
-@frozen
-class Warn:
+class Warn(Record):
     """The job is about to end (time limit, preemption): ranks should save their work."""
 
-    signum: int
-    reason: str
+    signum: Signum
+    reason: Reason
 
 
-@frozen
-class RanksGone:
+class RanksGone(Record):
     """Under min-healthy: these ranks of the cycle are dead; the in-process wrappers of the others want to know."""
 
-    cycle: int
-    ranks: tuple[int, ...]
-    reason: str
+    cycle: Count
+    ranks: AtMost4096[Count]
+    reason: Reason
 
 
 AgentReport = RanksFailed | Hung | Evidence | Spent | Succeeded | Ready | EndKnown

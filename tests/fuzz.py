@@ -29,14 +29,14 @@ from nvrx_slurm.attribution import llm, redact, web
 from nvrx_slurm.cli import status, why
 from nvrx_slurm.config import files, nvhcd, signatures, site
 from nvrx_slurm.config.layers import SETTINGS
-from nvrx_slurm.control import codec
-from nvrx_slurm.control import control_pb2 as pb
-from nvrx_slurm.core import coded, metrics, preload, progress, record
+from nvrx_slurm.control.messages import FROM_AGENTS, FROM_COORDINATOR
+from nvrx_slurm.core import metrics, preload, progress, record
 from nvrx_slurm.core.attribution import evidence, raised
 from nvrx_slurm.core.bounded_json import first_value, parsed
 from nvrx_slurm.core.checkpoint import files as checkpoints
 from nvrx_slurm.core.logs import lines, printable
 from nvrx_slurm.core.logs.index import Index
+from nvrx_slurm.declared import plain
 from nvrx_slurm.errors import ProtocolError, UsageError
 from nvrx_slurm.health import report
 from nvrx_slurm.health.check import ACTIONS, CONTEXTS
@@ -46,7 +46,7 @@ from nvrx_slurm.monitor import wire as monitor_wire
 from nvrx_slurm.slurm import nodelist
 from nvrx_slurm.slurm.api import text as slurm
 from nvrx_slurm.slurm.api.facts import SlurmError
-from nvrx_slurm.types import FaultKind, RankFault, Ready
+from nvrx_slurm.types import FaultKind, RankFault, Ready, Stop
 from tests.core.test_record import agent_log
 
 MOST_S = 0.05
@@ -100,7 +100,7 @@ OUTPUT = 'iteration 10 loss 3\rstep 11\nTraceback (most recent call last):\n  Fi
 REPLY = {"choices": [{"message": {"content": '{"story": "s", "rule": "agree", "citations": []}'}}]}
 REPORT = '{"node":"n","when":"w","findings":[],"notes":[],"seconds":1}'
 READY = Ready(1, 2, 3)
-MESSAGE = codec.from_agent(READY).SerializeToString()
+MESSAGE = FROM_AGENTS.encode(READY)
 METRICS = {**GOOD, "restarts": {"used": 1, "allowed": 2, "by_kind": {}}}
 # Name: the parser, its error, and samples. Of JSON as the readers of log trees take it, text, bytes, and files of YAML.
 DOCUMENTS: dict[str, tuple[Any, Any]] = {
@@ -108,7 +108,7 @@ DOCUMENTS: dict[str, tuple[Any, Any]] = {
     "status": (lambda found: status._told(Path("/7/r0"), found, GOOD["written"], True), GOOD),
     "metrics": (metrics.samples, METRICS),
     "result": (_story, RESULT),
-    "record": (coded.decode, coded.encode(READY)),
+    "record": (record.decode, {"type": "Ready", **plain(READY)}),
     "model": (lambda found: llm._checked(found, ["a line of a log"]), REPLY),
 }
 TEXTS: dict[str, tuple[Any, ...]] = {
@@ -129,8 +129,8 @@ TEXTS: dict[str, tuple[Any, ...]] = {
     "settings": (_settings, _Never, "4:6", "a=1,b=2", "127.0.0.1:29400", "10m", "SIGUSR1@60"),
 }
 BYTES: dict[str, tuple[Any, ...]] = {
-    "from an agent": (lambda data: codec.decode(codec.parse(pb.FromAgent, data)), ProtocolError, MESSAGE),
-    "from a coordinator": (lambda data: codec.decode(codec.parse(pb.FromCoordinator, data)), ProtocolError, MESSAGE),
+    "from an agent": (FROM_AGENTS.decode, ProtocolError, MESSAGE),
+    "from a coordinator": (FROM_COORDINATOR.decode, ProtocolError, FROM_COORDINATOR.encode(Stop(1, 2, "r"))),
     "monitor": (monitor_wire.decode, monitor_wire.WireError, monitor_wire.encode("init", rank=3)),
     "log sources": (wire.opened, ProtocolError, wire.message(wire.OPEN, [[1, 0, "f", 3]])),
     "log chunk": (wire.to_chunk, ProtocolError, wire.from_chunk(wire.Chunk(1, 0, 3, 9, b"a\n"))),

@@ -1,4 +1,4 @@
-"""scripts/gpu-trial where there is no GPU: a stand-in of NVML, gloo, and rows that say that they are untried."""
+"""scripts/dev/gpu-trial where there is no GPU: a stand-in of NVML, gloo, and rows that say that they are untried."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "gpu-trial"
+SCRIPT = Path(__file__).parents[1] / "scripts" / "dev" / "gpu-trial"
 BOUND_S = 110
 
 

@@ -13,6 +13,7 @@ import tokenize
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -25,17 +26,18 @@ GENERATED = {PACKAGE / f"{name}_pb2.py" for name in ("control/control", "health/
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_NESTING = 500, 70, 5  # each: below this
 MAX_CODE_LINES = 300  # of a file of the package, without blanks, comments and docstrings
 
-# design.md section 3: who may import whom. `testing` may import anything.
+# Who may import whom. `testing` may import anything.
 LAYERS: dict[str, set[str]] = {
     "__init__": set(),
-    "frozen": set(),
-    "records": {"frozen"},
-    "types": {"frozen", "records"},
     "errors": set(),
-    "core": {"__init__", "frozen", "types", "errors"},
-    "config": {"__init__", "frozen", "types", "errors", "core"},
+    "declared": set(),
+    "records": {"declared"},
+    "types": {"declared", "records"},
+    "codec": {"declared", "errors"},
+    "core": {"__init__", "codec", "declared", "types", "errors"},
+    "config": {"__init__", "declared", "types", "errors", "core"},
 }
-LAYERS["system"] = LAYERS["config"] | {"config"}
+LAYERS["system"] = LAYERS["config"] | {"config", "codec"}
 LAYERS["child"] = LAYERS["system"] | {"system"}
 LAYERS["slurm"] = LAYERS["control"] = LAYERS["child"] | {"child"}
 # A tool of the system (a scheduler's, a file's) may be used by the edge beside it, but control and slurm stay apart.
@@ -60,7 +62,8 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "grpc": ("health/", "logs/"),
     "cryptography": ("control/identity.py",),
     "httpx": ("attribution/web.py",),
-    "google": ("control/", "health/", "logs/"),
+    "google": ("health/", "logs/"),
+    "msgspec": ("declared.py", "codec.py"),
     "pynvml": ("system/gpus.py",),
     "filelock": ("system/files.py",),
     "pyslurm": ("slurm/api/pyslurm_child.py",),
@@ -68,7 +71,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "sitecustomize": ("warm/",),
     **{f"nvrx_{path.stem}": ("warm/",) for path in (PACKAGE / "warm").glob("*.py")},  # their names in a template
     "transformers": ("huggingface.py",),
-    "typing_extensions": ("frozen.py",),  # for type checkers
+    "typing_extensions": ("declared.py",),  # for type checkers
 }
 BANNED_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 IMPURE = {"os", "time", "random", "socket", "threading", "logging", "subprocess", "asyncio", "secrets", "pathlib", "io"}
@@ -246,6 +249,29 @@ def test_imports(paths: list[Path], breaks: ImportRule) -> None:
     assert [f"{name(p)}:{line} {module}" for p, line, module, typed in every if breaks(p, module, typed)] == []
 
 
+def _module_of(dotted: str, known: dict[str, Path]) -> str:
+    """The module in a dotted name that may end with what is taken from it."""
+    return dotted if dotted in known or "." not in dotted else _module_of(dotted.rpartition(".")[0], known)
+
+
+def test_no_circle_of_imports_at_run_time() -> None:
+    """Imports within functions count, too."""
+    known = {".".join(path.relative_to(REPO).with_suffix("").parts): path for path in IN_PACKAGE}
+    needs = {
+        module: {_module_of(found, known) for _, found, typing_only in imports(path) if not typing_only} - {module}
+        for module, path in known.items()
+    }
+    assert list(TopologicalSorter(needs).static_order())  # raises CycleError
+
+
+FOREIGN = re.compile(r"\bseeds? 0\d\d\b|\bissues? \d+|\bdesign\.md\b|\bfindings\.md\b", re.IGNORECASE)
+
+
+def test_no_text_cites_a_document_that_is_not_here() -> None:
+    texts = [path for path in our_files() if path.suffix in (".py", ".md", ".sh", ".cfg") and path != Path(__file__)]
+    assert [name(path) for path in texts if FOREIGN.search(path.read_text())] == []
+
+
 # --- things that are never done -------------------------------------------------------------------------------------
 
 
@@ -338,7 +364,8 @@ def test_every_module_and_public_name_says_what_it_is() -> None:
     assert wrong == []
 
 
-PUBLIC_TWICE = {"FaultToleranceCallback", "Detector", "Report"}  # of Lightning and of transformers; names of NVRx's
+# Of Lightning and of transformers; names of NVRx's; for type checkers.
+PUBLIC_TWICE = {"FaultToleranceCallback", "Detector", "Report", "Record"}
 GONE = re.compile(r"(^|_)(look|looks|looked|door|guest|patience|tombstone|desk|nudge|rollcall|goodbye)(_|$)")
 
 
@@ -386,7 +413,7 @@ def test_no_launcher_loads_torch(code: str) -> None:
     assert "fault_tolerance" not in code or "asyncio" not in modules  # a rank, too
 
 
-BASE = {"torch", "click", "pyyaml", "nvidia-ml-py", "filelock", "protobuf", "cryptography"}
+BASE = {"torch", "click", "pyyaml", "nvidia-ml-py", "filelock", "cryptography", "msgspec"}
 # Code of the extras, and what it needs.
 EXTRAS = {
     "attribution": ("nvrx_slurm.attribution", "httpx"),

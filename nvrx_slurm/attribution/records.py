@@ -10,7 +10,7 @@ from typing import Any
 from nvrx_slurm.health.check import one_line
 from nvrx_slurm.system.foreign import last_bytes
 
-PORT = 50050  # of the service that a job runs itself (seed 000)
+PORT = 50050  # of the service that a job runs itself
 FOLDER = "attribution"  # of results, in the log tree
 _REASON_CHARS, _SOURCE_CHARS = 400, 60
 _MAX_KEY_BYTES = 8192

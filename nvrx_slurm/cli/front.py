@@ -18,7 +18,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from nvrx_slurm.child import processes
@@ -30,6 +29,7 @@ from nvrx_slurm.config.launch import LaunchConfig
 from nvrx_slurm.control.auth import TOKEN_ENV, new_token
 from nvrx_slurm.core.chain import ended_from_outside
 from nvrx_slurm.core.words import utc
+from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import ExitCode, UsageError
 from nvrx_slurm.node.output.console import Console
 from nvrx_slurm.node.output.out_file import OUT_ENV

@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,14 @@ from nvrx_slurm.cli import complete
 from nvrx_slurm.cli.event_logs import CoordinatorLog, Cycle, coordinators_of, counted_in, cycles_in, logs_of
 from nvrx_slurm.cli.log_tree import RUN, find_run, log_dir, result_of, runs_of, written_by_others
 from nvrx_slurm.cli.screen import period_s, show
+from nvrx_slurm.codec import from_plain
 from nvrx_slurm.core.account.account import BUCKETS
 from nvrx_slurm.core.account.goodput import in_lines, summary
 from nvrx_slurm.core.account.report import priced, to_json
-from nvrx_slurm.core.coded import decode
 from nvrx_slurm.core.words import in_words, unix_s, utc
+from nvrx_slurm.declared import plain, replace
 from nvrx_slurm.system.foreign import first_bytes, names_in
-from nvrx_slurm.types import NodeTime
+from nvrx_slurm.types import Counted, CycleCost, NodeTime, RestartRecord
 
 _MOST_RUNS, _CHAIN_BYTES = 10_000, 1 << 20
 
@@ -167,7 +167,7 @@ def of_events(
     from that plan to the last event is in the bucket "other"."""
     if not counted:
         return {}
-    known = decode(max(counted.values(), key=lambda one: float(one["account"]["wall_s"])))
+    known = from_plain(max(counted.values(), key=lambda one: float(one["account"]["wall_s"])), Counted)
     costs = {int(cost["cycle"]): cost for one in counted.values() for cost in one["costs"]}
     told = [cycle.plan["history"] for cycle in cycles if cycle.plan]
     began_s = max((float(one["began_s"]) for one in told), default=0.0) or logs[0].walls[0]
@@ -181,8 +181,9 @@ def of_events(
 
     account = replace(known.account, wall_s=wall_s, nodes=tuple(map(filled, known.account.nodes)))
     restarts = {int(one["cycle"]): one for past in told for one in past["restarts"]}
-    all_restarts = priced((decode(restarts[cycle]) for cycle in sorted(restarts)), map(decode, costs.values()))
+    records = from_plain([restarts[cycle] for cycle in sorted(restarts)], tuple[RestartRecord, ...])
+    all_restarts = priced(records, from_plain(list(costs.values()), tuple[CycleCost, ...]))
     return {
         "account": to_json(account), "duration_s": wall_s, "ended": utc(last_s), "unfinished": True,
-        "restarts": [vars(one) for one in all_restarts],
+        "restarts": plain(all_restarts),
     }  # fmt: skip

@@ -11,7 +11,6 @@ import shutil
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
@@ -20,8 +19,8 @@ from nvrx_slurm.config.ft import FaultToleranceConfig
 from nvrx_slurm.config.launch import LaunchConfig
 from nvrx_slurm.config.layers import Resolved
 from nvrx_slurm.config.values import NodeRange
+from nvrx_slurm.declared import Record, replace
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.frozen import frozen
 from nvrx_slurm.node.run_dir import RunDir
 from nvrx_slurm.slurm import conf
 from nvrx_slurm.slurm.control import Control
@@ -40,8 +39,7 @@ class StartPlace(Enum):
     ALONE = "no Slurm: this node, or several by --nnodes and --rdzv-endpoint"
 
 
-@frozen
-class Here:
+class Here(Record):
     """The settings, the environment, where this process is, and what Slurm says about it (None outside a job)."""
 
     resolved: Resolved
@@ -75,8 +73,7 @@ class OnNode(NamedTuple):
     world: int  # LOCAL_WORLD_SIZE
 
 
-@frozen
-class Layout:
+class Layout(Record):
     """How many nodes and workers the job has, where this node's are, and where the job's files go."""
 
     nodes: NodeRange

@@ -6,33 +6,32 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from nvrx_slurm.cli import rendezvous
 from nvrx_slurm.cli.here import Here, Layout, OnNode, layout, working_directory
+from nvrx_slurm.config.cores import agent_settings, coordinator_settings
 from nvrx_slurm.config.ft import FaultToleranceConfig
 from nvrx_slurm.config.launch import LaunchConfig
 from nvrx_slurm.config.values import Std
 from nvrx_slurm.core import preload
 from nvrx_slurm.core.agent.events import AgentSettings
 from nvrx_slurm.core.coordinator.coordinator import CoordinatorSettings
-from nvrx_slurm.core.coordinator.restarts import RestartLimits
 from nvrx_slurm.core.coordinator.status import JobLabels
+from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.node.job import NodeJob
 from nvrx_slurm.node.preflight.head_start import PreflightSpec, preflight_spec
-from nvrx_slurm.node.workers.worker_spec import LOCAL_RANK_MACRO, WarmSpec, WorkerContract, WorkerSpec
+from nvrx_slurm.node.workers.worker_spec import LINE_PREFIX, LOCAL_RANK_MACRO, WarmSpec, WorkerContract, WorkerSpec
 from nvrx_slurm.slurm.control import KILL_WAIT_S
 from nvrx_slurm.system import numa
-from nvrx_slurm.types import KindCount, RestartPolicy
+from nvrx_slurm.types import RestartPolicy
 
 KILL_WAIT_ENV = "NVRX_KILL_WAIT"  # seconds between SIGTERM and SIGKILL on this cluster; set for the tasks of a step
 JOB_NAME_ENV = "NVRX_JOB_NAME"  # the job's; srun overwrites SLURM_JOB_NAME with the name of the step
 _KILL_WAIT_MARGIN_S = 5.0  # for the agent to reap, report and exit
-_KILL_TIMEOUT_S = 10.0
 _LONGEST_SCRIPT = 1 << 20  # characters that are read of it
 _LABEL_CHARS = 120
 _RUN_PATH = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
@@ -112,50 +111,20 @@ def _preflight(here: Here, shape: Layout) -> PreflightSpec:
 
 
 def _agent(here: Here, elects: bool) -> AgentSettings:
-    return AgentSettings(
-        stop_timeout_s=here.launch.workers_stop_timeout,
-        idle_s=here.ft.stop_idle_timeout,
-        term_timeout_s=term_timeout_s(here),
-        kill_timeout_s=_KILL_TIMEOUT_S,
-        join_timeout_s=here.launch.rdzv_conf.join_timeout,
-        in_step=here.slurm is not None,
-        policy=RestartPolicy(here.ft.restart_policy),
-        hang_collect_s=here.ft.hang_collect_s,
-        warning_signum=here.ft.warning_signal or 0,
-        elects=elects,
-    )
+    told = agent_settings(here.resolved.config, term_timeout_s(here))
+    return replace(told, in_step=here.slurm is not None, elects=elects)
 
 
 def _coordinator(here: Here, shape: Layout, agent: AgentSettings, preflight: PreflightSpec) -> CoordinatorSettings:
-    launch, ft, slurm, nodes = here.launch, here.ft, here.slurm, shape.nodes
+    launch, slurm, nodes = here.launch, here.slurm, shape.nodes
     # an array that meets at an endpoint has more nodes than this job
     agents = slurm.agents if slurm is not None and launch.endpoint is None else ()
     by_hand = slurm is None and launch.node_rank is not None
-    return CoordinatorSettings(
+    return replace(
+        coordinator_settings(here.resolved.config, agent, preflight.longest_s),
         min_nodes=nodes.min,
         max_nodes=nodes.max,
-        segment=ft.segment,
-        max_restarts=launch.max_restarts,
-        policy=agent.policy,
-        limits=_restart_limits(ft),
-        max_active=launch.nnodes.max if launch.nnodes is not None else 0,
-        hang_collect_s=agent.hang_collect_s,
-        hang_exclude=ft.hang_exclude,
-        straggler_window_s=ft.straggler_window,
-        straggler_exclude=ft.straggler_exclude,
-        tells_of_cycles=bool(ft.attribution_service or ft.cycle_info_dir),
-        stops_on_advice=ft.attribution_stop_action == "no-restart",
-        tracks_progress=ft.is_progress_tracking_enabled or ft.checkpoint_dir is not None,
-        finds_checkpoints=ft.checkpoint_dir is not None,
-        has_preflight=True,
-        join_timeout_s=launch.rdzv_conf.join_timeout,
-        last_call_s=launch.rdzv_conf.last_call_timeout,
-        stop_timeout_s=agent.stop_timeout_s + 2 * agent.kill_timeout_s + preflight.longest_s,
-        drain_timeout_s=max(agent.stop_timeout_s, agent.term_timeout_s) + agent.kill_timeout_s,
         time_limited=slurm is not None,
-        warn_before_end_s=ft.warn_before_end,
-        stop_before_end_s=here.resolved.config.stop_before_end_s,
-        warning_signum=agent.warning_signum,
         expected=tuple(f"node rank {i}" for i in range(nodes.max)) if by_hand else agents,
         electors=(len(agents) or 1) if agent.elects else 0,
         one_life=bool(agents),
@@ -170,21 +139,6 @@ def _progress_file(ft: FaultToleranceConfig) -> str | None:
 def _checkpoints(ft: FaultToleranceConfig) -> tuple[str, str | None] | None:
     path = ft.checkpoint_dir
     return (os.path.join(working_directory(), path), ft.checkpoint_pattern) if path else None
-
-
-def _restart_limits(ft: FaultToleranceConfig) -> RestartLimits:
-    by_kind = ft.max_restarts_by_fault
-    return RestartLimits(
-        by_kind=tuple(KindCount(kind, count) for kind, count in by_kind.items()),
-        crash_loop_s=ft.crash_loop_window,
-        crash_loop_pause_s=ft.crash_loop_backoff,
-        max_no_progress_cycles=max(0, ft.max_no_progress_cycles),
-        min_progress_iterations=ft.min_progress_iterations,
-        poison_iterations=ft.poisoned_checkpoint_iterations,
-        no_restart_code=ft.no_restart_exit_code,
-        max_failed_starts=ft.max_failed_starts,
-        stops_on_repeats=ft.attribution_stop_action == "no-restart",
-    )
 
 
 def kill_wait_s(env: Mapping[str, str]) -> float:
@@ -215,7 +169,7 @@ def _worker_spec(here: Here, shape: Layout, script: str, args: tuple[str, ...], 
         limits=ft.rank_limits(),
         termination_signal=ft.rank_termination_signal,
         shown=partial(_shown, launch),
-        line_prefix="" if launch.console_prefix == "none" else WorkerSpec.line_prefix,
+        line_prefix="" if launch.console_prefix == "none" else LINE_PREFIX,
         monitored=not launch.disable_rank_monitors,
         settings=ft.rank_settings(),
         prefixes=_prefixes(here, shape),

@@ -9,7 +9,6 @@ import gc
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
@@ -23,6 +22,7 @@ from nvrx_slurm.cli.event_logs import FAULT, HANG, Cycle, counted_in, cycles_in,
 from nvrx_slurm.cli.goodput import of_events
 from nvrx_slurm.cli.log_tree import DAMAGE, RUN, find_run, result_of, written_by_others
 from nvrx_slurm.cli.status import HEALTHY, NEEDS_A_PERSON, observe
+from nvrx_slurm.codec import from_plain
 from nvrx_slurm.core import report as pure
 from nvrx_slurm.core.account.account import BUCKETS, SECTION
 from nvrx_slurm.core.account.goodput import summary
@@ -30,7 +30,6 @@ from nvrx_slurm.core.account.report import lost_s, lost_steps
 from nvrx_slurm.core.attribution.hang import RULE as HANG_RULE
 from nvrx_slurm.core.attribution.hang import place
 from nvrx_slurm.core.attribution.verdict import headline, what_to_do
-from nvrx_slurm.core.coded import decode
 from nvrx_slurm.core.report import facts
 from nvrx_slurm.core.report.facts import CyclePlan, Incident, ReportFacts, Stretch
 from nvrx_slurm.core.report.page import IN_FULL, page
@@ -164,7 +163,13 @@ def _end_of(known: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _incident(
-    run: Path, number: int, one: Mapping[str, Any], cycles: Mapping[int, Cycle], began_s: float, found: Stretches, full: bool
+    run: Path,
+    number: int,
+    one: Mapping[str, Any],
+    cycles: Mapping[int, Cycle],
+    began_s: float,
+    found: Stretches,
+    full: bool,
 ) -> Incident:
     """With what result.json (`first`, of the failure that ended the job), events and hang.json say of it; `full`: also
     with the lines of logs."""
@@ -199,13 +204,12 @@ def _incident(
 
 def _fault(told: Mapping[str, Any]) -> RankFault:
     """Of an event, or of the first cause in a result.json, which has no types."""
-    made = {"type": "RankFault", **{one.name: told[one.name] for one in fields(RankFault) if one.name in told}}
+    made = {name: told[name] for name in RankFault.__struct_fields__ if name in told}
     if finding := told.get("finding"):
-        known = {one.name: finding[one.name] for one in fields(Finding) if one.name in finding}
-        made["finding"] = {"type": "Finding", **known}  # an older version had more
-    found = decode(made)
-    assert isinstance(found, RankFault)
-    return found
+        made["finding"] = {
+            name: finding[name] for name in Finding.__struct_fields__ if name in finding
+        }  # others had more
+    return from_plain(made, RankFault)
 
 
 def _waits(run: Path, cycle: int) -> Iterator[tuple[str, str]]:

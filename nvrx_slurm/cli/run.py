@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import replace
 
 from nvrx_slurm import compat
 from nvrx_slurm.cli.options import nvrx_run_options
 from nvrx_slurm.config.layers import Resolved
 from nvrx_slurm.control.auth import TOKEN_ENV
+from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.system.limits import check_start
 

@@ -9,7 +9,6 @@ import secrets
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from nvrx_slurm.config.layers import SETTINGS, Config, resolve
 from nvrx_slurm.config.settings import Declaration, settings_of
 from nvrx_slurm.config.submit import SubmitConfig, resolve_submit
 from nvrx_slurm.core.chain import FINAL
+from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import ExitCode, UsageError
 from nvrx_slurm.slurm.api import connect
 from nvrx_slurm.slurm.api.cli import Slurm

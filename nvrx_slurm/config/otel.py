@@ -7,15 +7,14 @@ from collections.abc import Mapping
 from urllib.parse import unquote
 
 from nvrx_slurm.config.ft_logs import URL
-from nvrx_slurm.frozen import frozen
+from nvrx_slurm.declared import Record
 
 _PREFIX, _METRICS = "OTEL_EXPORTER_OTLP_", "OTEL_EXPORTER_OTLP_METRICS_"
 _LONGEST_MS = 86_400_000
 _KEY, _VALUE = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII), re.compile(r"[ -~]*")  # what HTTP takes in a header
 
 
-@frozen
-class OtlpTarget:
+class OtlpTarget(Record):
     """A collector. `problem`: why it gets nothing, in a sentence; "" = it does. Times in seconds."""
 
     url: str

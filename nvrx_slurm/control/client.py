@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from nvrx_slurm import types as t
-from nvrx_slurm.control import addresses, auth, codec, handover
-from nvrx_slurm.control import control_pb2 as pb
+from nvrx_slurm.control import addresses, auth, handover
 from nvrx_slurm.control.admission import HANDSHAKE_TIMEOUT_S
 from nvrx_slurm.control.identity import identity
+from nvrx_slurm.control.messages import FROM_AGENTS, FROM_COORDINATOR
 from nvrx_slurm.control.stream import AGE, BEAT, Stream
 from nvrx_slurm.core.agent import events as ev
 from nvrx_slurm.errors import AuthError, ProtocolError
@@ -78,7 +78,7 @@ class ControlClient:
     def send(self, message: t.AgentMessage) -> None:
         """Send a message; without a stream it is dropped: the next Register tells what matters."""
         if self._stream is not None:
-            self._stream.send(codec.from_agent(message).SerializeToString())
+            self._stream.send(FROM_AGENTS.encode(message))
 
     async def close(self, grace_s: float) -> None:
         """Deliver what was sent (at most `grace_s` seconds), then close the stream."""
@@ -149,7 +149,7 @@ class ControlClient:
         """It is our coordinator."""
         self._open = True
         assert self._stream is not None
-        self._stream.send(pb.FromAgent(hello=pb.Hello(version=auth.VERSION)).SerializeToString())
+        self._stream.send(FROM_AGENTS.encode(t.Hello(auth.VERSION)))
         self._beat_s, self._answered = self._loop.time(), True
         self._answered_s = self._beat_s
         self._wake(self._beat_s + self._interval_s)
@@ -158,7 +158,7 @@ class ControlClient:
     def _received(self, frame: bytes) -> None:
         """A message, or the answer to a beat. Raises ProtocolError."""
         if frame != BEAT:
-            return self._post(codec.decode(codec.parse(pb.FromCoordinator, frame)))
+            return self._post(FROM_COORDINATOR.decode(frame))
         self._answered, self._answered_s = True, self._loop.time()
         self._on_beat(self._beat_s)
         self._wake(self._beat_s + self._interval_s)

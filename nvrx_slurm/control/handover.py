@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from nvrx_slurm.control import codec
-from nvrx_slurm.control import control_pb2 as pb
+from nvrx_slurm.codec import Wire
 from nvrx_slurm.control.auth import TOKEN_ENV, Credentials, in_thread
 from nvrx_slurm.control.stream import UNPROVED_BYTES
 from nvrx_slurm.errors import AuthError, ProtocolError
+from nvrx_slurm.types import TokenReply, TokenRequest
 
+REQUESTS, REPLIES = Wire[TokenRequest](TokenRequest), Wire[TokenReply](TokenReply)
 _REQUEST, _TOKEN = b"nvrx-token-request\0", b"nvrx-token\0"
 
 
@@ -27,12 +28,12 @@ class TokenServer:
 
     async def serve(self, connection: socket.socket) -> None:
         """Answer the request that comes on `connection`; the caller bounds it. Raises as `ask`."""
-        request = codec.parse(pb.TokenRequest, await _receive(connection))
+        request = REQUESTS.decode(await _receive(connection))
         await self._one_by_one.acquire()
         answer = asyncio.ensure_future(in_thread(lambda: self.answer(request.credential)))
         answer.add_done_callback(self._answered)
         sealed = await asyncio.shield(answer)  # a caller that leaves makes no room for another call
-        await _send(connection, pb.TokenReply(credential=sealed).SerializeToString())
+        await _send(connection, REPLIES.encode(TokenReply(sealed)))
 
     def answer(self, credential: str) -> str:
         """The token, sealed for the user that sealed `credential`. Raises AuthError."""
@@ -66,8 +67,8 @@ async def ask(connection: socket.socket, credentials: Credentials | None, job: s
     if credentials is None:
         raise AuthError(f"{TOKEN_ENV} is not set and there is no MUNGE to get the job's token with")
     sealed = await in_thread(lambda: request(credentials, job))
-    await _send(connection, pb.TokenRequest(job=job, credential=sealed).SerializeToString())
-    reply = codec.parse(pb.TokenReply, await _receive(connection))
+    await _send(connection, REQUESTS.encode(TokenRequest(job, sealed)))
+    reply = REPLIES.decode(await _receive(connection))
     return await in_thread(lambda: read_answer(credentials, job, reply.credential))
 
 

@@ -9,18 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from nvrx_slurm import types as t
-from nvrx_slurm.control import auth, codec
-from nvrx_slurm.control import control_pb2 as pb
+from nvrx_slurm.control import auth
 from nvrx_slurm.control.admission import Caller, Listener
 from nvrx_slurm.control.handover import TokenServer
 from nvrx_slurm.control.identity import identity
+from nvrx_slurm.control.messages import FROM_AGENTS, FROM_COORDINATOR
 from nvrx_slurm.control.stream import AGE, BEAT, Stream
 from nvrx_slurm.core.coordinator import events as ev
+from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import ExitCode, ProtocolError
 from nvrx_slurm.system import bounded
 
@@ -94,7 +94,7 @@ class ControlServer:
         self._push(list(self._members.values()), message)
 
     def _push(self, peers: Iterable[Caller | None], message: t.CoordinatorMessage) -> int:
-        frame = codec.from_coordinator(message).SerializeToString()
+        frame = FROM_COORDINATOR.encode(message)
         streams = [peer.stream for peer in peers if peer is not None and peer.stream is not None]
         for stream in streams:
             stream.send(frame)
@@ -142,10 +142,13 @@ class ControlServer:
                 peer.sent_s = peer.answered_s + max(0.0, min(now - peer.answered_s, age_s))
                 peer.answered_s = now
                 return peer.stream.send(BEAT)
-        envelope = codec.parse(pb.FromAgent, frame)
-        if not peer.greeted:
-            return self._greet(peer, envelope)
-        message = codec.decode(envelope)
+        message = FROM_AGENTS.decode(frame)
+        if isinstance(message, t.Hello) == peer.greeted:
+            raise ProtocolError(
+                "the agent sent its hello twice" if peer.greeted else "the agent did not send its hello"
+            )
+        if isinstance(message, t.Hello):
+            return self._greet(peer, message)
         if isinstance(message, t.WhoLeads) and not peer.node_id and self._where is not None:
             return self._send_on(peer, self._where())
         if isinstance(message, t.Register) == bool(peer.node_id):
@@ -155,12 +158,10 @@ class ControlServer:
         if self._members.get(peer.node_id) is peer:
             self._post(ev.FromAgent(peer.node_id, message))
 
-    def _greet(self, peer: Caller, envelope: pb.FromAgent) -> None:
-        if envelope.WhichOneof("what") != "hello":
-            raise ProtocolError("the agent did not send its hello")
+    def _greet(self, peer: Caller, hello: t.Hello) -> None:
         peer.greeted = True
-        if envelope.hello.version != auth.VERSION:
-            why = f"the agent speaks protocol {envelope.hello.version}, this coordinator {auth.VERSION}"
+        if hello.version != auth.VERSION:
+            why = f"the agent speaks protocol {hello.version}, this coordinator {auth.VERSION}"
             self._send_on(peer, t.Refused(ExitCode.COORDINATOR_LOST, f"{why}; install one version on all nodes"))
             self.listener.say_refusal(f"refused {peer.address}: {why}")
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from enum import Enum
 
 from nvrx_slurm.core.words import in_words
+from nvrx_slurm.declared import Record
 from nvrx_slurm.errors import ExitCode
-from nvrx_slurm.frozen import frozen
 
 FINAL = frozenset({ExitCode.OK, ExitCode.USAGE, ExitCode.NO_RESTART})
 _SIGNALS = range(128 + 1, 128 + 64 + 1)  # exit codes of a job that a signal ended; srun's own errors are 255
@@ -24,8 +24,7 @@ class Next(Enum):
     LEAVE = "let Slurm do what it does after a signal: requeue a preempted job, end a cancelled one"
 
 
-@frozen
-class ChainLimits:
+class ChainLimits(Record):
     """`failures` (>= 1) of them within `window_s` seconds (> 0) end the chain; 128 + `warning_signum` is none."""
 
     failures: int
@@ -33,8 +32,7 @@ class ChainLimits:
     warning_signum: int
 
 
-@frozen
-class ChainLink:
+class ChainLink(Record):
     """A link that is over: its exit code, when it ended (Unix seconds), whether it was stopped for its time limit."""
 
     code: int
@@ -42,8 +40,7 @@ class ChainLink:
     out_of_time: bool = False
 
 
-@frozen
-class ChainDecision:
+class ChainDecision(Record):
     """What to do, and the sentence about it."""
 
     next: Next

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, ClassVar
 
+from nvrx_slurm.declared import Record
 from nvrx_slurm.errors import UnknownTransition
-from nvrx_slurm.frozen import frozen
 
 Table = Mapping[tuple[Enum, type], "Row"]
 Handler = Callable[[Any, float], Enum | None]
@@ -22,8 +22,7 @@ Group = tuple[Enum | tuple[Enum, ...], type | tuple[type, ...], str, tuple[Enum,
 MOST_TARGETS = 4  # of a row
 
 
-@frozen
-class Row:
+class Row(Record):
     """What one (state, event) does: method name, the other states it may lead to, and the reason in a few words."""
 
     do: str
@@ -31,20 +30,17 @@ class Row:
     why: str = ""
 
 
-@frozen
-class Tick:
+class Tick(Record):
     """The machine's own deadline has come."""
 
 
-@frozen
-class Entered:
+class Entered(Record):
     """Inner event: the state has changed. It needs a row only where a state begins with something to do."""
 
     was: Enum
 
 
-@frozen
-class Say:
+class Say(Record):
     """Command: print this sentence for people."""
 
     text: str

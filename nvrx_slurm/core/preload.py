@@ -174,7 +174,8 @@ class Learned:
         self._missed: set[bool] = set()  # in this start
         self._found: dict[str, None] = {}  # names that come from elsewhere: the script's text, loaded libraries
         self._last: Changes = {}
-        self.hinted: tuple[Module, ...] = ()  # by other nodes
+        self._hinted: tuple[Module, ...] = ()  # by other nodes, until this one has ranks
+        self._has_begun = False
 
     def imported(self, local_rank: int, module: str, changes: Changes) -> None:
         """A rank imports this module, after it has changed these variables."""
@@ -186,9 +187,16 @@ class Learned:
         self._misses[is_second_part] += is_second_part not in self._missed
         self._missed.add(is_second_part)
 
+    def hinted(self, modules: tuple[Module, ...]) -> None:
+        """The ranks of other nodes import these. A node that has had ranks knows it from them."""
+        if not self._has_begun:
+            self._hinted = modules
+
     def began(self) -> None:
         """All ranks start."""
+        self._has_begun = True
         self._missed.clear()
+        self.found(name for name, _ in self._hinted)
 
     def found(self, modules: Iterable[str]) -> None:
         """The ranks import these, or will soon."""
@@ -198,6 +206,13 @@ class Learned:
         """Whether a rank imports it."""
         return module in self._told or module in self._found
 
+    def by_rank(self) -> Iterator[tuple[str, ...]]:
+        """Variables that differ from rank to rank, so that no template imports what comes after them."""
+        for told in self._told.values():
+            times = Counter(change for changes in told.values() for change in changes.items())
+            if names := {name for (name, _), count in times.items() if count < len(told)}:
+                yield tuple(sorted(names))
+
     def modules(self) -> tuple[Module, ...]:
         """What the next template imports, in this order."""
         names = self._named or (
@@ -206,14 +221,16 @@ class Learned:
         )
         if self._misses[False] >= MAX_MISSES:
             return ()
-        if self.hinted and not self._told:
-            return self.hinted
+        if self._hinted and not self._has_begun:
+            return self._hinted
+        hinted = {name: {-1: changes} for name, changes in self._hinted}
         chosen: list[Module] = []
         left_out = {_DYNAMO} if self._misses[True] >= MAX_MISSES else set()
         for name in names:
             module = name.partition(":")[0]
             root = module.partition(".")[0]
-            told = [*self._told.get(module, self._told.get(root, {})).values()]
+            by_rank_told = self._told.get(module) or hinted.get(name) or self._told.get(root, {})
+            told = [*by_rank_told.values()]
             by_rank = any(changes != told[0] for changes in told)
             needs_it = root in left_out or (root in _USERS_OF_TORCH and "torch" in left_out)
             if by_rank or needs_it or module in left_out:

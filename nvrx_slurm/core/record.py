@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from functools import cache
 from itertools import zip_longest
-from typing import Any
+from typing import Any, Union
 
 from nvrx_slurm import __version__
 from nvrx_slurm import types as records
+from nvrx_slurm.codec import from_plain, to_json
 from nvrx_slurm.core.agent import events as agent_events
 from nvrx_slurm.core.agent.agent import Agent
 from nvrx_slurm.core.bounded_json import parsed
-from nvrx_slurm.core.coded import decode, encode, register
 from nvrx_slurm.core.coordinator import events as coordinator_events
 from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSettings
 from nvrx_slurm.core.coordinator.events import HangFound, SendTo
@@ -26,18 +26,35 @@ from nvrx_slurm.core.election import election
 from nvrx_slurm.core.election.election import Election
 from nvrx_slurm.core.machine import Machine, Say, Tick
 from nvrx_slurm.core.progress import DAMAGE
+from nvrx_slurm.declared import Record, replace
 from nvrx_slurm.errors import NvrxError, ProtocolError
-from nvrx_slurm.frozen import frozen
 
 MAX_LINE_CHARS = 4 << 20
 _MOST_DIFFERENCES, _MOST_SKIPPED = 100, 100_000  # of a log; lines after the last of them
 COMMANDS_IN_FULL = 64  # the others are logged as a number
 _HEADER_START = '{"nvrx":'
 
-for _home in (agent_events, coordinator_events, election):
-    register(vars(_home).values())
-register((Tick, Say, CoordinatorSettings, RestartLimits))
+_HOMES = (records, agent_events, coordinator_events, election)
+_OTHERS = (Tick, Say, CoordinatorSettings, RestartLimits)
 _CORES: tuple[type[Machine], ...] = (Coordinator, Agent, Election)
+
+
+@cache
+def logged() -> tuple[type[Record], ...]:
+    """All records that event logs hold."""
+    found = {one: None for home in _HOMES for one in vars(home).values() if _is_record(one)}
+    return (*found, *(one for one in _OTHERS if one not in found))
+
+
+def _is_record(one: object) -> bool:
+    return isinstance(one, type) and issubclass(one, Record) and one is not Record
+
+
+def decode(value: Any) -> Any:
+    """The record, or the tuple of records, that a log holds. Raises ProtocolError."""
+    if isinstance(value, list):
+        return tuple(decode(item) for item in value)
+    return value if value is None else from_plain(value, Union[logged()])  # noqa: UP007 (they are known at run time)
 
 
 # --- encoding ------------------------------------------------------------------------------------------
@@ -45,13 +62,13 @@ _CORES: tuple[type[Machine], ...] = (Coordinator, Agent, Election)
 
 def header_line(core: Machine) -> str:
     """First line of a log, without the newline. `core` has not stepped yet."""
-    made_of = {name: encode(getattr(core, name)) for name in core.made_of}
+    made_of = {name: getattr(core, name) for name in core.made_of}
     return _dump({"nvrx": __version__, "core": type(core).__name__.lower(), **made_of, "now": core.started})
 
 
 def step_line(event: Any, now: float, wall: float, core: Machine, commands: Sequence[Any]) -> str:
     """One step, without the newline. `now` is monotonic, `wall` Unix time, in seconds; `core` is in its new state."""
-    step = {"now": now, "wall": wall, "event": encode(event), "state": core.state.name}
+    step = {"now": now, "wall": wall, "event": event, "state": core.state.name}
     return _dump({**step, **_coded(commands)})
 
 
@@ -69,19 +86,16 @@ def _coded(commands: Sequence[Any]) -> dict[str, Any]:
             plans.append((shared, []))
         plans[-1][1].append(f"{command.node_id} {message.group_rank} {message.rank_offset}")
     shown = (replace(c, ranks=()) if isinstance(c, HangFound) else c for c in others[:COMMANDS_IN_FULL])
-    coded: dict[str, Any] = {"commands": [encode(command) for command in shown]}  # hang.json has the ranks
+    coded: dict[str, Any] = {"commands": list(shown)}  # hang.json has the ranks
     if len(others) > COMMANDS_IN_FULL:
         coded["more"] = len(others) - COMMANDS_IN_FULL
     if plans:
-        coded["plans"] = [{"plan": encode(shared), "to": to} for shared, to in plans]
+        coded["plans"] = [{"plan": shared, "to": to} for shared, to in plans]
     return coded
 
 
 def _dump(value: Any) -> str:
-    try:
-        line = json.dumps(value, separators=(",", ":"), allow_nan=False)
-    except ValueError as error:
-        raise ProtocolError(f"cannot be logged as JSON: {error}") from None
+    line = to_json(value)
     if len(line) > MAX_LINE_CHARS:
         raise ProtocolError(f"a log line of {len(line)} characters is too long (limit {MAX_LINE_CHARS})")
     return line
@@ -90,8 +104,7 @@ def _dump(value: Any) -> str:
 # --- running a log again ---------------------------------------------------------------------------------
 
 
-@frozen
-class Difference:
+class Difference(Record):
     """Where a log and a new run of it part. `torn`: only an unfinished last line, as a killed program leaves it."""
 
     line: int  # from 1
@@ -152,13 +165,13 @@ def _core(header: dict[str, Any]) -> Machine:
 
 def _check_step(core: Machine, step: dict[str, Any]) -> None:
     """Run one step again; raises NvrxError with the first thing that differs."""
-    again = _coded(core.step(decode(step.get("event")), float(step["now"])))
+    again = json.loads(to_json(_coded(core.step(decode(step.get("event")), float(step["now"])))))
     if step.get("state") != core.state.name:
         raise ProtocolError(f"the log says state {step.get('state')!r:.80}, the core is in {core.state.name}")
     logged, mine = step.get("commands", []), again["commands"]
     for place, (a, b) in enumerate(zip_longest(logged, mine), 1):
         if a != b:
-            raise ProtocolError(f"command {place} was {_dump(a)}, but now it is {_dump(b)}")
+            raise ProtocolError(f"command {place} was {to_json(a)}, but now it is {to_json(b)}")
     if step.get("plans") != again.get("plans"):
         raise ProtocolError("the log has other plans than the core makes now")
     if step.get("more") != again.get("more"):

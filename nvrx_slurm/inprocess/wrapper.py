@@ -46,7 +46,7 @@ def _with_hint(init: F) -> F:
 class Wrapper(Arguments):
     """Calls the wrapped function again, in the same processes, after a fault on any rank, until it returns on all.
 
-    All arguments are keyword-only, with NVRx's names and defaults (seed 002). `store_factory(**store_kwargs)` makes a
+    All arguments are keyword-only, with NVRx's names and defaults. `store_factory(**store_kwargs)` makes a
     `torch.distributed.Store`; see `store.StoreMixin` for one of your own. Times are `datetime.timedelta`. In
     `monitor_process_logfile` and `monitor_process_pidfile` (absolute paths) `{rank}` is the initial rank. With
     `enabled=False` the function is returned unchanged.

@@ -7,10 +7,10 @@ import socket
 import sys
 from typing import Any
 
-from nvrx_slurm.monitor.client import FT_RANK_MONITOR_IPC_SOCKET_ENV_VAR
 from nvrx_slurm.monitor.distributed import RankInfo, env_int
 from nvrx_slurm.monitor.page import PAGE_BYTES
 from nvrx_slurm.monitor.transport import RankMonitorClientError
+from nvrx_slurm.monitor.wire import SOCKET_ENV
 
 _ENV = "NVRX_DISABLE_RANK_MONITORS"
 _said: list[str] = []
@@ -24,7 +24,7 @@ def is_wanted() -> bool:
     from nvrx_slurm.config.layers import resolve
 
     launch = resolve({}, {_ENV: os.environ.get(_ENV, "")}).config.launch
-    wanted = launch.disable_rank_monitors and not os.environ.get(FT_RANK_MONITOR_IPC_SOCKET_ENV_VAR)
+    wanted = launch.disable_rank_monitors and not os.environ.get(SOCKET_ENV)
     if wanted and not _said and not env_int("RANK", 0):
         _said.append(f"RankMonitorClient does nothing here ({_ENV}): hangs are not noticed")
         print(_said[0], file=sys.stderr, flush=True)
@@ -38,7 +38,7 @@ def begin() -> tuple[RankInfo, Any, Any]:
     """
     if not is_wanted():
         raise RankMonitorClientError(
-            f"there is no rank monitor for this process ({FT_RANK_MONITOR_IPC_SOCKET_ENV_VAR} is not set): start the "
+            f"there is no rank monitor for this process ({SOCKET_ENV} is not set): start the "
             "script with nvrx-run, try it within nvrx_slurm.testing.standalone_monitor(), or go on without by "
             f"{_ENV}=true"
         )

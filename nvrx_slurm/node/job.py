@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nvrx_slurm.core.agent.events import AgentSettings
 from nvrx_slurm.core.coordinator.coordinator import CoordinatorSettings
 from nvrx_slurm.core.coordinator.status import JobLabels
-from nvrx_slurm.frozen import frozen
 from nvrx_slurm.node.run_dir import RunDir
 from nvrx_slurm.slurm.control import Control
 from nvrx_slurm.slurm.env import SlurmContext
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 _PORTS, _PORT_STEP = range(20000, 30000), 131  # see slurm.env.coordinator_ports
 
 
-@frozen
+@dataclass(frozen=True)
 class Meeting:
     """How the agents of a job with several nodes find each other."""
 
@@ -48,7 +47,7 @@ class Meeting:
         return [_PORTS.start + (port - _PORTS.start + shift) % len(_PORTS) if shift else port for port in self.ports]
 
 
-@frozen
+@dataclass(frozen=True)
 class NodeJob:
     """One agent's view of the job."""
 

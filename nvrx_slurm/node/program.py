@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.agent.agent import Agent
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.election.quorum import peer_key, peer_of
+from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import ExitCode, NvrxError, UsageError, signal_exit_code
 from nvrx_slurm.monitor.lease import Lease
 from nvrx_slurm.node.coordination.coordinator import CoordinatorHost
@@ -180,7 +180,7 @@ class NodeProgram:
 
     async def _listen(self) -> None:
         """Listen for the other agents: each of them may have to coordinate the job."""
-        from nvrx_slurm.control import addresses  # TLS and protobuf: only where there are several nodes
+        from nvrx_slurm.control import addresses  # TLS: only where there are several nodes
         from nvrx_slurm.control.server import ControlServer
 
         job, say = self._job, self._console.say

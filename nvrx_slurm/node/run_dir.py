@@ -20,8 +20,8 @@ from io import FileIO
 from pathlib import Path
 from typing import IO
 
+from nvrx_slurm.declared import Record
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.frozen import frozen
 from nvrx_slurm.system import bounded, owned
 from nvrx_slurm.system.files import write_atomic
 from nvrx_slurm.system.foreign import first_bytes
@@ -32,8 +32,7 @@ _DEPTH = 5  # names of a rank's file below the log directory
 ERROR_FILE = ".error.json"  # torchelastic's, behind the stem of the logs
 
 
-@frozen
-class RunDir:
+class RunDir(Record):
     """Paths of one run, i.e. one Slurm restart of one job."""
 
     log_dir: Path

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from nvrx_slurm.codec import fitted
 from nvrx_slurm.core.machine import Machine, Say, Tick
 from nvrx_slurm.node.event_log import EventLog
 
@@ -110,7 +111,7 @@ class Shell:
         self._set_timer()
 
     def _step(self, event: Any) -> None:
-        now = self._loop.time()
+        event, now = fitted(event), self._loop.time()
         commands = self.core.step(event, now)
         self._log.step(event, now, self.core, commands)
         for command in commands:

@@ -12,9 +12,9 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.frozen import frozen
 from nvrx_slurm.slurm import nodelist
 
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0  # slurm.h: interactive, batch, extern, pending steps; none of them is an srun step
@@ -22,7 +22,7 @@ _PORTS = range(20000, 30000)
 _PORT_COUNT = 8
 
 
-@frozen
+@dataclass(frozen=True)
 class SlurmContext:
     """One process's place in a Slurm job. Node lists are as of the start of the step (or batch script)."""
 

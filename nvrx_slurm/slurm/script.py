@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from nvrx_slurm.config.launch import LaunchConfig
 from nvrx_slurm.config.submit import SubmitConfig
-from nvrx_slurm.frozen import frozen
 
 
-@frozen
+@dataclass(frozen=True)
 class Surroundings:
     """What the rendered script takes from the place of `nvrx submit`. Paths are absolute, or "" for none."""
 

@@ -1,4 +1,4 @@
-"""NUMA binding of workers with numactl(8): worker i goes to node i // NVRX_GPUS_PER_NUMA, as seed 000 defines it, or
+"""NUMA binding of workers with numactl(8): worker i goes to node i // NVRX_GPUS_PER_NUMA or
 (`--numa-bind auto`) to the node that its GPU is attached to, on the CPUs that Slurm gave us.
 """
 

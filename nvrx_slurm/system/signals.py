@@ -7,9 +7,8 @@ import os
 import signal
 import struct
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-
-from nvrx_slurm.frozen import frozen
 
 _SFD_CLOEXEC, _SFD_NONBLOCK = 0x80000, 0x800
 _INFO_BYTES = 128  # struct signalfd_siginfo
@@ -17,7 +16,7 @@ _INFO = struct.Struct(f"I8xI{_INFO_BYTES - 16}x")  # ssi_signo and ssi_pid
 _SIGSET_BYTES = 128
 
 
-@frozen
+@dataclass(frozen=True)
 class Received:
     """One signal; `pid` is the sender's, 0 = outside this PID namespace."""
 

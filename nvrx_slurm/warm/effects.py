@@ -6,6 +6,7 @@ files. Part of `journal.py`; standard library only.
 
 import _warnings
 import atexit
+import itertools
 import os
 import sys
 
@@ -19,46 +20,68 @@ def change(variables):
             os.environb[name] = value
 
 
+def become(variables):
+    """Have these variables (bytes), and no others."""
+    names = {*os.environb, *variables}
+    change({name: variables.get(name) for name in names if variables.get(name) != os.environb.get(name)})
+
+
 def known():
     """The keys of what is there before the first import."""
-    return {("logger", name) for name in loggers()}
+    return {("logging", name) for name in loggers()}
 
 
 class World:
     """What an import may change outside of modules, before it."""
 
     def __init__(self):
-        self._lists = [list(one()) for one in _LISTS]
-        self._tables = [set(one()) for one in _TABLES]
+        self._lists = [list(get()) for _, get in _LISTS]
+        self._tables = [set(_of({}, *place)) for place in _TABLES]
+        self._hooks = {name: vars(sys)[name] for name in _HOOKS}
         self._finalizes = _finalizes()
         self._loggers = len(loggers())
         self._tempdir = _tempdir()
 
     def effects(self):
         """Key and effect for all that is different now, also by what was executed meanwhile."""
-        for number, (get, before) in enumerate(zip(_LISTS, self._lists, strict=True)):
-            now = get()
-            if now != before:
-                are_new = [not any(item is old for old in before) for item in now]
-                front = [*are_new, False].index(False)
-                for item in reversed(now[:front]):  # each was put in front of those before
-                    yield (number, id(item)), _Item(get, item, True)
-                for item in [item for item, is_new in zip(now, are_new, strict=True) if is_new][front:]:
-                    yield (number, id(item)), _Item(get, item, False)
-        for number, (get, had) in enumerate(zip(_TABLES, self._tables, strict=True)):
-            for key in [key for key in get() if key not in had] if len(get()) != len(had) else ():
-                yield ("table", number, key), _TableRow(get(), key)
+        for number, ((owner, get), before) in enumerate(zip(_LISTS, self._lists, strict=True)):
+            if get() != before:
+                for item, is_first in _new_items(get(), before):
+                    yield (owner, number, id(item)), _Item(get, item, is_first)
+        for place, had in zip(_TABLES, self._tables, strict=True):
+            table, row = _of({}, *place), _Finalizer if place[-1] in _OF_FINALIZERS else _TableRow
+            for key in [key for key in table if key not in had] if len(table) != len(had) else ():
+                yield (*place, key), row(table, key)
+        for name, before in self._hooks.items():
+            now = vars(sys)[name]
+            if now is not before:
+                yield ("sys", name, id(now)), _Patch(vars(sys), name, before)
         if _finalizes() != self._finalizes:
             yield "finalize", _Finalize()
         if len(loggers()) != self._loggers:
             for name in loggers():
-                yield ("logger", name), _Logger(name)
+                yield ("logging", name), _Logger(name)
         if _tempdir() != self._tempdir:
             yield "tempdir", _TempDir()
 
 
+def _new_items(now, before):
+    """Those in front of the items of before, from the last to the first, then the others."""
+    are_new = [not any(item is old for old in before) for item in now]
+    front = [*are_new, False].index(False) if before else 0
+    yield from ((item, True) for item in reversed(now[:front]))
+    yield from ((item, False) for item, is_new in zip(now[front:], are_new[front:], strict=True) if is_new)
+
+
 class _Effect:
     logger = None  # the name of the logger that it makes
+    taken = None  # a method: what the script has made itself; "" if nothing
+    _numbers = itertools.count()
+
+    def __new__(cls, *_):
+        one = super().__new__(cls)
+        one.number = next(cls._numbers)
+        return one
 
     def is_there(self):
         """Whether it is still there when the import has ended."""
@@ -129,6 +152,17 @@ class _TableRow(_Effect):
         self._table.pop(self._key, None)
 
 
+class _Finalizer(_TableRow):
+    """One that is called when this process ends, the last one first."""
+
+    def redo(self):
+        super().redo()
+        if hasattr(self._value, "_pid"):  # of multiprocessing: other processes do not call it
+            self._value._pid = os.getpid()
+        else:
+            self._value.index = next(self._key._index_iter)
+
+
 class _Finalize(_Effect):
     """The first finalizer of a process registers one function for the end of all."""
 
@@ -185,6 +219,9 @@ class _TempDir(_Effect):
         self._tempfile = sys.modules["tempfile"]
         self._value = self._tempfile.tempdir
 
+    def taken(self):
+        return "" if self._tempfile.tempdir in (None, self._value) else "another folder for temporary files"
+
     def redo(self):
         self._tempfile.tempdir = self._value
 
@@ -222,14 +259,26 @@ def _finalizes():
     return _of(False, "weakref", "finalize", "_registered_with_atexit")
 
 
+_OF_FINALIZERS = ("_registry", "_finalizer_registry")
+_HOOKS = ("excepthook", "displayhook", "unraisablehook")
+# The module that owns it comes first: what is there after its import is its own.
 _LISTS = (
-    _filters,
-    lambda: sys.path,
-    lambda: sys.meta_path,
-    lambda: sys.path_hooks,
-    lambda: _of([], "threading", "_threading_atexits"),
+    ("warnings", _filters),
+    ("sys", lambda: sys.path),
+    ("sys", lambda: sys.meta_path),
+    ("sys", lambda: sys.path_hooks),
+    ("threading", lambda: _of([], "threading", "_threading_atexits")),
+    ("logging", lambda: _of([], "logging", "_handlerList")),
 )
 _TABLES = (
-    lambda: _of({}, "copyreg", "dispatch_table"),
-    lambda: _of({}, "multiprocessing.reduction", "ForkingPickler", "_extra_reducers"),
+    ("copyreg", "dispatch_table"),
+    ("multiprocessing.reduction", "ForkingPickler", "_extra_reducers"),
+    ("multiprocessing.util", "_finalizer_registry"),
+    ("multiprocessing.util", "_afterfork_registry"),
+    ("linecache", "cache"),
+    ("logging", "_handlers"),
+    ("logging", "_nameToLevel"),
+    ("logging", "_levelToName"),
+    ("warnings", "onceregistry"),
+    ("weakref", "finalize", "_registry"),
 )

@@ -102,13 +102,16 @@ class Exact:
     def _why_not_free(self, imported, some):
         """Whether the script has made something itself that the import makes."""
         parked = self._journal.parked
-        taken = {parked.makers[name] for name in loggers() if name in parked.makers}
+        loggers_taken = {parked.makers[name]: name for name in loggers() if name in parked.makers}
         for number in some:
             name, module = parked.names[number], parked.modules[number]
-            if name != imported and sys.modules.get(name, module) is not module:
+            own = sys.modules.get(name, module)
+            if name != imported and own is not module and not (_is_empty(own) and _is_empty(module)):
                 return f"the script has another module {name}"
-            if number in taken:
-                return f"the script uses a logger that {name} makes"
+            if number in loggers_taken:
+                return f"the script uses the logger {loggers_taken[number]}"
+            if taken := next(filter(None, (effect.taken() for effect in parked.guarded.get(number, ()))), ""):
+                return f"the script uses {taken}"
         return ""
 
     def _why_not_loaded(self, loading):
@@ -154,6 +157,19 @@ class Exact:
         return ""
 
 
+def absolute(name, namespace, level):
+    """The full name of a module that is imported in this namespace, see PEP 328."""
+    if not level:
+        return name
+    package = namespace.get("__package__")
+    if package is None:
+        package = namespace.get("__name__", "")
+        if "__path__" not in namespace:
+            package = package.rpartition(".")[0]
+    base = package.rsplit(".", level - 1)[0]
+    return f"{base}.{name.lstrip('.')}" if name.lstrip(".") else base
+
+
 def find(journal, name, path):
     """The spec that Python would find without the journal."""
     for finder in [one for one in sys.meta_path if one is not journal]:
@@ -175,6 +191,11 @@ def _beside(directory):
         return {name.partition(".")[0] for name in os.listdir(directory or ".")}
     except OSError:
         return ()
+
+
+def _is_empty(module):
+    """Cython's runtime is: each package makes it where it is not there."""
+    return all(name.startswith("__") for name in getattr(module, "__dict__", "x"))
 
 
 def _sets(name):

@@ -24,6 +24,7 @@ class Graph:
         self.readers = {}  # entries of those that have read variables
         self.effects = {}  # of those that have some
         self.makers = {}  # of loggers, by the names of these
+        self.guarded = {}  # other effects for which the script may have made something itself
         needs, ends = [], [0]
         self._packages = []  # namespaces to which they are bound
         for number, entry in enumerate(entries.values()):
@@ -37,6 +38,8 @@ class Graph:
             if entry.effects:
                 self.effects[number] = entry.effects
                 self.makers.update({effect.logger: number for effect in entry.effects})
+                if guarded := [effect for effect in entry.effects if effect.taken]:
+                    self.guarded[number] = guarded
         self._needs, self._ends = _array(needs), _array(ends)
 
     def __contains__(self, name):
@@ -63,17 +66,19 @@ class Graph:
         return iter(self._needs[self._ends[number] : self._ends[number + 1]])
 
     def show(self, number, imported):
-        """Make a module visible; importlib does a part of it for the one that is `imported`."""
-        if not self.hidden[number]:  # another thread was first
-            return
+        """Make a module visible, without its effects; importlib does a part of it for the one that is `imported`.
+
+        Returns False if another thread was first.
+        """
+        if not self.hidden[number]:
+            return False
         self.hidden[number] = False
         name, module, package = self.names[number], self.modules[number], self._packages[number]
         if name != imported:
-            sys.modules[name] = module
-        for effect in self.effects.get(number, ()):
-            effect.redo()
+            sys.modules.setdefault(name, module)
         if package is not None:
             package[name.rpartition(".")[2]] = module
+        return True
 
 
 def namespace(module):

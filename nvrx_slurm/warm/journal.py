@@ -19,8 +19,8 @@ import builtins
 import os
 import sys
 
-from nvrx_effects import AtExit, Variable, World, change, known, patches
-from nvrx_exact import STDLIB, Exact, find
+from nvrx_effects import AtExit, Variable, World, become, change, known, patches
+from nvrx_exact import STDLIB, Exact, absolute, find
 from nvrx_graph import Graph, fill, namespace
 
 _Spec = type(sys.__spec__)
@@ -100,7 +100,7 @@ class Journal:
             for (owner, own_name, _), one in zip(replaced, real, strict=True):
                 setattr(owner, own_name, one)
             self._is_recording = False
-            _become(before)
+            become(before)
             for entry in self.entries.values():
                 if entry.loads and entry.name not in known:
                     entry.reads_all = _root(name) not in known
@@ -121,8 +121,8 @@ class Journal:
         for patch in patches(self._namespaces, self.entries):
             visible[-1].effects.append(patch)  # of the module that was recorded: it is the last one
             patch.undo()
-        for entry in visible:
-            sys.modules.pop(entry.name, None)
+        for name in self.entries:
+            sys.modules.pop(name, None)
         self.parked = Graph(self.entries, self.module)
         self._namespaces.clear()
         self.written.clear()
@@ -142,6 +142,12 @@ class Journal:
             for name in [name for name in found if name.startswith(prefix)]:
                 del found[name]
         self.parked = Graph(self.entries, self.module)
+
+    def forget_all(self):
+        """The process ends."""
+        self.entries.clear()
+        self._namespaces.clear()
+        self.parked = Graph({}, None)
 
     def search_path(self, name):
         """Where the package of this module looks for it; None: the module is in no package."""
@@ -170,9 +176,10 @@ class Journal:
 
     def _registering(self, register):
         def noted(function, *args, **kwargs):
-            # A module registers its own function when it is imported. One of the standard library's registers it once,
-            # for all modules (weakref.finalize): that has to stay.
-            if _root(str(getattr(function, "__module__", None))) not in STDLIB - {_root(self._stack[-1].name)}:
+            # The standard library registers a function once, for all modules (weakref.finalize): it has to stay.
+            # Shared libraries are loaded by importlib, which registers nothing itself.
+            caller = _root(sys._getframe(1).f_globals.get("__name__", ""))
+            if caller not in STDLIB - {_root(self._stack[-1].name), "importlib"}:
                 self._stack[-1].effects.append(AtExit(register, function, args, kwargs))
             return register(function, *args, **kwargs)
 
@@ -182,7 +189,7 @@ class Journal:
         """The statement does not ask finders for what is there already."""
 
         def noted(name, globals=None, locals=None, fromlist=(), level=0):
-            full = _absolute(name, globals or {}, level)
+            full = absolute(name, globals or {}, level)
             self._need(full)
             module = real(name, globals, locals, fromlist, level)
             for one in fromlist or ():
@@ -193,7 +200,7 @@ class Journal:
 
     def _importing_by_name(self, real):
         def noted(name, package=None, level=0):
-            self._need(_absolute(name, {"__package__": package}, level))
+            self._need(absolute(name, {"__package__": package}, level))
             return real(name, package, level)
 
         return noted
@@ -233,7 +240,8 @@ class Journal:
         for key, effect in entry.world.effects():
             if key not in self._noted:  # else it belongs to a module that was executed meanwhile
                 self._noted.add(key)
-                entry.effects.append(effect)
+                if key[0] != entry.name:  # else it is a part of this module
+                    entry.effects.append(effect)
         del entry.world
         entry.module = sys.modules.get(entry.name, module)
         self.entries.pop(entry.name, None)
@@ -245,7 +253,9 @@ class Journal:
         if len(sys.modules) == self._count:
             return
         for name, module in list(sys.modules.items()):
-            if name not in self._seen:
+            if name in self.parked:  # C code makes it where it is not there, as Cython's runtime
+                entry.needs.setdefault(name)
+            elif name not in self._seen:
                 self._seen.add(name)
                 own = self.entries[name] = Entry(name, self._stack[0].listed, self._stack[0].settings)
                 own.module = module
@@ -274,9 +284,13 @@ class Journal:
         if not self._is_recording and (why := self._exact.why_not(name, some)):
             self._hooks.inexact(self.entries[name].listed or name, why, self._exact.changes())
         self.is_replaying = True
+        effects = []
         try:
             for number in some:
-                self.parked.show(number, name)
+                if self.parked.show(number, name):
+                    effects.extend(self.parked.effects.get(number, ()))
+            for effect in sorted(effects, key=_number):  # a module may do something before it imports others
+                effect.redo()
         finally:
             self.is_replaying = False
         if self._is_recording:
@@ -363,23 +377,9 @@ def _refuse(*args):
     raise Unfit("it executes another program, which would be the script")
 
 
-def _absolute(name, namespace, level):
-    """The full name of a module that is imported in this namespace, see PEP 328."""
-    if not level:
-        return name
-    package = namespace.get("__package__")
-    if package is None:
-        package = namespace.get("__name__", "")
-        if "__path__" not in namespace:
-            package = package.rpartition(".")[0]
-    base = package.rsplit(".", level - 1)[0]
-    return f"{base}.{name.lstrip('.')}" if name.lstrip(".") else base
-
-
-def _become(variables):
-    names = {*os.environb, *variables}
-    change({name: variables.get(name) for name in names if variables.get(name) != os.environb.get(name)})
-
-
 def _root(name):
     return name.partition(".")[0]
+
+
+def _number(one):
+    return one.number

@@ -3,10 +3,16 @@
 Part of `template.py`; standard library only.
 """
 
+import _locale
+import _signal
+import _socket
 import array
+import builtins
 import ctypes
 import itertools
 import os
+import sys
+import time
 
 _LIBC = ctypes.CDLL(None)  # one for all: it makes a class, which writes to many pages that a worker shares
 _LIBC.sbrk.restype = ctypes.c_void_p
@@ -74,6 +80,25 @@ def children():
 def threads():
     """How many threads there are."""
     return len(os.listdir("/proc/self/task"))
+
+
+def state():
+    """What an import may change in the process, and a journal does not take back. By what people call it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    limits = sys.getrecursionlimit(), sys.getswitchinterval(), sys.getdlopenflags(), sys.gettrace(), sys.getprofile()
+    return {
+        "how signals are handled": [_signal.getsignal(number) for number in range(1, _signal.NSIG)],
+        "the working directory": os.getcwd(),
+        "the umask": mask,
+        "the locale": _locale.setlocale(_locale.LC_ALL),
+        "limits of the interpreter": limits,
+        "its streams": [sys.stdin, sys.stdout, sys.stderr],
+        "builtins": dict(vars(builtins)),
+        "the default timeout of sockets": _socket.getdefaulttimeout(),
+        "the time zone": time.tzname,
+        "the scheduler": [os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0)],
+    }
 
 
 def stamp(path):

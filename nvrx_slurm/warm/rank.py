@@ -21,7 +21,7 @@ class Rank(Hooks):
 
     def __init__(self, setup, env, hook_dir, mask):
         self._setup, self._env, self._hook_dir, self._mask = setup, env, hook_dir, mask
-        self._pid, self._cwd = os.getpid(), os.getcwd()
+        self._pid, self._cwd, self._affinity = os.getpid(), os.getcwd(), os.sched_getaffinity(0)
         self._umask = os.umask(0)
         os.umask(self._umask)
         self._descriptors = descriptors()
@@ -59,6 +59,7 @@ class Rank(Hooks):
         signal.setitimer(signal.ITIMER_REAL, 0)
         os.umask(self._umask)
         os.chdir(self._cwd)
+        os.sched_setaffinity(0, self._affinity)
         path, names = self._env.get("PYTHONPATH"), ("told", "watched", "rank_names")
         setup = {"anew": True, "python_path": path, **{name: self._setup[name] for name in names}}
         path = f"{self._hook_dir}{os.pathsep}{path}" if path else self._hook_dir

@@ -51,6 +51,7 @@ from nvrx_process import (
     sent,
     show,
     stamp,
+    state,
     threads,
 )
 from nvrx_rank import Rank, begin_anew
@@ -109,9 +110,13 @@ class Template:
             gc.set_threshold(_NO_COLLECTION)
             for module, changes in modules:
                 name, _, names = module.partition(":")
+                before = state()
                 self._journal.record(name, names.split(",") if names else (), encoded(changes))
                 self._check(name)
                 self._journal.park()
+                for what, now in state().items():
+                    if now != before[what]:
+                        raise Unfit(f"it changes {what}")
             if not _LITTLE_GARBAGE.issuperset(name for name, _ in modules):
                 gc.collect()
             gc.freeze()
@@ -281,12 +286,17 @@ class Template:
             self._take(env)
             show(text)
             self._renew()
-            atexit.register(gc.unfreeze)  # comes last: frozen objects would be found as leaks
+            atexit.register(self._end)  # comes last
         except Exception as error:
             if not isinstance(error, Stale):
                 print(f"nvrx-run: this worker is executed, not forked: {error!r}", file=sys.stderr)
             rank.execute()
         self._journal.begin_worker(rank, self._setup["watched"], dict(os.environ._data))
+
+    def _end(self):
+        """Libraries look for leaks when Python has ended: what the journal holds, or is frozen, would be some."""
+        self._journal.forget_all()
+        gc.unfreeze()
 
     def _take(self, env):
         """Only the variables of a rank: a module may have set others, which its other imports read."""

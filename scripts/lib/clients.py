@@ -1,4 +1,4 @@
-"""`scripts/clients`: foreign programs, unchanged, under nvrx-run on this machine (CPU, gloo), with faults; a table.
+"""`scripts/dev/clients`: foreign programs, unchanged, under nvrx-run on this machine (CPU, gloo), with faults; a table.
 
 A module of TABLES has a list CASES. A case names the packages that pip fetches, the command line of nvrx-run, the
 faults and what must be true in the end. Our own driver scripts are in `client_programs/`. Exit code 0: all cases hold;
@@ -292,7 +292,7 @@ def _row(outcome: Outcome) -> str:
 
 def main() -> int:
     """Run the cases that were asked for."""
-    parser = argparse.ArgumentParser(prog="scripts/clients", description="Foreign programs under nvrx-run, on CPUs.")
+    parser = argparse.ArgumentParser(prog="scripts/dev/clients", description="Foreign programs under nvrx-run, on CPUs.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="cases whose name begins so [all]")
     parser.add_argument("--list", action="store_true", help="name the cases")
     parser.add_argument("--dir", help="keep environments and output in this folder [a temporary one]")

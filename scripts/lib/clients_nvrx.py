@@ -1,4 +1,4 @@
-"""Cases of `scripts/clients`: programs in the shapes of NVRx's examples, which import nvidia_resiliency_ext."""
+"""Cases of `scripts/dev/clients`: programs in the shapes of NVRx's examples, which import nvidia_resiliency_ext."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`scripts/gpu-trial`: rows of a trial on real GPUs, each bounded and by itself; a table and gpu-trial.json.
+"""`scripts/dev/gpu-trial`: rows of a trial on real GPUs, each bounded and by itself; a table and gpu-trial.json.
 
 Without a GPU the rows run with gloo and a stand-in of NVML, and what needs a GPU is "untried". Exit code 0: no row
 failed; 1: one did; 2: bad arguments.
@@ -322,7 +322,7 @@ def measure(trial: Trial, name: str) -> dict[str, Any]:
 
 def main() -> int:
     """Run the rows that were asked for."""
-    parser = argparse.ArgumentParser(prog="scripts/gpu-trial", description="A trial on the GPUs of this machine.")
+    parser = argparse.ArgumentParser(prog="scripts/dev/gpu-trial", description="A trial on the GPUs of this machine.")
     parser.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes of a Slurm allocation [1]")
     parser.add_argument("--rows", default=",".join(ROWS), metavar="NAME,...", help=f"of {', '.join(ROWS)}")
     parser.add_argument("--output", default="gpu-trial.json", metavar="FILE", help="[gpu-trial.json]")

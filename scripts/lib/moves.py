@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -22,6 +21,7 @@ CORE = str(REPO / "nvrx_slurm" / "core")
 
 from nvrx_slurm import types as t  # noqa: E402
 from nvrx_slurm.core.coordinator import events as ev  # noqa: E402
+from nvrx_slurm.declared import replace  # noqa: E402
 from tests.core.samples import a_fault  # noqa: E402
 from tests.core.stories import Story  # noqa: E402
 

@@ -17,8 +17,9 @@ from replay_world import KEEPALIVE_S, Latencies, ReplayWorld
 
 from nvrx_slurm.core.account.goodput import summary
 from nvrx_slurm.core.account.report import to_json
-from nvrx_slurm.core.agent.events import AgentSettings
 from nvrx_slurm.core.chain import ChainLimits, ChainLink, Next, decide
+from nvrx_slurm.declared import plain
+from tests.core.samples import agent_settings
 from tests.sim.world import WorldSettings
 
 DAY_S = 86400.0
@@ -127,7 +128,7 @@ def run(replay: Replay, seed: int, judged: bool = False) -> Outcome:
     cpu_s, rng = time.process_time(), random.Random(seed)
     fates = marks = _fates(replay, rng)
     sizes = replay.nodes // replay.thin + replay.spares, replay.nodes // replay.thin
-    agent = AgentSettings(hang_collect_s=2.0)
+    agent = agent_settings(hang_collect_s=2.0)
     at_s, struck, by_hand, runs, links = 0.0, Counter[str](), 0, [], list[ChainLink]()
     off_s, restart_s, queue_s = 0.0, list[float](), 0.0
     while at_s < replay.wall_s:
@@ -143,7 +144,7 @@ def run(replay: Replay, seed: int, judged: bool = False) -> Outcome:
         account = world.report.account
         assert account is not None, f"seed {seed}: the job ended with {world.code} and without an account"
         off_s = max(off_s, abs(sum(sum(node.seconds) for node in account.nodes) / sizes[0] - account.wall_s))
-        runs.append({"account": to_json(account, queue_s), "restarts": [vars(one) for one in world.report.restarts]})
+        runs.append({"account": to_json(account, queue_s), "restarts": plain(world.report.restarts)})
         restart_s += [one.down_s for one in world.report.restarts]
         at_s += account.wall_s
         links.append(ChainLink(world.code, at_s))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from nvrx_slurm.core.account.follower import JobAccount
@@ -17,6 +17,7 @@ from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.agent.events import AgentSettings
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.coordinator import CoordinatorSettings
+from nvrx_slurm.declared import replace
 from nvrx_slurm.types import FaultKind, JobReport, Plan, RankEvidence, RankFault, SectionTime, Spent, WorkloadAction
 from tests.sim.invariants import Invariants
 from tests.sim.network import COORDINATOR_KEEPALIVE_S, Connection, Host

@@ -1,6 +1,6 @@
-"""`scripts/soak`: random faults on a real private Slurm cluster for minutes or hours, and a judge of everything.
+"""`scripts/dev/soak`: random faults on a real private Slurm cluster for minutes or hours, and a judge of everything.
 
-    scripts/soak --minutes 10 --seed 7
+    scripts/dev/soak --minutes 10 --seed 7
 
 One job after the other, each with warm standbys, merged logs, status, a metrics file and a collector that never
 answers; every few seconds a fault. The judge: no rank runs twice, no line is lost or repeated, the account sums up, no
@@ -366,7 +366,7 @@ FAULTS: dict[str, Callable[[Job], str | None]] = {
 
 def main() -> int:
     """Returns 1 at a finding."""
-    parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__,
+    parser = argparse.ArgumentParser(prog="scripts/dev/soak", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("--hours", type=float, default=0.0)
     parser.add_argument("--minutes", type=float, default=0.0, help="with --hours: the sum; default 10 minutes")

@@ -1,4 +1,4 @@
-"""A rank of `scripts/soak`: writes numbered lines, beats, saves, and holds a lock that a second one would notice.
+"""A rank of `scripts/dev/soak`: writes numbered lines, beats, saves, and holds a lock that a second one would notice.
 
 soak_worker.py DIRECTORY: `DIRECTORY/stop` ends it well, `DIRECTORY/raise.RANK` with an exception.
 """

@@ -1,4 +1,4 @@
-"""The training script of scripts/gpu-trial: tells what it did, one JSON line each on stdout. Argument: MODE.
+"""The training script of scripts/dev/gpu-trial: tells what it did, one JSON line each on stdout. Argument: MODE.
 
 crash    train; in cycle 0 the highest rank waits to be killed
 hang     train with heartbeats; in cycle 0 the highest rank stops before a collective

@@ -12,7 +12,6 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +20,7 @@ import yaml
 
 from nvrx_slurm.core.attribution.signatures import SIGNATURES
 from nvrx_slurm.core.attribution.verdict import JudgedCause, judge
+from nvrx_slurm.declared import replace
 from nvrx_slurm.node.output import faults
 from nvrx_slurm.types import Blame, Confidence, FaultKind, RankFault, Remedy
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 import pytest
 
 from nvrx_slurm.core.attribution.hang import HangVerdict, compare
 from nvrx_slurm.core.attribution.raised import failing_line
 from nvrx_slurm.core.attribution.verdict import judge
+from nvrx_slurm.declared import replace
 from nvrx_slurm.types import Blame, Collective, Confidence, FaultKind, RankEvidence, RankFault
 
 REDUCE = ("/v/site-packages/torch/distributed/distributed_c10d.py:2800 in all_reduce", "/w/train.py:40 in step")

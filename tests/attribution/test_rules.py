@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from nvrx_slurm.core.attribution.evidence import TAIL_BYTES, examine, iteration
 from nvrx_slurm.core.attribution.raised import raised_in
 from nvrx_slurm.core.attribution.signatures import SIGNATURES, Signature
 from nvrx_slurm.core.attribution.verdict import JudgedCause, first_cause, judge, repeats, what_to_do
+from nvrx_slurm.declared import replace
 from nvrx_slurm.types import Blame, Confidence, FaultKind, LineRole, RankFault, Remedy, RestartRecord
 
 BY_NAME = {signature.name: signature for signature in SIGNATURES}

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from stage import free_port
 
 from nvrx_slurm.attribution.records import AttributionSpec
 from nvrx_slurm.core.attribution.evidence import examine
+from nvrx_slurm.declared import plain
 from nvrx_slurm.types import FaultKind, RankFault
 
 TRACE = 'Traceback (most recent call last):\n  File "a.py", line 1\nValueError: bad sample 17\n'
@@ -43,7 +43,7 @@ def ask(settings: AttributionSpec, method: str, path: str, body: Any = None) -> 
 
 def fault(message: str = "ValueError: bad sample 17", **more: Any) -> dict[str, Any]:
     """A first cause with what the coordinator's rules found, as it comes from the agent."""
-    finding = asdict(examine(RankFault(FaultKind.EXIT, "n1", 0, message=message, traceback=TRACE), b""))
+    finding = plain(examine(RankFault(FaultKind.EXIT, "n1", 0, message=message, traceback=TRACE), b""))
     told = {"kind": "exit", "host": "n1", "rank": 3, "message": message, "traceback": TRACE, "log": ""}
     return told | {"finding": finding, **more}
 

@@ -15,7 +15,6 @@ import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from nvrx_slurm.config.otel import OtlpTarget, otlp_target
 from nvrx_slurm.core.account.account import BUCKETS
 from nvrx_slurm.core.account.report import so_far
 from nvrx_slurm.core.metrics import METRICS, exposition, kind_of, line, otlp, samples
+from nvrx_slurm.declared import replace
 from nvrx_slurm.types import Account, FaultKind, NodeTime, SectionTime
 
 REPO = Path(__file__).resolve().parents[2]

@@ -17,14 +17,15 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from nvrx_slurm import codec
 from nvrx_slurm import types as t
 from nvrx_slurm.cli.event_logs import cycles_in, logs_of
 from nvrx_slurm.cli.report import facts_of
 from nvrx_slurm.cli.toolbox import main
 from nvrx_slurm.core.account.account import BUCKETS
 from nvrx_slurm.core.account.report import to_json
-from nvrx_slurm.core.coded import encode
 from nvrx_slurm.core.report import draw
+from nvrx_slurm.declared import plain
 from nvrx_slurm.records import Counted, CycleCost
 
 REPO = Path(__file__).resolve().parents[2]
@@ -66,11 +67,15 @@ def counted(cycle: int, nodes: int) -> Counted:
     return Counted(cycle, account, tuple(costs))
 
 
+def builtins_of(record: Any) -> Any:
+    return json.loads(codec.to_json(codec.fitted(record)))
+
+
 def fault(cycle: int, nodes: int, text: str) -> dict[str, Any]:
     host = cycle % (nodes - 1)
     found = t.Finding("gpu-ecc", t.LineRole.CAUSE, t.Blame.NODE, t.Confidence.LIKELY, t.Remedy.NONE, "", text[:300])
     tail = f"{text}\nlast line"
-    coded = encode(t.RankFault(t.FaultKind.EXIT, f"n{host}", host, 8 * host, 0, 1, 1, text, tail, "/l", found))
+    coded = builtins_of(t.RankFault(t.FaultKind.EXIT, f"n{host}", host, 8 * host, 0, 1, 1, text, tail, "/l", found))
     return dict(coded)
 
 
@@ -88,14 +93,14 @@ def write(run: Path, nodes: int, cycles: int, causes: tuple[str, ...] = ("boom",
     to = [f"{name} {n} {8 * n}" for n, name in enumerate(ids[:-1])] + [f"{ids[-1]} -1 -1"]
     lines = ['{"nvrx":"0.1.0","core":"coordinator","now":0.0}']
     for n, name in enumerate(ids):
-        joined = {"type": "Register", "node": encode(t.Node(name, n, f"n{n}", "10.0.0.1", 8)), "port": 1}
+        joined = {"type": "Register", "node": builtins_of(t.Node(name, n, f"n{n}", "10.0.0.1", 8)), "port": 1}
         lines.append(step(0.0, {"type": "Joined", "message": joined}))
     ready = {"type": "FromAgent", "node_id": ids[0], "message": {"type": "Ready", "term": 1, "cycle": 0, "port": 1}}
     for cycle in range(cycles + 1):
         at_s = cycle * CYCLE_S
         plan = t.Plan(1, cycle, history(cycle, nodes, causes), 10, nodes - 1, 8 * (nodes - 1), "h", 1)
-        lines.append(step(at_s, ready, (f"cycle {cycle} begins",), plans=[{"plan": encode(plan), "to": to}]))
-        lines.append(step(at_s, encode(counted(cycle, nodes))))
+        lines.append(step(at_s, ready, (f"cycle {cycle} begins",), plans=[{"plan": builtins_of(plan), "to": to}]))
+        lines.append(step(at_s, builtins_of(counted(cycle, nodes))))
         if cycle < cycles:
             text = causes[cycle % len(causes)]
             failed = {"type": "RanksFailed", "term": 1, "cycle": cycle, "faults": [fault(cycle, nodes, text)]}
@@ -239,7 +244,7 @@ def test_a_result_comes_before_the_logs_and_is_enough(tmp_path: Path) -> None:
     result = {
         "code": 7, "first_cause": cause, "last_faults": [last], "faults": [last], "duration_s": 6000.0,
         "summary": "5 restarts", "ended": "2026-11-25T14:18:58+00:00",
-        "restarts": [vars(one) for one in past.restarts[:-1]],
+        "restarts": [plain(one) for one in past.restarts[:-1]],
         "account": to_json(counted(6, 8).account),
     }  # fmt: skip
     (run / "result.json").write_text(json.dumps(result))

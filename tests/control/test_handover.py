@@ -12,16 +12,16 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from wire_harness import JOB, NODE, TOKEN, Client, Raw, Server, story
 
+from nvrx_slurm import types as t
 from nvrx_slurm.control import admission, auth, handover
-from nvrx_slurm.control import control_pb2 as pb
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.coordinator import events as ev
+from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import AuthError
 from nvrx_slurm.slurm.munge import Munge
 
@@ -146,10 +146,10 @@ def test_payload_of_another_job_or_kind_is_no_request(credentials: Both) -> None
 async def _ask(port: int, credential: str) -> bool:
     """Whether the coordinator answers with something sealed."""
     async with Raw(port, token=None) as raw:
-        await raw.say(pb.TokenRequest(job=JOB, credential=credential).SerializeToString())
+        await raw.say(handover.REQUESTS.encode(t.TokenRequest(JOB, credential)))
         answer = await raw.reader.read()
         assert TOKEN.encode() not in answer
-        return bool(pb.TokenReply.FromString(answer[4:]).credential)
+        return len(answer) > 4 and bool(handover.REPLIES.decode(answer[4:]).credential)
 
 
 @story

@@ -10,19 +10,19 @@ import resource
 import socket
 import ssl
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from wire_harness import HELLO, JOB, NODE, PLAN, TOKEN, Client, Process, Raw, Server, good_agent, story
 
 from nvrx_slurm import types as t
-from nvrx_slurm.control import admission, codec, stream
-from nvrx_slurm.control import control_pb2 as pb
+from nvrx_slurm.control import admission, stream
 from nvrx_slurm.control.identity import identity
+from nvrx_slurm.control.messages import FROM_COORDINATOR
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.coordinator import events as ev
+from nvrx_slurm.declared import replace
 
-REGISTER = codec.from_agent(t.Register(NODE, 1))
+REGISTER = t.Register(NODE, 1)
 
 
 def _client_hello() -> bytes:
@@ -76,12 +76,12 @@ async def test_a_client_without_the_certificate_is_refused() -> None:
         assert "does not hold this job's token" in server.said[0]
 
 
-IDLE_RUNS = codec.from_agent(t.Register(NODE, 0, doing=t.Activity.RUNNING))  # without a plan
+IDLE_RUNS = t.Register(NODE, 0, doing=t.Activity.RUNNING)  # without a plan
 
 
 @pytest.mark.parametrize("bad", [[REGISTER], [b""], [HELLO, HELLO], [HELLO, b"\xff" * 50], [HELLO, IDLE_RUNS]])
 @story
-async def test_wrong_beginnings_end_the_stream(bad: list[pb.FromAgent | bytes]) -> None:
+async def test_wrong_beginnings_end_the_stream(bad: list[t.AgentMessage | t.Hello | bytes]) -> None:
     async with Server() as server, good_agent(server), Raw(server.port) as raw:
         await raw.say(*bad)
         assert await raw.hear() is None and "refused a connection" in server.said[0]
@@ -183,7 +183,7 @@ class Relay:
 
 def _clear(record: bytes) -> bytes:
     """A plan without encryption, as a TLS record and as a frame."""
-    frame = codec.from_coordinator(replace(PLAN, master_addr="6.6.6.6")).SerializeToString()
+    frame = FROM_COORDINATOR.encode(replace(PLAN, master_addr="6.6.6.6"))
     return b"\x17\x03\x03" + (len(frame) + 4).to_bytes(2, "big") + len(frame).to_bytes(4, "big") + frame
 
 

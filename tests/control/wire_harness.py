@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from nvrx_slurm import types as t
-from nvrx_slurm.control import auth, codec
-from nvrx_slurm.control import control_pb2 as pb
+from nvrx_slurm.control import auth
 from nvrx_slurm.control.client import ControlClient
 from nvrx_slurm.control.identity import identity
+from nvrx_slurm.control.messages import FROM_AGENTS, FROM_COORDINATOR
 from nvrx_slurm.control.server import ControlServer
+from nvrx_slurm.control.stream import BEAT
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.coordinator import events as ev
 
@@ -148,7 +149,7 @@ class Client:
         await self.client.close(0.5)
 
 
-HELLO = pb.FromAgent(hello=pb.Hello(version=auth.VERSION))
+HELLO = t.Hello(auth.VERSION)
 
 
 class Raw:
@@ -169,24 +170,25 @@ class Raw:
     async def __aexit__(self, *exc: object) -> None:
         self.writer.transport.abort()
 
-    async def say(self, *messages: pb.FromAgent | bytes) -> None:
+    async def say(self, *messages: t.AgentMessage | t.Hello | bytes) -> None:
         """Send frames."""
         for message in messages:
-            data = message if isinstance(message, bytes) else message.SerializeToString()
+            data = message if isinstance(message, bytes) else FROM_AGENTS.encode(message)
             self.writer.write(len(data).to_bytes(4, "big") + data)
         await self.writer.drain()
 
-    async def hear(self) -> pb.FromCoordinator | None:
+    async def hear(self) -> t.CoordinatorMessage | bytes | None:
         """The next message; None at the end of the stream, however it ends."""
         try:
             size = int.from_bytes(await asyncio.wait_for(self.reader.readexactly(4), WAIT_S), "big")
-            return pb.FromCoordinator.FromString(await asyncio.wait_for(self.reader.readexactly(size), WAIT_S))
+            frame = await asyncio.wait_for(self.reader.readexactly(size), WAIT_S)
+            return FROM_COORDINATOR.decode(frame) if frame != BEAT else BEAT
         except (asyncio.IncompleteReadError, ConnectionError):
             return None
 
     async def join(self, node: t.Node = NODE) -> None:
         """Be an agent."""
-        await self.say(HELLO, codec.from_agent(t.Register(node, 1)))
+        await self.say(HELLO, t.Register(node, 1))
 
 
 class Process:

@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from nvrx_slurm import types as t
@@ -20,7 +19,7 @@ from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.agent.agent import Agent
 from nvrx_slurm.core.machine import Tick
 
-from .samples import a_fault, a_node, a_plan
+from .samples import a_fault, a_node, a_plan, agent_settings
 from .stories import ACTIONS, Story
 
 _RUNNING = ("connects", "prepared", "plan 0")
@@ -52,7 +51,7 @@ class AgentStory(Story):
         if where == "ended":
             values["elects"] = True
         self.now, self.said = 0.0, []
-        self.core = Agent(a_node(1), replace(ag.AgentSettings(), **values), 0.0)
+        self.core = Agent(a_node(1), agent_settings(**values), 0.0)
         for line in BEGIN[where]:
             event, _, about = line.partition(" ")
             self.tell(event, about)

@@ -21,10 +21,8 @@ from .explore_world import HORIZON_S, World, coarse_times
 def running(nodes: int, active: int, faults: int) -> World:
     """A job whose first cycle runs."""
     world = World(nodes, active)
-    while len(world.ranks) < active:
-        world.play(world.moves()[0])
-    while world.moves()[0][0] == "arrive":
-        world.play(world.moves()[0])
+    while len(world.ranks) < active or world.enabled():
+        world.play((*world.enabled(), ("pass",))[0])
     world.left = faults
     return world
 
@@ -33,7 +31,7 @@ def running(nodes: int, active: int, faults: int) -> World:
 class Search:
     """The states that were found, by number, and how each was reached first."""
 
-    known: dict[int, int] = field(default_factory=dict)  # key -> number
+    known: dict[int, list[tuple[int, int]]] = field(default_factory=dict)  # key -> faults that are left, and number
     before: list[tuple[int, Move]] = field(default_factory=list)  # the state before, and the move
     ways: list[list[int]] = field(default_factory=list)  # states from which it is reached without a fault
     ended: list[int] = field(default_factory=list)
@@ -42,9 +40,14 @@ class Search:
 
     def note(self, world: World, number: int, move: Move, free: bool) -> None:
         """The state after a move; `free`: the move is no fault."""
-        found = self.known.setdefault(world.key(), len(self.before))
-        if found == len(self.before):
-            self.before.append((number, (round(world.now - 1000, 1), *move)))
+        found, alike = len(self.before), self.known.setdefault(world.key(), [])
+        for left, other in alike:
+            if left >= world.left:
+                found = other
+                break
+        else:
+            alike.append((world.left, found))
+            self.before.append((number, move))
             self.ways.append([])
             self.queue.append((found, world))
         if free:
@@ -70,11 +73,12 @@ class Search:
             after = world.copy()
             after.left -= move not in free
             self.moves += 1
+            named = round(world.now - 1000, 1), move[0], *(world.flight[move[1]] if move[0] == "arrive" else move[1:])
             try:
                 after.play(move)
             except Exception as error:
-                raise Broken(f"{error!r}, after\n{self.story(number)}\n{move}") from error
-            self.note(after, number, move, move in free)
+                raise Broken(f"{error!r}, after\n{self.story(number)}\n{named}") from error
+            self.note(after, number, named, move in free)
 
     def check_ways(self) -> None:
         """From each state there is a way to an end, or to a state that is not expanded yet."""

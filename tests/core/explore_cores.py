@@ -1,4 +1,4 @@
-"""Copies of cores, and keys by which states are merged that differ in nothing that a core can tell."""
+"""Cores that never change: what they do is remembered, and those that differ in nothing that they can tell are one."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ from typing import Any
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.machine import Machine
+from nvrx_slurm.declared import Record
 
 LEASE_S = 10.0
+_OLDEST_S = 2 * LEASE_S  # what is longer past is all the same
+_AGES = {"_led_at", "missed_at", "lost_at", "started_at"}  # other times that are past are all the same
 _SKIPPED = {"_handlers", "owners", "follower", "started", "out", "_out", "settings", "_s"}
 _SKIPPED |= {"ledger", "_ledger", "suspects"}  # for what is said
-_UNTOLD = {"reason", "why", "message", "text", "port", "faults", "master_port", "world_size", "counted", "node"}
+_SKIPPED |= {"_pauses"}  # all are equal here
+_UNTOLD = {"reason", "why", "text", "port", "faults", "master_port", "world_size", "counted", "node"}
 _LISTS = {list, deque}
+_PLAIN = (int, float, str, type(None), Enum, frozenset)
 _told: dict[int, tuple[Any, Any]] = {}  # by the id of a record, which is kept so long
 _MOST_TOLD = 100_000
 
@@ -31,18 +36,17 @@ class Handlers(dict[Any, Any]):
         return found
 
 
-def bind(core: Any) -> Any:
-    """Note whose methods handle its events; `clone` needs it."""
-    core.owners = [*{id(method.__self__): method.__self__ for method in core._handlers.values()}.values()]
-    return core
+@cache
+def fields(kind: type) -> tuple[str, ...] | None:
+    """The fields of a record; None: it is something else."""
+    return kind.__struct_fields__ if issubclass(kind, Record) else None
 
 
 @cache
 def shared(kind: type) -> bool:
     """Whether no instance ever changes."""
-    frozen = "__dataclass_fields__" in vars(kind) and "__setattr__" in vars(kind)
-    plain = issubclass(kind, (int, float, str, type(None), Enum, frozenset))
-    return frozen or plain or any("__call__" in vars(base) for base in kind.__mro__)
+    called = any("__call__" in vars(base) for base in kind.__mro__)
+    return called or issubclass(kind, _PLAIN) or fields(kind) is not None
 
 
 @cache
@@ -88,41 +92,51 @@ def clone(core: Any) -> Any:
 
 @cache
 def _names(kind: type) -> tuple[str, ...]:
-    return tuple(name for name in kind.__dataclass_fields__ if name not in _UNTOLD)  # type: ignore[attr-defined]
+    return tuple(name for name in fields(kind) or () if name not in _UNTOLD)
+
+
+def _plan(plan: t.Plan) -> Any:
+    who = plan.leader and plan.leader.key, plan.electors, plan.dead, plan.returned
+    successors = tuple([peer.key for peer in plan.successors])
+    return plan.term, plan.cycle, plan.group_rank, plan.history.restarts_used, who, successors
 
 
 def told(record: Any) -> Any:
     """What a record tells, as far as a core may decide by it."""
     kind = type(record)
-    if kind is t.Plan:
-        who = record.leader and record.leader.key, record.electors, record.dead, record.returned
-        return record.term, record.cycle, record.group_rank, record.history.restarts_used, who, len(record.successors)
     if kind is tuple:
         return tuple([told(item) for item in record])
-    if isinstance(record, Enum):
+    if issubclass(kind, Enum):
         return record.name
-    if "__dataclass_fields__" not in vars(kind) or not shared(kind):
+    if fields(kind) is None:
         return record
     known = _told.get(id(record))
     if known is None:
         if len(_told) > _MOST_TOLD:
             _told.clear()
-        known = _told[id(record)] = record, (kind.__name__, *[told(getattr(record, name)) for name in _names(kind)])
+        what = [_plan(record)] if kind is t.Plan else [told(getattr(record, name)) for name in _names(kind)]
+        known = _told[id(record)] = record, (kind.__name__, *what)
     return known[1]
 
 
+def _when(at: float, name: str, now: float) -> Any:
+    if at >= now or not at:
+        return round(at - now, 2) if at else None
+    return round(min(now - at, _OLDEST_S), 2) if name in _AGES else "past"
+
+
 def key_of(core: Machine, now: float) -> int:
-    """Equal for cores that decide alike. Times count from now; what is long past is all the same."""
+    """Equal for cores that decide alike. Times count from now."""
     seen = set[int]()
 
-    def key(one: Any) -> Any:
+    def key(one: Any, name: str) -> Any:
         kind = type(one)
         if kind is float:
-            return round(min(max(one - now, -LEASE_S), 1e6), 2) if one else None
+            return _when(one, name, now)
         if kind is str or kind is int or kind is bool or one is None:
-            return one
+            return one % 12 if name == "_failures" else one
         if kind is tuple or kind in _LISTS:
-            return tuple([key(item) for item in one])
+            return tuple([key(item, name) for item in one])
         if shared(kind):
             return told(one)
         if kind is set:
@@ -130,10 +144,63 @@ def key_of(core: Machine, now: float) -> int:
         if id(one) in seen:
             return None
         seen.add(id(one))
-        found = [key(value) for value in one.values()] if isinstance(one, dict) else []
+        found = list[Any]()
+        if isinstance(one, dict):
+            found = [(of, key(value, name)) for of, value in one.items()]
+            if name != "_held":  # those are handled in this order
+                found.sort(key=repr)
         if hasattr(one, "__dict__"):
-            found += [key(value) for name, value in one.__dict__.items() if name not in _SKIPPED]
-        found += [key(getattr(one, name)) for name in slots(kind)]
+            found += [key(value, of) for of, value in one.__dict__.items() if of not in _SKIPPED]
+        found += [key(getattr(one, of), of) for of in slots(kind)]
         return tuple(found)
 
-    return hash(key(core))
+    return hash((key(core, ""), getattr(core.settings, "last_leader", "")))  # type: ignore[attr-defined]
+
+
+class Steps:
+    """The cores that were found. One is known by its id: it is kept."""
+
+    def __init__(self) -> None:
+        self._one: dict[tuple[str, int, float], Any] = {}  # name, key, time -> the core that stands for all such
+        self.keys: dict[tuple[int, float], int] = {}
+        self._later: dict[tuple[int, float], Any] = {}
+        self._done: dict[tuple[int, Any, float], tuple[Any, list[Any]]] = {}
+        self._due: dict[int, float | None] = {}
+
+    def unite(self, name: str, core: Any, now: float) -> Any:
+        """The core that stands for all that decide alike."""
+        key = key_of(core, now)
+        one = self._one.setdefault((name, key, now), core)
+        self.keys[id(one), now] = key
+        return one
+
+    def later(self, name: str, core: Any, now: float) -> Any:
+        """The same for one that is kept already, as time goes by."""
+        at = id(core), now
+        if at in self.keys:
+            return core
+        if at not in self._later:
+            self._later[at] = self.unite(name, core, now)
+        return self._later[at]
+
+    def begin(self, name: str, core: Any, now: float) -> Any:
+        """A new core. Whose methods handle its events is noted for `clone`."""
+        core.owners = [*{id(method.__self__): method.__self__ for method in core._handlers.values()}.values()]
+        return self.unite(name, core, now)
+
+    def step(self, name: str, core: Any, event: Any, now: float) -> tuple[Any, list[Any]]:
+        """The core after one event, and its commands."""
+        at = id(core), event, now
+        found = self._done.get(at)
+        if found is None:
+            new = clone(core)
+            commands = new.step(event, now)
+            new.validate()
+            found = self._done[at] = self.unite(name, new, now), commands
+        return found
+
+    def deadline(self, core: Any) -> float | None:
+        """Its timer."""
+        if id(core) not in self._due:
+            self._due[id(core)] = core.deadline()
+        return self._due[id(core)]

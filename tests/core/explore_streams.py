@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.election import election as el
+from nvrx_slurm.declared import replace
 
-from .explore_cores import LEASE_S, bind, clone, key_of, told
+from .explore_cores import LEASE_S, Steps, told
 
 Move = tuple[Any, ...]
 Same = TypeVar("Same", bound="Streams")
 KEEPS_S, NOTICES_S = el.LEASE_SHARE * LEASE_S, el.MEMBER_SHARE * LEASE_S
 END = "the other end has closed"
+NOW = 1e9
+_CHANGE = {dict, list, set}
 
 
 class Broken(AssertionError):
@@ -40,10 +43,9 @@ class Streams:
     def __init__(self, nodes: int, active: int, late: bool) -> None:
         self.nodes, self.active, self.left = nodes, active, 0  # `left`: faults
         self.late = late  # agents begin one after the other, as in a step of Slurm; none comes back
-        self.now = self.keyed_at = 1000.0
+        self.now = 1000.0
+        self.steps = Steps()
         self.cores: dict[str, Any] = {}  # "a0", "e0", "c0": agent, election and coordinator of node 0
-        self.own: set[str] = set()  # those that no other state has
-        self.keys: dict[str, int] = {}
         self.lives = [0] * nodes
         self.count = 0  # of links and coordinators
         self.links: dict[int, Link] = {}
@@ -51,7 +53,7 @@ class Streams:
         self.stream: dict[int, int] = {}  # agent -> its link
         self.joined: dict[tuple[int, int], int] = {}  # (reign, agent) -> the link on which it has registered
         self.led: set[int] = set()  # agents that have been told so on their stream
-        self.ranks: dict[int, int] = {}  # node -> the rank that runs there
+        self.ranks: dict[int, tuple[int, int]] = {}  # node -> the rank that runs there, and its cycle
         self.lease: dict[int, float] = {}
         self.reigns: dict[int, int] = {}  # node -> number of its coordinator
         self.valid: dict[int, float] = {}  # until when it may act
@@ -65,38 +67,39 @@ class Streams:
         self.anew = False  # nodes that came back, and know nothing, have begun the job anew: no memory
 
     def copy(self: Same) -> Same:
-        """Another state that changes on its own; cores are copied when they change."""
+        """Another state that changes on its own."""
         new = object.__new__(type(self))
         for name, value in self.__dict__.items():
-            new.__dict__[name] = value.copy() if isinstance(value, (dict, list, set)) else value
-        new.own = set()
+            new.__dict__[name] = value.copy() if type(value) in _CHANGE else value
         return new
 
     def key(self) -> int:
-        """Equal for states that differ in nothing that a core can tell."""
-        now, links = self.now, sorted(self.links)
+        """Equal for states that differ in nothing that a core can tell, or in what may happen yet."""
+        now, links, steps = self.now, sorted(self.links), self.steps
         for name, core in self.cores.items():
-            if name in self.own or now != self.keyed_at:
-                self.keys[name] = key_of(core, now)
-        self.keyed_at = now
+            self.cores[name] = steps.later(name, core, now)
         place = {number: at for at, number in enumerate(links)}
-        names = [(*told(self.links[n]), self.reigns.get(self.links[n].to) == self.links[n].reign) for n in links]
-        wells = [None if (at := self.links[n].well) is None else at - now for n in links]
-        joined = sorted((agent, place.get(n)) for (reign, agent), n in self.joined.items() if n in place)
-        flight = sorted(repr((chan[0], place.get(chan[1], chan[1]), told(rest))) for chan, *rest in self.flight)
-        seeks = [(node, peer.key, term, at - now) for node, (peer, term, at) in self.seeks.items()]
-        times = [sorted((n, max(0.0, at - now)) for n, at in of.items()) for of in (self.lease, self.valid)]
-        tells_s = None if self.tell_until is None else max(0.0, self.tell_until - now)
-        rest = self.lives, self.led, self.ranks, self.cut, self.won, self.ends, self.left, tells_s, self.untold
-        cores = [(name, self.keys[name]) for name in sorted(self.cores)]
+        flight = [(kind, place.get(on, on), told(what)) for (kind, on), what in self.flight]
+        flight.sort(key=lambda item: str(item[:2]))  # by channel
         streams = [(node, place[n]) for node, n in sorted(self.stream.items())]
-        links_told = [(one[1], one[2], *one[4:]) for one in names]
-        probes = sorted((node, peer.key, peer.port) for node, peer in self.probes)
-        return hash(repr((cores, links_told, wells, joined, flight, sorted(seeks), times, streams, probes, rest)))
+        seeks = [(node, peer.key, term, at - now) for node, (peer, term, at) in sorted(self.seeks.items())]
+        times = [(n, max(0.0, at - now)) for of in (self.lease, self.valid) for n, at in sorted(of.items())]
+        tells_s = None if self.tell_until is None else max(0.0, self.tell_until - now)
+        return hash((
+            tuple([(name, steps.keys[id(core), now]) for name, core in sorted(self.cores.items())]),
+            tuple([self._told(self.links[n]) for n in links]),
+            tuple(sorted([(agent, place[n]) for (_, agent), n in self.joined.items() if n in place])),
+            *map(tuple, (flight, streams, seeks, times, self.lives, sorted(self.ranks.items()))),
+            *map(frozenset, (self.probes, self.led, self.cut, self.ends)),
+            self.won, tells_s, self.untold,
+        ))  # fmt: skip
+
+    def _told(self, link: Link) -> Any:
+        well = None if link.well is None else self.now - link.well
+        return link.agent, link.to, link.open, link.accepted, well, self.reigns.get(link.to) == link.reign
 
     def begin(self, name: str, core: Any) -> None:
-        self.cores[name] = bind(core)
-        self.own.add(name)
+        self.cores[name] = self.steps.begin(name, core, self.now)
 
     def post(self, name: str, event: Any) -> None:
         """It comes soon."""
@@ -106,16 +109,13 @@ class Streams:
         """One event for one core, and what its program does."""
         if name not in self.cores:
             return
-        if name not in self.own:
-            self.cores[name] = clone(self.cores[name])
-            self.own.add(name)
-        core = self.cores[name]
-        commands = core.step(event, self.now)
-        core.validate()
+        self.cores[name], commands = self.steps.step(name, self.cores[name], event, self.now)
+        node, reign = int(name[1:]), self.reigns.get(int(name[1:]))
         for command in commands:
             do = getattr(self, f"do_{type(command).__name__}", None)
-            if do is not None and self.cores.get(name) is core:
-                do(int(name[1:]), command)
+            over = name not in self.cores or (name[0] == "c" and self.reigns.get(node) != reign)
+            if do is not None and not over:
+                do(node, command)
 
     def reach(self, one: int, other: int) -> bool:
         return one == other or not self.cut & {one, other}
@@ -168,17 +168,25 @@ class Streams:
         if self.reigns.get(link.to) == link.reign:
             self.step(f"c{link.to}", event)
 
+    def heard(self, node: int) -> float | None:
+        """When beats of a quorum got through to this coordinator last; NOW: they do. None: it has no quorum."""
+        quorum, heard, since = self.cores[f"c{node}"].roster.quorum, {str(node)}, NOW
+        links = [link for link in self.links.values() if link.reign == self.reigns[node] and link.accepted]
+        for at, key in sorted(((link.well or NOW, str(link.agent)) for link in links), reverse=True):
+            if not quorum.enough(heard):
+                heard.add(key)
+                since = at
+        return since if quorum.elected and quorum.enough(heard) else None
+
     def renew(self) -> None:
-        """Beats are answered where they get through."""
-        for node in self.valid:
-            quorum, heard, since = self.cores[f"c{node}"].roster.quorum, {str(node)}, self.now
-            links = [link for link in self.links.values() if link.reign == self.reigns[node] and link.accepted]
-            for at, key in sorted(((link.well or self.now, str(link.agent)) for link in links), reverse=True):
-                if not quorum.enough(heard):
-                    heard.add(key)
-                    since = at
-            if quorum.elected and quorum.enough(heard):
-                self.valid[node] = max(self.valid[node], since + KEEPS_S)
+        """Beats are answered where they get through. A quorum that is with one coordinator is with no other."""
+        at = {node: self.heard(node) for node in self.valid}
+        for node, since in at.items():
+            if since is not None:
+                self.valid[node] = max(self.valid[node], min(since, self.now) + KEEPS_S)
+        hold = [node for node in at if at[node] == NOW and self.cores[f"c{node}"].ending.end is None]
+        if len(hold) > 1:
+            raise Broken(f"nodes {hold} have a quorum at one time")
         for node in self.led:
             link = self.links[self.stream[node]]
             if link.well is None:

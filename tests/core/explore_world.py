@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 from nvrx_slurm import types as t
@@ -16,18 +15,21 @@ from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.agent.agent import Agent, AgentState
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator import takeover
-from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSettings
+from nvrx_slurm.core.coordinator.coordinator import Coordinator
 from nvrx_slurm.core.election import election as el
 from nvrx_slurm.core.election.quorum import peer_of
 from nvrx_slurm.core.machine import Tick
+from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import ExitCode
 
 from .explore_cores import LEASE_S, told
-from .explore_streams import END, NOTICES_S, Broken, Move, Streams
+from .explore_streams import END, NOTICES_S, NOW, Broken, Link, Move, Streams
+from .samples import agent_settings, coordinator_settings
 
 GRID_S = 2.0  # all short times are equal: fewer states
-# Agents that know the end stay for 10 s. A node that was cut off asks once in GRID_S and has to be heard before that.
-TELLS_S = ag.AgentSettings().end_timeout_s - 2 * GRID_S
+GRACE_S = 3 * GRID_S  # as long as three questions, as in a job
+FINDS_S = 2 * GRID_S  # a node that can be reached pauses once and asks once
+TELLS_S = agent_settings().end_timeout_s - FINDS_S  # agents that know the end stay so long
 HORIZON_S = 150.0  # of a job
 
 
@@ -57,7 +59,7 @@ class World(Streams):
         life, self.lease[node] = self.lives[node], 0.0
         me = t.Node(f"{node}.{life}", node, f"h{node}", f"10.0.0.{node}", 1, (), 100 * life + node)
         peers = tuple(t.Peer(str(i), f"h{i}", "", 0) for i in range(self.nodes))
-        settings = ag.AgentSettings(elects=True, join_timeout_s=40.0, reconnect_timeout_s=30.0)
+        settings = agent_settings(elects=True, join_timeout_s=40.0, reconnect_timeout_s=30.0)
         self.begin(f"a{node}", Agent(me, settings, self.now))
         timing = el.ElectionSettings(LEASE_S, 2 * GRID_S, GRID_S, GRID_S)
         self.begin(f"e{node}", el.Election(peer_of(me), peers, timing, self.now))
@@ -121,8 +123,8 @@ class World(Streams):
             self.post(f"e{visitor}", command.elsewhere)
 
     def do_AskWhoLeads(self, node: int, command: el.AskWhoLeads) -> None:
-        other, reign = f"e{command.peer.key}", self.reigns.get(node)
-        if other in self.cores and self.reach(node, int(command.peer.key)) and reign is not None:
+        other = f"e{command.peer.key}"
+        if other in self.cores and self.reach(node, int(command.peer.key)):
             self.step(f"e{node}", el.Answered(command.peer, self.cores[other].where()))
 
     def do_Stand(self, node: int, command: el.Stand) -> None:
@@ -130,10 +132,11 @@ class World(Streams):
         election, self.valid[node] = self.cores[f"e{node}"], 0.0
         self.count += 1
         self.reigns[node] = self.count
-        settings = CoordinatorSettings(
-            command.term, self.active, self.nodes, 2, join_timeout_s=20.0, last_call_s=GRID_S, stop_timeout_s=20.0,
+        settings = coordinator_settings(
+            term=command.term, min_nodes=self.active, max_nodes=self.nodes, max_restarts=2,
+            join_timeout_s=20.0, last_call_s=GRID_S, stop_timeout_s=20.0,
             peer=election.me, electors=self.nodes, last_leader=election.leader.key if election.leader else "",
-            lease_s=LEASE_S, quorum_timeout_s=24.0, known=election.others, one_life=self.late,
+            lease_s=LEASE_S, quorum_timeout_s=24.0, return_grace_s=GRACE_S, known=election.others, one_life=self.late,
         )  # fmt: skip
         self.begin(f"c{node}", Coordinator(settings, self.now))
         self.connect(node, node)
@@ -163,8 +166,9 @@ class World(Streams):
             return self.step(f"e{node}", el.Resigned())
         core = self.cores[f"c{node}"]
         self.anew = max(self.lives) > 1 and self.won > 0 and core.electing._led_at is None
-        if core.job.term <= self.won and not self.anew:
-            raise Broken(f"node {node} acts in term {core.job.term} after {self.won}")
+        others = [other.term for name, other in self.cores.items() if name[0] == "a" and name != f"a{node}"]
+        if core.job.term <= max(others, default=0) and not self.anew:
+            raise Broken(f"node {node} acts in term {core.job.term}, others have followed {others}")
         self.won = core.job.term
 
     def do_Lapsed(self, node: int, command: ev.Lapsed) -> None:
@@ -173,19 +177,26 @@ class World(Streams):
     def do_SendTo(self, node: int, command: ev.SendTo) -> None:
         number = self.joined.get((self.reigns[node], int(command.node_id.split(".")[0])))
         if isinstance(command.message, t.Finish) and self.tell_until is None:
-            self.decided(self.cores[f"c{node}"])
+            self.decided(node)
         if number is not None and self.links[number].accepted:
             self.flight.append((("down", number), command.message))
 
-    def decided(self, core: Coordinator) -> None:
-        """Until when a node that can be reached hears the end. One that was missed earlier is waited for less long."""
+    def decided(self, node: int) -> None:
+        """Until when a node that can be reached hears the end. One that was missed earlier is waited for less long.
+
+        A coordinator whose majority has left it unnoticed tells its end to those that are with it; the others go on.
+        """
+        core = self.cores[f"c{node}"]
         quorum = core.roster.quorum
-        if not quorum.elected:
-            return
-        self.tell_until = self.now + TELLS_S
-        if quorum.missing(core.roster.members.keys_of_nodes):
-            self.tell_until = quorum.missed_at + core.settings.return_grace_s - GRID_S
-            self.untold = self.tell_until <= self.now
+        self.tell_until, self.untold = self.now + TELLS_S, quorum.elected and self.heard(node) != NOW
+        if quorum.elected and quorum.missing(core.roster.members.keys_of_nodes):
+            self.tell_until = quorum.missed_at + GRACE_S - FINDS_S
+            self.untold |= self.tell_until <= self.now
+
+    def tell(self, link: Link, event: Any) -> None:
+        super().tell(link, event)
+        if self.tell_until is not None and isinstance(event, ev.Lost):
+            self.tell_until = min(self.tell_until, self.now + GRACE_S - FINDS_S)
 
     def do_Drop(self, node: int, command: ev.Drop) -> None:
         number = self.joined.pop((self.reigns[node], int(command.node_id.split(".")[0])), None)
@@ -216,11 +227,14 @@ class World(Streams):
         self.flight.append((("up", number), message))
 
     def do_StartWorkers(self, node: int, command: ag.StartWorkers) -> None:
-        rank = command.plan.rank_offset
+        rank, cycle = command.plan.rank_offset, command.plan.cycle
+        if self.ends and not self.untold:
+            raise Broken(f"cycle {cycle} begins after agents have ended with {self.ends}")
         if self.now < self.lease[node]:
-            if rank in self.ranks.values():
-                raise Broken(f"rank {rank} runs twice: {self.ranks}, and on node {node}")
-            self.ranks[node] = rank
+            for where, (other, of) in self.ranks.items():
+                if other == rank or of != cycle:
+                    raise Broken(f"rank {rank} of cycle {cycle} begins beside {other} of {of} on node {where}")
+            self.ranks[node] = rank, cycle
         else:
             fault = t.RankFault(t.FaultKind.SPAWN, f"h{node}", node, rank, 0)
             self.post(f"a{node}", ag.WorkerExited(0, fault))
@@ -229,8 +243,8 @@ class World(Streams):
         self.exit(node, -command.signum)
 
     def exit(self, node: int, code: int) -> None:
-        rank = self.ranks.pop(node, None)
-        if rank is not None:
+        if node in self.ranks:
+            rank, _ = self.ranks.pop(node)
             fault = t.RankFault(t.FaultKind.EXIT, f"h{node}", node, rank, 0, 1, code) if code else None
             self.post(f"a{node}", ag.WorkerExited(0, fault))
 
@@ -243,6 +257,7 @@ class World(Streams):
         An agent that no majority or no coordinator has told anything may end with another code than those that know.
         """
         alone = command.code == ExitCode.COORDINATOR_LOST or "no majority" in command.reason
+        alone = alone and (node in self.cut or not self.ends)
         refused = command.code == ExitCode.NODE_REFUSED
         self.ends |= set() if alone or refused else {int(command.code)}
         if len(self.ends) > 1 and not self.untold:
@@ -274,7 +289,7 @@ class World(Streams):
 
     def timers(self) -> Iterator[tuple[float, Move]]:
         for name, core in self.cores.items():
-            yield core.deadline(), ("tick", name)
+            yield self.steps.deadline(core), ("tick", name)
         for node, (peer, _, at) in self.seeks.items():
             if not self.reach(node, int(peer.key)):
                 yield at + GRID_S, ("late", node)
@@ -310,7 +325,7 @@ class World(Streams):
 
     def on_pass(self) -> None:
         self.now = min(at for at, _ in self.timers() if at is not None)
-        if self.cut and self.tell_until is not None and self.now > self.tell_until:
+        if self.cut and self.tell_until is not None and self.now >= self.tell_until:
             self.untold = True
 
     def on_done(self) -> None:
@@ -334,24 +349,38 @@ class World(Streams):
 
     # --- what may happen ------------------------------------------------------------------------------------------
 
-    def moves(self) -> list[Move]:
-        """What may happen next without a fault."""
-        found = list[Move]()
-        for at, (channel, *_) in enumerate(self.flight):
+    def enabled(self) -> list[Move]:
+        """What happens before time goes by."""
+        found, channels = list[Move](), set[Any]()
+        for at, (channel, _) in enumerate(self.flight):
             kind, place = channel
             link = self.links.get(place)
-            first = kind == "to" or channel not in [item[0] for item in self.flight[:at]]
+            first = kind == "to" or channel not in channels
+            channels.add(channel)
             if first and (link is None or self.reach(link.agent, link.to)):
                 found.append(("arrive", at))
         found += [("seek", node) for node, (peer, *_) in self.seeks.items() if self.reach(node, int(peer.key))]
-        found += [("dead", *one) for one in self.probes if self.proves(*one)]
+        found += sorted([("dead", *one) for one in self.probes if self.proves(*one)], key=str)
         found += [move for at, move in self.timers() if at is not None and at <= self.now]
-        begin: list[Move] = [("begins", node) for node in range(self.nodes) if not self.lives[node]][:1]
-        if found:
-            return found + begin
-        plans = {told(core.plan)[:2] for name, core in self.cores.items() if core.state is AgentState.RUNNING}
+        return found + self.begin_one() if found else found
+
+    def begin_one(self) -> list[Move]:
+        return [("begins", node) for node in range(self.nodes) if not self.lives[node]][:1]
+
+    def idle(self) -> list[Move]:
+        """What may happen where nothing is under way."""
+        plans = {told(core.plan)[1][:2] for core in self.cores.values() if core.state is AgentState.RUNNING}
         done = [("done",)] if len(self.ranks) == self.active and len(plans) == 1 else []
-        return [*begin, *done, ("pass",), *[("heal", node) for node in self.cut]]
+        return [*self.begin_one(), *done, ("pass",), *[("heal", node) for node in sorted(self.cut)]]
+
+    def moves(self) -> list[Move]:
+        """What may happen next without a fault."""
+        return self.enabled() or self.idle()
+
+    def settle(self, until_s: float = 0.0) -> None:
+        """Play what comes first until this time, and until nothing more is under way."""
+        while self.enabled() or self.now < 1000.0 + until_s:
+            self.play((*self.enabled(), ("pass",))[0])
 
     def faults(self) -> list[Move]:
         agents = [int(name[1:]) for name in self.cores if name[0] == "e"]

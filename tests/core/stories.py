@@ -19,20 +19,20 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.attribution.rules import named
 from nvrx_slurm.core.coordinator import events as ev
-from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSettings
+from nvrx_slurm.core.coordinator.coordinator import Coordinator
 from nvrx_slurm.core.coordinator.restarts import RestartLimits
 from nvrx_slurm.core.coordinator.status import snapshot, status
 from nvrx_slurm.core.machine import Say, Tick
 from nvrx_slurm.core.straggler.detector import Slowness, Where
+from nvrx_slurm.declared import replace
 
-from .samples import a_fault, a_node, a_plan
+from .samples import a_fault, a_node, a_plan, coordinator_settings
 
 ACTIONS = dict(zip(("continue", "exclude", "shutdown"), t.WorkloadAction, strict=True))
 _AS = re.compile(r"(\w+) as (-|\d+) of (\d+) in (\d+)(?: used (\d+))?(?: excluded (\S+))?( early)?( fault)?")
@@ -62,6 +62,7 @@ class Story:
         self.now = 0.0
         self.said: list[str] = []
         self.domains = ""  # of node 0, 1, ...
+        self.checks_by_hand = False
         self.core: Any
 
     def play(self, lines: list[str]) -> None:
@@ -86,11 +87,16 @@ class Story:
         """A fresh coordinator; with "running" all nodes have joined. `rest`: "2 of 3" and settings as NAME=VALUE."""
         running = word == "running"
         least, _, most, *more = rest.split()
-        settings = CoordinatorSettings(1, int(least), int(most), 3, expected=tuple(f"h{i}" for i in range(int(most))))
-        limits = {field.name for field in fields(RestartLimits)}
+        settings = coordinator_settings(
+            min_nodes=int(least), max_nodes=int(most), max_restarts=3, expected=tuple(f"h{i}" for i in range(int(most)))
+        )
+        limits = set(RestartLimits.__struct_fields__)
         for name, _, value in (item.partition("=") for item in more):
             if name == "domains":
                 self.domains = value
+                continue
+            if name == "checks":  # by-hand: the story tells of preflights of spares; else they pass at once
+                self.checks_by_hand = True
                 continue
             kind: Any = {"policy": t.RestartPolicy, "last_leader": str}.get(name, float if name.endswith("_s") else int)
             typed = kind(value)
@@ -124,12 +130,24 @@ class Story:
             self.now += float(rest)
             return []
         commands = self.core.step(self.event(word, rest.split()), self.now)
+        if not self.checks_by_hand:
+            commands = self._with_checks(commands)
         self.core.validate()
         if isinstance(self.core, Coordinator):  # whatever happens, it can be told
             told = status(self.core, self.now, self.now, 1e9) | snapshot(self.core)()
             assert len(json.dumps(told)) < 1 << 18
         self.said += [command.text for command in commands if isinstance(command, Say)]
         return list(self.effects(commands))
+
+    def _with_checks(self, commands: list[Any]) -> list[Any]:
+        """Spares that are told to check their nodes are ready at once; the story does not see it."""
+        checks = [one for one in commands if isinstance(one, ev.SendTo) and isinstance(one.message, t.CheckNode)]
+        seen = [one for one in commands if one not in checks]
+        for check in checks:
+            port = 2000 + int(check.node_id[1:].partition(".")[0])
+            ready = t.Ready(check.message.term, check.message.cycle, port)
+            seen += self._with_checks(self.core.step(ev.FromAgent(check.node_id, ready), self.now))
+        return seen
 
     def event(self, word: str, rest: list[str]) -> Any:
         """The event that a line means."""

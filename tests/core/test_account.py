@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from nvrx_slurm.core.account.report import to_json
 from nvrx_slurm.core.attribution.verdict import judge
 from nvrx_slurm.core.coordinator.report import Ledger
 from nvrx_slurm.core.coordinator.states import Stage
+from nvrx_slurm.declared import replace
 from nvrx_slurm.types import Counted, FaultKind, History, NodeTime, RankFault, SectionTime, Spent
 
 from .stories import SCENARIOS, Story, scenarios

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator import report
 from nvrx_slurm.core.coordinator.status import snapshot
+from nvrx_slurm.declared import replace
 from nvrx_slurm.types import FaultKind, History, JobReport, Plan, RestartRecord
 
 from .samples import a_fault

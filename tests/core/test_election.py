@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from nvrx_slurm.core.election import election as el
 from nvrx_slurm.core.machine import Say, Tick
+from nvrx_slurm.declared import replace
 from nvrx_slurm.types import Elsewhere, Peer
 
 Step = tuple[Any, list[Any]]
@@ -110,6 +110,13 @@ STORIES: dict[str, list[Step]] = {
     ],
     "a leader that says itself that it leads is not doubted": [
         *FOLLOWS, (SILENT, [el.Stand(2)]), (replace(HINT, peer=P[0]), [el.Retire(), el.Seek(P[0], 2)]),
+    ],
+    "a node that seeks asks a leader that it doubts, and believes it": [
+        (el.Begin(), [el.Seek(P[0], 1)]), (el.Led(1, P[2], (P[0], P[1])), []), (SILENT, [el.Seek(P[0], 2)]),
+        (Elsewhere(1, P[2], True), [el.AskWhoLeads(P[2])]),
+        (el.Answered(P[2], Elsewhere(1, P[0], True)), []),
+        (el.Answered(P[2], Elsewhere(1, P[2], True)), [el.Seek(P[2], 2)]),
+        (el.Answered(P[2], Elsewhere(1, P[2], True)), []),
     ],
     "a leader whose stream broke is not doubted": [
         *FOLLOWS, (CLOSED, [el.Seek(P[0], 2)]), (REFUSED, [el.Stand(2)]),

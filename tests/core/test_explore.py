@@ -1,23 +1,28 @@
-"""All orders of what may happen in a job of two or three nodes, as far as they fit in a minute: no rule breaks.
+"""All orders of what may happen in jobs of two to four nodes: no rule breaks, and each deliberate defect breaks one.
 
 `python -m tests.core.explore` goes further.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
 
+from nvrx_slurm.core.coordinator.roster import Roster
 from nvrx_slurm.core.coordinator.takeover import Electing, Takeover
-from nvrx_slurm.core.election.election import Election
+from nvrx_slurm.core.election import election as el
+from nvrx_slurm.core.election.election import Election, Place
+from nvrx_slurm.core.election.quorum import Quorum
 from nvrx_slurm.core.machine import Machine
+from nvrx_slurm.types import Elsewhere
 
 from .explore import Search, explore, running
-from .explore_streams import Move
+from .explore_streams import Broken, Move
 from .explore_world import World, coarse_times
 
-pytestmark = [pytest.mark.process, pytest.mark.xdist_group("explore")]  # the search is run once
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("explore"), pytest.mark.timeout(600)]  # it is run once
 
 # Rows that these worlds do not reach, and why.
 NOT_THERE = {
@@ -27,7 +32,7 @@ NOT_THERE = {
     "nodes know their addresses": "Located",
 }  # fmt: skip
 UNLIKELY = {
-    "answers come at once": "SEEKING/Answered FOLLOWING/Answered",
+    "answers come at once": "FOLLOWING/Answered",
     "streams end before another node is sought":
         "STANDING/StreamEnded LEADING/StreamEnded STANDING/Elsewhere LEADING/Elsewhere",
     "a leader does not send its members on": "FOLLOWING/Elsewhere",
@@ -37,12 +42,33 @@ UNLIKELY = {
 }  # fmt: skip
 
 
-def world(nodes: int, active: int, *moves: Move, late: bool = False) -> World:
-    """A job that runs, or (`late`) begins, after some moves. One fault may follow."""
-    first = World(nodes, active, late) if late else running(nodes, active, 0)
+def world(nodes: int, active: int, *moves: Move, faults: int = 0) -> World:
+    """A job that runs, after some moves. So many faults may follow."""
+    first = running(nodes, active, faults)
     for move in moves:
         first.play(move)
+    return first
+
+
+def late() -> World:
+    """A job whose agents begin one after the other."""
+    first = World(2, 1, late=True)
     first.left = 1
+    return first
+
+
+def resets() -> World:
+    """Both streams to the coordinator have broken, which it does not know yet."""
+    streams = [number for number, link in running(3, 1, 0).links.items() if link.agent != link.to]
+    return world(3, 1, *[("reset", number) for number in streams], faults=1)
+
+
+def votes() -> World:
+    """Node 2 leads in term 3 with node 0. Node 1 was cut off all the time, and stands in term 2."""
+    first = world(3, 1, ("cut", 0), ("cut", 1), faults=1)
+    first.settle(9.0)
+    first.play(("heal", 0))
+    first.settle(11.0)
     return first
 
 
@@ -64,18 +90,19 @@ def found() -> Found:
     with coarse_times(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(Machine, "_transit", recorded)
         searches = [
-            explore(world(2, 1), most_moves=8_000),
-            explore(world(2, 2), most_moves=4_000),
-            explore(world(2, 1, late=True), most_moves=3_500),
-            explore(world(3, 2, ("cut", 0)), most_moves=12_500),
+            explore(world(2, 1, faults=1)),
+            explore(world(2, 2, faults=1)),
+            explore(world(3, 1, ("cut", 2))),
+            explore(world(3, 2, ("cut", 0), faults=1), most_moves=20_000),
+            explore(late(), most_moves=15_000),
         ]
     return searches, taken
 
 
 def test_no_order_breaks_a_rule(found: Found) -> None:
     searches, _ = found
-    assert [len(search.queue) > 0 for search in searches] == [True] * 4
-    assert sum(len(search.before) for search in searches) > 10_000
+    assert [len(search.queue) > 0 for search in searches] == [False] * 3 + [True] * 2
+    assert sum(len(search.before) for search in searches) > 70_000
 
 
 @pytest.mark.parametrize("home", [Election, Electing, Takeover])
@@ -85,3 +112,76 @@ def test_each_row_is_taken(found: Found, home: type) -> None:
     known = {row for listed in UNLIKELY.values() for row in listed.split()}
     rows = {f"{state.name}/{event.__name__}" for state, event in home.__dict__["table"] if event.__name__ not in absent}
     assert {row for row in rows if (home.__name__, row) not in taken} == rows & known
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    "first",
+    [
+        lambda: world(3, 1, ("cut", 0)),
+        lambda: world(3, 2, ("cut", 0)),
+        lambda: world(4, 1, ("kill", 0)),
+        lambda: world(4, 2, ("kill", 0)),
+    ],
+)
+def test_no_order_of_a_larger_world_breaks_a_rule(first: Callable[[], World]) -> None:
+    with coarse_times():
+        assert not explore(first()).queue
+
+
+# --- deliberate defects -----------------------------------------------------------------------------------------------
+
+
+def takes_any_vote(self: Election, event: el.Visited, now: float) -> None:
+    takes = self.state in (Place.LEADING, Place.STANDING)
+    self._wanted = max(self._wanted, event.term)
+    self.emit(el.AnswerVisitor(event.visitor, None if takes else self.where()))
+
+
+def holds_no_vote(self: Election, how: el.StreamEnd, now: float) -> Place:
+    self._led_at = now
+    return self._try_next(now)
+
+
+def doubts_its_answer(self: Election, event: el.Answered, now: float) -> Place | None:
+    if not self._is_better(event.where, now):
+        return None
+    self.emit(el.Retire())
+    return self.on_elsewhere(event.where, now)
+
+
+def seeks_no_answer(self: Election, event: Elsewhere, now: float) -> None:
+    """A leader that was silent is not asked."""
+
+
+def elects_half(self: Quorum, members: Collection[str], dead: set[str]) -> bool:
+    return 2 * len({*members} - dead) >= self.electors - len(dead)
+
+
+def cut_off(node: int) -> World:
+    return world(3, 1, ("cut", node))
+
+
+def two_nodes() -> World:
+    return world(2, 1, faults=1)
+
+
+DEFECTS: dict[str, tuple[type, str, Any, Callable[[], World]]] = {
+    "no fence": (Quorum, "fenced_until", lambda self: 0.0, lambda: cut_off(0)),
+    "a vote for any term": (Election, "on_visited", takes_any_vote, votes),
+    "no hold": (Election, "_left", holds_no_vote, resets),
+    "nothing is inherited": (Roster, "inherit", lambda self, plan: ([], False), two_nodes),
+    "a leader that answers is doubted": (Election, "on_answered_standing", doubts_its_answer, two_nodes),
+    "a doubted leader is not believed while seeking": (
+        Election, "on_answered_seeking", seeks_no_answer, lambda: cut_off(2),
+    ),
+    "half of the nodes elect": (Quorum, "_most", elects_half, two_nodes),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_a_defect_breaks_a_rule(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, method, defect, first = DEFECTS[name]
+    with coarse_times(), pytest.raises(Broken):
+        monkeypatch.setattr(kind, method, defect)
+        explore(first())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 
 from nvrx_slurm.core.coordinator.gathering import place
 from nvrx_slurm.core.coordinator.roster import complete_segments
+from nvrx_slurm.declared import replace
 from nvrx_slurm.types import Node
 
 from .samples import a_node

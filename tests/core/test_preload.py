@@ -91,7 +91,7 @@ def test_a_template_imports_under_the_variables_that_ranks_had() -> None:
 
 def test_what_differs_from_rank_to_rank_is_left_out_with_what_needs_it() -> None:
     found = learned((0, "torch", {"X": "0"}), (1, "torch", {"X": "1"}), (0, "numpy", {}), (0, "torchvision", {}))
-    assert found.modules() == (("numpy", {}),)
+    assert found.modules() == (("numpy", {}),) and [*found.by_rank()] == [("X",)]
     found = learned((0, "torch", {}), (0, "torch._dynamo", {"X": "0"}), (1, "torch._dynamo", {"X": "1"}))
     assert found.modules() == (("torch", {}),)
 
@@ -112,11 +112,15 @@ def test_what_differs_from_start_to_start_is_left_out() -> None:
 
 def test_a_node_without_ranks_takes_what_others_import() -> None:
     found = preload.Learned()
-    found.found(DYNAMO)
-    found.hinted = (("torch", {"X": "1"}),)
-    assert found.modules() == found.hinted
-    found.imported(0, "torch", {"X": "2"})
-    assert found.modules()[0] == ("torch", {"X": "2"})
+    found.found(("numpy", *DYNAMO))
+    told = (("torch", {"X": "1"}), ("torch._dynamo", {"X": "2"}))
+    for hint in (told[:1], told):
+        found.hinted(hint)
+        assert found.modules() == hint
+    found.began()
+    found.hinted(told[:1])
+    found.imported(0, "torch", {"X": "3"})
+    assert found.modules() == (("numpy", {"X": "3"}), ("torch", {"X": "3"}), told[1])
 
 
 def test_named_modules_are_imported_in_their_order() -> None:

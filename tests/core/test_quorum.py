@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import replace
 
 from nvrx_slurm.core.election.quorum import Quorum
+from nvrx_slurm.declared import replace
 
 from .samples import a_plan
 

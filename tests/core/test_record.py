@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-import functools
 import json
-import operator
-import types
-import typing
-from dataclasses import fields, is_dataclass
+import re
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from record_values import values
 
+from nvrx_slurm.codec import to_json
 from nvrx_slurm.core import record
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.agent.agent import Agent
-from nvrx_slurm.core.agent.events import AgentSettings
-from nvrx_slurm.core.coded import TYPES, decode, encode
 from nvrx_slurm.core.coordinator import events as ev
-from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSettings
-from nvrx_slurm.core.record import Difference, header_line, replay, step_line
-from nvrx_slurm.errors import ExitCode, ProtocolError
+from nvrx_slurm.core.coordinator.coordinator import Coordinator
+from nvrx_slurm.core.record import Difference, decode, header_line, replay, step_line
+from nvrx_slurm.declared import plain
+from nvrx_slurm.errors import ProtocolError
 from nvrx_slurm.types import RanksFailed, Register
 
-from .samples import a_fault, a_node, a_plan
+from .samples import a_fault, a_node, a_plan, agent_settings, coordinator_settings
 
 
 def agent_log() -> list[str]:
     """An agent that is connected, starts, and sees a worker fail."""
-    core = Agent(a_node(1), AgentSettings(), 10.0)
+    core = Agent(a_node(1), agent_settings(), 10.0)
     lines = [header_line(core)]
     events = ((10.2, ag.Prepared()), (10.5, ag.Connected()), (11.0, a_plan()), (12.0, ag.WorkerExited(1, a_fault(1))))
     for now, event in events:
@@ -41,29 +38,12 @@ def agent_log() -> list[str]:
 # --- encoding ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cls", list(TYPES.values()), ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", record.logged(), ids=lambda cls: cls.__name__)
 @settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(data=st.data())
 def test_every_record_survives_the_log(cls: type, data: st.DataObject) -> None:
-    drawn = data.draw(_values(cls))
-    line = json.dumps(encode(drawn))
-    assert decode(json.loads(line)) == drawn
-
-
-@functools.cache
-def _values(hint: typing.Any) -> st.SearchStrategy[typing.Any]:
-    """Any value of that type; no NaN, which JSON does not have, at any depth."""
-    if hint is float:
-        return st.floats(allow_nan=False, allow_infinity=False)
-    if isinstance(hint, typing.TypeVar):
-        hint = hint.__bound__ or functools.reduce(operator.or_, hint.__constraints__)
-    if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        return st.one_of([_values(option) for option in typing.get_args(hint)])
-    if typing.get_origin(hint) is tuple:
-        return st.lists(_values(typing.get_args(hint)[0]), max_size=3).map(tuple)
-    if is_dataclass(hint):
-        return st.builds(hint, **{f.name: _values(typing.get_type_hints(hint)[f.name]) for f in fields(hint)})
-    return st.from_type(hint)
+    drawn = data.draw(values(cls))
+    assert decode(json.loads(to_json(drawn))) == drawn
 
 
 def test_a_line_is_a_line_and_says_what_happened() -> None:
@@ -76,40 +56,40 @@ def test_a_line_is_a_line_and_says_what_happened() -> None:
 
 
 def test_what_is_no_record_cannot_be_logged() -> None:
-    for value in (object(), AgentSettings, {"a": 1}, ExitCode):
-        with pytest.raises(ProtocolError, match="is not a record of the cores"):
-            encode(value)
-    with pytest.raises(ProtocolError, match="cannot be logged as JSON"):
-        header_line(Agent(a_node(1), AgentSettings(join_timeout_s=float("nan")), 0.0))
+    with pytest.raises(ProtocolError, match="cannot be written as JSON"):
+        to_json(object())
+
+
+FAULT = plain(a_fault(1))
 
 
 @pytest.mark.parametrize(
-    ("value", "sentence"),
+    ("value", "what"),
     [
-        ({"type": 7}, "unknown record type 7"),
-        ({"a": 1}, "unknown record type None"),
-        ({"type": "Popen", "args": "reboot"}, "unknown record type 'Popen'"),
-        ({"type": "Row", "do": "x", "to": [], "why": ""}, "unknown record type 'Row'"),
-        ({"type": "Finish", "code": 1}, "Finish: .*'reason'"),
-        ({"type": "Finish", "code": 1, "reason": "", "x": 1}, "Finish: .*'x'"),
-        ({"type": "Send", "message": {"type": "Popen"}}, "unknown record type 'Popen'"),
-        ({**encode(a_fault(1)), "kind": "fun"}, "RankFault: 'fun' is not a valid FaultKind"),
-        ({**encode(a_fault(1)), "kind": []}, "RankFault: .* is not a valid FaultKind"),
+        ({"type": 7}, "$.type"),
+        ({"a": 1}, "type"),
+        ({"type": "Popen", "args": "reboot"}, "Popen"),
+        ({"type": "Row", "do": "x", "to": [], "why": ""}, "Row"),
+        ({"type": "Finish", "code": 1}, "reason"),
+        ({"type": "Finish", "code": 1, "reason": "", "x": 1}, "x"),
+        ({"type": "Send", "message": {"type": "Popen"}}, "Popen"),
+        ({"type": "RankFault", **FAULT, "kind": "fun"}, "$.kind"),
+        ({"type": "RankFault", **FAULT, "kind": []}, "$.kind"),
     ],
 )
-def test_what_no_core_writes_is_refused(value: object, sentence: str) -> None:
-    with pytest.raises(ProtocolError, match=sentence):
+def test_what_no_core_writes_is_refused(value: object, what: str) -> None:
+    with pytest.raises(ProtocolError, match=re.escape(what)):
         decode(value)
 
 
 @pytest.mark.parametrize(
     ("before", "after", "sentence"),
     [
-        ('"signum":15', '"signum":9', 'command 3 was {"type":"SignalWorkers","signum":9,"idle_s":0.0}, but now it is'),
+        ('"signum":15', '"signum":9', 'command 3 was {"type":"SignalWorkers","signum":9,"idle_s":0.8}, but now it is'),
         ('"state":"STOPPING"', '"state":"IDLE"', "the log says state 'IDLE', the core is in STOPPING"),
-        (',{"type":"SignalWorkers","signum":15,"idle_s":0.0}', "", "command 3 was null"),
-        ('"type":"WorkerExited"', '"type":"Teapot"', "unknown record type 'Teapot'"),
-        ('"type":"WorkerExited"', '"type":"Tick"', "Tick: "),
+        (',{"type":"SignalWorkers","signum":15,"idle_s":0.8}', "", "command 3 was null"),
+        ('"type":"WorkerExited"', '"type":"Teapot"', "Invalid value 'Teapot'"),
+        ('"type":"WorkerExited"', '"type":"Tick"', "Object contains unknown field"),
         ('"commands":[', '"commands":7,"x":[', ""),
         ('"local_rank":1,"fault"', '"local_rank":[],"fault"', ""),
         ('"now":12.0', '"now":"noon"', "could not convert string to float: 'noon'"),
@@ -175,7 +155,7 @@ def test_a_line_has_a_longest_length(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_big_plan_is_logged_once_and_of_other_commands_the_first_and_their_number() -> None:
-    core = Coordinator(CoordinatorSettings(min_nodes=200, max_nodes=200), 0.0)
+    core = Coordinator(coordinator_settings(min_nodes=200, max_nodes=200), 0.0)
     lines = [header_line(core)]
     joins = [ev.Joined(Register(a_node(rank), 1000)) for rank in range(200)]
     for event in (*joins, ev.FromAgent("h1.0", RanksFailed(0, 0, (a_fault(1),)))):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from nvrx_slurm.core.attribution.verdict import first_cause, headline, report
-from nvrx_slurm.core.coordinator.restarts import Budget, Decision, RestartLimits
+from nvrx_slurm.core.coordinator.restarts import Budget, Decision
+from nvrx_slurm.declared import replace
 from nvrx_slurm.types import FaultKind, History, KindCount, RankFault
 
-from .samples import a_fault, a_node
+from .samples import a_fault, a_node, restart_limits
 
 EXIT = a_fault(1)
 ABORT = a_fault(2, FaultKind.SIGNAL, -6)
@@ -75,7 +74,7 @@ def test_the_sum_of_all_restarts(used: int, allowed: int, code: int | None, left
 
 
 def a_budget(max_restarts: int = 9, **limits: object) -> Budget:
-    return Budget(max_restarts, replace(RestartLimits(), **limits))
+    return Budget(max_restarts, restart_limits(**limits))
 
 
 def test_a_port_that_another_program_took_uses_no_restart() -> None:

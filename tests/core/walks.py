@@ -51,7 +51,7 @@ class Walk:
         least = rng.choice((1, 1, 2, 3))
         most, segment = max(least, rng.choice((1, 2, 3, 4))), (0, 0, 1, least)[seed % 4]
         policy = "any-failed" if segment else rng.choice(("any-failed", "min-healthy"))
-        switches = ("has_preflight", "hang_exclude", "tracks_progress", "time_limited", "stops_on_advice")
+        switches = ("hang_exclude", "tracks_progress", "time_limited", "stops_on_advice")
         settings = [f"{name}={int(rng.random() < 0.4)}" for name in switches]
         settings += [f"max_restarts={rng.choice((1, 9, 99))}", f"policy={policy}", f"segment={segment}", "term=2"]
         settings += ["hang_collect_s=1.5", "warn_before_end_s=5", "stop_before_end_s=2", "domains=abab"]

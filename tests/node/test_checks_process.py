@@ -8,7 +8,6 @@ import re
 import signal
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from agent_harness import WAIT_S, stat, until
 
 from nvrx_slurm.config.layers import Config
 from nvrx_slurm.core.agent import events as ag
+from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import report
 from nvrx_slurm.node.preflight import checks_process as module

@@ -10,17 +10,17 @@ import pytest
 from agent_harness import WAIT_S
 
 from nvrx_slurm.core.agent.agent import Agent
-from nvrx_slurm.core.agent.events import AgentSettings
 from nvrx_slurm.core.machine import Tick
 from nvrx_slurm.node import event_log
 from nvrx_slurm.node.event_log import EventLog
 from nvrx_slurm.types import Node
+from tests.core.samples import agent_settings
 
 
 def written(path: Path, steps: int) -> list[str]:
     """What is said while `steps` steps are logged to `path`, and the log is closed twice."""
     said: list[str] = []
-    core = Agent(Node("n", 0, "host", "", 1), AgentSettings(), 0.0)
+    core = Agent(Node("n", 0, "host", "", 1), agent_settings(), 0.0)
     log = EventLog(path, core, said.append)
     for number in range(steps):
         log.step(Tick(), float(number), core, [])

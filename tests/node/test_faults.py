@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from nvrx_slurm.core.attribution.raised import failing_line
 from nvrx_slurm.core.logs.lines import Lines
+from nvrx_slurm.declared import replace
 from nvrx_slurm.logs.rank_file import RankFile
 from nvrx_slurm.node import run_dir
 from nvrx_slurm.node.output import faults

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
 from typing import cast
 
 import pytest
 
 from nvrx_slurm import types as t
-from nvrx_slurm.control import codec
+from nvrx_slurm.control.messages import FROM_AGENTS
 from nvrx_slurm.control.stream import MAX_MESSAGE_BYTES
+from nvrx_slurm.declared import replace
 from nvrx_slurm.node.monitors.inspection import inspect
 from nvrx_slurm.node.monitors.monitors import RankMonitor
 
@@ -52,7 +52,7 @@ RECORDS = (
 def test_any_record_can_be_sent(record: str) -> None:
     stack = 'Current thread 0x1 (most recent call first):\n  File "/w/\x1b[31m.py", line 3 in f\n'
     found = inspected(9.0, {"record": record, "stack": stack}, None)
-    sent = codec.decode(codec.from_agent(t.Evidence(1, 3, found)))
+    sent = FROM_AGENTS.decode(FROM_AGENTS.encode(t.Evidence(1, 3, found)))
     assert sent == t.Evidence(1, 3, found)
     [rank] = found
     assert rank.frames == ("/w/ [31m.py:3 in f",) and len(rank.collectives) <= 8
@@ -66,7 +66,7 @@ def test_the_evidence_of_64_ranks_fits_into_one_message() -> None:
     [rank] = inspected(9.0, {"record": record, "stack": stack, "section": "s" * 256}, None)
     assert {(text[:3], len(text)) for text in rank.frames} == {("...", 120)}  # it says that it is cut
     message = t.Evidence(1, 3, (replace(rank, log="/" * 4096, host="h" * 64),) * 64)
-    assert len(codec.from_agent(message).SerializeToString()) < MAX_MESSAGE_BYTES
+    assert len(FROM_AGENTS.encode(message)) < MAX_MESSAGE_BYTES
 
 
 def test_a_worker_that_has_ended_is_not_waited_for_and_one_that_does_not_answer_is_left_out() -> None:

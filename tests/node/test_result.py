@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import threading
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from agent_harness import WAIT_S
 from nvrx_slurm import types as t
 from nvrx_slurm.core.coordinator.events import JobOver
 from nvrx_slurm.core.words import in_words
+from nvrx_slurm.declared import replace
 from nvrx_slurm.node.output import result
 
 BAD = 'Traceback (most recent call last):\n  File "/w/train.py", line 16, in <module>\nValueError: bad\n'

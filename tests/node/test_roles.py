@@ -16,10 +16,10 @@ from agent_harness import WAIT_S, Rig, until
 from nvrx_slurm.child import processes
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.agent.agent import Agent
-from nvrx_slurm.core.agent.events import AgentSettings
 from nvrx_slurm.node.event_log import EventLog
 from nvrx_slurm.node.shell import Shell
 from nvrx_slurm.types import Node, Register
+from tests.core.samples import agent_settings
 
 NODE = Node("0-x", 0, "here", "127.0.0.1", 1)
 
@@ -42,7 +42,7 @@ class Recorder:
 
 def test_events_wait_until_each_command_has_a_receiver(tmp_path: Path) -> None:
     async def play() -> None:
-        core = Agent(NODE, AgentSettings(), asyncio.get_running_loop().time())
+        core = Agent(NODE, agent_settings(), asyncio.get_running_loop().time())
         shell = Shell(core, EventLog(tmp_path / "log", core, print), ag.Exit, print)
         shell.post(ag.Prepared())
         shell.post(ag.Connected())

@@ -43,8 +43,9 @@ def test_signal_to_a_spare_ends_all_with_143(rig: Rig) -> None:
 
 # Signals that come within one second, not three, are the same wish.
 SOON = """
-from nvrx_slurm.core.agent.events import AgentSettings as A
-A.__init__.__defaults__ = tuple(1.0 if value == 3.0 else value for value in A.__init__.__defaults__)
+from functools import partial
+from nvrx_slurm.cli import job
+job.AgentSettings = partial(job.AgentSettings, same_signal_s=1.0)
 """
 STUBBORN = """
 signal.signal(signal.SIGTERM, lambda *_: say("no"))

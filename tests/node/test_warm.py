@@ -218,6 +218,16 @@ UNFIT = {
     "exit": ("import sys; sys.exit(3)", "SystemExit: 3"),
     "program": ("import os, sys; os.execv(sys.executable, sys.orig_argv)", "executes another program"),
     "gpus": ("import torch; torch.cuda.is_available()", "asks for GPUs"),
+    "signal": ("import signal; signal.signal(signal.SIGUSR2, print)", "changes how signals are handled"),
+    "directory": ("import os; os.chdir('/')", "changes the working directory"),
+    "umask": ("import os; os.umask(0o11)", "changes the umask"),
+    "locale": ("import locale; locale.setlocale(locale.LC_NUMERIC, 'C.UTF-8')", "changes the locale"),
+    "limit": ("import sys; sys.setrecursionlimit(3456)", "changes limits of the interpreter"),
+    "stream": ("import io, sys; sys.stdout = io.StringIO()", "changes its streams"),
+    "builtin": ("import builtins; builtins._ = str", "changes builtins"),
+    "timeout": ("import socket; socket.setdefaulttimeout(9)", "changes the default timeout"),
+    "zone": ("import os, time; os.environ['TZ'] = 'Asia/Tokyo'; time.tzset()", "changes the time zone"),
+    "nice": ("import os; os.nice(1)", "changes the scheduler"),
     "missing": (None, "No module named 'bad_missing'"),
 }
 
@@ -276,7 +286,8 @@ def test_auto_preloads_what_the_first_workers_loaded_and_on_a_spare_what_the_scr
         gate(f"end{CYCLE}")
     """)
     rig.before = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])"  # no core without a worker
-    nodes = rig.nodes(2, "1:2", script, "--max-restarts=2", SOON)
+    flags = "--max-restarts=2", SOON
+    nodes = rig.step(range(2), 2, "1:2", script, *flags)
     active = says("up 0", *nodes)
     (spare,) = [one for one in nodes if one is not active]
     how, pid, _ = up(active, 0, 0)
@@ -288,8 +299,10 @@ def test_auto_preloads_what_the_first_workers_loaded_and_on_a_spare_what_the_scr
     until(lambda: have(spare, "numpy", []), "the spare has heard what others import")
     kill(active, pid)
     assert up(spare, 2, 0)[0] == "forked"
+    (late,) = rig.step([nodes.index(active)], 2, "1:2", script, *flags)
+    until(lambda: have(late, "numpy", []), "it hears of that from a node that was a spare, too")
     rig.open("end2")
-    assert spare.wait() == 0
+    assert [one.wait() for one in (spare, late)] == [0, 0]
 
 
 # Stand in for libraries that take seconds to import.
@@ -430,60 +443,3 @@ def test_a_preparation_that_breaks_is_told_at_once(tmp_path: Path, monkeypatch: 
         await one.close()
 
     asyncio.run(story())
-
-
-SETS = """
-before = "moody" in getattr(sys.meta_path[0], "parked", ())
-if len(sys.argv) > 2:
-    import socket
-    server = socket.create_server(("127.0.0.1", 0))
-os.environ["MOOD"] = "good"
-import moody
-say("up", CYCLE, "rank", RANK, "forked" if before else "executed", "pid", os.getpid(), moody.MOOD)
-if CYCLE < int(sys.argv[1]):
-    forever()
-"""
-MOODY = """
-import os
-MOOD = os.environ.get("MOOD", "none")
-with open(os.path.join(os.environ["NVRX_TEST_GATES"], "imports"), "a") as file:
-    file.write(f"{os.getpid()}\\n")
-"""
-
-
-def test_a_script_that_sets_what_an_import_has_read_is_executed_and_then_forked_with_it(rig: Rig) -> None:
-    (rig.dir / "moody.py").write_text(MOODY)
-    one = rig.run(rig.script(SETS), "--nproc-per-node=2", "--max-restarts=1", SOON, "--ft-preload=moody", args=("1",))
-    found = [up(one, 0, rank) for rank in (0, 1)]
-    assert [(how, mood) for how, _, mood in found] == [("executed", "good")] * 2
-    assert sum("export MOOD=..." in said for said in one.said) == 1
-    until(lambda: imports(rig) == 4, "a template, two ranks, and a template with that variable")
-    waiting(one, [pid for _, pid, _ in found])
-    os.kill(found[0][1], signal.SIGKILL)
-    assert one.wait() == 0
-    assert [up(one, 1, rank)[::2] for rank in (0, 1)] == [("forked", "good")] * 2
-    assert imports(rig) == 4
-
-
-def test_ranks_that_others_may_know_start_again_which_uses_no_restart(rig: Rig) -> None:
-    (rig.dir / "moody.py").write_text(MOODY)
-    flags = ("--nproc-per-node=2", "--max-restarts=0", SOON, "--ft-preload=moody")
-    one = rig.run(rig.script(SETS), *flags, args=("0", "has a connection"))
-    assert one.wait() == 0
-    assert [up(one, 1, rank)[::2] for rank in (0, 1)] == [("executed", "good")] * 2
-    assert "up 0" not in one.text and any("all ranks are executed" in said for said in one.said)
-
-
-QUIETLY = """
-os.environ._data[b"MOOD"] = b"good"
-import moody
-say("up", CYCLE, "rank", RANK, "forked" if "moody" in getattr(sys.meta_path[0], "entries", {}) else "executed",
-    "pid", os.getpid(), moody.MOOD)
-"""
-
-
-def test_a_module_that_reads_late_is_compared_at_its_import(rig: Rig) -> None:
-    """Also where no call has told that the variable was set."""
-    (rig.dir / "moody.py").write_text(MOODY)
-    one = rig.run(rig.script(QUIETLY), "--nproc-per-node=1", "--ft-preload=moody", args=("0",))
-    assert one.wait() == 0 and up(one, 0, 0)[::2] == ("executed", "good")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 from agent_harness import Launcher, Rig, kill, says
+from test_status_file import OFTEN, told
 
 DATA = Path(__file__).parents[1] / "data" / "warm_facts"
 SOON, BOUND_S = "--ft-crash-loop-backoff=0", 120.0
@@ -31,7 +33,8 @@ def told(self):
     for one in templates:
         if not one.is_busy and not one._more and all(module in wanted for module in one.modules):
             has_all = all(self._has_standby(rank) for rank in range(len(self._prefixes)))
-            print("standbys" if has_all else "none", "have", *(name for name, _ in one.modules), flush=True)
+            names = [f"{name}/{len(changes)}" for name, changes in one.modules]
+            print("standbys" if has_all else "none", "have", *names, flush=True)
 Launcher._tell_warmth = told
 """
 REEXPORTS = """
@@ -75,7 +78,7 @@ class Runs:
             for when in ("before", "after"):
                 self._args += [f"--{when}={name}={value}" for name, value in _variables(when).items()]
         _lay_out(rig)
-        rig.before = WARM
+        rig.before += WARM
 
     def _more(self, label: str, cycles: int = 0) -> dict[str, str]:
         more = {"FACTS_OUT": str(self._rig.dir), "FACTS_LABEL": label, "FACTS_CYCLES": str(cycles)}
@@ -130,14 +133,18 @@ WAYS = (
     "nothing", "item", "setdefault", "update", "bytes", "putenv", "unset", "loader", "arguments", "json", "yaml",
     "package", "hook", "affinity", "path", "logging", "warnings", "order", "thread", "tempfile",
 )  # fmt: skip
-# C code reads other values than Python code does, the script has loggers of torch, or its path has other modules.
-EXECUTED = {"putenv", "logging", "path"}
+# C code reads other values than Python code does, the script has loggers of torch or a folder for temporary files that
+# is no longer the one of TMPDIR, its path has other modules, it has an import hook for torch or other processors.
+EXECUTED = {"putenv", "logging", "path", "unset", "hook", "affinity"}
+
+
+EACH_WAY = pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=[] if way == "item" else [pytest.mark.matrix, BY_HAND]) for way in WAYS]
+)
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(
-    "way", [pytest.param(way, marks=[] if way == "item" else [pytest.mark.matrix, BY_HAND]) for way in WAYS]
-)
+@EACH_WAY
 def test_facts_of_each_cycle(rig: Rig, way: str) -> None:
     pytest.importorskip("torch")
     runs = Runs(rig, way)
@@ -150,6 +157,8 @@ def test_facts_of_each_cycle(rig: Rig, way: str) -> None:
             runs.settled(one, cycle)
         rig.open(f"end{cycle}")
     assert one.wait(BOUND_S) == 0
+    for path in (rig.dir / "tmp").glob("torchinductor_*"):
+        shutil.rmtree(path)
     found = [runs.facts("warm", cycle) for cycle in (0, 1, 2)]
     assert [_differences(expected, facts) for _, facts in found] == [{}, {}, {}]
     assert way in EXECUTED or found[1][0] and found[2][0]
@@ -176,12 +185,12 @@ def test_facts_of_other_starts(rig: Rig, way: str) -> None:
     assert not was_forked and _differences(expected, facts) == {}
 
 
-@BY_HAND
-@pytest.mark.matrix
 @pytest.mark.torch
-@pytest.mark.parametrize("way", WAYS)
+@EACH_WAY
 def test_facts_on_a_promoted_spare(rig: Rig, way: str) -> None:
+    """It is warm with what the lost node's ranks have told."""
     pytest.importorskip("torch")
+    rig.before = OFTEN
     runs = Runs(rig, way)
     expected = runs.alone("python", "-u")
     place = (
@@ -194,9 +203,12 @@ def test_facts_on_a_promoted_spare(rig: Rig, way: str) -> None:
     (spare,) = [one for one in nodes if one is not active]
     pid = runs.came(active, 0)
     if way not in EXECUTED:
-        spare.line(r"standbys have.*torch\._dynamo", BOUND_S)
+        spare.line(f"standbys have{re.escape(runs.settled(active, 0))}$", BOUND_S)
+        told(rig, "spare  warm: ")
     kill(active, pid)
     runs.came(spare, 1)
     rig.open("end1")
     assert spare.wait(BOUND_S) == 0
-    assert _differences(expected, runs.facts("spare", 1)[1]) == {}
+    was_forked, facts = runs.facts("spare", 1)
+    assert _differences(expected, facts) == {}
+    assert was_forked or way in EXECUTED

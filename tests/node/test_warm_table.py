@@ -231,6 +231,76 @@ def test_a_worker_writes_to_few_pages_of_the_template(tmp_path: Path, version: s
     assert int(workers[0][1]) < len(names) / 2
 
 
+# Enters itself wherever a module can.
+ENTERS = """
+import atexit
+atexit.register(print, "before the imports")
+import other_end, copyreg, linecache, logging, multiprocessing.util, sys, threading, warnings, weakref
+class Shape: pass
+SHAPE, HANDLER = Shape(), logging.StreamHandler()
+weakref.finalize(SHAPE, print, "of the import")
+multiprocessing.util.Finalize(SHAPE, print, exitpriority=5)
+multiprocessing.util.register_after_fork(SHAPE, print)
+copyreg.pickle(Shape, repr)
+HANDLER.set_name("of the import")
+logging.addLevelName(33, "LOUD")
+linecache.cache["site-packages/of the import"] = (1, None, ["a"], "b")
+warnings.simplefilter("once", ImportWarning)
+warnings.warn("of the import", ImportWarning)
+sys.excepthook, sys.unraisablehook = print, repr
+atexit.register(print, "at the end")
+"""
+ASKS = """
+import json, sys
+forked = "enters" in getattr(sys.meta_path[0], "parked", ())
+sys.path.append(sys.argv[1])
+from registries import registries
+def facts():
+    names = map(repr, (sys.excepthook, sys.displayhook, sys.unraisablehook))
+    return [registries(), [str(one) for one in sys.modules["warnings"].filters], *names]
+import weakref
+mine = weakref.finalize(facts, print, "of the script")
+before = facts()
+import enters
+print(json.dumps([before, facts()]))
+print(forked, file=sys.stderr)
+sys.excepthook = sys.__excepthook__
+"""
+
+
+@VERSIONS
+def test_what_an_import_enters_is_there_from_then_on(tmp_path: Path, version: str) -> None:
+    """And not before."""
+    (tmp_path / "enters.py").write_text(ENTERS)
+    (tmp_path / "other_end.py").write_text("import atexit; atexit.register(print, 'of another one')")
+    (tmp_path / "work.py").write_text(ASKS)
+    argv = [PYTHONS[version], "-u", "work.py", str(DATA / "warm_facts")]
+    executed, forked = (start(tmp_path, argv, [{"RANK": "0"}], one, path0=str(tmp_path)) for one in (None, ["enters"]))
+    assert [executed[0][2].endswith("False\n"), forked[0][2]] == [True, "True\n"]
+    (told, *ends), (others, *other_ends) = (one[0][1].splitlines() for one in (executed, forked))
+    before, after = json.loads(told)
+    assert before != after and [executed[0][0], *ends] == [forked[0][0], *other_ends]
+    assert json.loads(others) == [before, after]
+
+
+def test_a_module_that_several_ones_make_is_there_with_the_first_of_them(tmp_path: Path) -> None:
+    """As Cython's runtime."""
+    for name in ("one", "other"):
+        (tmp_path / f"{name}.py").write_text("import sys; sys.modules.setdefault('runtime', type(sys)('runtime'))")
+    (tmp_path / "third.py").write_text((tmp_path / "one.py").read_text())
+    argv = [sys.executable, "-u", "work.py"]
+    for first, says in (
+        ("other", ""),
+        ("third", ""),
+        ("third; sys.modules['runtime'].x = 1", "another module runtime"),
+    ):
+        (tmp_path / "work.py").write_text(
+            f"import sys; print('runtime' in sys.modules); import {first}; print('runtime' in sys.modules); import one"
+        )
+        workers = start(tmp_path, argv, [{}], ["one", "other"], path0=str(tmp_path), says=says)
+        assert workers[0][0] == 0 and workers[0][1].endswith("False\nTrue\n")
+
+
 @pytest.mark.matrix
 @pytest.mark.torch
 def test_torch(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The callback for the Trainer of transformers, where that is installed. Faults: scripts/clients."""
+"""The callback for the Trainer of transformers, where that is installed. Faults: scripts/dev/clients."""
 
 from __future__ import annotations
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.agent.agent import AgentState
 from nvrx_slurm.core.attribution.recurrence import followed, place, suspects
 from nvrx_slurm.core.coordinator import events as ev
+from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import ExitCode
 from nvrx_slurm.types import (
     Activity,
@@ -164,8 +165,6 @@ class Invariants:
             self._forget_what_is_lost(fresh[0].message, coordinator)
             self._check_not_over(reign)
             joining = {event.message.node.node_id} if isinstance(event, ev.Joined) else set()
-            if any(isinstance(c, ev.Won) for c in commands):
-                joining = set(reign.connected)  # they register one after another, in this very step
             refused = {c.node_id for c in commands if isinstance(c, ev.Drop)} if not joining else set()
             out = coordinator.host.out_after(self._world.clock.now)  # perhaps no other node ever knows of this plan
             self._unheard += out and fresh[0].message.cycle > max((cycle for _, cycle in self._plans), default=-1)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 COORDINATOR_KEEPALIVE_S = 5.0
 AGENT_KEEPALIVE_S = MEMBER_SHARE * COORDINATOR_KEEPALIVE_S  # an agent notices silence earlier, as control.client does
 LEASE_S = LEASE_SHARE * COORDINATOR_KEEPALIVE_S
-_BACK_S = 10.0  # how long a node that was out may take to find the coordinator
+_BACK_S = 3.0  # how long a node that was out may take to find the coordinator
 _DELAY_S = (0.0002, 0.004)
 _SLOW_DELAY_S = (0.2, 2.0)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm.core.agent import events as ag
@@ -13,6 +12,7 @@ from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSett
 from nvrx_slurm.core.election import election as el
 from nvrx_slurm.core.election.quorum import peer_key, peer_of
 from nvrx_slurm.core.machine import Say
+from nvrx_slurm.declared import replace
 from nvrx_slurm.types import Elsewhere, FaultKind, Lead, Node, Peer, Plan, RankFault, Ready, Register
 
 from .network import LEASE_S, Connection, Host

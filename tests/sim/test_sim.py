@@ -1,20 +1,20 @@
 """The real cores under seeded faults: `invariants.py` is what must hold, and every run must come to its right end.
 
-A failure names its seed; `scripts/simulate --nodes N --seed S` tells its story.
+A failure names its seed; `scripts/dev/simulate --nodes N --seed S` tells its story.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pytest
 
-from nvrx_slurm.core.agent.events import AgentSettings
 from nvrx_slurm.core.record import replay
+from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import ExitCode
 from nvrx_slurm.types import RestartPolicy
+from tests.core.samples import agent_settings
 
 from .faults import KINDS
 from .world import Outcome, World, WorldSettings, random_settings
@@ -64,7 +64,7 @@ def test_small_clusters_meet_what_large_ones_meet_rarely(seeds: Iterable[int]) -
     pytest.param(RestartPolicy.MIN_HEALTHY, range(20), marks=pytest.mark.matrix),
 ])  # fmt: skip
 def test_one_kind_of_fault_again_and_again(kind: str, policy: RestartPolicy, seeds: range) -> None:
-    agent = AgentSettings(in_step=True, policy=policy)
+    agent = agent_settings(in_step=True, policy=policy)
     run(WorldSettings(nodes=6, min_nodes=4, max_restarts=8, seed=s, kinds=(kind,), agent=agent) for s in seeds)
 
 
@@ -78,7 +78,7 @@ def test_2_000_nodes() -> None:
 
 
 def test_under_min_healthy_the_job_survives_faults_without_a_restart() -> None:
-    agent = AgentSettings(policy=RestartPolicy.MIN_HEALTHY)
+    agent = agent_settings(policy=RestartPolicy.MIN_HEALTHY)
     kinds = ("worker-killed", "agent-crashes")
     settings = (WorldSettings(8, min_nodes=2, seed=s, faults=3, kinds=kinds, agent=agent, twice=0.0) for s in range(50))
     worlds = [World(s) for s in settings]

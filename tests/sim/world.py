@@ -9,15 +9,16 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from nvrx_slurm.core.agent.events import AgentSettings
-from nvrx_slurm.core.coordinator.coordinator import CoordinatorSettings
 from nvrx_slurm.core.coordinator.restarts import RestartLimits
 from nvrx_slurm.core.election.election import Stand
 from nvrx_slurm.core.election.quorum import peer_of
+from nvrx_slurm.declared import replace
 from nvrx_slurm.types import FaultKind, KindCount, Peer, RestartPolicy
+from tests.core.samples import agent_settings, coordinator_settings, restart_limits
 
 from . import faults
 from .clock import Clock
@@ -47,8 +48,9 @@ class WorldSettings:
     kinds: Sequence[str] = ()  # the kinds to choose from; () = all
     twice: float = 0.01  # share of messages that come twice
     record: bool = False  # keep the event logs
-    agent: AgentSettings = field(default_factory=AgentSettings)
-    limits: RestartLimits = field(default_factory=RestartLimits)
+    agent: AgentSettings = field(default_factory=agent_settings)
+    limits: RestartLimits = field(default_factory=restart_limits)
+    tracks_progress: bool = False
     join_timeout_s: float = 60.0
     absent: Sequence[int] = ()  # infra ranks of nodes that never come up
     time_limit_s: float = 0.0  # of the allocation; the coordinator warns 10 s before it and stops 5 s before; 0 = none
@@ -87,10 +89,11 @@ def _random_settings(rng: random.Random, seed: int, nodes: int) -> WorldSettings
         nproc=rng.choice((1, 2)),
         faults=rng.randint(0, 8),
         agent=_agent(rng),
-        limits=RestartLimits(
+        limits=restart_limits(
             by_kind=(KindCount(FaultKind.EXIT, 1),) if rng.random() < 0.3 else (),
-            max_no_progress_cycles=rng.choice((0, 0, 1, 2)),
+            max_no_progress_cycles=(most := rng.choice((0, 0, 1, 2))),
         ),
+        tracks_progress=most > 0,
         time_limit_s=rng.choice((0.0, 0.0, 0.0, rng.uniform(6.0, 60.0))),
     )
 
@@ -98,7 +101,7 @@ def _random_settings(rng: random.Random, seed: int, nodes: int) -> WorldSettings
 def _agent(rng: random.Random) -> AgentSettings:
     in_step, policy = rng.random() < 0.5, rng.choice(POLICIES)
     hang_collect_s = 1.5 if policy is RestartPolicy.ANY_FAILED else 0.0
-    return AgentSettings(in_step=in_step, policy=policy, hang_collect_s=hang_collect_s)
+    return agent_settings(in_step=in_step, policy=policy, hang_collect_s=hang_collect_s)
 
 
 @dataclass
@@ -197,18 +200,17 @@ class World:
         """A node stands for coordinator."""
         s = self.settings
         names = tuple(host.name for host in self.hosts)
-        settings = CoordinatorSettings(
-            stand.term,
-            s.min_nodes,
-            s.nodes,
-            s.max_restarts,
-            s.agent.policy,
-            s.limits,
+        settings = coordinator_settings(
+            term=stand.term,
+            min_nodes=s.min_nodes,
+            max_nodes=s.nodes,
+            max_restarts=s.max_restarts,
+            policy=s.agent.policy,
+            limits=s.limits,
             segment=s.segment,
             hang_collect_s=s.agent.hang_collect_s,
             hang_exclude=s.seed % 2 > 0,
-            has_preflight=True,
-            tracks_progress=s.limits.max_no_progress_cycles > 0,
+            tracks_progress=s.tracks_progress,
             time_limited=s.time_limit_s > 0.0,
             warn_before_end_s=10.0,
             stop_before_end_s=5.0,

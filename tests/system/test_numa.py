@@ -1,4 +1,4 @@
-"""NUMA binding by number (seed 000) and by each worker's GPU: on recorded nodes, and of real workers."""
+"""NUMA binding by number and by each worker's GPU: on recorded nodes, and of real workers."""
 
 from __future__ import annotations
 

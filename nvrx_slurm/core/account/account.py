@@ -12,7 +12,7 @@ from enum import Enum
 from functools import lru_cache
 
 from nvrx_slurm.core.rank.sections import kind_of
-from nvrx_slurm.frozen import frozen
+from nvrx_slurm.declared import Record
 from nvrx_slurm.types import Spent
 
 
@@ -58,8 +58,7 @@ class Role(str, Enum):
     OUT = "out"  # excluded, or lost
 
 
-@frozen
-class Marks:
+class Marks(Record):
     """One cycle: from its plan (or the beginning of the job) to the next plan, or the end. None: it did not come."""
 
     plan_s: float
@@ -75,8 +74,7 @@ class Marks:
     tells_steps: bool = False  # they send heartbeats, or have sections "step"
 
 
-@frozen
-class NodeCycle:
+class NodeCycle(Record):
     """One node in one cycle. `roles`: since when it has which role, at least one; it may be older than the cycle."""
 
     roles: tuple[tuple[float, Role], ...]

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median
 
 from nvrx_slurm.core.account.account import BUCKETS, SECTION, Bucketed, Marks, NodeCycle, Role, account, kind
+from nvrx_slurm.declared import replace
 from nvrx_slurm.types import Account, NodeTime, SectionTime, Spent
 
 TOLD = 32  # nodes that a plan tells one by one; where there are more, their sum

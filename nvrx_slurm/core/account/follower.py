@@ -6,7 +6,6 @@ What is slow (1,000 nodes take 40 ms) waits until the plan has left: `count` is 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from enum import Enum
 from typing import Any
 
@@ -17,6 +16,7 @@ from nvrx_slurm.core.coordinator.coordinator import Coordinator
 from nvrx_slurm.core.coordinator.states import FAILED, Stage
 from nvrx_slurm.core.election.quorum import peer_key
 from nvrx_slurm.core.machine import Entered
+from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import ExitCode
 from nvrx_slurm.types import Account, Counted, CycleCost, Spent
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from nvrx_slurm.frozen import frozen
+from nvrx_slurm.declared import Record
 from nvrx_slurm.types import FaultKind, SectionTime, Spent
 
 _MOST_SECTIONS = 16
@@ -15,8 +15,7 @@ _STUCK = 3.0  # a rank that was silent for so many of its steps was stuck before
 _LONGER = 1.5  # than the others: a first step with warm-up
 
 
-@frozen
-class RankTimes:
+class RankTimes(Record):
     """One rank. 0 = never; all times are in its life, from `released_s` to `until_s`."""
 
     released_s: float

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 from nvrx_slurm.core.account.account import BUCKETS, SECTION, START_GRACE_S, Grade
+from nvrx_slurm.declared import plain, replace
 from nvrx_slurm.types import Account, CycleCost, NodeTime, RestartRecord
 
 SCHEMA = 1
@@ -94,12 +94,12 @@ def priced(restarts: Iterable[RestartRecord], costs: Iterable[CycleCost]) -> tup
 
 def lost_s(restart: RestartRecord | Mapping[str, Any]) -> float:
     """What a restart cost: from the last sign of life of its cause until the next cycle trained, and repeated work."""
-    one = restart if isinstance(restart, Mapping) else vars(restart)
+    one = restart if isinstance(restart, Mapping) else plain(restart)
     return sum(float(one.get(name) or 0.0) for name in ("detect_s", "down_s", "again_s", "recomputed_s"))
 
 
 def lost_steps(restart: RestartRecord | Mapping[str, Any]) -> int | None:
     """Steps that a restart repeated; None where they are not known."""
-    one = restart if isinstance(restart, Mapping) else vars(restart)
+    one = restart if isinstance(restart, Mapping) else plain(restart)
     reached, saved = (int(one.get(name, -1)) for name in ("iteration", "checkpoint"))
     return max(0, reached - saved) if reached >= 0 and saved >= 0 else None

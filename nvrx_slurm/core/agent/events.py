@@ -7,59 +7,53 @@ Its other events are the coordinator's messages: Plan, Stop, CheckNode, Collect,
 
 from __future__ import annotations
 
-from nvrx_slurm.frozen import frozen
+from nvrx_slurm.declared import Record
 from nvrx_slurm.types import AgentMessage, Examine, Plan, RankEvidence, RankFault, RestartPolicy, Spent, WorkloadAction
 
 
-@frozen
-class AgentSettings:
+class AgentSettings(Record, kw_only=True):
     """What the agent is told once. All times in seconds."""
 
-    stop_timeout_s: float = 15.0  # SIGTERM -> SIGKILL when workers are stopped for a restart or at the end
-    idle_s: float = 0.0  # the same where no worker does anything meanwhile; 0 = the full time
-    term_timeout_s: float = 25.0  # the same when a signal ends the job; below Slurm's KillWait
-    kill_timeout_s: float = 10.0  # SIGKILL -> giving up on a worker that does not end (D state)
+    stop_timeout_s: float  # SIGTERM -> SIGKILL when workers are stopped for a restart or at the end
+    idle_s: float  # the same where no worker does anything meanwhile; 0 = the full time
+    term_timeout_s: float  # the same when a signal ends the job; below Slurm's KillWait
+    kill_timeout_s: float  # SIGKILL -> giving up on a worker that does not end (D state)
     same_signal_s: float = 3.0  # signals this close together are one wish to end
     in_step: bool = False  # Slurm signals the workers itself, at about the time the coordinator tells us
     orphan_grace_s: float = 2.0  # how long workers go on without a coordinator
-    join_timeout_s: float = 300.0  # how long to look for a coordinator at the start
+    join_timeout_s: float  # how long to look for a coordinator at the start
     reconnect_timeout_s: float = 30.0  # the same after having lost one
     end_timeout_s: float = 10.0  # how long an agent that knows the end waits until all others know it, too
     elects: bool = False  # the coordinator is elected: one that is only a candidate is none yet
-    policy: RestartPolicy = RestartPolicy.ANY_FAILED
-    hang_collect_s: float = 0.0  # how long all ranks may be looked at when one hangs; 0 = they are not
-    warning_signum: int = 10  # the user signal that means: the job is about to end; 0 = none does
+    policy: RestartPolicy
+    hang_collect_s: float  # how long all ranks may be looked at when one hangs; 0 = they are not
+    warning_signum: int  # the user signal that means: the job is about to end; 0 = none does
 
 
 # --- events -----------------------------------------------------------------------------------------
 
 
-@frozen
-class Connected:
+class Connected(Record):
     """A stream to a coordinator is open and both sides have proved who they are."""
 
 
-@frozen
-class Disconnected:
+class Disconnected(Record):
     """The stream broke, or went silent."""
 
     why: str
 
 
-@frozen
-class Unreached:
+class Unreached(Record):
     """No stream could be opened. The elections handle it, not the agent's core: they try the next address."""
 
     why: str
 
 
-@frozen
-class LeaseOver:
+class LeaseOver(Record):
     """No coordinator has renewed this node's lease: another node may start its ranks soon."""
 
 
-@frozen
-class WorkerExited:
+class WorkerExited(Record):
     """A worker is gone; `fault` is None when it ended with 0."""
 
     local_rank: int
@@ -68,13 +62,11 @@ class WorkerExited:
     spent: Spent | None = None  # with the last one of a cycle
 
 
-@frozen
-class Idle:
+class Idle(Record):
     """All workers that are alive have waited in C for `idle_s` seconds, and so no handler of SIGTERM has begun."""
 
 
-@frozen
-class RankAsked:
+class RankAsked(Record):
     """A rank made a workload control request."""
 
     local_rank: int
@@ -82,46 +74,40 @@ class RankAsked:
     description: str
 
 
-@frozen
-class HangSeen:
+class HangSeen(Record):
     """A rank monitor found its rank hung and is killing it."""
 
     fault: RankFault
 
 
-@frozen
-class Inspected:
+class Inspected(Record):
     """The answer to `InspectRanks`, which always comes."""
 
     cycle: int
     ranks: tuple[RankEvidence, ...]
 
 
-@frozen
-class Signalled:
+class Signalled(Record):
     """This agent got a signal that ends the job (TERM, INT, HUP, QUIT)."""
 
     signum: int
     everybody: bool = False  # Slurm sends it to every process of the step, so the workers have had it, too
 
 
-@frozen
-class Warned:
+class Warned(Record):
     """This agent got a user signal (USR1, USR2): the warning, or one that is only passed on to the workers."""
 
     signum: int
     everybody: bool = False  # as in Signalled
 
 
-@frozen
-class Prepared:
+class Prepared(Record):
     """The answer to `Prepare`, which always comes. `unfit`: why the node must not be used; "" if it may."""
 
     unfit: str = ""
 
 
-@frozen
-class Sick:
+class Sick(Record):
     """A check of the node failed at another time."""
 
     why: str
@@ -130,50 +116,43 @@ class Sick:
 # --- commands -------------------------------------------------------------------------------------------
 
 
-@frozen
-class Send:
+class Send(Record):
     """Send to the coordinator. The shell fills in `port` where a message has one."""
 
     message: AgentMessage
 
 
-@frozen
-class StartWorkers:
+class StartWorkers(Record):
     """Start all workers of this node for `plan`."""
 
     plan: Plan
 
 
-@frozen
-class SignalWorkers:
+class SignalWorkers(Record):
     """`signum` and then SIGCONT to the process groups of all workers that are alive. `idle_s` > 0: post `Idle`."""
 
     signum: int
     idle_s: float = 0.0
 
 
-@frozen
-class PassOn:
+class PassOn(Record):
     """Only `signum` to the process groups of all workers that are alive."""
 
     signum: int
 
 
-@frozen
-class InspectRanks:
+class InspectRanks(Record):
     """Find out what all living ranks of this node do, within `within_s` seconds, and post `Inspected`."""
 
     cycle: int
     within_s: float
 
 
-@frozen
-class WarnRanks:
+class WarnRanks(Record):
     """Make `should_stop` true in all ranks of this node that are alive; without a signal."""
 
 
-@frozen
-class PostGone:
+class PostGone(Record):
     """Tell the in-process wrappers on this node that these ranks of the cycle are dead."""
 
     cycle: int
@@ -181,21 +160,18 @@ class PostGone:
     reason: str
 
 
-@frozen
-class Prepare:
+class Prepare(Record):
     """Make the node ready for the workers of `cycle` and check it. `used`: workers have run on it."""
 
     used: bool
     cycle: int
 
 
-@frozen
-class EndHeld:
+class EndHeld(Record):
     """End the processes that were started ahead for the next workers: this node runs none soon."""
 
 
-@frozen
-class Exit:
+class Exit(Record):
     """The agent's program ends with `code`."""
 
     code: int

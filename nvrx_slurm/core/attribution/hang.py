@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from enum import Enum
 
-from nvrx_slurm.frozen import frozen
+from nvrx_slurm.declared import Record
 from nvrx_slurm.types import (
     Blame,
     Collective,
@@ -51,8 +51,7 @@ class Doing(Enum):
     WAITS = "in a collective"
 
 
-@frozen
-class HangVerdict:
+class HangVerdict(Record):
     """What the comparison says. `culprits`: () = not known; else in the order of ranks, at most 8."""
 
     culprits: tuple[RankEvidence, ...]

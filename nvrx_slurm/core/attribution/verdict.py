@@ -1,7 +1,7 @@
 """Which of the faults of a cycle caused the others, what is to blame, and what follows from it. Pure.
 
 What a fault is counts first, when it became known counts last: a rank that lost its peer often reports sooner than
-the peer's node (seed 000; Llama 3 paper, section 3.3.4; L4, FSE 2025).
+the peer's node (Llama 3 paper, section 3.3.4; L4, FSE 2025).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from nvrx_slurm.core.attribution.raised import RAISED, failing_line
 from nvrx_slurm.core.attribution.recurrence import NEAR, repeats
-from nvrx_slurm.frozen import frozen
+from nvrx_slurm.declared import Record
 from nvrx_slurm.types import (
     RERUN,
     Blame,
@@ -159,8 +159,7 @@ def _may_lack(rule: str) -> bool:
 # --- what follows -----------------------------------------------------------------------------------------------------
 
 
-@frozen
-class FailedCycle:
+class FailedCycle(Record):
     """What is known of a cycle of which nothing is left. Iterations are -1 where they are not known."""
 
     nodes: int  # active ones
@@ -174,8 +173,7 @@ class FailedCycle:
     held_before: Node | None = None  # that had the rank of the first cause in the cycle before; None = not known
 
 
-@frozen
-class Course:
+class Course(Record):
     """What the coordinator does besides the restart. The default: nothing."""
 
     why: str = ""  # one sentence; "" = there is nothing to say

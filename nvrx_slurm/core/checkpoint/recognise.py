@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from nvrx_slurm.frozen import frozen
+from nvrx_slurm.declared import Record
 
 TRACKER = "latest_checkpointed_iteration.txt"  # of Megatron-LM
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".npz", ".safetensors")
@@ -25,8 +25,7 @@ _UNFINISHED = re.compile(r"^\.|tmp|\.part|incomplete", re.IGNORECASE)
 _OF_TRAINER = re.compile(r"^(optimizer|scheduler|scaler|rng_state|training_args)")
 
 
-@frozen
-class SavedFile:
+class SavedFile(Record):
     """One file of a checkpoint."""
 
     path: str  # relative to the checkpoint; "" = the checkpoint is this file
@@ -36,8 +35,7 @@ class SavedFile:
     needs: Mapping[str, int] | None = None  # see `files.needed`
 
 
-@frozen
-class Checkpoint:
+class Checkpoint(Record):
     """One that was found. `why`: what it lacks, "" = it is complete."""
 
     name: str  # in its directory

@@ -15,8 +15,6 @@ of any, the job begins anew: with cycle 0, in a later term.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from nvrx_slurm import types as t
 from nvrx_slurm.core.attribution.verdict import evidence, first_cause, headline
 from nvrx_slurm.core.coordinator import events as ev
@@ -32,6 +30,7 @@ from nvrx_slurm.core.coordinator.takeover import Electing, Inherited, Takeover
 from nvrx_slurm.core.machine import Machine, Say, Tick, earliest, rows
 from nvrx_slurm.core.straggler.suspects import Suspects
 from nvrx_slurm.core.words import in_words
+from nvrx_slurm.declared import replace
 
 __all__ = ["Coordinator", "CoordinatorSettings", "Stage"]
 

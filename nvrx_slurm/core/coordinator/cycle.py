@@ -268,11 +268,10 @@ class Stopping:
         self.pending = {node_id for node_id in nodes if node_id in members and members[node_id].use is not Use.READY}
         stop = t.Stop(job.term, job.cycle, failed, wait_s)
         out += [ev.SendTo(node_id, stop) for node_id in nodes if node_id in self.pending]
-        if s.has_preflight:  # spares say whether they are fit, too; a spare that is not needed is not waited for
-            for node_id in [node.node_id for node in members.ready_nodes()]:
-                if node_id not in job.assignment.group_ranks:
-                    members.set_use(node_id, Use.BUSY, job.cycle)
-                    out.append(ev.SendTo(node_id, t.CheckNode(job.term, job.cycle)))
+        spares = [node.node_id for node in members.ready_nodes() if node.node_id not in job.assignment.group_ranks]
+        for node_id in spares:  # they say whether they are fit, too; one that is not needed is not waited for
+            members.set_use(node_id, Use.BUSY, job.cycle)
+            out.append(ev.SendTo(node_id, t.CheckNode(job.term, job.cycle)))
         return self._go_on_if_stopped(now)
 
     # --- nodes come and go, and report -----------------------------------------------------------------------

@@ -6,20 +6,18 @@ from typing import Generic, TypeVar
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.straggler.detector import Slowness
-from nvrx_slurm.frozen import frozen
+from nvrx_slurm.declared import Record
 
 Message = TypeVar("Message", bound=t.AgentMessage, covariant=True)
 
 
-@frozen
-class Joined:
+class Joined(Record):
     """An agent registered on a fresh stream."""
 
     message: t.Register
 
 
-@frozen
-class Lost:
+class Lost(Record):
     """The stream of an agent broke or went silent."""
 
     node_id: str
@@ -27,23 +25,20 @@ class Lost:
     silent_s: float = 0.0  # how long ago it was heard last; for the length of a lease: its ranks are gone
 
 
-@frozen
-class ProvenDead:
+class ProvenDead(Record):
     """The agent that a `Probe` asked for is dead: its host answered that nothing listens there, or that another
     agent does; or Slurm says that the node is down."""
 
     peer: t.Peer
 
 
-@frozen
-class Raised:
+class Raised(Record):
     """Before the election is won: stand for this later term."""
 
     term: int
 
 
-@frozen
-class FromAgent(Generic[Message]):
+class FromAgent(Record, Generic[Message]):
     """A later message from `node_id`. The coordinator's table knows it by the type of the message."""
 
     node_id: str
@@ -53,23 +48,20 @@ class FromAgent(Generic[Message]):
 # --- events: answers of our own program -----------------------------------------------------------------
 
 
-@frozen
-class TimeLeftRead:
+class TimeLeftRead(Record):
     """Answer to `AskTimeLeft`: seconds until the allocation ends; None = unknown."""
 
     left_s: float | None
 
 
-@frozen
-class ProgressRead:
+class ProgressRead(Record):
     """Answer to `ReadProgress`: the iteration of the last checkpoint; None = the file could not be read."""
 
     cycle: int
     iteration: int | None
 
 
-@frozen
-class Resumable:
+class Resumable(Record):
     """A complete checkpoint."""
 
     iteration: int
@@ -77,23 +69,20 @@ class Resumable:
     age_s: float  # since its last file was written, by the file system's clock
 
 
-@frozen
-class CheckpointsFound:
+class CheckpointsFound(Record):
     """What --ft-checkpoint-dir holds has changed, or is known for the first time; newest first, at most 4."""
 
     saved: tuple[Resumable, ...]
 
 
-@frozen
-class ReachedRead:
+class ReachedRead(Record):
     """Answer to `ReadReached`: the last iteration that the output of the cycle's ranks tells; -1 = none."""
 
     cycle: int
     iteration: int
 
 
-@frozen
-class Advised:
+class Advised(Record):
     """An attribution service has answered about a cycle. Its text is not trusted, but printable and on one line."""
 
     cycle: int
@@ -101,8 +90,7 @@ class Advised:
     text: str  # action, reason and source, at most 600 characters
 
 
-@frozen
-class SlowSeen:
+class SlowSeen(Record):
     """What is slow in a window of this cycle; None: nothing is. `windows`: how many have ended in the cycle."""
 
     cycle: int
@@ -116,94 +104,80 @@ ANSWERS = (TimeLeftRead, ProgressRead, CheckpointsFound, ReachedRead, Advised)
 # --- inner events: what one handler leaves to the next -------------------------------------------------------------
 
 
-@frozen
-class Known:
+class Known(Record):
     """An agent has registered and is a member; nothing can be planned with it yet."""
 
     message: t.Register
 
 
-@frozen
-class Arrived:
+class Arrived(Record):
     """This member may be planned with, if it runs nothing."""
 
     message: t.Register
 
 
-@frozen
-class Left:
+class Left(Record):
     """A member is gone and removed; `fault` says why."""
 
     node: t.Node
     fault: t.RankFault
 
 
-@frozen
-class Available:
+class Available(Record):
     """A member has become ready: no worker is left on its node, which has passed its preflight."""
 
     node_id: str
 
 
-@frozen
-class Cleared:
+class Cleared(Record):
     """Ranks that may have run elsewhere are gone."""
 
 
-@frozen
-class Review:
+class Review(Record):
     """Something has changed: can the next cycle be planned, or is the one that runs done?"""
 
 
-@frozen
-class Timer:
+class Timer(Record):
     """The deadline of the state itself has come."""
 
 
 # --- commands ------------------------------------------------------------------------------------------
 
 
-@frozen
-class SendTo:
+class SendTo(Record):
     """Push a message down the stream of one agent."""
 
     node_id: str
     message: t.CoordinatorMessage
 
 
-@frozen
-class Probe:
+class Probe(Record):
     """Find out whether the agent that listened there is dead; if so, `ProvenDead` follows. Silence gets no answer."""
 
     peer: t.Peer
 
 
-@frozen
-class Won:
+class Won(Record):
     """This coordinator has a quorum."""
 
 
-@frozen
-class Lapsed:
+class Lapsed(Record):
     """This coordinator has lost its quorum and must not act any more; it gets no further events."""
 
     why: str
 
 
-@frozen
-class Drop:
+class Drop(Record):
     """Close the stream of one agent (after what was sent before)."""
 
     node_id: str
 
 
-@frozen
-class AskTimeLeft:
+class AskTimeLeft(Record):
     """Find out how long the allocation lasts and post `TimeLeftRead`."""
 
 
-@frozen
-class ReadProgress:
+class ReadProgress(Record):
     """Read the checkpoint iteration file and post `ProgressRead` with the same cycle; -1 = before the first one.
 
     Where checkpoints are watched, `CheckpointsFound` comes before that."""
@@ -211,30 +185,26 @@ class ReadProgress:
     cycle: int
 
 
-@frozen
-class ReadReached:
+class ReadReached(Record):
     """Read in the logs of the first and the last rank how far a cycle got, and post `ReachedRead`."""
 
     cycle: int
 
 
-@frozen
-class Strike:
+class Strike(Record):
     """For the file of strikes: a failure stayed away since this host does not run its ranks."""
 
     host: str
     why: str
 
 
-@frozen
-class CycleBegan:
+class CycleBegan(Record):
     """A cycle runs, or was taken over. For attribution and the files of cycles."""
 
     cycle: int
 
 
-@frozen
-class CycleOver:
+class CycleOver(Record):
     """No worker of the cycle is left, or the end of the job is decided. `cause`: None = no fault."""
 
     cycle: int
@@ -242,8 +212,7 @@ class CycleOver:
     cause: t.RankFault | None
 
 
-@frozen
-class HangFound:
+class HangFound(Record):
     """For the log tree: what all ranks of a cycle did when one of them hung, and what that says."""
 
     cycle: int
@@ -252,8 +221,7 @@ class HangFound:
     ranks: tuple[t.RankEvidence, ...]
 
 
-@frozen
-class JobOver:
+class JobOver(Record):
     """The job is over and no agent is left: print the first cause and exit with `code`."""
 
     code: int

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.attribution.recurrence import followed, suspects
@@ -17,8 +16,8 @@ from nvrx_slurm.core.coordinator.ending import Ending, cycle_over
 from nvrx_slurm.core.coordinator.roster import Assignment, Roster, infra_order, is_possible, missing
 from nvrx_slurm.core.coordinator.states import FAILED, CoordinatorSettings, Stage
 from nvrx_slurm.core.machine import Entered, Outbox, Say, earliest, rows
+from nvrx_slurm.declared import Record, replace
 from nvrx_slurm.errors import ExitCode
-from nvrx_slurm.frozen import frozen
 
 _MINE = (Stage.JOINING, Stage.LAST_CALL, Stage.PAUSED)
 _OPEN = (Stage.JOINING, Stage.LAST_CALL)
@@ -289,23 +288,23 @@ class Gathering:
         history, took = self._ledger.cycle_began(self._budget.history, promoted, now)
         nodes = [(member.node, member.port) for member in active]
         told = [(member.node.host, job.warmth.get(member.node.node_id)) for member in active]
-        cold = [(host, warmth.reason) for host, warmth in told if warmth is not None and warmth.reason]
+        cold = [f"node {host}: {warmth.reason}" for host, warmth in told if warmth is not None and warmth.reason]
+        if not self._budget.may_fork:
+            cold.insert(0, "they had to begin again too often")
         plan = Assignment.plan(nodes, job.term, job.cycle, history, s.max_restarts)
         assert plan.shared is not None
         plan.shared = replace(plan.shared, forked=not cold)
         self._roster.share(plan)
         self._out.append(Say(f"cycle {job.cycle}: {placement.why}{took}"))
         if cold:  # ranks of two kinds may differ, and then a job may hang
-            host, why = cold[0]
-            self._out.append(Say(f"cycle {job.cycle}: all ranks are executed, not forked: node {host}: {why}"))
+            self._out.append(Say(f"cycle {job.cycle}: all ranks are executed, not forked: {cold[0]}"))
         self._roster.send_plans(placement.active, placement.spares)
 
 
 # --- which nodes are active: the one place that assigns group ranks --------------------------------------------------
 
 
-@frozen
-class Placement:
+class Placement(Record):
     """`active[g]` is the node_id with group rank g; `spares` in infra order; `why` is one sentence."""
 
     active: tuple[str, ...]

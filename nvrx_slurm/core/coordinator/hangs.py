@@ -5,13 +5,14 @@ The hung rank's monitor waits for this, because its death would wake the ranks t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.roster import Roster
 from nvrx_slurm.core.coordinator.states import CoordinatorSettings, Stage
 from nvrx_slurm.core.machine import Outbox, Say, rows
+from nvrx_slurm.declared import replace
 
 _ON_THE_WAY_S = 0.2  # for the answers of nodes that took all the time they have
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 from nvrx_slurm.core.attribution.verdict import JudgedCause, headline
+from nvrx_slurm.declared import replace
 from nvrx_slurm.types import FaultKind, FaultRecord, History, JobReport, RankFault, RestartRecord, StragglerRecord
 
 Entry = TypeVar("Entry", FaultRecord, RestartRecord, StragglerRecord)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from nvrx_slurm.core.attribution.raised import frames
 from nvrx_slurm.core.attribution.verdict import headline
 from nvrx_slurm.core.coordinator.events import Resumable
+from nvrx_slurm.declared import Record, replace
 from nvrx_slurm.errors import ExitCode
-from nvrx_slurm.frozen import frozen
 from nvrx_slurm.types import RERUN, FaultKind, History, KindCount, Node, RankFault
 
 _PORT_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
@@ -21,19 +20,18 @@ _MAX_RERUNS = 3  # in a row that use no restart
 _NOT_COMPILED = re.compile(r"(?:SyntaxError|IndentationError|TabError): (?!.*null byte)")
 
 
-@frozen
-class RestartLimits:
+class RestartLimits(Record, kw_only=True):
     """What bounds the restarts of a job besides their sum (--max-restarts). All times in seconds."""
 
-    by_kind: tuple[KindCount, ...] = ()  # kinds that are not named share the sum only
-    max_no_progress_cycles: int = 0  # give up after so many cycles in a row; 0 = never
-    min_progress_iterations: int = 1  # what counts as progress, >= 1
-    no_restart_code: int = int(ExitCode.NO_RESTART)
-    poison_iterations: int = 0  # failures so soon after one checkpoint may come from it; 0 = never
-    max_failed_starts: int = 0  # that all ranks end in the same way, in a row; 0 = no bound
-    stops_on_repeats: bool = False  # end the job where the user's code fails in the same way again and again
-    crash_loop_s: float = 5.0  # a cycle that fails sooner than this has died at its start
-    crash_loop_pause_s: float = 1.0  # before the third cycle that would; doubles from there; 0 = no pause
+    by_kind: tuple[KindCount, ...]  # kinds that are not named share the sum only
+    max_no_progress_cycles: int  # give up after so many cycles in a row; 0 = never
+    min_progress_iterations: int  # what counts as progress, >= 1
+    no_restart_code: int
+    poison_iterations: int  # failures so soon after one checkpoint may come from it; 0 = never
+    max_failed_starts: int  # that all ranks end in the same way, in a row; 0 = no bound
+    stops_on_repeats: bool  # end the job where the user's code fails in the same way again and again
+    crash_loop_s: float  # a cycle that fails sooner than this has died at its start
+    crash_loop_pause_s: float  # before the third cycle that would; doubles from there; 0 = no pause
     longest_pause_s: float = 60.0
 
     @property
@@ -42,8 +40,7 @@ class RestartLimits:
         return self.no_restart_code if self.stops_on_repeats else int(ExitCode.FAILED)
 
 
-@frozen
-class Decision:
+class Decision(Record):
     """`restart` after `pause_s` seconds, or end the job with `code`; `why` is one sentence either way."""
 
     restart: bool
@@ -62,6 +59,11 @@ class Budget:
         self._early_deaths = 0  # cycles in a row in which a rank died at its start
         self._port_retries = self._inexact = 0
         self.saved: tuple[Resumable, ...] | None = None  # complete checkpoints, newest first; None = not known
+
+    @property
+    def may_fork(self) -> bool:
+        """Whether ranks may be forked, since a start that is done again for that still uses no restart."""
+        return self._inexact < _MAX_INEXACT
 
     def inherit(self, history: History) -> bool:
         """Take over what an agent knows of earlier terms, where it is more; whether that excludes further nodes."""

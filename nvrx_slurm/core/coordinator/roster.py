@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, KeysView, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 
 from nvrx_slurm import types as t
@@ -16,8 +16,8 @@ from nvrx_slurm.core.coordinator.states import LIVE, CoordinatorSettings, JobSta
 from nvrx_slurm.core.election.election import MEMBER_SHARE
 from nvrx_slurm.core.election.quorum import Quorum, peer_key, peer_of
 from nvrx_slurm.core.machine import Outbox, Say, rows
+from nvrx_slurm.declared import Record, replace
 from nvrx_slurm.errors import ExitCode
-from nvrx_slurm.frozen import frozen
 
 _NAMES_SHOWN = 16
 MOST_SUCCESSORS = 32
@@ -143,8 +143,7 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMES_SHOWN]) + more
 
 
-@frozen
-class Slot:
+class Slot(Record):
     """One group rank: its node and its global ranks `first_rank` .. `first_rank + nproc - 1`."""
 
     node_id: str

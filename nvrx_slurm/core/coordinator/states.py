@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from nvrx_slurm.core.coordinator.restarts import RestartLimits
-from nvrx_slurm.frozen import frozen
+from nvrx_slurm.declared import Record
 from nvrx_slurm.types import Node, Peer, RestartPolicy, Warmth
 
 if TYPE_CHECKING:
@@ -46,37 +46,35 @@ def live_but(*others: Stage) -> tuple[Stage, ...]:
     return tuple(stage for stage in LIVE if stage not in others)
 
 
-@frozen
-class CoordinatorSettings:
+class CoordinatorSettings(Record, kw_only=True):
     """What the coordinator is told once. All times in seconds."""
 
     term: int = 1
     min_nodes: int = 1  # any-failed: active nodes of every cycle; min-healthy: fewest good ones; >= 1
     max_nodes: int = 1  # how many are expected at the start; waiting for more makes no sense
-    max_restarts: int = 0  # per job
-    policy: RestartPolicy = RestartPolicy.ANY_FAILED
-    limits: RestartLimits = RestartLimits()
-    max_active: int = 0  # min-healthy: most active nodes of a cycle, the others are spares; 0 = all are active
-    segment: int | None = None  # group ranks go in segments of so many nodes of one domain; None: domains do not matter
-    hang_collect_s: float = 0.0  # how long nodes may take to look at their ranks when one hangs; 0 = they do not
-    hang_exclude: bool = False  # the node of the rank that the others wait for leaves the job
-    straggler_window_s: float = 30.0  # in which slow ranks are looked for; 0 = never
-    straggler_exclude: bool = False  # a slow node leaves the job
-    tells_of_cycles: bool = False  # to an attribution service, or for --ft-cycle-info-dir
-    stops_on_advice: bool = False  # its STOP ends the job
-    tracks_progress: bool = False  # there is a checkpoint iteration file to read
-    finds_checkpoints: bool = False  # there is a directory of checkpoints: the first plan waits for what it holds
-    has_preflight: bool = False  # agents check their nodes before every cycle, spares when they are told to stop
-    join_timeout_s: float = 300.0  # how long to wait for min_nodes
-    last_call_s: float = 1.0  # first cycle: how long to wait for the rest once min_nodes are here
+    max_restarts: int  # per job
+    policy: RestartPolicy
+    limits: RestartLimits
+    max_active: int  # min-healthy: most active nodes of a cycle, the others are spares; 0 = all are active
+    segment: int | None  # group ranks go in segments of so many nodes of one domain; None: domains do not matter
+    hang_collect_s: float  # how long nodes may take to look at their ranks when one hangs; 0 = they do not
+    hang_exclude: bool  # the node of the rank that the others wait for leaves the job
+    straggler_window_s: float  # in which slow ranks are looked for; 0 = never
+    straggler_exclude: bool  # a slow node leaves the job
+    tells_of_cycles: bool  # to an attribution service, or for --ft-cycle-info-dir
+    stops_on_advice: bool  # its STOP ends the job
+    tracks_progress: bool  # there is a checkpoint iteration file to read
+    finds_checkpoints: bool  # there is a directory of checkpoints: the first plan waits for what it holds
+    join_timeout_s: float  # how long to wait for min_nodes
+    last_call_s: float  # first cycle: how long to wait for the rest once min_nodes are here
     announce_s: float = 3.0  # after how long to say which nodes are missing, where some are still being checked
-    stop_timeout_s: float = 60.0  # agents that still run workers this long after a stop are taken out of the job
-    drain_timeout_s: float = 60.0  # how long the end waits for agents to leave
+    stop_timeout_s: float  # agents that still run workers this long after a stop are taken out of the job
+    drain_timeout_s: float  # how long the end waits for agents to leave
     return_grace_s: float = 3.0  # how long the end waits for a node whose stream has just broken to hear of it
     time_limited: bool = False  # the allocation ends, and Slurm knows when
-    warn_before_end_s: float = 0.0  # how long before that ranks are warned; 0 = left to Slurm (--signal)
-    stop_before_end_s: float = 0.0  # how long before that the job is stopped; 0 = left to Slurm (time limit)
-    warning_signum: int = SIGUSR1
+    warn_before_end_s: float  # how long before that ranks are warned; 0 = left to Slurm (--signal)
+    stop_before_end_s: float  # how long before that the job is stopped; 0 = left to Slurm (time limit)
+    warning_signum: int
     expected: tuple[str, ...] = ()  # host names by infra rank, to name the missing ones
     peer: Peer | None = None  # where this coordinator listens; None where the job elects no coordinator
     electors: int = 0  # nodes of the job, of which most must be members; 0 = no quorum is needed

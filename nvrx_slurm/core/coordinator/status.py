@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm.core.account.report import so_far
 from nvrx_slurm.core.coordinator.states import CYCLE, OVER, RUNS, Stage
-from nvrx_slurm.frozen import frozen
+from nvrx_slurm.declared import Record
 from nvrx_slurm.types import Account, FaultKind, JobReport, Warmth
 
 if TYPE_CHECKING:
@@ -32,8 +32,7 @@ _WORDS = {
 STATES = tuple(dict.fromkeys(_WORDS.values()))
 
 
-@frozen
-class JobLabels:
+class JobLabels(Record):
     """What people call the job."""
 
     job: str

@@ -7,7 +7,6 @@ cycle of an older term; it carries on with that cycle, or gives it up.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 from typing import Any
 
 from nvrx_slurm import types as t
@@ -19,6 +18,7 @@ from nvrx_slurm.core.coordinator.states import CoordinatorSettings, Stage
 from nvrx_slurm.core.election.election import FENCE_MARGIN_S, MEMBER_SHARE
 from nvrx_slurm.core.election.quorum import peer_key
 from nvrx_slurm.core.machine import Entered, Outbox, Say, Tick, earliest, rows
+from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import ExitCode
 
 _ELECTING = Stage.ELECTING

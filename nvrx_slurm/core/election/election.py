@@ -11,11 +11,10 @@ count on it: the agent votes for no other node before it has been out of reach f
 
 from __future__ import annotations
 
-from dataclasses import replace
 from enum import Enum
 
 from nvrx_slurm.core.machine import Machine, Say, Tick, rows
-from nvrx_slurm.frozen import frozen
+from nvrx_slurm.declared import Record, replace
 from nvrx_slurm.types import Elsewhere, Peer
 
 
@@ -40,20 +39,17 @@ class StreamEnd(Enum):
 # --- events (and `types.Elsewhere`) --------------------------------------------------------------------------------
 
 
-@frozen
-class Begin:
+class Begin(Record):
     """Look for the coordinator."""
 
 
-@frozen
-class StreamEnded:
+class StreamEnded(Record):
     """The attempt or the stream to the node that was last sought has ended."""
 
     how: StreamEnd
 
 
-@frozen
-class Led:
+class Led(Record):
     """The node that was sought leads in `term`. `successors`: those of its last plan, () before the first one."""
 
     term: int
@@ -61,86 +57,74 @@ class Led:
     successors: tuple[Peer, ...] = ()
 
 
-@frozen
-class Visited:
+class Visited(Record):
     """Another agent wants to register here with a vote for `term`; it waits for the `AnswerVisitor` to `visitor`."""
 
     visitor: str
     term: int
 
 
-@frozen
-class Located:
+class Located(Record):
     """This node's address, as the other end of a stream sees it; the node itself did not know it."""
 
     addr: str
 
 
-@frozen
-class Answered:
+class Answered(Record):
     """What `peer` has answered to `AskWhoLeads`."""
 
     peer: Peer
     where: Elsewhere
 
 
-@frozen
-class Elected:
+class Elected(Record):
     """The coordinator of this node has a quorum."""
 
 
-@frozen
-class Resigned:
+class Resigned(Record):
     """The coordinator of this node has lost its quorum."""
 
 
 # --- commands -------------------------------------------------------------------------------------------------
 
 
-@frozen
-class Seek:
+class Seek(Record):
     """Leave the present registration and register with `peer`; the vote is for `term`."""
 
     peer: Peer
     term: int
 
 
-@frozen
-class Stand:
+class Stand(Record):
     """Start a coordinator for `term` on this node; its own agent registers there."""
 
     term: int
 
 
-@frozen
-class Raise:
+class Raise(Record):
     """The coordinator that stands here gets a later term; all vote again."""
 
     term: int
 
 
-@frozen
-class Retire:
+class Retire(Record):
     """End the coordinator that stands or leads here."""
 
 
-@frozen
-class AskWhoLeads:
+class AskWhoLeads(Record):
     """Ask `peer` where the coordinator is; `Answered` follows, or nothing."""
 
     peer: Peer
 
 
-@frozen
-class AnswerVisitor:
+class AnswerVisitor(Record):
     """Take the registration of `visitor`, or with `elsewhere` send it away."""
 
     visitor: str
     elsewhere: Elsewhere | None
 
 
-@frozen
-class ElectionSettings:
+class ElectionSettings(Record):
     """What an election is told once. All times in seconds."""
 
     lease_s: float = 10.0  # silence after which the coordinator gives a member up: keepalive interval + timeout
@@ -182,7 +166,8 @@ class Election(Machine):
         (_HERE, Tick, "on_tick_standing", (), "ask the others; stand for a later term"),
         (Place.LEADING, Led, "on_led", (), "our own plan with new successors"),
         (Place.LEADING, Answered, "on_answered_leading", (Place.SEEKING,), "before the first plan: another leads"),
-        ((Place.SEEKING, Place.FOLLOWING), Answered, "ignore", (), "this node does not stand any more"),
+        (Place.SEEKING, Answered, "on_answered_seeking", (), "a leader that was silent"),
+        (Place.FOLLOWING, Answered, "ignore", (), "this node does not stand any more"),
         (_HERE, Resigned, "on_resigned", (Place.SEEKING, Place.STANDING), "too few members: seek again"),
         (tuple(Place), Visited, "on_visited", (), "take its registration, or send it on"),
         (tuple(Place), Located, "on_located", (), "others will find this node there"),
@@ -332,15 +317,25 @@ class Election(Machine):
             self.term = event.term  # the others wait for this node
             return self._stand(now)
         if not self._is_better(event, now):
+            if event.leads and event.peer.key != self.me.key:
+                self.emit(AskWhoLeads(event.peer))  # it was silent, but may be there again
             return self._again(now)  # that node will learn what this one knows
         self._once_more, self._hinted = False, True
         self.term = max(self.term, event.term)
         return self._seek(event.peer)
 
+    def on_answered_seeking(self, event: Answered, now: float) -> Place | None:
+        """A leader that says so itself is silent no more. It is sought at once, unless another node is being sought."""
+        if not event.where.leads or event.where.peer.key != event.peer.key:
+            return None
+        self._doubt_until = 0.0
+        pauses = self._next_at is not None and now >= self._hold_until
+        return self.on_elsewhere(event.where, now) if pauses else None
+
     def on_answered_standing(self, event: Answered, now: float) -> Place | None:
         """Of two candidates the one with the later term goes on; none goes on beside a leader."""
         if event.where.peer.key == event.peer.key:
-            self._doubt_until = 0.0  # it says so itself, and so it is silent no more
+            self._doubt_until = 0.0  # as above
         if not self._is_better(event.where, now):
             return None
         self.emit(Retire())

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 
 from nvrx_slurm.core.inprocess.ranks import from_runs, to_runs
-from nvrx_slurm.frozen import frozen
+from nvrx_slurm.declared import Record
 
 
 class Status(Enum):
@@ -22,8 +22,7 @@ class Status(Enum):
     TERMINATED = "t"  # the rank has left or is dead: the mark of a rank that is gone
 
 
-@frozen
-class Arrival:
+class Arrival(Record):
     """One rank's entry at the barrier, with its rank and world size."""
 
     status: Status
@@ -49,8 +48,7 @@ class Outcome(Enum):
     REFUSED = "!"  # no rank may begin: see `why`
 
 
-@frozen
-class BarrierResult:
+class BarrierResult(Record):
     """The result of a barrier, the same for all ranks.
 
     `terminated`: ranks of the iteration. `gone`: initial ranks that have left since the start. `why`: what interrupted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-from nvrx_slurm.frozen import frozen
+from nvrx_slurm.declared import Record
 
 
 class Action(Enum):
@@ -15,8 +15,7 @@ class Action(Enum):
     KILL = auto()  # this rank's process is killed
 
 
-@frozen
-class Observation:
+class Observation(Record):
     """What the page says at one moment, in monotonic seconds of this host.
 
     `progress_s`: the last sign of progress, None = hang protection is off. `soft`: the soft timeout applies.
@@ -30,8 +29,7 @@ class Observation:
     resumed_s: float = 0.0
 
 
-@frozen
-class Deadlines:
+class Deadlines(Record):
     """The limits of one rank in seconds, each > 0: soft timeout, hard timeout, and the way to the next iteration."""
 
     soft_s: float

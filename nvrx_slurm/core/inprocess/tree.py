@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import TypeAlias
 
-from nvrx_slurm.frozen import frozen
+from nvrx_slurm.declared import Record
 
 SPARE, FILTERED, DEAD = -1, -2, -3
 Places: TypeAlias = list[int]
@@ -25,8 +25,7 @@ class TopologyError(ValueError):
     """The keys make no tree, or the world size filter returned an impossible size."""
 
 
-@frozen
-class Level:
+class Level(Record):
     """Bounds of every branch at one depth; flags as in `LayerFlag`."""
 
     min_ranks: int = 1

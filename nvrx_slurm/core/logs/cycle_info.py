@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nvrx_slurm.core.coordinator.roster import Assignment
-from nvrx_slurm.frozen import frozen
+from nvrx_slurm.declared import Record
 from nvrx_slurm.types import Node
 
 
-@frozen
-class CycleFiles:
+class CycleFiles(Record):
     """Where the files are."""
 
     directory: str

@@ -5,14 +5,13 @@ from __future__ import annotations
 import posixpath
 import re
 
-from nvrx_slurm.frozen import frozen
+from nvrx_slurm.declared import Record
 
 _PLACEHOLDER = re.compile(r"%(.?)", re.DOTALL)
 _KNOWN = "jAar%"
 
 
-@frozen
-class JobName:
+class JobName(Record):
     """What the placeholders stand for. Outside Slurm `job` is the name of the run."""
 
     job: str  # %j: the job id, unique also for the tasks of an array

@@ -7,10 +7,8 @@ same on all ranks (the longest time of any rank); then the results are, too.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
-
-from nvrx_slurm.frozen import frozen
 
 STATE_KEY = "current_timeouts"
 _WEIGHT_OF_NEW = 0.5
@@ -20,7 +18,7 @@ class NotReady(ValueError):
     """There are too few observations to learn from; the text is one sentence."""
 
 
-@frozen
+@dataclass(frozen=True)
 class HeartbeatTimeouts:
     """Timeouts of heartbeats in seconds; None = no limit.
 
@@ -38,7 +36,7 @@ class HeartbeatTimeouts:
         return self.initial is not None and self.subsequent is not None
 
 
-@frozen
+@dataclass(frozen=True)
 class SectionTimeouts:
     """Timeouts of sections in seconds; None = no limit.
 

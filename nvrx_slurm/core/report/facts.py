@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from nvrx_slurm.frozen import frozen
+from nvrx_slurm.declared import Record
 
 AGAIN, DOWN, WAITS = ("start", "import", "init", "reload"), ("stop", "plan"), "wait_nodes"
 ACTIVE, SPARE, EXCLUDED = "active", "spare_idle", "excluded"
@@ -21,8 +21,7 @@ _BRIEF_S = 0.01  # shorter waits are a part of the plan
 _ROWS = 64  # nodes that each have a row; where there are more, equal ones share one
 
 
-@frozen
-class CyclePlan:
+class CyclePlan(Record):
     """A plan. `buckets`: node-seconds until then, of all nodes; `active`: nodes; `changed`: what some are from then."""
 
     cycle: int
@@ -32,8 +31,7 @@ class CyclePlan:
     changed: Mapping[str, str]  # by key
 
 
-@frozen
-class Stretch:
+class Stretch(Record):
     """A time of the job in one bucket."""
 
     begin_s: float
@@ -41,16 +39,14 @@ class Stretch:
     bucket: str
 
 
-@frozen
-class NodeRow:
+class NodeRow(Record):
     """Nodes with one history. `roles`: since when they are what: ACTIVE, SPARE, EXCLUDED or WAITS."""
 
     nodes: tuple[tuple[str, str], ...]  # name, and key as in types.Peer
     roles: tuple[tuple[float, str], ...]
 
 
-@frozen
-class Incident:
+class Incident(Record):
     """A restart, or the failure that ended the job (`ends`). The texts are of ranks, too, and may hold anything."""
 
     number: int
@@ -75,8 +71,7 @@ class Incident:
     ends: bool = False
 
 
-@frozen
-class StepTime:
+class StepTime(Record):
     """The mean time of a step in one cycle."""
 
     begin_s: float
@@ -85,8 +80,7 @@ class StepTime:
     step_s: float
 
 
-@frozen
-class ReportFacts:
+class ReportFacts(Record):
     """All of a report. `summary`: as `core.account.goodput.summary` makes it."""
 
     title: str

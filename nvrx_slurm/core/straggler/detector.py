@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from statistics import median_low
 
-from nvrx_slurm.frozen import frozen
+from nvrx_slurm.declared import Record
 
 EXCESS, SHARE, DEVIATIONS = 0.10, 0.01, 5.0
 _PERSISTENT, _OF = 3, 4  # windows
@@ -25,8 +25,7 @@ _SIGMA = 1.4826  # standard deviations in a median absolute deviation of normal 
 _HISTORY = 24  # windows that a job is compared with
 
 
-@frozen
-class Reading:
+class Reading(Record):
     """What a rank has counted in this life. Seconds of its node's clock."""
 
     waits: int  # waiting sections that have ended
@@ -44,8 +43,7 @@ class Where(str, Enum):
     ALL = "all"
 
 
-@frozen
-class Seat:
+class Seat(Record):
     """A node and its ranks in a cycle. `switch`: what it shares with its neighbours; None = not known."""
 
     host: str
@@ -53,8 +51,7 @@ class Seat:
     switch: object = None
 
 
-@frozen
-class Slowness:
+class Slowness(Record):
     """What is slow in a window. `excess`: work above the peers' median, as a share of that; of the slowest."""
 
     where: Where

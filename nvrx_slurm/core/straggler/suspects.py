@@ -7,7 +7,6 @@ that stays with the rank is of its work. Only the first is a strike.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nvrx_slurm import types as t
@@ -17,6 +16,7 @@ from nvrx_slurm.core.coordinator.states import LIVE, OVER, CoordinatorSettings, 
 from nvrx_slurm.core.machine import Outbox, Say, rows
 from nvrx_slurm.core.straggler.detector import Seat, Slowness, Where
 from nvrx_slurm.core.words import in_words
+from nvrx_slurm.declared import replace
 
 if TYPE_CHECKING:
     from nvrx_slurm.core.coordinator.roster import Assignment, Member, Roster

@@ -17,7 +17,7 @@ from nvrx_slurm.health.check import Expected, NodeView, SiteKey, Verdict, check,
 from nvrx_slurm.system import trust
 
 METHOD = "/nvhcd.HealthCheckService/RunHealthCheck"
-ARGS = ("--no-slurm",)  # seed 000
+ARGS = ("--no-slurm",)
 TIMEOUT_S = 60.0
 _MARGIN_S = 0.25  # to report a missing answer before this check's own time is up
 _OPTIONS = (("grpc.max_receive_message_length", 4 << 20), ("grpc.enable_http_proxy", 0), ("grpc.enable_retries", 0))

@@ -140,7 +140,7 @@ def storage_paths(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
 
 
 def read_path(node: NodeView, path: str) -> None:
-    """File: read at most 4 KiB; directory: list it; anything else: stat (seed 000). Raises OSError."""
+    """File: read at most 4 KiB; directory: list it; anything else: stat. Raises OSError."""
     place = node.path(path)
     kind = os.stat(place).st_mode
     if stat.S_ISDIR(kind):

@@ -154,7 +154,7 @@ class Runs:
 def _of_script(code: int, printed: str, error: str) -> pb.HealthCheckResponse:
     """The script's JSON with a fail_count, as a whole or on its last such line; else JSON made of the exit code.
 
-    Output that is meant as JSON and cannot be read is a failure whatever the exit code, as for clients (seed 000).
+    Output that is meant as JSON and cannot be read is a failure whatever the exit code, as for clients.
     """
     lines = [line for line in printed.split("\n") if "fail_count" in line]
     readable = (text for text in (printed, *reversed(lines)) if parse_output(text) is not None)

@@ -67,7 +67,7 @@ class HangWatch:
         return min(next_s, now_s + self.longest_s), ""
 
     def _kill(self, number: int, why: str) -> None:
-        """SIGCONT, SIGTERM, grace time, SIGCONT, SIGTERM, SIGKILL (seed 002).
+        """SIGCONT, SIGTERM, grace time, SIGCONT, SIGTERM, SIGKILL.
 
         A rank may go on after SIGTERM, so it is shut out first. The others wait until it has left: it may still write.
         """

@@ -135,7 +135,7 @@ class AbortTorchDistributed(Abort):
 class AbortTransformerEngine(Abort):
     """Free TransformerEngine's user buffers and its references to process groups, if it has been imported.
 
-    List it left of `AbortTorchDistributed`, which must run first (seed 002):
+    List it left of `AbortTorchDistributed`, which must run first:
     `Compose(AbortTransformerEngine(), AbortTorchDistributed())`.
     """
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm import types as t
@@ -18,6 +17,7 @@ from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.election import election as el
 from nvrx_slurm.core.election.quorum import peer_key
+from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import NvrxError
 from nvrx_slurm.monitor.lease import Lease
 from nvrx_slurm.node.coordination import peers
@@ -230,7 +230,7 @@ class Elections:
             found = await peers.ask(self._meeting, self._meeting.token or token, peer)
         except (NvrxError, OSError):  # as a MUNGE that is slow
             found = None
-        if found is not None and host is not None and host is self.coordinator:  # a late answer is worth nothing
+        if found is not None and host is self.coordinator:  # a late answer is worth nothing
             self._shell.post(el.Answered(peer, found))
 
     # --- this node coordinates --------------------------------------------------------------------------------

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.coordinator import events as ev
+from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import AuthError, UsageError
 from nvrx_slurm.node.job import Meeting
 from nvrx_slurm.node.shell import Post
@@ -34,7 +34,7 @@ class AgentLink:
         self.transport = transport
         self._port = PortReservation()
         self._closed = False
-        self._warmth: t.Warmth | None = None  # the last one: each coordinator has to know it
+        self._last: dict[type, t.Imports | t.Warmth] = {}  # of each kind: each coordinator has to know them
 
     async def start(self) -> None:
         """Begin to connect."""
@@ -53,10 +53,10 @@ class AgentLink:
             message = replace(message, port=self._port.port)
         if self.transport is not None:
             self.transport.send(message)
-            if isinstance(message, t.Register) and self._warmth is not None:
-                self.transport.send(self._warmth)
-        if isinstance(message, t.Warmth):
-            self._warmth = message
+            for one in self._last.values() if isinstance(message, t.Register) else ():
+                self.transport.send(one)
+        if isinstance(message, (t.Imports, t.Warmth)):
+            self._last[type(message)] = message
 
     async def close(self) -> None:
         """Deliver what is queued, then disconnect."""

@@ -10,11 +10,11 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from nvrx_slurm.core.attribution.raised import frames
+from nvrx_slurm.declared import plain
 from nvrx_slurm.node.monitors.monitors import RankMonitor
 from nvrx_slurm.system import bounded
 from nvrx_slurm.types import Collective, RankEvidence, RankFault
@@ -49,7 +49,7 @@ async def serve_stacks(
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.TimeoutError):  # the other end has gone
-            ranks = [asdict(rank) for rank in await inspect(_STACKS_S)]
+            ranks = plain(await inspect(_STACKS_S))
             writer.write(json.dumps({"run": where, "ranks": ranks}).encode())
             await bounded.wait_for(writer.drain(), _SEND_S)
         writer.close()

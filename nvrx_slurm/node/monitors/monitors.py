@@ -23,8 +23,8 @@ from nvrx_slurm.child import processes
 from nvrx_slurm.child.supervised import SupervisedProcess
 from nvrx_slurm.core.account.ranks import RankTimes
 from nvrx_slurm.core.rank.loss import LossReport
+from nvrx_slurm.declared import Record
 from nvrx_slurm.errors import UsageError
-from nvrx_slurm.frozen import frozen
 from nvrx_slurm.monitor import kill, wire
 from nvrx_slurm.monitor import page as layout
 from nvrx_slurm.monitor.lease import Lease
@@ -50,8 +50,7 @@ OnHang = Callable[[int, dict[str, Any]], None]
 OnAsked = Callable[[int, "t.WorkloadAction", str], None]
 
 
-@frozen
-class WatchRules:
+class WatchRules(Record):
     """How a worker is watched. `settings`: further ones for `client.cfg` (JSON)."""
 
     limits: Mapping[str, Any]  # seconds, by the names of `core.rank.watch.RankLimits`; None or absent = no limit

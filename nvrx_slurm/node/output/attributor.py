@@ -15,6 +15,7 @@ from nvrx_slurm.attribution.records import AttributionSpec, CycleNews
 from nvrx_slurm.child.supervised import PacketProcess
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.logs.names import cycle_file
+from nvrx_slurm.declared import plain
 from nvrx_slurm.health.check import one_line
 
 LAST_WORDS_S = 3.0  # how long the process may take to end once its job has ended
@@ -52,7 +53,7 @@ class Attributor(PacketProcess):
         """A cycle is over."""
         fault, cause = dict[str, Any](), command.cause
         if cause is not None:
-            fault = asdict(cause) | {"traceback": cause.traceback[-_TRACEBACK_CHARS:]}
+            fault = plain(cause) | {"traceback": cause.traceback[-_TRACEBACK_CHARS:]}
         self._tell_of(command.cycle, over=True, lasted_s=command.lasted_s, fault=fault)
 
     def _tell_of(self, cycle: int, **more: Any) -> None:

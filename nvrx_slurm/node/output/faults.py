@@ -7,10 +7,10 @@ import importlib
 import math
 import re
 import signal
-from dataclasses import replace
 from pathlib import Path
 
 from nvrx_slurm.core.bounded_json import parsed
+from nvrx_slurm.declared import replace
 from nvrx_slurm.system import limits
 from nvrx_slurm.system.foreign import first_bytes, last_bytes
 from nvrx_slurm.types import Blame, Confidence, FaultKind, Finding, LineRole, RankFault, Remedy

@@ -19,7 +19,7 @@ from nvrx_slurm import types as t
 from nvrx_slurm.child.supervised import PacketProcess
 from nvrx_slurm.control.addresses import ANY_ADDRESS
 from nvrx_slurm.core.agent import events as ag
-from nvrx_slurm.frozen import frozen
+from nvrx_slurm.declared import Record
 from nvrx_slurm.logs.merged import missing_lines
 from nvrx_slurm.system import bounded
 
@@ -33,8 +33,7 @@ _HASTY_DRAIN_S = 2.0  # for merged logs after a signal: agent and aggregator eac
 _BACKLOG = 4096
 
 
-@frozen
-class LogSpec:
+class LogSpec(Record):
     """What is merged, and where to. Paths have no placeholders any more."""
 
     prefix: str  # of the files per cycle; "" = none

@@ -8,7 +8,6 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from nvrx_slurm.core.attribution.verdict import headline, report, what_to_do
 from nvrx_slurm.core.bounded_json import parsed
 from nvrx_slurm.core.coordinator.events import HangFound, JobOver
 from nvrx_slurm.core.words import in_words, utc
+from nvrx_slurm.declared import plain, replace
 from nvrx_slurm.node.output.faults import signal_name
 from nvrx_slurm.system import bounded
 from nvrx_slurm.system.files import IN_PROCESS_NAME, write_atomic
@@ -82,7 +82,7 @@ def write_hang(path: Path, command: HangFound) -> None:
 
     In a thread: it takes about a second for 10,000 ranks.
     """
-    content = asdict(command) | {"culprits": [culprit.rank for culprit in command.culprits]}
+    content = plain(command) | {"culprits": [culprit.rank for culprit in command.culprits]}
     path.parent.mkdir(exist_ok=True)
     write_atomic(path, (json.dumps(content, indent=1) + "\n").encode())
 
@@ -156,7 +156,7 @@ def content(done: JobOver, requeues: int | None, allocation: tuple[float, float]
     started (Unix seconds).
     """
     account, now = done.report.account, time.time()
-    cause, job = done.cause, asdict(replace(done.report, account=None))
+    cause, job = done.cause, plain(replace(done.report, account=None))
     began = now - done.report.duration_s
     submitted, started = allocation or (None, began)
     queue_s = None if submitted is None else max(0.0, started - submitted)
@@ -166,7 +166,7 @@ def content(done: JobOver, requeues: int | None, allocation: tuple[float, float]
         "code": done.code,
         "reason": done.reason,
         "slurm_restart_count": requeues,
-        "first_cause": None if cause is None else asdict(cause) | _told(cause),
+        "first_cause": None if cause is None else plain(cause) | _told(cause),
         "started": utc(began),
         "ended": utc(now),
         "summary": history(done),

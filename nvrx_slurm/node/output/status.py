@@ -24,6 +24,7 @@ from nvrx_slurm.core.coordinator.coordinator import Coordinator
 from nvrx_slurm.core.coordinator.states import Stage
 from nvrx_slurm.core.coordinator.status import VERSION, JobLabels, snapshot, state_of, status
 from nvrx_slurm.core.progress import checkpoint, now_doing, progress
+from nvrx_slurm.declared import plain
 from nvrx_slurm.node.output.result import BackgroundWrites
 from nvrx_slurm.system import bounded
 from nvrx_slurm.system.files import write_atomic
@@ -116,7 +117,7 @@ class StatusFile:
         core, unix_s, labels = self._core, time.time(), self._labels
         found = status(core, self._since, self._loop.time(), unix_s, self.counted())
         head = {"version": VERSION, "term": found["term"], "writer": self._writer, "written": unix_s}
-        content = {**head, "interval_s": INTERVAL_S, "job": vars(labels), **found, "ranks": snapshot(core)}
+        content = {**head, "interval_s": INTERVAL_S, "job": plain(labels), **found, "ranks": snapshot(core)}
         if seen := self.checkpoint():
             content["checkpoint"] = seen
         members, cycle = core.roster.members, core.job.cycle

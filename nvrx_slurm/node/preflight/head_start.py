@@ -10,14 +10,13 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator, Sequence
-from dataclasses import field
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from nvrx_slurm.child import bootstrap, processes
 from nvrx_slurm.config.layers import Config
-from nvrx_slurm.frozen import frozen
+from nvrx_slurm.declared import Record, field
 from nvrx_slurm.system.files import HEALTH_NAME, PrivateDir
 
 ANSWER_MARGIN_S = 2.0  # for the process to say that time was up
@@ -28,8 +27,7 @@ _IDLE_INTERVALS = 12  # of the watch: how often all checks of an idle node run
 Spawned = tuple[processes.Child, socket.socket]  # the process, and our end of its stdin, stdout and stderr
 
 
-@frozen
-class Reclaim:
+class Reclaim(Record):
     """How to wait for GPU memory: at most `timeout_s` seconds (0: not at all), until no GPU holds more than
     `tolerance_mb` MiB, with a reading every `poll_s` seconds. `gpus`: the first of
     this agent, and the first that is not; by number among those it sees."""
@@ -40,8 +38,7 @@ class Reclaim:
     gpus: tuple[int, int | None] = (0, None)
 
 
-@frozen
-class PreflightSpec:
+class PreflightSpec(Record):
     """What the health checks are told, and how long to wait for what (seconds)."""
 
     arguments: tuple[str, ...]
@@ -59,7 +56,7 @@ class PreflightSpec:
 
 
 def preflight_spec(config: Config) -> PreflightSpec:
-    """What the settings ask for. Without the checks, the wait for GPU memory remains as it is (seed 000)."""
+    """What the settings ask for. Without the checks, the wait for GPU memory remains as it is."""
     ft = config.ft
     wait = Reclaim(ft.gpu_memory_reclaim_timeout, ft.gpu_memory_tolerance_mb, ft.gpu_memory_poll_interval)
     if not ft.node_health_checks:

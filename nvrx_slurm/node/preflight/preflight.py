@@ -148,7 +148,7 @@ class Preflight:
     # --- GPU memory -----------------------------------------------------------------------------------------
 
     async def _reclaim(self) -> None:
-        """Wait until no GPU holds too much memory of workers that are gone (seed 000). Bounded, best effort."""
+        """Wait until no GPU holds too much memory of workers that are gone. Bounded, best effort."""
         wanted, start_s = self._spec.reclaim, time.monotonic()
         first: Mapping[str, float] = {}
         while self._has_gpus and wanted.timeout_s > 0 and not self._closing.is_set():

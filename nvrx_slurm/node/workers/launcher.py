@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from nvrx_slurm import types as t
 from nvrx_slurm.child import processes
 from nvrx_slurm.core import preload
-from nvrx_slurm.frozen import frozen
+from nvrx_slurm.declared import Record
 from nvrx_slurm.node.monitors.monitors import faulthandler_env
 from nvrx_slurm.node.output.console import once
 from nvrx_slurm.node.workers.template import TemplateProcess, TemplateSpec
@@ -32,12 +32,12 @@ _LAST_INSPECTION_S = 1024.0
 _READ_TIMEOUT_S = 5.0
 _TOLD = "told"  # the name of the socket
 _MOST_TOLD = 32
+_MOST_NAMED = 5  # variables in a sentence
 _FIRST_WAIT_S = 120.0  # of the first workers for their template
 _Told = TypeVar("_Told")
 
 
-@frozen
-class LauncherHooks:
+class LauncherHooks(Record):
     """What a launcher tells."""
 
     say: Callable[[str], None]  # to people
@@ -142,6 +142,7 @@ class Launcher:
         """All workers have been launched; `pid` is one of them."""
         self._first = False
         self._learned.began()
+        self._last_told = (), self._last_told[1]  # what is known is told by the node that has rank 0 now
         self._end_all(self._held)
         if self._warm is not None:
             self._prepare(self._prepare_next(self._warm, pid))
@@ -152,7 +153,7 @@ class Launcher:
 
     def hint(self, news: t.Imports) -> None:
         """Other nodes have seen their ranks import these: a spare prepares for it."""
-        self._learned.hinted = as_modules(news)
+        self._learned.hinted(as_modules(news))
         self._want()
 
     async def close(self) -> None:
@@ -213,9 +214,12 @@ class Launcher:
     def _want(self) -> None:
         """At low priority, in the templates that there are."""
         modules = self._learned.modules()
+        for names in self._learned.by_rank():
+            some = ", ".join(names[:_MOST_NAMED])
+            self._say_once(f"ranks set {some} to values that differ by rank, so each imports what comes after itself")
         for template in self._templates.values():
             template.want(modules)
-        if self._last_told[0] != modules and not self._learned.hinted:
+        if self._last_told[0] != modules:
             self._last_told = modules, self._last_told[1]
             self._hooks.imports(as_news(modules))
         self._tell_warmth()

@@ -13,7 +13,7 @@ from pathlib import Path
 from nvrx_slurm.child import processes
 from nvrx_slurm.child.supervised import SupervisedProcess
 from nvrx_slurm.core.preload import Module
-from nvrx_slurm.frozen import frozen
+from nvrx_slurm.declared import Record
 from nvrx_slurm.node.workers.worker_spec import RANK_NAMES
 
 _START = str(Path(__file__).parents[2] / "warm" / "start.py")
@@ -26,8 +26,7 @@ _WHY = {  # exit codes of warm/start.py
 }
 
 
-@frozen
-class TemplateSpec:
+class TemplateSpec(Record):
     """The workers that a template forks."""
 
     prefix: Sequence[str]  # what goes before Python (numactl)
@@ -164,6 +163,9 @@ class TemplateProcess(SupervisedProcess):
         if any(name not in wanted or wanted[name] != changes for name, changes in had):
             self._modules, self._more, self._known = list(modules), [], wanted
             self._is_renewed = self._starts_again = True
+            if any(wanted.get(name, changes) != changes for name, changes in had):
+                self._is_ready = False
+                self._on_stale()  # ranks would begin again
             return self._kill() if self._child is not None else self.spawn()
         new = [module for module in modules if module[0] not in self._known]
         self._known.update(new)

@@ -13,7 +13,7 @@ from typing import Any
 from nvrx_slurm.child import processes
 from nvrx_slurm.core.checkpoint.interval import mtbf_s
 from nvrx_slurm.core.rank.sections import is_wait
-from nvrx_slurm.frozen import frozen
+from nvrx_slurm.declared import Record
 from nvrx_slurm.types import Node, Plan, RankFault
 
 # Variables that differ from rank to rank, or from cycle to cycle.
@@ -26,11 +26,11 @@ RANK_NAMES = (
     *("NVRX_RESUME_BEFORE", "NVRX_RESUME_FROM", "NVRX_MTBF"),
     "FT_RANK_MONITOR_IPC_SOCKET",
 )
+LINE_PREFIX = "[rank {rank}] "
 LOCAL_RANK_MACRO = "${local_rank}"  # in a script's arguments; torchrun replaces it, too
 
 
-@frozen
-class WorkerContract:
+class WorkerContract(Record):
     """What does not change from cycle to cycle."""
 
     run_id: str
@@ -41,8 +41,7 @@ class WorkerContract:
     local_world: int = 0  # LOCAL_WORLD_SIZE; 0 = the workers of this agent
 
 
-@frozen
-class WarmSpec:
+class WarmSpec(Record):
     """What standbys of this job are like."""
 
     path0: str | None  # what Python puts in front of sys.path; None = nothing
@@ -51,8 +50,7 @@ class WarmSpec:
     later: Sequence[str] = ()  # those that the script imports, and that may turn out to be unfit
 
 
-@frozen
-class WorkerSpec:
+class WorkerSpec(Record):
     """What to start and how to watch it."""
 
     argv: Sequence[str]
@@ -60,7 +58,7 @@ class WorkerSpec:
     limits: Mapping[str, Any]  # seconds, by the names of `core.rank.watch.RankLimits`
     termination_signal: int
     shown: Callable[[int], int]  # local rank -> bits of streams copied to the console: 1 stdout, 2 stderr
-    line_prefix: str = "[rank {rank}] "  # of the lines on the console
+    line_prefix: str = LINE_PREFIX  # of the lines on the console
     monitored: bool = True
     settings: Mapping[str, Any] | None = None  # for the rank's `client.cfg`
     prefixes: Sequence[Sequence[str]] = ()  # by local rank: what goes before `argv` (numactl)

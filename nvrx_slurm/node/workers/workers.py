@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -14,6 +13,7 @@ from typing import IO, Any
 from nvrx_slurm import types as t
 from nvrx_slurm.core.account.ranks import RankTimes, node_spent
 from nvrx_slurm.core.agent import events as ag
+from nvrx_slurm.declared import replace
 from nvrx_slurm.monitor.lease import Lease
 from nvrx_slurm.node.job import NodeJob
 from nvrx_slurm.node.monitors.client_check import ClientCheck, any_connected

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from nvrx_slurm.errors import NvrxError
-from nvrx_slurm.frozen import frozen
 
 
 class SlurmError(NvrxError):
@@ -26,7 +27,7 @@ class NotInstalled(SlurmError):
     """There is no Slurm here, or it cannot be run."""
 
 
-@frozen
+@dataclass(frozen=True)
 class JobFacts:
     """One job. States are Slurm's long words in upper case; unknown ones are kept as they are."""
 
@@ -47,7 +48,7 @@ class JobFacts:
     started_s: int = 0  # the same; 0 also while it waits
 
 
-@frozen
+@dataclass(frozen=True)
 class StepFacts:
     """A running step: its id in Slurm's words ("7.0", "7.batch"), its name (srun --job-name)."""
 
@@ -55,7 +56,7 @@ class StepFacts:
     name: str
 
 
-@frozen
+@dataclass(frozen=True)
 class NodeFacts:
     """One node. `states`: upper case without marks, {"IDLE", "DRAIN", "NOT_RESPONDING"}."""
 

@@ -13,6 +13,8 @@ import atexit  # noqa: E402
 import json  # noqa: E402
 import os  # noqa: E402
 
+from registries import named, registries  # noqa: E402
+
 WAY, CYCLE = sys.argv[1], int(os.environ.get("NVRX_CYCLE", "9"))
 HERE = os.path.dirname(os.path.abspath(__file__))
 OUT = os.path.join(os.environ["FACTS_OUT"], f"{WAY}-{os.environ['FACTS_LABEL']}-{CYCLE}")
@@ -195,10 +197,6 @@ def getenv(name):
     return None if value is None else value.decode()
 
 
-def named(one):
-    return f"{getattr(one, '__module__', '')}.{getattr(one, '__qualname__', repr(type(one)))}"
-
-
 def loggers():
     import logging
 
@@ -223,12 +221,15 @@ def world():
     import warnings
 
     names = [name for name in sys.modules if name.partition(".")[0] not in sys.stdlib_module_names]
-    journal = type(sys.meta_path[0]).__name__ == "Journal"
     return {
         "own modules in their order": [name for name in names if name != "__main__"],
         "modules": sorted(name for name in sys.modules if name != "__main__"),
         "path": [*sys.path],
-        "finders": [named(one) if isinstance(one, type) else str(type(one)) for one in sys.meta_path[journal:]],
+        "finders": [
+            named(one) if isinstance(one, type) else str(type(one))
+            for one in sys.meta_path
+            if type(one).__name__ != "Journal"
+        ],
         "path hooks": [*map(named, sys.path_hooks)],
         "warnings": [*map(str, warnings.filters)],
         "loggers": loggers(),
@@ -257,6 +258,7 @@ def world():
         ),
         "threads": len(sys._current_frames()),
         "start method": multiprocessing.get_start_method(allow_none=True),
+        **registries(),
     }
 
 

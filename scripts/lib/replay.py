@@ -1,12 +1,11 @@
-#!/usr/bin/env python3
 """Replay the interruptions of a published training run through the real cores: coordinator, agents, elections.
 
-    scripts/replay llama3                            10 seeds of 54 days with 2,048 nodes
-    scripts/replay llama3 --nodes 16384 --seeds 100 -j 2
-    scripts/replay llama3 --thin 1 --seeds 1         every node by itself: minutes
-    scripts/replay llama3 --set init_s=60 --set hang_s=600 --picture page.svg
+    scripts/dev/replay llama3                            10 seeds of 54 days with 2,048 nodes
+    scripts/dev/replay llama3 --nodes 16384 --seeds 100 -j 2
+    scripts/dev/replay llama3 --thin 1 --seeds 1         every node by itself: minutes
+    scripts/dev/replay llama3 --set init_s=60 --set hang_s=600 --picture page.svg
 
-Ends with 1 where a promise of docs/explanation/replay-llama3.md does not hold. Needs nothing but Python >= 3.10.
+Ends with 1 where a promise of docs/explanation/replay-llama3.md does not hold.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from functools import partial
 from multiprocessing import Pool
 from pathlib import Path
 
-REPO = Path(__file__).resolve().parent.parent
+REPO = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(REPO), str(REPO / "scripts" / "lib")]
 
 from replay_llama3 import Outcome, Replay, findings, in_lines, run  # noqa: E402
@@ -43,7 +42,7 @@ def main() -> int:
     for name, _, value in (one.partition("=") for one in args.set):
         if not isinstance(getattr(latencies, name, None), float):
             parser.error(f"--set {name}: no such latency; there are {', '.join(vars(latencies))}")
-        latencies = replace(latencies, **{name: float(value)})
+        latencies = replace(latencies, **{name: float(value)})  # type: ignore[arg-type]
     found: list[tuple[Replay, list[Outcome]]] = []
     broken: list[str] = []
     for nodes in args.nodes or [2048]:

@@ -1,12 +1,11 @@
-#!/usr/bin/env python3
 """Tell the story of one simulated job: the real coordinator and agents, a virtual clock, seeded faults.
 
-    scripts/simulate --nodes 80 --seed 7
-    scripts/simulate --nodes 8 --seed 0 --many 20000     seeds 0 to 19999, with 1 to 8 nodes; prints what breaks
-    scripts/simulate --fewest 8 --many 100000 -j 2       100,000 seeds with 8 to 80 nodes in two processes
-    scripts/simulate --nodes 4 --min-nodes 3 --faults 2 --kind host-vanishes --kind worker-hangs
+    scripts/dev/simulate --nodes 80 --seed 7
+    scripts/dev/simulate --nodes 8 --seed 0 --many 20000     seeds 0 to 19999, with 1 to 8 nodes; prints what breaks
+    scripts/dev/simulate --fewest 8 --many 100000 -j 2       100,000 seeds with 8 to 80 nodes in two processes
+    scripts/dev/simulate --nodes 4 --min-nodes 3 --faults 2 --kind host-vanishes --kind worker-hangs
 
-What is not given follows from the seed, as in tests/sim. Needs nothing but Python >= 3.10.
+What is not given follows from the seed, as in tests/sim.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from functools import partial
 from multiprocessing import Pool
 from pathlib import Path
 
-REPO = Path(__file__).resolve().parent.parent
+REPO = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(REPO), str(REPO / "scripts" / "lib")]
 
 from sim_story import Story  # noqa: E402
