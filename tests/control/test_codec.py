@@ -20,7 +20,7 @@ from nvrx_slurm.errors import ProtocolError
 
 
 @pytest.mark.parametrize("kind", get_args(t.AgentMessage), ids=lambda kind: kind.__name__)
-@settings(max_examples=20)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_agents_messages_survive_the_wire(kind: type, data: st.DataObject) -> None:
     message = data.draw(values(kind))
@@ -28,7 +28,7 @@ def test_agents_messages_survive_the_wire(kind: type, data: st.DataObject) -> No
 
 
 @pytest.mark.parametrize("kind", get_args(t.CoordinatorMessage), ids=lambda kind: kind.__name__)
-@settings(max_examples=20)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_coordinators_messages_survive_the_wire(kind: type, data: st.DataObject) -> None:
     message = data.draw(values(kind))

@@ -22,7 +22,7 @@ from .explore import Search, explore, running
 from .explore_streams import Broken, Move
 from .explore_world import World, coarse_times
 
-pytestmark = [pytest.mark.process, pytest.mark.xdist_group("explore"), pytest.mark.timeout(600)]  # it is run once
+pytestmark = [pytest.mark.xdist_group("explore"), pytest.mark.timeout(600)]  # it is run once
 
 # Rows that these worlds do not reach, and why.
 NOT_THERE = {
@@ -99,12 +99,14 @@ def found() -> Found:
     return searches, taken
 
 
+@pytest.mark.process
 def test_no_order_breaks_a_rule(found: Found) -> None:
     searches, _ = found
     assert [len(search.queue) > 0 for search in searches] == [False] * 3 + [True] * 2
     assert sum(len(search.before) for search in searches) > 70_000
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("home", [Election, Electing, Takeover])
 def test_each_row_is_taken(found: Found, home: type) -> None:
     _, taken = found
@@ -179,6 +181,7 @@ DEFECTS: dict[str, tuple[type, str, Any, Callable[[], World]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", DEFECTS)
 def test_a_defect_breaks_a_rule(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind, method, defect, first = DEFECTS[name]

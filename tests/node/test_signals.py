@@ -44,8 +44,8 @@ def test_signal_to_a_spare_ends_all_with_143(rig: Rig) -> None:
 # Signals that come within one second, not three, are the same wish.
 SOON = """
 from functools import partial
-from nvrx_slurm.cli import job
-job.AgentSettings = partial(job.AgentSettings, same_signal_s=1.0)
+from nvrx_slurm.config import cores
+cores.AgentSettings = partial(cores.AgentSettings, same_signal_s=1.0)
 """
 STUBBORN = """
 signal.signal(signal.SIGTERM, lambda *_: say("no"))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm.core.agent.agent import AgentState
 from nvrx_slurm.core.agent.events import RankAsked, Sick, Signalled, Warned
-from nvrx_slurm.types import FaultKind, RanksFailed, WorkloadAction
+from nvrx_slurm.types import FaultKind, RankFault, RanksFailed, WorkloadAction
 
 from .network import AGENT_KEEPALIVE_S, COORDINATOR_KEEPALIVE_S
 
@@ -210,8 +210,9 @@ def agent_broken(world: World, agent: SimAgent) -> str | None:
     """Its next message makes no sense: the coordinator must drop it and go on."""
     if agent.stream is None or agent.core.plan is None or not agent.core.plan.active:
         return None
-    agent.stream.up(RanksFailed(agent.core.term, agent.core.plan.cycle, ()))
-    return f"the agent on {agent.host.name} reports a failure without a fault"
+    fault = RankFault(FaultKind.EXIT, agent.host.name, agent.core.node.infra_rank)
+    agent.stream.up(RanksFailed(agent.core.term + 9, agent.core.plan.cycle + 9, (fault,)))
+    return f"the agent on {agent.host.name} reports a failure of a cycle that never was"
 
 
 # --- the network ----------------------------------------------------------------------------------------------

@@ -166,6 +166,8 @@ class Invariants:
             self._check_not_over(reign)
             joining = {event.message.node.node_id} if isinstance(event, ev.Joined) else set()
             refused = {c.node_id for c in commands if isinstance(c, ev.Drop)} if not joining else set()
+            # A cycle that is carried on may be over in this step: the others hear the end.
+            joining |= {c.node_id for c in commands if isinstance(c, ev.SendTo) and isinstance(c.message, Finish)}
             out = coordinator.host.out_after(self._world.clock.now)  # perhaps no other node ever knows of this plan
             self._unheard += out and fresh[0].message.cycle > max((cycle for _, cycle in self._plans), default=-1)
             self._check_new_plan(reign, fresh, joining, refused)
