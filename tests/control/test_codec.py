@@ -18,21 +18,18 @@ from nvrx_slurm.control.messages import FROM_AGENTS, FROM_COORDINATOR
 from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import ProtocolError
 
+BY_WIRE = [
+    *((FROM_AGENTS, kind) for kind in get_args(t.AgentMessage)),
+    *((FROM_COORDINATOR, kind) for kind in get_args(t.CoordinatorMessage)),
+]
 
-@pytest.mark.parametrize("kind", get_args(t.AgentMessage), ids=lambda kind: kind.__name__)
+
+@pytest.mark.parametrize(("wire", "kind"), BY_WIRE, ids=lambda one: getattr(one, "__name__", ""))
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
-def test_agents_messages_survive_the_wire(kind: type, data: st.DataObject) -> None:
+def test_messages_survive_the_wire(wire: Any, kind: type, data: st.DataObject) -> None:
     message = data.draw(values(kind))
-    assert FROM_AGENTS.decode(FROM_AGENTS.encode(message)) == message
-
-
-@pytest.mark.parametrize("kind", get_args(t.CoordinatorMessage), ids=lambda kind: kind.__name__)
-@settings(max_examples=20, deadline=None)
-@given(data=st.data())
-def test_coordinators_messages_survive_the_wire(kind: type, data: st.DataObject) -> None:
-    message = data.draw(values(kind))
-    assert FROM_COORDINATOR.decode(FROM_COORDINATOR.encode(message)) == message
+    assert wire.decode(wire.encode(message)) == message
 
 
 @settings(max_examples=500)

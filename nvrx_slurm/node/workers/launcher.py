@@ -142,7 +142,7 @@ class Launcher:
         """All workers have been launched; `pid` is one of them."""
         self._first = False
         self._learned.began()
-        self._last_told = (), self._last_told[1]  # what is known is told by the node that has rank 0 now
+        self._last_told = (), self._last_told[1]  # the node with rank 0 may be another one now: it tells all
         self._end_all(self._held)
         if self._warm is not None:
             self._prepare(self._prepare_next(self._warm, pid))
