@@ -98,7 +98,9 @@ def test_values_that_differ_by_rank_are_exact_in_each_cycle(rig: Rig, both: bool
     cycle = -1
     for _ in range(4):
         later = "|".join(map(str, range(cycle + 1, cycle + 4)))
-        cycle = int(one.line(rf"up ({later}) rank 1 ")[1])  # rank 0 may get there where rank 1 has to be executed
+        # One rank may get there in a cycle in which the other has to be executed.
+        both_up = rf"up ({later}) rank \d .*\n(?:.*\n)*?.*up \1 rank \d "
+        cycle = int(one.line(both_up)[1])
         ranks = [up(one, cycle, rank) for rank in (0, 1)]
         assert [mood for _, _, mood in ranks] == ["good0" if both else "none", "good1"]
         one.line(rf"up {cycle} rank 1 .*\n(?:.*\n)*?wanted$")
@@ -106,4 +108,5 @@ def test_values_that_differ_by_rank_are_exact_in_each_cycle(rig: Rig, both: bool
         os.kill(ranks[1][1], signal.SIGKILL)
     assert one.wait() == 1 and rig.result["restarts_used"] == 3
     assert [sum(word in said for said in one.said) for word in ("ranks begin again", "MOOD to values")] == [1, 1]
-    assert cycle <= 3 + 2 * bool(args)
+    most_free = 3 * bool(args)  # of restarts that use none of --max-restarts
+    assert cycle <= 3 + most_free
