@@ -27,7 +27,7 @@ _CLOSE_TIMEOUT_S = 5.0
 _WARM = Path(__file__).parents[2] / "warm"
 _PROGRAM = ("effects", "exact", "graph", "journal", "process", "rank", "template")  # called nvrx_NAME in a template
 _FORK_AFTER_S = 0.1  # the start of workers and their first imports come before the fork of standbys
-_FIRST_INSPECTION_S = 0.5  # of what the workers have loaded; each further inspection comes after twice as long
+_FIRST_INSPECTION_S = 0.5  # of what the workers have loaded; also while they load more: then twice as long each time
 _LAST_INSPECTION_S = 1024.0
 _READ_TIMEOUT_S = 5.0
 _TOLD = "told"  # the name of the socket
@@ -200,7 +200,8 @@ class Launcher:
         await asyncio.sleep(_FORK_AFTER_S)
         self._refill()
         has_core = len(os.sched_getaffinity(0)) > len(self._prefixes)
-        after_s, before = _FIRST_INSPECTION_S, frozenset[str]()
+        before = frozenset[str]()
+        after_s = _FIRST_INSPECTION_S
         while after_s <= _LAST_INSPECTION_S:
             await asyncio.sleep(after_s)
             found, libraries = await self._read(Path(f"/proc/{pid}/maps"), preload.loaded)
@@ -209,7 +210,9 @@ class Launcher:
                 self._learned.found(found if pid not in self._ranks else ())  # else it has what the template has
                 self._learned.found(warm.later if self._learned.has("torch") else ())
                 self._want()
-            after_s, before = after_s * 2, libraries
+            loads_more = libraries != before
+            before = libraries
+            after_s = _FIRST_INSPECTION_S if loads_more else after_s * 2
 
     def _want(self) -> None:
         """At low priority, in the templates that there are."""
