@@ -45,15 +45,17 @@ class Exact:
         self._import = builtins.__import__
         self._affinity = os.sched_getaffinity(0)
         self._flags = sys.getdlopenflags()
-        self._putenv, self._unsetenv = os.putenv, os.unsetenv
+        self._putenv = os.putenv
         if journal.parked.readers:
-            os.putenv = lambda key, value: self._notice(self._putenv, key, value)
-            os.unsetenv = lambda key: self._notice(self._unsetenv, key)
+            os.putenv = self._notice
 
-    def _notice(self, real, key, *value):
-        """A variable that a parked module has read is written: the earlier this process ends the better."""
-        real(key, *value)
-        name, new = os.fsencode(key), os.fsencode(value[0]) if value else None
+    def _notice(self, key, value):
+        """A variable that a parked module has read is written: the earlier this process ends the better.
+
+        The same is not done for an unset, which is often for a moment (accelerate's clear_environment).
+        """
+        self._putenv(key, value)
+        name, new = os.fsencode(key), os.fsencode(value)
         if self._journal.is_replaying or name in self._journal.rank_names:
             return
         expected, listed = self._expected(name)

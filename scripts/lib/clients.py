@@ -292,7 +292,9 @@ def _row(outcome: Outcome) -> str:
 
 def main() -> int:
     """Run the cases that were asked for."""
-    parser = argparse.ArgumentParser(prog="scripts/dev/clients", description="Foreign programs under nvrx-run, on CPUs.")
+    parser = argparse.ArgumentParser(
+        prog="scripts/dev/clients", description="Foreign programs under nvrx-run, on CPUs."
+    )
     parser.add_argument("names", nargs="*", metavar="NAME", help="cases whose name begins so [all]")
     parser.add_argument("--list", action="store_true", help="name the cases")
     parser.add_argument("--dir", help="keep environments and output in this folder [a temporary one]")

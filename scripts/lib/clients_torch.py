@@ -6,6 +6,15 @@ from __future__ import annotations
 from clients import TORCHRUN, Case, kill
 
 _FLAGS = ("--nproc-per-node=2", "--max-restarts=3")
+_FSDP = {  # what `accelerate launch --use_fsdp --fsdp_version=2 --cpu` exports
+    "ACCELERATE_USE_CPU": "true",
+    "NVRX_DISABLE_RANK_MONITORS": "true",  # for torchrun
+    "ACCELERATE_USE_FSDP": "true",
+    "FSDP_VERSION": "2",
+    "FSDP_AUTO_WRAP_POLICY": "NO_WRAP",
+    "FSDP_RESHARD_AFTER_FORWARD": "true",
+    "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT",
+}
 _WAYS = {
     "plain": (),
     "gpt": (),
@@ -23,14 +32,17 @@ _WAYS = {
 }
 
 
-def _cases(name: str, packages: tuple[str, ...], *program: str, after: str = r"\bstep 15$") -> list[Case]:
+def _cases(
+    name: str, packages: tuple[str, ...], *program: str, after: str = r"\bstep 15$", env: dict[str, str] | None = None
+) -> list[Case]:
     words = (*_FLAGS, *program)
-    under_torchrun = Case(f"{name}-torchrun", packages, words, launcher=TORCHRUN, restarts=-1)
+    env = env or {}
+    under_torchrun = Case(f"{name}-torchrun", packages, words, launcher=TORCHRUN, restarts=-1, env=env)
     same_as = under_torchrun.name
     return [
         under_torchrun,
-        Case(f"{name}-plain", packages, words, same_as=same_as),
-        Case(f"{name}-kill", packages, words, (kill(1, after),), same_as=same_as),
+        Case(f"{name}-plain", packages, words, same_as=same_as, env=env),
+        Case(f"{name}-kill", packages, words, (kill(1, after),), same_as=same_as, env=env),
     ]
 
 
@@ -42,6 +54,9 @@ CASES = [
     ),
     *_cases("hydra", ("hydra-core",), "{programs}/hydra_entry.py", "+directory={dir}", "hydra.run.dir={dir}/hydra"),
     *_cases("trl", ("trl", "transformers", "accelerate"), "{programs}/trl_sft.py", "{dir}", after=r"'loss'"),
+    *_cases(
+        "fsdp", ("transformers", "accelerate"), "{programs}/hf_accelerate.py", "{dir}/checkpoint", env=_FSDP
+    ),
     Case(
         "accelerate-test", ("transformers", "accelerate"),
         (*_FLAGS, "{site}/accelerate/test_utils/scripts/test_script.py"), env={"ACCELERATE_USE_CPU": "true"},

@@ -66,6 +66,22 @@ def test_a_module_that_reads_late_is_compared_at_its_import(rig: Rig) -> None:
     assert one.wait() == 0 and up(one, 0, 0)[::2] == ("executed", "good")
 
 
+CLEARS = """
+before = "moody" in getattr(sys.meta_path[0], "parked", ())
+variables = dict(os.environ)
+os.environ.clear()
+os.environ.update(variables)
+import moody
+say("up", CYCLE, "rank", RANK, "forked" if before else "executed", "pid", os.getpid(), moody.MOOD)
+"""
+
+
+def test_variables_that_are_unset_for_a_moment_are_as_they_were(rig: Rig) -> None:
+    (rig.dir / "moody.py").write_text(MOODY)
+    one = rig.run(rig.script(CLEARS), "--nproc-per-node=1", "--ft-preload=moody", MOOD="good")
+    assert one.wait() == 0 and up(one, 0, 0)[::2] == ("forked", "good")
+
+
 DIFFERS = """
 before = "moody" in getattr(sys.meta_path[0], "parked", ())
 if len(sys.argv) > 2:

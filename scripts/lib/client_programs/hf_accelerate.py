@@ -41,7 +41,10 @@ def main():
         time.sleep(0.03)  # for a fault to come in time
         if step % 10 == 0:
             save(accelerator, checkpoint, step)
-    weights = torch.cat([one.detach().flatten() for one in model.parameters()]).double()
+    whole = [
+        one.full_tensor() if hasattr(one, "full_tensor") else one for one in model.parameters()
+    ]  # of FSDP's shards
+    weights = torch.cat([one.detach().flatten() for one in whole]).double()
     accelerator.print(f"final step {STEPS} weights {weights.sum().item().hex()}", flush=True)
     monitor.shutdown_workload_monitoring()
     accelerator.end_training()

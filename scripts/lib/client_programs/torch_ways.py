@@ -77,7 +77,9 @@ def streamed(directory, numbers):
 def network(way):
     if way == "gpt":
         layer = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True)
-        return torch.nn.Sequential(torch.nn.Unflatten(1, (1, 16)), torch.nn.TransformerEncoder(layer, 2), torch.nn.Flatten())
+        return torch.nn.Sequential(
+            torch.nn.Unflatten(1, (1, 16)), torch.nn.TransformerEncoder(layer, 2), torch.nn.Flatten()
+        )
     return torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Dropout(0.1), torch.nn.Linear(32, 16))
 
 

@@ -21,10 +21,12 @@ def prepare(directory):
     vocabulary = {word: number for number, word in enumerate(["<eos>", *WORDS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<eos>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<eos>", unk_token="<eos>").save_pretrained(
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<eos>", unk_token="<eos>"
+    ).save_pretrained(directory / "model")
+    GPT2LMHeadModel(GPT2Config(vocab_size=16, n_positions=64, n_embd=16, n_layer=2, n_head=2)).save_pretrained(
         directory / "model"
     )
-    GPT2LMHeadModel(GPT2Config(vocab_size=16, n_positions=64, n_embd=16, n_layer=2, n_head=2)).save_pretrained(directory / "model")
     (directory / "data").mkdir(exist_ok=True)
     rows = [{"text": " ".join(WORDS[(number * 7 + place) % 8] for place in range(12))} for number in range(320)]
     (directory / "data" / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
