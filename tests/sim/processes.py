@@ -79,14 +79,17 @@ class SimCoordinator(Process):
         host, clock = self.world.hosts[int(peer.key)], self.world.clock
         if not self.alive or clock.now > until:
             return
-        cut = host.unreachable_until(clock.now) > 0.0 or self.host.frozen_until > clock.now
-        cut = cut or not self.world.split.reach(self.host, host, clock.now)
-        if not cut and (host.agent is None or not host.agent.alive):
-            self.step(ev.ProvenDead(peer))
-        elif not cut and host.agent is not None and peer.port not in (0, host.agent.core.node.port):
-            self.step(ev.ProvenDead(peer))  # nothing listens at the old port: that agent is dead
-        else:
+        agent = host.agent
+        listens = agent is not None and agent.alive and peer.port in (0, agent.core.node.port)
+        if listens or self._is_cut_off(host):
             clock.after(0.1, self._probe, peer, until)
+        else:
+            self.step(ev.ProvenDead(peer))
+
+    def _is_cut_off(self, host: Host) -> bool:
+        now = self.world.clock.now
+        silent = host.unreachable_until(now) > 0.0 or self.host.frozen_until > now
+        return silent or not self.world.split.reach(self.host, host, now)
 
     def do(self, command: Any) -> None:
         if isinstance(command, ev.SendTo):
