@@ -46,6 +46,7 @@ class Quorum:
         self.absent: tuple[Peer, ...] = ()  # nodes that had not registered at the election
         self.missed_at = -1e9  # when a node was last lost, or was not there at the election
         self.resign_at: float | None = None  # without a quorum
+        self.strays: set[str] = set()  # keys of nodes that came back meanwhile, too late to be counted
 
     @property
     def needed(self) -> bool:
@@ -75,12 +76,18 @@ class Quorum:
         return votes > living or (self.elected and votes == living)
 
     def mind(self, members: Collection[str], now: float, prove_s: float) -> None:
-        """Whether to resign, and when: a proof of death may come within `prove_s` seconds, and while it counts."""
-        if self.enough(members):
+        """Whether to resign, and when: nodes may be proven dead or come back within `prove_s` seconds, and while that
+        counts."""
+        if self.enough([key for key in members if key not in self.strays]):
             self.resign_at = None
+            self.strays.clear()
         elif self.resign_at is None:
             in_vain_at = max(self.loyal_until.values(), default=now)
             self.resign_at = max(now, min(now + prove_s, in_vain_at))
+
+    def strayed(self, key: str, now: float) -> bool:
+        """Whether a quorum is missing, and this lost node may have voted for another one: it proves nothing more."""
+        return self.resign_at is not None and now > self.loyal_until.get(key, 0.0)
 
     def missing(self, members: Collection[str], but: str | None = None) -> int:
         """How many nodes, without the node `but`, are neither members nor proven dead."""
