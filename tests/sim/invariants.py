@@ -159,13 +159,16 @@ class Invariants:
         plans: list[Any] = [c for c in commands if isinstance(c, ev.SendTo) and isinstance(c.message, Plan)]
         self._mind_a_new_job(coordinator, reign, plans)
         if any(isinstance(c, ev.Won) for c in commands):
-            self._check_won(coordinator)
+            self._check_won(coordinator, reign)
         fresh = [c for c in plans if self._planners.get((c.message.term, c.message.cycle)) is not coordinator]
         if fresh:
             self._forget_what_is_lost(fresh[0].message, coordinator)
             self._check_not_over(reign)
+            before, after = commands[: (at := commands.index(fresh[0]))], commands[at:]
             joining = {event.message.node.node_id} if isinstance(event, ev.Joined) else set()
-            refused = {c.node_id for c in commands if isinstance(c, ev.Drop)} if not joining else set()
+            # After an election all voters register in one step, and what they have said meanwhile comes last.
+            joining |= {c.node_id for c in after if isinstance(c, ev.SendTo) and isinstance(c.message, Lead)}
+            refused = {c.node_id for c in before if isinstance(c, ev.Drop)}
             # A cycle that is carried on may be over in this step: the others hear the end.
             joining |= {c.node_id for c in commands if isinstance(c, ev.SendTo) and isinstance(c.message, Finish)}
             out = coordinator.host.out_after(self._world.clock.now)  # perhaps no other node ever knows of this plan
@@ -186,7 +189,10 @@ class Invariants:
             told = {c.node_id for c in ends}
             self.check(told == reign.connected.keys(), "the end is not told to all who are connected")
 
-    def _check_won(self, coordinator: SimCoordinator) -> None:
+    def _check_won(self, coordinator: SimCoordinator, reign: _Reign) -> None:
+        """Nodes that have come back and know nothing may elect one of their own: it is judged by its first plan."""
+        if self._plans and reign.known_cycle < 0:
+            return
         term = coordinator.core.job.term
         other = self._won.setdefault(term, coordinator)
         self.check(other is coordinator or not other.alive, f"two coordinators act in term {term}")
@@ -218,8 +224,11 @@ class Invariants:
         """Plans that are known to no living agent or coordinator are lost: new ones need not be later than these."""
         if (plan.term, plan.cycle) > self._newest:
             return
-        agents = (agent.core for agent in self._world.living_agents())  # one that was told the end keeps it to itself
-        living = [core.plan for core in agents if core.node.node_id not in self._told]
+        agents = self._world.living_agents()
+        if self._exited is not None:  # the others have left: what a node knows that is out of reach, nobody can hear
+            agents = [agent for agent in agents if not agent.host.out_after(self._world.clock.now)]
+        # One that was told the end keeps it to itself.
+        living = [agent.core.plan for agent in agents if agent.core.node.node_id not in self._told]
         living += [c.core.job.assignment.shared for c in self._world.coordinators if c.leads and c is not planner]
         self._newest = known = max(((p.term, p.cycle) for p in living if p is not None), default=(0, -1))
         for memory in (self._plans, self._places, self._world.training.runs):
