@@ -60,6 +60,7 @@ class _Reign:
     newest_plan: int = -1
     carries_on: bool = True  # nothing was stopped in this term
     fresh: bool = True  # nothing was planned or given up in this term
+    anew: bool = False  # its voters knew nothing of the job: its term may be an earlier one
     active: dict[int, str] = field(default_factory=dict)  # group rank -> node_id of the last plan, or as reported
 
     def hear(self, event: Any) -> None:
@@ -191,7 +192,10 @@ class Invariants:
 
     def _check_won(self, coordinator: SimCoordinator, reign: _Reign) -> None:
         """Nodes that have come back and know nothing may elect one of their own: it is judged by its first plan."""
-        if self._plans and reign.known_cycle < 0:
+        agents = self._world.agents
+        came_back = len(agents) > len({agent.host.infra_rank for agent in agents})
+        reign.anew = came_back and reign.known_cycle < 0
+        if reign.anew:
             return
         term = coordinator.core.job.term
         other = self._won.setdefault(term, coordinator)
@@ -225,7 +229,7 @@ class Invariants:
         if (plan.term, plan.cycle) > self._newest:
             return
         agents = self._world.living_agents()
-        if self._exited is not None:  # the others have left: what a node knows that is out of reach, nobody can hear
+        if self._ends:  # the others have left: what a node knows that is out of reach, nobody can hear
             agents = [agent for agent in agents if not agent.host.out_after(self._world.clock.now)]
         # One that was told the end keeps it to itself.
         living = [agent.core.plan for agent in agents if agent.core.node.node_id not in self._told]
@@ -256,7 +260,8 @@ class Invariants:
             reign.forget(node_id)
         self._plans[plan.term, plan.cycle] = _shared(plan)
         self.check(plan.cycle > reign.newest_plan, f"cycle {plan.cycle} is planned after cycle {reign.newest_plan}")
-        self.check((plan.term, plan.cycle) > self._newest, f"{plan.term, plan.cycle} is planned after {self._newest}")
+        later = (reign.anew or plan.term, plan.cycle) > (reign.anew or self._newest[0], self._newest[1])
+        self.check(later, f"{plan.term, plan.cycle} is planned after {self._newest}")
         self._newest = plan.term, plan.cycle
         reign.newest_plan = plan.cycle
         cycles, budget = len({cycle for _, cycle in self._plans}) - self._unheard, plan.max_restarts
