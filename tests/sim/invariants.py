@@ -80,6 +80,12 @@ class _Reign:
         elif isinstance(event, ev.FromAgent) and isinstance(message := event.message, Ready):
             self._hear_ready(event.node_id, message)
 
+    def tell(self, commands: Sequence[Any]) -> None:
+        """Nodes that are told to stop or to check are busy until they have answered."""
+        for command in commands:
+            if isinstance(command, ev.SendTo) and isinstance(command.message, (Stop, CheckNode)):
+                self.busy.setdefault(command.node_id, command.message.cycle)
+
     def _hear_ready(self, node_id: str, message: Ready) -> None:
         first = message.term == 0  # it has run nothing yet: no answer to a check
         if (-1 if first else message.cycle) >= self.busy.get(node_id, -1):
@@ -105,6 +111,12 @@ class _Reign:
 def _shared(plan: Plan) -> Plan:
     """What all members see. Which nodes are dead becomes known in time."""
     return replace(plan, group_rank=-1, rank_offset=-1, dead=(), returned=())
+
+
+def _split(commands: Sequence[Any], fresh: Sequence[ev.SendTo]) -> tuple[Sequence[Any], Sequence[Any]]:
+    """What was done before a new plan, and from then on."""
+    at = commands.index(fresh[0]) if fresh else len(commands)
+    return commands[:at], commands[at:]
 
 
 class Invariants:
@@ -154,18 +166,16 @@ class Invariants:
         reign.carries_on = reign.carries_on and reign.fresh
         reign.fresh = coordinator.core.job.fresh
         reign.hear(event)
-        for command in commands:
-            if isinstance(command, ev.SendTo) and isinstance(command.message, (Stop, CheckNode)):
-                reign.busy.setdefault(command.node_id, command.message.cycle)  # until it has answered
         plans: list[Any] = [c for c in commands if isinstance(c, ev.SendTo) and isinstance(c.message, Plan)]
         self._mind_a_new_job(coordinator, reign, plans)
         if any(isinstance(c, ev.Won) for c in commands):
             self._check_won(coordinator, reign)
         fresh = [c for c in plans if self._planners.get((c.message.term, c.message.cycle)) is not coordinator]
+        before, after = _split(commands, fresh)
+        reign.tell(before)
         if fresh:
             self._forget_what_is_lost(fresh[0].message, coordinator)
             self._check_not_over(reign)
-            before, after = commands[: (at := commands.index(fresh[0]))], commands[at:]
             joining = {event.message.node.node_id} if isinstance(event, ev.Joined) else set()
             # After an election all voters register in one step, and what they have said meanwhile comes last.
             joining |= {c.node_id for c in after if isinstance(c, ev.SendTo) and isinstance(c.message, Lead)}
@@ -176,6 +186,7 @@ class Invariants:
             self._unheard += out and fresh[0].message.cycle > max((cycle for _, cycle in self._plans), default=-1)
             self._check_new_plan(reign, fresh, joining, refused)
             self._planners[self._newest] = coordinator
+        reign.tell(after)
         for command in plans:
             self._check_one_plan(reign, command.node_id, command.message)
         ends: list[Any] = [c for c in commands if isinstance(c, ev.SendTo) and isinstance(c.message, Finish)]
@@ -260,7 +271,9 @@ class Invariants:
             reign.forget(node_id)
         self._plans[plan.term, plan.cycle] = _shared(plan)
         self.check(plan.cycle > reign.newest_plan, f"cycle {plan.cycle} is planned after cycle {reign.newest_plan}")
-        later = (reign.anew or plan.term, plan.cycle) > (reign.anew or self._newest[0], self._newest[1])
+        later = (plan.term, plan.cycle) > self._newest
+        if reign.anew:
+            later = plan.cycle + (plan.cycle == reign.known_cycle) > self._newest[1]
         self.check(later, f"{plan.term, plan.cycle} is planned after {self._newest}")
         self._newest = plan.term, plan.cycle
         reign.newest_plan = plan.cycle
