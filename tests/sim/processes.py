@@ -15,7 +15,7 @@ from nvrx_slurm.core.machine import Say
 from nvrx_slurm.declared import replace
 from nvrx_slurm.types import Elsewhere, FaultKind, Lead, Node, Peer, Plan, RankFault, Ready, Register
 
-from .network import LEASE_S, Connection, Host
+from .network import LEADS_S, LEASE_S, Connection, Host
 from .process import Process, SimElection
 from .training import SIGKILL, Worker
 
@@ -72,7 +72,7 @@ class SimCoordinator(Process):
         """Its own lease goes on while it hears from a quorum."""
         heard = [peer_key(s.agent.core.node) for s in self.streams.values() if s.healthy]
         if self.leads and self.core.roster.quorum.enough(heard):
-            self.valid_until = self.world.clock.now + LEASE_S
+            self.valid_until = self.world.clock.now + LEADS_S
 
     def _probe(self, peer: Peer, until: float) -> None:
         """Connect to where an agent listened, until its host refuses."""
@@ -375,7 +375,7 @@ class SimAgent(Process):
             message = replace(message, port=next(self.world.ports))
         if isinstance(message, Register):
             elect = self.elect.core
-            message = replace(message, vote=elect.term, number=self._attempt, led_s=elect.led_s(self.world.clock.now))
+            message = elect.signed(replace(message, number=self._attempt), self.world.clock.now)
         self.stream.up(message)
 
     def slurm_signals_workers(self, signum: int) -> None:

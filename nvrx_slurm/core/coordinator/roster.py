@@ -369,9 +369,10 @@ class Roster:
             return
         key = peer_key(member.node)
         quorum.missed_at = now
-        silent_s, quorum.silent_s = quorum.silent_s, 0.0
-        quorum.loyal_until[key] = now - silent_s + MEMBER_SHARE * self._s.lease_s
-        if silent_s >= self._s.lease_s:
+        silent_s, quorum.silent_s = quorum.silent_s, None
+        heard_at = now - (self._s.lease_s if silent_s is None else silent_s)  # at least
+        quorum.loyal_until[key] = heard_at + MEMBER_SHARE * self._s.lease_s
+        if silent_s is not None and silent_s >= self._s.lease_s:
             quorum.fences.pop(key, None)  # ranks that it was stopping are dead, too
         elif member.use is not Use.READY:
             quorum.fences[key] = now + self._s.lease_s

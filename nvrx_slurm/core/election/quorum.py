@@ -40,7 +40,8 @@ class Quorum:
         self.probed: dict[str, Peer] = {}  # which life of a node a proof of death is about
         self.leader = ""  # key of the last one, where it had not registered at the election
         self.fence_until = 0.0  # ranks of older terms may run on nodes that did not register
-        self.silent_s = 0.0  # how long nothing was heard from the member that is about to be removed
+        self.unsure = False  # such ranks may run on a node that is proven dead: its next agent may have begun them
+        self.silent_s: float | None = None  # how long the member that is removed now was not heard
         self.loyal_until: dict[str, float] = {}  # key of a lost node -> until when it votes for no other
         self.fences: dict[str, float] = {}  # key of a lost node -> until when its ranks may run
         self.absent: tuple[Peer, ...] = ()  # nodes that had not registered at the election
@@ -151,7 +152,8 @@ class Quorum:
 
     def unfence(self, members: Collection[str], but: str | None = None) -> None:
         """End the common fence if only the last leader is missing: it has a fence of its own."""
-        if self.fence_until and self.missing(members, but) <= (self.leader in self.fences):
+        known = not self.unsure and self.missing(members, but) <= (self.leader in self.fences)
+        if self.fence_until and known:
             self.fence_until = 0.0
 
     def fenced_until(self) -> float:
