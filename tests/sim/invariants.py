@@ -272,7 +272,7 @@ class Invariants:
         self._plans[plan.term, plan.cycle] = _shared(plan)
         self.check(plan.cycle > reign.newest_plan, f"cycle {plan.cycle} is planned after cycle {reign.newest_plan}")
         later = (plan.term, plan.cycle) > self._newest
-        if reign.anew:
+        if reign.anew and not later:
             later = plan.cycle + (plan.cycle == reign.known_cycle) > self._newest[1]
         self.check(later, f"{plan.term, plan.cycle} is planned after {self._newest}")
         self._newest = plan.term, plan.cycle
@@ -306,9 +306,9 @@ class Invariants:
         for group_rank, command in active.items():
             assert isinstance(command.message, Plan)
             place = (command.node_id, command.message.rank_offset)
-            self._places[plan.term, plan.cycle, group_rank] = place
-            before = [key for key in self._places if key[0] < plan.term and key[1:] == (plan.cycle, group_rank)]
+            before = [key for key in self._places if key[0] <= plan.term and key[1:] == (plan.cycle, group_rank)]
             held = self._places[max(before)]  # a cycle that nobody has survived may have been planned once more
+            self._places[plan.term, plan.cycle, group_rank] = place
             self.check(held == place, f"group rank {group_rank} of cycle {plan.cycle} was {held}")
             reign.active[group_rank] = command.node_id
             self.check(
