@@ -71,6 +71,11 @@ class Quorum:
             return 2 * len(members) > self.electors
         return all(self._most(members, dead) for dead in alive)
 
+    def enough_without(self, proven: Collection[str], members: Collection[str]) -> bool:
+        """Whether `members` are a majority also if those that were `proven` dead lived."""
+        dead = self.dead.difference(proven)
+        return 2 * sum(key not in dead for key in members) > self.electors - len(dead)
+
     def _most(self, members: Collection[str], dead: Set[str]) -> bool:
         votes = 2 * (len(members) - sum(key in members for key in dead))
         living = self.electors - len(dead)
