@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
 from typing import Any, ClassVar
 
 from nvrx_slurm.config.kinds import BOOL, Kind, optional, shorten
@@ -95,6 +96,7 @@ def by_group(settings: Iterable[Declaration]) -> dict[str, list[Declaration]]:
     return found
 
 
+@cache
 def settings_of(cls: type[Section]) -> tuple[Declaration, ...]:
     """The settings of one section, in order of declaration."""
     found, group = [], ""

@@ -70,7 +70,7 @@ class AgentStory(Story):
             "connects": ag.Connected,
             "breaks": lambda: ag.Disconnected("reset"),
             "plan": lambda: a_plan(number, -1 if group_rank == "-" else int(group_rank), term),
-            "stop": lambda: t.Stop(term, number, "rank 5 failed"),
+            "stop": lambda: t.Stop(term, number, "rank 5 failed", 3.0 if "wait" in rest else 0.0),
             "check": lambda: t.CheckNode(term, number),
             "end": lambda: t.Finish(number, "so it ends", second),
             "lead": lambda: t.Lead(number),

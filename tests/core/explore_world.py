@@ -19,7 +19,6 @@ from nvrx_slurm.core.coordinator.coordinator import Coordinator
 from nvrx_slurm.core.election import election as el
 from nvrx_slurm.core.election.quorum import peer_of
 from nvrx_slurm.core.machine import Tick
-from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import ExitCode
 
 from .explore_cores import LEASE_S, told
@@ -223,7 +222,7 @@ class World(Streams):
             return
         if isinstance(message, t.Register):
             election = self.cores[f"e{node}"]
-            message = replace(message, vote=election.term, led_s=election.led_s(self.now))
+            message = election.signed(message, self.now)
         self.flight.append((("up", number), message))
 
     def do_StartWorkers(self, node: int, command: ag.StartWorkers) -> None:

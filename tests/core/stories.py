@@ -8,7 +8,8 @@
     says restart 1 of 3                the coordinator has said this
     nodes 4 of 6 segment=2 domains=aabbbb    nodes 0 and 1 are in domain a
 
-`joins 1 led=6 voteless`: its last coordinator was heard 6 s ago, at least, and told it that it has no vote.
+`joins 1 led=6 term=3 voteless`: its last coordinator, that of term 3, was heard 6 s ago, at least, and told it that it
+has no vote.
 `loses 1 4`: nothing had been heard from it for 4 s.
 Nodes are numbers (infra rank; `1'` is a second life of the agent on node 1); `stops 0,1` is one step for each.
 `plan:1/1@2(0=0 2=-)`: the plan of cycle 1 after 1 restart in term 2 for node 0 as group rank 0, for node 2 as a spare.
@@ -183,10 +184,11 @@ class Story:
             return ev.ProvenDead(self.core.roster.quorum.probed.get(str(rank), peer(rank)))
         node_id = f"h{rank}.{life}"
         if word == "joins":
-            words = [word for word in rest[1:] if word != "voteless" and not word.startswith("led=")]
+            words = [word for word in rest[1:] if word != "voteless" and not word.startswith(("led=", "term="))]
             message = _register(rank, life, " ".join(words), self.domains[rank : rank + 1])
             led_s = max((float(word[4:]) for word in rest if word.startswith("led=")), default=-1.0)
-            return ev.Joined(replace(message, votes="voteless" not in rest, led_s=led_s))
+            term = max((int(word[5:]) for word in rest if word.startswith("term=")), default=0)
+            return ev.Joined(replace(message, votes="voteless" not in rest, led_s=led_s, led_term=term))
         if word == "loses":
             return ev.Lost(node_id, "connection reset", float(rest[1]) if len(rest) > 1 else 0.0)
         cycle = int(rest[1]) if len(rest) > 1 and rest[1].isdigit() else 0

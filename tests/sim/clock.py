@@ -17,7 +17,7 @@ class Clock:
         self._order = itertools.count()  # first scheduled, first served at equal times
 
     def at(self, when: float, do: Callable[..., None], *args: Any) -> None:
-        heapq.heappush(self._due, (max(when, self.now), next(self._order), do, args))
+        heapq.heappush(self._due, (when if when > self.now else self.now, next(self._order), do, args))
 
     def after(self, delay_s: float, do: Callable[..., None], *args: Any) -> None:
         self.at(self.now + delay_s, do, *args)

@@ -228,8 +228,8 @@ def slow_network(world: World, agent: SimAgent) -> str:
 
 @_of(_agent)
 def stream_resets(world: World, agent: SimAgent) -> str | None:
-    """A connection breaks, what is under way is lost, and both ends live."""
-    if agent.stream is None:
+    """A connection breaks, what is under way is lost, and both ends live. That of one process with itself cannot."""
+    if agent.stream is None or agent.stream.local:
         return None
     ends = [agent.stream.break_at_agent, agent.stream.break_at_coordinator]
     world.rng.shuffle(ends)

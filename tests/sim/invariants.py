@@ -60,6 +60,7 @@ class _Reign:
     newest_plan: int = -1
     carries_on: bool = True  # nothing was stopped in this term
     fresh: bool = True  # nothing was planned or given up in this term
+    anew: bool = False  # its voters knew nothing of the job: its term may be an earlier one
     active: dict[int, str] = field(default_factory=dict)  # group rank -> node_id of the last plan, or as reported
 
     def hear(self, event: Any) -> None:
@@ -78,6 +79,12 @@ class _Reign:
             self.forget(event.node_id)
         elif isinstance(event, ev.FromAgent) and isinstance(message := event.message, Ready):
             self._hear_ready(event.node_id, message)
+
+    def tell(self, commands: Sequence[Any]) -> None:
+        """Nodes that are told to stop or to check are busy until they have answered."""
+        for command in commands:
+            if isinstance(command, ev.SendTo) and isinstance(command.message, (Stop, CheckNode)):
+                self.busy.setdefault(command.node_id, command.message.cycle)
 
     def _hear_ready(self, node_id: str, message: Ready) -> None:
         first = message.term == 0  # it has run nothing yet: no answer to a check
@@ -104,6 +111,12 @@ class _Reign:
 def _shared(plan: Plan) -> Plan:
     """What all members see. Which nodes are dead becomes known in time."""
     return replace(plan, group_rank=-1, rank_offset=-1, dead=(), returned=())
+
+
+def _split(commands: Sequence[Any], fresh: Sequence[ev.SendTo]) -> tuple[Sequence[Any], Sequence[Any]]:
+    """What was done before a new plan, and from then on."""
+    at = commands.index(fresh[0]) if fresh else len(commands)
+    return commands[:at], commands[at:]
 
 
 class Invariants:
@@ -153,25 +166,27 @@ class Invariants:
         reign.carries_on = reign.carries_on and reign.fresh
         reign.fresh = coordinator.core.job.fresh
         reign.hear(event)
-        for command in commands:
-            if isinstance(command, ev.SendTo) and isinstance(command.message, (Stop, CheckNode)):
-                reign.busy.setdefault(command.node_id, command.message.cycle)  # until it has answered
         plans: list[Any] = [c for c in commands if isinstance(c, ev.SendTo) and isinstance(c.message, Plan)]
         self._mind_a_new_job(coordinator, reign, plans)
         if any(isinstance(c, ev.Won) for c in commands):
-            self._check_won(coordinator)
+            self._check_won(coordinator, reign)
         fresh = [c for c in plans if self._planners.get((c.message.term, c.message.cycle)) is not coordinator]
+        before, after = _split(commands, fresh)
+        reign.tell(before)
         if fresh:
             self._forget_what_is_lost(fresh[0].message, coordinator)
             self._check_not_over(reign)
             joining = {event.message.node.node_id} if isinstance(event, ev.Joined) else set()
-            refused = {c.node_id for c in commands if isinstance(c, ev.Drop)} if not joining else set()
+            # After an election all voters register in one step, and what they have said meanwhile comes last.
+            joining |= {c.node_id for c in after if isinstance(c, ev.SendTo) and isinstance(c.message, Lead)}
+            refused = {c.node_id for c in before if isinstance(c, ev.Drop)}
             # A cycle that is carried on may be over in this step: the others hear the end.
             joining |= {c.node_id for c in commands if isinstance(c, ev.SendTo) and isinstance(c.message, Finish)}
             out = coordinator.host.out_after(self._world.clock.now)  # perhaps no other node ever knows of this plan
             self._unheard += out and fresh[0].message.cycle > max((cycle for _, cycle in self._plans), default=-1)
             self._check_new_plan(reign, fresh, joining, refused)
             self._planners[self._newest] = coordinator
+        reign.tell(after)
         for command in plans:
             self._check_one_plan(reign, command.node_id, command.message)
         ends: list[Any] = [c for c in commands if isinstance(c, ev.SendTo) and isinstance(c.message, Finish)]
@@ -186,7 +201,13 @@ class Invariants:
             told = {c.node_id for c in ends}
             self.check(told == reign.connected.keys(), "the end is not told to all who are connected")
 
-    def _check_won(self, coordinator: SimCoordinator) -> None:
+    def _check_won(self, coordinator: SimCoordinator, reign: _Reign) -> None:
+        """Nodes that have come back and know nothing may elect one of their own: it is judged by its first plan."""
+        agents = self._world.agents
+        came_back = len(agents) > len({agent.host.infra_rank for agent in agents})
+        reign.anew = came_back and reign.known_cycle < 0
+        if reign.anew:
+            return
         term = coordinator.core.job.term
         other = self._won.setdefault(term, coordinator)
         self.check(other is coordinator or not other.alive, f"two coordinators act in term {term}")
@@ -218,8 +239,11 @@ class Invariants:
         """Plans that are known to no living agent or coordinator are lost: new ones need not be later than these."""
         if (plan.term, plan.cycle) > self._newest:
             return
-        agents = (agent.core for agent in self._world.living_agents())  # one that was told the end keeps it to itself
-        living = [core.plan for core in agents if core.node.node_id not in self._told]
+        agents = self._world.living_agents()
+        if self._ends:  # the others have left: what a node knows that is out of reach, nobody can hear
+            agents = [agent for agent in agents if not agent.host.out_after(self._world.clock.now)]
+        # One that was told the end keeps it to itself.
+        living = [agent.core.plan for agent in agents if agent.core.node.node_id not in self._told]
         living += [c.core.job.assignment.shared for c in self._world.coordinators if c.leads and c is not planner]
         self._newest = known = max(((p.term, p.cycle) for p in living if p is not None), default=(0, -1))
         for memory in (self._plans, self._places, self._world.training.runs):
@@ -247,7 +271,10 @@ class Invariants:
             reign.forget(node_id)
         self._plans[plan.term, plan.cycle] = _shared(plan)
         self.check(plan.cycle > reign.newest_plan, f"cycle {plan.cycle} is planned after cycle {reign.newest_plan}")
-        self.check((plan.term, plan.cycle) > self._newest, f"{plan.term, plan.cycle} is planned after {self._newest}")
+        later = (plan.term, plan.cycle) > self._newest
+        if reign.anew and not later:
+            later = plan.cycle + (plan.cycle == reign.known_cycle) > self._newest[1]
+        self.check(later, f"{plan.term, plan.cycle} is planned after {self._newest}")
         self._newest = plan.term, plan.cycle
         reign.newest_plan = plan.cycle
         cycles, budget = len({cycle for _, cycle in self._plans}) - self._unheard, plan.max_restarts
@@ -279,9 +306,9 @@ class Invariants:
         for group_rank, command in active.items():
             assert isinstance(command.message, Plan)
             place = (command.node_id, command.message.rank_offset)
-            self._places[plan.term, plan.cycle, group_rank] = place
-            before = [key for key in self._places if key[0] < plan.term and key[1:] == (plan.cycle, group_rank)]
+            before = [key for key in self._places if key[0] <= plan.term and key[1:] == (plan.cycle, group_rank)]
             held = self._places[max(before)]  # a cycle that nobody has survived may have been planned once more
+            self._places[plan.term, plan.cycle, group_rank] = place
             self.check(held == place, f"group rank {group_rank} of cycle {plan.cycle} was {held}")
             reign.active[group_rank] = command.node_id
             self.check(

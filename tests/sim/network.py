@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nvrx_slurm.core.election.election import LEASE_SHARE, MEMBER_SHARE
+from nvrx_slurm.core.election.election import LEADER_SHARE, LEASE_SHARE, MEMBER_SHARE
 from nvrx_slurm.types import Register
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 COORDINATOR_KEEPALIVE_S = 5.0
 AGENT_KEEPALIVE_S = MEMBER_SHARE * COORDINATOR_KEEPALIVE_S  # an agent notices silence earlier, as control.client does
-LEASE_S = LEASE_SHARE * COORDINATOR_KEEPALIVE_S
+LEASE_S, LEADS_S = LEASE_SHARE * COORDINATOR_KEEPALIVE_S, LEADER_SHARE * COORDINATOR_KEEPALIVE_S
 _BACK_S = 3.0  # how long a node that was out may take to find the coordinator
 _DELAY_S = (0.0002, 0.004)
 _SLOW_DELAY_S = (0.2, 2.0)

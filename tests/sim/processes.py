@@ -15,7 +15,7 @@ from nvrx_slurm.core.machine import Say
 from nvrx_slurm.declared import replace
 from nvrx_slurm.types import Elsewhere, FaultKind, Lead, Node, Peer, Plan, RankFault, Ready, Register
 
-from .network import LEASE_S, Connection, Host
+from .network import LEADS_S, LEASE_S, Connection, Host
 from .process import Process, SimElection
 from .training import SIGKILL, Worker
 
@@ -72,21 +72,24 @@ class SimCoordinator(Process):
         """Its own lease goes on while it hears from a quorum."""
         heard = [peer_key(s.agent.core.node) for s in self.streams.values() if s.healthy]
         if self.leads and self.core.roster.quorum.enough(heard):
-            self.valid_until = self.world.clock.now + LEASE_S
+            self.valid_until = self.world.clock.now + LEADS_S
 
     def _probe(self, peer: Peer, until: float) -> None:
         """Connect to where an agent listened, until its host refuses."""
         host, clock = self.world.hosts[int(peer.key)], self.world.clock
         if not self.alive or clock.now > until:
             return
-        cut = host.unreachable_until(clock.now) > 0.0 or self.host.frozen_until > clock.now
-        cut = cut or not self.world.split.reach(self.host, host, clock.now)
-        if not cut and (host.agent is None or not host.agent.alive):
-            self.step(ev.ProvenDead(peer))
-        elif not cut and host.agent is not None and peer.port not in (0, host.agent.core.node.port):
-            self.step(ev.ProvenDead(peer))  # nothing listens at the old port: that agent is dead
-        else:
+        agent = host.agent
+        listens = agent is not None and agent.alive and peer.port in (0, agent.core.node.port)
+        if listens or self._is_cut_off(host):
             clock.after(0.1, self._probe, peer, until)
+        else:
+            self.step(ev.ProvenDead(peer))
+
+    def _is_cut_off(self, host: Host) -> bool:
+        now = self.world.clock.now
+        silent = host.unreachable_until(now) > 0.0 or self.host.frozen_until > now
+        return silent or not self.world.split.reach(self.host, host, now)
 
     def do(self, command: Any) -> None:
         if isinstance(command, ev.SendTo):
@@ -372,7 +375,7 @@ class SimAgent(Process):
             message = replace(message, port=next(self.world.ports))
         if isinstance(message, Register):
             elect = self.elect.core
-            message = replace(message, vote=elect.term, number=self._attempt, led_s=elect.led_s(self.world.clock.now))
+            message = elect.signed(replace(message, number=self._attempt), self.world.clock.now)
         self.stream.up(message)
 
     def slurm_signals_workers(self, signum: int) -> None:

@@ -8,14 +8,15 @@ import pytest
 from replay_world import Latencies, ReplayWorld
 
 from nvrx_slurm.core.coordinator import events as ev
-from nvrx_slurm.core.election.election import LEASE_SHARE, MEMBER_SHARE
+from nvrx_slurm.core.election.election import LEADER_SHARE, LEASE_SHARE, MEMBER_SHARE
 
 from . import network, process, processes, world
 from .world import WorldSettings
 
 LEASE_S = 10.0  # by default
 TIMES = {
-    "COORDINATOR_KEEPALIVE_S": LEASE_S, "AGENT_KEEPALIVE_S": MEMBER_SHARE * LEASE_S, "LEASE_S": LEASE_SHARE * LEASE_S
+    "COORDINATOR_KEEPALIVE_S": LEASE_S, "AGENT_KEEPALIVE_S": MEMBER_SHARE * LEASE_S,
+    "LEASE_S": LEASE_SHARE * LEASE_S, "LEADS_S": LEADER_SHARE * LEASE_S,
 }  # fmt: skip
 FALLS_SILENT_S = 60.0
 

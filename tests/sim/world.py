@@ -31,6 +31,7 @@ from .training import Training
 POLICIES = (RestartPolicy.ANY_FAILED, RestartPolicy.ANY_FAILED, RestartPolicy.MIN_HEALTHY)
 _BEGAN_S = 1.8e9  # Unix seconds
 BOUND_S = 600.0  # after the last fault everybody must have left within this (virtual) time
+_TOO_LATE = f"not over {BOUND_S:g} s after the last fault"
 
 
 @dataclass(frozen=True)
@@ -255,8 +256,7 @@ class World:
             more = self.clock.step()
             started = started or bool(self.agents)
             self.invariants.check(more, "nothing is due any more, but somebody is left")
-            late = self.clock.now > self._busy_until + BOUND_S
-            self.invariants.check(not late, f"not over {BOUND_S:g} s after the last fault")
+            self.invariants.check(self.clock.now <= self._busy_until + BOUND_S, _TOO_LATE)
         if not self.invariants.forgotten:
             self.invariants.at_the_end()
         exits = Counter(agent.exit.code for agent in self.agents if agent.exit is not None)

@@ -177,7 +177,8 @@ class Leaving:
         self.exit = end
         if not self._agent.alive:
             return self.gone(now)
-        if self._agent.state is AgentState.STOPPING:  # they have had their signal: only the wait gets shorter
+        told = self.ladder.signal_at is None or not signalled  # or they are to end by themselves for a moment
+        if self._agent.state is AgentState.STOPPING and told:  # only the wait gets shorter
             if self.ladder.kill_at is not None:
                 self.ladder.kill_at = min(self.ladder.kill_at, now + grace_s)
         elif signalled or wait_s:

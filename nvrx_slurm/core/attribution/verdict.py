@@ -228,7 +228,8 @@ def _failed_starts(v: JudgedCause, cycle: FailedCycle, limits: RestartLimits) ->
     most = limits.max_failed_starts
     enough = most and v.times >= most + (cycle.nodes == 1 and cycle.has_spare)
     started = cycle.reached >= 0 or cycle.lasted_s >= _START_S
-    if started or not (enough and 0 < cycle.ranks <= v.ranks and v.cause.traceback):
+    raised = v.cause.kind is FaultKind.EXIT and v.cause.traceback
+    if started or not (enough and 0 < cycle.ranks <= v.ranks and raised):
         return None
     how = f"all {v.ranks} ranks have ended with the same exception before the first step, {v.times} times"
     return Course(f"{headline(v.cause)}; {how}: no restart (--ft-max-failed-starts)", limits.hopeless_code)

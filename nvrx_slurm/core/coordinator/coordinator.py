@@ -88,6 +88,7 @@ class AnyTime:
             return
         old = self._members.same_place(node)
         self._members.put(node, message.port, Use.JOINING)
+        roster.regain(node, now)
         if self._ending.warning is not None:
             self._out.append(ev.SendTo(node.node_id, self._ending.warning))
         if old is not None and old.node.node_id != node.node_id:
@@ -136,8 +137,7 @@ class AnyTime:
     def on_dead(self, event: ev.ProvenDead, now: float) -> None:
         """A plan may have waited for this. It comes too late where the node may have voted for another one before."""
         members, quorum, key = self._members.keys_of_nodes, self._quorum, event.peer.key
-        late = quorum.resign_at is not None and now > quorum.loyal_until.get(key, 0.0)
-        if key not in members and quorum.is_proof(event.peer, now) and not late:
+        if key not in members and quorum.is_proof(event.peer, now) and not quorum.strayed(key, now):
             quorum.died(key, members)
             self._roster.note_dead()
             self._roster.mind_quorum(now)

@@ -369,9 +369,10 @@ class Roster:
             return
         key = peer_key(member.node)
         quorum.missed_at = now
-        silent_s, quorum.silent_s = quorum.silent_s, 0.0
-        quorum.loyal_until[key] = now - silent_s + MEMBER_SHARE * self._s.lease_s
-        if silent_s >= self._s.lease_s:
+        silent_s, quorum.silent_s = quorum.silent_s, None
+        heard_at = now - (self._s.lease_s if silent_s is None else silent_s)  # at least
+        quorum.loyal_until[key] = heard_at + MEMBER_SHARE * self._s.lease_s
+        if silent_s is not None and silent_s >= self._s.lease_s:
             quorum.fences.pop(key, None)  # ranks that it was stopping are dead, too
         elif member.use is not Use.READY:
             quorum.fences[key] = now + self._s.lease_s
@@ -389,6 +390,14 @@ class Roster:
         peer = self._s.peer
         own = {peer.key} if peer is not None else set()  # also where the agent of this node was refused
         self.quorum.mind(self.members.keys_of_nodes | own, now, self._s.prove_s)
+
+    def regain(self, node: t.Node, now: float) -> None:
+        """A node has registered. Where a quorum was missing, it counts if it cannot have voted for another one."""
+        quorum = self.quorum
+        if quorum.strayed(peer_key(node), now):
+            quorum.strays.add(peer_key(node))
+        elif quorum.resign_at is not None:
+            self.mind_quorum(now)
 
     def refuse(self, node_id: str, why: str, now: float, fault: t.RankFault | None = None) -> None:
         """Tell an agent that it is not taken, and close its stream; a member is removed."""

@@ -55,6 +55,7 @@ class Electing:
         self._proven: dict[str, t.Peer] = {}  # agents that are dead by our own probes, by key
         self._planless: dict[str, t.Node] = {}  # nodes that have had no plan, by node_id
         self._led_at: float | None = None  # until then a coordinator before this one may have been heard
+        self._led_term = 0  # the last term in which one was
         self._probe_at: float | None = None
         self._give_up_at = now + s.quorum_timeout_s if s.quorum_timeout_s else None  # no quorum will come
         if s.one_life:
@@ -71,6 +72,7 @@ class Electing:
         if message.led_s >= 0.0:
             led_at = now - message.led_s
             self._led_at = led_at if self._led_at is None else max(self._led_at, led_at)
+            self._led_term = max(self._led_term, message.led_term)
         if message.plan is not None:
             self._roster.inherit(message.plan)
             self._job.inherited.place(message)
@@ -196,11 +198,16 @@ class Electing:
         quorum.absent = tuple(peer for key, peer in self._known.items() if key not in voters)
         if self._led_at is None:
             return
-        until = self._led_at + s.lease_s + FENCE_MARGIN_S
+        lease_s = s.lease_s + FENCE_MARGIN_S
+        until = latest = self._led_at + lease_s
+        if not quorum.enough_without(self._proven, voters):  # those may have led others until they died
+            until = now + lease_s
         if s.last_leader and s.last_leader not in quorum.proven.union(voters):
             quorum.leader, quorum.fences[s.last_leader] = s.last_leader, until
         # Another node may have heard the leader for so much longer.
-        quorum.fence_until = until + MEMBER_SHARE * s.lease_s
+        quorum.fence_until = max(until, latest + MEMBER_SHARE * s.lease_s)
+        # A plan that no voter has got may have given ranks to an agent that is back: no proof is about that life.
+        quorum.unsure = not s.one_life and self._led_term > quorum.offer[0] > 0
         quorum.unfence(voters)
 
 

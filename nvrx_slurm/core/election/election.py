@@ -15,7 +15,7 @@ from enum import Enum
 
 from nvrx_slurm.core.machine import Machine, Say, Tick, rows
 from nvrx_slurm.declared import Record, replace
-from nvrx_slurm.types import Elsewhere, Peer
+from nvrx_slurm.types import Elsewhere, Peer, Register
 
 
 class Place(Enum):
@@ -209,9 +209,10 @@ class Election(Machine):
         others = {peer.key: peer for peer in (*last, *self._candidates) if peer.key != self.me.key}
         return tuple(others.values())
 
-    def led_s(self, now: float) -> float:
-        """How long ago this node was led last, at least; -1 = never."""
-        return -1.0 if self._led_at is None else max(0.0, now - self._led_at)
+    def signed(self, message: Register, now: float) -> Register:
+        """A registration with the vote of this node, and how long ago it was led last, at least; -1 = never."""
+        led_s = -1.0 if self._led_at is None else max(0.0, now - self._led_at)
+        return replace(message, vote=self.term, led_s=led_s, led_term=self._led_term)
 
     def on_located(self, event: Located, now: float) -> None:
         """Only where the node does not know its address."""

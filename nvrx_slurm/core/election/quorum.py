@@ -40,12 +40,14 @@ class Quorum:
         self.probed: dict[str, Peer] = {}  # which life of a node a proof of death is about
         self.leader = ""  # key of the last one, where it had not registered at the election
         self.fence_until = 0.0  # ranks of older terms may run on nodes that did not register
-        self.silent_s = 0.0  # how long nothing was heard from the member that is about to be removed
+        self.unsure = False  # such ranks may run on a node that is proven dead: its next agent may have begun them
+        self.silent_s: float | None = None  # how long the member that is removed now was not heard
         self.loyal_until: dict[str, float] = {}  # key of a lost node -> until when it votes for no other
         self.fences: dict[str, float] = {}  # key of a lost node -> until when its ranks may run
         self.absent: tuple[Peer, ...] = ()  # nodes that had not registered at the election
         self.missed_at = -1e9  # when a node was last lost, or was not there at the election
         self.resign_at: float | None = None  # without a quorum
+        self.strays: set[str] = set()  # keys of nodes that came back meanwhile, too late to be counted
 
     @property
     def needed(self) -> bool:
@@ -69,18 +71,29 @@ class Quorum:
             return 2 * len(members) > self.electors
         return all(self._most(members, dead) for dead in alive)
 
+    def enough_without(self, proven: Collection[str], members: Collection[str]) -> bool:
+        """Whether `members` are a majority also if those that were `proven` dead lived."""
+        dead = self.dead.difference(proven)
+        return 2 * sum(key not in dead for key in members) > self.electors - len(dead)
+
     def _most(self, members: Collection[str], dead: Set[str]) -> bool:
         votes = 2 * (len(members) - sum(key in members for key in dead))
         living = self.electors - len(dead)
         return votes > living or (self.elected and votes == living)
 
     def mind(self, members: Collection[str], now: float, prove_s: float) -> None:
-        """Whether to resign, and when: a proof of death may come within `prove_s` seconds, and while it counts."""
-        if self.enough(members):
+        """Whether to resign, and when: nodes may be proven dead or come back within `prove_s` seconds, and while that
+        counts."""
+        if self.enough([key for key in members if key not in self.strays]):
             self.resign_at = None
+            self.strays.clear()
         elif self.resign_at is None:
             in_vain_at = max(self.loyal_until.values(), default=now)
             self.resign_at = max(now, min(now + prove_s, in_vain_at))
+
+    def strayed(self, key: str, now: float) -> bool:
+        """Whether a quorum is missing, and this lost node may have voted for another one: it proves nothing more."""
+        return self.resign_at is not None and now > self.loyal_until.get(key, 0.0)
 
     def missing(self, members: Collection[str], but: str | None = None) -> int:
         """How many nodes, without the node `but`, are neither members nor proven dead."""
@@ -144,7 +157,8 @@ class Quorum:
 
     def unfence(self, members: Collection[str], but: str | None = None) -> None:
         """End the common fence if only the last leader is missing: it has a fence of its own."""
-        if self.fence_until and self.missing(members, but) <= (self.leader in self.fences):
+        known = not self.unsure and self.missing(members, but) <= (self.leader in self.fences)
+        if self.fence_until and known:
             self.fence_until = 0.0
 
     def fenced_until(self) -> float:

@@ -113,8 +113,7 @@ class Elections:
         if isinstance(message, t.Register):
             self._number += 1
             node = replace(message.node, addr=message.node.addr or self._core.me.addr)
-            led_s = self._core.led_s(self._loop.time())
-            message = replace(message, node=node, vote=self._core.term, number=self._number, led_s=led_s)
+            message = self._core.signed(replace(message, node=node, number=self._number), self._loop.time())
         self.link.send(message)
 
     async def leave(self) -> None:
