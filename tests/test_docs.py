@@ -25,6 +25,9 @@ from nvrx_slurm.config.settings import Declaration, settings_of
 from nvrx_slurm.config.submit import SubmitConfig
 from nvrx_slurm.errors import ExitCode, UsageError
 
+pytestmark = pytest.mark.process
+
+
 REPO = Path(__file__).resolve().parents[1]
 DOCS = REPO / "docs"
 TEXTS = sorted(

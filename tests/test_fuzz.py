@@ -5,6 +5,8 @@ from __future__ import annotations
 import fuzz
 import pytest
 
+pytestmark = pytest.mark.fast
+
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::SyntaxWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", fuzz.PARSERS)

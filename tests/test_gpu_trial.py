@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
+
+
 SCRIPT = Path(__file__).parents[1] / "scripts" / "dev" / "gpu-trial"
 BOUND_S = 110
 

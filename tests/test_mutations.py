@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import yaml
+
+pytestmark = pytest.mark.fast
+
 
 REPO = Path(__file__).resolve().parents[1]
 TABLE = {path.stem: yaml.safe_load(path.read_text()) for path in sorted((REPO / "tests/mutations").glob("*.yaml"))}

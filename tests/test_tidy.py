@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group("tidy")  # on one worker, which parses each file once
+pytestmark = [pytest.mark.fast, pytest.mark.xdist_group("tidy")]  # on one worker, which parses each file once
 
 REPO = Path(__file__).resolve().parents[1]
 PACKAGE = REPO / "nvrx_slurm"
@@ -376,12 +376,6 @@ def test_a_name_has_one_meaning_and_no_private_metaphor() -> None:
     assert {one for one, times in Counter(classes).items() if times > 1} == PUBLIC_TWICE
     words = {re.sub(r"(?<=[a-z])(?=[A-Z])", "_", one).lower() for one in (*defined, *(p.stem for p in IN_PACKAGE))}
     assert {one for one in words if GONE.search(one)} == set()
-
-
-def test_each_test_has_one_tier(request: pytest.FixtureRequest) -> None:
-    tiers = {"fast", "process", "slurm", "matrix"}
-    names = {item.nodeid: {mark.name for mark in item.iter_markers()} for item in request.session.items}
-    assert [where for where, marks in names.items() if len(marks & tiers) != 1] == []  # TIER_OF in tests/conftest.py
 
 
 # --- what a process really imports ------------------------------------------------------------------------------------

@@ -12,6 +12,8 @@ from nvrx_slurm.config.ft import FaultToleranceConfig
 from nvrx_slurm.config.layers import resolve
 from nvrx_slurm.errors import UsageError
 
+pytestmark = pytest.mark.fast
+
 
 def write(tmp_path: Path, content: str | bytes) -> str:
     path = tmp_path / "ft.yaml"

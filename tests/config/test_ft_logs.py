@@ -20,6 +20,9 @@ from nvrx_slurm.node.output.logs import LogSpec
 from nvrx_slurm.node.run_dir import RunDir
 from nvrx_slurm.slurm.control import Control
 
+pytestmark = pytest.mark.fast
+
+
 MODEL = {"attribution_llm_base_url": "https://h/v1", "attribution_llm_model": "m"}
 LOCAL = {"attribution_endpoint": "localhost"}
 TAKEN = ("localhost", "http://h:8000", "http://[::1]:8000", "unix:///run/x.sock", "grpc://h:50051")

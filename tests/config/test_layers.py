@@ -18,6 +18,9 @@ from nvrx_slurm.config.layers import SETTINGS, Config, resolve
 from nvrx_slurm.config.values import NodeRange
 from nvrx_slurm.errors import UsageError
 
+pytestmark = pytest.mark.fast
+
+
 # ft_launcher's and torchrun's own defaults; those that Slurm decides here differ on purpose.
 THEIRS = {
     "rdzv_backend": "c10d", "max_restarts": 0, "monitor_interval": 0.3, "start_method": "spawn", "role": "default",

@@ -14,6 +14,9 @@ from nvrx_slurm.config.layers import SETTINGS, Resolved, resolve
 from nvrx_slurm.errors import ExitCode, NvrxError
 from nvrx_slurm.types import FaultKind
 
+pytestmark = pytest.mark.fast
+
+
 Call = tuple[Resolved, str, tuple[str, ...]]
 ROOT = Path(__file__).parents[2]
 CALLS: list[Call] = []

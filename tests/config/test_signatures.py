@@ -10,6 +10,9 @@ from nvrx_slurm.config.signatures import read_signatures
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.types import Blame, Confidence, LineRole, Remedy
 
+pytestmark = pytest.mark.fast
+
+
 RULE = """signatures:
   - name: fabric-brownout
     texts: ["Fabric manager: brownout on * port"]

@@ -12,6 +12,9 @@ from nvrx_slurm.config import kinds as k
 from nvrx_slurm.config import values as v
 from nvrx_slurm.config.values import RendezvousConfig, Std, Streams
 
+pytestmark = pytest.mark.fast
+
+
 SECTIONS = {"setup": 600.0, "step": 30.0, "idle": None, "eval": None}
 MANY = {f"section {n}": 1.0 for n in range(v.MAX_SECTIONS)}
 

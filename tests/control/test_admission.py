@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from nvrx_slurm.control.admission import _HANDSHAKES_EACH, HANDSHAKE_TIMEOUT_S, HANDSHAKES, Admission
+
+pytestmark = pytest.mark.fast
 
 
 def _arrive(admission: Admission[str], address: str, count: int, now: float) -> None:

@@ -18,6 +18,9 @@ from nvrx_slurm.control.messages import FROM_AGENTS, FROM_COORDINATOR
 from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import ProtocolError
 
+pytestmark = pytest.mark.fast
+
+
 BY_WIRE = [
     *((FROM_AGENTS, kind) for kind in get_args(t.AgentMessage)),
     *((FROM_COORDINATOR, kind) for kind in get_args(t.CoordinatorMessage)),

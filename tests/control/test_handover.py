@@ -25,6 +25,8 @@ from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import AuthError
 from nvrx_slurm.slurm.munge import Munge
 
+pytestmark = pytest.mark.fast
+
 
 class FakeMunge:
     """What MUNGE promises: sealed by and for one user, opened once. `vault` is the site, shared by both ends."""

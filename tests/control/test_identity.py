@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 from datetime import datetime
 
+import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from nvrx_slurm.control.identity import identity
+
+pytestmark = pytest.mark.fast
 
 
 def test_each_job_and_token_has_one_certificate() -> None:

@@ -22,6 +22,9 @@ from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.declared import replace
 
+pytestmark = pytest.mark.process
+
+
 REGISTER = t.Register(NODE, 1)
 
 

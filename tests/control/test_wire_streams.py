@@ -20,6 +20,8 @@ from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import ExitCode, NvrxError
 
+pytestmark = pytest.mark.process
+
 
 @story
 async def test_what_is_pushed_before_a_drop_arrives() -> None:

@@ -16,7 +16,7 @@ import pytest
 from ranks_harness import Script, Zygote
 
 torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.process, pytest.mark.torch]
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "ddp.py"
 EVERY = 10
@@ -103,6 +103,7 @@ def flip_a_bit(path: Path) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.repeats("flip")
 @pytest.mark.parametrize("damage", [tear, flip_a_bit])
 def test_damaged_newest_checkpoint_is_skipped(
     zygote: Zygote, finished: tuple[Path, list[str]], tmp_path: Path, damage: Any

@@ -17,7 +17,7 @@ from ranks_harness import Script, Zygote
 from stage import await_end, free_port, running_with
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.process, pytest.mark.torch]
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "inprocess"
 BOUND_S = 90.0  # for a run; on an idle machine it takes five seconds
@@ -111,6 +111,7 @@ def undisturbed(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> tup
     return step, pytest.approx(loss, rel=1e-9)
 
 
+@pytest.mark.repeats("SIGKILL")
 @pytest.mark.parametrize("fault", ["ASYNC_EXC", "SIGKILL"])
 def test_basic_without_a_launcher(runs: Runs, undisturbed: tuple[int, object], fault: str) -> None:
     text = runs.ranks("basic.py", 3, f"--fault={fault}", "--fault-after=0.4")
@@ -142,6 +143,7 @@ def test_under_the_launcher_a_node_that_lost_a_rank_leaves_and_the_other_one_goe
     assert "restart 1" not in text
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("fault", "lives"), [("ASYNC_EXC", "iteration 1: 2 ranks"), ("SIGKILL", "restart 1 of 1")])
 def test_under_the_default_policy_exceptions_stay_in_process_and_a_dead_process_restarts_all(
     runs: Runs, undisturbed: tuple[int, object], fault: str, lives: str

@@ -14,6 +14,9 @@ from click.testing import CliRunner
 from nvrx_slurm.cli import submit
 from nvrx_slurm.cli.toolbox import main
 
+pytestmark = pytest.mark.process
+
+
 DIRECTORY = Path(__file__).resolve().parents[2] / "sbatch_templates"
 TEMPLATES = sorted(DIRECTORY.glob("*.sbatch"))
 SCRIPT_ARGS = ["train.py", "--name", "two words", "$HOME", ""]

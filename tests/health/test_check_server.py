@@ -19,6 +19,9 @@ from standin import StandIn
 
 from nvrx_slurm.health import report
 
+pytestmark = pytest.mark.process
+
+
 MOUNTS = "/proc/self/mountinfo"
 ONE_ROOT = "22 1 8:2 / / rw - ext4 /dev/sda1 rw\n"
 CPUS = ("--watch", "cpu-count", "--expect", "cpus=224")

@@ -14,6 +14,8 @@ from nvrx_slurm.cli.toolbox import main
 from nvrx_slurm.health.check import CheckFinding, Verdict
 from nvrx_slurm.health.report import Report, from_json
 
+pytestmark = pytest.mark.process
+
 
 def nvrx(dgx: Node, command: str, *args: str) -> Result:
     return CliRunner().invoke(main, ["health", command, "--sysroot", str(dgx.root), *args])

@@ -23,7 +23,7 @@ from nvrx_slurm.config import nvhcd as config
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health.service import daemon as service
 
-pytestmark = pytest.mark.xdist_group("nvhcd daemon")  # most tests share one
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("nvhcd daemon")]  # most tests share one
 
 UNREADABLE = '{"fail_count": 1, "failed_checks": ["its output cannot be read"]}'
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "serve-node-health.md"

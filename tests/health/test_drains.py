@@ -16,6 +16,8 @@ from nvrx_slurm.slurm.api.cli import Slurm
 from nvrx_slurm.slurm.api.facts import NodeFacts, SlurmError
 from nvrx_slurm.slurm.api.tools import Tools, find
 
+pytestmark = pytest.mark.fast
+
 
 def parse_note(line: str) -> NodeFacts:
     return slurm_text.nodes(line)["n1"]

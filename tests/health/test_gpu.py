@@ -12,6 +12,9 @@ from recorded import CHECKS, F, N, P, U
 
 from nvrx_slurm.health.check import Verdict
 
+pytestmark = pytest.mark.process
+
+
 OF_NVML = [name for name, check in CHECKS.items() if check.reads.startswith("NVML")]
 
 

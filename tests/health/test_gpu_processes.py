@@ -11,6 +11,9 @@ from nvrx_slurm.health.checks import gpu_processes as module
 from nvrx_slurm.health.checks.gpu_processes import GpuUse
 from nvrx_slurm.health.runner import examine
 
+pytestmark = pytest.mark.process
+
+
 CGROUP = "0::/system.slice/slurmstepd.scope/job_{}/step_0/user/task_0\n"
 PROLOG = {"SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "2,3", "SLURM_SCRIPT_CONTEXT": "prolog_slurmd"}
 EPILOG = PROLOG | {"SLURM_SCRIPT_CONTEXT": "epilog_slurmd"}

@@ -12,7 +12,7 @@ from hooks_harness import DRAIN, FAILED, SHOW, SLACK_S, SUCCESS, UNDRAIN, Hooks,
 from nvrx_slurm.health import kept
 from nvrx_slurm.health.hooks import drains
 
-pytestmark = pytest.mark.skipif(not as_root(), reason="Slurm's hooks run as root")
+pytestmark = [pytest.mark.process, pytest.mark.skipif(not as_root(), reason="Slurm's hooks run as root")]
 
 WARN = {"lustre": {"on_fail": "warn"}}
 

@@ -18,7 +18,7 @@ from recorded import HungMount, ended
 
 from nvrx_slurm.health.hooks.run import REFUSE
 
-pytestmark = pytest.mark.skipif(not as_root(), reason="Slurm's hooks run as root")
+pytestmark = [pytest.mark.process, pytest.mark.skipif(not as_root(), reason="Slurm's hooks run as root")]
 
 LONG_S = 50  # of a hook that would wait for what hangs
 

@@ -15,6 +15,8 @@ from nvrx_slurm.health import kept
 from nvrx_slurm.health.check import NodeView
 from nvrx_slurm.system.hardware import Absent
 
+pytestmark = pytest.mark.fast
+
 
 @pytest.fixture
 def node(bare: Node) -> NodeView:

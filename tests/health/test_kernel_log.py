@@ -8,6 +8,9 @@ from recorded import Node
 from nvrx_slurm.health.check import NodeView, Verdict
 from nvrx_slurm.health.checks.kernel_log import XIDS, DriverEvent, Repair, events, judge, parsed, repair
 
+pytestmark = pytest.mark.fast
+
+
 EXPECTED = {"xid_ignore": (), "xid_fail": ()}
 CHANGED = "GPU recovery action changed from"
 

@@ -15,6 +15,9 @@ from nvrx_slurm.health.check import NodeView, Verdict
 from nvrx_slurm.health.hooks import leftovers
 from nvrx_slurm.system.hardware import Absent
 
+pytestmark = pytest.mark.process
+
+
 JOB = ("7", "s9XYZ")
 V2 = "0::/system.slice/slurmstepd.scope/job_{job}/step_0/user/task_0\n"
 V1 = "5:cpuset:/slurm_n1/uid_1000/job_{job}/step_batch\n2:devices:/slurm_n1/uid_1000/job_{job}\n0::/\n"

@@ -11,6 +11,9 @@ from recorded import F, N, Node, P, U
 from nvrx_slurm.health import kept
 from nvrx_slurm.health.checks import nic
 
+pytestmark = pytest.mark.process
+
+
 IB = "/sys/class/infiniband"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 

@@ -18,7 +18,7 @@ from nvrx_slurm.health import policy, runner
 from nvrx_slurm.health.check import NodeView, Verdict
 from nvrx_slurm.health.checks.node_service import judge
 
-pytestmark = pytest.mark.xdist_group("nvhcd client")  # most tests share one service
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("nvhcd client")]  # most tests share one service
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,8 @@ from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import policy, runner
 from nvrx_slurm.health.check import NodeView, Verdict
 
+pytestmark = pytest.mark.process
+
 
 def script(tmp_path: Path, body: str) -> str:
     file = tmp_path / "own.sh"

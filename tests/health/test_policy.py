@@ -13,6 +13,8 @@ from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import policy, registry
 from nvrx_slurm.health.check import CONTEXTS, Check
 
+pytestmark = pytest.mark.fast
+
 
 def plan(bare: Node, when: str = "prolog", **more: Any) -> policy.Selection:
     return policy.select(when, sysroot=str(bare.root), node=more.pop("node", "dgx07"), **more)

@@ -17,6 +17,9 @@ from nvrx_slurm.health.checks import storage
 from nvrx_slurm.health.runner import examine
 from nvrx_slurm.node.preflight.head_start import preflight_spec
 
+pytestmark = pytest.mark.process
+
+
 GPU3, NIC5 = "/sys/bus/pci/devices/0000:61:00.0", "/sys/class/infiniband/mlx5_5/device"
 MCS = "/sys/devices/system/edac/mc"
 CPU = "/sys/devices/system/cpu"

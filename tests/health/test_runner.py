@@ -18,6 +18,8 @@ from nvrx_slurm.health import runner
 from nvrx_slurm.health.check import Check, Expected, NodeView, Verdict
 from nvrx_slurm.system.hardware import Absent
 
+pytestmark = pytest.mark.process
+
 
 def check(gather: Callable[[NodeView, Expected], Any], name: str = "one", **more: Any) -> Check:
     """A check that passes when `gather` returns."""

@@ -13,6 +13,9 @@ from nvrx_slurm.health.checks import kernel_log, storage, system
 from nvrx_slurm.health.runner import examine
 from nvrx_slurm.system.hardware import Absent
 
+pytestmark = pytest.mark.process
+
+
 LIVE = NodeView("/", {})
 
 

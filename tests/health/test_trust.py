@@ -16,7 +16,10 @@ from hooks_harness import BOUND_S, NOBODY, REPO, Hooks, as_root, made, script
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.system import trust
 
-pytestmark = pytest.mark.skipif(not as_root(), reason="only root distrusts what others can change")
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(not as_root(), reason="only root distrusts what others can change"),
+]
 
 OTHER = 65533
 

@@ -21,6 +21,9 @@ from nvrx_slurm.inprocess.plugins import abort
 from nvrx_slurm.inprocess.plugins.compose import Compose
 from nvrx_slurm.inprocess.state import State
 
+pytestmark = pytest.mark.process
+
+
 STATE = State(rank=0, world_size=2, iteration=3).freeze()
 WAIT_S = 60.0
 ABORT, DESTROY = "_abort_process_group", "destroy_process_group"

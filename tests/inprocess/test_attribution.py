@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import weakref
 
+import pytest
+
 from nvrx_slurm.inprocess.attribution import blame, free_frames
+
+pytestmark = pytest.mark.process
 
 
 class Unequal(Exception):

@@ -11,6 +11,8 @@ import pytest
 
 from nvrx_slurm.inprocess.plugins.compose import Compose
 
+pytestmark = pytest.mark.process
+
 
 class Base(ABC):
     @abstractmethod

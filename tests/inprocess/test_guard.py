@@ -20,6 +20,9 @@ from nvrx_slurm.inprocess.guard.page import AUTO, MANUAL, WAITING, WATCHED, Call
 from nvrx_slurm.inprocess.guard.store_link import Heartbeats
 from nvrx_slurm.inprocess.store.stores import StoreView
 
+pytestmark = pytest.mark.process
+
+
 WAIT_S = 30.0
 
 

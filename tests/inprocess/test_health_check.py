@@ -25,6 +25,9 @@ from nvrx_slurm.inprocess.plugins.compose import Compose
 from nvrx_slurm.inprocess.state import FrozenState, State
 from nvrx_slurm.system.hardware import Absent, HardwareError
 
+pytestmark = pytest.mark.process
+
+
 STATE = State(rank=0, world_size=2).freeze()
 
 

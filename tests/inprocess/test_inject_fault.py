@@ -15,6 +15,9 @@ from nvrx_slurm.errors import UsageError
 from nvrx_slurm.testing import inject_fault as faults
 from nvrx_slurm.testing.inject_fault import Fault
 
+pytestmark = pytest.mark.process
+
+
 WAIT_S = 60.0
 SILENCE_S = 0.5
 

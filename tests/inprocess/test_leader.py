@@ -24,6 +24,9 @@ from nvrx_slurm.inprocess.plugins.rank_assignment import Leadership, text_of
 from nvrx_slurm.inprocess.state import State
 from nvrx_slurm.inprocess.store.barriers import RankLost
 
+pytestmark = pytest.mark.process
+
+
 BOUND_S = 30.0  # for a test that would hang
 SHORT = timedelta(seconds=1)  # long enough for a loaded machine to start the threads
 Views = Callable[[int], Any]  # iteration -> the store of its assignment

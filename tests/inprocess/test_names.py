@@ -9,8 +9,13 @@ import importlib
 import inspect
 from typing import Any
 
+import pytest
+
 from nvrx_slurm import inprocess
 from nvrx_slurm.inprocess import exception
+
+pytestmark = pytest.mark.process
+
 
 REQUIRED = inspect.Parameter.empty
 

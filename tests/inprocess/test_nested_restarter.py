@@ -14,6 +14,8 @@ from nvrx_slurm.inprocess.plugins.compose import Compose
 from nvrx_slurm.inprocess.plugins.steps import Completion, Initialize, RetryController, Terminate
 from nvrx_slurm.inprocess.state import FrozenState, State
 
+pytestmark = pytest.mark.process
+
 
 class Lines(nested.NestedRestarterLogger):
     def __init__(self) -> None:

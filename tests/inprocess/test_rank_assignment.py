@@ -15,6 +15,9 @@ from nvrx_slurm.inprocess.exception import InternalError, RestartAbort
 from nvrx_slurm.inprocess.plugins.compose import Compose
 from nvrx_slurm.inprocess.state import Mode, State
 
+pytestmark = pytest.mark.process
+
+
 Make = Callable[[], ra.RankAssignment]
 
 

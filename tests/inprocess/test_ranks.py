@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvrx_slurm.core.inprocess import ranks
+
+pytestmark = pytest.mark.process
 
 
 @st.composite

@@ -10,6 +10,8 @@ import pytest
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.inprocess.state import Mode, State
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:

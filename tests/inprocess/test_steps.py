@@ -19,6 +19,9 @@ from nvrx_slurm.inprocess.plugins.nested_restarter import NestedRestarterAborted
 from nvrx_slurm.inprocess.plugins.steps import Initialize, RetryController, ThreadedFinalize
 from nvrx_slurm.inprocess.state import FrozenState, State
 
+pytestmark = pytest.mark.process
+
+
 A_SECOND, LONG = timedelta(seconds=1), timedelta(seconds=60)
 
 

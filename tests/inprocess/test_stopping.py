@@ -16,6 +16,9 @@ import pytest
 
 from nvrx_slurm.inprocess.guard.stopping import Defer, Deferral
 
+pytestmark = pytest.mark.process
+
+
 Ask = Callable[[FrameType], None]
 
 

@@ -23,6 +23,8 @@ from nvrx_slurm.inprocess.store.barriers import Iteration, latest, serve_barrier
 from nvrx_slurm.inprocess.store.stores import FileStore, PrefixStore, StoreLost, StoreView, TCPStore, listen
 from nvrx_slurm.inprocess.wrapper import Wrapper
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(params=["tcp", "file", "torch's own"])
 def view(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreView]:

@@ -21,6 +21,9 @@ from nvrx_slurm.core.inprocess.tree import (
     killed_by,
 )
 
+pytestmark = pytest.mark.process
+
+
 Filter = Callable[[int], int] | None
 Keys = list[tuple[str, ...]]  # by slot
 

@@ -18,6 +18,8 @@ from nvrx_slurm.inprocess.call import with_wrapper, wrapper_parameters
 from nvrx_slurm.inprocess.guard.page import CallPage
 from nvrx_slurm.inprocess.plugins.rank_assignment import FilterCountGroupedByKey, ShiftRanks
 
+pytestmark = pytest.mark.process
+
 
 def s(seconds: float) -> timedelta:
     return timedelta(seconds=seconds)

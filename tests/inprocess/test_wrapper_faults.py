@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 from ranks_harness import Job, signal_all
 
+pytestmark = pytest.mark.process
+
+
 MEET = {"heartbeat_interval": 0.1, "progress_watchdog_interval": 0.1}
 QUICK = {**MEET, "monitor_process_interval": 0.1, "monitor_thread_interval": 0.1, "termination_grace_time": 0.1}
 HANGS = {**QUICK, "soft_timeout": 0.5, "hard_timeout": 1.5}

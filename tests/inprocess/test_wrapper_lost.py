@@ -12,6 +12,9 @@ import pytest
 from ranks_harness import Job, Zygote, signal_all
 from test_wrapper_faults import QUICK, all_return, log, monitors_of, train
 
+pytestmark = pytest.mark.process
+
+
 POINTS = 3
 SOON_S = 20.0  # by default no heartbeat is missed before (30 s), and no barrier is over (120 s)
 TIMES = {**QUICK, "heartbeat_timeout": 1.5}

@@ -10,6 +10,8 @@ import torch.distributed as dist
 from ranks_harness import Job
 from test_wrapper_faults import HANGS, MEET, QUICK, log, train
 
+pytestmark = pytest.mark.process
+
 
 def start(job: Job, scenario: str, world_size: int, **arguments: Any) -> Job:
     return job.start(scenario, world_size, **{"times": MEET, **arguments})

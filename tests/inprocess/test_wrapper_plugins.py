@@ -9,6 +9,9 @@ import pytest
 from ranks_harness import Job
 from test_wrapper_faults import KILLED, QUICK, all_return, train
 
+pytestmark = pytest.mark.process
+
+
 # A bound on how long a rank may take between a fault and the barrier: a busy machine takes a second from a rank.
 TIMES = {**QUICK, "soft_timeout": 1.0, "hard_timeout": 2.0, "barrier_timeout": 3.0, "heartbeat_timeout": 2.5}
 TIMES["completion_timeout"] = 0.5
@@ -86,6 +89,7 @@ def test_a_completion_or_a_terminate_that_fails(job: Job, name: str, how: str, k
     job.await_nothing_left()
 
 
+@pytest.mark.repeats("health_check", "initialize", "terminate")
 @pytest.mark.parametrize(
     ("name", "how", "victim", "faults", "survivors", "iteration"),
     [

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from ranks_harness import Job
 
+pytestmark = pytest.mark.process
+
 
 def test_a_rank_that_is_leaving_when_it_is_stopped_leaves(job: Job) -> None:
     job.start("stopped_while_leaving", 2)

@@ -15,6 +15,9 @@ from nvrx_slurm.control.identity import identity
 from nvrx_slurm.control.stream import Stream
 from nvrx_slurm.logs import wire
 
+pytestmark = pytest.mark.process
+
+
 HELLO = wire.message(wire.HELLO, {"version": wire.VERSION, "node": "evil"})
 MINE = f"{OWNER}/cycle_0/node_9_x/rank_9.out"
 

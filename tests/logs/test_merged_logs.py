@@ -20,6 +20,8 @@ from nvrx_slurm.child.program import GIVEN_UP, UNFINISHED
 from nvrx_slurm.core.logs.names import cycle_file, index_file
 from nvrx_slurm.logs.shipper import Shipper, ShipperSettings
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def merge(tmp_path: Path) -> Iterator[Stage]:
@@ -64,6 +66,7 @@ def _check_exactly_once(merge: Stage, ranks: range) -> None:
         assert found.get(str(file.relative_to(merge.logs)), b"") == file.read_bytes(), f"rank {rank}"
 
 
+@pytest.mark.repeats("1")
 @pytest.mark.parametrize("seed", range(2))
 def test_every_byte_is_merged_once_under_kills_terms_and_cuts(merge: Stage, seed: int) -> None:
     """Shippers and aggregators are killed, terms change, connections are reset while four ranks write 4 MB."""

@@ -15,6 +15,8 @@ from log_harness import Program, foreign_client
 
 from nvrx_slurm.logs.nvrx_service import NvrxLogService
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[tuple[str, Path]]:

@@ -10,6 +10,9 @@ import textwrap
 import pytest
 from monitor_harness import HANG, Rig, readable, status, story, until
 
+pytestmark = pytest.mark.process
+
+
 WAITS = """
 client.init_workload_monitoring()
 client.start_section("step")

@@ -16,6 +16,9 @@ from monitor_harness import HANG, ROOT, WAIT_S, Rig, kill_monitor, readable, sta
 from nvrx_slurm.child import bootstrap
 from nvrx_slurm.monitor import kill
 
+pytestmark = pytest.mark.process
+
+
 HUNG = """
 client.init_workload_monitoring()
 client.send_heartbeat()

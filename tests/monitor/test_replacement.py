@@ -17,6 +17,8 @@ from nvrx_slurm.errors import UsageError
 from nvrx_slurm.node.monitors import monitor_start, monitors
 from nvrx_slurm.node.monitors.monitors import WatchRules
 
+pytestmark = pytest.mark.process
+
 
 @story
 async def test_a_killed_monitor_is_replaced_and_forgets_nothing():

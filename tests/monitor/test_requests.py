@@ -19,6 +19,8 @@ from nvrx_slurm.fault_tolerance import RankMonitorClientError, WorkloadAction, W
 from nvrx_slurm.monitor import transport, wire
 from nvrx_slurm.monitor.main import MAX_CONTINUES, MonitorProgram
 
+pytestmark = pytest.mark.process
+
 
 async def asked(path: str, data: bytes, fds: tuple[int, ...] = ()) -> dict[str, Any] | None:
     """The monitor's answer; None if it only hangs up."""

@@ -20,6 +20,8 @@ from nvrx_slurm.fault_tolerance import (
 from nvrx_slurm.monitor.distributed import device_for
 from nvrx_slurm.testing import standalone_monitor
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module", autouse=True)
 def looks() -> None:

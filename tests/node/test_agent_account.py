@@ -14,6 +14,9 @@ from click.testing import CliRunner
 
 from nvrx_slurm.cli.toolbox import main
 
+pytestmark = pytest.mark.process
+
+
 SLACK_S = (
     0.1 if os.getloadavg()[0] < (os.cpu_count() or 1) else 0.4
 )  # of each phase, in each cycle; a busy machine is late

@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 from agent_harness import CLIENT, UP, Rig
 
+pytestmark = pytest.mark.process
+
+
 HEAD = (
     UP
     + CLIENT
@@ -93,6 +96,7 @@ FIRST = ["sleeps", "stops", "other_collective"]
 JOBS = [FIRST, *([kind for kind in EXPECTED if kind not in FIRST][first::2] for first in range(2))]
 
 
+@pytest.mark.repeats("spins", "vfork")
 @pytest.mark.torch
 @pytest.mark.parametrize("kinds", JOBS, ids=lambda kinds: kinds[0])
 def test_the_rank_that_the_others_wait_for_is_named(rig: Rig, kinds: list[str]) -> None:

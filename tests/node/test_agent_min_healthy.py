@@ -6,7 +6,11 @@ import json
 import os
 import signal
 
+import pytest
 from agent_harness import UP, Rig, ended, kill, up
+
+pytestmark = pytest.mark.process
+
 
 POLICY = ("--restart-policy=min-healthy",)
 # Says what is on the board once rank 1 is on it.

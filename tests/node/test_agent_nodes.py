@@ -6,8 +6,11 @@ import json
 import signal
 import socket
 
+import pytest
 from agent_harness import QUICK, UNTIL_TOLD, UP, Rig, kill, up
 from stage import free_port
+
+pytestmark = pytest.mark.process
 
 
 def test_two_nodes_form_one_world_also_without_ranks_and_have_logs_of_their_own(rig: Rig) -> None:
@@ -71,6 +74,7 @@ def test_of_two_nodes_the_coordinator_goes_on_alone_where_it_is_enough(rig: Rig)
     assert [first.wait(), second.wait()] == [0, 0]
 
 
+@pytest.mark.matrix
 def test_a_late_node_finds_the_coordinator_by_any_endpoint(rig: Rig) -> None:
     """Node 0 never comes up. The node of the second endpoint coordinates; a late node asks there."""
     place = [f"127.0.0.1:{rig.port}", f"127.0.0.1:{free_port()}"]

@@ -9,7 +9,7 @@ from agent_harness import QUICK, Launcher, Rig, says, up
 from namespaces import Network, unusable
 from test_takeover import WRITES, writers
 
-pytestmark = pytest.mark.skipif(bool(unusable()), reason=unusable() or "usable")
+pytestmark = [pytest.mark.process, pytest.mark.skipif(bool(unusable()), reason=unusable() or "usable")]
 
 
 @pytest.fixture
@@ -33,6 +33,7 @@ def start(rig: Rig, network: Network) -> list[Launcher]:
     return nodes
 
 
+@pytest.mark.repeats("unplug-hosts1", "deafen", "mute", "separate")
 @pytest.mark.parametrize(
     ("cut", "hosts", "stops", "spares"),  # `stops`: whose ranks end; `spares`: one of them runs these in cycle 1
     [

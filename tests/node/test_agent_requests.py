@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from agent_harness import CLIENT, WAIT_S, Rig
 
 from nvrx_slurm.errors import ExitCode
+
+pytestmark = pytest.mark.process
+
 
 # Every worker is monitored; `ask("ExcludeThisNode", why)` returns when its agent has been told.
 ASKING = CLIENT + """
@@ -27,6 +31,7 @@ forever()
 PROGRESS = ("--ft-checkpoint-iteration-file=latest", "--max-restarts=20", "--nproc-per-node=2")
 
 
+@pytest.mark.matrix
 def test_an_excluded_node_that_comes_back_is_refused(rig: Rig) -> None:
     script = rig.script(ASKING + "if NODE == 1:\n    ask('ExcludeThisNode', 'x')\nforever() if CYCLE == 0 else gate()")
     first, excluded, spare = rig.nodes(3, "2:3", script, "--max-restarts=1")

@@ -12,6 +12,9 @@ from agent_harness import CLIENT, UP, Rig, up
 
 from nvrx_slurm.errors import ExitCode
 
+pytestmark = pytest.mark.process
+
+
 ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
 SICK = (
     UP
@@ -102,6 +105,7 @@ if CYCLE == 1 and TRUTH != "transient":
 """
 
 
+@pytest.mark.repeats("transient", "application")
 @pytest.mark.parametrize(
     ("truth", "codes", "restarts", "excluded", "strikes"),
     [

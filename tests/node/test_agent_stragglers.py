@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from agent_harness import REPO, Rig
 from click.testing import CliRunner
 
 from nvrx_slurm.cli.toolbox import main
+
+pytestmark = pytest.mark.process
+
 
 SLOW, LIGHT, WORK_S, WINDOW_S = 5, 2, 0.04, 3.0
 # A rank works 20 % longer, as by a slow GPU. Another one has half of the work, so that it waits most. One section is of

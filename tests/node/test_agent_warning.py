@@ -8,6 +8,9 @@ import time
 import pytest
 from agent_harness import CLIENT, Launcher, Rig
 
+pytestmark = pytest.mark.process
+
+
 # Says how often the signal came (`got`) and what should_stop() said; `step()` waits for either without polling hard.
 ASKS = CLIENT + """
 import select

@@ -19,6 +19,8 @@ from agent_harness import QUICK, UNTIL_TOLD, Rig, kill, says, until, up
 from nvrx_slurm.config.layers import resolve
 from nvrx_slurm.errors import UsageError
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def posted() -> Iterator[tuple[str, list[dict[str, Any]]]]:

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "attribution"))
 from fakes import Answer as Script
 from fakes import Asked, Fake, floods, hangs, reply
 
-pytestmark = pytest.mark.xdist_group("attribution")  # of port 50050 there is one
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("attribution")]  # of port 50050 there is one
 
 KEY = "sk-of-the-job-0123456789"
 SUBMITTED = reply(200, {"submitted": True})
@@ -68,6 +68,7 @@ def test_a_stop_ends_the_job_where_the_user_wants_that(rig: Rig, fake: Callable[
     assert service.asked[0].json["user"] == "u"
 
 
+@pytest.mark.repeats("None")
 @pytest.mark.parametrize("worst", [None, floods])
 def test_a_service_that_misbehaves_costs_the_training_nothing(
     rig: Rig, fake: Callable[..., Fake], worst: Script | None
@@ -80,6 +81,7 @@ def test_a_service_that_misbehaves_costs_the_training_nothing(
     assert service is None or service.asked
 
 
+@pytest.mark.repeats("hangs")
 @pytest.mark.parametrize("worst", [hangs, reply(401, {"error": KEY})])
 def test_a_language_model_that_misbehaves_costs_the_training_nothing(
     rig: Rig, fake: Callable[..., Fake], worst: Script

@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from agent_harness import CLIENT, UP, Rig
 
+pytestmark = pytest.mark.process
+
+
 FLAGS = ("--ft-crash-loop-backoff=0",)
 RANKS = (
     UP

@@ -5,9 +5,13 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
 from agent_harness import UNTIL_TOLD, UP, Rig, until
 
 from nvrx_slurm.cli import status
+
+pytestmark = pytest.mark.process
+
 
 OFTEN = """
 from nvrx_slurm.node.coordination import checkpoints

@@ -23,6 +23,9 @@ from nvrx_slurm.node.preflight import checks_process as module
 from nvrx_slurm.node.preflight.head_start import PreflightSpec, Reclaim, preflight_spec
 from nvrx_slurm.node.preflight.preflight import Preflight
 
+pytestmark = pytest.mark.process
+
+
 SPEC = PreflightSpec(("--when=preflight", "--only=lustre"), Reclaim(0.0, 512.0, 2.0))
 WAITS = Reclaim(1000.0, 512.0, 0.01)
 GOOD = report.ANSWER + '{"node": "n", "when": "preflight", "findings": [], "notes": [], "seconds": 0, "asked": true}'

@@ -11,6 +11,9 @@ from agent_harness import CLIENT, Rig
 from nvrx_slurm.node.monitors import client_check
 from nvrx_slurm.node.monitors.client_check import ClientCheck
 
+pytestmark = pytest.mark.process
+
+
 HEARTBEAT = {"rank_heartbeat_timeout": 2.0, "initial_rank_heartbeat_timeout": None, "rank_section_timeouts": {}}
 SECTION = {"rank_section_timeouts": {"step": 3.0, "only timed": None}}
 NONE = {"rank_init_timeout": 5.0, "rank_heartbeat_timeout": None, "rank_section_timeouts": {"only timed": None}}

@@ -17,6 +17,9 @@ from nvrx_slurm.node.output import console
 from nvrx_slurm.node.output.console import Console
 from nvrx_slurm.system.inotify import Inotify
 
+pytestmark = pytest.mark.process
+
+
 US = re.compile(rb"^\d\d:\d\d:\d\d \+\d+\.\ds us: ", re.MULTILINE)
 
 

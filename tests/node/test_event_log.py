@@ -16,6 +16,8 @@ from nvrx_slurm.node.event_log import EventLog
 from nvrx_slurm.types import Node
 from tests.core.samples import agent_settings
 
+pytestmark = pytest.mark.process
+
 
 def written(path: Path, steps: int) -> list[str]:
     """What is said while `steps` steps are logged to `path`, and the log is closed twice."""

@@ -17,6 +17,9 @@ from nvrx_slurm.node import run_dir
 from nvrx_slurm.node.output import faults
 from nvrx_slurm.types import FaultKind, RankFault
 
+pytestmark = pytest.mark.process
+
+
 WHERE = RankFault(FaultKind.SPAWN, "n1", 0, 3, 1)
 RAISED = 'Traceback (most recent call last):\n  File "/w/train.py", line 7, in <module>\nValueError: bad\n'
 DUMP = """Fatal Python error: Aborted

@@ -8,6 +8,9 @@ import pytest
 from agent_harness import CLIENT, Rig
 from test_orphans import gone
 
+pytestmark = pytest.mark.process
+
+
 SHM = Path("/dev/shm")
 # Named segments and semaphores, which a child holds, too; `note` tells their names. Spawned children import this file.
 RESOURCES = """

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 from agent_harness import Rig
 
+pytestmark = pytest.mark.process
+
+
 # Ranks 0 and 1 wait in C, one of them in a collective; each other one saves in its own way; the last one is killed.
 SCRIPT = """
 import ctypes, queue, select, socket, threading

@@ -15,6 +15,9 @@ from nvrx_slurm.declared import replace
 from nvrx_slurm.node.monitors.inspection import inspect
 from nvrx_slurm.node.monitors.monitors import RankMonitor
 
+pytestmark = pytest.mark.process
+
+
 SEEN = {"pid": 7, "state": "S", "moves": False, "stack": "", "record": "[]", "section": "", "silent_s": 1.0}
 
 

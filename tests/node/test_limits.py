@@ -23,7 +23,10 @@ LACKS = "may open only|Too many open files|Resource temporarily unavailable|no t
 FAILS_ONCE = UP + "if CYCLE == 0 and LOCAL == 1:\n    gate()\n    os._exit(3)\n"
 FLAGS = ("--nproc-per-node=2", "--max-restarts=1", "--ft-cycle-info-dir=cycles", "--ft-rank-heartbeat-timeout=60")
 LIBC = ctypes.CDLL(None, use_errno=True)
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user, and mount")
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user, and mount"),
+]
 
 
 @pytest.fixture

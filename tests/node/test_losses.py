@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 from agent_harness import CLIENT, UP, Rig
 
+pytestmark = pytest.mark.process
+
+
 TRAINS = """
 saved = os.path.join(os.environ["NVRX_TEST_GATES"], f"saved{CYCLE}")
 for step in range(200):
@@ -20,6 +23,7 @@ if WAITS:
 """
 
 
+@pytest.mark.repeats("warn", "stop")
 @pytest.mark.parametrize(
     ("action", "kind", "code", "cycles", "saved"),
     [

@@ -19,6 +19,9 @@ from stage import free_port
 
 from nvrx_slurm.core.logs.names import index_file
 
+pytestmark = pytest.mark.process
+
+
 CHATTY = UP + 'for i in range(300):\n    say("line", i)\n    print("error", i, file=sys.stderr)\n'
 UNTIL_TOLD = CHATTY + 'gate(f"end{CYCLE}")\nsay("last", RANK)\n'
 

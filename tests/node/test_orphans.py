@@ -9,7 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from agent_harness import Rig, ended, stat, until
+
+pytestmark = pytest.mark.process
+
 
 HELPERS = """
 def helper(place, note, name="daemon"):

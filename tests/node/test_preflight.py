@@ -15,6 +15,9 @@ from standin import StandIn
 from nvrx_slurm.core.record import replay
 from nvrx_slurm.errors import ExitCode
 
+pytestmark = pytest.mark.process
+
+
 # Rank 0 fails in cycle 0, the others wait for that; cycle 1 ends well.
 FAILS_ONCE = UP + "if CYCLE == 0:\n    sys.exit(3) if RANK == 0 else forever()\n"
 WAITS_ONCE = UP + "if CYCLE == 0:\n    forever()\n"

@@ -16,6 +16,8 @@ from nvrx_slurm.node.coordination.questions import AllocationClock, ProgressFile
 from nvrx_slurm.slurm.api.cli import Slurm
 from nvrx_slurm.slurm.control import Control
 
+pytestmark = pytest.mark.process
+
 
 async def one(file: ProgressFile) -> int | None:
     return await asyncio.wait_for(file.read(), WAIT_S)

@@ -18,6 +18,9 @@ from nvrx_slurm.core.words import in_words
 from nvrx_slurm.declared import replace
 from nvrx_slurm.node.output import result
 
+pytestmark = pytest.mark.process
+
+
 BAD = 'Traceback (most recent call last):\n  File "/w/train.py", line 16, in <module>\nValueError: bad\n'
 CAUSE = t.RankFault(t.FaultKind.EXIT, "n2", 1, 3, 1, 4711, 1, "ValueError: bad", BAD, "/logs/rank_3.err")
 LOST = t.FaultRecord(2.0, 0, t.FaultKind.NODE_LOST, "n3", 2, -1, -1, 0, "node 2 (n3) was lost: reset")

@@ -21,6 +21,9 @@ from nvrx_slurm.node.shell import Shell
 from nvrx_slurm.types import Node, Register
 from tests.core.samples import agent_settings
 
+pytestmark = pytest.mark.process
+
+
 NODE = Node("0-x", 0, "here", "127.0.0.1", 1)
 
 

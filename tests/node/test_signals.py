@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from agent_harness import Launcher, Rig, until
 
+pytestmark = pytest.mark.process
+
+
 COUNTING = """
 def handler(signum, frame):
     say("got", signal.Signals(signum).name)

@@ -13,6 +13,9 @@ from agent_harness import QUICK, UNTIL_TOLD, Rig, kill, says, until, up
 from nvrx_slurm.cli import status
 from nvrx_slurm.cli.status import CANNOT_TELL, ENDED, HEALTHY, NEEDS_A_PERSON
 
+pytestmark = pytest.mark.process
+
+
 OFTEN = "from nvrx_slurm.node.output import status\nstatus.INTERVAL_S, status._SOON_S = 0.5, 0.05"
 
 
@@ -82,6 +85,7 @@ def test_how_far_ranks_are_is_told_and_long_waits_are_said(rig: Rig) -> None:
     assert [one.wait() for one in nodes] == [0, 0]
 
 
+@pytest.mark.matrix
 def test_a_candidate_says_that_it_waits_for_votes(rig: Rig) -> None:
     rig.before = OFTEN
     script = rig.script(UNTIL_TOLD)
@@ -108,6 +112,7 @@ def test_after_the_loss_of_a_coordinator(rig: Rig) -> None:
     told(rig, "code 0", code=ENDED)
 
 
+@pytest.mark.matrix
 def test_a_stopped_coordinator_does_not_take_the_file_back(rig: Rig) -> None:
     rig.before = OFTEN
     first, second, third = rig.nodes(3, "2:3", rig.script(UNTIL_TOLD), "--max-restarts=3", *QUICK)

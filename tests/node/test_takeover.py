@@ -13,6 +13,9 @@ from click.testing import CliRunner
 from nvrx_slurm.child.descendants import below
 from nvrx_slurm.cli.toolbox import main
 
+pytestmark = pytest.mark.process
+
+
 WRITES = UP + one_writer.worker("", "plain")
 
 
@@ -59,6 +62,7 @@ CASES = [
 ]
 
 
+@pytest.mark.repeats("stopped-first", "stopped-spare", "stopped-daemon", "-popen")
 @pytest.mark.parametrize("again", one_writer.REPEATS)
 @pytest.mark.parametrize(("fault", "shape"), CASES)
 def test_all_processes_of_a_rank_end_before_it_runs_elsewhere(rig: Rig, fault: str, shape: str, again: int) -> None:
@@ -97,6 +101,7 @@ def test_the_loss_of_a_coordinator_without_workers_costs_no_cycle(rig: Rig) -> N
     assert rig.result["code"] == 0 and rig.result["restarts"] == []
 
 
+@pytest.mark.matrix
 def test_a_coordinator_is_killed_after_ranks_were_warned(rig: Rig) -> None:
     """The ranks of the next cycle are warned, too; the job ends with the code of the warning."""
     script = rig.script(

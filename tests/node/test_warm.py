@@ -18,6 +18,9 @@ from nvrx_slurm.node.workers import launcher
 from nvrx_slurm.node.workers.template import _FORK_S
 from nvrx_slurm.node.workers.worker_spec import WarmSpec, WorkerContract, WorkerSpec
 
+pytestmark = pytest.mark.process
+
+
 # `slow` is beside the script. It counts its imports, and has its text from a module of its own.
 SLOW = """
 import os

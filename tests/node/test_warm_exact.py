@@ -9,6 +9,9 @@ import pytest
 from agent_harness import Rig, until
 from test_warm import SOON, alike, imports, up, waiting
 
+pytestmark = pytest.mark.process
+
+
 SETS = """
 before = "moody" in getattr(sys.meta_path[0], "parked", ())
 if len(sys.argv) > 2:

@@ -18,6 +18,9 @@ import pytest
 from agent_harness import Launcher, Rig, kill, says
 from test_status_file import OFTEN, told
 
+pytestmark = pytest.mark.process
+
+
 DATA = Path(__file__).parents[1] / "data" / "warm_facts"
 SOON, BOUND_S = "--ft-crash-loop-backoff=0", 120.0
 LEAST_FACTS = 120

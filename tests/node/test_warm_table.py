@@ -20,6 +20,8 @@ BOUND_S = 100
 sys.path.insert(0, str(DATA))
 import warm_ends  # noqa: E402
 
+pytestmark = pytest.mark.matrix
+
 
 def _pythons() -> dict[str, str]:
     """Our own Python, and those of other versions that pyenv has here."""

@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 from agent_harness import Rig
 
+pytestmark = pytest.mark.process
+
+
 F_SETPIPE_SZ = 1031
 
 

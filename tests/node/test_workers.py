@@ -15,6 +15,8 @@ import pytest
 from agent_harness import CLIENT, REPO, WAIT_S, Rig, until
 from stage import await_end
 
+pytestmark = pytest.mark.process
+
 
 def test_crash_restarts_all_ranks_in_the_same_job(rig: Rig) -> None:
     script = rig.script("""

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
+
+
 pytest.importorskip("transformers", reason="extra: transformers")
 PROGRAM = Path(__file__).resolve().parents[2] / "scripts/lib/client_programs/hf_trainer.py"
 

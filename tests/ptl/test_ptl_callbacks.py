@@ -16,7 +16,7 @@ from ranks_harness import Script, Zygote
 ROOT = str(Path(__file__).resolve().parents[2])
 BOUND_S = 100
 
-pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("lightning")]  # imported once
+pytestmark = [pytest.mark.process, pytest.mark.torch, pytest.mark.xdist_group("lightning")]  # imported once
 PACKAGES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
 INSTALLED = [path for name, path in PACKAGES.items() if importlib.util.find_spec(name)]
 
@@ -100,6 +100,7 @@ def run(zygotes: dict[str, Zygote], tmp_path: Path) -> Iterator[Run]:
         one.close()
 
 
+@pytest.mark.repeats("pytorch_lightning")
 @pytest.mark.parametrize("package", INSTALLED)
 def test_heartbeats_through_two_jobs(run: Run, package: str) -> None:
     """The first job has no checkpoint to load and learns nothing; the second one does, and is the last."""

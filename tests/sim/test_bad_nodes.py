@@ -15,6 +15,8 @@ from .process import Process
 from .training import Training, Worker
 from .world import World, WorldSettings
 
+pytestmark = pytest.mark.fast
+
 
 class BadTraining(Training):
     """Each rank on a bad node ends by itself, sooner or later; so does that of the bad shard, before it has saved."""

@@ -13,6 +13,9 @@ from nvrx_slurm.core.election.election import LEASE_SHARE, MEMBER_SHARE
 from . import network, process, processes, world
 from .world import WorldSettings
 
+pytestmark = pytest.mark.fast
+
+
 LEASE_S = 10.0  # by default
 TIMES = {
     "COORDINATOR_KEEPALIVE_S": LEASE_S, "AGENT_KEEPALIVE_S": MEMBER_SHARE * LEASE_S, "LEASE_S": LEASE_SHARE * LEASE_S

@@ -8,6 +8,8 @@ import pytest
 from replay_llama3 import PUBLISHED, Replay, findings, run
 from replay_picture import picture
 
+pytestmark = pytest.mark.fast
+
 
 def test_a_small_replay_keeps_every_promise() -> None:
     job = Replay(nodes=2048, spares=6, thin=256, faults=70)

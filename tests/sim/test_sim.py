@@ -19,6 +19,8 @@ from tests.core.samples import agent_settings
 from .faults import KINDS
 from .world import Outcome, World, WorldSettings, random_settings
 
+pytestmark = pytest.mark.fast
+
 
 def run(settings: Iterable[WorldSettings]) -> list[Outcome]:
     return [World(s).run() for s in settings]

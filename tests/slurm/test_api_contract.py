@@ -24,6 +24,9 @@ from nvrx_slurm.slurm.api import completion
 from nvrx_slurm.slurm.api.cli import Slurm
 from nvrx_slurm.slurm.api.facts import NoAnswer, NotKnown, SlurmError
 
+pytestmark = pytest.mark.slurm
+
+
 WAIT_S = 30.0
 NOBODY = 65534
 REPO = Path(__file__).resolve().parents[2]

@@ -15,6 +15,9 @@ from nvrx_slurm.slurm.api.facts import NoAnswer, NotKnown
 from nvrx_slurm.slurm.api.tools import Tools, Turn
 from nvrx_slurm.slurm.control import Control
 
+pytestmark = pytest.mark.fast
+
+
 # Stands in for pyslurm: each start is a line of `starts`; what `Nodes.load` does is in the file `does`.
 PYSLURM = """
 import sys, time

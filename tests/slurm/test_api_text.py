@@ -9,6 +9,9 @@ import pytest
 from nvrx_slurm.slurm.api import text
 from nvrx_slurm.slurm.api.facts import NoAnswer, NotAllowed, NotKnown, SlurmError
 
+pytestmark = pytest.mark.fast
+
+
 NODES = (
     "NodeName=n1 Arch=x86_64 CoresPerSocket=1  CPUAlloc=0 CPUTot=16 CPULoad=0.13 AvailableFeatures=(null) "
     "NodeAddr=127.0.0.1 NodeHostName=localhost Port=12369 Version=22.05.8 OS=Linux 6.1 #1 SMP Debian = 1 "

@@ -18,6 +18,8 @@ from nvrx_slurm.slurm.api.facts import NoAnswer, NotInstalled
 from nvrx_slurm.slurm.api.tools import Tools
 from nvrx_slurm.slurm.control import BatchHost, Control, seconds
 
+pytestmark = pytest.mark.fast
+
 
 @pytest.fixture
 def control() -> Control:

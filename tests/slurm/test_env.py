@@ -9,6 +9,9 @@ import pytest
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm.env import SlurmContext, array_infra_rank, coordinator_ports, detect
 
+pytestmark = pytest.mark.fast
+
+
 BATCH = {
     "SLURMD_NODENAME": "n1", "SLURM_CLUSTER_NAME": "mini", "SLURM_CONF": "/r/slurm.conf", "SLURM_CPUS_ON_NODE": "2",
     "SLURM_CPUS_PER_TASK": "2", "SLURM_JOBID": "7", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-4]",

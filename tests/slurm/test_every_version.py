@@ -15,7 +15,11 @@ from hooked_cluster import HookedCluster, running
 from minicluster import until
 from nvrx_job import CLIENT, EXCLUDES_N2, WAIT_S, Job, Jobs, kill, nvrx_submit, start_again
 
-pytestmark = [pytest.mark.matrix, pytest.mark.skipif(os.geteuid() != 0, reason="Slurm's hooks run as root")]
+pytestmark = [
+    pytest.mark.xdist_group("slurm-c"),
+    pytest.mark.matrix,
+    pytest.mark.skipif(os.geteuid() != 0, reason="Slurm's hooks run as root"),
+]
 
 TWO_AND_A_SPARE = "--spares=1 --nproc-per-node=1 --max-restarts=2"
 TWO_CYCLES_STAY = "if CYCLE < 2:\n    signal.pause()\n"

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from minicluster import MiniCluster
 
+pytestmark = pytest.mark.slurm
+
+
 REPO = Path(__file__).resolve().parents[2]
 
 

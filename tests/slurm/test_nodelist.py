@@ -7,6 +7,8 @@ import pytest
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm.nodelist import MAX_HOSTS, different_counts, expand
 
+pytestmark = pytest.mark.fast
+
 
 @pytest.mark.parametrize(
     ("text", "hosts"),

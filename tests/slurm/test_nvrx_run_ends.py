@@ -9,7 +9,11 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from nvrx_job import CLIENT, Job, Jobs
+
+pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-b")]
+
 
 TWO_AND_ONE = "--spares=1"
 STUBBORN = """

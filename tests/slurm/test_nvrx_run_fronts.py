@@ -7,9 +7,13 @@ import signal
 from pathlib import Path
 
 import minicluster_init as init
+import pytest
 from minicluster import until
 from nvrx_job import WAIT_S, Jobs, kill
 from stage import running_with
+
+pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-b")]
+
 
 # What the two nvrx-runs of one batch script do; they meet in the FIFO "go".
 BY_NAME = """
@@ -27,6 +31,7 @@ elif which == "holds" and CYCLE == 0:
 """
 
 
+@pytest.mark.matrix
 def test_several_in_one_allocation(jobs: Jobs) -> None:
     """One beside files that shadow modules, two side by side, one that is killed with its step, and one more."""
     lead = """mkfifo go begun
@@ -73,6 +78,7 @@ def test_a_killed_srun_costs_the_job_nothing(jobs: Jobs) -> None:
     assert len(job.marks("up")) == 2 and job.result()["first_cause"]["exit_code"] == 7
 
 
+@pytest.mark.matrix
 def test_after_a_shrink_the_next_one_uses_the_nodes_that_are_left(jobs: Jobs) -> None:
     lead = """WHICH=holds nvrx-run --spares=1 --max-restarts=1 worker.py; echo "first: $?"
 scontrol update nodename=n2 state=down reason=test

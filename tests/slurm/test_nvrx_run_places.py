@@ -14,11 +14,15 @@ from minicluster import MiniCluster
 from nvrx_job import EXCLUDES_N2, Jobs, kill
 from stage import free_port
 
+pytestmark = pytest.mark.slurm
+
+
 SEVERAL = "export NVRX_ENABLE_MULTI_LAUNCHERS_PER_NODE=yes\n"
 TELLS = "mark(f\"local-{os.environ['LOCAL_RANK']}-of-{os.environ['LOCAL_WORLD_SIZE']}\")\n"
 WAITS = TELLS + "if CYCLE < 2:\n    signal.pause()\n"
 
 
+@pytest.mark.matrix
 def test_two_agents_per_node_survive_a_killed_rank_and_a_lost_node(jobs: Jobs) -> None:
     flags = "--nnodes=4 --nproc-per-node=1 --max-restarts=3"
     job = jobs.submit(WAITS, flags, nodes=3, sbatch=("--ntasks-per-node=2",), lead=SEVERAL)
@@ -42,6 +46,7 @@ def test_two_agents_per_node_survive_a_killed_rank_and_a_lost_node(jobs: Jobs) -
     assert {path.name for path in job.run_dir.glob("agents/agent_*.log")} == {f"agent_{i}.log" for i in range(6)}
 
 
+@pytest.mark.matrix
 def test_a_segment_of_a_replacement_group_moves_as_a_whole(jobs: Jobs) -> None:
     """n1 and n2 are one group, n3 and n4 the other: the loss of n2 moves both ranks."""
     prolog = '#!/bin/bash\necho "export NVRX_REPLACEMENT_GROUP_ID=group-$((SLURM_NODEID / 2))"\n'
@@ -56,6 +61,7 @@ def test_a_segment_of_a_replacement_group_moves_as_a_whole(jobs: Jobs) -> None:
     assert "new: n3 as group rank 0, n4 as group rank 1" in job.said()
 
 
+@pytest.mark.matrix
 def test_a_task_of_a_job_array_is_a_replacement_group(jobs: Jobs) -> None:
     """Each of two array tasks has two nodes. A lost agent of the first moves both ranks to the second."""
     job = jobs.new("if CYCLE == 0:\n    signal.pause()\n")

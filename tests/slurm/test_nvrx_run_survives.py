@@ -9,8 +9,12 @@ import subprocess
 import sys
 
 import minicluster_init as init
+import pytest
 from nvrx_job import CLIENT, Jobs, kill
 from stage import await_end
+
+pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-b")]
+
 
 TWO_PLUS_TWO = "--spares=2 --nproc-per-node=2 --max-restarts=2"
 ON_N1_N2 = [(0, "n1"), (1, "n1"), (2, "n2"), (3, "n2")]

@@ -9,12 +9,16 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 from minicluster import MiniCluster, until
 from minicluster_init import signal_process
 from nvrx_job import CLIENT, EXCLUDES_N2, WAIT_S, Job, Jobs, nvrx_submit, start_again
 
 from nvrx_slurm.cli.toolbox import main
+
+pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-c")]
+
 
 TRAINS = "print('trained in', os.environ['SLURM_JOB_ID'], flush=True)\n"
 FAILS = "sys.exit(7)\n"
@@ -83,6 +87,7 @@ def test_submit_wait_and_the_output_follow_the_coordinator_when_the_batch_host_d
     jobs.cluster.restart_node("n1")
 
 
+@pytest.mark.matrix
 def test_without_its_batch_host_the_job_is_requeued_by_an_agent(jobs: Jobs) -> None:
     job, _ = nvrx_submit(jobs, STOPS_EARLY, "--nodes", "3", "--spares", "1", "--until-done", "--max-restarts", "1")
     job.wait_marks("up", 2)
@@ -168,6 +173,7 @@ def test_an_excluded_node_is_excluded_from_the_next_link(jobs: Jobs) -> None:
     jobs.cluster.run("scancel", str(second))
 
 
+@pytest.mark.matrix
 def test_a_preempted_job_goes_on_in_its_next_life(cluster_root: Path) -> None:
     """Slurm itself requeues it; nvrx-run must not do it a second time, and must not count it as a failure."""
     extra = (
@@ -189,6 +195,7 @@ def test_a_preempted_job_goes_on_in_its_next_life(cluster_root: Path) -> None:
         jobs.check()
 
 
+@pytest.mark.matrix
 def test_a_script_of_the_documents_requeues_itself_when_it_is_warned(jobs: Jobs) -> None:
     """Of docs/how-to/requeue-and-chain.md, for two nodes."""
     page = (Path(__file__).parents[2] / "docs/how-to/requeue-and-chain.md").read_text()

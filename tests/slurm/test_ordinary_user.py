@@ -15,7 +15,11 @@ import pytest
 from minicluster import MiniCluster
 from nvrx_job import Job, Jobs, kill
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for another user")
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.xdist_group("slurm-c"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for another user"),
+]
 
 NOBODY = 65534
 REPO = Path(__file__).resolve().parents[2]

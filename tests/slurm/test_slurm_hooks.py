@@ -15,7 +15,7 @@ from nvrx_job import WAIT_S
 
 from nvrx_slurm.slurm.api.facts import NodeFacts
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="Slurm's hooks run as root")
+pytestmark = [pytest.mark.slurm, pytest.mark.skipif(os.geteuid() != 0, reason="Slurm's hooks run as root")]
 
 
 @pytest.fixture(scope="module")

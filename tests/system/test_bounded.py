@@ -8,6 +8,9 @@ import pytest
 
 from nvrx_slurm.system.bounded import wait_for
 
+pytestmark = pytest.mark.fast
+
+
 LONG_S = 60.0
 
 

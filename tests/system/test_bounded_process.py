@@ -14,6 +14,9 @@ import pytest
 from nvrx_slurm.child import bounded_process, processes
 from nvrx_slurm.child.bounded_process import Ended
 
+pytestmark = pytest.mark.fast
+
+
 BOUND_S = 60.0
 ENV = {"PATH": "/usr/bin:/bin"}
 FOREVER = "while :; do sleep 60; done"

@@ -20,7 +20,7 @@ from nvrx_slurm.core.checkpoint.files import needed
 from nvrx_slurm.core.checkpoint.recognise import iteration_of
 from nvrx_slurm.system.checkpoints import sample, survey
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+pytestmark = [pytest.mark.fast, pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
 
 
 def tensors(seed: int) -> dict[str, object]:

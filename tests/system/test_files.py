@@ -21,6 +21,9 @@ from nvrx_slurm.errors import UsageError
 from nvrx_slurm.system import bounded, files
 from nvrx_slurm.system.files import PrivateDir, file_lock, write_atomic
 
+pytestmark = pytest.mark.fast
+
+
 OWNER = """
 import os, socket, sys
 from nvrx_slurm.system.files import PrivateDir

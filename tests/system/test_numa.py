@@ -16,6 +16,9 @@ from nvrx_slurm.errors import UsageError
 from nvrx_slurm.system import gpus, numa
 from nvrx_slurm.system.hardware import Absent, HardwareError
 
+pytestmark = pytest.mark.process
+
+
 ALL = numa.Allowed(frozenset(range(64)), None)
 GPUS = {f"GPU {i} (GPU-{i})": f"0000:{0x10 + i:02x}:00.0" for i in range(4)}
 NEEDS_NUMACTL = pytest.mark.skipif(shutil.which("numactl") is None, reason="numactl is not installed")

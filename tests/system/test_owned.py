@@ -11,6 +11,9 @@ import pytest
 from nvrx_slurm.node.output import strikes
 from nvrx_slurm.system.owned import append_to, make
 
+pytestmark = pytest.mark.fast
+
+
 OTHER = 4242
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
 

@@ -12,6 +12,9 @@ import pytest
 
 from nvrx_slurm.system.pending import is_pending
 
+pytestmark = pytest.mark.fast
+
+
 REPO = Path(__file__).parents[2]
 # It waits in C for a byte; libc's read goes on after a signal.
 WAITS = """

@@ -17,6 +17,9 @@ from nvrx_slurm.child import processes
 from nvrx_slurm.system import gpus
 from nvrx_slurm.system.ports import PortReservation
 
+pytestmark = pytest.mark.fast
+
+
 WAIT_MS = 20_000
 
 
