@@ -91,7 +91,7 @@ def needs_slurm() -> None:
 
 
 @pytest.fixture(scope="session")
-def nvml_standin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def nvml_standin(tmp_path_factory) -> Path:
     """Directory with a libnvidia-ml.so.1 that does as told (tests/nvml); skips without a compiler."""
     try:
         return standin.built(tmp_path_factory.mktemp("nvml"))

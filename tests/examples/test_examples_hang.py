@@ -35,8 +35,8 @@ SECTIONS = ["--ft-rank-section-timeouts=setup:600,step:600,checkpointing:600", "
     ids=["ddp", "sections"],
 )
 def test_a_stopped_rank_is_noticed_by_a_learned_limit_and_the_training_goes_on(
-    script: str, limits: list[str], seen: str, tmp_path: Path
-) -> None:
+    script: str, limits: list[str], seen: str, tmp_path
+):
     progress, checkpoints = tmp_path / "progress", tmp_path / "checkpoints"
     command = [sys.executable, "-m", "nvrx_slurm.cli.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
     command += [f"--log-dir={tmp_path / 'logs'}", "--ft-preload=torch,torch._dynamo", *limits, *LEARNED]

@@ -229,7 +229,7 @@ async def renew(rig: Rig) -> None:
 
 
 @story
-async def test_a_rank_and_its_children_end_with_the_lease_and_not_before() -> None:
+async def test_a_rank_and_its_children_end_with_the_lease_and_not_before():
     async with Rig() as rig:
         renewal = asyncio.ensure_future(renew(rig))
         await asyncio.sleep(0)  # the first renewal comes before the worker

@@ -124,7 +124,7 @@ async def test_bad_settings_raise_and_change_nothing(tmp_path):
 
 
 @story
-async def test_a_directory_that_cannot_be_made_anew_costs_the_monitor_only(caplog: pytest.LogCaptureFixture):
+async def test_a_directory_that_cannot_be_made_anew_costs_the_monitor_only(caplog):
     async with Rig() as rig:
         home = rig.dir.with_suffix(".away")
         rig.dir.rename(home)

@@ -159,7 +159,7 @@ print(json.dumps([said, stopped, hangs]))
 
 
 @pytest.fixture(scope="module")
-def results(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> list[list]:
+def results(zygote: Zygote, tmp_path_factory) -> list[list]:
     """Of three ranks: what they calculated, when they stopped together, hangs."""
     directory = tmp_path_factory.mktemp("gloo")
     program = directory / "ranks.py"

@@ -46,7 +46,7 @@ def start(rig: Rig, network: Network) -> list[Launcher]:
 )
 def test_ranks_of_a_part_that_is_cut_off_end_before_they_run_elsewhere(
     rig: Rig, network: Network, cut: str, hosts: set[int], stops: int, spares: tuple[int, ...]
-) -> None:
+):
     nodes = start(rig, network)
     getattr(network, cut)(hosts)
     stays = nodes[1 - stops]

@@ -45,7 +45,7 @@ class _World(ReplayWorld):
 
 
 @pytest.mark.parametrize("nodes", [1024, pytest.param(4096, marks=pytest.mark.matrix)])
-def test_an_election_comes_to_an_end_while_votes_come_slowly(nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_election_comes_to_an_end_while_votes_come_slowly(nodes: int, monkeypatch):
     """All votes take as long as 16,384 with 0.15 ms each. Within 15 s all nodes have a new coordinator."""
     for module in (network, process, processes, world):
         for name in TIMES.keys() & vars(module).keys():
