@@ -54,9 +54,9 @@ class Node:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.tree = root / "node"
-        recorded = _loaded(REPO / "tests/data/dgx.py")
+        recorded = _loaded(REPO / "tests/lib/dgx.py")
         recorded.build(self.tree)
-        standin = _loaded(REPO / "tests/nvml/standin.py")
+        standin = _loaded(REPO / "tests/lib/standin.py")
         try:
             nvml = standin.StandIn(standin.built(root), root / "nvml")
         except LookupError as error:

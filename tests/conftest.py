@@ -92,7 +92,7 @@ def needs_slurm() -> None:
 
 @pytest.fixture(scope="session")
 def nvml_standin(tmp_path_factory) -> Path:
-    """Directory with a libnvidia-ml.so.1 that does as told (tests/nvml); skips without a compiler."""
+    """Directory with a libnvidia-ml.so.1 that does as told (tests/lib); skips without a compiler."""
     try:
         return standin.built(tmp_path_factory.mktemp("nvml"))
     except LookupError as error:

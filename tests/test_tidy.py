@@ -296,7 +296,7 @@ def _sleeps(node: ast.AST) -> bool:
 
 
 def _installs(node: ast.AST) -> bool:
-    """A test never installs: `scripts/test` does, before pytest starts (tests/data/nvrx_wheel.py is its part)."""
+    """A test never installs: `scripts/test` does, before pytest starts (tests/lib/nvrx_wheel.py is its part)."""
     return isinstance(node, ast.List) and any(ast.unparse(word) in ("'pip'", "'apt-get'") for word in node.elts)
 
 

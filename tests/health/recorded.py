@@ -25,7 +25,7 @@ from nvrx_slurm.health.report import Report, from_json
 from nvrx_slurm.health.runner import examine
 
 BOUND_S = 60.0
-DATA = Path(__file__).resolve().parents[1] / "data" / "dgx.py"
+DATA = Path(__file__).resolve().parents[1] / "lib" / "dgx.py"
 CHECKS = registry.built_in()
 EXPECTED = registry.defaults(CHECKS.values())
 F, U, N, P = Verdict.FAIL, Verdict.UNKNOWN, Verdict.NOT_APPLICABLE, Verdict.PASS
