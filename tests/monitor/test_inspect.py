@@ -8,7 +8,8 @@ import signal
 import textwrap
 
 import pytest
-from monitor_harness import HANG, Rig, readable, status, story, until
+from monitor_harness import HANG, Rig, readable, status, story
+from waits import until
 
 pytestmark = pytest.mark.process
 

@@ -6,8 +6,9 @@ import json
 import os
 
 import pytest
-from monitor_harness import ROOT, SOCKET, WAIT_S, until
+from monitor_harness import ROOT, SOCKET, WAIT_S
 from ranks_harness import Script, Zygote
+from waits import until
 
 from nvrx_slurm.fault_tolerance import (
     HeartbeatTimeouts,

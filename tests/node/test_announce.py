@@ -14,7 +14,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
-from agent_harness import QUICK, UNTIL_TOLD, Rig, kill, says, until, up
+from agent_harness import QUICK, UNTIL_TOLD, Rig, kill, says, up
+from waits import until
 
 from nvrx_slurm.config.layers import resolve
 from nvrx_slurm.errors import UsageError

@@ -11,7 +11,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from agent_harness import UP, Launcher, Rig, says, until
+from agent_harness import UP, Launcher, Rig, says
+from waits import until
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "attribution"))
 from fakes import Answer as Script

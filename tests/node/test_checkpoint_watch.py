@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 
 import pytest
-from agent_harness import UNTIL_TOLD, UP, Rig, until
+from agent_harness import UNTIL_TOLD, UP, Rig
+from waits import until
 
 from nvrx_slurm.cli import status
 

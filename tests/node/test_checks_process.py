@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_harness import WAIT_S, stat, until
+from agent_harness import WAIT_S, stat
+from waits import until
 
 from nvrx_slurm.config.layers import Config
 from nvrx_slurm.core.agent import events as ag

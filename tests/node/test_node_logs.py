@@ -13,9 +13,10 @@ from pathlib import Path
 
 import grpc
 import pytest
-from agent_harness import QUICK, UP, Launcher, Rig, kill, until, up
+from agent_harness import QUICK, UP, Launcher, Rig, kill, up
 from log_harness import by_source, foreign_client
 from stage import free_port
+from waits import until
 
 from nvrx_slurm.core.logs.names import index_file
 

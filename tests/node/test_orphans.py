@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from agent_harness import Rig, ended, stat, until
+from agent_harness import Rig, ended, stat
+from waits import until
 
 pytestmark = pytest.mark.process
 

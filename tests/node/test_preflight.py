@@ -9,8 +9,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from agent_harness import UP, Launcher, Rig, stat, until, up
+from agent_harness import UP, Launcher, Rig, stat, up
 from standin import StandIn
+from waits import until
 
 from nvrx_slurm.core.record import replay
 from nvrx_slurm.errors import ExitCode

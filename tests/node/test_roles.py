@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_harness import WAIT_S, Rig, until
+from agent_harness import WAIT_S, Rig
+from waits import until
 
 from nvrx_slurm.child import processes
 from nvrx_slurm.core.agent import events as ag

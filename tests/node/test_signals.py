@@ -6,7 +6,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from agent_harness import Launcher, Rig, until
+from agent_harness import Launcher, Rig
+from waits import until
 
 pytestmark = pytest.mark.process
 

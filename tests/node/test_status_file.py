@@ -8,7 +8,8 @@ import signal
 import time
 
 import pytest
-from agent_harness import QUICK, UNTIL_TOLD, Rig, kill, says, until, up
+from agent_harness import QUICK, UNTIL_TOLD, Rig, kill, says, up
+from waits import until
 
 from nvrx_slurm.cli import status
 from nvrx_slurm.cli.status import CANNOT_TELL, ENDED, HEALTHY, NEEDS_A_PERSON

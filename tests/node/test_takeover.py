@@ -7,8 +7,9 @@ import signal
 
 import one_writer
 import pytest
-from agent_harness import CLIENT, QUICK, UNTIL_TOLD, UP, Rig, kill, says, stat, until, up
+from agent_harness import CLIENT, QUICK, UNTIL_TOLD, UP, Rig, kill, says, stat, up
 from click.testing import CliRunner
+from waits import until
 
 from nvrx_slurm.child.descendants import below
 from nvrx_slurm.cli.toolbox import main

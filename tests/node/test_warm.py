@@ -11,8 +11,9 @@ from pathlib import Path
 
 import minicluster_init as init
 import pytest
-from agent_harness import REPO, WAIT_S, Launcher, Rig, kill, says, stat, until
+from agent_harness import REPO, WAIT_S, Launcher, Rig, kill, says, stat
 from stage import await_end
+from waits import until
 
 from nvrx_slurm.node.workers import launcher
 from nvrx_slurm.node.workers.template import _FORK_S

@@ -6,8 +6,9 @@ import os
 import signal
 
 import pytest
-from agent_harness import Rig, until
+from agent_harness import Rig
 from test_warm import SOON, alike, imports, up, waiting
+from waits import until
 
 pytestmark = pytest.mark.process
 

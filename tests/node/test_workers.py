@@ -12,8 +12,9 @@ from pathlib import Path
 
 import minicluster_init as init
 import pytest
-from agent_harness import CLIENT, REPO, WAIT_S, Rig, until
+from agent_harness import CLIENT, REPO, WAIT_S, Rig
 from stage import await_end
+from waits import until
 
 pytestmark = pytest.mark.process
 
