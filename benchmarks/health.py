@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
-from benchmarks.figures import Figure, Launchers, Samples
+from benchmarks.figures import Figure, Launchers, Measure, Samples
 from benchmarks.harness import Failure
 
 REPO = Path(__file__).resolve().parents[1]
@@ -197,7 +197,7 @@ def _asked(node: Node, recorded: bool, repeats: int) -> list[float]:
     return took_ms[1:]
 
 
-def _preflight(recorded: bool) -> Callable[[Launchers, int], Samples]:
+def _preflight(recorded: bool) -> Measure:
     def measure(launchers: Launchers, repeats: int) -> Samples:
         with _node() as node:
             return {"nvrx-run": _asked(node, recorded, repeats)}
@@ -206,11 +206,9 @@ def _preflight(recorded: bool) -> Callable[[Launchers, int], Samples]:
 
 
 FIGURES = [
-    Figure("health-prolog", "prolog hook, healthy 8-GPU node", "s", 0.35, False, _prolog),
-    Figure("health-ratio", "the same / a Python with its imports", "x", 3.0, False, _ratio),
-    Figure("health-hung", "one mount hung: time beyond the deadline", "s", 0.2, False, _hung_mount),
-    Figure(
-        "health-preflight-here", "preflight: question to answer, this machine", "ms", 50.0, False, _preflight(False)
-    ),
-    Figure("health-preflight", "preflight: question to answer, 8-GPU node", "ms", 50.0, False, _preflight(True)),
+    Figure("health-prolog", "prolog hook, healthy 8-GPU node", "s", 0.35, _prolog),
+    Figure("health-ratio", "the same / a Python with its imports", "x", 3.0, _ratio),
+    Figure("health-hung", "one mount hung: time beyond the deadline", "s", 0.2, _hung_mount),
+    Figure("health-preflight-here", "preflight: question to answer, this machine", "ms", 50.0, _preflight(False)),
+    Figure("health-preflight", "preflight: question to answer, 8-GPU node", "ms", 50.0, _preflight(True)),
 ]
