@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from benchmarks import procfs
-from benchmarks.figures import Figure, Launchers, Samples, interleaved
+from benchmarks.figures import Figure, in_turns
 from benchmarks.harness import Failure, Job, Launcher
 
 _SETTLE_S = 0.3
@@ -60,14 +60,7 @@ def _import_ms(launcher: Launcher) -> float:
 
 
 def _calls(name: str, what: str, calls: str, stopped: bool, target_us: float) -> Figure:
-    def measure(launchers: Launchers, repeats: int) -> Samples:
-        return interleaved(lambda who: _call_us(who, calls, stopped), launchers.monitored(), repeats)
-
-    return Figure(name, what, "us", target_us, False, measure)
-
-
-def _measure_import(launchers: Launchers, repeats: int) -> Samples:
-    return interleaved(_import_ms, launchers.monitored(), repeats)
+    return Figure(name, what, "us", target_us, in_turns(lambda who: _call_us(who, calls, stopped)))
 
 
 FIGURES = [
@@ -76,5 +69,5 @@ FIGURES = [
     _calls("section", "start_section() and end_section()", "sections", False, 3.0),
     _calls("section-end", "end_section() alone", "ends", False, 0.4),
     _calls("section-stopped", "the same with the monitor SIGSTOPped", "sections", True, 3.0),
-    Figure("import", "import of fault_tolerance, over bare Python", "ms", 30.0, False, _measure_import),
+    Figure("import", "import of fault_tolerance, over bare Python", "ms", 30.0, in_turns(_import_ms)),
 ]

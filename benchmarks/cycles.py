@@ -12,7 +12,7 @@ from collections.abc import Callable
 from namespaces import Network, unusable
 
 from benchmarks import procfs
-from benchmarks.figures import Figure, Launchers, Samples, interleaved
+from benchmarks.figures import Figure, Launchers, Samples, in_turns, interleaved, only_ours
 from benchmarks.harness import EVENT_TIMEOUT_S, Event, Failure, Job, Launcher
 
 _NPROC = 2
@@ -122,15 +122,15 @@ def _silent_coordinator(launcher: Launcher) -> float:
 
 
 def _figure(name: str, what: str, target_s: float, one, floor: bool) -> Figure:  # type: ignore[no-untyped-def]
-    def measure(launchers: Launchers, repeats: int) -> Samples:
-        return interleaved(one, [*([launchers.floor] if floor else []), *launchers.rivals()], repeats)
+    def who(launchers: Launchers) -> list[Launcher]:
+        return [launchers.floor, *launchers.rivals()] if floor else launchers.rivals()
 
-    return Figure(name, what, "s", target_s, False, measure)
+    return Figure(name, what, "s", target_s, in_turns(one, who))
 
 
 def _lost(name: str, what: str, target_s: float, one: Callable[[Launcher], float]) -> Figure:
     """torchrun ends the job where a node is lost, and so it has no such figure."""
-    return Figure(name, what, "s", target_s, False, lambda who, repeats: interleaved(one, [who.ours], repeats))
+    return Figure(name, what, "s", target_s, in_turns(one, only_ours))
 
 
 FIGURES = [
@@ -144,7 +144,6 @@ FIGURES = [
         "the same, others in C with gloo and SIGTERM handlers",
         "s",
         1.2,
-        False,
         _restart_handler,
     ),
     _lost("lost-node", "lost node to the promoted spare's first line", 0.3, _lost_node),

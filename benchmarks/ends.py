@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-from benchmarks.figures import Figure, Launchers, Samples, interleaved
+from benchmarks.figures import Figure, Launchers, Samples, in_turns, only_ours
 from benchmarks.harness import Event, Failure, Job, Launcher, wait_dead
 
 _TIMEOUT_S = 1.0
@@ -95,25 +95,13 @@ def _dead_at(pidfd: int, rank: Event) -> float:
         os.close(pidfd)
 
 
-def _measure_nested(launchers: Launchers, repeats: int) -> Samples:
-    return interleaved(_nested_ms, launchers.monitored(), repeats)
-
-
-def _measure_loaded(launchers: Launchers, repeats: int) -> Samples:
-    return interleaved(_loaded_ms, launchers.monitored(), repeats)
-
-
 def _measure_alarms(launchers: Launchers, _: int) -> Samples:
     return {launchers.ours.name: [_false_alarms(launchers.ours, launchers.watch_s)]}
 
 
-def _measure_shutdown(launchers: Launchers, repeats: int) -> Samples:
-    return interleaved(_shutdown_s, [launchers.ours], repeats)
-
-
 FIGURES = [
-    Figure("nested", "kill after the outermost of 3 sections expired", "ms", 15.0, False, _measure_nested),
-    Figure("loaded-hang", "hang of 1 of 8 ranks, all cores busy: kill", "ms", 100.0, False, _measure_loaded),
-    Figure("false-alarms", "8 ranks beat at 1/4 of the timeout, all cores busy", "ranks", 0.0, False, _measure_alarms),
-    Figure("shutdown", "ShutdownWorkload on 1 of 3 nodes, all workers gone", "s", 0.2, False, _measure_shutdown),
+    Figure("nested", "kill after the outermost of 3 sections expired", "ms", 15.0, in_turns(_nested_ms)),
+    Figure("loaded-hang", "hang of 1 of 8 ranks, all cores busy: kill", "ms", 100.0, in_turns(_loaded_ms)),
+    Figure("false-alarms", "8 ranks beat at 1/4 of the timeout, all cores busy", "ranks", 0.0, _measure_alarms),
+    Figure("shutdown", "ShutdownWorkload, 3 nodes: workers gone", "s", 0.2, in_turns(_shutdown_s, only_ours)),
 ]

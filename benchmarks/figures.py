@@ -13,6 +13,7 @@ from typing import TypeVar
 from benchmarks.harness import Failure, Launcher
 
 Samples = dict[str, list[float]]  # by name of the launcher
+Measure = Callable[["Launchers", int], Samples]
 _T = TypeVar("_T")
 
 
@@ -51,8 +52,8 @@ class Figure:
     what: str
     unit: str
     target: float
-    relative: bool
-    measure: Callable[[Launchers, int], Samples]
+    measure: Measure
+    relative: bool = False
     base: str = "torchrun"
 
 
@@ -103,3 +104,20 @@ def interleaved(
             if turn >= 0:
                 samples[launcher.name].append(value)
     return samples
+
+
+def only_ours(launchers: Launchers) -> list[Launcher]:
+    """Return nvrx-run alone, where the others have no such figure or would take minutes."""
+    return [launchers.ours]
+
+
+def in_turns(
+    one: Callable[[Launcher], float], who: Callable[[Launchers], Sequence[Launcher]] = Launchers.monitored
+) -> Measure:
+    """Return what measures `one` of each launcher of `who`, in turns."""
+    return lambda launchers, repeats: interleaved(one, who(launchers), repeats)
+
+
+def repeated(sample: Callable[[], float]) -> Measure:
+    """Return what takes `sample` again and again: it starts no launcher."""
+    return lambda launchers, repeats: {launchers.ours.name: [sample() for _ in range(repeats)]}

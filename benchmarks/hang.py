@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.figures import Figure, Launchers, Samples, interleaved
+from benchmarks.figures import Figure, in_turns, only_ours
 from benchmarks.harness import Job, Launcher, wait_dead
 
 _TIMEOUT_S = 1.0
@@ -19,18 +19,12 @@ def _lateness_ms(launcher: Launcher, mode: str) -> float:
 
 
 def _figure(name: str, what: str, mode: str) -> Figure:
-    def measure(launchers: Launchers, repeats: int) -> Samples:
-        return interleaved(lambda who: _lateness_ms(who, mode), launchers.monitored(), repeats)
-
-    return Figure(name, what, "ms", 15.0, False, measure)
+    return Figure(name, what, "ms", 15.0, in_turns(lambda who: _lateness_ms(who, mode)))
 
 
-def _look(launchers: Launchers, repeats: int) -> Samples:
-    return interleaved(lambda who: _lateness_ms(who, "sleep"), [launchers.ours], repeats)
-
-
+_LOOK = in_turns(lambda who: _lateness_ms(who, "sleep"), only_ours)
 FIGURES = [
-    Figure("hang-look", "hang (asleep): look at the ranks, then kill", "ms", 1500.0, False, _look),
+    Figure("hang-look", "hang (asleep): look at the ranks, then kill", "ms", 1500.0, _LOOK),
     _figure("hang-stop", "hang (SIGSTOP): kill after the timeout", "stop"),
     _figure("hang-sleep", "hang (asleep): kill after the timeout", "sleep"),
 ]

@@ -1,4 +1,4 @@
-"""Health checks on the recorded node with 8 GPUs: prolog, preflight, a mount that hangs, 64 prologs at once.
+"""Health checks on the recorded node with 8 GPUs: prolog, preflight, a mount that hangs.
 
 The hooks are those of prolog/, installed for root in a directory of their own; what stands in for NVML is compiled.
 """
@@ -20,15 +20,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
-from benchmarks.figures import Figure, Launchers, Samples
+from benchmarks.figures import Figure, Launchers, Measure, Samples
 from benchmarks.harness import Failure
 
 REPO = Path(__file__).resolve().parents[1]
 BOUND_S = 60.0
-_BUDGET_S = 6.0  # of the prolog, its default
 _DEADLINE_S = 2.0  # of the checks beside a mount that hangs
-_MANY = 64
-_HEAVY_S = 1.0
 # All that a prolog loads before it forks its checks.
 _IMPORTS = """
 import sys
@@ -54,9 +51,9 @@ class Node:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.tree = root / "node"
-        recorded = _loaded(REPO / "tests/data/dgx.py")
+        recorded = _loaded(REPO / "tests/lib/dgx.py")
         recorded.build(self.tree)
-        standin = _loaded(REPO / "tests/nvml/standin.py")
+        standin = _loaded(REPO / "tests/lib/standin.py")
         try:
             nvml = standin.StandIn(standin.built(root), root / "nvml")
         except LookupError as error:
@@ -73,27 +70,18 @@ class Node:
         python = self.root / "python"
         python.write_text(f'#!/bin/sh\nexec env -u PYTHONHOME {words} {sys.executable} "$@"\n')
         python.chmod(0o755)
-        self.site({})
         settings = {"PYTHON": python, "PACKAGE": REPO, "SYSROOT": self.tree, "LOG": self.root / "log"}
         conf = "".join(f"{name}={value}\n" for name, value in settings.items())
         (self.root / "hooks/hooks.conf").write_text(conf)
-
-    def site(self, document: dict[str, object]) -> None:
-        """Its site file; {}: none."""
-        file = self.tree / "etc/nvrx/health.yaml"
-        file.unlink(missing_ok=True)
-        if document:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps(document))
 
     def cold(self) -> None:
         """Nothing is known from an earlier run."""
         shutil.rmtree(self.tree / "run/nvrx-health", ignore_errors=True)
         (self.root / "log").unlink(missing_ok=True)
 
-    def prolog(self, job: int = 7) -> subprocess.Popen[bytes]:
+    def prolog(self) -> subprocess.Popen[bytes]:
         """Start it as slurmd does."""
-        env = {"SLURMD_NODENAME": "n1", "SLURM_JOB_ID": str(job), "SLURM_JOB_UID": "65534"}
+        env = {"SLURMD_NODENAME": "n1", "SLURM_JOB_ID": "7", "SLURM_JOB_UID": "65534"}
         return subprocess.Popen([str(self.root / "hooks/prolog")], env=env, stdin=subprocess.DEVNULL)
 
     def log(self) -> str:
@@ -209,7 +197,7 @@ def _asked(node: Node, recorded: bool, repeats: int) -> list[float]:
     return took_ms[1:]
 
 
-def _preflight(recorded: bool) -> Callable[[Launchers, int], Samples]:
+def _preflight(recorded: bool) -> Measure:
     def measure(launchers: Launchers, repeats: int) -> Samples:
         with _node() as node:
             return {"nvrx-run": _asked(node, recorded, repeats)}
@@ -217,41 +205,10 @@ def _preflight(recorded: bool) -> Callable[[Launchers, int], Samples]:
     return measure
 
 
-# --- many prologs -----------------------------------------------------------------------------------------------------
-
-
-def _many(launchers: Launchers, repeats: int) -> Samples:
-    """By how much the slowest of them exceeds its budget, with one heavy check of the site."""
-    over_s = []
-    with _node() as node:
-        runs = node.root / "runs"
-        heavy = node.root / "heavy"
-        heavy.write_text(f"#!/bin/sh\necho run >>{runs}\nsleep {_HEAVY_S}\necho fine\n")
-        heavy.chmod(0o755)
-        own = {"name": "heavy", "run": str(heavy), "when": ["prolog"], "reuse": 300, "budget": _BUDGET_S}
-        node.site({"own": [own]})
-        for _ in range(max(1, repeats // 2)):
-            node.cold()
-            runs.unlink(missing_ok=True)
-            started_s = time.monotonic()
-            processes = [node.prolog(job) for job in range(1, _MANY + 1)]
-            codes = [process.wait(BOUND_S) for process in processes]
-            over_s.append(time.monotonic() - started_s - _BUDGET_S)
-            count = len(runs.read_text().splitlines()) if runs.exists() else 0
-            passed = node.log().count(": pass: ")
-            print(f" [{count} heavy run(s), {passed} of {_MANY} pass]", end="", flush=True)
-            if count != 1 or any(codes):
-                raise Failure(f"{count} heavy runs instead of 1, exit codes {sorted(set(codes))}")
-    return {"nvrx-run": over_s}
-
-
 FIGURES = [
-    Figure("health-prolog", "prolog hook, healthy 8-GPU node", "s", 0.35, False, _prolog),
-    Figure("health-ratio", "the same / a Python with its imports", "x", 3.0, False, _ratio),
-    Figure("health-hung", "one mount hung: time beyond the deadline", "s", 0.2, False, _hung_mount),
-    Figure(
-        "health-preflight-here", "preflight: question to answer, this machine", "ms", 50.0, False, _preflight(False)
-    ),
-    Figure("health-preflight", "preflight: question to answer, 8-GPU node", "ms", 50.0, False, _preflight(True)),
-    Figure("health-64", "64 prologs at once: slowest beyond its budget", "s", 1.0, False, _many),
+    Figure("health-prolog", "prolog hook, healthy 8-GPU node", "s", 0.35, _prolog),
+    Figure("health-ratio", "the same / a Python with its imports", "x", 3.0, _ratio),
+    Figure("health-hung", "one mount hung: time beyond the deadline", "s", 0.2, _hung_mount),
+    Figure("health-preflight-here", "preflight: question to answer, this machine", "ms", 50.0, _preflight(False)),
+    Figure("health-preflight", "preflight: question to answer, 8-GPU node", "ms", 50.0, _preflight(True)),
 ]

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from benchmarks import procfs
-from benchmarks.figures import Figure, Launchers, Samples, interleaved
+from benchmarks.figures import Figure, Launchers, Samples, in_turns
 from benchmarks.harness import Job, Launcher
 
 _NPROC = 8
@@ -46,17 +46,14 @@ def _wake_ups(launchers: Launchers, nodes: int, repeats: int, whole: bool) -> Sa
 
 
 def _memory(name: str, what: str, nodes: int, size: Callable[[set[int]], float]) -> Figure:
-    def measure(launchers: Launchers, repeats: int) -> Samples:
-        return interleaved(lambda who: _memory_mb(who, nodes, size), launchers.rivals(), repeats)
-
-    return Figure(name, what, "MB", 60.0, False, measure)
+    return Figure(name, what, "MB", 60.0, in_turns(lambda who: _memory_mb(who, nodes, size), Launchers.rivals))
 
 
 def _idle(name: str, what: str, nodes: int, target: float, whole: bool = True) -> Figure:
     def measure(launchers: Launchers, repeats: int) -> Samples:
         return _wake_ups(launchers, nodes, repeats, whole)
 
-    return Figure(name, what, "/s", target, False, measure)
+    return Figure(name, what, "/s", target, measure)
 
 
 FIGURES = [

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import mean
 
 from benchmarks import procfs
-from benchmarks.figures import Figure, Launchers, Samples, interleaved
+from benchmarks.figures import Figure, Launchers, Measure, Samples, in_turns, interleaved, only_ours
 from benchmarks.harness import Event, Failure, Job, Launcher, free_port, wait_dead
 
 WORKER = str(Path(__file__).with_name("inprocess_worker.py"))
@@ -65,7 +65,7 @@ def _last(events: list[Event]) -> float:
 # --- restarts ---------------------------------------------------------------------------------------------------------
 
 
-def _raise(size: int, mode: str = "run") -> Callable[[Launchers, int], Samples]:
+def _raise(size: int, mode: str = "run") -> Measure:
     """Restarts one after the other in one job; the first is not counted."""
 
     def restarts(launcher: Launcher, repeats: int) -> list[float]:
@@ -211,41 +211,31 @@ def _leak(launcher: Launcher) -> float:
 
 
 def _figure(name: str, what: str, unit: str, target: float, one: Callable[[Launcher], float]) -> Figure:
-    def measure(launchers: Launchers, repeats: int) -> Samples:
-        return interleaved(one, launchers.monitored(), repeats)
-
-    return Figure(f"inprocess-{name}", what, unit, target, False, measure)
+    return Figure(f"inprocess-{name}", what, unit, target, in_turns(one))
 
 
 def _alone(name: str, what: str, unit: str, target: float, one: Callable[[Launcher], float]) -> Figure:
     """NVRx has no such thing, or would take minutes."""
-
-    def measure(launchers: Launchers, repeats: int) -> Samples:
-        return interleaved(one, [launchers.ours], repeats)
-
-    return Figure(f"inprocess-{name}", what, unit, target, False, measure)
+    return Figure(f"inprocess-{name}", what, unit, target, in_turns(one, only_ours))
 
 
 FIGURES = [
     *(
-        Figure(f"inprocess-raise-{n}", f"in-process: raise to re-entry everywhere, {n} ranks", "s", s, False, _raise(n))
+        Figure(f"inprocess-raise-{n}", f"in-process: raise to re-entry everywhere, {n} ranks", "s", s, _raise(n))
         for n, s in ((2, 0.03), (4, 0.05), (8, 0.09))
     ),
-    Figure("inprocess-busy", "the same with 2 ranks that compute all the time", "s", 0.03, False, _raise(2, "busy")),
+    Figure("inprocess-busy", "the same with 2 ranks that compute all the time", "s", 0.03, _raise(2, "busy")),
     _figure("kill", "in-process: SIGKILL of one of 4 ranks to re-entry of the others", "s", 0.2, _kill),
     _alone("kill-launched", "the same under nvrx-run, 2 nodes x 2 ranks", "s", 0.1, _kill_launched),
     _alone("kill-node", "in-process under nvrx-run: loss of a node with everything on it", "s", 0.1, _kill_node),
     _figure("soft", "in-process: soft timeout, beyond the configured sum", "ms", 50.0, _soft),
     _figure("hard", "in-process: hard timeout with grace, beyond the configured sum", "ms", 50.0, _hard),
-    Figure(
-        "inprocess-entry", "in-process: entry to first call, 4 ranks", "s", 0.1, False, lambda who, n: _life(who, n)[0]
-    ),
+    Figure("inprocess-entry", "in-process: entry to first call, 4 ranks", "s", 0.1, lambda who, n: _life(who, n)[0]),
     Figure(
         "inprocess-exit",
         "in-process: all returned to wrapper returned",
         "s",
         0.05,
-        False,
         lambda who, n: _life(who, n)[1],
     ),
     _figure("ping", "in-process: ping()", "us", 1.0, _ping),

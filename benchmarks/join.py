@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from benchmarks import procfs
-from benchmarks.figures import Figure
+from benchmarks.figures import Figure, repeated
 from benchmarks.harness import Failure, kill_all_children
 
 _AGENTS, _MANY = 1000, 10_000
@@ -131,7 +131,7 @@ def _figure(name: str, what: str, unit: str, target: float, sample: Callable[[],
         finally:
             kill_all_children()
 
-    return Figure(name, what, unit, target, False, lambda _, repeats: {"nvrx-run": [once() for _ in range(repeats)]})
+    return Figure(name, what, unit, target, repeated(once))
 
 
 FIGURES = [

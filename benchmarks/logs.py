@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import procfs
-from benchmarks.figures import Figure, Launchers, Samples
+from benchmarks.figures import Figure, Launchers, Measure, Samples, repeated
 from nvrx_slurm.control.identity import identity
 from nvrx_slurm.control.stream import Stream
 from nvrx_slurm.logs import wire
@@ -104,51 +104,47 @@ async def _load(port: int) -> None:
         stream.finish(0.1)
 
 
-def _throughput(launchers: Launchers, repeats: int) -> Samples:
+def _throughput() -> float:
     """Processor time of the aggregator: it may use one core, and the generator needs the other one."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-    samples = []
-    for _ in range(repeats):
-        with _pair(shipper=False) as (root, aggregator, port, _):
-            asyncio.run(_load(port))
-            size = (root / "train_cycle0.log").stat().st_size
-            samples.append(procfs.cpu_s(aggregator) / size * 1e9)
-    return {"nvrx-run": samples}
+    with _pair(shipper=False) as (root, aggregator, port, _):
+        asyncio.run(_load(port))
+        size = (root / "train_cycle0.log").stat().st_size
+        return procfs.cpu_s(aggregator) / size * 1e9
 
 
-def _latency(launchers: Launchers, repeats: int) -> Samples:
+def _latency() -> float:
     """Each line holds the time at which it was written; the merged file is looked at every 10 ms."""
-    samples = []
-    for _ in range(repeats):
-        late: list[float] = []
-        with _pair(shipper=True) as (root, *_), ExitStack() as stack, (root / "train_cycle0.log").open("rb") as merged:
-            folder = root / _OWNER / "cycle_0" / "node_0_n"
-            ranks = [stack.enter_context((folder / f"rank_{n}.out").open("ab", buffering=0)) for n in range(_RANKS)]
-            begin_s, written = time.monotonic(), 0.0
-            while (now_s := time.monotonic()) < begin_s + _LATENCY_S:
-                while written < (now_s - begin_s) * _LATENCY_BYTES_S:
-                    written += sum(rank.write(_stamped()) for rank in ranks)
-                lines = merged.read().splitlines()
-                late += [
-                    time.monotonic() - float(line.split(b" ")[1]) for line in lines[::100] if line.count(b" ") == 2
-                ]
-                time.sleep(0.01)
-        samples.append(sorted(late)[int(0.99 * len(late))])
-    return {"nvrx-run": samples}
+    late: list[float] = []
+    with _pair(shipper=True) as (root, *_), ExitStack() as stack, (root / "train_cycle0.log").open("rb") as merged:
+        ranks = _ranks(root, stack)
+        begin_s, written = time.monotonic(), 0.0
+        while (now_s := time.monotonic()) < begin_s + _LATENCY_S:
+            while written < (now_s - begin_s) * _LATENCY_BYTES_S:
+                written += sum(rank.write(_stamped()) for rank in ranks)
+            lines = [line.split(b" ") for line in merged.read().splitlines()[::100]]
+            late += [time.monotonic() - float(words[1]) for words in lines if len(words) == 3]
+            time.sleep(0.01)
+    return sorted(late)[int(0.99 * len(late))]
+
+
+def _ranks(root: Path, stack: ExitStack) -> list[Any]:
+    """Return the files that the ranks write."""
+    folder = root / _OWNER / "cycle_0" / "node_0_n"
+    return [stack.enter_context((folder / f"rank_{n}.out").open("ab", buffering=0)) for n in range(_RANKS)]
 
 
 def _stamped() -> bytes:
     return (b"%.6f " % time.monotonic()).ljust(_LINE_BYTES - 1, b"x") + b"\n"
 
 
-def _shipper(value: Callable[[int, float], float], lines_s: int) -> Callable[[Launchers, int], Samples]:
+def _shipper(value: Callable[[int, float], float], lines_s: int) -> Measure:
     """`value(pid, window)` before and after a window in which 8 ranks write `lines_s` lines per second."""
 
     def measure(launchers: Launchers, repeats: int) -> Samples:
         samples = []
         with _pair(shipper=True) as (root, _, shipper, _), ExitStack() as stack:
-            folder = root / _OWNER / "cycle_0" / "node_0_n"
-            ranks = [stack.enter_context((folder / f"rank_{n}.out").open("ab", buffering=0)) for n in range(_RANKS)]
+            ranks = _ranks(root, stack)
             _write(ranks, lines_s, _SETTLE_S)
             for _ in range(repeats):
                 before = value(shipper, _WINDOW_S)
@@ -167,18 +163,15 @@ def _write(ranks: list[Any], lines_s: int, seconds: float) -> None:
     time.sleep(max(0.0, begin_s + seconds - time.monotonic()))
 
 
-def _memory(launchers: Launchers, repeats: int) -> Samples:
+def _memory() -> float:
     """Resident, after 100 MB went through it."""
-    samples = []
-    for _ in range(repeats):
-        with _pair(shipper=True) as (root, _, shipper, tell):
-            (root / _OWNER / "cycle_0" / "node_0_n" / "rank_0.out").write_bytes((b"y" * 99 + b"\n") * 1_000_000)
-            tell(over=0)
-            while (root / "train_cycle0.log.idx").read_bytes().count(b'"final"') < 2 * _RANKS:
-                time.sleep(0.01)
-            status = Path(f"/proc/{shipper}/status").read_text()
-            samples.append(int(status.partition("VmHWM:")[2].split()[0]) * 1024 / 1e6)
-    return {"nvrx-run": samples}
+    with _pair(shipper=True) as (root, _, shipper, tell):
+        (root / _OWNER / "cycle_0" / "node_0_n" / "rank_0.out").write_bytes((b"y" * 99 + b"\n") * 1_000_000)
+        tell(over=0)
+        while (root / "train_cycle0.log.idx").read_bytes().count(b'"final"') < 2 * _RANKS:
+            time.sleep(0.01)
+        status = Path(f"/proc/{shipper}/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0]) * 1024 / 1e6
 
 
 def _cpu(pid: int, window_s: float) -> float:
@@ -190,9 +183,9 @@ def _switches(pid: int, window_s: float) -> float:
 
 
 FIGURES = [
-    Figure("logs-aggregator", "aggregator, 1,000 shippers, 1 GB: CPU time", "s/GB", 10.0, False, _throughput),
-    Figure("logs-latency", "line in the merged file, 12 MB/s, p99", "s", 2.0, False, _latency),
-    Figure("logs-shipper", "shipper, 800 lines/s", "% CPU", 1.0, False, _shipper(_cpu, _LINES_S)),
-    Figure("logs-wakeups", "idle wake-ups of a shipper", "/s", 2.0, False, _shipper(_switches, 0)),
-    Figure("logs-memory", "shipper, peak resident memory", "MB", 40.0, False, _memory),
+    Figure("logs-aggregator", "aggregator, 1,000 shippers, 1 GB: CPU time", "s/GB", 10.0, repeated(_throughput)),
+    Figure("logs-latency", "line in the merged file, 12 MB/s, p99", "s", 2.0, repeated(_latency)),
+    Figure("logs-shipper", "shipper, 800 lines/s", "% CPU", 1.0, _shipper(_cpu, _LINES_S)),
+    Figure("logs-wakeups", "idle wake-ups of a shipper", "/s", 2.0, _shipper(_switches, 0)),
+    Figure("logs-memory", "shipper, peak resident memory", "MB", 40.0, repeated(_memory)),
 ]

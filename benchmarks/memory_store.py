@@ -1,4 +1,4 @@
-"""A store in memory with the methods that rank assignments use; it counts bytes.
+"""A store in memory with the methods that rank assignments use.
 
 Ranks are threads, or calls in turn.
 """
@@ -16,11 +16,10 @@ from threading import Condition
 class _Shared:
     values: defaultdict[str, dict[str, bytes]] = field(default_factory=lambda: defaultdict(dict))  # by prefix
     changed: Condition = field(default_factory=Condition)
-    moved: int = 0  # bytes
 
 
 class MemoryStore:
-    """What one would be on a server: all views of it share values and the count."""
+    """What one would be on a server: all views of it share values."""
 
     def __init__(self, prefix: str = "", shared: _Shared | None = None) -> None:
         self._prefix = prefix
@@ -36,16 +35,8 @@ class MemoryStore:
         """The view that is the same in all iterations."""
         return MemoryStore("stable/", self._shared)
 
-    @property
-    def moved_bytes(self) -> int:
-        """Length of all keys and values that went in or out."""
-        return self._shared.moved
-
     def __len__(self) -> int:
         return sum(map(len, self._shared.values.values()))
-
-    def _count(self, keys: Sequence[str], values: Sequence[bytes] = ()) -> None:
-        self._shared.moved += len(self._prefix) * len(keys) + sum(map(len, keys)) + sum(map(len, values))
 
     def set(self, key: str, value: bytes | str) -> None:
         """Set one value."""
@@ -56,7 +47,6 @@ class MemoryStore:
         with self._shared.changed:
             data = [value.encode() if isinstance(value, str) else bytes(value) for value in values]
             self._values.update(zip(keys, data, strict=True))
-            self._count(keys, data)
             self._shared.changed.notify_all()
 
     def get(self, key: str) -> bytes:
@@ -70,13 +60,11 @@ class MemoryStore:
                 found = list(map(self._values.__getitem__, keys))
             except KeyError as error:
                 raise RuntimeError(f"the store has no {self._prefix}{error.args[0]}") from None
-            self._count(keys, found)
         return found
 
     def add(self, key: str, amount: int) -> int:
         """Add to a number that begins with 0 and return the sum."""
         with self._shared.changed:
-            self._count([key], [b"12345678"])
             total = int(self._values.get(key, b"0")) + amount
             self._values[key] = str(total).encode()
             self._shared.changed.notify_all()
@@ -86,7 +74,6 @@ class MemoryStore:
         """Set if the value is `expected`, or if that is empty and there is none; the value afterwards."""
         data = desired.encode() if isinstance(desired, str) else bytes(desired)
         with self._shared.changed:
-            self._count([key], [data])
             if self._values.get(key, b"") == expected.encode():
                 self._values[key] = data
                 self._shared.changed.notify_all()
@@ -95,13 +82,11 @@ class MemoryStore:
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all are there."""
         with self._shared.changed:
-            self._count(keys)
             return all(key in self._values for key in keys)
 
     def wait(self, keys: Sequence[str], timeout: timedelta) -> None:
         """Until all are there; raises RuntimeError after `timeout`."""
         with self._shared.changed:
-            self._count(keys)
             if not self._shared.changed.wait_for(
                 lambda: all(key in self._values for key in keys), timeout.total_seconds()
             ):

@@ -34,11 +34,6 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def is_running(pid: int) -> bool:
-    """Whether its main thread runs, or waits for a processor or a disk."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "RD"
-
-
 def pss_mb(pids: set[int]) -> float:
     """Sum of the proportional set sizes in MB (1e6 bytes)."""
     total_kb = 0

@@ -12,29 +12,25 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 
-from benchmarks.figures import Figure, Launchers, Samples
+from benchmarks.figures import Figure, repeated
 from benchmarks.memory_store import MemoryStore
 from nvrx_slurm.inprocess.plugins.compose import Compose
 from nvrx_slurm.inprocess.plugins.rank_assignment import Leadership
 from nvrx_slurm.inprocess.rank_assignment import (
     ActivateAllRanks,
-    FillGaps,
     FilterCountGroupedByKey,
     Layer,
     LayerFlag,
-    RankAssignment,
     RankAssignmentCtx,
     ShiftRanks,
     Tree,
     assign,
     key_of,
-    with_defaults,
 )
 from nvrx_slurm.inprocess.state import State
 
 _WORLD, _DEATHS = 65_536, 1_024
 _TIMEOUT = timedelta(seconds=60)
-_ASKED = 200  # ranks whose own share is measured
 
 
 def _layers() -> list[Layer]:
@@ -73,15 +69,6 @@ def _timed(work: Callable[[], object]) -> tuple[float, object]:
     return seconds, result
 
 
-def _alone(assignment: RankAssignment) -> float:
-    """Milliseconds of one rank that needs nobody."""
-    died, whole = _deaths(_WORLD), with_defaults(assignment)
-    ranks = random.Random(5).sample(sorted(set(range(_WORLD)) - died), _ASKED)
-    contexts = [RankAssignmentCtx(State(rank, _WORLD, iteration=1), None, died) for rank in ranks]
-    seconds, _ = _timed(lambda: [assign(whole, ctx) for ctx in contexts])
-    return 1e3 * seconds / len(ranks)
-
-
 def _filtered() -> float:
     """Milliseconds of the leader for the world: what all ranks gave is in the store, but for its own."""
     died, store = _deaths(_WORLD) - {0}, MemoryStore()
@@ -99,17 +86,12 @@ def _filtered() -> float:
 
 
 def _figure(name: str, what: str, unit: str, target: float, one: Callable[[], float]) -> Figure:
-    def measure(launchers: Launchers, repeats: int) -> Samples:
-        return {launchers.ours.name: [one() for _ in range(repeats)]}
-
-    return Figure(name, what, unit, target, False, measure)
+    return Figure(name, what, unit, target, repeated(one))
 
 
 _TREE = f"Tree of 2 layers, {_WORLD} ranks"
 FIGURES = [
     _figure("ranks-tree-build", f"{_TREE}: built, by each rank", "s", 0.6, lambda: _tree()[0]),
     _figure("ranks-tree-reassign", f"{_TREE}: {_DEATHS} deaths, by each rank", "s", 0.1, lambda: _tree()[1]),
-    _figure("ranks-shift", f"ShiftRanks, {_WORLD} ranks: per rank", "ms", 0.2, lambda: _alone(ShiftRanks())),
-    _figure("ranks-fill", f"FillGaps, {_WORLD} ranks: per rank", "ms", 0.2, lambda: _alone(FillGaps())),
     _figure("ranks-filter", f"Filter, {_WORLD} ranks: once for the world", "ms", 50.0, _filtered),
 ]

@@ -127,7 +127,7 @@ def _of_executed(case: str, what: str) -> list[Figure]:
         def measure(launchers: Launchers, repeats: int) -> Samples:
             return {"nvrx-run": [getattr(life, pick) for life in _differences(launchers, repeats, case)]}
 
-        return Figure(f"warm-off-{case}{name}", f"{what}: later than with {_OFF}, {to}", "s", 0.03, False, measure)
+        return Figure(f"warm-off-{case}{name}", f"{what}: later than with {_OFF}, {to}", "s", 0.03, measure)
 
     return [row("", "start_s", "import"), row("-step", "first_step_s", "first step")]
 
@@ -197,7 +197,7 @@ def _figure(
         who = [*rivals, launchers.executed(), launchers.ours]
         return interleaved(one, who, 1, warm_up=0) if once else interleaved(one, who, repeats)
 
-    return Figure(name, what, unit, target, True, measure, base)
+    return Figure(name, what, unit, target, measure, True, base)
 
 
 def _of_life(name: str, what: str, target: float, nproc: int, pick: str, base: str = "torchrun") -> Figure:
@@ -205,7 +205,7 @@ def _of_life(name: str, what: str, target: float, nproc: int, pick: str, base: s
         lives = _lives(launchers, repeats, nproc, _WORKER)
         return {who: [getattr(life, pick) for life in found] for who, found in lives.items()}
 
-    return Figure(name, what, "s", target, True, measure, base)
+    return Figure(name, what, "s", target, measure, True, base)
 
 
 def _of_library(library: str, target_s: float) -> Figure:
@@ -217,7 +217,7 @@ def _of_library(library: str, target_s: float) -> Figure:
         lives = _lives(launchers, repeats, 2, str(Path(__file__).with_name(f"warm_{library}.py")))
         return {who: [life.restart_s for life in found] for who, found in lives.items()}
 
-    return Figure(f"warm-{library}", f"restart past the import of {library}, 1 x 2", "s", target_s, False, measure)
+    return Figure(f"warm-{library}", f"restart past the import of {library}, 1 x 2", "s", target_s, measure)
 
 
 FIGURES = [

@@ -25,6 +25,9 @@ from nvrx_slurm.config.settings import Declaration, settings_of
 from nvrx_slurm.config.submit import SubmitConfig
 from nvrx_slurm.errors import ExitCode, UsageError
 
+pytestmark = pytest.mark.process
+
+
 REPO = Path(__file__).resolve().parents[1]
 DOCS = REPO / "docs"
 TEXTS = sorted(
@@ -95,7 +98,7 @@ MARKED = [fence for fence in PYTHON if len(fence.info) > 1]
 # --- snippets ---------------------------------------------------------------------------------------------------------
 
 
-def test_python_snippets_are_python() -> None:
+def test_python_snippets_are_python():
     for fence in PYTHON:
         ast.parse(fence.text, str(fence))
         assert fence.info[1:2] in ((), ("run",), ("launch",)), f"{fence}: neither `run` nor `launch FLAGS`"
@@ -106,7 +109,7 @@ def test_python_snippets_are_python() -> None:
 @pytest.mark.parametrize(
     "fence", [pytest.param(f, id=str(f), marks=[pytest.mark.torch] * ("import torch" in f.text)) for f in MARKED]
 )
-def test_marked_snippets_run(fence: Fence, tmp_path: Path) -> None:
+def test_marked_snippets_run(fence: Fence, tmp_path):
     """`run`: by Python; `launch FLAGS`: by nvrx-run with these flags, two ranks on this machine."""
     script = tmp_path / "snippet.py"
     script.write_text(fence.text)
@@ -136,7 +139,7 @@ def nvrx_run_lines() -> Iterator[tuple[Fence, list[str]]]:
                 yield fence, shlex.split(found[1], comments=True)
 
 
-def test_command_lines_are_understood(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_lines_are_understood(capsys):
     command = nvrx_run_options(lambda resolved, script, args: pytest.fail("--print-config starts nothing"))
     for place, words in nvrx_run_lines():
         with pytest.raises(SystemExit) as end:
@@ -147,7 +150,7 @@ def test_command_lines_are_understood(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.matrix
 @pytest.mark.torch
 @pytest.mark.timeout(400)
-def test_the_samples_of_the_tutorial_are_those_of_a_run() -> None:
+def test_the_samples_of_the_tutorial_are_those_of_a_run():
     page = (DOCS / "tutorial/first-job.md").read_text()
     made = tutorialdoc.render(page)
     assert tutorialdoc.plain(made) == tutorialdoc.plain(page), "run scripts/lib/tutorialdoc.py"
@@ -164,7 +167,7 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_lead_somewhere():
     wrong = []
     for path in TEXTS:
         text = re.sub(r"^```.*?^```|`[^`\n]*`", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
@@ -196,7 +199,7 @@ def migrating_rows(*headers: str) -> Iterator[tuple[list[str], list[str], str, s
             yield code(row[0]), code(cells.get("ours", "")), cells["status"], " | ".join(row)
 
 
-def test_variables_exist() -> None:
+def test_variables_exist():
     """NVRX_... and FT_... in the documents are read or set somewhere, or a migration page says that they are not."""
     variable = re.compile(r"\b(?:NVRX|FT)_[A-Z0-9_]*[A-Z0-9]\b")
     of_submit = {name for item in settings_of(SubmitConfig) for name in item.env}
@@ -221,14 +224,14 @@ def agrees(item: Declaration | None, name: str, status: str) -> bool:
     return status in ("same", "renamed", "no effect") and bool(item.no_effect) == (status == "no effect")
 
 
-def test_flags_of_theirs() -> None:
+def test_flags_of_theirs():
     for theirs, ours, status, row in FLAG_ROWS:
         assert all(agrees(BY_FLAG.get(flag), flag, status) for flag in theirs), row
         known = [BY_FLAG.get(name) or BY_VARIABLE.get(name) for name in ours]
         assert None not in known, row
 
 
-def test_all_flags_are_in_the_tables() -> None:
+def test_all_flags_are_in_the_tables():
     """Whatever has a flag is somebody's, or in the sentence about flags that only we have."""
     sentence = re.search(r"^Flags that only we have:(.*?):", MIGRATING[1].read_text(), flags=re.MULTILINE | re.DOTALL)
     assert sentence is not None
@@ -237,13 +240,13 @@ def test_all_flags_are_in_the_tables() -> None:
 
 
 @pytest.mark.torch
-def test_all_of_torchruns_flags_are_in_the_tables() -> None:
+def test_all_of_torchruns_flags_are_in_the_tables():
     words = pytest.importorskip("torch.distributed.run").get_args_parser()._option_string_actions
     theirs = {"--" + spelling(word[2:]) if word.startswith("--") else word for word in words}
     assert len(theirs) > 20 and theirs - THEIR_FLAGS == {"-h", "--help"}
 
 
-def test_rdzv_conf_keys() -> None:
+def test_rdzv_conf_keys():
     for key, status in ((key, status) for keys, _, status, _ in migrating_rows("key") for key in keys):
         flags = {"rdzv_conf": f"{key}=" + ("false" if key in ("is_host", "use_libuv") else "7")}
         if status == "refused":
@@ -253,7 +256,7 @@ def test_rdzv_conf_keys() -> None:
             assert ("no effect" in " ".join(resolve(flags, {}).notes)) == (status == "no effect"), key
 
 
-def test_variables_that_workers_get(tmp_path: Path) -> None:
+def test_variables_that_workers_get(tmp_path):
     """The section names exactly what a worker has and the launcher had not."""
     script = tmp_path / "names.py"
     script.write_text("import os; open('names.' + os.environ['RANK'], 'w').write(' '.join(os.environ))")
@@ -271,7 +274,7 @@ def test_variables_that_workers_get(tmp_path: Path) -> None:
     assert documented == set((tmp_path / "names.1").read_text().split()) - set(env)
 
 
-def test_variables_of_theirs() -> None:
+def test_variables_of_theirs():
     source = source_text()
     variables = [(name, status) for theirs, _, status, _ in migrating_rows("variable") for name in theirs]
     assert len(variables) >= 40
@@ -306,7 +309,7 @@ CLASS_ROWS = [
 
 
 @pytest.mark.parametrize("row", CLASS_ROWS)
-def test_classes_of_theirs(row: tuple[list[str], list[str], str, str]) -> None:
+def test_classes_of_theirs(row: tuple[list[str], list[str], str, str]):
     theirs, ours, status, _ = row
     if any("Callback" in name for name in theirs) and importlib.util.find_spec("lightning") is None:
         pytest.skip("lightning is not installed (extra: lightning)")
@@ -317,7 +320,7 @@ def test_classes_of_theirs(row: tuple[list[str], list[str], str, str]) -> None:
 # --- exit codes ----------------------------------------------------------------------------------------------------
 
 
-def test_the_table_of_exit_codes_is_the_one_in_errors() -> None:
+def test_the_table_of_exit_codes_is_the_one_in_errors():
     header, *rows = next(table for table in tables(DOCS / "reference/exit-codes.md") if table[0][0] == "code")
     assert header[:3] == ["code", "name", "meaning"]
     assert [(row[0], row[1].strip("`")) for row in rows if row[0] != "128+n"] == [(f"{c:d}", c.name) for c in ExitCode]

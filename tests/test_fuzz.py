@@ -5,8 +5,10 @@ from __future__ import annotations
 import fuzz
 import pytest
 
+pytestmark = pytest.mark.fast
+
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::SyntaxWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", fuzz.PARSERS)
-def test_a_parser_raises_its_own_error_only_and_soon(name: str) -> None:
+def test_a_parser_raises_its_own_error_only_and_soon(name: str):
     assert fuzz.run(name, 300, seed=1) == []

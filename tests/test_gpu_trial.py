@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
+
+
 SCRIPT = Path(__file__).parents[1] / "scripts" / "dev" / "gpu-trial"
 BOUND_S = 110
 
@@ -24,7 +27,7 @@ def trial(directory: Path, *args: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.matrix
 @pytest.mark.torch
-def test_rows(tmp_path: Path) -> None:
+def test_rows(tmp_path):
     pytest.importorskip("torch")
     ended = trial(tmp_path, "--rows=nvml,checks,nproc-gpu,killed-warm,template")
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -36,6 +39,6 @@ def test_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("args", "named"), [(["--nodes=2"], "Slurm allocation"), (["--rows=nvml,x"], "called x")])
-def test_bad_arguments(tmp_path: Path, args: list[str], named: str) -> None:
+def test_bad_arguments(tmp_path, args: list[str], named: str):
     ended = trial(tmp_path, *args)
     assert ended.returncode == 2 and named in ended.stderr

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import yaml
+
+pytestmark = pytest.mark.fast
+
 
 REPO = Path(__file__).resolve().parents[1]
 TABLE = {path.stem: yaml.safe_load(path.read_text()) for path in sorted((REPO / "tests/mutations").glob("*.yaml"))}
 
 
-def test_each_mutation_has_its_place_and_its_tests() -> None:
+def test_each_mutation_has_its_place_and_its_tests():
     rows = [row for room in TABLE.values() for row in room]
     assert len(rows) > 200
     assert [row["name"] for row in rows if (REPO / row["file"]).read_text().count(row["find"]) != 1] == []

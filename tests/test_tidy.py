@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group("tidy")  # on one worker, which parses each file once
+pytestmark = [pytest.mark.fast, pytest.mark.xdist_group("tidy")]  # on one worker, which parses each file once
 
 REPO = Path(__file__).resolve().parents[1]
 PACKAGE = REPO / "nvrx_slurm"
@@ -183,7 +183,7 @@ def code_lines(path: Path) -> int:
     return len(lines)
 
 
-def test_files_are_short() -> None:
+def test_files_are_short():
     sizes = {name(path): len(path.read_text().splitlines()) for path in EVERYWHERE}
     assert len(sizes) > 80
     assert {n: size for n, size in sizes.items() if size >= MAX_FILE_LINES} == {}
@@ -191,7 +191,7 @@ def test_files_are_short() -> None:
     assert {n: size for n, size in code.items() if size > MAX_CODE_LINES} == {}
 
 
-def test_functions_are_short_and_flat() -> None:
+def test_functions_are_short_and_flat():
     wrong = []
     for path in EVERYWHERE:
         for function in (node for node in nodes(path) if isinstance(node, FUNCTIONS)):
@@ -201,7 +201,7 @@ def test_functions_are_short_and_flat() -> None:
     assert wrong == []
 
 
-def test_rooms_are_small() -> None:
+def test_rooms_are_small():
     rooms = Counter(path.parent for path in python_files("nvrx_slurm/node") if path.name != "__init__.py")
     assert len(rooms) == 1 + len(ROOMS) and max(rooms.values()) <= MAX_FILES
 
@@ -244,7 +244,7 @@ IMPORT_RULES: dict[str, tuple[list[Path], ImportRule]] = {
 
 
 @pytest.mark.parametrize(("paths", "breaks"), IMPORT_RULES.values(), ids=IMPORT_RULES)
-def test_imports(paths: list[Path], breaks: ImportRule) -> None:
+def test_imports(paths: list[Path], breaks: ImportRule):
     every = ((path, *found) for path in paths for found in imports(path))
     assert [f"{name(p)}:{line} {module}" for p, line, module, typed in every if breaks(p, module, typed)] == []
 
@@ -254,7 +254,7 @@ def _module_of(dotted: str, known: dict[str, Path]) -> str:
     return dotted if dotted in known or "." not in dotted else _module_of(dotted.rpartition(".")[0], known)
 
 
-def test_no_circle_of_imports_at_run_time() -> None:
+def test_no_circle_of_imports_at_run_time():
     """Imports within functions count, too."""
     known = {".".join(path.relative_to(REPO).with_suffix("").parts): path for path in IN_PACKAGE}
     needs = {
@@ -267,7 +267,7 @@ def test_no_circle_of_imports_at_run_time() -> None:
 FOREIGN = re.compile(r"\bseeds? 0\d\d\b|\bissues? \d+|\bdesign\.md\b|\bfindings\.md\b", re.IGNORECASE)
 
 
-def test_no_text_cites_a_document_that_is_not_here() -> None:
+def test_no_text_cites_a_document_that_is_not_here():
     texts = [path for path in our_files() if path.suffix in (".py", ".md", ".sh", ".cfg") and path != Path(__file__)]
     assert [name(path) for path in texts if FOREIGN.search(path.read_text())] == []
 
@@ -296,7 +296,7 @@ def _sleeps(node: ast.AST) -> bool:
 
 
 def _installs(node: ast.AST) -> bool:
-    """A test never installs: `scripts/test` does, before pytest starts (tests/data/nvrx_wheel.py is its part)."""
+    """A test never installs: `scripts/test` does, before pytest starts (tests/lib/nvrx_wheel.py is its part)."""
     return isinstance(node, ast.List) and any(ast.unparse(word) in ("'pip'", "'apt-get'") for word in node.elts)
 
 
@@ -315,7 +315,7 @@ NEVER = {
 
 
 @pytest.mark.parametrize(("paths", "breaks"), NEVER.values(), ids=NEVER)
-def test_never(paths: list[Path], breaks: Callable[[ast.AST], bool]) -> None:
+def test_never(paths: list[Path], breaks: Callable[[ast.AST], bool]):
     every = ((path, node) for path in paths for node in nodes(path))
     assert [f"{name(path)}:{getattr(node, 'lineno', 0)}" for path, node in every if breaks(node)] == []
 
@@ -345,7 +345,7 @@ WALL_CLOCK = {
 }
 
 
-def test_nothing_decides_by_the_wall_clock_which_may_be_set_back() -> None:
+def test_nothing_decides_by_the_wall_clock_which_may_be_set_back():
     """It is in logs, in result.json, and in the end time that Slurm tells."""
     clocks = ("time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.datetime.now")
     read = ((path, node) for path in IN_PACKAGE for node in nodes(path) if isinstance(node, ast.Attribute))
@@ -353,7 +353,7 @@ def test_nothing_decides_by_the_wall_clock_which_may_be_set_back() -> None:
     assert found == WALL_CLOCK
 
 
-def test_every_module_and_public_name_says_what_it_is() -> None:
+def test_every_module_and_public_name_says_what_it_is():
     wrong = []
     for path in IN_PACKAGE:
         module = tree(path)
@@ -369,19 +369,13 @@ PUBLIC_TWICE = {"FaultToleranceCallback", "Detector", "Report", "Record"}
 GONE = re.compile(r"(^|_)(look|looks|looked|door|guest|patience|tombstone|desk|nudge|rollcall|goodbye)(_|$)")
 
 
-def test_a_name_has_one_meaning_and_no_private_metaphor() -> None:
+def test_a_name_has_one_meaning_and_no_private_metaphor():
     """Class names of the package are unique, and functions, classes and files use the field's words."""
     defined = [node.name for path in IN_PACKAGE for node in nodes(path) if isinstance(node, DEFINITIONS)]
     classes = [node.name for path in IN_PACKAGE for node in nodes(path) if isinstance(node, ast.ClassDef)]
     assert {one for one, times in Counter(classes).items() if times > 1} == PUBLIC_TWICE
     words = {re.sub(r"(?<=[a-z])(?=[A-Z])", "_", one).lower() for one in (*defined, *(p.stem for p in IN_PACKAGE))}
     assert {one for one in words if GONE.search(one)} == set()
-
-
-def test_each_test_has_one_tier(request: pytest.FixtureRequest) -> None:
-    tiers = {"fast", "process", "slurm", "matrix"}
-    names = {item.nodeid: {mark.name for mark in item.iter_markers()} for item in request.session.items}
-    assert [where for where, marks in names.items() if len(marks & tiers) != 1] == []  # TIER_OF in tests/conftest.py
 
 
 # --- what a process really imports ------------------------------------------------------------------------------------
@@ -407,7 +401,7 @@ def loaded(code: str) -> set[str]:
         "from nvrx_slurm.config.layers import resolve; resolve({}, {})",
     ],
 )
-def test_no_launcher_loads_torch(code: str) -> None:
+def test_no_launcher_loads_torch(code: str):
     modules = loaded(code)
     assert not modules & {"torch", "numpy", "httpx", "yaml", "grpc", "cryptography"}  # a launcher that starts quickly
     assert "fault_tolerance" not in code or "asyncio" not in modules  # a rank, too
@@ -439,14 +433,14 @@ METERED = {
         "import nvrx_slurm.monitor.main, nvrx_slurm.fault_tolerance",
     ],
 )
-def test_a_job_loads_no_extra_that_it_does_not_use(code: str) -> None:
+def test_a_job_loads_no_extra_that_it_does_not_use(code: str):
     owned = tuple(f"{module}." for modules in EXTRAS.values() for module in modules)
     modules = loaded(code)
     assert [module for module in modules if f"{module}.".startswith(owned)] == []
     assert not modules & METERED
 
 
-def test_each_extra_says_how_it_is_installed() -> None:
+def test_each_extra_says_how_it_is_installed():
     options = configparser.ConfigParser()
     options.read(REPO / "setup.cfg")
     base = {re.split("[>=<]", line)[0] for line in options["options"]["install_requires"].split()}
@@ -456,7 +450,7 @@ def test_each_extra_says_how_it_is_installed() -> None:
     assert without == ["pyslurm"]  # its version has to be that of the cluster
 
 
-def test_the_monitor_is_standard_library_only_and_small() -> None:
+def test_the_monitor_is_standard_library_only_and_small():
     modules = loaded("import nvrx_slurm.monitor.main")
     foreign = {m for m in modules if m.split(".")[0] not in sys.stdlib_module_names} - {"nvrx_slurm", "__main__"}
     allowed = ("nvrx_slurm.monitor", "nvrx_slurm.core", "nvrx_slurm.child.descendants")

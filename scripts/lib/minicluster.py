@@ -354,19 +354,6 @@ class MiniCluster:
         path = self.root / "jobs" / f"{job_id}.out"
         return path.read_text(errors="replace") if path.exists() else ""
 
-    def wait_output(self, job_id: int, text: str, timeout_s: float) -> str:
-        """Wait until the job's batch script has printed `text`; returns all output so far.
-
-        Raises MiniClusterError when the job ends without it, or after `timeout_s` seconds.
-        """
-        deadline = time.monotonic() + timeout_s
-        while text not in (out := self.output(job_id)):
-            ended = self.job(job_id)["JobState"] not in _NOT_ENDED and text not in self.output(job_id)
-            if ended or time.monotonic() > deadline:
-                raise MiniClusterError(f"minicluster: job {job_id} did not print {text!r} but {out[-500:]!r}.")
-            time.sleep(_POLL_S)
-        return out
-
     # --- inside -------------------------------------------------------------------------------------------------
 
     def _make_files(self) -> None:

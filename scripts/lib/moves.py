@@ -1,74 +1,90 @@
 #!/usr/bin/env python3
-"""Count how often one restart goes from one file of `nvrx_slurm/core` to another: `python scripts/lib/moves.py`.
+"""Count how often one restart goes from file to file: `python scripts/lib/moves.py [-v]`.
 
-The scenario: an any-failed job of two nodes; a rank of node 0 fails, and its agent reports what it has read in the
-rank's output; then both nodes stop. A move is a call from a function in one file to a function in another one.
-The account (`core/account/follower.py`) is not on the way: nothing follows the coordinator here.
+The scenario: nvrx-run on one node without a network, two executed ranks; rank 1 exits with 3. The way begins where
+the agent hears of the exit and ends where it releases the first worker of the next cycle, in its main thread. A move
+is a call from a function in one file of `nvrx_slurm` to a function in another one.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from functools import partial
+import tempfile
+from collections import Counter
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 REPO = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPO))
-CORE = str(REPO / "nvrx_slurm" / "core")
+PACKAGE = f"{REPO / 'nvrx_slurm'}/"
+SCRIPT = "import os, sys\nif os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': sys.exit(3 * int(os.environ['RANK']))\n"
+# Words in the names of files that only tell what happens.
+ASIDE = ("logs", "event_log", "record", "account", "output", "status", "console", "publish", "report")
 
-from nvrx_slurm import types as t  # noqa: E402
-from nvrx_slurm.core.coordinator import events as ev  # noqa: E402
-from nvrx_slurm.declared import replace  # noqa: E402
-from tests.core.samples import a_fault  # noqa: E402
-from tests.core.stories import Story  # noqa: E402
-
-FINDING = t.Finding("", t.LineRole.UNCLEAR, t.Blame.UNKNOWN, t.Confidence.GUESS, t.Remedy.RESTART)
+Move = tuple[str, str, str]
 
 
-def moves(work: Callable[[], object]) -> list[tuple[str, str, str]]:
-    """(from file, to file, function) of each move while `work` runs."""
-    found: list[tuple[str, str, str]] = []
+def is_aside(path: str) -> bool:
+    """Return whether a file tells about the restart and takes no part in it."""
+    return any(word in path for word in ASIDE)
 
-    def profile(frame: FrameType, event: str, _: Any) -> None:
-        caller, callee = frame.f_back, frame.f_code
-        if event != "call" or not callee.co_filename.startswith(CORE) or caller is None:
+
+class Way:
+    """Records moves between the exit of a worker and the release of the next one."""
+
+    def __init__(self) -> None:
+        self.moves: list[Move] = []
+
+    def hear(self, frame: FrameType, event: str, _: Any) -> None:
+        """Note one call (as sys.setprofile's function), and stop at the release of a worker."""
+        callee, caller = frame.f_code, frame.f_back
+        if event != "call" or not callee.co_filename.startswith(PACKAGE):
             return
-        while caller is not None and not caller.f_code.co_filename.startswith(CORE):  # generated code, sorted(key=)
+        while caller is not None and not caller.f_code.co_filename.startswith(PACKAGE):  # asyncio, sorted(key=)
             caller = caller.f_back
         if caller is not None and caller.f_code.co_filename != callee.co_filename:
-            names = (Path(caller.f_code.co_filename).name, Path(callee.co_filename).name)
-            found.append((*names, callee.co_name))
-
-    sys.setprofile(profile)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-    return found
+            before, after = (code.co_filename.removeprefix(PACKAGE) for code in (caller.f_code, callee))
+            self.moves.append((before, after, callee.co_name))
+        if (callee.co_name, Path(callee.co_filename).name) == ("release", "processes.py"):
+            sys.setprofile(None)
 
 
-def main() -> None:
-    """Print both ways."""
-    rehearsal, story = Story(), Story()
-    ways: list[tuple[str, list[tuple[str, str, str]]]] = []
-    for one in (rehearsal, story):  # the first one imports what is imported late
-        one.begin("running", "2 of 2")
-        fault = replace(a_fault(0), finding=FINDING)
-        failed = ev.FromAgent("h0.0", t.RanksFailed(1, 0, (fault,)))
-        events = [failed, one.event("stops", ["0"]), one.event("stops", ["1"])]
-        ways = [
-            ("a fault to Stop", moves(partial(one.core.step, events[0], 100.0))),
-            ("two Ready to a plan", [move for e in events[1:] for move in moves(partial(one.core.step, e, 101.0))]),
-        ]
-    for title, found in ways:
-        files = {name for move in found for name in move[:2]}
-        print(f"{title}: {len(found)} moves between {len(files)} files")
-        if "-v" in sys.argv:
-            print(*(f"  {a:16} -> {b:16} {what}" for a, b, what in found), sep="\n")
+def say(title: str, moves: list[Move]) -> None:
+    """Print how many there are, and between how many files."""
+    files = {name for move in moves for name in move[:2]}
+    print(f"{title}: {len(moves)} moves between {len(files)} files", file=sys.stderr)
+
+
+def main() -> int:
+    """Run the job in this process and print the way."""
+    from nvrx_slurm.cli import run
+    from nvrx_slurm.node.workers.workers import Workers
+
+    way, exited = Way(), Workers._exited
+
+    def begin(self: Workers, local_rank: int) -> None:
+        if not way.moves:
+            sys.setprofile(way.hear)
+        exited(self, local_rank)
+
+    Workers._exited = begin  # type: ignore[method-assign]
+    with tempfile.TemporaryDirectory(prefix="moves-") as directory:
+        script = Path(directory, "train.py")
+        script.write_text(SCRIPT)
+        flags = ["--standalone", "--nproc-per-node=2", "--max-restarts=1", "--ft-warm=off", f"--log-dir={directory}"]
+        try:
+            code = run.main([*flags, str(script)])
+        except SystemExit as end:
+            code = end.code or 0
+    main_way = [move for move in way.moves if not any(map(is_aside, move[:2]))]
+    say("from an exit to the next release", way.moves)
+    say("the same without log, account and output", main_way)
+    if "-v" in sys.argv:
+        for (before, after, what), times in Counter(way.moves).items():
+            print(f"  {times:3}  {before:36} -> {after:36} {what}", file=sys.stderr)
+    return int(code)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

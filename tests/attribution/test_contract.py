@@ -15,6 +15,8 @@ from test_service import fault, log_of
 
 from nvrx_slurm.attribution.records import AttributionSpec
 
+pytestmark = pytest.mark.process
+
 
 @pytest.mark.xdist_group("nvrx-peer")
 @pytest.mark.timeout(400)

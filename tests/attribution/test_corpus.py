@@ -10,6 +10,8 @@ from cases import is_aside, multis, scores, singles, written
 from nvrx_slurm.core.attribution.evidence import TAIL_BYTES, examine
 from nvrx_slurm.types import FaultKind, RankFault
 
+pytestmark = pytest.mark.fast
+
 
 def test_the_corpus_is_large_and_from_many_projects() -> None:
     names = [case.id for case in singles()] + [case["id"] for case in multis()]

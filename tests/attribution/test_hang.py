@@ -12,6 +12,9 @@ from nvrx_slurm.core.attribution.verdict import judge
 from nvrx_slurm.declared import replace
 from nvrx_slurm.types import Blame, Collective, Confidence, FaultKind, RankEvidence, RankFault
 
+pytestmark = pytest.mark.fast
+
+
 REDUCE = ("/v/site-packages/torch/distributed/distributed_c10d.py:2800 in all_reduce", "/w/train.py:40 in step")
 BARRIER = ("/v/site-packages/torch/distributed/distributed_c10d.py:4700 in barrier", "/w/train.py:55 in save")
 SLEEP = ("/w/train.py:33 in load",)

@@ -9,6 +9,8 @@ import pytest
 
 from nvrx_slurm.attribution.redact import Redactor
 
+pytestmark = pytest.mark.fast
+
 
 @pytest.mark.parametrize(
     "text",

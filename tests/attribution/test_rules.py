@@ -20,6 +20,9 @@ from nvrx_slurm.core.attribution.verdict import JudgedCause, first_cause, judge,
 from nvrx_slurm.declared import replace
 from nvrx_slurm.types import Blame, Confidence, FaultKind, LineRole, RankFault, Remedy, RestartRecord
 
+pytestmark = pytest.mark.fast
+
+
 BY_NAME = {signature.name: signature for signature in SIGNATURES}
 CASES = [(rule, line) for rule, lines in FAILURES.items() for line in lines]
 CULPRIT = 5

@@ -22,6 +22,9 @@ from nvrx_slurm.core.attribution.evidence import examine
 from nvrx_slurm.declared import plain
 from nvrx_slurm.types import FaultKind, RankFault
 
+pytestmark = pytest.mark.process
+
+
 TRACE = 'Traceback (most recent call last):\n  File "a.py", line 1\nValueError: bad sample 17\n'
 
 

@@ -24,6 +24,9 @@ from nvrx_slurm.attribution.client import Client
 from nvrx_slurm.attribution.records import AttributionSpec, CycleNews, Recommendation
 from nvrx_slurm.attribution.web import Trouble
 
+pytestmark = pytest.mark.process
+
+
 FAULT = {"kind": "exit", "message": "ValueError: x"}
 SUBMITTED = reply(200, {"submitted": True, "normalized_path": "/x", "mode": "single"})
 

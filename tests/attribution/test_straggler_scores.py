@@ -14,6 +14,8 @@ from nvrx_slurm.fault_tolerance import RankMonitorClient
 from nvrx_slurm.monitor.page import TIMES
 from nvrx_slurm.testing import standalone_monitor
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(autouse=True)
 def ended() -> Iterator[None]:

@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 from cli_harness import Run
 
+pytestmark = pytest.mark.process
+
+
 AS_NOBODY = """
 import difflib, os, sys, tempfile, nvrx_slurm.node.program, nvrx_slurm.cli.job  # while the files can still be read
 from nvrx_slurm.cli.run import main

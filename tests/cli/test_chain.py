@@ -11,6 +11,9 @@ from nvrx_slurm.config.layers import resolve
 from nvrx_slurm.slurm.api.cli import Slurm
 from nvrx_slurm.slurm.env import SlurmContext
 
+pytestmark = pytest.mark.fast
+
+
 JOB = "JobId=8 JobState=PENDING ExitCode=0:0 Partition=main NumNodes={wanted} ExcNodeList=n1{more}"
 NODES = "\n".join(f"NodeName=n{number} State=IDLE Partitions={name}" for number, name in enumerate("aaaab", 1))
 

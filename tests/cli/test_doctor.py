@@ -23,7 +23,7 @@ from nvrx_slurm.slurm.api import connect
 from nvrx_slurm.slurm.munge import Munge
 
 REPO = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="hooks are root's")
+pytestmark = [pytest.mark.fast, pytest.mark.skipif(os.geteuid() != 0, reason="hooks are root's")]
 
 GOOD = {
     "Prolog": "{hooks}/prolog", "Epilog": "{hooks}/epilog", "HealthCheckProgram": "{hooks}/healthcheck",

@@ -13,6 +13,9 @@ from cli_harness import BATCH_SCRIPT, ONE_TASK, SEVERAL, TASK, Run
 
 from nvrx_slurm.cli.here import StartPlace
 
+pytestmark = pytest.mark.fast
+
+
 GOLDEN = """\
 place: {place}
 

@@ -14,6 +14,9 @@ from nvrx_slurm.core.account.account import BUCKETS, SECTION
 from nvrx_slurm.core.account.report import to_json
 from nvrx_slurm.types import Account, NodeTime, SectionTime
 
+pytestmark = pytest.mark.fast
+
+
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "buckets.md"
 FAULT = {"cycle": 0, "kind": "hang", "rule": "hang-culprit", "host": "n2", "rank": 1}
 LOST = {"detect_s": 60.0, "down_s": 0.5, "again_s": 9.5, "recomputed_s": 30.0, "iteration": 40, "checkpoint": 30}

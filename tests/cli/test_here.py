@@ -23,6 +23,9 @@ from nvrx_slurm.slurm import conf
 from nvrx_slurm.slurm.munge import Munge
 from nvrx_slurm.system import gpus, numa
 
+pytestmark = pytest.mark.fast
+
+
 TWO_HOSTS = {"SLURM_STEP_NODELIST": "localhost,n2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
 INTERACTIVE = {**TASK, "SLURM_STEP_ID": "4294967290", "SLURM_STEPID": "4294967290", "SLURM_PROCID": "0"}
 TWO_EACH = {**TASK, **SEVERAL, "SLURM_STEP_TASKS_PER_NODE": "2(x3)", "SLURM_PROCID": "3", "SLURM_LOCALID": "1"}

@@ -16,6 +16,9 @@ from asker import ask
 from cli_harness import REPO
 from test_metrics import get, served
 
+pytestmark = pytest.mark.process
+
+
 ENV = {**os.environ, "PYTHONPATH": str(REPO)}
 MOST_MB = 100
 

@@ -11,6 +11,9 @@ from click.testing import CliRunner, Result
 from nvrx_slurm.cli.toolbox import main
 from nvrx_slurm.logs.merged import Batch, MergedFile
 
+pytestmark = pytest.mark.fast
+
+
 HOSTILE = b"\x1b]0;owned\x07 \x1b[2J \xc2\x9b31m \x7f \r \xe2\x80\xae"
 
 

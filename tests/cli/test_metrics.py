@@ -33,6 +33,9 @@ from nvrx_slurm.core.metrics import METRICS, exposition, kind_of, line, otlp, sa
 from nvrx_slurm.declared import replace
 from nvrx_slurm.types import Account, FaultKind, NodeTime, SectionTime
 
+pytestmark = pytest.mark.fast
+
+
 REPO = Path(__file__).resolve().parents[2]
 PROMTOOL = shutil.which("promtool")
 needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool (Debian: prometheus) is missing")

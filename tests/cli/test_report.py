@@ -28,6 +28,9 @@ from nvrx_slurm.core.report import draw
 from nvrx_slurm.declared import plain
 from nvrx_slurm.records import Counted, CycleCost
 
+pytestmark = pytest.mark.fast
+
+
 REPO = Path(__file__).resolve().parents[2]
 WALL, CYCLE_S = 1_795_000_000.0, 1000.0  # each cycle: what follows, and 800 s of training
 PHASES = {"start": 5.0, "import": 20.0, "init": 10.0, "recomputed": 100.0, "detect": 60.0, "stop": 3.0, "plan": 2.0}

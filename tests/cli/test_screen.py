@@ -22,6 +22,9 @@ from nvrx_slurm.cli.screen import clock
 from nvrx_slurm.cli.toolbox import main
 from nvrx_slurm.core.words import unix_s, utc
 
+pytestmark = pytest.mark.fast
+
+
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 ENV = {"PYTHONPATH": str(Path(__file__).parents[2]), "COLUMNS": "50", "TZ": "Asia/Tokyo"}
 

@@ -18,6 +18,9 @@ from nvrx_slurm.cli.toolbox import main
 from nvrx_slurm.config.layers import SETTINGS
 from nvrx_slurm.core.coordinator import status as core_status
 
+pytestmark = pytest.mark.fast
+
+
 NOW = time.time()
 NODES = {
     "expected": 3, "needed": 2, "active": 2, "spare": 1, "missing": 0, "excluded": 0, "gone": [],

@@ -14,6 +14,8 @@ from click.testing import CliRunner, Result
 from nvrx_slurm.cli.toolbox import main
 from nvrx_slurm.node.output import strikes
 
+pytestmark = pytest.mark.fast
+
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

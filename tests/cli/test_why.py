@@ -10,6 +10,9 @@ from click.testing import CliRunner
 
 from nvrx_slurm.cli.toolbox import main
 
+pytestmark = pytest.mark.fast
+
+
 CAUSE = {
     "kind": "exit", "host": "n3", "infra_rank": 3, "rank": 7, "local_rank": 1, "exit_code": 1, "traceback": "",
     "message": "CUDA error: uncorrectable ECC error \x1b[2J", "log": "/l/rank_7.err", "line": "/w/train.py:16",

@@ -12,6 +12,8 @@ from nvrx_slurm.config.ft import FaultToleranceConfig
 from nvrx_slurm.config.layers import resolve
 from nvrx_slurm.errors import UsageError
 
+pytestmark = pytest.mark.fast
+
 
 def write(tmp_path: Path, content: str | bytes) -> str:
     path = tmp_path / "ft.yaml"
@@ -34,11 +36,11 @@ def ft_of(path: str, **flags: object) -> FaultToleranceConfig:
         "a: &x [*x, {fault_tolerance: {rank_heartbeat_timeout: 6e1}}]\n",
     ],
 )
-def test_section_at_any_depth(tmp_path: Path, content: str) -> None:
+def test_section_at_any_depth(tmp_path, content: str):
     assert ft_of(write(tmp_path, content)).rank_heartbeat_timeout == 60.0
 
 
-def test_types_of_yaml(tmp_path: Path) -> None:
+def test_types_of_yaml(tmp_path):
     content = "rank_termination_signal: 10, log_level: dbg, initial_rank_heartbeat_timeout: null"
     ft = ft_of(write(tmp_path, section(content)))
     assert ft_of(write(tmp_path, "fault_tolerance:\n")) == FaultToleranceConfig()
@@ -72,7 +74,7 @@ BAD_FILES: list[tuple[str | bytes, str]] = [
 
 
 @pytest.mark.parametrize(("content", "sentence"), BAD_FILES, ids=range(len(BAD_FILES)))
-def test_bad_file_is_one_sentence(tmp_path: Path, content: str | bytes, sentence: str) -> None:
+def test_bad_file_is_one_sentence(tmp_path, content: str | bytes, sentence: str):
     path = write(tmp_path, content)
     with pytest.raises(UsageError, match=sentence) as caught:
         ft_of(path)
@@ -80,18 +82,18 @@ def test_bad_file_is_one_sentence(tmp_path: Path, content: str | bytes, sentence
     assert sentence.startswith(path) and "\n" not in sentence and len(sentence) < 400 + len(path)
 
 
-def test_a_billion_laughs_are_looked_at_once(tmp_path: Path) -> None:
+def test_a_billion_laughs_are_looked_at_once(tmp_path):
     lines = ["a0: &a0 [x]"] + [f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 40)]
     assert ft_of(write(tmp_path, "\n".join([*lines, "fault_tolerance: {log_level: DEBUG}"]))).log_level == 10
 
 
-def test_every_value_of_the_file_is_checked_even_when_a_flag_wins(tmp_path: Path) -> None:
+def test_every_value_of_the_file_is_checked_even_when_a_flag_wins(tmp_path):
     path = write(tmp_path, "fault_tolerance: {log_level: LOUD}")
     with pytest.raises(UsageError, match="LOUD"):
         ft_of(path, ft_log_level="INFO")
 
 
-def test_missing_file_and_directory(tmp_path: Path) -> None:
+def test_missing_file_and_directory(tmp_path):
     with pytest.raises(UsageError, match="gone.yaml does not exist; correct --ft-cfg-path or remove it"):
         ft_of(str(tmp_path / "gone.yaml"))
     with pytest.raises(UsageError, match="cannot be read .Is a directory."):
@@ -101,7 +103,7 @@ def test_missing_file_and_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_ignore_missing_cfg_forgives_no_file_and_no_section_only(tmp_path: Path, there: bool) -> None:
+def test_ignore_missing_cfg_forgives_no_file_and_no_section_only(tmp_path, there: bool):
     path = write(tmp_path, "x: 1") if there else str(tmp_path / "gone.yaml")
     resolved = resolve({"ft_cfg_path": path, "ft_ignore_missing_cfg": True}, {})
     assert resolved.config.ft == FaultToleranceConfig()
@@ -110,7 +112,7 @@ def test_ignore_missing_cfg_forgives_no_file_and_no_section_only(tmp_path: Path,
         ft_of(write(tmp_path, "fault_tolerance: {x: 1}"), ft_ignore_missing_cfg=True)
 
 
-def test_from_yaml_file_and_back(tmp_path: Path) -> None:
+def test_from_yaml_file_and_back(tmp_path):
     values = {"rank_heartbeat_timeout": 7, "rank_termination_signal": "SIGUSR2", "log_level": "DEBUG"}
     values |= {"rank_section_timeouts": {"step": 5, "setup": None}, "storage_healthcheck_path": ["/a", "/b"]}
     config = FaultToleranceConfig(**values)
@@ -121,7 +123,7 @@ def test_from_yaml_file_and_back(tmp_path: Path) -> None:
     assert FaultToleranceConfig.from_yaml_file(path) == ft_of(str(path)) == FaultToleranceConfig()
 
 
-def test_from_kwargs() -> None:
+def test_from_kwargs():
     assert FaultToleranceConfig.from_kwargs(safety_factor="3").safety_factor == 3.0
     assert FaultToleranceConfig.from_kwargs(ignore_not_recognized=True, nope=1) == FaultToleranceConfig()
     with pytest.raises(UsageError, match="safety_facto is not a field .* did you mean safety_factor"):

@@ -20,6 +20,9 @@ from nvrx_slurm.node.output.logs import LogSpec
 from nvrx_slurm.node.run_dir import RunDir
 from nvrx_slurm.slurm.control import Control
 
+pytestmark = pytest.mark.fast
+
+
 MODEL = {"attribution_llm_base_url": "https://h/v1", "attribution_llm_model": "m"}
 LOCAL = {"attribution_endpoint": "localhost"}
 TAKEN = ("localhost", "http://h:8000", "http://[::1]:8000", "unix:///run/x.sock", "grpc://h:50051")
@@ -30,7 +33,7 @@ NONE: tuple[tuple[Kind, list[Any]], ...] = (
 )  # fmt: skip
 
 
-def test_endpoints_and_urls() -> None:
+def test_endpoints_and_urls():
     for text in TAKEN:
         assert ENDPOINT.parse(text) == text
     assert ENDPOINT.parse("https://h.example:443/") == "https://h.example:443" and URL.parse("https://h/v1")
@@ -60,18 +63,18 @@ def spec_of(one: Config, env: dict[str, str], tree: Path, hosts: bool = True) ->
         ({**LOCAL, **MODEL, "attribution_llm_base_url": "http://h/v1"}, "unencrypted"),
     ],
 )
-def test_settings_that_contradict_each_other(given: dict[str, Any], word: str) -> None:
+def test_settings_that_contradict_each_other(given: dict[str, Any], word: str):
     with pytest.raises(UsageError, match=word):
         config(**given)
 
 
-def test_a_model_on_this_machine_may_be_asked_in_the_clear() -> None:
+def test_a_model_on_this_machine_may_be_asked_in_the_clear():
     for url in ("http://127.0.0.1:1/v1", "http://localhost/v1", "http://[::1]/v1"):
         config(**LOCAL | MODEL | {"attribution_llm_base_url": url})
     config(**LOCAL | MODEL | {"attribution_llm_base_url": "http://h", "attribution_llm_plain_http": 1})
 
 
-def test_grpc_is_taken_and_said_to_do_nothing() -> None:
+def test_grpc_is_taken_and_said_to_do_nothing():
     one = config(attribution_endpoint="grpc://h:1")
     assert not one.ft.attribution_service and "has no effect" in one.ft.attribution_note
     assert spec_of(one, {}, Path("/t")) is None
@@ -79,7 +82,7 @@ def test_grpc_is_taken_and_said_to_do_nothing() -> None:
     assert "has no effect" in config(attribution_export_url="https://h/x").ft.attribution_note
 
 
-def test_what_the_process_is_told(tmp_path: Path) -> None:
+def test_what_the_process_is_told(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     env = {"USER": "u", "SLURM_JOB_USER": "su", "SLURM_JOB_ID": "8", "SLURM_ARRAY_JOB_ID": "7", "NVRX_TOKEN": "t" * 64}
@@ -94,7 +97,7 @@ def test_what_the_process_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("mode", "content", "word"), [(0o640, "k", "chmod 600"), (0o600, "", "must hold the key"), (0o600, "a b", "key")]
 )
-def test_a_key_file_that_cannot_be_used_ends_the_start(tmp_path: Path, mode: int, content: str, word: str) -> None:
+def test_a_key_file_that_cannot_be_used_ends_the_start(tmp_path, mode: int, content: str, word: str):
     path = tmp_path / "key"
     path.write_text(content)
     path.chmod(mode)
@@ -104,7 +107,7 @@ def test_a_key_file_that_cannot_be_used_ends_the_start(tmp_path: Path, mode: int
     assert spec_of(one, {}, tmp_path, False) is not None  # another node begins as the coordinator
 
 
-def test_the_key_file_of_the_environment(tmp_path: Path) -> None:
+def test_the_key_file_of_the_environment(tmp_path):
     one = config(**LOCAL | MODEL)
     for env in ({}, {"LLM_API_KEY_FILE": f"{tmp_path}/none"}, {"LLM_API_KEY_FILE": str(tmp_path)}):
         with pytest.raises(UsageError, match="LLM_API_KEY_FILE"):
@@ -118,7 +121,7 @@ def test_the_key_file_of_the_environment(tmp_path: Path) -> None:
         read_key(f"{tmp_path}/pipe")
 
 
-def test_a_service_elsewhere_needs_httpx_and_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_service_elsewhere_needs_httpx_and_says_so(monkeypatch, tmp_path):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"http://h:1: .*httpx.* pip install 'nvrx_slurm\[attribution\]'"):
         spec_of(config(attribution_endpoint="http://h:1"), {}, tmp_path)

@@ -18,6 +18,9 @@ from nvrx_slurm.config.layers import SETTINGS, Config, resolve
 from nvrx_slurm.config.values import NodeRange
 from nvrx_slurm.errors import UsageError
 
+pytestmark = pytest.mark.fast
+
+
 # ft_launcher's and torchrun's own defaults; those that Slurm decides here differ on purpose.
 THEIRS = {
     "rdzv_backend": "c10d", "max_restarts": 0, "monitor_interval": 0.3, "start_method": "spawn", "role": "default",
@@ -35,11 +38,11 @@ THEIRS = {
 }  # fmt: skip
 
 
-def test_defaults_are_theirs() -> None:
+def test_defaults_are_theirs():
     assert {key: SETTINGS[key].default for key in THEIRS} == THEIRS and resolve({}, {}).config == Config()
 
 
-def test_names_flags_and_variables_are_unique_and_described() -> None:
+def test_names_flags_and_variables_are_unique_and_described():
     for attribute in ("flags", "env"):
         names = [name for item in SETTINGS.values() for name in getattr(item, attribute)]
         assert len(names) == len(set(names))
@@ -57,7 +60,7 @@ TIMEOUTS = st.integers(1, 10**6)
     st.dictionaries(st.sampled_from(sorted(LAYERS)), TIMEOUTS),
     st.sampled_from(["rank_heartbeat_timeout", "keepalive_timeout"]),
 )
-def test_the_highest_layer_wins(tmp_path: Path, given_in: dict[str, int], name: str) -> None:
+def test_the_highest_layer_wins(tmp_path, given_in: dict[str, int], name: str):
     path = tmp_path / "ft.yaml"
     path.write_text(f"fault_tolerance:\n  {name}: {given_in['yaml']}\n" if "yaml" in given_in else "fault_tolerance:\n")
     flags = {"ft_cfg_path": str(path)} | ({f"ft_{name}": str(given_in["flag"])} if "flag" in given_in else {})
@@ -68,7 +71,7 @@ def test_the_highest_layer_wins(tmp_path: Path, given_in: dict[str, int], name: 
     assert getattr(resolved.config.ft, name) == given_in.get(winner, getattr(Config().ft, name))
 
 
-def test_origins_read_well(tmp_path: Path) -> None:
+def test_origins_read_well(tmp_path):
     path = tmp_path / "ft.yaml"
     path.write_text("a:\n  fault_tolerance: {log_level: DEBUG}\n")
     for name in ("PET_FT_CFG_PATH", "NVRX_FT_CFG_PATH"):
@@ -80,7 +83,7 @@ def test_origins_read_well(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_environment_sentences() -> None:
+def test_environment_sentences():
     with pytest.raises(UsageError, match="^PET_NNODES='3:2': must be MIN or MIN:MAX"):
         resolve({}, {"PET_NNODES": "3:2"})
     assert resolve({"nnodes": "2"}, {"PET_NNODES": "3:2"}).config.launch.nnodes == (2, 2)
@@ -127,13 +130,13 @@ def another_value(key: str) -> str:
         ({"log_dir": "x" * 5000}, "must be a path"),
     ],
 )
-def test_contradictions_and_bad_flags(flags: dict[str, object], sentence: str) -> None:
+def test_contradictions_and_bad_flags(flags: dict[str, object], sentence: str):
     with pytest.raises(UsageError, match=sentence) as caught:
         resolve(flags, {})
     assert len(str(caught.value)) < 300
 
 
-def test_what_changes_nothing_is_said() -> None:
+def test_what_changes_nothing_is_said():
     flags = {"monitor_interval": "1", "rdzv_backend": "static", "rdzv_conf": "read_timeout=5"}
     flags["ft_rank_out_of_section_timeout"] = "5"
     notes = resolve(flags, {"NVRX_FT_SKIP_SECTION_RESPONSE": "no"}).notes
@@ -143,7 +146,7 @@ def test_what_changes_nothing_is_said() -> None:
     assert resolve({"monitor_interval": "0.3", "rdzv_backend": "c10d"}, {}).notes == ()
 
 
-def test_nodes_and_endpoints() -> None:
+def test_nodes_and_endpoints():
     """tests/cli/test_here.py has more of them."""
     assert LaunchConfig(nnodes=NodeRange(2, 3)).node_range(8) == (2, 3)
     for launch, have in ((LaunchConfig(spares=4), 4), (LaunchConfig(spares=1), None)):
@@ -156,7 +159,7 @@ def test_nodes_and_endpoints() -> None:
     assert LaunchConfig(master_addr="m", standalone=True).endpoint is None
 
 
-def test_values_are_checked_in_python_too() -> None:
+def test_values_are_checked_in_python_too():
     with pytest.raises(UsageError, match="LaunchConfig: max_restarts=-1 must be a whole number"):
         LaunchConfig(max_restarts=-1)
     for cycles in (3, 0):

@@ -14,6 +14,9 @@ from nvrx_slurm.config.layers import SETTINGS, Resolved, resolve
 from nvrx_slurm.errors import ExitCode, NvrxError
 from nvrx_slurm.types import FaultKind
 
+pytestmark = pytest.mark.fast
+
+
 Call = tuple[Resolved, str, tuple[str, ...]]
 ROOT = Path(__file__).parents[2]
 CALLS: list[Call] = []
@@ -54,7 +57,7 @@ NEED_PREFIX = ("ft_nvrx_logfile", "ft_log_server_grpc_port")
 GIVEN = [item for item in SETTINGS.values() if item.flags and item.key != "print_config"]
 
 
-def test_every_flag_reaches_its_field(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_every_flag_reaches_its_field(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     Path("cfg").write_text("fault_tolerance:")
     for item in GIVEN:
@@ -64,7 +67,7 @@ def test_every_flag_reaches_its_field(monkeypatch: pytest.MonkeyPatch, tmp_path:
             assert called(*prefix, flag, *value, "train.py")[0].origins[item.key].name == item.flags[0]
 
 
-def test_every_spelling_is_the_flag() -> None:
+def test_every_spelling_is_the_flag():
     for flag in {flag for item in GIVEN for flag in item.flags if flag.startswith("--")}:
         name = flag.removeprefix("--").replace("-", "_")
         spellings = [name, name.replace("_", "-", 1)]
@@ -73,7 +76,7 @@ def test_every_spelling_is_the_flag() -> None:
         assert {f"--{spelling(one)}" for one in spellings} == {flag}
 
 
-def test_seed_spellings() -> None:
+def test_seed_spellings():
     assert called("--ft_storage_health_check_path", "/data", "t")[0].config.ft.storage_healthcheck_path == "/data"
     ft = called("--ft-node_health_check_endpoint", "unix:///x", "t")[0].config.ft
     assert ft.node_health_check_endpoint == "/x"
@@ -85,7 +88,7 @@ def test_seed_spellings() -> None:
     assert by_fault == {FaultKind.HANG: 2, FaultKind.NODE_LOST: 0}
 
 
-def test_the_scripts_arguments_are_its_own() -> None:
+def test_the_scripts_arguments_are_its_own():
     assert called("-m", "pkg", "--lr", "1")[1:] == ("pkg", ("--lr", "1"))
     resolved, script, args = called("train.py", "--nnodes", "7", "--", "-x", "--help")
     assert (script, args) == ("train.py", ("--nnodes", "7", "--", "-x", "--help"))
@@ -94,7 +97,7 @@ def test_the_scripts_arguments_are_its_own() -> None:
     assert called("--nnodes=2", "--", "--odd-name.py")[1:] == ("--odd-name.py", ())
 
 
-def test_short_flags_and_repeats() -> None:
+def test_short_flags_and_repeats():
     words = ("-t3", "-r", "0:1,1:2", "--srun-arg", "--exclusive", "--srun-arg=-x a", "--nnodes=1", "--nnodes=2", "t")
     launch = called(*words)[0].config.launch
     assert (str(launch.tee), str(launch.redirects), launch.srun_args) == ("3", "0:1,1:2", ("--exclusive", "-x a"))
@@ -129,17 +132,17 @@ TIMEOUT = "--ft_param_rank_heartbeat_timout"
         ("", f"no training script was given; write it after the flags, as in nvrx-run train.py{HELP}"),
     ],
 )
-def test_mistakes_are_one_sentence(words: str, sentence: str) -> None:
+def test_mistakes_are_one_sentence(words: str, sentence: str):
     assert refused(*words.split()) == sentence
 
 
-def test_exit_codes() -> None:
+def test_exit_codes():
     assert run("fails")[0].exit_code == 94
     result, _ = run("refused")
     assert (result.exit_code, result.output) == (93, "nvrx-run: no way\n")
 
 
-def test_help_has_groups_and_every_built_flag() -> None:
+def test_help_has_groups_and_every_built_flag():
     text = run("--help-all")[0].output
     short = run("--help")[0].output
     assert short == run("-h")[0].output and "--help-all" in short and len(short.splitlines()) < 80
@@ -152,7 +155,7 @@ def test_help_has_groups_and_every_built_flag() -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_print_config_and_version() -> None:
+def test_print_config_and_version():
     words = ("--print-config", "--nnodes", "2", "--monitor-interval", "9")
     result, calls = run(*words, env={"NVRX_FT_LOG_LEVEL": "debug"})
     assert (result.exit_code, calls) == (0, [])
@@ -165,7 +168,7 @@ def test_print_config_and_version() -> None:
     assert run("--version")[0].output.startswith("nvrx_slurm ")
 
 
-def test_document_is_up_to_date() -> None:
+def test_document_is_up_to_date():
     document = (ROOT / "docs" / "reference" / "configuration.md").read_text(encoding="utf-8")
     assert document == configdoc.render(), "run python scripts/lib/configdoc.py docs/reference/configuration.md"
     for item in SETTINGS.values():

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from nvrx_slurm.config.signatures import read_signatures
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.types import Blame, Confidence, LineRole, Remedy
+
+pytestmark = pytest.mark.fast
+
 
 RULE = """signatures:
   - name: fabric-brownout
@@ -19,7 +20,7 @@ RULE = """signatures:
 """
 
 
-def test_a_rule(tmp_path: Path) -> None:
+def test_a_rule(tmp_path):
     file = tmp_path / "rules.yaml"
     file.write_text(RULE)
     (rule,) = read_signatures(str(file))
@@ -46,7 +47,7 @@ def test_a_rule(tmp_path: Path) -> None:
         ("Open a ticket.", "go\n    where: moon", "where is"),
     ],
 )
-def test_a_mistake_is_told_with_its_rule(tmp_path: Path, old: str, new: str, told: str) -> None:
+def test_a_mistake_is_told_with_its_rule(tmp_path, old: str, new: str, told: str):
     file = tmp_path / "rules.yaml"
     file.write_text(RULE.replace(old, new))
     with pytest.raises(UsageError, match="rules.yaml") as error:

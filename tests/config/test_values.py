@@ -12,6 +12,9 @@ from nvrx_slurm.config import kinds as k
 from nvrx_slurm.config import values as v
 from nvrx_slurm.config.values import RendezvousConfig, Std, Streams
 
+pytestmark = pytest.mark.fast
+
+
 SECTIONS = {"setup": 600.0, "step": 30.0, "idle": None, "eval": None}
 MANY = {f"section {n}": 1.0 for n in range(v.MAX_SECTIONS)}
 
@@ -80,21 +83,21 @@ REFUSED: list[tuple[k.Kind, str, list[object]]] = [
 
 
 @pytest.mark.parametrize(("kind", "raws", "value"), TAKEN)
-def test_what_a_kind_takes(kind: k.Kind, raws: list[object], value: object) -> None:
+def test_what_a_kind_takes(kind: k.Kind, raws: list[object], value: object):
     for raw in raws:
         parsed = kind.parse(raw)
         assert parsed == value and type(parsed) is type(kind.parse(parsed)), raw
 
 
 @pytest.mark.parametrize(("kind", "sentence", "raws"), REFUSED)
-def test_what_a_kind_refuses(kind: k.Kind, sentence: str, raws: list[object]) -> None:
+def test_what_a_kind_refuses(kind: k.Kind, sentence: str, raws: list[object]):
     for raw in raws:
         with pytest.raises(ValueError, match=sentence):
             kind.parse(raw)
             pytest.fail(f"{raw!r} was taken")
 
 
-def test_endpoints_and_streams() -> None:
+def test_endpoints_and_streams():
     ends = {"h:1": ("h", 1), "h": ("h", 29400), "[::1]:5": ("::1", 5), "[::1]": ("::1", 29400), "h:0": ("h", 0)}
     assert {text: v.split_endpoint(text) for text in ends} == ends
     assert v.STREAMS.parse("3").of(7) is Std.ALL
@@ -111,7 +114,7 @@ JUNK = st.recursive(
 
 
 @given(st.sampled_from(KINDS), JUNK)
-def test_junk_is_a_value_or_a_value_error_and_what_is_shown_reads_back(kind: k.Kind, junk: object) -> None:
+def test_junk_is_a_value_or_a_value_error_and_what_is_shown_reads_back(kind: k.Kind, junk: object):
     try:
         value = kind.parse(junk)
     except ValueError:
@@ -119,6 +122,6 @@ def test_junk_is_a_value_or_a_value_error_and_what_is_shown_reads_back(kind: k.K
     assert kind.parse(value) == value == kind.parse(kind.show(value))
 
 
-def test_what_is_shown_reads_back() -> None:
+def test_what_is_shown_reads_back():
     for kind, raws, value in TAKEN:
         assert kind is v.RDZV_CONF or kind.parse(kind.show(kind.parse(raws[0]))) == value

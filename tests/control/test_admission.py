@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from nvrx_slurm.control.admission import _HANDSHAKES_EACH, HANDSHAKE_TIMEOUT_S, HANDSHAKES, Admission
+
+pytestmark = pytest.mark.fast
 
 
 def _arrive(admission: Admission[str], address: str, count: int, now: float) -> None:
@@ -11,7 +15,7 @@ def _arrive(admission: Admission[str], address: str, count: int, now: float) -> 
             admission.leave(gone, False, now)
 
 
-def test_an_agent_gets_in_at_once_behind_a_thousand_strangers_of_another_address() -> None:
+def test_an_agent_gets_in_at_once_behind_a_thousand_strangers_of_another_address():
     admission: Admission[str] = Admission(2048)
     _arrive(admission, "stranger", 1000, 0.0)
     assert len(admission.admit(0.0)) == _HANDSHAKES_EACH
@@ -19,7 +23,7 @@ def test_an_agent_gets_in_at_once_behind_a_thousand_strangers_of_another_address
     assert admission.admit(0.1) == ["agent/0/0.1"]
 
 
-def test_an_agent_of_the_strangers_own_address_gets_in_within_their_time() -> None:
+def test_an_agent_of_the_strangers_own_address_gets_in_within_their_time():
     admission: Admission[str] = Admission(2048)
     _arrive(admission, "host", 1000, 0.0)
     admission.admit(0.0)
@@ -31,7 +35,7 @@ def test_an_agent_of_the_strangers_own_address_gets_in_within_their_time() -> No
     assert admission.admit(3.0)[0] == "host/0/0.1"  # the newest first
 
 
-def test_failures_use_up_places_for_a_second_and_successes_do_not() -> None:
+def test_failures_use_up_places_for_a_second_and_successes_do_not():
     admission: Admission[str] = Admission(2048)
     begun = 0
     for step in range(1000):  # a stranger that comes back at once, for 10 s
@@ -51,7 +55,7 @@ def test_failures_use_up_places_for_a_second_and_successes_do_not() -> None:
     assert joined == 1000 and admission.deadline() is None and admission.unproved() == []
 
 
-def test_connections_are_bounded_in_all_and_in_time() -> None:
+def test_connections_are_bounded_in_all_and_in_time():
     admission: Admission[str] = Admission(300)
     _arrive(admission, "a", 400, 0.0)
     _arrive(admission, "b", 10, 1.0)
@@ -61,7 +65,7 @@ def test_connections_are_bounded_in_all_and_in_time() -> None:
     assert len(admission.late(2.5)) == 0 and len(admission.late(HANDSHAKE_TIMEOUT_S)) == 300
 
 
-def test_without_others_waiting_a_caller_has_the_whole_time() -> None:
+def test_without_others_waiting_a_caller_has_the_whole_time():
     admission: Admission[str] = Admission(300)
     _arrive(admission, "a", 1, 0.0)
     admission.admit(0.0)

@@ -18,6 +18,9 @@ from nvrx_slurm.control.messages import FROM_AGENTS, FROM_COORDINATOR
 from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import ProtocolError
 
+pytestmark = pytest.mark.fast
+
+
 BY_WIRE = [
     *((FROM_AGENTS, kind) for kind in get_args(t.AgentMessage)),
     *((FROM_COORDINATOR, kind) for kind in get_args(t.CoordinatorMessage)),
@@ -27,14 +30,14 @@ BY_WIRE = [
 @pytest.mark.parametrize(("wire", "kind"), BY_WIRE, ids=lambda one: getattr(one, "__name__", ""))
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
-def test_messages_survive_the_wire(wire: Any, kind: type, data: st.DataObject) -> None:
+def test_messages_survive_the_wire(wire: Any, kind: type, data: st.DataObject):
     message = data.draw(values(kind))
     assert wire.decode(wire.encode(message)) == message
 
 
 @settings(max_examples=500)
 @given(st.binary(max_size=300), st.sampled_from([FROM_AGENTS, FROM_COORDINATOR]))
-def test_hostile_bytes_are_an_error_and_nothing_else(data: bytes, wire: Any) -> None:
+def test_hostile_bytes_are_an_error_and_nothing_else(data: bytes, wire: Any):
     try:
         wire.decode(data)
     except ProtocolError:
@@ -94,7 +97,7 @@ def plan(history: Any = None, **fields: Any) -> dict[str, Any]:
         (plan(successors=[PEER] * 33), "$.successors"),
     ],
 )
-def test_bounds(message: Any, field: str) -> None:
+def test_bounds(message: Any, field: str):
     """The error names the field."""
     kind = message.get("type") if isinstance(message, dict) else None
     wire: Any = FROM_COORDINATOR if kind in ("Plan", "RanksGone") else FROM_AGENTS
@@ -102,13 +105,13 @@ def test_bounds(message: Any, field: str) -> None:
         wire.decode(msgspec.msgpack.encode(message))
 
 
-def test_what_is_within_the_bounds_is_taken() -> None:
+def test_what_is_within_the_bounds_is_taken():
     for message in (register(), of_cycle("RanksFailed", faults=[FAULT]), of_cycle("Evidence", ranks_seen=[EVIDENCE])):
         assert type(FROM_AGENTS.decode(msgspec.msgpack.encode(message))).__name__ == message["type"]
     assert FROM_COORDINATOR.decode(msgspec.msgpack.encode(plan(successors=[PEER])))
 
 
-def test_the_sender_cuts_what_is_too_long() -> None:
+def test_the_sender_cuts_what_is_too_long():
     long = replace(FAULT_1, message="m" * 9000, traceback="t" * 90_000, host="h" * 900, log="l" * 9000)
     wire = FROM_AGENTS.encode(t.RanksFailed(1, 0, (long,) * 100))
     assert len(wire) < 2 * stream.MAX_MESSAGE_BYTES  # and 64 faults of the longest kind are just above one message
@@ -117,7 +120,7 @@ def test_the_sender_cuts_what_is_too_long() -> None:
     assert len(got.faults) == 64 and {len(got.faults[0].message), len(got.faults[0].log)} == {2000, 4096}
 
 
-def test_texts_that_are_not_unicode_are_sent_all_the_same() -> None:
+def test_texts_that_are_not_unicode_are_sent_all_the_same():
     """File names and workers' output may hold lone surrogates."""
     fault = replace(FAULT_1, message="caf\udce9 \ud800", log="/logs/\udcff")
     got = FROM_AGENTS.decode(FROM_AGENTS.encode(t.RanksFailed(1, 0, (fault,))))

@@ -25,6 +25,8 @@ from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import AuthError
 from nvrx_slurm.slurm.munge import Munge
 
+pytestmark = pytest.mark.fast
+
 
 class FakeMunge:
     """What MUNGE promises: sealed by and for one user, opened once. `vault` is the site, shared by both ends."""
@@ -82,7 +84,7 @@ def munge_socket() -> Iterator[str]:
 
 
 @pytest.fixture(params=["fake", pytest.param("munge", marks=pytest.mark.slurm)])
-def credentials(request: pytest.FixtureRequest) -> tuple[auth.Credentials, auth.Credentials]:
+def credentials(request) -> tuple[auth.Credentials, auth.Credentials]:
     """(the coordinator's, an agent's), of the same user."""
     if request.param == "fake":
         vault: dict[str, tuple[str, bytes]] = {}
@@ -96,7 +98,7 @@ def credentials(request: pytest.FixtureRequest) -> tuple[auth.Credentials, auth.
 Both = tuple[auth.Credentials, auth.Credentials]
 
 
-def test_contract_of_credentials(credentials: Both) -> None:
+def test_contract_of_credentials(credentials: Both):
     ours, theirs = credentials
     sealed = ours.seal(b"payload \0 \xff")
     assert theirs.open(sealed) == b"payload \0 \xff"
@@ -113,7 +115,7 @@ def token_server(credentials: auth.Credentials) -> handover.TokenServer:
 
 
 @story
-async def test_an_agent_that_knows_no_token_lets_nobody_in_until_it_does(credentials: Both) -> None:
+async def test_an_agent_that_knows_no_token_lets_nobody_in_until_it_does(credentials: Both):
     """Not even a peer without one. Then it serves as a coordinator that was elected."""
     ours, theirs = credentials
     async with Server(token="", credentials=ours) as server:
@@ -127,14 +129,14 @@ async def test_an_agent_that_knows_no_token_lets_nobody_in_until_it_does(credent
 
 
 @story
-async def test_agent_without_a_token_gets_it_and_joins(credentials: Both) -> None:
+async def test_agent_without_a_token_gets_it_and_joins(credentials: Both):
     ours, theirs = credentials
     async with Server(credentials=ours) as server, Client(server.port, token="", credentials=theirs) as client:
         await client.inbox.next(ag.Connected)
         assert (await server.inbox.next(ev.Joined)).message.node == NODE
 
 
-def test_payload_of_another_job_or_kind_is_no_request(credentials: Both) -> None:
+def test_payload_of_another_job_or_kind_is_no_request(credentials: Both):
     ours, theirs = credentials
     for payload in (b"", b"nvrx-token-request\0other", b"nvrx-token\0" + JOB.encode() + b"\0t"):
         with pytest.raises(AuthError, match="another job"):
@@ -153,7 +155,7 @@ async def _ask(port: int, credential: str) -> bool:
 
 
 @story
-async def test_replayed_and_forged_requests_get_no_token(credentials: Both) -> None:
+async def test_replayed_and_forged_requests_get_no_token(credentials: Both):
     ours, theirs = credentials
     request = handover.request(theirs, JOB)
     async with Server(credentials=ours) as server:
@@ -164,7 +166,7 @@ async def test_replayed_and_forged_requests_get_no_token(credentials: Both) -> N
 
 
 @story
-async def test_a_munged_that_hangs_delays_no_member_and_keeps_no_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_munged_that_hangs_delays_no_member_and_keeps_no_queue(monkeypatch):
     """Its calls run in a thread, one at a time. Strangers whose time is over do not wait for it any more."""
     monkeypatch.setattr(admission, "HANDSHAKE_TIMEOUT_S", 0.5)
     at_once: list[int] = []
@@ -192,7 +194,7 @@ async def test_a_munged_that_hangs_delays_no_member_and_keeps_no_queue(monkeypat
 
 
 @story
-async def test_other_users_get_no_token_and_cannot_give_one() -> None:
+async def test_other_users_get_no_token_and_cannot_give_one():
     """A stranger's coordinator on the first candidate cannot make the agent take a token of its own."""
     vault: dict[str, tuple[str, bytes]] = {}
     me, stranger = FakeMunge(vault, "me"), FakeMunge(vault, "stranger")
@@ -207,7 +209,7 @@ async def test_other_users_get_no_token_and_cannot_give_one() -> None:
         assert fake.inbox.empty() and server.inbox.empty()
 
 
-def test_munge_that_is_not_there_is_an_error_not_a_crash(tmp_path: Path) -> None:
+def test_munge_that_is_not_there_is_an_error_not_a_crash(tmp_path):
     munge = Munge.find(str(tmp_path / "nobody"))
     if munge is None:
         pytest.skip("libmunge is not installed")

@@ -5,14 +5,17 @@ from __future__ import annotations
 import hashlib
 from datetime import datetime
 
+import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from nvrx_slurm.control.identity import identity
 
+pytestmark = pytest.mark.fast
 
-def test_each_job_and_token_has_one_certificate() -> None:
+
+def test_each_job_and_token_has_one_certificate():
     first = identity("token", "job").certificate
     identity.cache_clear()
     assert identity("token", "job").certificate == first
@@ -20,7 +23,7 @@ def test_each_job_and_token_has_one_certificate() -> None:
     assert len(others) == 4 and first not in others
 
 
-def test_the_certificate_is_the_one_that_the_builder_of_cryptography_makes() -> None:
+def test_the_certificate_is_the_one_that_the_builder_of_cryptography_makes():
     seed = hashlib.sha256(b"nvrx control\0job\0token").digest()
     key = Ed25519PrivateKey.from_private_bytes(seed)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "nvrx")])

@@ -22,6 +22,9 @@ from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.declared import replace
 
+pytestmark = pytest.mark.process
+
+
 REGISTER = t.Register(NODE, 1)
 
 
@@ -53,7 +56,7 @@ def _long_hello(size: int) -> bytes:
     ],
 )
 @story
-async def test_what_is_no_agent_is_refused_and_said(first: bytes, why: str) -> None:
+async def test_what_is_no_agent_is_refused_and_said(first: bytes, why: str):
     async with Server() as server, good_agent(server), Raw(server.port, token=None) as raw:
         with contextlib.suppress(ConnectionError):
             raw.writer.write(first)
@@ -63,7 +66,7 @@ async def test_what_is_no_agent_is_refused_and_said(first: bytes, why: str) -> N
 
 
 @story
-async def test_a_client_without_the_certificate_is_refused() -> None:
+async def test_a_client_without_the_certificate_is_refused():
     anonymous = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     anonymous.check_hostname, anonymous.verify_mode = False, ssl.CERT_NONE
     async with Server() as server, good_agent(server):
@@ -81,14 +84,14 @@ IDLE_RUNS = t.Register(NODE, 0, doing=t.Activity.RUNNING)  # without a plan
 
 @pytest.mark.parametrize("bad", [[REGISTER], [b""], [HELLO, HELLO], [HELLO, b"\xff" * 50], [HELLO, IDLE_RUNS]])
 @story
-async def test_wrong_beginnings_end_the_stream(bad: list[t.AgentMessage | t.Hello | bytes]) -> None:
+async def test_wrong_beginnings_end_the_stream(bad: list[t.AgentMessage | t.Hello | bytes]):
     async with Server() as server, good_agent(server), Raw(server.port) as raw:
         await raw.say(*bad)
         assert await raw.hear() is None and "refused a connection" in server.said[0]
 
 
 @story
-async def test_agent_that_breaks_the_protocol_is_lost_and_nothing_else() -> None:
+async def test_agent_that_breaks_the_protocol_is_lost_and_nothing_else():
     too_long = (stream.MAX_MESSAGE_BYTES + 1).to_bytes(4, "big")
     async with Server() as server, good_agent(server):
         for number, bad in enumerate([REGISTER, HELLO, b"\xff" * 50, too_long]):
@@ -104,7 +107,7 @@ async def test_agent_that_breaks_the_protocol_is_lost_and_nothing_else() -> None
 
 
 @story
-async def test_agents_of_a_job_get_in_while_strangers_hold_thousands_of_connections() -> None:
+async def test_agents_of_a_job_get_in_while_strangers_hold_thousands_of_connections():
     """Idle ones, half handshakes, and answers that are never read; all from the agent's own address."""
     hello, strangers = _client_hello(), []
     async with Server() as server, good_agent(server):
@@ -126,7 +129,7 @@ async def test_agents_of_a_job_get_in_while_strangers_hold_thousands_of_connecti
 
 
 @story
-async def test_without_descriptors_a_coordinator_keeps_its_agents_and_accepts_later() -> None:
+async def test_without_descriptors_a_coordinator_keeps_its_agents_and_accepts_later():
     with Process("server", 0, (0.3, 0.7)) as peer:
         port = int(await peer.line())
         async with Client(port, keepalive=(0.3, 0.7)) as client:
@@ -194,7 +197,7 @@ def _changed(record: bytes) -> bytes:
 @pytest.mark.parametrize("whom", ["agent", "coordinator"])
 @pytest.mark.parametrize("forge", [_clear, _changed, bytes], ids=["clear", "changed", "replayed"])
 @story
-async def test_a_stranger_that_relays_cannot_inject(forge: Callable[[bytes], bytes], whom: str) -> None:
+async def test_a_stranger_that_relays_cannot_inject(forge: Callable[[bytes], bytes], whom: str):
     """It has the first candidate port. What it adds ends the stream, and neither end takes a message from it."""
     async with Server() as server, Relay(server.port) as relay, Client(relay.port, server.port) as client:
         await client.inbox.next(ag.Connected)
@@ -212,7 +215,7 @@ async def test_a_stranger_that_relays_cannot_inject(forge: Callable[[bytes], byt
 
 
 @story
-async def test_a_stream_without_a_proof_is_closed_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_without_a_proof_is_closed_in_time(monkeypatch):
     monkeypatch.setattr(admission, "HANDSHAKE_TIMEOUT_S", 0.3)
     async with Server() as server, good_agent(server), Raw(server.port, token=None) as idle, Raw(server.port) as mute:
         assert await asyncio.wait_for(idle.reader.read(), 5) == b"" and await mute.hear() is None

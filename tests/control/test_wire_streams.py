@@ -20,9 +20,11 @@ from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import ExitCode, NvrxError
 
+pytestmark = pytest.mark.process
+
 
 @story
-async def test_what_is_pushed_before_a_drop_arrives() -> None:
+async def test_what_is_pushed_before_a_drop_arrives():
     async with Server() as server, Client(server.port) as client:
         await client.inbox.next(ag.Connected)
         await server.inbox.next(ev.Joined)
@@ -33,7 +35,7 @@ async def test_what_is_pushed_before_a_drop_arrives() -> None:
 
 
 @story
-async def test_second_stream_of_the_same_agent_ends_the_first() -> None:
+async def test_second_stream_of_the_same_agent_ends_the_first():
     async with Server() as server, Raw(server.port) as first, Raw(server.port) as second:
         for raw in (first, second):
             await raw.join()
@@ -45,7 +47,7 @@ async def test_second_stream_of_the_same_agent_ends_the_first() -> None:
 
 
 @story
-async def test_a_killed_client_is_lost_at_once() -> None:
+async def test_a_killed_client_is_lost_at_once():
     async with Server() as server:
         with Process("client", server.port, SLOW) as peer:
             await server.inbox.next(ev.Joined)
@@ -54,7 +56,7 @@ async def test_a_killed_client_is_lost_at_once() -> None:
 
 
 @story
-async def test_idle_peers_stay_connected_over_many_keepalives() -> None:
+async def test_idle_peers_stay_connected_over_many_keepalives():
     keepalive = (0.3, 0.3)
     async with Server(keepalive=keepalive) as server, Client(server.port, keepalive=keepalive) as client:
         await client.inbox.next(ag.Connected)
@@ -65,7 +67,7 @@ async def test_idle_peers_stay_connected_over_many_keepalives() -> None:
 
 
 @story
-async def test_a_stopped_server_is_found_again_and_a_killed_ones_successor_too() -> None:
+async def test_a_stopped_server_is_found_again_and_a_killed_ones_successor_too():
     keepalive = (0.5, 0.5)
     with Process("server", 0, keepalive) as peer:
         port = int(await peer.line())
@@ -85,7 +87,7 @@ async def test_a_stopped_server_is_found_again_and_a_killed_ones_successor_too()
 
 
 @story
-async def test_peer_that_takes_nothing_is_lost() -> None:
+async def test_peer_that_takes_nothing_is_lost():
     """It keeps its stream open, but never reads."""
     async with Server() as server, Raw(server.port) as slow:
         await slow.join()
@@ -101,7 +103,7 @@ async def test_peer_that_takes_nothing_is_lost() -> None:
 
 
 @story
-async def test_large_messages_arrive_whole_in_both_directions() -> None:
+async def test_large_messages_arrive_whole_in_both_directions():
     async with Server() as server, Client(server.port) as client:
         await client.inbox.next(ag.Connected)
         await server.inbox.next(ev.Joined)
@@ -116,7 +118,7 @@ async def test_large_messages_arrive_whole_in_both_directions() -> None:
 
 
 @story
-async def test_an_agent_whose_loop_was_blocked_too_long_gives_its_stream_up() -> None:
+async def test_an_agent_whose_loop_was_blocked_too_long_gives_its_stream_up():
     """Its coordinator may have replaced it meanwhile, whatever answer still waits in the socket."""
     async with Server(keepalive=(0.5, 0.5)) as server:
         with Process("client", server.port, (0.5, 0.5)) as peer:
@@ -131,7 +133,7 @@ async def test_an_agent_whose_loop_was_blocked_too_long_gives_its_stream_up() ->
 
 
 @story
-async def test_a_beat_tells_when_its_agent_was_here_however_late_it_is_heard() -> None:
+async def test_a_beat_tells_when_its_agent_was_here_however_late_it_is_heard():
     """Not before its last beat was answered, and so much later as the beat says."""
     loop = asyncio.get_running_loop()
     async with Server() as server, Raw(server.port) as peer:
@@ -147,7 +149,7 @@ async def test_a_beat_tells_when_its_agent_was_here_however_late_it_is_heard() -
 
 @pytest.mark.parametrize("other", [{"token": "wrong"}, {"job": "job-2"}])
 @story
-async def test_an_agent_passes_over_another_jobs_coordinator_and_is_told(other: dict[str, str]) -> None:
+async def test_an_agent_passes_over_another_jobs_coordinator_and_is_told(other: dict[str, str]):
     port = free_port()
     async with Server(**other) as fake, Client(fake.port, port) as client:
         await client.hear("another job, or does not hold this job's token")
@@ -158,7 +160,7 @@ async def test_an_agent_passes_over_another_jobs_coordinator_and_is_told(other: 
 
 
 @story
-async def test_an_agent_of_another_version_is_told_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_agent_of_another_version_is_told_and_ends(monkeypatch):
     async with Server() as server:
         monkeypatch.setattr(client_module, "auth", SimpleNamespace(VERSION=99))
         async with Client(server.port) as client:
@@ -182,7 +184,7 @@ async def _http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 @pytest.mark.parametrize("kind", [_mute, _http])
 @story
-async def test_foreign_listener_on_the_first_port(kind: object, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_foreign_listener_on_the_first_port(kind: object, monkeypatch):
     """Both sides go on to the next candidate, whatever has the first."""
     monkeypatch.setattr(client_module, "HANDSHAKE_TIMEOUT_S", 0.7)
     foreign = await asyncio.start_server(kind, "127.0.0.1", 0)  # type: ignore[arg-type]
@@ -196,7 +198,7 @@ async def test_foreign_listener_on_the_first_port(kind: object, monkeypatch: pyt
 
 
 @story
-async def test_no_port_left_is_one_sentence() -> None:
+async def test_no_port_left_is_one_sentence():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(NvrxError, match=rf"ports {port}, {port} are taken"):
@@ -217,8 +219,6 @@ async def test_no_port_left_is_one_sentence() -> None:
     ],
 )
 @story
-async def test_a_name_never_means_loopback_only(
-    host: str, found: list[str], address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_name_never_means_loopback_only(host: str, found: list[str], address: str, monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(0, 0, 0, "", (one, 0)) for one in found])
     assert await addresses.resolve(host) == address

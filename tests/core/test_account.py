@@ -21,6 +21,9 @@ from nvrx_slurm.types import Counted, FaultKind, History, NodeTime, RankFault, S
 
 from .stories import SCENARIOS, Story, scenarios
 
+pytestmark = pytest.mark.fast
+
+
 BUSY = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)  # of a busy machine
 TIMES = st.floats(-10.0, 200.0)
 SECTIONS = st.builds(SectionTime, st.sampled_from(["step", "checkpointing", "load", "evaluation", "setup"]), TIMES)

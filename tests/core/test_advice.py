@@ -7,6 +7,9 @@ import pytest
 from nvrx_slurm.core.checkpoint.advice import worries
 from nvrx_slurm.core.checkpoint.interval import best_interval_s, mtbf_s
 
+pytestmark = pytest.mark.fast
+
+
 WELL = {"age_s": 900.0, "saved_s": [0.0, 600.0, 1200.0], "same_as": "", "sizes": (1 << 30, 1 << 31), "save_s": 60.0}
 
 

@@ -12,6 +12,9 @@ from .agent_stories import AgentStory
 from .samples import a_fault
 from .stories import SCENARIOS, scenarios
 
+pytestmark = pytest.mark.fast
+
+
 STORIES = scenarios(SCENARIOS / "agent")
 
 

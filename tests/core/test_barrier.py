@@ -6,6 +6,9 @@ import pytest
 
 from nvrx_slurm.core.inprocess.barrier import Arrival, BarrierResult, Outcome, Status, barrier_result
 
+pytestmark = pytest.mark.fast
+
+
 GONE = Arrival(Status.TERMINATED)
 
 

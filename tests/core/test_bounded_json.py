@@ -6,6 +6,9 @@ import pytest
 
 from nvrx_slurm.core.bounded_json import MOST_DEPTH, first_value, parsed
 
+pytestmark = pytest.mark.fast
+
+
 NESTED = "[" * MOST_DEPTH + "]" * MOST_DEPTH
 
 

@@ -8,6 +8,9 @@ import pytest
 
 from nvrx_slurm.core.chain import ChainLimits, ChainLink, Next, decide, ended_from_outside
 
+pytestmark = pytest.mark.fast
+
+
 LIMITS = ChainLimits(failures=3, window_s=3600.0, warning_signum=signal.SIGUSR1)
 NOW = 1_000_000.0
 

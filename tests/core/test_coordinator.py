@@ -18,6 +18,9 @@ from .samples import a_fault
 from .stories import SCENARIOS, Story, scenarios, stories
 from .walks import walk
 
+pytestmark = pytest.mark.fast
+
+
 STORIES = scenarios(SCENARIOS)
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "what-follows-a-cause.md"
 

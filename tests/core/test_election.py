@@ -12,6 +12,9 @@ from nvrx_slurm.core.machine import Say, Tick
 from nvrx_slurm.declared import replace
 from nvrx_slurm.types import Elsewhere, Peer
 
+pytestmark = pytest.mark.fast
+
+
 Step = tuple[Any, list[Any]]
 PEERS = tuple(Peer(str(i), f"h{i}", f"10.0.0.{i}", 7000) for i in range(3))
 POSSIBLE = {

@@ -22,7 +22,7 @@ from .explore import Search, explore, running
 from .explore_streams import Broken, Move
 from .explore_world import World, coarse_times
 
-pytestmark = [pytest.mark.xdist_group("explore"), pytest.mark.timeout(600)]  # it is run once
+pytestmark = [pytest.mark.fast, pytest.mark.xdist_group("explore"), pytest.mark.timeout(600)]  # it is run once
 
 # Rows that these worlds do not reach, and why.
 NOT_THERE = {

@@ -15,6 +15,9 @@ from nvrx_slurm.types import Node
 
 from .samples import a_node
 
+pytestmark = pytest.mark.fast
+
+
 NODES = [a_node(rank) for rank in range(12)]
 
 

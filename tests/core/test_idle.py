@@ -6,6 +6,9 @@ import pytest
 
 from nvrx_slurm.core.rank.idle import Signs, is_idle
 
+pytestmark = pytest.mark.fast
+
+
 WITHIN_S = 0.8
 REST = Signs(True, b"202 sp ip", frozenset(), 1.0, 500)
 BUSY = REST._replace(busy=frozenset({7}))

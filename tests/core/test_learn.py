@@ -22,6 +22,9 @@ from nvrx_slurm.core.rank.learn import (
 )
 from nvrx_slurm.core.rank.watch import RankLimits
 
+pytestmark = pytest.mark.fast
+
+
 times = st.floats(1e-6, 1e5)
 names = st.sampled_from(["a", "b", "c", "d"])
 

@@ -10,6 +10,9 @@ from nvrx_slurm.core.logs import names
 from nvrx_slurm.core.logs.index import STATE_EACH_BYTES, Index
 from nvrx_slurm.core.logs.lines import CUT, LONGEST_LINE, Lines, rank_prefix
 
+pytestmark = pytest.mark.fast
+
+
 CLEAN = st.binary(max_size=300).map(lambda raw: raw.hex().encode().replace(b"0a", b"\n"))
 
 

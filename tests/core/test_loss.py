@@ -11,6 +11,9 @@ import pytest
 
 from nvrx_slurm.core.rank.loss import Agreement, LossJudge, LossReport
 
+pytestmark = pytest.mark.fast
+
+
 STEPS = 100_000
 
 

@@ -7,6 +7,9 @@ import pytest
 from nvrx_slurm.core.inprocess import phases as ph
 from nvrx_slurm.core.inprocess.phases import RestartPhase as P
 
+pytestmark = pytest.mark.fast
+
+
 R, D = ph.Released(), ph.StepDone()
 BEGIN = [(ph.Called(), P.ENTERING), (R, P.ASSIGNING), (ph.Assigned(), P.STARTING), (D, P.RUNNING)]
 RESTART = [(ph.Interrupted(), P.RECOVERING), (D, P.ARRIVED), (R, P.ASSIGNING)]

@@ -6,6 +6,9 @@ import pytest
 
 from nvrx_slurm.core import preload
 
+pytestmark = pytest.mark.fast
+
+
 MAPS = """\
 7f0a4c000000-7f0a4c021000 rw-p 00000000 00:00 0
 7f0a50a00000-7f0a50c00000 r-xp 00000000 fd:00 12345 /usr/lib/python3/dist-packages/numpy/_core/_umath.cpython-311.so

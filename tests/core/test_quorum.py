@@ -5,10 +5,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+import pytest
+
 from nvrx_slurm.core.election.quorum import Quorum
 from nvrx_slurm.declared import replace
 
 from .samples import a_plan
+
+pytestmark = pytest.mark.fast
+
 
 NODES = "0123"
 

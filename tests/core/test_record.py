@@ -23,6 +23,8 @@ from nvrx_slurm.types import RanksFailed, Register
 
 from .samples import a_fault, a_node, a_plan, agent_settings, coordinator_settings
 
+pytestmark = pytest.mark.fast
+
 
 def agent_log() -> list[str]:
     """An agent that is connected, starts, and sees a worker fail."""

@@ -6,6 +6,9 @@ import pytest
 
 from .stories import Story
 
+pytestmark = pytest.mark.fast
+
+
 # What the coordinator sees of each way.
 NODES = """
 device: rule=gpu-missing

@@ -11,6 +11,9 @@ from nvrx_slurm.types import FaultKind, History, KindCount, RankFault
 
 from .samples import a_fault, a_node, restart_limits
 
+pytestmark = pytest.mark.fast
+
+
 EXIT = a_fault(1)
 ABORT = a_fault(2, FaultKind.SIGNAL, -6)
 KILLED = a_fault(3, FaultKind.SIGNAL, -9)

@@ -8,6 +8,9 @@ from hypothesis import strategies as st
 
 from nvrx_slurm.core.rank.sections import SectionError, Sections
 
+pytestmark = pytest.mark.fast
+
+
 NAMES = ("a", "step", "b", "warmup")
 SLOTS = {"a": 0, "step": 1, "b": 2, "warmup": 3}
 WARM_STEP = 4

@@ -7,6 +7,9 @@ import pytest
 from benchmarks.stragglers import Trace
 from nvrx_slurm.core.straggler.detector import Detector, Reading, Seat, Where
 
+pytestmark = pytest.mark.fast
+
+
 NOISE = {"steps": (0.05 / 30**0.5, 0.01), "windows": (0.05, 0.0)}  # per window, and lasting
 
 

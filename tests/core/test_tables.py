@@ -58,7 +58,7 @@ SUITES: dict[type[Machine], Iterable[Scenario]] = {
 }
 Visits = dict[Key, set[Enum]]
 MACHINES = pytest.mark.parametrize("machine", SUITES)
-pytestmark = pytest.mark.xdist_group("tables")  # the scenarios are run once
+pytestmark = [pytest.mark.fast, pytest.mark.xdist_group("tables")]  # the scenarios are run once
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import pytest
 from ranks_harness import Script, Zygote
 
 torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.process, pytest.mark.torch]
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "ddp.py"
 EVERY = 10
@@ -60,7 +60,7 @@ def run_to_end(zygote: Zygote, directory: Path, steps: int, world_size: int) -> 
     return results[0][0].splitlines(), results[0][1]
 
 
-def test_killed_and_resumed_ends_like_uninterrupted(zygote: Zygote, tmp_path: Path) -> None:
+def test_killed_and_resumed_ends_like_uninterrupted(zygote: Zygote, tmp_path):
     killed = tmp_path / "killed"
     progress = tmp_path / "progress"
     options = ("--step-time=0.005", f"--progress-file={progress}")
@@ -86,7 +86,7 @@ def test_killed_and_resumed_ends_like_uninterrupted(zygote: Zygote, tmp_path: Pa
 
 
 @pytest.fixture(scope="module")
-def finished(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+def finished(zygote: Zygote, tmp_path_factory) -> tuple[Path, list[str]]:
     """A training of 2 x EVERY steps on one rank: its checkpoints, and what it said. To be copied."""
     directory = tmp_path_factory.mktemp("finished")
     return directory, run_to_end(zygote, directory, 2 * EVERY, world_size=1)[0]
@@ -103,10 +103,9 @@ def flip_a_bit(path: Path) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.repeats("flip")
 @pytest.mark.parametrize("damage", [tear, flip_a_bit])
-def test_damaged_newest_checkpoint_is_skipped(
-    zygote: Zygote, finished: tuple[Path, list[str]], tmp_path: Path, damage: Any
-) -> None:
+def test_damaged_newest_checkpoint_is_skipped(zygote: Zygote, finished: tuple[Path, list[str]], tmp_path, damage: Any):
     directory, first = shutil.copytree(finished[0], tmp_path / "copy"), finished[1]
     newest = directory / f"step_{2 * EVERY:08d}.pt"
     damage(newest)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 torch = pytest.importorskip("torch")
-pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("hang examples")]
+pytestmark = [pytest.mark.process, pytest.mark.torch, pytest.mark.xdist_group("hang examples")]
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 # A learned limit is twice the first step, at least 1 s. The configured limits are far beyond BOUND_S.
@@ -25,6 +25,7 @@ SECTIONS = ["--ft-rank-section-timeouts=setup:600,step:600,checkpointing:600", "
 
 
 # The stop lands in whatever rank 1 does after step 30: usually the next step, at times still the checkpoint before it.
+@pytest.mark.repeats("ddp", "sections")
 @pytest.mark.parametrize(
     ("script", "limits", "seen"),
     [
@@ -34,8 +35,8 @@ SECTIONS = ["--ft-rank-section-timeouts=setup:600,step:600,checkpointing:600", "
     ids=["ddp", "sections"],
 )
 def test_a_stopped_rank_is_noticed_by_a_learned_limit_and_the_training_goes_on(
-    script: str, limits: list[str], seen: str, tmp_path: Path
-) -> None:
+    script: str, limits: list[str], seen: str, tmp_path
+):
     progress, checkpoints = tmp_path / "progress", tmp_path / "checkpoints"
     command = [sys.executable, "-m", "nvrx_slurm.cli.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
     command += [f"--log-dir={tmp_path / 'logs'}", "--ft-preload=torch,torch._dynamo", *limits, *LEARNED]

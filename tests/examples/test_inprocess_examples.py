@@ -17,7 +17,7 @@ from ranks_harness import Script, Zygote
 from stage import await_end, free_port, running_with
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.process, pytest.mark.torch]
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "inprocess"
 BOUND_S = 90.0  # for a run; on an idle machine it takes five seconds
@@ -81,7 +81,7 @@ class Runs:
 
 
 @pytest.fixture
-def runs(zygote: Zygote, tmp_path: Path) -> Iterator[Runs]:
+def runs(zygote: Zygote, tmp_path) -> Iterator[Runs]:
     made = Runs(zygote, tmp_path)
     yield made
     made.check()
@@ -101,7 +101,7 @@ def who_was_hit(text: str) -> int:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, object]:
+def undisturbed(zygote: Zygote, tmp_path_factory) -> tuple[int, object]:
     """What one rank alone comes to. More ranks add in another order, hence almost the same."""
     made = Runs(zygote, tmp_path_factory.mktemp("undisturbed"))
     text = made.ranks("basic.py", 1)
@@ -111,8 +111,9 @@ def undisturbed(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> tup
     return step, pytest.approx(loss, rel=1e-9)
 
 
+@pytest.mark.repeats("SIGKILL")
 @pytest.mark.parametrize("fault", ["ASYNC_EXC", "SIGKILL"])
-def test_basic_without_a_launcher(runs: Runs, undisturbed: tuple[int, object], fault: str) -> None:
+def test_basic_without_a_launcher(runs: Runs, undisturbed: tuple[int, object], fault: str):
     text = runs.ranks("basic.py", 3, f"--fault={fault}", "--fault-after=0.4")
     lost = {who_was_hit(text)} if fault == "SIGKILL" else set()
     assert who_was_hit(text) in range(3) and outcome(text) == undisturbed
@@ -120,7 +121,7 @@ def test_basic_without_a_launcher(runs: Runs, undisturbed: tuple[int, object], f
     assert "iteration 0: 3 ranks" in text and f"iteration 1: {3 - len(lost)} ranks" in text
 
 
-def test_a_reserve_rank_takes_over_and_goes_on_from_memory(runs: Runs, undisturbed: tuple[int, object]) -> None:
+def test_a_reserve_rank_takes_over_and_goes_on_from_memory(runs: Runs, undisturbed: tuple[int, object]):
     options = ("--active=2", "--hang-timeout=3", "--snapshot-every=2", "--checkpoint-every=1000")
     text = runs.ranks("advanced.py", 3, *options, "--fault=SIGSTOP", "--fault-after=0.4", "--fault-seed=1")
     assert outcome(text) == undisturbed
@@ -132,7 +133,7 @@ def test_a_reserve_rank_takes_over_and_goes_on_from_memory(runs: Runs, undisturb
 @pytest.mark.matrix
 def test_under_the_launcher_a_node_that_lost_a_rank_leaves_and_the_other_one_goes_on(
     runs: Runs, undisturbed: tuple[int, object]
-) -> None:
+):
     text = runs.launched("with_launcher.py", "--fault=SIGKILL", "--fault-after=0.4")
     assert (runs.codes, outcome(text)) == ([0, 0], undisturbed)
     assert "cycle 0 iteration 0: 4 ranks" in text and "cycle 0 iteration 1: 2 ranks" in text
@@ -142,10 +143,11 @@ def test_under_the_launcher_a_node_that_lost_a_rank_leaves_and_the_other_one_goe
     assert "restart 1" not in text
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("fault", "lives"), [("ASYNC_EXC", "iteration 1: 2 ranks"), ("SIGKILL", "restart 1 of 1")])
 def test_under_the_default_policy_exceptions_stay_in_process_and_a_dead_process_restarts_all(
     runs: Runs, undisturbed: tuple[int, object], fault: str, lives: str
-) -> None:
+):
     text = runs.launched("basic.py", f"--fault={fault}", "--fault-after=0.4", policy="any-failed")
     assert (runs.codes, outcome(text)) == ([0], undisturbed) and who_was_hit(text) in range(2)
     assert lives in text and text.count("a process that ends makes nvrx-run restart all ranks") == 1

@@ -14,6 +14,9 @@ from click.testing import CliRunner
 from nvrx_slurm.cli import submit
 from nvrx_slurm.cli.toolbox import main
 
+pytestmark = pytest.mark.process
+
+
 DIRECTORY = Path(__file__).resolve().parents[2] / "sbatch_templates"
 TEMPLATES = sorted(DIRECTORY.glob("*.sbatch"))
 SCRIPT_ARGS = ["train.py", "--name", "two words", "$HOME", ""]
@@ -27,7 +30,7 @@ exit 93
 
 
 @pytest.fixture(params=TEMPLATES, ids=lambda path: path.stem)
-def template(request: pytest.FixtureRequest) -> Path:
+def template(request) -> Path:
     return request.param
 
 
@@ -42,7 +45,7 @@ def run_template(template: Path, tmp_path: Path, args: list[str]) -> tuple[int, 
     return done.returncode, argv, done.stderr
 
 
-def test_is_what_nvrx_submit_prints_with_comments(template: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_is_what_nvrx_submit_prints_with_comments(template: Path, monkeypatch):
     text = template.read_text()
     said = re.search(r"^#   nvrx (submit --dry-run (?:.*\\\n#)*.*)$", text, re.MULTILINE)
     assert said is not None
@@ -59,20 +62,20 @@ def test_is_what_nvrx_submit_prints_with_comments(template: Path, monkeypatch: p
     ]
 
 
-def test_hands_on_the_script_its_args_and_its_exit_code(template: Path, tmp_path: Path) -> None:
+def test_hands_on_the_script_its_args_and_its_exit_code(template: Path, tmp_path):
     code, argv, stderr = run_template(template, tmp_path, SCRIPT_ARGS)
     assert (code, stderr) == (93, "")
     assert argv[-len(SCRIPT_ARGS) :] == SCRIPT_ARGS
     assert "--spares=1" in argv
 
 
-def test_without_a_script_it_says_how_to_use_it(template: Path, tmp_path: Path) -> None:
+def test_without_a_script_it_says_how_to_use_it(template: Path, tmp_path):
     code, argv, stderr = run_template(template, tmp_path, [])
     assert (code, argv) == (2, [])
     assert stderr.startswith("usage: sbatch")
 
 
-def test_the_readme_explains_every_option(template: Path) -> None:
+def test_the_readme_explains_every_option(template: Path):
     readme = (DIRECTORY / "README.md").read_text()
     options = re.findall(r"^#SBATCH\s+--([a-z-]+)", template.read_text(), re.MULTILINE)
     assert options and [option for option in options if f"`--{option}" not in readme] == []

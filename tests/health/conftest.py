@@ -12,12 +12,12 @@ from recorded import HungMount, Node
 
 
 @pytest.fixture
-def dgx(tmp_path: Path) -> Node:
+def dgx(tmp_path) -> Node:
     return Node(tmp_path / "dgx")
 
 
 @pytest.fixture
-def bare(tmp_path: Path) -> Node:
+def bare(tmp_path) -> Node:
     """Without any file of the system, for tests of everything but checks."""
     return Node(tmp_path / "dgx", empty=True)
 
@@ -37,7 +37,7 @@ def gpus(dgx: Node, examiner: Examiner) -> GpuNode:
 
 
 @pytest.fixture(scope="session")
-def shared_node(tmp_path_factory: pytest.TempPathFactory) -> Node:
+def shared_node(tmp_path_factory) -> Node:
     return Node(tmp_path_factory.mktemp("shared") / "dgx")
 
 

@@ -72,7 +72,7 @@ class GpuNode:
         self.say()
 
     def say(self, *lines: str) -> None:
-        """Healthy but for these facts (see tests/nvml/standin.c)."""
+        """Healthy but for these facts (see tests/lib/standin.c)."""
         self.stand_in.say(*self._healthy, *lines)
 
     def found(self, check: str, env: dict[str, str] | None = None, /, **expect: object) -> tuple[Verdict, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.util
 import json
 import os
 import select
@@ -14,9 +13,9 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import dgx
 import pytest
 
 from nvrx_slurm.health import registry
@@ -25,7 +24,6 @@ from nvrx_slurm.health.report import Report, from_json
 from nvrx_slurm.health.runner import examine
 
 BOUND_S = 60.0
-DATA = Path(__file__).resolve().parents[1] / "data" / "dgx.py"
 CHECKS = registry.built_in()
 EXPECTED = registry.defaults(CHECKS.values())
 F, U, N, P = Verdict.FAIL, Verdict.UNKNOWN, Verdict.NOT_APPLICABLE, Verdict.PASS
@@ -33,19 +31,10 @@ LUSTRE = "/sys/fs/lustre/health_check"
 
 
 @functools.cache
-def _recorded() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("dgx", DATA)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@functools.cache
 def _template(directory: str) -> str:
     """The healthy tree, built once per worker beside the tests' own directories."""
     root = tempfile.mkdtemp(prefix="dgx-", dir=directory)
-    _recorded().build(Path(root))
+    dgx.build(Path(root))
     Path(root, f"run/user/{os.geteuid()}").mkdir(parents=True)
     Path(root, "tmp").mkdir(exist_ok=True)
     return root
@@ -55,7 +44,7 @@ class Node:
     """A recorded node whose files a test may break, by `node / path` and `write` only: other files are shared."""
 
     def __init__(self, root: Path, empty: bool = False) -> None:
-        self.recorded = _recorded()
+        self.recorded = dgx
         self.root = root
         if empty:
             (root / f"run/user/{os.geteuid()}").mkdir(parents=True)

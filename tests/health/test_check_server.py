@@ -19,6 +19,9 @@ from standin import StandIn
 
 from nvrx_slurm.health import report
 
+pytestmark = pytest.mark.process
+
+
 MOUNTS = "/proc/self/mountinfo"
 ONE_ROOT = "22 1 8:2 / / rw - ext4 /dev/sda1 rw\n"
 CPUS = ("--watch", "cpu-count", "--expect", "cpus=224")
@@ -115,7 +118,7 @@ class Fifo:
         return os.open(self.place, os.O_WRONLY)
 
 
-def test_each_question_is_answered_by_the_report_of_the_preflight(dgx: Node, serve: Serve) -> None:
+def test_each_question_is_answered_by_the_report_of_the_preflight(dgx: Node, serve: Serve):
     server = serve()
     answers = [server.ask(), server.ask()]
     _, one_shot = dgx.program("--when", "preflight", *INCLUDED)
@@ -132,7 +135,7 @@ def test_each_question_is_answered_by_the_report_of_the_preflight(dgx: Node, ser
     assert [server.line()[0], server.line()[0]] == [True, True]
 
 
-def test_the_end_of_its_owner_ends_it_and_its_checks(dgx: Node, serve: Serve) -> None:
+def test_the_end_of_its_owner_ends_it_and_its_checks(dgx: Node, serve: Serve):
     fifo = Fifo(dgx, LUSTRE)
     server = serve("--only", "lustre", "--deadline", "600")
     server.say("check\n")
@@ -143,7 +146,7 @@ def test_the_end_of_its_owner_ends_it_and_its_checks(dgx: Node, serve: Serve) ->
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1])
-def test_what_slurm_sends_to_the_whole_step_does_not_end_it_but_a_check(dgx: Node, serve: Serve, signum: int) -> None:
+def test_what_slurm_sends_to_the_whole_step_does_not_end_it_but_a_check(dgx: Node, serve: Serve, signum: int):
     """Its children have the signal's default: a command of a site must not inherit that it is ignored."""
     fifo = Fifo(dgx, LUSTRE)
     server = serve("--only", "lustre", "--deadline", "600")
@@ -158,7 +161,7 @@ def test_what_slurm_sends_to_the_whole_step_does_not_end_it_but_a_check(dgx: Nod
     os.close(writer)
 
 
-def test_only_news_about_the_watched_are_told(dgx: Node, serve: Serve) -> None:
+def test_only_news_about_the_watched_are_told(dgx: Node, serve: Serve):
     server = serve("--watch", "lustre", *CPUS, "--interval", "0.05")
     server.ask()
     dgx.write(LUSTRE, "NOT HEALTHY\n")
@@ -173,7 +176,7 @@ def test_only_news_about_the_watched_are_told(dgx: Node, serve: Serve) -> None:
     assert {f.check for f in server.ask().grave} == {"cpu-count"} and server.silent()
 
 
-def test_a_watched_check_that_hangs_holds_up_no_answer(dgx: Node, serve: Serve) -> None:
+def test_a_watched_check_that_hangs_holds_up_no_answer(dgx: Node, serve: Serve):
     fifo = Fifo(dgx, "/sys/devices/system/edac/mc/mc0/ue_count")
     server = serve("--only", "lustre", "--watch", "memory-errors", "--interval", "0.05", "--deadline", "600")
     writer = fifo.met()
@@ -183,7 +186,7 @@ def test_a_watched_check_that_hangs_holds_up_no_answer(dgx: Node, serve: Serve) 
     os.close(writer)
 
 
-def test_a_gpu_that_breaks_is_told_while_nvml_hangs_elsewhere(gpus: GpuNode, serve: Serve) -> None:
+def test_a_gpu_that_breaks_is_told_while_nvml_hangs_elsewhere(gpus: GpuNode, serve: Serve):
     args = ("--watch", "gpu-recovery", "--watch", "gpu-temperature", "--interval", "0.1")
     server = serve(*args, env=gpus.stand_in.env)
     assert named(server.ask(), "gpu-recovery").verdict is P
@@ -197,14 +200,14 @@ FOUR = ("count 4", "used 3")
 
 
 @pytest.fixture
-def four(nvml_standin: Path, tmp_path: Path) -> StandIn:
+def four(nvml_standin: Path, tmp_path) -> StandIn:
     """Four GPUs without programs."""
     stand_in = StandIn(nvml_standin, tmp_path / "state")
     stand_in.say(*FOUR)
     return stand_in
 
 
-def test_memory_of_the_visible_gpus_is_read_anew_for_each_question(serve: Serve, four: StandIn) -> None:
+def test_memory_of_the_visible_gpus_is_read_anew_for_each_question(serve: Serve, four: StandIn):
     server = serve("--no-checks", env=four.env)
     for mb in (70000, 600, 3):
         four.say(*FOUR, f"used.2 {mb}")
@@ -223,13 +226,13 @@ def test_memory_of_the_visible_gpus_is_read_anew_for_each_question(serve: Serve,
 )
 def test_memory_of_the_gpus_that_a_job_may_use(
     serve: Serve, four: StandIn, facts: tuple[str, ...], visible: str, expected: dict[str, int] | str
-) -> None:
+):
     four.say(*FOUR, "used.2 70000", *facts)
     used_mb, verdict, _ = serve("--no-checks", env=four.env | {"CUDA_VISIBLE_DEVICES": visible}).memory()
     assert (used_mb or verdict) == expected
 
 
-def test_a_driver_that_hangs_costs_its_reader_and_no_check(serve: Serve, four: StandIn) -> None:
+def test_a_driver_that_hangs_costs_its_reader_and_no_check(serve: Serve, four: StandIn):
     four.say(*FOUR, "nvmlDeviceGetMemoryInfo_v2.3 hang")
     server = serve("--only=disk-space", env=four.env)
     server.say("memory 600\n")

@@ -16,6 +16,8 @@ from nvrx_slurm.slurm.api.cli import Slurm
 from nvrx_slurm.slurm.api.facts import NodeFacts, SlurmError
 from nvrx_slurm.slurm.api.tools import Tools, find
 
+pytestmark = pytest.mark.fast
+
 
 def parse_note(line: str) -> NodeFacts:
     return slurm_text.nodes(line)["n1"]
@@ -26,7 +28,7 @@ NAMES = st.from_regex(r"[a-z0-9]+(-[a-z0-9]+){0,3}", fullmatch=True)
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(NAMES, st.text(max_size=150)), min_size=1, max_size=8))
-def test_any_reason_survives_slurm(failed: list[tuple[str, str]]) -> None:
+def test_any_reason_survives_slurm(failed: list[tuple[str, str]]):
     """What scontrol shows of it, with the user behind it, is read as what was meant."""
     text = drain.reason(CheckFinding(check, Verdict.FAIL, said) for check, said in failed)
     assert text.isascii() and text.isprintable() and not set(text) & set('=[]"`$\\|&')
@@ -38,7 +40,7 @@ def test_any_reason_survives_slurm(failed: list[tuple[str, str]]) -> None:
     assert len(why.text) <= drain.MAX_TEXT
 
 
-def test_what_is_no_reason_of_ours() -> None:
+def test_what_is_no_reason_of_ours():
     texts = ("", "nvrx", "nvrx::x", "nvrx:a", "NVRX:a:b", "nvrx:A:b", "x nvrx:a:b", "nvrx:a,:b", "nvrx:a b:c")
     assert [text for text in texts if drain.parse(text)] == []
 
@@ -50,7 +52,7 @@ OUT = (
 )  # fmt: skip
 
 
-def test_nobodys_drain_is_written_over() -> None:
+def test_nobodys_drain_is_written_over():
     notes = {states: parse_note(f"NodeName=n1 State={states} Reason=Not responding") for states in (*IN_SERVICE, *OUT)}
     assert tuple(states for states, note in notes.items() if drain.may_drain(note)) == IN_SERVICE
 
@@ -58,7 +60,7 @@ def test_nobodys_drain_is_written_over() -> None:
 OURS = "nvrx:lustre:/sys/fs/lustre/health_check says 'NOT HEALTHY'"
 
 
-def test_only_a_drain_that_is_plainly_ours_may_be_taken_back() -> None:
+def test_only_a_drain_that_is_plainly_ours_may_be_taken_back():
     plain = [(states, OURS, "root") for states in ("IDLE+DRAIN", "IDLE+CLOUD+DRAIN", "MIXED+DRAIN+DYNAMIC_NORM")]
     others = ("IDLE", "DOWN*+DRAIN", "IDLE+DRAIN+MAINT", "IDLE*+DRAIN", "IDLE+DRAIN+REBOOT@", "IDLE+DRAIN+POWERED_DOWN")
     rows = [*plain, *((states, OURS, "root") for states in others)]
@@ -67,7 +69,7 @@ def test_only_a_drain_that_is_plainly_ours_may_be_taken_back() -> None:
     assert [row for row in rows if drain.ours(parse_note(line.format(*row)))] == plain
 
 
-def test_unknown_and_not_applicable_are_no_recovery() -> None:
+def test_unknown_and_not_applicable_are_no_recovery():
     both = ("a", "b")
     passed = [CheckFinding("a", Verdict.PASS, ""), CheckFinding("b", Verdict.PASS, "")]
     assert drain.recovered(both, passed)
@@ -76,7 +78,7 @@ def test_unknown_and_not_applicable_are_no_recovery() -> None:
     assert not drain.recovered(both, passed[:1])
 
 
-def test_only_one_node_is_ever_named() -> None:
+def test_only_one_node_is_ever_named():
     for name in ("", "n1,n2", "n[1-2]", "ALL", "all", "n1\n", "--help", "n 1", "n1;x"):
         with pytest.raises(SlurmError, match="is not the name of a node"):
             Slurm(Tools(trusted="/bin/echo")).drain(name, "x")
@@ -100,12 +102,12 @@ def note(path: Path, body: str = "", within_s: float = 60.0) -> NodeFacts:
         ("echo NodeName=n2 State=IDLE", 60.0, "n1"),
     ],
 )
-def test_scontrol_that_does_not_work(tmp_path: Path, body: str, within_s: float, said: str) -> None:
+def test_scontrol_that_does_not_work(tmp_path, body: str, within_s: float, said: str):
     with pytest.raises(SlurmError, match=said):
         note(tmp_path / "scontrol", body, within_s)
 
 
-def test_scontrol_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scontrol_that_is_not_there(tmp_path, monkeypatch):
     with pytest.raises(SlurmError, match="cannot be run"):
         note(tmp_path / "none")
     monkeypatch.setattr("nvrx_slurm.slurm.api.tools.PLACES", (str(tmp_path / "none"),))
@@ -113,7 +115,7 @@ def test_scontrol_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         find()
 
 
-def test_what_scontrol_warns_of_is_no_part_of_its_answer(tmp_path: Path) -> None:
+def test_what_scontrol_warns_of_is_no_part_of_its_answer(tmp_path):
     """And without SLURM_TIME_FORMAT, in the language of machines."""
     line = "NodeName=n1 State=IDLE Reason=$LC_ALL-$SLURM_TIME_FORMAT"
     found = note(tmp_path / "scontrol", f'echo a warning >&2; echo "{line}"')

@@ -11,6 +11,9 @@ from nvrx_slurm.health.checks import gpu_processes as module
 from nvrx_slurm.health.checks.gpu_processes import GpuUse
 from nvrx_slurm.health.runner import examine
 
+pytestmark = pytest.mark.process
+
+
 CGROUP = "0::/system.slice/slurmstepd.scope/job_{}/step_0/user/task_0\n"
 PROLOG = {"SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "2,3", "SLURM_SCRIPT_CONTEXT": "prolog_slurmd"}
 EPILOG = PROLOG | {"SLURM_SCRIPT_CONTEXT": "epilog_slurmd"}
@@ -38,7 +41,7 @@ def node(gpus: GpuNode) -> GpuNode:
         ("processes.3 4711:70000", {"SLURM_JOB_ID": "8", "SLURM_JOB_GPUS": ""}, False),  # a job without GPUs
     ],
 )
-def test_whose_processes_are_left_over(node: GpuNode, process: str, env: dict[str, str], blamed: bool) -> None:
+def test_whose_processes_are_left_over(node: GpuNode, process: str, env: dict[str, str], blamed: bool):
     node.say(process)
     verdict, text = node.found("gpu-processes", env, gpu_settle_s=0)
     pid = process.split()[1].partition(":")[0]
@@ -49,7 +52,7 @@ def test_whose_processes_are_left_over(node: GpuNode, process: str, env: dict[st
     )
 
 
-def test_slurm_means_device_files(node: GpuNode) -> None:
+def test_slurm_means_device_files(node: GpuNode):
     """NVML's GPU 5 is /dev/nvidia3."""
     node.say("minor.5 3", "minor.3 5", "processes.5 4712:70000")
     said = node.found("gpu-processes", PROLOG, gpu_settle_s=0)
@@ -65,7 +68,7 @@ def test_slurm_means_device_files(node: GpuNode) -> None:
     assert node.stand_in.met().count("nvmlDeviceGetMinorNumber") >= 3
 
 
-def test_services_may_be_there(node: GpuNode) -> None:
+def test_services_may_be_there(node: GpuNode):
     node.say("processes 4712:5")
     assert node.found("gpu-processes", gpu_settle_s=0)[0] is F
     assert node.found("gpu-processes", gpu_settle_s=0, gpu_processes=["python"])[0] is P
@@ -73,7 +76,7 @@ def test_services_may_be_there(node: GpuNode) -> None:
     assert node.found("gpu-processes", gpu_settle_s=0)[0] is P
 
 
-def test_memory_without_a_process_is_left_over(node: GpuNode) -> None:
+def test_memory_without_a_process_is_left_over(node: GpuNode):
     node.say("used.3 70000")
     assert node.found("gpu-processes", gpu_settle_s=0) == (
         F,
@@ -88,7 +91,7 @@ def test_memory_without_a_process_is_left_over(node: GpuNode) -> None:
     assert node.found("gpu-processes", gpu_settle_s=0)[0] is F
 
 
-def test_memory_that_a_new_driver_does_not_tell_is_unknown(node: GpuNode) -> None:
+def test_memory_that_a_new_driver_does_not_tell_is_unknown(node: GpuNode):
     """The old function counts the driver's own memory, too: 604 MiB of an idle H100."""
     node.say("used 4", "reserved 600", "nvmlDeviceGetMemoryInfo_v2.3 15")
     verdict, text = node.found("gpu-processes")
@@ -97,14 +100,14 @@ def test_memory_that_a_new_driver_does_not_tell_is_unknown(node: GpuNode) -> Non
     assert node.found("gpu-processes", gpu_settle_s=0)[0] is F, "hidden by what is unknown"
 
 
-def test_gpus_without_memory_of_their_own_are_judged_by_processes(node: GpuNode) -> None:
+def test_gpus_without_memory_of_their_own_are_judged_by_processes(node: GpuNode):
     node.say("nvmlDeviceGetMemoryInfo_v2 3")
     assert node.found("gpu-processes") == (P, "no process is left over on 8 GPUs")
     node.say("nvmlDeviceGetMemoryInfo_v2 3", "processes.3 4712:70000")
     assert node.found("gpu-processes", gpu_settle_s=0)[0] is F
 
 
-def test_what_ends_in_the_meantime_is_not_blamed(dgx: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_ends_in_the_meantime_is_not_blamed(dgx: Node, monkeypatch):
     """A second look, one second later, finds it gone."""
     uses = iter([GpuUse({"GPU 0": 9000.0}, {}), GpuUse({"GPU 0": 3.0}, {})])
     waited: list[float] = []

@@ -18,13 +18,13 @@ from recorded import HungMount, ended
 
 from nvrx_slurm.health.hooks.run import REFUSE
 
-pytestmark = pytest.mark.skipif(not as_root(), reason="Slurm's hooks run as root")
+pytestmark = [pytest.mark.process, pytest.mark.skipif(not as_root(), reason="Slurm's hooks run as root")]
 
 LONG_S = 50  # of a hook that would wait for what hangs
 
 
 @pytest.fixture
-def hooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hooks:
+def hooks(tmp_path, monkeypatch) -> Hooks:
     found = made(tmp_path, monkeypatch)
     found.install()
     return found
@@ -37,7 +37,7 @@ def own(path: Path, uid: int = NOBODY) -> None:
 @pytest.mark.parametrize(
     ("hook", "code", "asked"), [("prolog", 1, [SHOW, DRAIN]), ("healthcheck", 0, [SHOW, SHOW, DRAIN])]
 )
-def test_each_hook_drains_a_broken_node(hooks: Hooks, hook: str, code: int, asked: list[str]) -> None:
+def test_each_hook_drains_a_broken_node(hooks: Hooks, hook: str, code: int, asked: list[str]):
     assert hooks.sh(hook, **FAILED).code == 0
     before = len(hooks.asked())
     assert before == (hook == "healthcheck")
@@ -47,7 +47,7 @@ def test_each_hook_drains_a_broken_node(hooks: Hooks, hook: str, code: int, aske
     assert hooks.asked()[before:] == asked[before:]
 
 
-def test_the_environment_and_folder_of_the_caller_do_not_matter(hooks: Hooks, tmp_path: Path) -> None:
+def test_the_environment_and_folder_of_the_caller_do_not_matter(hooks: Hooks, tmp_path):
     trap, shown = tmp_path / "trap", tmp_path / "shown"
     trap.mkdir()
     for name in ("sitecustomize.py", "json.py", "nvrx_slurm.py", "encodings.py", "os.py"):
@@ -129,7 +129,7 @@ SPOILT: dict[str, tuple[Callable[[Hooks], Path], Callable[[Path], object], bool]
 
 
 @pytest.mark.parametrize("what", SPOILT)
-def test_nothing_that_a_user_can_change_is_run(hooks: Hooks, what: str) -> None:
+def test_nothing_that_a_user_can_change_is_run(hooks: Hooks, what: str):
     prepare, spoil, rest_runs = SPOILT[what]
     place = prepare(hooks)
     mark = hooks.root / "ran"
@@ -143,7 +143,7 @@ def test_nothing_that_a_user_can_change_is_run(hooks: Hooks, what: str) -> None:
     assert mark.exists() == rest_runs, "something was run that is not trusted"
 
 
-def test_no_file_of_the_hooks_is_run_that_others_can_change(hooks: Hooks) -> None:
+def test_no_file_of_the_hooks_is_run_that_others_can_change(hooks: Hooks):
     for name in ("hook.sh", "hooks.conf", "start.py"):
         file = hooks.root / "hooks" / name
         file.chmod(0o777)
@@ -151,7 +151,7 @@ def test_no_file_of_the_hooks_is_run_that_others_can_change(hooks: Hooks) -> Non
         file.chmod(0o755)
 
 
-def test_without_its_tools_hook_sh_trusts_nothing(hooks: Hooks) -> None:
+def test_without_its_tools_hook_sh_trusts_nothing(hooks: Hooks):
     _package(hooks)
     shell = hooks.root / "hooks/hook.sh"
     text = shell.read_text()
@@ -160,21 +160,21 @@ def test_without_its_tools_hook_sh_trusts_nothing(hooks: Hooks) -> None:
         assert hooks.version().returncode == 1 and not (hooks.root / "ran").exists(), tool
 
 
-def test_a_module_that_exits_does_not_report_a_healthy_node(hooks: Hooks) -> None:
+def test_a_module_that_exits_does_not_report_a_healthy_node(hooks: Hooks):
     place = _package(hooks)
     (place / "nvrx_slurm/__init__.py").write_text("raise SystemExit(0)\n")
     hooks.install(ON_ERROR="fail")
     assert hooks.sh("prolog").code == 1
 
 
-def test_wrong_settings_do_not_drain_the_cluster(hooks: Hooks) -> None:
+def test_wrong_settings_do_not_drain_the_cluster(hooks: Hooks):
     file = hooks.root / "hooks/hooks.conf"
     for text in ("", "PYTHON=/no/such/python\n", "PYTHON=python\n", "PYTHON=`exit 9`\n(\n\0\xff"):
         file.write_bytes(text.encode("latin-1"))
         assert hooks.sh("prolog").code == 0, text
 
 
-def test_a_wrong_budget_is_handled_as_on_error_says(hooks: Hooks) -> None:
+def test_a_wrong_budget_is_handled_as_on_error_says(hooks: Hooks):
     hooks.break_lustre()
     for budget in ("abc", "", "-5", "0.00", "1e9", "99999.5", "1.2.3"):
         hooks.install(PROLOG_BUDGET=budget, ON_ERROR="fail")
@@ -187,7 +187,7 @@ def test_a_wrong_budget_is_handled_as_on_error_says(hooks: Hooks) -> None:
 
 
 @pytest.mark.parametrize(("on_error", "code"), [("pass", 0), ("fail", 1)])
-def test_a_python_that_never_starts_is_given_up(hooks: Hooks, on_error: str, code: int) -> None:
+def test_a_python_that_never_starts_is_given_up(hooks: Hooks, on_error: str, code: int):
     place = _python(hooks)
     script(place / "python", f"trap '' ALRM TERM\necho $$ >{hooks.root}/pid\nexec sleep 600")
     hooks.install(PROLOG_BUDGET=1, ON_ERROR=on_error)
@@ -197,7 +197,7 @@ def test_a_python_that_never_starts_is_given_up(hooks: Hooks, on_error: str, cod
 
 
 @pytest.fixture
-def dead(tmp_path: Path) -> Iterator[Path]:
+def dead(tmp_path) -> Iterator[Path]:
     """A folder of a file system that takes a question and never answers: SIGKILL does not end the process."""
     place = tmp_path / "dead"
     place.mkdir()
@@ -211,13 +211,13 @@ def dead(tmp_path: Path) -> Iterator[Path]:
     assert asked, "nothing has looked at the dead disk"
 
 
-def test_a_python_on_a_dead_file_system_is_given_up(hooks: Hooks, dead: Path) -> None:
+def test_a_python_on_a_dead_file_system_is_given_up(hooks: Hooks, dead: Path):
     hooks.install(PROLOG_BUDGET=1, PYTHON=dead / "x")
     ran = hooks.sh("prolog")
     assert ran.code == 0 and ran.took_s < 1 + SLACK_S
 
 
-def test_a_verdict_outlives_a_scontrol_that_hangs(hooks: Hooks, dead: Path) -> None:
+def test_a_verdict_outlives_a_scontrol_that_hangs(hooks: Hooks, dead: Path):
     """A sick node must not stay in use because the drain is blocked in the kernel."""
     hooks.install(SCONTROL=dead / "scontrol", PROLOG_BUDGET=4)
     hooks.break_lustre()
@@ -225,7 +225,7 @@ def test_a_verdict_outlives_a_scontrol_that_hangs(hooks: Hooks, dead: Path) -> N
     assert ran.code == 1 and ran.took_s < 4 + SLACK_S
 
 
-def test_a_verdict_outlives_the_search_for_scontrol(hooks: Hooks, dead: Path) -> None:
+def test_a_verdict_outlives_the_search_for_scontrol(hooks: Hooks, dead: Path):
     """/opt/slurm is on a network file system, and SCONTROL is not set."""
     hooks.break_lustre()
     names = ("LOG", "SYSROOT", "CONFIG")
@@ -240,7 +240,7 @@ sys.exit(run.main("prolog", {env!r}))"""
     assert done.returncode == REFUSE and b"does not answer" in done.stderr
 
 
-def test_a_dead_disk_below_log_keeps_no_sick_node_in_use(hooks: Hooks, dead: Path) -> None:
+def test_a_dead_disk_below_log_keeps_no_sick_node_in_use(hooks: Hooks, dead: Path):
     hooks.install(LOG=dead / "log", PROLOG_BUDGET=LONG_S)
     hooks.break_lustre()
     ran = hooks.sh("prolog")
@@ -281,7 +281,7 @@ def system_log(hooks: Hooks) -> Iterator[SystemLog]:
 
 
 @pytest.mark.parametrize("works", [True, False])
-def test_a_system_log_that_hangs_delays_no_hook(hooks: Hooks, system_log: SystemLog, works: bool) -> None:
+def test_a_system_log_that_hangs_delays_no_hook(hooks: Hooks, system_log: SystemLog, works: bool):
     (hooks.root / "empty").mkdir()
     hooks.install(PROLOG_BUDGET=LONG_S, ON_ERROR="fail", **({} if works else {"PACKAGE": hooks.root / "empty"}))
     hooks.break_lustre()

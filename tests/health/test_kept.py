@@ -15,6 +15,8 @@ from nvrx_slurm.health import kept
 from nvrx_slurm.health.check import NodeView
 from nvrx_slurm.system.hardware import Absent
 
+pytestmark = pytest.mark.fast
+
 
 @pytest.fixture
 def node(bare: Node) -> NodeView:
@@ -23,7 +25,7 @@ def node(bare: Node) -> NodeView:
 
 
 @pytest.fixture
-def file(node: NodeView, tmp_path: Path) -> Path:
+def file(node: NodeView, tmp_path) -> Path:
     """A file with one fact, in a directory of the agent's own: batch jobs have no /run/user/UID."""
     node.state_dir = str(tmp_path / "mine")
     kept.remember(node, "heavy", {"fact": 1})
@@ -59,7 +61,7 @@ def _fifo(file: Path) -> None:
 )
 def test_a_file_that_cannot_be_believed_is_ignored_and_replaced(
     node: NodeView, file: Path, damage: Callable[[Path], object]
-) -> None:
+):
     assert file.parent.stat().st_mode & 0o777 == 0o700 and file.stat().st_mode & 0o777 == 0o600
     damage(file)
     assert kept.recall(node, "heavy") == {}
@@ -68,7 +70,7 @@ def test_a_file_that_cannot_be_believed_is_ignored_and_replaced(
 
 
 @pytest.mark.parametrize("spoil", ["open", "link", "no /run"])
-def test_a_directory_that_others_can_write_to_is_not_used(node: NodeView, tmp_path: Path, spoil: str) -> None:
+def test_a_directory_that_others_can_write_to_is_not_used(node: NodeView, tmp_path, spoil: str):
     kept.remember(node, "heavy", {})
     (directory,) = Path(node.root).glob("run/**/nvrx-health")
     shutil.rmtree(directory if spoil != "no /run" else Path(node.root, "run"))

@@ -8,6 +8,9 @@ from recorded import Node
 from nvrx_slurm.health.check import NodeView, Verdict
 from nvrx_slurm.health.checks.kernel_log import XIDS, DriverEvent, Repair, events, judge, parsed, repair
 
+pytestmark = pytest.mark.fast
+
+
 EXPECTED = {"xid_ignore": (), "xid_fail": ()}
 CHANGED = "GPU recovery action changed from"
 
@@ -23,7 +26,7 @@ CHANGED = "GPU recovery action changed from"
         (f"NVRM: Xid (PCI:0000:3b:00): 154, {CHANGED} 0x0 (None) to 0x1 (GPU Reset Required)", 154, Repair.RESET),
     ],
 )
-def test_lines(line: str, code: int, due: Repair) -> None:
+def test_lines(line: str, code: int, due: Repair):
     event = parsed(line, 7)
     assert event is not None
     assert event[:3] == ("SXID" if "SXid" in line else "XID", code, "0000:3b:00") and event.sequence == 7
@@ -40,18 +43,18 @@ def test_lines(line: str, code: int, due: Repair) -> None:
         "python[7]: segfault at 0 in\nNVRM: Xid (PCI:0000:1b:00): 79", "nvidia-nvswitch3: Xid (PCI:0000:3b:00): 79",
     ],
 )  # fmt: skip
-def test_lines_that_are_none(line: str) -> None:
+def test_lines_that_are_none(line: str):
     assert parsed(line, 1) is None
 
 
 @pytest.mark.parametrize(("priority", "there"), [(0, True), (4, True), (7, True), (8, False), (12, False), (30, False)])
-def test_only_records_of_the_kernel_itself_count(dgx: Node, priority: int, there: bool) -> None:
+def test_only_records_of_the_kernel_itself_count(dgx: Node, priority: int, there: bool):
     """8 and more: of a facility, which is what a process said there (root's, or whose container may)."""
     dgx.write("/dev/kmsg", f"{priority},7,100,-;NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus\n")
     assert [event.code for event in events(NodeView(str(dgx.root)))] == [79] * there
 
 
-def test_every_code_has_a_meaning_and_the_worst_comes_first() -> None:
+def test_every_code_has_a_meaning_and_the_worst_comes_first():
     assert all(words for _, words in XIDS.values())
     found = [DriverEvent("XID", code, "0000:3b:00", "", 1) for code in (31, 48, 79, 54, 64)]
     verdict, text = judge(found, EXPECTED)
@@ -60,7 +63,7 @@ def test_every_code_has_a_meaning_and_the_worst_comes_first() -> None:
     assert "31" not in text
 
 
-def test_the_same_event_a_thousand_times_is_one() -> None:
+def test_the_same_event_a_thousand_times_is_one():
     for code, end in ((79, "(GPU has fallen off the bus): needs a reboot"), (31, "(1000 x XID 31)")):
         found = [DriverEvent("XID", code, "0000:3b:00", "", n) for n in range(1000)]
         assert judge(found, EXPECTED)[1].endswith(end)

@@ -15,6 +15,9 @@ from nvrx_slurm.health.check import NodeView, Verdict
 from nvrx_slurm.health.hooks import leftovers
 from nvrx_slurm.system.hardware import Absent
 
+pytestmark = pytest.mark.process
+
+
 JOB = ("7", "s9XYZ")
 V2 = "0::/system.slice/slurmstepd.scope/job_{job}/step_0/user/task_0\n"
 V1 = "5:cpuset:/slurm_n1/uid_1000/job_{job}/step_batch\n2:devices:/slurm_n1/uid_1000/job_{job}\n0::/\n"
@@ -42,11 +45,11 @@ def process(root: Path, cgroup: str, pid: int = 50) -> NodeView:
         ("0::/user.slice/user-1001.slice/job_7\n", False),  # named so by another user
     ],
 )
-def test_whose_a_process_is(tmp_path: Path, cgroup: str, is_jobs: bool) -> None:
+def test_whose_a_process_is(tmp_path, cgroup: str, is_jobs: bool):
     assert leftovers._is_to_end(process(tmp_path, cgroup), JOB, 50) == is_jobs
 
 
-def test_a_node_without_gpus_is_not_searched(tmp_path: Path) -> None:
+def test_a_node_without_gpus_is_not_searched(tmp_path):
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev" / "nvidiactl").touch()
     with pytest.raises(Absent):
@@ -79,9 +82,7 @@ signal.pause()
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 @pytest.mark.parametrize(("tracer", "fate"), [("", "ended"), ("0", "left"), ("", "alive")])
-def test_processes_of_the_job_are_ended_and_no_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracer: str, fate: str
-) -> None:
+def test_processes_of_the_job_are_ended_and_no_others(tmp_path, monkeypatch, tracer: str, fate: str):
     """`left`: a tracer keeps it from its end."""
     (tmp_path / "proc").symlink_to("/proc")
     (tmp_path / "dev").mkdir()

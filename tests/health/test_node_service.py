@@ -18,7 +18,7 @@ from nvrx_slurm.health import policy, runner
 from nvrx_slurm.health.check import NodeView, Verdict
 from nvrx_slurm.health.checks.node_service import judge
 
-pytestmark = pytest.mark.xdist_group("nvhcd client")  # most tests share one service
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("nvhcd client")]  # most tests share one service
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def ask(path: object, within_s: float = BOUND_S) -> tuple[Verdict, str]:
     return runner.examine(check, node, plan.expected)
 
 
-def test_an_answer_becomes_a_verdict(service: Daemon) -> None:
+def test_an_answer_becomes_a_verdict(service: Daemon):
     service.script(f"echo '{WELL}'")
     assert ask(f"unix://{service.socket}")[0] is Verdict.PASS
     service.script(
@@ -61,7 +61,7 @@ def test_an_answer_becomes_a_verdict(service: Daemon) -> None:
         (json.dumps({"fail_count": 9, "failed_checks": ["x" * 100_000] * 30}), Verdict.FAIL),
     ],
 )
-def test_what_is_a_verdict(output: str, verdict: Verdict) -> None:
+def test_what_is_a_verdict(output: str, verdict: Verdict):
     for success in (True, False):
         found, text = judge(success, output, "")
         assert found is (verdict if success else Verdict.FAIL)
@@ -69,7 +69,7 @@ def test_what_is_a_verdict(output: str, verdict: Verdict) -> None:
 
 
 @pytest.mark.parametrize("what", ["nothing", "a file", "a dead socket"])
-def test_no_service_is_unknown(daemon: Daemon, what: str) -> None:
+def test_no_service_is_unknown(daemon: Daemon, what: str):
     said = "there is no"
     if what == "a file":
         daemon.socket.touch()
@@ -83,7 +83,7 @@ def test_no_service_is_unknown(daemon: Daemon, what: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["never accepts", "accepts and is silent", "talks nonsense"])
-def test_a_peer_that_is_no_service_is_unknown_in_time(daemon: Daemon, how: str) -> None:
+def test_a_peer_that_is_no_service_is_unknown_in_time(daemon: Daemon, how: str):
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(daemon.socket))
         listener.listen(0 if how == "never accepts" else 8)
@@ -99,7 +99,7 @@ def test_a_peer_that_is_no_service_is_unknown_in_time(daemon: Daemon, how: str) 
     assert found == [Verdict.UNKNOWN]
 
 
-def test_a_service_that_hangs_is_unknown_in_time_and_may_answer_the_next_time(service: Daemon) -> None:
+def test_a_service_that_hangs_is_unknown_in_time_and_may_answer_the_next_time(service: Daemon):
     """The late answer to the first question does no harm."""
     service.script("read x < go")
     go = service.fifo("go")
@@ -111,7 +111,7 @@ def test_a_service_that_hangs_is_unknown_in_time_and_may_answer_the_next_time(se
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root distrusts what others could have made")
-def test_root_believes_no_users_socket(service: Daemon) -> None:
+def test_root_believes_no_users_socket(service: Daemon):
     service.script("exit 1")
     link = service.dir / "link"
     link.symlink_to(service.socket)
@@ -123,7 +123,7 @@ def test_root_believes_no_users_socket(service: Daemon) -> None:
         os.chown(changed, 0, -1, follow_symlinks=False)
 
 
-def test_without_grpc_only_this_check_is_unknown(daemon: Daemon) -> None:
+def test_without_grpc_only_this_check_is_unknown(daemon: Daemon):
     only = ("--only=node-service", "--only=cpu-count", f"--expect=node_service={daemon.socket}")
     with socket.socket(socket.AF_UNIX) as service:
         service.bind(str(daemon.socket))
@@ -133,7 +133,7 @@ def test_without_grpc_only_this_check_is_unknown(daemon: Daemon) -> None:
     assert "pip install 'nvrx_slurm[node-service]'" in one.text and server.end() == (0, "")
 
 
-def test_without_an_endpoint_the_check_does_not_apply() -> None:
+def test_without_an_endpoint_the_check_does_not_apply():
     plan = policy.select("preflight", only=["node-service"])
     assert runner.examine(plan.checks[0], NodeView("/"), plan.expected)[0] is Verdict.NOT_APPLICABLE
     for when in ("prolog", "epilog", "periodic"):
@@ -141,6 +141,6 @@ def test_without_an_endpoint_the_check_does_not_apply() -> None:
 
 
 @pytest.mark.parametrize("endpoint", ["run/nvhcd.sock", "unix://run/nvhcd.sock", "/" + "x" * 107])
-def test_an_endpoint_that_is_none_is_told(endpoint: str) -> None:
+def test_an_endpoint_that_is_none_is_told(endpoint: str):
     with pytest.raises(UsageError, match="node_service"):
         policy.select("preflight", expect={"node_service": endpoint})

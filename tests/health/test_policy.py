@@ -13,6 +13,8 @@ from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import policy, registry
 from nvrx_slurm.health.check import CONTEXTS, Check
 
+pytestmark = pytest.mark.fast
+
 
 def plan(bare: Node, when: str = "prolog", **more: Any) -> policy.Selection:
     return policy.select(when, sysroot=str(bare.root), node=more.pop("node", "dgx07"), **more)
@@ -23,7 +25,7 @@ def named(checks: list[Check], name: str) -> Check:
     return found
 
 
-def test_without_a_site_the_checks_speak_for_themselves(bare: Node) -> None:
+def test_without_a_site_the_checks_speak_for_themselves(bare: Node):
     found = plan(bare)
     assert [check.name for check in found.checks] == [
         check.name for check in registry.built_in().values() if "prolog" in check.contexts
@@ -32,7 +34,7 @@ def test_without_a_site_the_checks_speak_for_themselves(bare: Node) -> None:
     assert (found.deadline_s, found.notes) == (6.0, ())
 
 
-def test_the_layers_of_a_site(bare: Node) -> None:
+def test_the_layers_of_a_site(bare: Node):
     """Everybody, then each group that the node is in, in the order of the file; then --expect."""
     config = bare.site(
         expect={"cpus": 1, "memory_gb": 1, "shm_free_gb": 1},
@@ -56,7 +58,7 @@ def test_the_layers_of_a_site(bare: Node) -> None:
     assert elsewhere.notes == (f"login is in none of the groups of {config}",)
 
 
-def test_only_and_skip(bare: Node) -> None:
+def test_only_and_skip(bare: Node):
     only = plan(bare, "preflight", only=["time-sync", "lustre"], skip=["lustre"])
     assert [check.name for check in only.checks] == ["time-sync"], "--only takes checks of any context"
     assert "lustre" not in [check.name for check in plan(bare, "preflight", skip=["lustre"]).checks]
@@ -78,7 +80,7 @@ def test_only_and_skip(bare: Node) -> None:
         ("own: [{name: gpu-leftovers, run: /bin/true}]", "there is a check called gpu-leftovers already"),
     ],
 )
-def test_a_wrong_file_is_one_sentence_with_its_place(bare: Node, text: str, said: str) -> None:
+def test_a_wrong_file_is_one_sentence_with_its_place(bare: Node, text: str, said: str):
     file = bare / "/etc/nvrx/health.yaml"
     file.parent.mkdir(parents=True)
     file.write_bytes(text.encode())
@@ -89,7 +91,7 @@ def test_a_wrong_file_is_one_sentence_with_its_place(bare: Node, text: str, said
     assert "\n" not in sentence and len(sentence) < 600
 
 
-def test_an_own_check_is_not_at_the_preflight_unless_the_site_says_so(bare: Node) -> None:
+def test_an_own_check_is_not_at_the_preflight_unless_the_site_says_so(bare: Node):
     """It may need root, which a job has not; nor is the list of services a reason to leave a node out of a job."""
     own = [{"name": "mine", "run": "/bin/true"}, {"name": "theirs", "run": "/bin/true", "when": ["preflight"]}]
     config = bare.site(own=own, expect={"services": ["munge"]})
@@ -106,7 +108,7 @@ def test_an_own_check_is_not_at_the_preflight_unless_the_site_says_so(bare: Node
         ({"deadline_s": 0.0}, "--deadline 0: must be seconds > 0"),
     ],
 )
-def test_wrong_arguments_are_told(bare: Node, more: dict[str, Any], said: str) -> None:
+def test_wrong_arguments_are_told(bare: Node, more: dict[str, Any], said: str):
     with pytest.raises(UsageError) as error:
         plan(bare, **more)
     assert said in str(error.value)
@@ -115,7 +117,7 @@ def test_wrong_arguments_are_told(bare: Node, more: dict[str, Any], said: str) -
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "reference" / "health-checks.md"
 
 
-def test_the_site_file_of_the_docs_is_one(tmp_path: Path) -> None:
+def test_the_site_file_of_the_docs_is_one(tmp_path):
     from nvrx_slurm.config import site
     from nvrx_slurm.health.check import ACTIONS
 
@@ -130,6 +132,6 @@ def test_the_site_file_of_the_docs_is_one(tmp_path: Path) -> None:
     assert [own.name for own in found.own] == ["nvme-raid"]
 
 
-def test_every_check_is_in_the_docs() -> None:
+def test_every_check_is_in_the_docs():
     text = DOCS.read_text()
     assert [name for name in registry.built_in() if f"| `{name}` |" not in text] == []

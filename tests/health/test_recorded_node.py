@@ -17,6 +17,9 @@ from nvrx_slurm.health.checks import storage
 from nvrx_slurm.health.runner import examine
 from nvrx_slurm.node.preflight.head_start import preflight_spec
 
+pytestmark = pytest.mark.process
+
+
 GPU3, NIC5 = "/sys/bus/pci/devices/0000:61:00.0", "/sys/class/infiniband/mlx5_5/device"
 MCS = "/sys/devices/system/edac/mc"
 CPU = "/sys/devices/system/cpu"
@@ -74,14 +77,14 @@ BROKEN: list[tuple[str, Change, dict[str, object], Verdict, str]] = [
 @pytest.mark.parametrize(("name", "change", "expect", "verdict", "text"), BROKEN)
 def test_one_broken_fact_is_found(
     dgx: Node, name: str, change: Change, expect: dict[str, object], verdict: Verdict, text: str
-) -> None:
+):
     apply(dgx, change)
     said = dgx.found(name, **expect)
     assert said[0] is verdict and text in said[1], said
 
 
 @pytest.mark.parametrize("when", CONTEXTS)
-def test_a_healthy_node_passes_everywhere(dgx: Node, when: str) -> None:
+def test_a_healthy_node_passes_everywhere(dgx: Node, when: str):
     code, report = dgx.program("--when", when)
     wrong = [f for f in report.findings if f.verdict not in (P, N)]
     assert (code, wrong, report.notes) == (0, [], [])
@@ -101,13 +104,13 @@ def test_a_healthy_node_passes_everywhere(dgx: Node, when: str) -> None:
         ({"f_bavail": 0, "f_flag": os.ST_RDONLY}, ""),  # squashfs
     ],
 )
-def test_what_a_disk_lacks(facts: dict[str, int], lack: str) -> None:
+def test_what_a_disk_lacks(facts: dict[str, int], lack: str):
     room = {"f_blocks": 1000, "f_bavail": 900, "f_files": 1000, "f_favail": 900, "f_flag": 0}
     assert storage.lacking(SimpleNamespace(**room | facts), EXPECTED) == lack  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_storage_that_hangs_fails_only_if_asked_for(hung_home: Node, strict: bool) -> None:
+def test_storage_that_hangs_fails_only_if_asked_for(hung_home: Node, strict: bool):
     paths = ("--only=mounts", "--only=storage-paths", "--expect=storage_paths=/home,/lustre/fs0", "--deadline=1")
     code, report = hung_home.program(*paths, f"--expect=storage_hang_is_failure={strict}")
     assert code == (1 if strict else 3)
@@ -117,7 +120,7 @@ def test_storage_that_hangs_fails_only_if_asked_for(hung_home: Node, strict: boo
     assert ("--expect=storage_hang_is_failure=true" in preflight_spec(config).arguments) is strict
 
 
-def test_what_a_good_node_has_is_learned(dgx: Node) -> None:
+def test_what_a_good_node_has_is_learned(dgx: Node):
     learned = dgx.learned("mounts")
     assert learned["mounts"] == ("/lustre/fs0", "/home", "/mnt/data sets")
     assert learned["writable_mounts"] == ("/lustre/fs0", "/home")
@@ -126,7 +129,7 @@ def test_what_a_good_node_has_is_learned(dgx: Node) -> None:
     assert dgx.learned("memory-size") == {"memory_gb": 2142} and dgx.learned("cpu-count") == {"cpus": 224}
 
 
-def test_mounts_on_demand_are_not_learned(dgx: Node) -> None:
+def test_mounts_on_demand_are_not_learned(dgx: Node):
     dgx.add(MOUNTS, "95 22 0:60 / /auto rw - autofs /etc/auto.home rw,indirect\n")
     dgx.add(MOUNTS, "96 95 0:61 / /auto/alice rw - nfs4 n:/alice rw\n97 22 0:62 / /automatic rw - nfs4 n:/a rw\n")
     dgx.add(MOUNTS, "98 22 0:63 / /direct rw - autofs systemd-1 rw,direct\n99 98 0:64 / /direct rw - nfs n:/d rw\n")
@@ -135,7 +138,7 @@ def test_mounts_on_demand_are_not_learned(dgx: Node) -> None:
     assert learned["writable_mounts"] == ("/lustre/fs0", "/home", "/automatic")
 
 
-def test_no_check_raises_on_a_node_without_anything(tmp_path: Path) -> None:
+def test_no_check_raises_on_a_node_without_anything(tmp_path):
     for name, check in CHECKS.items():
         verdict, text = examine(check, NodeView(str(tmp_path), {}), EXPECTED)
         assert isinstance(verdict, Verdict) and text and "Error" not in text, name
@@ -143,7 +146,7 @@ def test_no_check_raises_on_a_node_without_anything(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("junk", [b"", b"\xff\xfe\xfd", b"9" * 400])
-def test_junk_in_every_file_is_never_an_exception(dgx: Node, junk: bytes) -> None:
+def test_junk_in_every_file_is_never_an_exception(dgx: Node, junk: bytes):
     for directory, _, names in os.walk(dgx.root):
         for file in (Path(directory, name) for name in names):
             if not file.is_symlink():

@@ -18,6 +18,8 @@ from nvrx_slurm.health import runner
 from nvrx_slurm.health.check import Check, Expected, NodeView, Verdict
 from nvrx_slurm.system.hardware import Absent
 
+pytestmark = pytest.mark.process
+
 
 def check(gather: Callable[[NodeView, Expected], Any], name: str = "one", **more: Any) -> Check:
     """A check that passes when `gather` returns."""
@@ -57,7 +59,7 @@ def raises(error: BaseException) -> Callable[[NodeView, Expected], None]:
         (lambda node, expected: "junk verdict", Verdict.UNKNOWN, "is not a valid Verdict"),
     ],
 )
-def test_whatever_a_check_does_is_a_finding(gather: Any, verdict: Verdict, text: str) -> None:
+def test_whatever_a_check_does_is_a_finding(gather: Any, verdict: Verdict, text: str):
     one = check(gather)
     if text == "is not a valid Verdict":
         one = one._replace(examine=lambda node, expected: ("well", "x"))  # type: ignore[arg-type,return-value]
@@ -66,7 +68,7 @@ def test_whatever_a_check_does_is_a_finding(gather: Any, verdict: Verdict, text:
     assert text in finding.text
 
 
-def test_one_that_hangs_is_named_with_what_it_reads_and_the_others_are_not_held_up() -> None:
+def test_one_that_hangs_is_named_with_what_it_reads_and_the_others_are_not_held_up():
     hung = check(forever, "hung", budget_s=0.3, on_unknown="drain")
     started_s = time.monotonic()
     result = run(check(lambda n, e: 1, "a"), hung, check(lambda n, e: 2, "b"))
@@ -96,7 +98,7 @@ def pid(node: NodeView, expected: Expected) -> int:
         (lambda node, expected: os.kill(os.getpid(), signal.SIGKILL), "its process ended without an answer"),
     ],
 )
-def test_what_is_stuck_in_a_group_hides_no_other(bad: Any, text: str) -> None:
+def test_what_is_stuck_in_a_group_hides_no_other(bad: Any, text: str):
     """Also where all others could not be done any more when its own time is up."""
     found = run(*group(pid, bad, pid, bad, pid, budget_s=1.0), deadline_s=BOUND_S).findings
     assert [f.verdict for f in found] == [Verdict.PASS, Verdict.UNKNOWN, Verdict.PASS, Verdict.UNKNOWN, Verdict.PASS]
@@ -105,7 +107,7 @@ def test_what_is_stuck_in_a_group_hides_no_other(bad: Any, text: str) -> None:
     assert [f.verdict for f in hung] == [Verdict.PASS, Verdict.UNKNOWN, Verdict.PASS]
 
 
-def test_a_check_that_takes_its_time_has_it_and_those_behind_it_do_not_wait() -> None:
+def test_a_check_that_takes_its_time_has_it_and_those_behind_it_do_not_wait():
     def slow(node: NodeView, expected: Expected) -> str:
         threading.Event().wait(3 * runner._PROMPT_S)
         return "slow"
@@ -117,13 +119,13 @@ def test_a_check_that_takes_its_time_has_it_and_those_behind_it_do_not_wait() ->
     assert found[1].seconds < 3 * runner._PROMPT_S
 
 
-def test_what_a_check_did_is_not_told_of_the_next_one() -> None:
+def test_what_a_check_did_is_not_told_of_the_next_one():
     silent = lambda node, expected: threading.Event().wait()  # noqa: E731
     found = run(*group(lambda node, expected: node.doing("reading /x"), silent, budget_s=0.5)).findings
     assert found[1].text == "timed out after 0.5 s"
 
 
-def test_a_group_that_cannot_go_on_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_that_cannot_go_on_is_a_finding(monkeypatch):
     forks = iter([os.fork])
 
     def once() -> int:
@@ -137,7 +139,7 @@ def test_a_group_that_cannot_go_on_is_a_finding(monkeypatch: pytest.MonkeyPatch)
     assert found[3].text == "no process could be started for it: Resource temporarily unavailable"
 
 
-def test_what_could_not_begin_before_the_deadline_is_said() -> None:
+def test_what_could_not_begin_before_the_deadline_is_said():
     many = [forever] * 30
     found = run(*group(*many, budget_s=BOUND_S), deadline_s=1.0).findings
     assert len(found) == 30 and {f.verdict for f in found} == {Verdict.UNKNOWN}
@@ -152,7 +154,7 @@ def fifo(dgx: Node) -> Path:
     return dgx / LUSTRE
 
 
-def test_sigterm_ends_the_program_and_its_checks(dgx: Node, fifo: Path) -> None:
+def test_sigterm_ends_the_program_and_its_checks(dgx: Node, fifo: Path):
     """slurmd ends a prolog that is too slow, the agent one that it needs no more."""
     site = dgx.site(checks={"lustre": {"budget": 600}})  # not given up before the signal on a busy machine
     process = dgx.start("--only", "lustre", "--deadline", "600", "--config", site)
@@ -165,7 +167,7 @@ def test_sigterm_ends_the_program_and_its_checks(dgx: Node, fifo: Path) -> None:
     assert ended(pid)
 
 
-def test_checks_end_themselves_when_the_program_was_killed(dgx: Node, fifo: Path) -> None:
+def test_checks_end_themselves_when_the_program_was_killed(dgx: Node, fifo: Path):
     process = dgx.start("--only", "lustre", "--deadline", "0.5")
     writer = os.open(fifo, os.O_WRONLY)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
@@ -176,7 +178,7 @@ def test_checks_end_themselves_when_the_program_was_killed(dgx: Node, fifo: Path
     os.close(writer)
 
 
-def test_one_that_is_blocked_in_the_kernel_is_said_and_left(tmp_path: Path) -> None:
+def test_one_that_is_blocked_in_the_kernel_is_said_and_left(tmp_path):
     mount = HungMount(tmp_path)
 
     def looks(node: NodeView, expected: Expected) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 from recorded import CHECKS, EXPECTED, F, N, P
@@ -13,10 +12,13 @@ from nvrx_slurm.health.checks import kernel_log, storage, system
 from nvrx_slurm.health.runner import examine
 from nvrx_slurm.system.hardware import Absent
 
+pytestmark = pytest.mark.process
+
+
 LIVE = NodeView("/", {})
 
 
-def test_the_kernel_log_is_read_to_its_end() -> None:
+def test_the_kernel_log_is_read_to_its_end():
     try:
         numbers = [sequence for sequence, _ in kernel_log.records(LIVE)]
     except (OSError, Absent) as error:
@@ -24,7 +26,7 @@ def test_the_kernel_log_is_read_to_its_end() -> None:
     assert numbers and numbers == sorted(numbers)
 
 
-def test_systemd_is_asked_for_services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_systemd_is_asked_for_services(tmp_path, monkeypatch):
     expected = {**EXPECTED, "services": ("slurmd", "munge.service")}
     systemctl = tmp_path / "systemctl"
     monkeypatch.setattr(system, "_SYSTEMCTL", str(systemctl))
@@ -39,19 +41,19 @@ def test_systemd_is_asked_for_services(tmp_path: Path, monkeypatch: pytest.Monke
         assert examine(CHECKS["services"], LIVE, expected) == (verdict, text)
 
 
-def test_the_clock_is_asked() -> None:
+def test_the_clock_is_asked():
     assert examine(CHECKS["time-sync"], LIVE, EXPECTED)[0] in (P, F)
 
 
 @pytest.mark.parametrize("path", ["/etc/hostname", "/etc", "/dev/null", "/dev/tty0"])
-def test_storage_paths_of_every_kind(path: str) -> None:
+def test_storage_paths_of_every_kind(path: str):
     """File: read; directory: listed; a device: only stat, never opened (a tape would rewind)."""
     if not os.path.exists(path):
         pytest.skip(f"there is no {path}")
     storage.read_path(LIVE, path)
 
 
-def test_a_server_that_squashes_root_is_reached() -> None:
+def test_a_server_that_squashes_root_is_reached():
     class Squashed(NodeView):
         def path(self, absolute: str) -> str:
             raise PermissionError(13, "Permission denied")

@@ -16,13 +16,16 @@ from hooks_harness import BOUND_S, NOBODY, REPO, Hooks, as_root, made, script
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.system import trust
 
-pytestmark = pytest.mark.skipif(not as_root(), reason="only root distrusts what others can change")
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(not as_root(), reason="only root distrusts what others can change"),
+]
 
 OTHER = 65533
 
 
 @pytest.fixture
-def hooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hooks:
+def hooks(tmp_path, monkeypatch) -> Hooks:
     return made(tmp_path, monkeypatch)
 
 
@@ -37,7 +40,7 @@ def give(*places: Path) -> None:
         os.chown(place, NOBODY, -1, follow_symlinks=False)
 
 
-def test_what_is_roots_is_trusted_and_resolved_as_the_kernel_does(tmp_path: Path) -> None:
+def test_what_is_roots_is_trusted_and_resolved_as_the_kernel_does(tmp_path):
     (tmp_path / "a" / "b").mkdir(parents=True)
     file = script(tmp_path / "a" / "file", "")
     (tmp_path / "link").symlink_to("a/./b")
@@ -46,7 +49,7 @@ def test_what_is_roots_is_trusted_and_resolved_as_the_kernel_does(tmp_path: Path
         assert trust.require(str(path), UsageError) == str(file) == os.path.realpath(path)
 
 
-def test_every_directory_and_link_on_the_way_counts(tmp_path: Path) -> None:
+def test_every_directory_and_link_on_the_way_counts(tmp_path):
     file = script(tmp_path / "file", "")
     users, link = tmp_path / "users", tmp_path / "link"
     users.mkdir()
@@ -65,7 +68,7 @@ def test_every_directory_and_link_on_the_way_counts(tmp_path: Path) -> None:
     assert trust.require(str(link), UsageError) == str(file)
 
 
-def test_links_without_end_and_into_proc_are_refused(tmp_path: Path) -> None:
+def test_links_without_end_and_into_proc_are_refused(tmp_path):
     (tmp_path / "round").symlink_to("round")
     assert "too many links" in refused(tmp_path / "round")
     (tmp_path / "magic").symlink_to("/proc/self/root/bin/sh")
@@ -91,7 +94,7 @@ def _compiled(package: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize("what", SPOILT)
-def test_no_module_is_imported_that_others_can_change(tmp_path: Path, what: str) -> None:
+def test_no_module_is_imported_that_others_can_change(tmp_path, what: str):
     spoil, found = SPOILT[what]
     package = tmp_path / "any_package"
     package.mkdir()
@@ -106,7 +109,7 @@ def test_no_module_is_imported_that_others_can_change(tmp_path: Path, what: str)
 
 
 @pytest.fixture
-def judged(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+def judged(monkeypatch) -> Callable[..., list[str]]:
     """What the rule says of each path to the user NOBODY, "" if it is trusted."""
 
     def judge(*paths: Path) -> list[str]:
@@ -133,7 +136,7 @@ def shared() -> Iterator[Path]:
         yield Path(name)
 
 
-def test_a_user_trusts_files_of_the_user_and_of_root(shared: Path, judged: Callable[..., list[str]]) -> None:
+def test_a_user_trusts_files_of_the_user_and_of_root(shared: Path, judged: Callable[..., list[str]]):
     roots, mine, other, open_ = (script(shared / name, "") for name in ("roots", "own", "other", "open"))
     give(mine, open_)
     os.chown(other, OTHER, -1)
@@ -204,7 +207,7 @@ MAPS = {
 
 
 @pytest.mark.parametrize("where", MAPS)
-def test_in_a_users_namespace_the_hosts_root_is_root(shared: Path, where: str) -> None:
+def test_in_a_users_namespace_the_hosts_root_is_root(shared: Path, where: str):
     """There the files of root have the overflow uid; the user is not root, even with uid 0."""
     roots, mine, open_, writable = (script(shared / name, "") for name in ("roots", "own", "open", "in"))
     os.chown(mine, USER, -1)
@@ -219,7 +222,7 @@ def test_in_a_users_namespace_the_hosts_root_is_root(shared: Path, where: str) -
 
 
 @pytest.mark.parametrize("map_", ["0 0 1\n", "0 0 65534\n"])
-def test_root_stays_root_in_a_namespace_with_the_hosts_root(shared: Path, map_: str) -> None:
+def test_root_stays_root_in_a_namespace_with_the_hosts_root(shared: Path, map_: str):
     """A file with the overflow uid belongs to some user of the host there."""
     roots, other = script(shared / "roots", ""), script(shared / "other", "")
     os.chown(other, 70000, -1)
@@ -229,7 +232,7 @@ def test_root_stays_root_in_a_namespace_with_the_hosts_root(shared: Path, map_: 
 
 
 @pytest.fixture
-def trapped(tmp_path: Path) -> tuple[Path, Path]:
+def trapped(tmp_path) -> tuple[Path, Path]:
     """A link through /proc/PID/root, where a user can mount anything, to a script of root; the file that it writes."""
     mark = tmp_path / "ran"
     own = script(tmp_path / "own.sh", f"echo ran >{mark}; exit 1")
@@ -238,7 +241,7 @@ def trapped(tmp_path: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("shell", [[], ["/bin/sh"]], ids=["a program", "an argument"])
-def test_root_runs_nothing_of_a_users_namespace(hooks: Hooks, trapped: tuple[Path, Path], shell: list[str]) -> None:
+def test_root_runs_nothing_of_a_users_namespace(hooks: Hooks, trapped: tuple[Path, Path], shell: list[str]):
     check, mark = trapped
     run = [*shell, str(check)]
     hooks.site(own=[{"name": "mine", "run": run, "when": ["prolog"], "on_fail": "drain"}])
@@ -248,7 +251,7 @@ def test_root_runs_nothing_of_a_users_namespace(hooks: Hooks, trapped: tuple[Pat
 
 
 @pytest.mark.parametrize("setting", ["CONFIG", "SCONTROL", "PYTHON", "PACKAGE"])
-def test_no_setting_leads_there(hooks: Hooks, trapped: tuple[Path, Path], setting: str) -> None:
+def test_no_setting_leads_there(hooks: Hooks, trapped: tuple[Path, Path], setting: str):
     check, mark = trapped
     hooks.break_lustre()
     hooks.install(**{setting: check})

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from ranks_harness import Job, Zygote
 
 
 @pytest.fixture
-def job(zygote: Zygote, tmp_path: Path) -> Iterator[Job]:
+def job(zygote: Zygote, tmp_path) -> Iterator[Job]:
     """A job without ranks yet; when the test is over nothing of it is left."""
     with contextlib.closing(Job(zygote, tmp_path)) as made:
         yield made

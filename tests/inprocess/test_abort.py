@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +19,9 @@ from stage import free_port
 from nvrx_slurm.inprocess.plugins import abort
 from nvrx_slurm.inprocess.plugins.compose import Compose
 from nvrx_slurm.inprocess.state import State
+
+pytestmark = pytest.mark.process
+
 
 STATE = State(rank=0, world_size=2, iteration=3).freeze()
 WAIT_S = 60.0
@@ -148,7 +150,7 @@ print(hasattr(torch._C._distributed_c10d, "_dump_fr_trace"))
 
 
 @pytest.fixture
-def spawn(zygote: Zygote, tmp_path: Path) -> Iterator[Callable[..., Callable[[], str]]]:
+def spawn(zygote: Zygote, tmp_path) -> Iterator[Callable[..., Callable[[], str]]]:
     """Start a program; returns a function that waits for its good end and returns its output."""
     started: list[Script] = []
 
@@ -172,7 +174,7 @@ def spawn(zygote: Zygote, tmp_path: Path) -> Iterator[Callable[..., Callable[[],
 
 
 @pytest.mark.torch
-def test_a_main_thread_in_a_gloo_call_is_unblocked_and_can_start_again(spawn, tmp_path: Path) -> None:
+def test_a_main_thread_in_a_gloo_call_is_unblocked_and_can_start_again(spawn, tmp_path):
     """The peer lives and does not come; each group has a timeout of 10 min. No thread or descriptor is left over."""
     stuck, absent = (spawn(COLLECTIVES, str(rank), str(tmp_path)) for rank in (0, 1))
     assert [line.split()[:2] for line in stuck().splitlines()] == [["unblocked", name] for name in CALLS]
@@ -181,18 +183,18 @@ def test_a_main_thread_in_a_gloo_call_is_unblocked_and_can_start_again(spawn, tm
 
 @pytest.mark.torch
 @pytest.mark.parametrize("how", ["kept", "again"])
-def test_a_wait_for_others_in_init_process_group_ends_and_the_wrappers_own_store_stays(spawn, how: str) -> None:
+def test_a_wait_for_others_in_init_process_group_ends_and_the_wrappers_own_store_stays(spawn, how: str):
     assert spawn(RENDEZVOUS, how)().split()[:2] == ["unblocked", "init_process_group"]
 
 
 @pytest.mark.torch
-def test_aborted_groups_are_held_until_the_frames_of_the_function_are_free(spawn) -> None:
+def test_aborted_groups_are_held_until_the_frames_of_the_function_are_free(spawn):
     """The Reducer of a DistributedDataParallel in such a frame would destroy its group with the GIL held."""
     assert spawn(RELEASED, str(free_port()))().split() == ["held", "released"]
 
 
 @pytest.mark.torch
-def test_the_flight_recorder_is_written_before_the_abort(spawn, tmp_path: Path) -> None:
+def test_the_flight_recorder_is_written_before_the_abort(spawn, tmp_path):
     """To the argument's directory, which takes precedence over the environment's."""
     given, env = tmp_path / "a" / "given", {"NVRX_FR_TRACE_PATH": str(tmp_path / "env")}
     all_backends = spawn(DUMP, str(tmp_path), str(given), TORCH_FR_BUFFER_SIZE="100", **env)() == "True\n"
@@ -202,7 +204,7 @@ def test_the_flight_recorder_is_written_before_the_abort(spawn, tmp_path: Path) 
     assert (b"all_reduce" if all_backends else b"entries") in file.read_bytes()
 
 
-def test_nothing_is_imported_where_nothing_is_in_use() -> None:
+def test_nothing_is_imported_where_nothing_is_in_use():
     code = (
         "from nvrx_slurm.inprocess import abort\n"
         "from nvrx_slurm.inprocess.state import State\n"
@@ -237,7 +239,7 @@ def fake_c10d(monkeypatch, **deeds: Any) -> list[str]:
     return calls
 
 
-def test_groups_that_were_being_made_are_forgotten(monkeypatch) -> None:
+def test_groups_that_were_being_made_are_forgotten(monkeypatch):
     """torch numbers groups: with one group there and none here, the ranks would not meet any more."""
     world = SimpleNamespace(pg_names={"half": "made"}, group_count=1)
     unregistered: list[str] = []
@@ -265,7 +267,7 @@ def fail() -> None:
 )
 def test_an_abort_that_fails_is_followed_by_a_destroy_and_nothing_is_raised(
     monkeypatch, caplog, aborts, destroys, calls
-) -> None:
+):
     deeds = {DESTROY: destroys} | ({ABORT: aborts} if aborts else {})
     made = fake_c10d(monkeypatch, **deeds)
     assert abort.AbortTorchDistributed()(STATE) is STATE
@@ -274,7 +276,7 @@ def test_an_abort_that_fails_is_followed_by_a_destroy_and_nothing_is_raised(
     assert len(warned) == (aborts is destroys is fail) and all("NCCL said no" in line for line in warned)
 
 
-def test_an_abort_that_hangs_is_abandoned_and_said_once(monkeypatch, caplog) -> None:
+def test_an_abort_that_hangs_is_abandoned_and_said_once(monkeypatch, caplog):
     over = threading.Event()
     fake_c10d(monkeypatch, **{ABORT: over.wait, DESTROY: fail})
     monkeypatch.setattr(abort, "_ABORT_TIMEOUT_S", 0.05)
@@ -287,7 +289,7 @@ def test_an_abort_that_hangs_is_abandoned_and_said_once(monkeypatch, caplog) -> 
     assert not left.is_alive()
 
 
-def test_transformer_engine_is_freed_after_torch(monkeypatch) -> None:
+def test_transformer_engine_is_freed_after_torch(monkeypatch):
     order = fake_c10d(monkeypatch, **{ABORT: lambda: None})
     engine = "transformer_engine.pytorch"
     fake(monkeypatch, f"{engine}.module.base", destroy_ub=lambda: order.append("destroy_ub"))
@@ -297,7 +299,7 @@ def test_transformer_engine_is_freed_after_torch(monkeypatch) -> None:
     assert order == [ABORT, "destroy_ub", "reset"]
 
 
-def test_the_checkpoint_process_is_killed_and_another_can_be_started(monkeypatch) -> None:
+def test_the_checkpoint_process_is_killed_and_another_can_be_started(monkeypatch):
     process = multiprocessing.get_context("spawn").Process(target=signal.pause, daemon=True)
     process.start()
     module = fake(monkeypatch, abort._DCP_PROCESS, _CHECKPOINT_PROCESS=SimpleNamespace(_save_process=process))

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import weakref
 
+import pytest
+
 from nvrx_slurm.inprocess.attribution import blame, free_frames
+
+pytestmark = pytest.mark.process
 
 
 class Unequal(Exception):
@@ -28,7 +32,7 @@ def raised(held: list[weakref.ref[Tensor]], *, by: BaseException | None = None) 
         return error
 
 
-def test_the_frames_of_causes_and_contexts_are_freed() -> None:
+def test_the_frames_of_causes_and_contexts_are_freed():
     held: list[weakref.ref[Tensor]] = []
     error = raised(held, by=raised(held))
     error.__context__ = raised(held)
@@ -37,7 +41,7 @@ def test_the_frames_of_causes_and_contexts_are_freed() -> None:
     assert [one() for one in held] == [None] * 3
 
 
-def test_a_circle_of_exceptions_has_an_end() -> None:
+def test_a_circle_of_exceptions_has_an_end():
     one, other, cause = Unequal(), Unequal(), Unequal()
     one.__cause__, other.__cause__ = other, one
     free_frames(one)

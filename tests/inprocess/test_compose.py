@@ -11,6 +11,8 @@ import pytest
 
 from nvrx_slurm.inprocess.plugins.compose import Compose
 
+pytestmark = pytest.mark.process
+
 
 class Base(ABC):
     @abstractmethod
@@ -37,7 +39,7 @@ class Other(Base):
         return value
 
 
-def test_order_values_and_nesting() -> None:
+def test_order_values_and_nesting():
     assert Compose(Middle("a"), Middle("b"), Middle("c"))([]) == ["c", "b", "a"]
     assert Compose(lambda x: x + 1, lambda x: x * 2)(5) == 11
     assert Compose(lambda a, b: a - b, lambda a, b: (b, a))(1, 5) == 4  # a tuple becomes arguments
@@ -48,14 +50,14 @@ def test_order_values_and_nesting() -> None:
         assert outer([]) == ["c", "b", "a"]
 
 
-def test_the_result_is_of_the_lowest_common_class() -> None:
+def test_the_result_is_of_the_lowest_common_class():
     both = Compose(Left("a"), Right("b"))
     assert isinstance(both, Middle) and isinstance(both, Compose) and not isinstance(both, (Left, Right))
     assert isinstance(Compose(Left("a"), Other()), Base) and not isinstance(Compose(Left("a"), Other()), Middle)
     assert isinstance(Compose(Left("a")), Left)
 
 
-def test_a_member_that_returns_none_is_named_and_passed_by() -> None:
+def test_a_member_that_returns_none_is_named_and_passed_by():
     forgetful = Middle("forgetful", lambda value: None)
     with pytest.warns(UserWarning, match="Middle object"):
         assert Compose(Left("a"), forgetful)([]) == ["a"]
@@ -65,6 +67,6 @@ def test_a_member_that_returns_none_is_named_and_passed_by() -> None:
 
 
 @pytest.mark.parametrize(("members", "token"), [((), "at least one"), ((3,), "3"), ((Left,), r"Left\(\)")])
-def test_what_cannot_be_composed(members: tuple[Any, ...], token: str) -> None:
+def test_what_cannot_be_composed(members: tuple[Any, ...], token: str):
     with pytest.raises(TypeError, match=token):
         Compose(*members)

@@ -20,6 +20,9 @@ from nvrx_slurm.inprocess.guard.page import AUTO, MANUAL, WAITING, WATCHED, Call
 from nvrx_slurm.inprocess.guard.store_link import Heartbeats
 from nvrx_slurm.inprocess.store.stores import StoreView
 
+pytestmark = pytest.mark.process
+
+
 WAIT_S = 30.0
 
 
@@ -37,9 +40,7 @@ ALL = set(range(8))
         [(40, {1, 2}, {1}, {2})],  # the known ones are passed over
     ],
 )
-def test_a_rank_is_silent_for_the_timeout(
-    monkeypatch: pytest.MonkeyPatch, story: list[tuple[int, set[int], Collection[int], set[int]]]
-) -> None:
+def test_a_rank_is_silent_for_the_timeout(monkeypatch, story: list[tuple[int, set[int], Collection[int], set[int]]]):
     """Of eight ranks that beat once a second rank 0 watches; when ALL are silent, it does not check."""
     now_s, found = 1000.0, dict[int, float]()
     monkeypatch.setattr(store_link.time, "monotonic", lambda: now_s)
@@ -56,7 +57,7 @@ def test_a_rank_is_silent_for_the_timeout(
         assert found.keys() == silent
 
 
-def test_all_heartbeats_are_read_in_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_heartbeats_are_read_in_one_request(monkeypatch):
     """One request per rank would take longer than an interval in a large job, and no silent rank would be found."""
     now_s, asked = 1000.0, list[int]()
     monkeypatch.setattr(store_link.time, "monotonic", lambda: now_s)
@@ -88,14 +89,14 @@ def test_all_heartbeats_are_read_in_one_request(monkeypatch: pytest.MonkeyPatch)
         (Observation(None, False, None), Action.NONE, 106.0),  # a limit may begin to run just after the check
     ],
 )
-def test_deadlines(seen: Observation, action: Action, again_s: float) -> None:
+def test_deadlines(seen: Observation, action: Action, again_s: float):
     """Soft timeout 6 s, hard timeout 9 s, restart 12 s; it is 100 s."""
     found, when_s, why = Deadlines(6.0, 9.0, 12.0).judge(seen, 100.0)
     assert (found, when_s) == (action, again_s)
     assert action is Action.NONE or "no progress" in why or "next iteration" in why
 
 
-def test_a_counter_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_counter_that_stands_still(monkeypatch):
     now = [1000.0]
     monkeypatch.setattr(page.time, "monotonic", lambda: now[0])
     stall = page.Stall(1.0)
@@ -104,7 +105,7 @@ def test_a_counter_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [stall.seconds(8) for now[0] in (2000.0, 2001.0)] == [0.0, 1.0], "this process was suspended"
 
 
-def test_the_watchdog_survives_a_check_that_fails() -> None:
+def test_the_watchdog_survives_a_check_that_fails():
     """Without its signs of life the rank would be killed."""
     shared, twice, checked = CallPage(), threading.Event(), set[int]()
 
@@ -124,7 +125,7 @@ def test_the_watchdog_survives_a_check_that_fails() -> None:
     assert not watchdog.is_alive()
 
 
-def test_progress_is_what_was_seen_last_by_every_active_method() -> None:
+def test_progress_is_what_was_seen_last_by_every_active_method():
     words = (shared := CallPage()).words
     words[AUTO], words[MANUAL] = 9, 5
     assert shared.progress_ns() == 9, "pings count in the function only"
@@ -134,7 +135,7 @@ def test_progress_is_what_was_seen_last_by_every_active_method() -> None:
     assert shared.progress_ns() == 9
 
 
-def test_a_launcher_file_is_read_on_from_where_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_launcher_file_is_read_on_from_where_it_was(monkeypatch, tmp_path):
     path = tmp_path / "launcher"
     launcher = LauncherFile(str(path), 3)
     assert launcher.read() == [] and launcher.fd is not None
@@ -150,7 +151,7 @@ def test_a_launcher_file_is_read_on_from_where_it_was(monkeypatch: pytest.Monkey
     assert [record.rank for record in launcher.read()] == [7]
 
 
-def test_an_answer_can_be_taken_again() -> None:
+def test_an_answer_can_be_taken_again():
     """After the exception of a signal handler that came just after the take; and it is no other job's answer."""
     thread = MonitorThread(CallPage())
     thread.start()
@@ -166,7 +167,7 @@ def test_an_answer_can_be_taken_again() -> None:
         thread.stop()
 
 
-def test_a_signal_that_another_thread_received_ends_the_wait() -> None:
+def test_a_signal_that_another_thread_received_ends_the_wait():
     """The signal does not interrupt the system call of the main thread, which must check by itself."""
     main = Path(f"/proc/self/task/{threading.main_thread().native_id}/wchan")
     deadline_s = time.monotonic() + WAIT_S
@@ -208,7 +209,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
 
 
-def test_a_forked_process_writes_to_no_file_of_its_parent_but_has_its_events(zygote: Zygote, tmp_path: Path) -> None:
+def test_a_forked_process_writes_to_no_file_of_its_parent_but_has_its_events(zygote: Zygote, tmp_path):
     """A number may belong to its own log file or a connection by then; gRPC aborts without its eventfd."""
     (tmp_path / "program.py").write_text(FORKS)
     program = Script(zygote, [str(tmp_path / "program.py")], {}, tmp_path / "err")

@@ -25,6 +25,9 @@ from nvrx_slurm.inprocess.plugins.compose import Compose
 from nvrx_slurm.inprocess.state import FrozenState, State
 from nvrx_slurm.system.hardware import Absent, HardwareError
 
+pytestmark = pytest.mark.process
+
+
 STATE = State(rank=0, world_size=2).freeze()
 
 
@@ -33,7 +36,7 @@ Facts = dict[str, Any] | Exception
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[Facts]:
+def told(monkeypatch) -> list[Facts]:
     """What the driver tells when it is asked next: the last one again and again."""
     facts: list[Facts] = []
 
@@ -77,7 +80,7 @@ NO_BRIDGE: list[tuple[Facts, str]] = [({"GPU 0": DOWN}, "")] * 2
         (health_check.ChainedNVLHealthCheck, NO_BRIDGE),
     ],
 )
-def test_gpus_and_links_that_fail(told: list[Facts], kind: Any, rows: list[tuple[Facts, str]]) -> None:
+def test_gpus_and_links_that_fail(told: list[Facts], kind: Any, rows: list[tuple[Facts, str]]):
     told += [rows[0][0], *(facts for facts, _ in rows)]
     check = kind()
     for _, token in rows:
@@ -86,7 +89,7 @@ def test_gpus_and_links_that_fail(told: list[Facts], kind: Any, rows: list[tuple
 
 
 @pytest.mark.parametrize("first", [Absent("no GPU of this process tells it"), HardwareError("it hangs")])
-def test_a_first_reading_that_fails_is_said_once(told: list[Facts], caplog: Any, first: Exception) -> None:
+def test_a_first_reading_that_fails_is_said_once(told: list[Facts], caplog, first: Exception):
     """Hardware that is not there is no news; a failure is. Both are compared with the first reading that succeeds."""
     caplog.set_level(logging.DEBUG, "nvrx_slurm.inprocess")
     told += [first, *[first] * isinstance(first, Absent), {"GPU 0": "NONE"}, {}]
@@ -112,7 +115,7 @@ for visible, index in json.loads(sys.argv[1]):
 """
 
 
-def test_one_index_means_cudas_number(nvml_standin: Path, tmp_path: Path) -> None:
+def test_one_index_means_cudas_number(nvml_standin: Path, tmp_path):
     """GPU 3 is sick: shown by number, by UUID, alone; not to the others."""
     (tmp_path / "world").write_text("count 4\naction.3 1")
     cases = {("3,2", 0): True, ("3,2", 1): False, ("3", 3): True, ("GPU-2,GPU-3", 1): True, ("0,-1,3", None): False}
@@ -123,7 +126,7 @@ def test_one_index_means_cudas_number(nvml_standin: Path, tmp_path: Path) -> Non
     assert said.count("fit") == 2
 
 
-def test_without_the_nvml_library_nothing_fails(tmp_path: Path) -> None:
+def test_without_the_nvml_library_nothing_fails(tmp_path):
     """As on a CPU node."""
     code = """
 import logging
@@ -145,7 +148,7 @@ assert "torch" not in sys.modules
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Path:
+def node(tmp_path) -> Path:
     """Eight GPUs and eight NICs, whose links are up and never went down."""
     dgx.build(tmp_path / "node")
     return tmp_path / "node"
@@ -165,7 +168,7 @@ def unfit(check: Any) -> str:
     return ""
 
 
-def test_a_port_that_went_down_fails_also_if_it_is_back(node: Path, monkeypatch) -> None:
+def test_a_port_that_went_down_fails_also_if_it_is_back(node: Path, monkeypatch):
     monkeypatch.setenv("NVRX_SYSROOT", str(node))
     check = health_check.ChainedNicHealthCheck()
     assert unfit(check) == ""
@@ -181,7 +184,7 @@ def test_a_port_that_went_down_fails_also_if_it_is_back(node: Path, monkeypatch)
     assert "was there before" in unfit(check)
 
 
-def test_ports_never_in_use_counters_never_kept_and_lost_nics(node: Path, monkeypatch) -> None:
+def test_ports_never_in_use_counters_never_kept_and_lost_nics(node: Path, monkeypatch):
     nics = node / "sys/class/infiniband"
     port(node, "mlx5_0", "1: DOWN", 5)
     (nics / "mlx5_1/ports/1/counters/link_downed").unlink()
@@ -198,7 +201,7 @@ def test_ports_never_in_use_counters_never_kept_and_lost_nics(node: Path, monkey
     assert "mlx5_0/1 is gone" in unfit(check)
 
 
-def test_a_gpu_has_its_nearest_nics(node: Path, monkeypatch) -> None:
+def test_a_gpu_has_its_nearest_nics(node: Path, monkeypatch):
     """tests/health/test_nic.py has all degrees of nearness."""
     asked = iter([{"GPU 6": dgx.GPUS[6]}])  # once: a lost GPU has no address
     monkeypatch.setattr(health_check.gpus, "pci_addresses", lambda env, index: next(asked))
@@ -230,7 +233,7 @@ def refuse() -> None:
     raise RuntimeError("device-side assert triggered")
 
 
-def test_the_gpu_is_waited_for_twice(monkeypatch) -> None:
+def test_the_gpu_is_waited_for_twice(monkeypatch):
     devices = fake_cuda(monkeypatch, nothing, nothing)
     assert health_check.CudaHealthCheck()(STATE) is STATE
     assert devices == [3, 3]
@@ -244,7 +247,7 @@ def test_the_gpu_is_waited_for_twice(monkeypatch) -> None:
         ([nothing, threading.Event().wait], exception.TimeoutError, r"within 0\.05 s"),
     ],
 )
-def test_a_corrupted_context_fails_and_a_gpu_that_does_not_finish(monkeypatch, deeds, kind, why) -> None:
+def test_a_corrupted_context_fails_and_a_gpu_that_does_not_finish(monkeypatch, deeds, kind, why):
     fake_cuda(monkeypatch, *deeds)
     with pytest.raises(kind, match=why) as raised:
         health_check.CudaHealthCheck(datetime.timedelta(seconds=60 if refuse in deeds else 0.05))(STATE)
@@ -255,7 +258,7 @@ def failed(error: Exception | None) -> FrozenState:
     return State(rank=0, world_size=1, fn_exception=error).freeze()
 
 
-def test_only_ones_own_faults_count() -> None:
+def test_only_ones_own_faults_count():
     check = health_check.FaultCounter(max_rank_faults=2)
     for error in (None, ValueError(), None, ValueError(), None):
         assert check(failed(error)).fn_exception is error

@@ -15,6 +15,9 @@ from nvrx_slurm.errors import UsageError
 from nvrx_slurm.testing import inject_fault as faults
 from nvrx_slurm.testing.inject_fault import Fault
 
+pytestmark = pytest.mark.process
+
+
 WAIT_S = 60.0
 SILENCE_S = 0.5
 
@@ -49,7 +52,7 @@ def victim(fault: str, code: str = VICTIM) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", code, fault], stdout=pipe, stderr=pipe, text=True, env=env)
 
 
-def test_each_fault_that_ends_the_process_does() -> None:
+def test_each_fault_that_ends_the_process_does():
     """All at once."""
     victims = {fault: victim(fault) for fault in ENDS}
     ends = {fault: (process.communicate(timeout=WAIT_S)[0], process.returncode) for fault, process in victims.items()}
@@ -69,7 +72,7 @@ threading.Event().wait()
 """
 
 
-def test_a_locked_gil_stops_all_python_and_sigkill_ends_it() -> None:
+def test_a_locked_gil_stops_all_python_and_sigkill_ends_it():
     """After the strike the ticks end, and a handled SIGTERM is handled no more; nothing at all is written."""
     with victim("LOCK_GIL", LOCKED) as process:
         assert process.stdout
@@ -86,14 +89,14 @@ def test_a_locked_gil_stops_all_python_and_sigkill_ends_it() -> None:
             process.kill()
 
 
-def test_gpu_faults_without_a_gpu_are_refused(monkeypatch) -> None:
+def test_gpu_faults_without_a_gpu_are_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False)))
     with pytest.raises(UsageError, match="need a GPU, and torch sees none here"):
         faults.dispatch_fault_injection(Fault.GPU_SLEEP, 0.0, None)
 
 
 @pytest.mark.parametrize(("keep_alive", "num_faults"), [(6, 5), (20, 1), (3, (1, 4))])
-def test_the_same_seed_hits_the_same_ranks_everywhere(monkeypatch, keep_alive: int, num_faults) -> None:
+def test_the_same_seed_hits_the_same_ranks_everywhere(monkeypatch, keep_alive: int, num_faults):
     fewest, most = num_faults if isinstance(num_faults, tuple) else (num_faults, num_faults)
     able = max(0, 8 - keep_alive)
     hit: list[int] = []
@@ -109,7 +112,7 @@ def test_the_same_seed_hits_the_same_ranks_everywhere(monkeypatch, keep_alive: i
         assert min(fewest, able) <= len(hit) <= min(most, able) and all(rank >= keep_alive for rank in hit)
 
 
-def test_seeds_differ_and_delays_stay_within_their_bounds(monkeypatch) -> None:
+def test_seeds_differ_and_delays_stay_within_their_bounds(monkeypatch):
     delays: list[float] = []
     monkeypatch.setitem(faults._handlers, "SIGINT", lambda delay, _: delays.append(delay))
     for seed in range(9):
@@ -117,7 +120,7 @@ def test_seeds_differ_and_delays_stay_within_their_bounds(monkeypatch) -> None:
     assert all(2.0 <= delay <= 3.0 for delay in delays) and len(set(delays)) == 9
 
 
-def test_a_fault_of_ones_own_by_a_new_name(monkeypatch) -> None:
+def test_a_fault_of_ones_own_by_a_new_name(monkeypatch):
     assert list(faults._handlers) == [fault.name for fault in Fault]
     monkeypatch.setattr(faults, "_handlers", dict(faults._handlers))
     seen: list[object] = []
@@ -141,13 +144,13 @@ def test_a_fault_of_ones_own_by_a_new_name(monkeypatch) -> None:
         ({"faults": ("METEORITE",), "num_faults": 0}, "no fault is called 'METEORITE'"),
     ],
 )
-def test_what_cannot_be_is_refused_on_every_rank(bad, why: str) -> None:
+def test_what_cannot_be_is_refused_on_every_rank(bad, why: str):
     good = {"faults": (Fault.SIGKILL,), "num_faults": 1, "keep_alive": 0, "delay": 1.0, "seed": 0}
     with pytest.raises(UsageError, match=why):
         faults.inject_fault(**{**good, **bad})
 
 
-def test_a_workload_exception_is_raised_once_and_can_be_forgotten() -> None:
+def test_a_workload_exception_is_raised_once_and_can_be_forgotten():
     faults._workload_exception_due.set()
     with pytest.raises(faults.InjectedException):
         faults.maybe_raise_workload_exception()

@@ -24,6 +24,9 @@ from nvrx_slurm.inprocess.plugins.rank_assignment import Leadership, text_of
 from nvrx_slurm.inprocess.state import State
 from nvrx_slurm.inprocess.store.barriers import RankLost
 
+pytestmark = pytest.mark.process
+
+
 BOUND_S = 30.0  # for a test that would hang
 SHORT = timedelta(seconds=1)  # long enough for a loaded machine to start the threads
 Views = Callable[[int], Any]  # iteration -> the store of its assignment
@@ -34,7 +37,7 @@ def in_memory() -> Views:
 
 
 @pytest.fixture(params=["memory", "torch"])
-def views(request: pytest.FixtureRequest) -> Views:
+def views(request) -> Views:
     """The tests of the wrapper have a TCPStore, as the wrapper hands it out."""
     if request.param == "memory":
         return in_memory()
@@ -116,7 +119,7 @@ EIGHT: dict[str, Any] = {"condition": lambda count: count == 8}
         lambda: Compose(ra.ShiftRanks(), ra.FilterGroupedByKey(key_or_fn=lambda rank, _: rank // 8, **EIGHT)),  # 004
     ],
 )
-def test_the_filters_of_the_seeds_survive_deaths(make: Callable[[], ra.RankAssignment]) -> None:
+def test_the_filters_of_the_seeds_survive_deaths(make: Callable[[], ra.RankAssignment]):
     """Hosts of eight, each lost as a whole with its first rank, twice."""
     job = Ranks(32, in_memory(), make)
     assert job.assign() == {} and job.active == list(range(32))
@@ -136,7 +139,7 @@ def raise_on(bad: int) -> Callable[[State], str]:
     return key
 
 
-def test_an_abort_in_a_users_function_stays_one(views: Views) -> None:
+def test_an_abort_in_a_users_function_stays_one(views: Views):
     def stop(count: int) -> bool:
         raise RestartAbort("enough")
 
@@ -145,7 +148,7 @@ def test_an_abort_in_a_users_function_stays_one(views: Views) -> None:
     assert "RestartAbort: enough" in same_everywhere(raised, 2)
 
 
-def test_a_condition_that_discards_everybody_is_said_to(views: Views) -> None:
+def test_a_condition_that_discards_everybody_is_said_to(views: Views):
     job = Ranks(4, views, grouped(lambda state: f"host{state.rank // 2}"))
     assert job.assign() == {}
     raised = job.assign(died=[0, 2])
@@ -153,7 +156,7 @@ def test_a_condition_that_discards_everybody_is_said_to(views: Views) -> None:
     assert {type(error) for error in raised.values()} == {ra.RankDiscarded}
 
 
-def test_a_rank_that_never_comes_costs_a_bounded_time() -> None:
+def test_a_rank_that_never_comes_costs_a_bounded_time():
     raised = Ranks(4, in_memory(), grouped("all", bool, timeout=SHORT)).assign(absent=[2])
     assert "only 3 of 4 ranks took part within 1 s" in same_everywhere(raised, 3)
 
@@ -161,14 +164,14 @@ def test_a_rank_that_never_comes_costs_a_bounded_time() -> None:
 BOTH = ra.LayerFlag.RESERVE | ra.LayerFlag.BACKFILL
 
 
-def test_without_the_leader_the_wait_ends() -> None:
+def test_without_the_leader_the_wait_ends():
     raised = Ranks(4, in_memory(), grouped("all", bool, timeout=SHORT)).assign(absent=[0])
     assert "rank 0, which computes the rank assignment for all, gave none within 2 s" in same_everywhere(raised, 3)
     assert {type(error) for error in raised.values()} == {TimeoutError}
 
 
 @pytest.mark.parametrize("make", [lambda: ra.Tree([ra.Layer()]), lambda: grouped("all", bool)()])
-def test_a_rank_that_is_lost_meanwhile_stops_the_assignment_of_all_or_of_none(make: Any) -> None:
+def test_a_rank_that_is_lost_meanwhile_stops_the_assignment_of_all_or_of_none(make: Any):
     """The next one begins with the same states."""
 
     class Ended(MemoryStore):
@@ -198,7 +201,7 @@ ERRORS: dict[str, tuple[Callable[[], ra.RankAssignment], type[Exception] | None]
 
 
 @pytest.mark.parametrize("token", ERRORS)
-def test_an_error_of_one_rank_is_the_error_of_all(views: Views, token: str) -> None:
+def test_an_error_of_one_rank_is_the_error_of_all(views: Views, token: str):
     make, cause = ERRORS[token]
     raised = Ranks(4, views, make).assign()
     assert token in same_everywhere(raised, 4)
@@ -206,7 +209,7 @@ def test_an_error_of_one_rank_is_the_error_of_all(views: Views, token: str) -> N
     assert cause is None or any(isinstance(error.__cause__, cause) for error in raised.values())
 
 
-def test_ranks_dead_before_the_first_iteration_are_not_in_the_tree(views: Views) -> None:
+def test_ranks_dead_before_the_first_iteration_are_not_in_the_tree(views: Views):
     layers = [ra.Layer(1, None, "root"), ra.Layer(2, key_or_fn=lambda state: state.initial_rank // 2)]
     job = Ranks(4, views, lambda: ra.Tree(layers))
     raised = job.assign(died=[0])
@@ -221,7 +224,7 @@ def test_ranks_dead_before_the_first_iteration_are_not_in_the_tree(views: Views)
     st.none() | st.integers(1, 3),
     st.lists(st.sets(st.integers(0, 7), max_size=3), max_size=4),
 )
-def test_every_rank_reads_what_the_core_says(size: int, host: int, divisor: int | None, rounds: list[set[int]]) -> None:
+def test_every_rank_reads_what_the_core_says(size: int, host: int, divisor: int | None, rounds: list[set[int]]):
     layers = [
         ra.Layer(1, None, "root", ra.LayerFlag.RESERVE),
         ra.Layer(1, 2, lambda state: state.initial_rank // host, BOTH),
@@ -258,7 +261,7 @@ class SilentStore(MemoryStore):
             return self._values.setdefault(key, bytes(desired))  # type: ignore[arg-type]
 
 
-def test_a_verdict_wakes_where_compare_set_does_not() -> None:
+def test_a_verdict_wakes_where_compare_set_does_not():
     store = SilentStore()
 
     def decided(rank: int) -> str:
@@ -270,7 +273,7 @@ def test_a_verdict_wakes_where_compare_set_does_not() -> None:
         assert list(pool.map(decided, (2, 1, 0), timeout=BOUND_S)) == ["key,key,key"] * 3
 
 
-def test_an_error_whose_text_no_store_takes_is_told_all_the_same() -> None:
+def test_an_error_whose_text_no_store_takes_is_told_all_the_same():
     def compute() -> str:
         raise RankDiscarded("no place for \udce4")
 

@@ -9,8 +9,13 @@ import importlib
 import inspect
 from typing import Any
 
+import pytest
+
 from nvrx_slurm import inprocess
 from nvrx_slurm.inprocess import exception
+
+pytestmark = pytest.mark.process
+
 
 REQUIRED = inspect.Parameter.empty
 
@@ -86,7 +91,7 @@ def found(name: str) -> Any:
     return thing
 
 
-def test_parameters_and_defaults() -> None:
+def test_parameters_and_defaults():
     """Ours may have more behind them, with defaults."""
     for call in CALLS:
         name, _, arguments = call.partition("(")
@@ -96,13 +101,13 @@ def test_parameters_and_defaults() -> None:
         assert all(one.default is not REQUIRED for one in ours[len(theirs) :]), call
 
 
-def test_names() -> None:
+def test_names():
     for place, names in PLAIN.items():
         for name in names.split():
             assert found(place + name) is not None
 
 
-def test_the_tree_of_exceptions() -> None:
+def test_the_tree_of_exceptions():
     for name in ("HealthCheckError", "InternalError", "TimeoutError", "RankDiscarded", "FaultCounterExceeded"):
         assert issubclass(getattr(exception, name), exception.RestartError)
     assert issubclass(exception.BarrierError, exception.RestartError)

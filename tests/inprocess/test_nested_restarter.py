@@ -14,6 +14,8 @@ from nvrx_slurm.inprocess.plugins.compose import Compose
 from nvrx_slurm.inprocess.plugins.steps import Completion, Initialize, RetryController, Terminate
 from nvrx_slurm.inprocess.state import FrozenState, State
 
+pytestmark = pytest.mark.process
+
 
 class Lines(nested.NestedRestarterLogger):
     def __init__(self) -> None:
@@ -27,7 +29,7 @@ def state(rank: int = 0) -> FrozenState:
     return State(rank=rank, world_size=4, active_rank=rank).freeze()
 
 
-def test_a_run_with_two_faults_writes_the_whole_story() -> None:
+def test_a_run_with_two_faults_writes_the_whole_story():
     lines = Lines()
     completed = nested.NestedRestarterHandlingCompleted(logger=lines)
     starting = nested.NestedRestarterHandlingStarting(logger=lines)
@@ -50,7 +52,7 @@ def test_a_run_with_two_faults_writes_the_whole_story() -> None:
     ]
 
 
-def test_only_the_special_rank_writes() -> None:
+def test_only_the_special_rank_writes():
     lines = Lines()
     callback = nested.NestedRestarterCallback("own", "stage", logger=lines, special_rank=2)
     for rank in range(4):
@@ -86,19 +88,19 @@ logging.getLogger("mine").info("of the user")
 LINE = "active_rank=None [NestedRestarter] name=[InProcess] state=finalized"
 
 
-def test_messages_go_to_stderr_once_with_the_current_rank_and_not_to_the_root_logger() -> None:
+def test_messages_go_to_stderr_once_with_the_current_rank_and_not_to_the_root_logger():
     out, err = written(USE.replace("OWN", ""))
     assert out == ["INFO:mine:of the user"] and len(err) == 2
     assert "[INFO]" in err[1] and err[1].endswith(LINE) and all("[rank 7]" in line for line in err)
 
 
-def test_the_level_and_the_handler_are_the_users() -> None:
+def test_the_level_and_the_handler_are_the_users():
     assert len(written(USE.replace("OWN", "logger.setLevel(logging.ERROR)"), NVRX_LOG_LEVEL="debug")[1]) == 1
     out, err = written(USE.replace("OWN", "logger.addHandler(logging.StreamHandler(sys.stdout))"))
     assert (out, err) == (["an error", LINE, "INFO:mine:of the user"], [])
 
 
-def test_an_unknown_level_is_a_usage_error() -> None:
+def test_an_unknown_level_is_a_usage_error():
     with pytest.raises(subprocess.CalledProcessError) as failed:
         written(USE.replace("OWN", ""), NVRX_LOG_LEVEL="loud")
     assert "UsageError: NVRX_LOG_LEVEL=LOUD" in failed.value.stderr

@@ -15,6 +15,9 @@ from nvrx_slurm.inprocess.exception import InternalError, RestartAbort
 from nvrx_slurm.inprocess.plugins.compose import Compose
 from nvrx_slurm.inprocess.state import Mode, State
 
+pytestmark = pytest.mark.process
+
+
 Make = Callable[[], ra.RankAssignment]
 
 
@@ -37,7 +40,7 @@ def active(states: list[State]) -> list[int | None]:
     return [state.active_rank for state in states]
 
 
-def test_spares_come_in_as_ranks_die() -> None:
+def test_spares_come_in_as_ranks_die():
     assignment = Compose(ra.ActiveWorldSizeDivisibleBy(2), ra.MaxActiveWorldSize(5), ra.ShiftRanks())
     states = after(assignment, world(8), set())
     assert active(states) == [0, 1, 2, 3, None, None, None, None]
@@ -48,7 +51,7 @@ def test_spares_come_in_as_ranks_die() -> None:
 
 @settings(max_examples=50)
 @given(st.integers(1, 30), st.data(), st.integers(1, 5), st.none() | st.integers(1, 30))
-def test_any_deaths(size: int, data: st.DataObject, divisor: int, most: int | None) -> None:
+def test_any_deaths(size: int, data: st.DataObject, divisor: int, most: int | None):
     """Numbers are 0..n-1 exactly once, sizes agree, filters hold, whatever dies in three rounds."""
     renumber: ra.RankAssignment = data.draw(st.sampled_from([ra.ShiftRanks(), ra.FillGaps()]))
     filters = [ra.ActiveWorldSizeDivisibleBy(divisor), ra.MaxActiveWorldSize(most)]
@@ -86,7 +89,7 @@ def keyed() -> ra.FilterCountGroupedByKey:
         ((keyed(), ra.ShiftRanks()), "list ShiftRanks"),
     ],
 )
-def test_what_cannot_work_is_refused_when_the_wrapper_is_made(members: Any, sentence: str) -> None:
+def test_what_cannot_work_is_refused_when_the_wrapper_is_made(members: Any, sentence: str):
     with pytest.raises(ValueError, match=sentence):
         ra.with_defaults(Compose(*members))
 
@@ -112,13 +115,13 @@ class Nothing(ra.RankAssignment):
         (lambda: Compose(ra.ActivateAllRanks(), Nothing()), "ActivateAllRanks, ShiftRanks, Nothing"),
     ],
 )
-def test_what_a_composition_leaves_out_is_done_by_default(make: Make, completed: str) -> None:
+def test_what_a_composition_leaves_out_is_done_by_default(make: Make, completed: str):
     made = ra.with_defaults(make())
     assert isinstance(made, Compose) and isinstance(made, ra.RankAssignment)
     assert ", ".join(type(member).__name__ for member in made.members()) == completed
 
 
-def test_others_are_taken_as_they_are() -> None:
+def test_others_are_taken_as_they_are():
     complete = Compose(ra.MaxActiveWorldSize(2), ra.FillGaps()), ra.Tree([ra.Layer()]), Own(lambda ctx: ctx)
     assert all(ra.with_defaults(assignment) is assignment for assignment in complete)
 
@@ -149,7 +152,7 @@ def changed(**fields: Any) -> Own:
 )
 def test_results_that_no_iteration_can_begin_with(
     assignment: ra.RankAssignment, error: type[BaseException], sentence: str
-) -> None:
+):
     ctx = ra.RankAssignmentCtx(State(rank=1, world_size=3), None, {2})
     with pytest.raises(error, match=sentence):
         ra.assign(assignment, ctx)
@@ -158,13 +161,13 @@ def test_results_that_no_iteration_can_begin_with(
 @pytest.mark.parametrize(
     "assignment", [changed(world_size=2), changed(mode=Mode.ACTIVE, world_size=2), changed(active_rank=1, world_size=2)]
 )
-def test_a_rank_that_is_not_deactivated_is_active(assignment: Own) -> None:
+def test_a_rank_that_is_not_deactivated_is_active(assignment: Own):
     """D19."""
     new = ra.assign(assignment, ra.RankAssignmentCtx(State(rank=1, world_size=3), None, {2}))
     assert (new.mode, new.active_rank, new.active_world_size) == (Mode.ACTIVE, 1, 2)
 
 
-def test_the_assignment_sees_no_active_ranks_of_the_last_iteration() -> None:
+def test_the_assignment_sees_no_active_ranks_of_the_last_iteration():
     seen: list[State] = []
     own = Own(lambda ctx: seen.append(ctx.state) or ra.ActivateAllRanks()(ctx))  # type: ignore[func-returns-value]
     state = State(rank=0, world_size=1, active_rank=0, active_world_size=1, mode=Mode.ACTIVE)

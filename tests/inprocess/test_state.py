@@ -10,9 +10,11 @@ import pytest
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.inprocess.state import Mode, State
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(autouse=True)
-def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def environment(monkeypatch) -> None:
     monkeypatch.setenv("RANK", "2")
     monkeypatch.setenv("WORLD_SIZE", "4")
 
@@ -29,7 +31,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
         ("WORLD_SIZE", "0", "WORLD_SIZE=0"),
     ],
 )
-def test_the_environment(monkeypatch: pytest.MonkeyPatch, name: str | None, text: str, sentence: str) -> None:
+def test_the_environment(monkeypatch, name: str | None, text: str, sentence: str):
     if name is None:
         assert State.from_env() == State(rank=2, world_size=4, initial_rank=2, initial_world_size=4)
         return
@@ -38,19 +40,19 @@ def test_the_environment(monkeypatch: pytest.MonkeyPatch, name: str | None, text
         State.from_env()
 
 
-def test_the_environment_always_holds_numbers() -> None:
+def test_the_environment_always_holds_numbers():
     for active_rank, expected in ((1, ("1", "3")), (None, ("5", "8"))):
         State(rank=5, world_size=8, active_rank=active_rank, active_world_size=3).set_distributed_vars()
         assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == expected
 
 
-def test_advance_forgets_what_was_raised() -> None:
+def test_advance_forgets_what_was_raised():
     state = State(rank=0, world_size=1, mode=Mode.ACTIVE, fn_exception=ValueError("x"))
     state.advance()
     assert (state.iteration, state.fn_exception, state.mode) == (1, None, Mode.ACTIVE)
 
 
-def test_copy_from() -> None:
+def test_copy_from():
     state = State(rank=0, world_size=2)
     other = State(rank=1, world_size=5, mode=Mode.INACTIVE)
     state.copy_from(other, ["world_size"])

@@ -19,6 +19,9 @@ from nvrx_slurm.inprocess.plugins.nested_restarter import NestedRestarterAborted
 from nvrx_slurm.inprocess.plugins.steps import Initialize, RetryController, ThreadedFinalize
 from nvrx_slurm.inprocess.state import FrozenState, State
 
+pytestmark = pytest.mark.process
+
+
 A_SECOND, LONG = timedelta(seconds=1), timedelta(seconds=60)
 
 
@@ -26,7 +29,7 @@ def state(iteration: int = 0, world_size: int = 4, active: int | None = 2) -> Fr
     return State(rank=0, world_size=world_size, active_world_size=active, iteration=iteration).freeze()
 
 
-def test_the_function_runs_in_another_thread_with_its_arguments_and_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_function_runs_in_another_thread_with_its_arguments_and_gpu(monkeypatch):
     seen: list[Any] = []
 
     def fn(*args: object, **kwargs: object) -> str:
@@ -42,7 +45,7 @@ def test_the_function_runs_in_another_thread_with_its_arguments_and_gpu(monkeypa
     assert seen == [(1, 2), {"three": 3}, False, (), {}, False, 3, "a list"]
 
 
-def test_a_function_that_does_not_return_is_a_timeout() -> None:
+def test_a_function_that_does_not_return_is_a_timeout():
     over = threading.Event()
     with pytest.raises(exception.TimeoutError, match=r"Event\.wait"):
         ThreadedFinalize(timedelta(seconds=0.05), over.wait)(state())
@@ -60,7 +63,7 @@ def test_a_function_that_does_not_return_is_a_timeout() -> None:
         ({"min_active_world_size": 2}, state(), state(active=1), "1 active .* min_active_world_size=2"),
     ],
 )
-def test_each_limit_ends_the_run_with_its_reason(limits: Any, good: Any, bad: Any, why: str) -> None:
+def test_each_limit_ends_the_run_with_its_reason(limits: Any, good: Any, bad: Any, why: str):
     """With an exception that is no Exception, which would restart; also in a composition."""
     retry, later = RetryController(**limits), RetryController()
     assert retry(good) is good and later(bad) is bad
@@ -86,13 +89,13 @@ CASES: list[tuple[Callable[[Any], Any], Any, str]] = [
 ]
 
 
-def test_a_wrong_type_is_told() -> None:
+def test_a_wrong_type_is_told():
     for make, bad, sentence in CASES:
         with pytest.raises(TypeError, match=sentence):
             make(bad)
 
 
-def test_a_value_that_cannot_be_is_told() -> None:
+def test_a_value_that_cannot_be_is_told():
     for make, why in (
         (lambda: CudaHealthCheck(timedelta(0)), "must be longer than 0 s, not 0:00:00"),
         (lambda: ra.MaxActiveWorldSize(0), "max_active_world_size"),

@@ -16,6 +16,9 @@ import pytest
 
 from nvrx_slurm.inprocess.guard.stopping import Defer, Deferral
 
+pytestmark = pytest.mark.process
+
+
 Ask = Callable[[FrameType], None]
 
 
@@ -91,14 +94,14 @@ def answers(frame: FrameType) -> list[Defer]:
     [(in_a_handler, Defer.A_STEP), (in_a_with_block, Defer.A_WHILE), (in_popen, Defer.A_WHILE),
      (in_a_fork, Defer.A_WHILE), (in_the_function_itself, Defer.NOT)],
 )  # fmt: skip
-def test_a_stop_that_would_leave_something_half_done_is_deferred(place: Callable[[Ask], int], deferred: Defer) -> None:
+def test_a_stop_that_would_leave_something_half_done_is_deferred(place: Callable[[Ask], int], deferred: Defer):
     said: list[list[Defer]] = []
     times = place(lambda frame: said.append(answers(frame)))
     assert said == [[deferred] * 3] * times
 
 
 @pytest.mark.parametrize("place", [in_a_handler, in_a_with_block])
-def test_no_stop_is_deferred_for_longer_than_a_second(monkeypatch: pytest.MonkeyPatch, place: Any) -> None:
+def test_no_stop_is_deferred_for_longer_than_a_second(monkeypatch, place: Any):
     said: list[Defer] = []
     deferral, now = Deferral(), [100.0]
     monkeypatch.setattr("nvrx_slurm.inprocess.guard.stopping.time.monotonic", lambda: now[0])
@@ -111,7 +114,7 @@ def test_no_stop_is_deferred_for_longer_than_a_second(monkeypatch: pytest.Monkey
     assert Defer.NOT not in said[:2] and said[2] is Defer.NOT
 
 
-def test_a_blocked_wait_is_stopped_by_the_second_signal() -> None:
+def test_a_blocked_wait_is_stopped_by_the_second_signal():
     """The first may have come a step before it waits, or behind it."""
     done = threading.Event()
     thread = threading.Thread(target=done.wait, args=(20,))

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,9 +22,11 @@ from nvrx_slurm.inprocess.store.barriers import Iteration, latest, serve_barrier
 from nvrx_slurm.inprocess.store.stores import FileStore, PrefixStore, StoreLost, StoreView, TCPStore, listen
 from nvrx_slurm.inprocess.wrapper import Wrapper
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(params=["tcp", "file", "torch's own"])
-def view(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreView]:
+def view(request, tmp_path, monkeypatch) -> Iterator[StoreView]:
     if request.param == "tcp":
         monkeypatch.setenv("RANK", "0")
         yield StoreView(TCPStore("127.0.0.1", free_port()), "p/")
@@ -35,7 +36,7 @@ def view(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
         yield StoreView(dist.HashStore(), "p/")
 
 
-def test_a_view_does_what_stores_do(view: StoreView) -> None:
+def test_a_view_does_what_stores_do(view: StoreView):
     view.set("a", "1")
     view.set("b", b"2")
     view.set("c", b"3")
@@ -53,7 +54,7 @@ def test_a_view_does_what_stores_do(view: StoreView) -> None:
         view.wait(["never"], timedelta(milliseconds=50))
 
 
-def test_torchs_methods_stay_torchs(tmp_path: Path) -> None:
+def test_torchs_methods_stay_torchs(tmp_path):
     """Our stores override nothing of torch's, whatever it adds."""
     ours = {
         name
@@ -69,7 +70,7 @@ def test_torchs_methods_stay_torchs(tmp_path: Path) -> None:
     assert prefixed.get("a") == b"1"
 
 
-def test_a_store_that_cannot_serve_is_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_cannot_serve_is_a_client(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(free_port()))
@@ -84,7 +85,7 @@ def test_a_store_that_cannot_serve_is_a_client(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(("rank", "queued"), [("0", 0), ("1", 4)])
-def test_a_server_that_is_no_store(monkeypatch: pytest.MonkeyPatch, rank: str, queued: int) -> None:
+def test_a_server_that_is_no_store(monkeypatch, rank: str, queued: int):
     """It says nothing, which torch waits for without a bound, or takes no connection: its queue is full."""
     monkeypatch.setenv("RANK", rank)
     with socket.create_server(("127.0.0.1", 0), backlog=0) as silent, contextlib.ExitStack() as stack:
@@ -101,7 +102,7 @@ def test_a_server_that_is_no_store(monkeypatch: pytest.MonkeyPatch, rank: str, q
             assert not thread.is_alive()
 
 
-def test_a_port_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_that_is_none(monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     for port in ("", "x", "0", "70000"):
         monkeypatch.setenv("MASTER_PORT", port)
@@ -109,7 +110,7 @@ def test_a_port_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
             TCPStore()
 
 
-def test_a_factory_that_makes_no_store() -> None:
+def test_a_factory_that_makes_no_store():
     def factory(**kwargs: Any) -> Any:
         assert kwargs == {"a": 1}
         return 3
@@ -123,7 +124,7 @@ def test_a_factory_that_makes_no_store() -> None:
 OWN_NAME = "0x7f.1"  # the resolver takes it for 127.0.0.1, and it does not look like that
 
 
-def test_a_name_that_is_loopback_here_is_served_on_all_addresses() -> None:
+def test_a_name_that_is_loopback_here_is_served_on_all_addresses():
     assert socket.gethostbyname(OWN_NAME) == "127.0.0.1"
     port = free_port()
     with listen(OWN_NAME, port) or pytest.fail("the port is taken") as listening:
@@ -132,7 +133,7 @@ def test_a_name_that_is_loopback_here_is_served_on_all_addresses() -> None:
             assert local.getsockname()[0] in ("::1", "127.0.0.1")
 
 
-def test_no_rank_is_told_to_meet_at_somebody_elses_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_rank_is_told_to_meet_at_somebody_elses_loopback(monkeypatch):
     """A rank on rank 0's host becomes the new rank 0: the others reach that host by the name they were given."""
     monkeypatch.setenv("MASTER_PORT", str(free_port()))
     for master, expected in ((OWN_NAME, OWN_NAME), ("127.0.0.1", "127.0.0.1"), ("localhost", "127.0.0.1")):
@@ -144,7 +145,7 @@ def test_no_rank_is_told_to_meet_at_somebody_elses_loopback(monkeypatch: pytest.
         environment.release()
 
 
-def test_the_first_end_counts(view: StoreView) -> None:
+def test_the_first_end_counts(view: StoreView):
     done, broken = Iteration(view, 0), Iteration(view, 1)
     done.returned(2)
     done.returned(2)
@@ -157,7 +158,7 @@ def test_the_first_end_counts(view: StoreView) -> None:
     assert first is not None and first.sentence() == "rank 1: exception: why"
 
 
-def test_one_result_whichever_server_gives_it(view: StoreView) -> None:
+def test_one_result_whichever_server_gives_it(view: StoreView):
     this = Iteration(view, 0)
     for rank in (0, 2):
         assert this.arrive(rank, Arrival(Status.READY, rank, 3))
@@ -176,7 +177,7 @@ def test_one_result_whichever_server_gives_it(view: StoreView) -> None:
     assert this.arrive(1, Arrival(Status.READY, 1, 3)) and this.await_result(1.0) == results[0], "it comes late"
 
 
-def test_a_missing_rank_is_declared_gone(view: StoreView) -> None:
+def test_a_missing_rank_is_declared_gone(view: StoreView):
     this = Iteration(view, 0)
     this.arrive(0, Arrival(Status.READY, 0, 2))
     this.interrupt(InterruptionRecord(0, Interruption.EXCEPTION))

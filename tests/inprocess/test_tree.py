@@ -21,6 +21,9 @@ from nvrx_slurm.core.inprocess.tree import (
     killed_by,
 )
 
+pytestmark = pytest.mark.process
+
+
 Filter = Callable[[int], int] | None
 Keys = list[tuple[str, ...]]  # by slot
 
@@ -84,7 +87,7 @@ def multiple_of(divisor: int | None) -> Filter:
 
 @settings(max_examples=80, deadline=None)
 @given(stories())
-def test_after_any_deaths(story: tuple[list[Level], Keys, int | None, list[set[int]]]) -> None:
+def test_after_any_deaths(story: tuple[list[Level], Keys, int | None, list[set[int]]]):
     levels, keys, divisor, rounds = story
     tree = Tree(levels, keys, multiple_of(divisor))
     for died in [set(), *rounds]:
@@ -102,7 +105,7 @@ def test_after_any_deaths(story: tuple[list[Level], Keys, int | None, list[set[i
 @settings(max_examples=30, deadline=None)
 @given(stories())
 @example(([Level(1, None), Level(1, None)], [("root", "a")] * 8, 4, [{7}, {1}, {2}]))
-def test_the_filter_never_takes_more_than_it_must(story: tuple[list[Level], Keys, int | None, list[set[int]]]) -> None:
+def test_the_filter_never_takes_more_than_it_must(story: tuple[list[Level], Keys, int | None, list[set[int]]]):
     """Without limits, as many are active as if the survivors began anew."""
     levels, keys, divisor, rounds = story
     levels = [Level(level.min_ranks, None, level.reserve, level.backfill) for level in levels]
@@ -122,7 +125,7 @@ OPEN, CLOSED = Level(reserve=True), Level()
 FILLS = Level(backfill=True)
 
 
-def test_the_places_of_spares_and_filtered_ranks() -> None:
+def test_the_places_of_spares_and_filtered_ranks():
     tree = Tree([Level(1, 5), Level(1, 2)], hosts(3, 3, 3))
     assert tree.places == [0, 1, SPARE, 2, 3, SPARE, 4, SPARE, SPARE]
     assert Tree([Level()], ONE_HOST, multiple_of(4)).lose(7).places.count(FILTERED) == 3
@@ -146,11 +149,11 @@ def test_the_places_of_spares_and_filtered_ranks() -> None:
         ([CLOSED, CLOSED], hosts(4, 4), [1], [0, 2, 3, 4, 5, 6, 7]),
     ],
 )
-def test_each_step(levels: list[Level], keys: Keys, died: list[int], active: list[int]) -> None:
+def test_each_step(levels: list[Level], keys: Keys, died: list[int], active: list[int]):
     assert Tree(levels, keys).lose(*died).active == active
 
 
-def test_a_branch_below_its_minimum_dies_with_its_reason() -> None:
+def test_a_branch_below_its_minimum_dies_with_its_reason():
     tree = Tree([Level(), Level(3)], hosts(3, 3)).lose(4)
     assert [killed_by(place) for place in tree.places[3:]] == [1, -1, 1]
     all_of_them = Tree([Level(5), Level(1)], hosts(3, 3)).lose(0, 5)
@@ -158,6 +161,6 @@ def test_a_branch_below_its_minimum_dies_with_its_reason() -> None:
 
 
 @pytest.mark.parametrize("wanted", [9, -1, 2.0, None])
-def test_a_filter_that_cannot_be_met(wanted: object) -> None:
+def test_a_filter_that_cannot_be_met(wanted: object):
     with pytest.raises(TopologyError, match=r"world_size_filter\(8\)"):
         Tree([Level()], ONE_HOST, lambda size: wanted)  # type: ignore[arg-type, return-value]

@@ -18,12 +18,14 @@ from nvrx_slurm.inprocess.call import with_wrapper, wrapper_parameters
 from nvrx_slurm.inprocess.guard.page import CallPage
 from nvrx_slurm.inprocess.plugins.rank_assignment import FilterCountGroupedByKey, ShiftRanks
 
+pytestmark = pytest.mark.process
+
 
 def s(seconds: float) -> timedelta:
     return timedelta(seconds=seconds)
 
 
-def test_names_and_defaults_are_those_of_nvrx() -> None:
+def test_names_and_defaults_are_those_of_nvrx():
     parameters = inspect.signature(Wrapper.__init__).parameters
     assert all(one.kind is one.KEYWORD_ONLY for name, one in parameters.items() if name != "self")
     seconds = {n: one.default.total_seconds() for n, one in parameters.items() if isinstance(one.default, timedelta)}
@@ -63,22 +65,22 @@ def test_names_and_defaults_are_those_of_nvrx() -> None:
         (TypeError, {"health_check": inprocess.initialize.RetryController()}),
     ],
 )
-def test_values_that_are_refused(error: type[Exception], bad: dict[str, Any]) -> None:
+def test_values_that_are_refused(error: type[Exception], bad: dict[str, Any]):
     with pytest.raises(error, match="must be|list "):
         Wrapper(**bad)
 
 
-def test_a_filter_of_older_nvrx_is_told_where_it_belongs() -> None:
+def test_a_filter_of_older_nvrx_is_told_where_it_belongs():
     with pytest.raises(TypeError, match="rank_assignment"):
         Wrapper(rank_filter=None)  # type: ignore[call-arg]
 
 
-def test_zero_is_allowed_for_waits_and_disabled_changes_nothing() -> None:
+def test_zero_is_allowed_for_waits_and_disabled_changes_nothing():
     Wrapper(last_call_wait=s(0), termination_grace_time=s(0))
     assert Wrapper(enabled=False)(plain) is plain
 
 
-def test_only_plain_functions_can_be_wrapped() -> None:
+def test_only_plain_functions_can_be_wrapped():
     """Calling another one runs nothing that could be restarted."""
 
     def numbers() -> Iterator[int]:
@@ -102,7 +104,7 @@ def test_only_plain_functions_can_be_wrapped() -> None:
     assert callable(Wrapper()(functools.wraps(later)(lambda: asyncio.run(later())))), "it runs the coroutine to its end"
 
 
-def test_the_main_thread_calls() -> None:
+def test_the_main_thread_calls():
     with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="main thread"):
         pool.submit(Wrapper()(lambda: None)).result()
 
@@ -132,13 +134,13 @@ TAKE += [Callable_(), Callable_().__call__, functools.partial(plain, 3)]
 TAKE_NONE = [contained, kind, rest, without, print, asyncio.sleep]
 
 
-def test_the_annotation_is_found_and_no_other_parameter_is_filled() -> None:
+def test_the_annotation_is_found_and_no_other_parameter_is_filled():
     for fn in (*TAKE, *TAKE_NONE):
         assert wrapper_parameters(fn) == ["call"] * (fn in TAKE), fn
     assert wrapper_parameters(megatron) == ["inprocess_call_wrapper"]
 
 
-def test_arguments_of_the_caller_stay_unless_they_are_none() -> None:
+def test_arguments_of_the_caller_stay_unless_they_are_none():
     """NVRx wants a parameter without a default to be filled by the caller."""
     call, own = CallWrapper(CallPage()), CallWrapper(CallPage())
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 from ranks_harness import Job
 from test_wrapper_faults import HANGS, MEET, QUICK, log, train
+
+pytestmark = pytest.mark.process
 
 
 def start(job: Job, scenario: str, world_size: int, **arguments: Any) -> Job:
@@ -19,7 +20,7 @@ def of_all(job: Job, rank: int, event: str, *names: str) -> list[tuple[Any, ...]
     return [tuple(one[name] for name in names) for one in job.of(rank, event)]
 
 
-def test_a_process_group_from_the_environment_works_in_every_iteration(job: Job) -> None:
+def test_a_process_group_from_the_environment_works_in_every_iteration(job: Job):
     """LOCAL_RANK adds the hardware checks; hardware that is not there fails nothing, and is no news."""
     victims = [0, 1]
     start(job, "gloo", 4, victims=victims, env={"LOCAL_RANK": "0"})
@@ -30,7 +31,7 @@ def test_a_process_group_from_the_environment_works_in_every_iteration(job: Job)
         assert "not applicable" not in job.err(rank).read_text()
 
 
-def test_after_the_wrapper_everything_is_as_before(job: Job) -> None:
+def test_after_the_wrapper_everything_is_as_before(job: Job):
     """And before it: a group of the user's own, or a wrapped function in another one, is refused."""
     start(job, "after_the_wrapper", 2)
     assert set(job.await_all().values()) == {0}
@@ -54,7 +55,7 @@ def test_after_the_wrapper_everything_is_as_before(job: Job) -> None:
 )
 def test_a_rank_that_fails_before_the_others_have_met_counts_as_they_do(
     job: Job, how: str, victim: int, shift: int, why: str
-) -> None:
+):
     """torch numbers groups: with one group there and none here, the ranks would not meet any more."""
     start(job, "fails_before_meeting", 3, victim=victim, how=how, shift=shift)
     alive = [rank for rank in range(3) if rank != victim or how == "raise"]
@@ -64,7 +65,7 @@ def test_a_rank_that_fails_before_the_others_have_met_counts_as_they_do(
         assert f"iteration 0 was interrupted: rank {victim}: {why}" in job.err(rank).read_text()
 
 
-def test_the_first_rank_hangs_before_it_serves_the_process_groups_store(job: Job, tmp_path: Path) -> None:
+def test_the_first_rank_hangs_before_it_serves_the_process_groups_store(job: Job, tmp_path):
     """The others are free before their own hard timeout, which is the same."""
     times = {**MEET, **HANGS, "soft_timeout": 1.0, "hard_timeout": 4.0}
     start(job, "fails_before_meeting", 3, victim=0, how="gil", times=times)
@@ -79,7 +80,7 @@ def agent(job: Job) -> Any:
     return dist.TCPStore("127.0.0.1", job.port, is_master=True, wait_for_workers=False)
 
 
-def test_torchruns_second_start_works_in_the_store_of_the_first(job: Job, agent: Any) -> None:
+def test_torchruns_second_start_works_in_the_store_of_the_first(job: Job, agent: Any):
     for count, faults, end, code in (("0", [{0: "raise", 1: "raise"}], "raised", 1), ("1", [], "returned", 0)):
         train(job, 2, *faults, tries=1, times=MEET, env={"TORCHELASTIC_RESTART_COUNT": count})
         job.await_events(range(2), end)
@@ -87,7 +88,7 @@ def test_torchruns_second_start_works_in_the_store_of_the_first(job: Job, agent:
         job.await_nothing_left()
 
 
-def test_many_restarts_leave_nothing_behind(job: Job) -> None:
+def test_many_restarts_leave_nothing_behind(job: Job):
     """For keys in the store see test_leader."""
     rounds = 20
     start(job, "many_restarts", 2, rounds=rounds)
@@ -100,14 +101,14 @@ def test_many_restarts_leave_nothing_behind(job: Job) -> None:
 
 
 @pytest.mark.parametrize(("scenario", "said"), [("cleans_up", ["cleaning", "cleaned"]), ("atomic", ["whole"])])
-def test_what_the_function_has_begun_is_finished(job: Job, scenario: str, said: list[str]) -> None:
+def test_what_the_function_has_begun_is_finished(job: Job, scenario: str, said: list[str]):
     """Its clean-up when it ends by itself; an atomic block, and no other is begun."""
     start(job, scenario, 2)
     job.all_return(range(2))
     assert [event["event"] for event in job.events[0]] == ["entered", *said, "entered", "returned"]
 
 
-def test_hang_protection_can_be_switched_off(job: Job) -> None:
+def test_hang_protection_can_be_switched_off(job: Job):
     times = {**QUICK, "soft_timeout": 0.3, "hard_timeout": 0.5, "heartbeat_interval": 0.4, "heartbeat_timeout": 20.0}
     start(job, "unprotected", 1, times=times)
     job.all_return([0], value=0)

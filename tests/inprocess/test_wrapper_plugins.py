@@ -9,6 +9,9 @@ import pytest
 from ranks_harness import Job
 from test_wrapper_faults import KILLED, QUICK, all_return, train
 
+pytestmark = pytest.mark.process
+
+
 # A bound on how long a rank may take between a fault and the barrier: a busy machine takes a second from a rank.
 TIMES = {**QUICK, "soft_timeout": 1.0, "hard_timeout": 2.0, "barrier_timeout": 3.0, "heartbeat_timeout": 2.5}
 TIMES["completion_timeout"] = 0.5
@@ -25,7 +28,7 @@ def start(job: Job, size: int, faults: dict[int, str], wanted: dict[str, Any] | 
         job.await_event(wanted["victims"][0], "fault")
 
 
-def test_each_plugin_is_called_in_its_place(job: Job) -> None:
+def test_each_plugin_is_called_in_its_place(job: Job):
     start(job, 2, {1: "raise"})
     all_return(job, range(2))
     begin = ["rank_assignment", "initialize", "health_check", "entered"]
@@ -42,7 +45,7 @@ def test_each_plugin_is_called_in_its_place(job: Job) -> None:
     + [("health_check", "once"), ("health_check", "raise")]
     + [("finalize", "raise"), ("rank_assignment", "sigkill")],
 )
-def test_a_plugin_that_fails_on_one_rank(job: Job, name: str, how: str) -> None:
+def test_a_plugin_that_fails_on_one_rank(job: Job, name: str, how: str):
     """`initialize` and the first health check are tried again; else the others go on without the rank."""
     iteration = 1 if (name, how) == ("rank_assignment", "sigkill") else 0
     start(job, 3, {0: "raise"} if name == "finalize" or iteration else {}, plugin(name, how, iteration=iteration))
@@ -60,7 +63,7 @@ def test_a_plugin_that_fails_on_one_rank(job: Job, name: str, how: str) -> None:
         assert (name, how) != ("finalize", "raise") or "fault of rank 0" in raised["chain"][-1]
 
 
-def test_an_abort_that_fails_changes_nothing(job: Job) -> None:
+def test_an_abort_that_fails_changes_nothing(job: Job):
     start(job, 2, {0: "raise"}, plugin("abort", "raise"))
     all_return(job, range(2))
 
@@ -73,7 +76,7 @@ def test_an_abort_that_fails_changes_nothing(job: Job) -> None:
         ("terminate", "exit", "SystemExit", 7),
     ],
 )
-def test_a_completion_or_a_terminate_that_fails(job: Job, name: str, how: str, kind: str, code: int) -> None:
+def test_a_completion_or_a_terminate_that_fails(job: Job, name: str, how: str, kind: str, code: int):
     """An Exception of terminate does not replace the reason to leave; a BaseException does. It is called once."""
     leaves = name == "terminate"
     start(job, 3, {1: "abort"} if leaves else {}, plugin(name, how))
@@ -86,6 +89,7 @@ def test_a_completion_or_a_terminate_that_fails(job: Job, name: str, how: str, k
     job.await_nothing_left()
 
 
+@pytest.mark.repeats("health_check", "initialize", "terminate")
 @pytest.mark.parametrize(
     ("name", "how", "victim", "faults", "survivors", "iteration"),
     [
@@ -98,13 +102,13 @@ def test_a_completion_or_a_terminate_that_fails(job: Job, name: str, how: str, k
 )
 def test_a_plugin_that_never_returns_costs_its_rank_only(
     job: Job, name: str, how: str, victim: int, faults: dict[int, str], survivors: list[int], iteration: int
-) -> None:
+):
     start(job, 3, faults, plugin(name, how, victim, iteration - 1), times=TIMES)
     all_return(job, survivors, iteration)
     assert victim in survivors or job.await_end(victim) in KILLED
 
 
-def test_a_terminate_that_makes_progress_takes_as_long_as_it_wants(job: Job) -> None:
+def test_a_terminate_that_makes_progress_takes_as_long_as_it_wants(job: Job):
     """Here longer than the way to the next iteration may take."""
     start(job, 3, {1: "abort"}, plugin("terminate", "slow"), times=TIMES)
     assert job.await_event(1, "raised")["kind"] == "RestartAbort"
@@ -113,7 +117,7 @@ def test_a_terminate_that_makes_progress_takes_as_long_as_it_wants(job: Job) -> 
 
 
 @pytest.mark.parametrize(("name", "iteration", "handler"), [("abort", 0, True), ("rank_assignment", 1, False)])
-def test_sigterm_in_the_middle_of_a_restart(job: Job, name: str, iteration: int, handler: bool) -> None:
+def test_sigterm_in_the_middle_of_a_restart(job: Job, name: str, iteration: int, handler: bool):
     """Without a handler the rank dies; with one it leaves, after the grace time if `abort` does not return."""
     wanted = plugin(name, "never", 1, iteration)
     start(job, 3, {0: "raise"}, wanted, handler=handler, times={"termination_grace_time": 0.5})
@@ -125,7 +129,7 @@ def test_sigterm_in_the_middle_of_a_restart(job: Job, name: str, iteration: int,
         assert ("abort did not end" in job.err(1).read_text()) == (name == "abort")
 
 
-def test_a_rank_that_dies_while_ranks_are_assigned(job: Job) -> None:
+def test_a_rank_that_dies_while_ranks_are_assigned(job: Job):
     """With a filter all ranks need its key: they do not wait for it until the filter's timeout of 60 s."""
     start(job, 6, {0: "raise"}, plugin("rank_assignment", "sigkill", 2, 1), assignment="pairs")
     for rank in (0, 1, 4, 5):
@@ -136,7 +140,7 @@ def test_a_rank_that_dies_while_ranks_are_assigned(job: Job) -> None:
     job.await_nothing_left()
 
 
-def test_the_process_ends_in_the_middle_of_a_restart(job: Job) -> None:
+def test_the_process_ends_in_the_middle_of_a_restart(job: Job):
     """After the interpreter's own end, with the threads of the helpers waiting in C."""
     start(job, 2, {0: "raise"}, plugin("finalize", "exit"), finalizes=True)
     all_return(job, [0])

@@ -15,12 +15,15 @@ from nvrx_slurm.control.identity import identity
 from nvrx_slurm.control.stream import Stream
 from nvrx_slurm.logs import wire
 
+pytestmark = pytest.mark.process
+
+
 HELLO = wire.message(wire.HELLO, {"version": wire.VERSION, "node": "evil"})
 MINE = f"{OWNER}/cycle_0/node_9_x/rank_9.out"
 
 
 @pytest.fixture
-def merge(tmp_path: Path) -> Iterator[Stage]:
+def merge(tmp_path) -> Iterator[Stage]:
     """One good shipper has written one line."""
     with stage(tmp_path) as found:
         found.aggregator()
@@ -75,7 +78,7 @@ BROKEN = [
 ]
 
 
-def test_peers_that_break_the_protocol_are_dropped_and_write_nothing(merge: Stage) -> None:
+def test_peers_that_break_the_protocol_are_dropped_and_write_nothing(merge: Stage):
     for number, frames in enumerate(BROKEN, 1):
         assert isinstance(asyncio.run(ends(merge.where, frames)), Exception), frames
         merge.write(0, b"%d\n" % number)
@@ -84,7 +87,7 @@ def test_peers_that_break_the_protocol_are_dropped_and_write_nothing(merge: Stag
     assert {path.name for path in Path(merge.prefix).parent.iterdir()} == {"train_cycle0.log", "train_cycle0.log.idx"}
 
 
-def test_a_stranger_without_the_token_gets_nowhere(merge: Stage) -> None:
+def test_a_stranger_without_the_token_gets_nowhere(merge: Stage):
     asyncio.run(ends(merge.where, [HELLO, opened(MINE), chunk(0, 9)], token="guessed"))
     with socket.create_connection(merge.where) as plain:
         plain.sendall(b"GET / HTTP/1.1\r\n\r\n")
@@ -93,7 +96,7 @@ def test_a_stranger_without_the_token_gets_nowhere(merge: Stage) -> None:
     assert b"evil" not in merge.merged()
 
 
-def test_hostile_lines_cost_no_memory_and_break_no_other_line(merge: Stage) -> None:
+def test_hostile_lines_cost_no_memory_and_break_no_other_line(merge: Stage):
     """50 MB without a newline, NULs, bytes that are no text, lines that imitate ours, and an index record."""
     shipper = merge.programs[1]
     size = 50_000_000

@@ -20,14 +20,16 @@ from nvrx_slurm.child.program import GIVEN_UP, UNFINISHED
 from nvrx_slurm.core.logs.names import cycle_file, index_file
 from nvrx_slurm.logs.shipper import Shipper, ShipperSettings
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
-def merge(tmp_path: Path) -> Iterator[Stage]:
+def merge(tmp_path) -> Iterator[Stage]:
     with stage(tmp_path) as found:
         yield found
 
 
-def test_lines_of_all_ranks_and_streams_are_merged_with_their_ranks(merge: Stage) -> None:
+def test_lines_of_all_ranks_and_streams_are_merged_with_their_ranks(merge: Stage):
     merge.aggregator()
     shippers = [merge.ships(12, node, range(6 * node, 6 * node + 6)) for node in range(2)]
     merge.until(lambda: Path(cycle_file(merge.prefix, 0)).exists(), "the file is there before any line")
@@ -42,7 +44,7 @@ def test_lines_of_all_ranks_and_streams_are_merged_with_their_ranks(merge: Stage
     assert merge.programs[0].finish() == 0
 
 
-def test_each_of_many_cycles_has_its_own_file(merge: Stage) -> None:
+def test_each_of_many_cycles_has_its_own_file(merge: Stage):
     merge.aggregator()
     shipper = merge.shipper()
     merge.at(shipper)
@@ -64,8 +66,9 @@ def _check_exactly_once(merge: Stage, ranks: range) -> None:
         assert found.get(str(file.relative_to(merge.logs)), b"") == file.read_bytes(), f"rank {rank}"
 
 
+@pytest.mark.repeats("1")
 @pytest.mark.parametrize("seed", range(2))
-def test_every_byte_is_merged_once_under_kills_terms_and_cuts(merge: Stage, seed: int) -> None:
+def test_every_byte_is_merged_once_under_kills_terms_and_cuts(merge: Stage, seed: int):
     """Shippers and aggregators are killed, terms change, connections are reset while four ranks write 4 MB."""
     chance = random.Random(seed)
     ranks, term = range(4), 1
@@ -115,7 +118,7 @@ def test_every_byte_is_merged_once_under_kills_terms_and_cuts(merge: Stage, seed
     wire.close()
 
 
-def test_an_aggregator_of_an_earlier_term_ends_when_it_would_write(merge: Stage) -> None:
+def test_an_aggregator_of_an_earlier_term_ends_when_it_would_write(merge: Stage):
     old = merge.aggregator(1)
     slow = merge.ships(2)
     merge.first_line(b"first\n", b"0: first\n")
@@ -129,7 +132,7 @@ def test_an_aggregator_of_an_earlier_term_ends_when_it_would_write(merge: Stage)
     merge.until(lambda: merge.merged() == b"0: first\n1: second\n0: late\n", "the late line, once")
 
 
-def test_a_full_disk_holds_lines_back_and_loses_none(tmp_path: Path) -> None:
+def test_a_full_disk_holds_lines_back_and_loses_none(tmp_path):
     disk = tmp_path / "small"
     disk.mkdir()
     mounted = subprocess.run(
@@ -155,7 +158,7 @@ def test_a_full_disk_holds_lines_back_and_loses_none(tmp_path: Path) -> None:
         subprocess.run(["umount", "-l", disk], check=True)
 
 
-def test_another_job_that_writes_the_file_is_waited_for_and_named(merge: Stage) -> None:
+def test_another_job_that_writes_the_file_is_waited_for_and_named(merge: Stage):
     merge.aggregator()
     merge.ships()
     merge.first_line(b"ours\n", b"0: ours\n")
@@ -171,7 +174,7 @@ def test_another_job_that_writes_the_file_is_waited_for_and_named(merge: Stage) 
     merge.until(lambda: merge.merged() == b"0: ours\n0: theirs\n", "it appends when the other job is gone")
 
 
-def test_ranks_that_write_faster_than_the_aggregator_reads_are_never_stopped(merge: Stage) -> None:
+def test_ranks_that_write_faster_than_the_aggregator_reads_are_never_stopped(merge: Stage):
     """A stopped aggregator stops the shipper; the rank's own file takes everything, and all of it comes later."""
     aggregator, shipper = merge.aggregator(), merge.ships()
     merge.first_line(b"begin\n", b"0: begin\n")
@@ -187,7 +190,7 @@ def test_ranks_that_write_faster_than_the_aggregator_reads_are_never_stopped(mer
     _check_exactly_once(merge, range(1))
 
 
-def test_a_file_that_cannot_be_written_does_not_hold_up_the_others(merge: Stage) -> None:
+def test_a_file_that_cannot_be_written_does_not_hold_up_the_others(merge: Stage):
     launchers = Path(merge.prefix).parent / "blocked"
     launchers.parent.mkdir()
     launchers.touch()  # a file where a directory is needed
@@ -206,7 +209,7 @@ def test_a_file_that_cannot_be_written_does_not_hold_up_the_others(merge: Stage)
     )
 
 
-def test_an_aggregator_that_cannot_be_reached_is_said(merge: Stage) -> None:
+def test_an_aggregator_that_cannot_be_reached_is_said(merge: Stage):
     shipper = merge.shipper(say_after_s=0.5)
     merge.cycle(shipper, range(1), 1)
     with socket.socket() as closed:  # bound, but nothing listens
@@ -216,7 +219,7 @@ def test_an_aggregator_that_cannot_be_reached_is_said(merge: Stage) -> None:
         assert f"127.0.0.1:{closed.getsockname()[1]}" in sentence and os.strerror(111) in sentence
 
 
-def test_a_merged_file_that_is_removed_or_cut_is_made_anew_from_the_ranks_files(merge: Stage) -> None:
+def test_a_merged_file_that_is_removed_or_cut_is_made_anew_from_the_ranks_files(merge: Stage):
     merge.aggregator()
     merge.ships()
     merge.first_line(b"one\ntwo\n", b"0: one\n0: two\n")
@@ -225,7 +228,7 @@ def test_a_merged_file_that_is_removed_or_cut_is_made_anew_from_the_ranks_files(
     merge.until(lambda: merge.merged() == b"0: one\n0: two\n0: three\n", "all lines, once")
 
 
-def test_a_shipper_that_reaches_no_aggregator_tells_that_by_its_code(merge: Stage) -> None:
+def test_a_shipper_that_reaches_no_aggregator_tells_that_by_its_code(merge: Stage):
     shipper = merge.shipper()
     merge.cycle(shipper, range(2), 2)
     merge.write(1, b"here\n")
@@ -233,7 +236,7 @@ def test_a_shipper_that_reaches_no_aggregator_tells_that_by_its_code(merge: Stag
     assert shipper.process.wait(30) == UNFINISHED
 
 
-def test_a_shipper_that_gets_many_cycles_asks_for_its_files_at_one_pace(tmp_path: Path) -> None:
+def test_a_shipper_that_gets_many_cycles_asks_for_its_files_at_one_pace(tmp_path):
     async def story() -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         sent: list[bytes] = []
@@ -250,9 +253,7 @@ def test_a_shipper_that_gets_many_cycles_asks_for_its_files_at_one_pace(tmp_path
     asyncio.run(story())
 
 
-def test_a_shipper_that_waits_to_try_again_tries_at_once_when_the_job_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shipper_that_waits_to_try_again_tries_at_once_when_the_job_ends(tmp_path, monkeypatch):
     monkeypatch.setattr("nvrx_slurm.logs.shipper._RETRY_S", 1000.0)
     monkeypatch.setattr("nvrx_slurm.logs.wire.LAST_RETRY_S", 1000.0)
 

@@ -15,9 +15,11 @@ from log_harness import Program, foreign_client
 
 from nvrx_slurm.logs.nvrx_service import NvrxLogService
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
-def service(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+def service(tmp_path) -> Iterator[tuple[str, Path]]:
     """Our service: its address, and the folder that it may write to."""
     root = tmp_path / "allowed"
     root.mkdir()
@@ -29,7 +31,7 @@ def service(tmp_path: Path) -> Iterator[tuple[str, Path]]:
         program.close()
 
 
-def test_lines_of_a_client_are_written_to_its_files(service: tuple[str, Path]) -> None:
+def test_lines_of_a_client_are_written_to_its_files(service: tuple[str, Path]):
     address, root = service
     lines = [(f"{root}/sub/x.log", b"1: a\n" * 100_000), (f"{root}/y.log", b"2: b\n"), (f"{root}/sub/x.log", b"c\n")]
     assert foreign_client(address, lines) == 500_007
@@ -38,7 +40,7 @@ def test_lines_of_a_client_are_written_to_its_files(service: tuple[str, Path]) -
 
 
 @pytest.mark.parametrize("path", ["", "/etc/passwd", "ROOT/../evil.log", "ROOT/link/evil.log", "ROOT/mine.log", "ROOT"])
-def test_paths_outside_the_folder_and_files_of_our_own_are_refused(service: tuple[str, Path], path: str) -> None:
+def test_paths_outside_the_folder_and_files_of_our_own_are_refused(service: tuple[str, Path], path: str):
     address, root = service
     (root / "link").symlink_to(root.parent)
     (root / "mine.log").touch()
@@ -72,7 +74,7 @@ print(writer.total_bytes_sent, writer.connection_errors)
 
 @pytest.mark.matrix
 @pytest.mark.torch
-def test_the_writer_thread_of_the_wheel_and_our_service(service: tuple[str, Path]) -> None:
+def test_the_writer_thread_of_the_wheel_and_our_service(service: tuple[str, Path]):
     address, root = service
     files = [f"{root}/new/z_cycle0.log", f"{root}/z_cycle1.log"]
     command = [sys.executable, "-c", WRITER, str(nvrx_wheel.unpacked()), address, *files]
@@ -96,14 +98,14 @@ def opened(root: Path, name: str) -> bool:
 
 
 @pytest.mark.parametrize("name", [".ssh/authorized_keys", ".bashrc", "slurm.sh", "rank_0.err", ".x/a.log", "../a.log"])
-def test_only_logs_are_written(tmp_path: Path, name: str) -> None:
+def test_only_logs_are_written(tmp_path, name: str):
     root = tmp_path / "root"
     root.mkdir()
     assert not opened(root, name)
     assert list(root.rglob("*")) == []
 
 
-def test_a_file_that_was_there_before_is_not_touched(tmp_path: Path) -> None:
+def test_a_file_that_was_there_before_is_not_touched(tmp_path):
     (tmp_path / "mine.log").write_text("mine")
     assert not opened(tmp_path, "mine.log")
     assert opened(tmp_path, "theirs/a.log") and opened(tmp_path, "theirs/a.log")  # also after a restart of the service

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waits import until
 
 from nvrx_slurm.fault_tolerance import RankMonitorClient, WorkloadAction
 from nvrx_slurm.monitor.lease import Lease
@@ -59,14 +60,6 @@ async def readable(fd: int, timeout_s: float = WAIT_S) -> None:
         await asyncio.wait_for(ready, timeout_s)
     finally:
         loop.remove_reader(fd)
-
-
-def until(condition: Any, what: str) -> None:
-    """Poll a condition that sends no event, such as a state in /proc."""
-    deadline_s = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline_s, f"never happened: {what}"
-        select.select([], [], [], 0.002)
 
 
 def status(pid: int) -> dict[str, str]:

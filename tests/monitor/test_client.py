@@ -12,6 +12,8 @@ from monitor_harness import SOCKET, Rig, kill_monitor, story
 from nvrx_slurm.fault_tolerance import RankMonitorClient, RankMonitorClientError, WorkloadAction, WorkloadControlRequest
 from nvrx_slurm.testing import standalone_monitor
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(autouse=True)
 def no_launcher(monkeypatch):

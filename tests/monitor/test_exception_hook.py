@@ -11,6 +11,9 @@ from monitor_harness import ROOT, WAIT_S
 from nvrx_slurm.fault_tolerance import RankMonitorClient
 from nvrx_slurm.testing import standalone_monitor
 
+pytestmark = pytest.mark.process
+
+
 HOOK = f"""
 import atexit, os, sys, threading
 sys.path.insert(0, {ROOT!r})

@@ -26,6 +26,9 @@ from nvrx_slurm.monitor.page import (
     create_page,
 )
 
+pytestmark = pytest.mark.process
+
+
 STEP = {"rank_section_timeouts": {"step": 60.0}}
 TWO = {"outer": 0.2, "inner": 30.0, "other": 0.1}
 BEAT, FIRST = {"rank_heartbeat_timeout": 0.15}, {"initial_rank_heartbeat_timeout": 0.15}

@@ -8,7 +8,11 @@ import signal
 import textwrap
 
 import pytest
-from monitor_harness import HANG, Rig, readable, status, story, until
+from monitor_harness import HANG, Rig, readable, status, story
+from waits import until
+
+pytestmark = pytest.mark.process
+
 
 WAITS = """
 client.init_workload_monitoring()

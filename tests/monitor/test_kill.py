@@ -11,10 +11,14 @@ import time
 from pathlib import Path
 
 import pytest
-from monitor_harness import HANG, ROOT, WAIT_S, Rig, kill_monitor, readable, status, story, until
+from monitor_harness import HANG, ROOT, WAIT_S, Rig, kill_monitor, readable, status, story
+from waits import until
 
 from nvrx_slurm.child import bootstrap
 from nvrx_slurm.monitor import kill
+
+pytestmark = pytest.mark.process
+
 
 HUNG = """
 client.init_workload_monitoring()
@@ -226,7 +230,7 @@ async def renew(rig: Rig) -> None:
 
 
 @story
-async def test_a_rank_and_its_children_end_with_the_lease_and_not_before() -> None:
+async def test_a_rank_and_its_children_end_with_the_lease_and_not_before():
     async with Rig() as rig:
         renewal = asyncio.ensure_future(renew(rig))
         await asyncio.sleep(0)  # the first renewal comes before the worker

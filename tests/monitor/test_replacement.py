@@ -17,6 +17,8 @@ from nvrx_slurm.errors import UsageError
 from nvrx_slurm.node.monitors import monitor_start, monitors
 from nvrx_slurm.node.monitors.monitors import WatchRules
 
+pytestmark = pytest.mark.process
+
 
 @story
 async def test_a_killed_monitor_is_replaced_and_forgets_nothing():
@@ -122,7 +124,7 @@ async def test_bad_settings_raise_and_change_nothing(tmp_path):
 
 
 @story
-async def test_a_directory_that_cannot_be_made_anew_costs_the_monitor_only(caplog: pytest.LogCaptureFixture):
+async def test_a_directory_that_cannot_be_made_anew_costs_the_monitor_only(caplog):
     async with Rig() as rig:
         home = rig.dir.with_suffix(".away")
         rig.dir.rename(home)

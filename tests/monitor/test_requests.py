@@ -13,11 +13,14 @@ import sys
 from typing import Any
 
 import pytest
-from monitor_harness import WAIT_S, Rig, ask, kill_monitor, story, until
+from monitor_harness import WAIT_S, Rig, ask, kill_monitor, story
+from waits import until
 
 from nvrx_slurm.fault_tolerance import RankMonitorClientError, WorkloadAction, WorkloadControlRequest
 from nvrx_slurm.monitor import transport, wire
 from nvrx_slurm.monitor.main import MAX_CONTINUES, MonitorProgram
+
+pytestmark = pytest.mark.process
 
 
 async def asked(path: str, data: bytes, fds: tuple[int, ...] = ()) -> dict[str, Any] | None:

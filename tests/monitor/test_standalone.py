@@ -6,8 +6,9 @@ import json
 import os
 
 import pytest
-from monitor_harness import ROOT, SOCKET, WAIT_S, until
+from monitor_harness import ROOT, SOCKET, WAIT_S
 from ranks_harness import Script, Zygote
+from waits import until
 
 from nvrx_slurm.fault_tolerance import (
     HeartbeatTimeouts,
@@ -19,6 +20,8 @@ from nvrx_slurm.fault_tolerance import (
 )
 from nvrx_slurm.monitor.distributed import device_for
 from nvrx_slurm.testing import standalone_monitor
+
+pytestmark = pytest.mark.process
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -157,7 +160,7 @@ print(json.dumps([said, stopped, hangs]))
 
 
 @pytest.fixture(scope="module")
-def results(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> list[list]:
+def results(zygote: Zygote, tmp_path_factory) -> list[list]:
     """Of three ranks: what they calculated, when they stopped together, hangs."""
     directory = tmp_path_factory.mktemp("gloo")
     program = directory / "ranks.py"

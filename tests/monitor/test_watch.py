@@ -8,6 +8,9 @@ from hypothesis import strategies as st
 
 from nvrx_slurm.core.rank.watch import RankLimits, View, judge
 
+pytestmark = pytest.mark.process
+
+
 ALL = RankLimits(60, 30, 3)
 NONE, EXIT = RankLimits(), RankLimits(rank_exit_timeout=30)
 SECTIONS = RankLimits(None, None, None, 7, {"outer": 5, "inner": 3, "timed only": None})

@@ -15,12 +15,13 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import minicluster_init as init
 from stage import await_end, free_port, running_with
+from waits import until
 
 REPO = Path(__file__).resolve().parents[2]
 WAIT_S = 30.0  # for anything that must happen; on an idle machine nothing here takes a tenth of it
@@ -72,14 +73,6 @@ def stat(pid: int) -> tuple[str, str, int]:
     """Name, state letter and parent of a process; "", "", -1 if it is gone."""
     found = init._stat(pid)
     return (found[0].name, found[2], found[1]) if found else ("", "", -1)
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    """Look at something that sends no event (a state in /proc) until it is so."""
-    deadline_s = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline_s, f"never happened: {what}"
-        select.select([], [], [], 0.005)  # a loop without a pause takes a core from what is tested
 
 
 class Launcher:

@@ -14,6 +14,9 @@ from click.testing import CliRunner
 
 from nvrx_slurm.cli.toolbox import main
 
+pytestmark = pytest.mark.process
+
+
 SLACK_S = (
     0.1 if os.getloadavg()[0] < (os.cpu_count() or 1) else 0.4
 )  # of each phase, in each cycle; a busy machine is late
@@ -85,7 +88,7 @@ def unix(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
 
-def test_each_phase_is_what_the_ranks_have_noted(rig: Rig) -> None:
+def test_each_phase_is_what_the_ranks_have_noted(rig: Rig):
     """Five faults: slow imports, a rank that exits, one that hangs, a lost node with the coordinator, a lost spare."""
     limits = ("--ft-rank-heartbeat-timeout=2", "--ft-rank-section-timeouts=checkpointing:30,evaluation:30")
     first, second, third, fourth = rig.nodes(4, "2:4", rig.script(SCRIPT), "--max-restarts=5", *limits)

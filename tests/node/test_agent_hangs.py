@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 from agent_harness import CLIENT, UP, Rig
 
+pytestmark = pytest.mark.process
+
+
 HEAD = (
     UP
     + CLIENT
@@ -93,9 +96,10 @@ FIRST = ["sleeps", "stops", "other_collective"]
 JOBS = [FIRST, *([kind for kind in EXPECTED if kind not in FIRST][first::2] for first in range(2))]
 
 
+@pytest.mark.repeats("spins", "vfork")
 @pytest.mark.torch
 @pytest.mark.parametrize("kinds", JOBS, ids=lambda kinds: kinds[0])
-def test_the_rank_that_the_others_wait_for_is_named(rig: Rig, kinds: list[str]) -> None:
+def test_the_rank_that_the_others_wait_for_is_named(rig: Rig, kinds: list[str]):
     script = rig.script(HEAD.replace("{cycles}", repr(kinds)))
     flags = ("--nproc-per-node=2", f"--max-restarts={len(kinds)}", "--ft-rank-heartbeat-timeout=1.5")
     nodes = rig.nodes(2, "2", script, *flags, "--ft-initial-rank-heartbeat-timeout=60", *MORE)
@@ -121,7 +125,7 @@ def report(rig: Rig, cycle: int) -> dict[str, Any]:
     ("deed", "other", "why"),
     [("client.shutdown_workload_monitoring()", "forever()", "after shutdown_"), ("pass", "", "after most other ranks")],
 )
-def test_a_rank_that_does_not_end_is_named(rig: Rig, deed: str, other: str, why: str) -> None:
+def test_a_rank_that_does_not_end_is_named(rig: Rig, deed: str, other: str, why: str):
     script = rig.script(f"{CLIENT}\nif RANK == 1:\n    {deed}\n    forever()\n{other}")
     one = rig.run(script, "--nproc-per-node=2", "--ft-rank-exit-timeout=0.5")
     assert one.wait() == 1
@@ -129,7 +133,7 @@ def test_a_rank_that_does_not_end_is_named(rig: Rig, deed: str, other: str, why:
     assert (cause["kind"], cause["rank"]) == ("hang", 1) and why in cause["message"]
 
 
-def test_live_ranks_are_looked_at_and_go_on(rig: Rig) -> None:
+def test_live_ranks_are_looked_at_and_go_on(rig: Rig):
     one = rig.run(rig.script(CLIENT + "def here():\n    gate()\nsay('up')\nhere()"), "--nproc-per-node=2")
     for rank in (0, 1):
         one.line(rf"\[rank {rank}\] up")

@@ -6,7 +6,11 @@ import json
 import os
 import signal
 
+import pytest
 from agent_harness import UP, Rig, ended, kill, up
+
+pytestmark = pytest.mark.process
+
 
 POLICY = ("--restart-policy=min-healthy",)
 # Says what is on the board once rank 1 is on it.
@@ -21,7 +25,7 @@ if CYCLE == 0 and RANK != 1:
 """
 
 
-def test_a_dead_rank_is_told_to_the_wrappers_and_below_the_minimum_all_are_restarted(rig: Rig) -> None:
+def test_a_dead_rank_is_told_to_the_wrappers_and_below_the_minimum_all_are_restarted(rig: Rig):
     script = rig.script(UP + BOARD + 'gate(f"end{CYCLE}")\n')
     first, second, third = rig.nodes(3, "2:3", script, "--max-restarts=3", *POLICY)
     workers = [up(one, 0) for one in (first, second, third)]
@@ -41,7 +45,7 @@ def test_a_dead_rank_is_told_to_the_wrappers_and_below_the_minimum_all_are_resta
     assert told[0] == (1, -9, 0) and rig.result["restarts_used"] == 1
 
 
-def test_helpers_of_a_dead_worker_live_until_the_cycle_ends(rig: Rig) -> None:
+def test_helpers_of_a_dead_worker_live_until_the_cycle_ends(rig: Rig):
     """The wrapper's monitor process speaks for its dead rank, and may hold the store of all of them."""
     script = rig.script(
         "if RANK == 1:\n    helper = subprocess.Popen(['sleep', '1000'], start_new_session=True)\n"

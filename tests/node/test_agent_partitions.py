@@ -9,7 +9,7 @@ from agent_harness import QUICK, Launcher, Rig, says, up
 from namespaces import Network, unusable
 from test_takeover import WRITES, writers
 
-pytestmark = pytest.mark.skipif(bool(unusable()), reason=unusable() or "usable")
+pytestmark = [pytest.mark.process, pytest.mark.skipif(bool(unusable()), reason=unusable() or "usable")]
 
 
 @pytest.fixture
@@ -33,6 +33,7 @@ def start(rig: Rig, network: Network) -> list[Launcher]:
     return nodes
 
 
+@pytest.mark.repeats("unplug-hosts1", "deafen", "mute", "separate")
 @pytest.mark.parametrize(
     ("cut", "hosts", "stops", "spares"),  # `stops`: whose ranks end; `spares`: one of them runs these in cycle 1
     [
@@ -45,7 +46,7 @@ def start(rig: Rig, network: Network) -> list[Launcher]:
 )
 def test_ranks_of_a_part_that_is_cut_off_end_before_they_run_elsewhere(
     rig: Rig, network: Network, cut: str, hosts: set[int], stops: int, spares: tuple[int, ...]
-) -> None:
+):
     nodes = start(rig, network)
     getattr(network, cut)(hosts)
     stays = nodes[1 - stops]

@@ -12,6 +12,9 @@ from agent_harness import CLIENT, UP, Rig, up
 
 from nvrx_slurm.errors import ExitCode
 
+pytestmark = pytest.mark.process
+
+
 ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
 SICK = (
     UP
@@ -27,7 +30,7 @@ gate(f"end{CYCLE}")
 )
 
 
-def test_a_node_that_is_certainly_bad_is_excluded(rig: Rig) -> None:
+def test_a_node_that_is_certainly_bad_is_excluded(rig: Rig):
     first, second, spare = rig.nodes(3, "2:3", rig.script(SICK), "--max-restarts=3")
     spare.line("this node is a hot spare")
     up(first, 0), up(second, 0)
@@ -40,7 +43,7 @@ def test_a_node_that_is_certainly_bad_is_excluded(rig: Rig) -> None:
     assert rig.result["restarts"][0]["rank"] == 1 and ECC in rig.result["restarts"][0]["cause"]
 
 
-def test_a_line_before_heartbeats_excludes_no_node(rig: Rig) -> None:
+def test_a_line_before_heartbeats_excludes_no_node(rig: Rig):
     xid = CLIENT + "if CYCLE == 0:\n    os.write(2, b'NVRM: Xid (PCI:0:1b:00): 79')\n    os.utime(2, (1, 1))\n"
     one = rig.run(rig.script(UP + xid + "    client.send_heartbeat()\n    os.kill(0, 9)\n"), "--max-restarts=1")
     assert one.wait() == 0 and "SIGKILL" in rig.result["restarts"][0]["cause"]
@@ -48,7 +51,7 @@ def test_a_line_before_heartbeats_excludes_no_node(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize(("action", "code", "cycles"), [("no-restart", 93, 3), ("log", 1, 5)])
-def test_the_same_failure_three_times_ends_the_job_or_is_said(rig: Rig, action: str, code: int, cycles: int) -> None:
+def test_the_same_failure_three_times_ends_the_job_or_is_said(rig: Rig, action: str, code: int, cycles: int):
     fails = "raise ValueError(f'bad sample {time.time()}') if RANK == CYCLE % 2 else forever()\n"  # not always one rank
     flags = (f"--ft-attribution-stop-action={action}", "--ft-crash-loop-backoff=0", "--nproc-per-node=2")
     one = rig.run(rig.script(UP + fails), "--max-restarts=4", *flags)
@@ -59,7 +62,7 @@ def test_the_same_failure_three_times_ends_the_job_or_is_said(rig: Rig, action: 
     assert len(said) == (2 if action == "log" else 0)
 
 
-def test_a_script_that_cannot_start_uses_no_restart(rig: Rig) -> None:
+def test_a_script_that_cannot_start_uses_no_restart(rig: Rig):
     one = rig.run(rig.script("def f(:\n"), "--max-restarts=9")
     assert (one.wait(), rig.result["cycles"]) == (ExitCode.FAILED, 1)
     assert rig.result["first_cause"]["message"].startswith("SyntaxError: ")
@@ -68,9 +71,7 @@ def test_a_script_that_cannot_start_uses_no_restart(rig: Rig) -> None:
 @pytest.mark.parametrize(("bug", "starts", "cycles"), [
     ("undefined", 2, [0, 1]), ("open('none.yaml')", 2, [0, 1]), ("{}['lr']", 0, [0, 1, 2]),
 ])  # fmt: skip
-def test_an_exception_of_all_ranks_at_the_start_comes_twice_at_most(
-    rig: Rig, bug: str, starts: int, cycles: list[int]
-) -> None:
+def test_an_exception_of_all_ranks_at_the_start_comes_twice_at_most(rig: Rig, bug: str, starts: int, cycles: list[int]):
     flags = ("--max-restarts=2", "--nproc-per-node=2", f"--ft-max-failed-starts={starts}")
     nodes = rig.nodes(2, "2:2", rig.script(UP + bug), *flags)
     assert {node.wait() for node in nodes} == {ExitCode.FAILED} and nodes[0].cycles[-1:] == cycles[-1:]
@@ -102,6 +103,7 @@ if CYCLE == 1 and TRUTH != "transient":
 """
 
 
+@pytest.mark.repeats("transient", "application")
 @pytest.mark.parametrize(
     ("truth", "codes", "restarts", "excluded", "strikes"),
     [
@@ -112,7 +114,7 @@ if CYCLE == 1 and TRUTH != "transient":
 )
 def test_a_result_that_megatron_rejects_is_computed_on_other_nodes(
     rig: Rig, truth: str, codes: set[int], restarts: int, excluded: int, strikes: int
-) -> None:
+):
     script = rig.script(f"TRUTH = {truth!r}\n" + UP + MEGATRON)
     agents = rig.nodes(3, "2:3", script, "--max-restarts=9", "--ft-crash-loop-backoff=0")
     for gate in ("named", "cycle0", "cycle1"):
@@ -126,7 +128,7 @@ def test_a_result_that_megatron_rejects_is_computed_on_other_nodes(
     assert len(file.read_text().splitlines() if file.exists() else ()) == strikes
 
 
-def test_a_poisoned_checkpoint_is_left_out_once(rig: Rig) -> None:
+def test_a_poisoned_checkpoint_is_left_out_once(rig: Rig):
     """The second checkpoint is damaged: whoever loads it fails six steps later."""
     trains = """
     latest = os.path.join(os.environ["NVRX_TEST_GATES"], "latest")
@@ -153,7 +155,7 @@ forever() if CYCLE == 0 else None
 """
 
 
-def test_a_kill_for_lack_of_memory_is_read_from_the_cgroup(rig: Rig) -> None:
+def test_a_kill_for_lack_of_memory_is_read_from_the_cgroup(rig: Rig):
     group = Path("/sys/fs/cgroup/memory", f"nvrx_{os.getpid()}")
     try:
         group.mkdir()

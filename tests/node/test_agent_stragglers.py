@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from agent_harness import REPO, Rig
 from click.testing import CliRunner
 
 from nvrx_slurm.cli.toolbox import main
+
+pytestmark = pytest.mark.process
+
 
 SLOW, LIGHT, WORK_S, WINDOW_S = 5, 2, 0.04, 3.0
 # A rank works 20 % longer, as by a slow GPU. Another one has half of the work, so that it waits most. One section is of
@@ -46,7 +50,7 @@ FLAGS = ("--nproc-per-node=4", "--nvrx-compat", "--ft-preload=torch", "--ft-rank
 FLAGS += (f"--ft-straggler-window={WINDOW_S}", "--ft-waiting-sections=backward")
 
 
-def test_the_rank_that_works_longer_is_named(rig: Rig) -> None:
+def test_the_rank_that_works_longer_is_named(rig: Rig):
     """And no rank that waits for it: not the one with the least work either."""
     first, second = rig.nodes(2, "2", rig.script(SCRIPT), *FLAGS, SLOW="1")
     first.line(rf"slow: rank {SLOW} on node .* longer", 120.0)
@@ -61,7 +65,7 @@ def test_the_rank_that_works_longer_is_named(rig: Rig) -> None:
     assert 0.1 < found["excess"] < 0.5 and told.exit_code == 0
 
 
-def test_ranks_end_right_after_a_report(rig: Rig) -> None:
+def test_ranks_end_right_after_a_report(rig: Rig):
     """A thread of gloo still has its tensors then, and needs the GIL, with which torch waits for that thread."""
     program = str(REPO / "scripts/lib/client_programs/nvrx_straggler.py")
     one = rig.run(program, "--standalone", "--nvrx-compat", "--nproc-per-node=2")

@@ -8,6 +8,9 @@ import time
 import pytest
 from agent_harness import CLIENT, Launcher, Rig
 
+pytestmark = pytest.mark.process
+
+
 # Says how often the signal came (`got`) and what should_stop() said; `step()` waits for either without polling hard.
 ASKS = CLIENT + """
 import select
@@ -27,7 +30,7 @@ def both_up(one: Launcher) -> None:
         one.line(rf"\[rank {rank}\] up")
 
 
-def test_a_warning_to_a_spare_reaches_every_rank_once(rig: Rig) -> None:
+def test_a_warning_to_a_spare_reaches_every_rank_once(rig: Rig):
     """Ranks with a handler get the signal once, those without do not die of it."""
     script = rig.script(ASKS + """
 if RANK == 0:
@@ -56,7 +59,7 @@ gate()
     [("if RANK: train_until_told()\nelse: gate()", 138), ("gate()", 0), ("gate(); os._exit(5)", 1)],
     ids=["one rank asked", "nobody asked", "a rank failed"],
 )
-def test_the_exit_code_tells_the_truth(rig: Rig, after: str, code: int) -> None:
+def test_the_exit_code_tells_the_truth(rig: Rig, after: str, code: int):
     """138 if any rank was told and all ended well; without the question it is a finished job; a fault is a fault."""
     one = start(rig, f"say('up')\n{after}\n")
     both_up(one)
@@ -66,7 +69,7 @@ def test_the_exit_code_tells_the_truth(rig: Rig, after: str, code: int) -> None:
     assert one.wait() == code
 
 
-def test_other_signals_are_only_passed_on(rig: Rig) -> None:
+def test_other_signals_are_only_passed_on(rig: Rig):
     """And a worker without a handler dies of them, as it would without us."""
     one = start(rig, "say('up')\nsay(client.should_stop())\nforever()\n", "--ft-warning-signal=SIGUSR2")
     both_up(one)
@@ -77,7 +80,7 @@ def test_other_signals_are_only_passed_on(rig: Rig) -> None:
     assert "signal 10" in one.text or "SIGUSR1" in one.text
 
 
-def test_ranks_are_warned_before_the_time_limit(rig: Rig) -> None:
+def test_ranks_are_warned_before_the_time_limit(rig: Rig):
     """The time left comes from the environment of the srun task of one node."""
     step = {
         "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_STEP_TASKS_PER_NODE": "1",

@@ -14,10 +14,13 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
-from agent_harness import QUICK, UNTIL_TOLD, Rig, kill, says, until, up
+from agent_harness import QUICK, UNTIL_TOLD, Rig, kill, says, up
+from waits import until
 
 from nvrx_slurm.config.layers import resolve
 from nvrx_slurm.errors import UsageError
+
+pytestmark = pytest.mark.process
 
 
 @pytest.fixture
@@ -42,7 +45,7 @@ def posted() -> Iterator[tuple[str, list[dict[str, Any]]]]:
         thread.join()
 
 
-def test_a_lost_node_and_the_end(rig: Rig, posted: tuple[str, list[dict[str, Any]]]) -> None:
+def test_a_lost_node_and_the_end(rig: Rig, posted: tuple[str, list[dict[str, Any]]]):
     """The next coordinator tells of it, and each thing is told once."""
     url, got = posted
     script = rig.script(UNTIL_TOLD + "sys.exit(3)")
@@ -61,7 +64,7 @@ def test_a_lost_node_and_the_end(rig: Rig, posted: tuple[str, list[dict[str, Any
     )
 
 
-def test_a_receiver_that_hangs_or_is_gone_costs_the_job_little(rig: Rig) -> None:
+def test_a_receiver_that_hangs_or_is_gone_costs_the_job_little(rig: Rig):
     script = rig.script("say('fails now')\nsys.exit(3)\n")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         for port in (silent.getsockname()[1], 1):
@@ -72,7 +75,7 @@ def test_a_receiver_that_hangs_or_is_gone_costs_the_job_little(rig: Rig) -> None
     assert "cannot reach 127.0.0.1:1" in one.text
 
 
-def test_a_status_file_that_hangs_delays_nobody(rig: Rig, posted: tuple[str, list[dict[str, Any]]]) -> None:
+def test_a_status_file_that_hangs_delays_nobody(rig: Rig, posted: tuple[str, list[dict[str, Any]]]):
     url, got = posted
     hangs = "import threading\nstatus.write_atomic = lambda *words: threading.Event().wait()"
     rig.before = f"from nvrx_slurm.node.output import status\nstatus.INTERVAL_S = 0.2\n{hangs}"
@@ -87,7 +90,7 @@ def test_a_status_file_that_hangs_delays_nobody(rig: Rig, posted: tuple[str, lis
     assert one.wait() == 1
 
 
-def test_the_comment_of_the_job(rig: Rig) -> None:
+def test_the_comment_of_the_job(rig: Rig):
     nodes = rig.step((0, 1), 2, "2", rig.script(UNTIL_TOLD), "--ft-slurm-comment=true")
     for one in nodes:
         up(one, 0)
@@ -106,7 +109,7 @@ def counters(body: dict[str, Any]) -> dict[tuple[str, ...], float]:
     return {(name, *label): point["asDouble"] for (name, point), label in zip(points, labels, strict=True)}
 
 
-def test_metrics_of_a_job_that_loses_its_coordinator(rig: Rig, posted: tuple[str, list[dict[str, Any]]]) -> None:
+def test_metrics_of_a_job_that_loses_its_coordinator(rig: Rig, posted: tuple[str, list[dict[str, Any]]]):
     """No counter goes back, and the file is gone in the end."""
     url, got = posted
     otel = {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_METRIC_EXPORT_INTERVAL": "1"}
@@ -134,7 +137,7 @@ def test_metrics_of_a_job_that_loses_its_coordinator(rig: Rig, posted: tuple[str
     assert spent == pytest.approx(3 * rig.result["account"]["wall_s"], abs=0.1)  # the last push is of the end
 
 
-def test_a_collector_that_never_answers_costs_nothing(rig: Rig) -> None:
+def test_a_collector_that_never_answers_costs_nothing(rig: Rig):
     script, walls = rig.script("say('waits')\ngate(os.environ['GATE'])\nsys.exit(3)\n"), []
     with socket.create_server(("127.0.0.1", 0)) as silent, contextlib.ExitStack() as held:
         silent.settimeout(30)
@@ -157,6 +160,6 @@ def test_a_collector_that_never_answers_costs_nothing(rig: Rig) -> None:
 @pytest.mark.parametrize(
     "url", ["hooks.example", "ftp://a/b", "https://user:word@a/b", "https://a/b?token=1", "http://"]
 )
-def test_a_bad_url_is_one_sentence(url: str) -> None:
+def test_a_bad_url_is_one_sentence(url: str):
     with pytest.raises(UsageError, match="notify"):
         resolve({"ft_notify": url}, {})

@@ -11,13 +11,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from agent_harness import UP, Launcher, Rig, says, until
+from agent_harness import UP, Launcher, Rig, says
+from waits import until
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "attribution"))
 from fakes import Answer as Script
 from fakes import Asked, Fake, floods, hangs, reply
 
-pytestmark = pytest.mark.xdist_group("attribution")  # of port 50050 there is one
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("attribution")]  # of port 50050 there is one
 
 KEY = "sk-of-the-job-0123456789"
 SUBMITTED = reply(200, {"submitted": True})
@@ -56,7 +57,7 @@ def attribution_of(job: Launcher) -> list[int]:
     return found
 
 
-def test_a_stop_ends_the_job_where_the_user_wants_that(rig: Rig, fake: Callable[..., Fake]) -> None:
+def test_a_stop_ends_the_job_where_the_user_wants_that(rig: Rig, fake: Callable[..., Fake]):
     service = fake(SUBMITTED)
     service.answer = by_method("STOP")  # type: ignore[method-assign]
     code = UP + "if CYCLE:\n    forever()\ntime.sleep(3)\nraise ValueError('bad sample')\n"
@@ -68,10 +69,11 @@ def test_a_stop_ends_the_job_where_the_user_wants_that(rig: Rig, fake: Callable[
     assert service.asked[0].json["user"] == "u"
 
 
+@pytest.mark.repeats("None")
 @pytest.mark.parametrize("worst", [None, floods])
 def test_a_service_that_misbehaves_costs_the_training_nothing(
     rig: Rig, fake: Callable[..., Fake], worst: Script | None
-) -> None:
+):
     service = fake(worst) if worst is not None else None
     endpoint = service.url if service is not None else "http://127.0.0.1:9"
     job = run(rig, FAILS_ONCE, endpoint, "--ft-attribution-stop-action=no-restart")
@@ -80,10 +82,11 @@ def test_a_service_that_misbehaves_costs_the_training_nothing(
     assert service is None or service.asked
 
 
+@pytest.mark.repeats("hangs")
 @pytest.mark.parametrize("worst", [hangs, reply(401, {"error": KEY})])
 def test_a_language_model_that_misbehaves_costs_the_training_nothing(
     rig: Rig, fake: Callable[..., Fake], worst: Script
-) -> None:
+):
     service = fake(worst)
     key = rig.dir / "key"
     key.write_text(KEY)
@@ -100,7 +103,7 @@ def test_a_language_model_that_misbehaves_costs_the_training_nothing(
     assert [path for path in files if KEY.encode() in path.read_bytes()] == []
 
 
-def test_a_service_that_is_late_is_said(rig: Rig) -> None:
+def test_a_service_that_is_late_is_said(rig: Rig):
     job = run(rig, UP + "gate('end')\n", "localhost", "--ft-attribution-startup-timeout=0.001")
     job.line("attribution is not up after 0.001 s; the training goes on")
     rig.open("end")
@@ -109,7 +112,7 @@ def test_a_service_that_is_late_is_said(rig: Rig) -> None:
 
 def test_a_process_that_dies_is_started_again_without_a_token_and_ends_with_the_job(
     rig: Rig, fake: Callable[..., Fake]
-) -> None:
+):
     """By default a STOP is one line. The answer about the last failure is said, too."""
     service = fake(SUBMITTED)
     service.answer = by_method("STOP")  # type: ignore[method-assign]
@@ -131,7 +134,7 @@ def test_a_process_that_dies_is_started_again_without_a_token_and_ends_with_the_
     assert "attribution of cycle 3: STOP: it fails again" in job.text
 
 
-def test_a_process_that_is_stopped_holds_nothing(rig: Rig, fake: Callable[..., Fake]) -> None:
+def test_a_process_that_is_stopped_holds_nothing(rig: Rig, fake: Callable[..., Fake]):
     service = fake(SUBMITTED)
     job = run(rig, FAILS_ONCE.replace("raise", "gate('fail')\n    raise") + "gate('end')\n", service.url)
     job.line("up 0 ")
@@ -146,7 +149,7 @@ def test_a_process_that_is_stopped_holds_nothing(rig: Rig, fake: Callable[..., F
     assert time.monotonic() - began_s < 4.5  # its last words are 3 s long, the rest is the job's
 
 
-def test_the_service_moves_with_the_coordinator(rig: Rig) -> None:
+def test_the_service_moves_with_the_coordinator(rig: Rig):
     flags = (f"--ft-per-cycle-applog-prefix={rig.dir}/train.log", "--ft-attribution-endpoint=localhost",
              "--ft-node-health-checks=false", "--max-restarts=3", "--ft-keepalive-interval=0.7",
              "--ft-keepalive-timeout=0.7")  # fmt: skip

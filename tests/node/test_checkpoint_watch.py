@@ -5,9 +5,14 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from agent_harness import UNTIL_TOLD, UP, Rig, until
+import pytest
+from agent_harness import UNTIL_TOLD, UP, Rig
+from waits import until
 
 from nvrx_slurm.cli import status
+
+pytestmark = pytest.mark.process
+
 
 OFTEN = """
 from nvrx_slurm.node.coordination import checkpoints
@@ -33,7 +38,7 @@ def rig_flags(rig: Rig) -> tuple[str, ...]:
     return f"--ft-checkpoint-dir={rig.dir / 'saves'}", "--max-restarts=9", "--ft-crash-loop-backoff=0"
 
 
-def test_ranks_resume_from_the_newest_complete_checkpoint(rig: Rig) -> None:
+def test_ranks_resume_from_the_newest_complete_checkpoint(rig: Rig):
     """Cycle 1 may find 100 and 200, and a torn 300. The job after that begins with the last one."""
     script = rig.script(
         UP + SAVES + "if CYCLE == 0:\n    save(100, 1), save(200, 2), save(300, 3, torn=True)\n    sys.exit(3)\n"
@@ -50,7 +55,7 @@ def test_ranks_resume_from_the_newest_complete_checkpoint(rig: Rig) -> None:
     again.line("from step_400.pt$")
 
 
-def test_a_checkpoint_with_the_same_bytes_is_said_while_the_job_runs(rig: Rig) -> None:
+def test_a_checkpoint_with_the_same_bytes_is_said_while_the_job_runs(rig: Rig):
     rig.before = OFTEN
     one = rig.run(rig.script(SAVES + "save(100, 7), save(200, 7)\n" + UNTIL_TOLD), *rig_flags(rig))
     one.line("the last checkpoint has the same bytes as step_100.pt")
@@ -63,7 +68,7 @@ def test_a_checkpoint_with_the_same_bytes_is_said_while_the_job_runs(rig: Rig) -
     assert one.wait() == 0
 
 
-def test_a_file_system_that_hangs_delays_the_first_start_and_nothing_else(rig: Rig) -> None:
+def test_a_file_system_that_hangs_delays_the_first_start_and_nothing_else(rig: Rig):
     flags = rig_flags(rig)
     hangs = f"if str(where).startswith({str(rig.dir / 'saves')!r}): threading.Event().wait()"
     rig.before = (

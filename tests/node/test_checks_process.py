@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_harness import WAIT_S, stat, until
+from agent_harness import WAIT_S, stat
+from waits import until
 
 from nvrx_slurm.config.layers import Config
 from nvrx_slurm.core.agent import events as ag
@@ -22,6 +23,9 @@ from nvrx_slurm.health import report
 from nvrx_slurm.node.preflight import checks_process as module
 from nvrx_slurm.node.preflight.head_start import PreflightSpec, Reclaim, preflight_spec
 from nvrx_slurm.node.preflight.preflight import Preflight
+
+pytestmark = pytest.mark.process
+
 
 SPEC = PreflightSpec(("--when=preflight", "--only=lustre"), Reclaim(0.0, 512.0, 2.0))
 WAITS = Reclaim(1000.0, 512.0, 0.01)
@@ -83,7 +87,7 @@ def told(program: str) -> PreflightSpec:
     return replace(SPEC, program=(sys.executable, "-c", program))
 
 
-def test_one_process_is_asked_until_it_stops_and_then_another_one(tmp_path: Path) -> None:
+def test_one_process_is_asked_until_it_stops_and_then_another_one(tmp_path):
     """It is waited for no longer than its answer may take, and costs the cycle nothing."""
 
     async def story(bench: Bench) -> None:
@@ -111,9 +115,7 @@ def test_one_process_is_asked_until_it_stops_and_then_another_one(tmp_path: Path
         (f"for line in sys.stdin: os.write(2, b'{{a C library}}\\n'), print({GOOD!r}, flush=True)", "{a C library}"),
     ],
 )
-def test_a_process_that_misbehaves_is_said_once_and_the_node_goes_on(
-    tmp_path: Path, program: str, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_misbehaves_is_said_once_and_the_node_goes_on(tmp_path, program: str, said: str, monkeypatch):
     async def three_cycles(bench: Bench) -> None:
         bench.start()
         assert [await bench.prepare(cycle) for cycle in range(3)] == ["", "", ""]
@@ -126,7 +128,7 @@ def test_a_process_that_misbehaves_is_said_once_and_the_node_goes_on(
     assert len(lines) <= 3 and len("".join(lines)) < 1000 and bench.refused == [], lines
 
 
-def test_one_that_dies_is_started_again_and_ever_more_slowly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_dies_is_started_again_and_ever_more_slowly(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_RESPAWN_S", 0.01)
     ran = tmp_path / "ran"
     program = f"import time\nopen({str(ran)!r}, 'a').write(f'{{time.monotonic()}}\\n')\nraise SystemExit(5)"
@@ -140,7 +142,7 @@ def test_one_that_dies_is_started_again_and_ever_more_slowly(tmp_path: Path, mon
     assert times[-1] - times[-2] >= 0.2  # 0.01 s, doubled five times
 
 
-def test_an_idle_node_is_checked_now_and_then(tmp_path: Path) -> None:
+def test_an_idle_node_is_checked_now_and_then(tmp_path):
     """A spare that has passed and breaks later is given up before it is needed."""
     program = f"for answer in ({GOOD!r}, {GOOD!r}, {BAD!r}): input(), print(answer, flush=True)\nopen(0).read()"
 
@@ -152,7 +154,7 @@ def test_an_idle_node_is_checked_now_and_then(tmp_path: Path) -> None:
     assert bench.posted == [ag.Prepared(""), ag.Sick("lustre: gone")] and bench.said == []
 
 
-def test_a_working_node_is_left_alone_and_a_late_answer_is_not_the_next_one(tmp_path: Path) -> None:
+def test_a_working_node_is_left_alone_and_a_late_answer_is_not_the_next_one(tmp_path):
     """The check of the idle node is under way when the cycle starts, and would have failed."""
     asked = tmp_path / "asked"
     program = (
@@ -175,7 +177,7 @@ def test_a_working_node_is_left_alone_and_a_late_answer_is_not_the_next_one(tmp_
     assert asked.read_text() == ""
 
 
-def test_settings_that_it_refuses_at_first_are_an_error(tmp_path: Path) -> None:
+def test_settings_that_it_refuses_at_first_are_an_error(tmp_path):
     async def at_first(bench: Bench) -> None:
         await bench.preflight.start()
         await bench.until(lambda: bench.refused)
@@ -185,7 +187,7 @@ def test_settings_that_it_refuses_at_first_are_an_error(tmp_path: Path) -> None:
     assert (bench.said, bench.posted) == ([], [])
 
 
-def test_no_process_at_all_is_said_and_the_node_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_process_at_all_is_said_and_the_node_goes_on(tmp_path, monkeypatch):
     async def story(bench: Bench) -> None:
         monkeypatch.setattr(sys, "executable", "/nowhere/python")
         bench.checks.spawn()
@@ -207,8 +209,8 @@ def test_no_process_at_all_is_said_and_the_node_goes_on(tmp_path: Path, monkeypa
     ],
 )
 def test_only_a_check_that_fails_outright_makes_a_node_unfit(
-    tmp_path: Path, verdict: str, action: str, why: str, said: str | None
-) -> None:
+    tmp_path, verdict: str, action: str, why: str, said: str | None
+):
     report = GOOD.replace('"findings": []', FINDING % (verdict, "x", action))
 
     async def story(bench: Bench) -> None:
@@ -218,7 +220,7 @@ def test_only_a_check_that_fails_outright_makes_a_node_unfit(
     assert [said in line for line in lines] == ([True] if said else [])
 
 
-def test_a_node_service_is_asked_and_has_its_own_deadline() -> None:
+def test_a_node_service_is_asked_and_has_its_own_deadline():
     spec = preflight_spec(replace(Config(), ft=replace(Config().ft, node_health_check_endpoint="/service")))
     assert {"--deadline=65", "--expect=node_service=/service"} <= set(spec.arguments) and spec.answer_s == 67.0
 
@@ -246,8 +248,8 @@ FULL, BUSY, FREE = 70000, 513, 512
     ids=["free at last", "another tolerance", "never", "a long poll"],
 )
 def test_memory_is_asked_until_it_is_free_and_then_the_checks(
-    tmp_path: Path, used_mb: tuple[int, ...], wanted: Reclaim, sentence: str
-) -> None:
+    tmp_path, used_mb: tuple[int, ...], wanted: Reclaim, sentence: str
+):
     async def story(bench: Bench) -> None:
         assert [await bench.prepare(1, used=True), await bench.prepare(2)] == ["", ""]
 
@@ -259,7 +261,7 @@ def test_memory_is_asked_until_it_is_free_and_then_the_checks(
     ("verdict", "said"),
     [("unknown", ["GPU memory cannot be read: x; going on all the same"] * 2), ("not applicable", [])],
 )
-def test_memory_that_cannot_be_read(tmp_path: Path, verdict: str, said: list[str]) -> None:
+def test_memory_that_cannot_be_read(tmp_path, verdict: str, said: list[str]):
     line = GOOD.replace('"findings": []', FINDING % (verdict, "x", "")).replace('"asked"', '"used_mb": {}, "asked"')
 
     async def story(bench: Bench) -> None:
@@ -268,7 +270,7 @@ def test_memory_that_cannot_be_read(tmp_path: Path, verdict: str, said: list[str
     assert run(tmp_path, story, replace(told(SAYS.replace(repr(GOOD), repr(line))), reclaim=WAITS)).said == said
 
 
-def test_a_preflight_that_is_closed_in_the_middle_starts_nothing_any_more(tmp_path: Path) -> None:
+def test_a_preflight_that_is_closed_in_the_middle_starts_nothing_any_more(tmp_path):
     """It waits for GPU memory, or for an answer, when the job ends."""
     seen = tmp_path / "seen"
     program = memory(70000).replace("stdin:", f"stdin:\n    open({str(seen)!r}, 'w')")

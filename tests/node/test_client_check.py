@@ -11,6 +11,9 @@ from agent_harness import CLIENT, Rig
 from nvrx_slurm.node.monitors import client_check
 from nvrx_slurm.node.monitors.client_check import ClientCheck
 
+pytestmark = pytest.mark.process
+
+
 HEARTBEAT = {"rank_heartbeat_timeout": 2.0, "initial_rank_heartbeat_timeout": None, "rank_section_timeouts": {}}
 SECTION = {"rank_section_timeouts": {"step": 3.0, "only timed": None}}
 NONE = {"rank_init_timeout": 5.0, "rank_heartbeat_timeout": None, "rank_section_timeouts": {"only timed": None}}
@@ -28,7 +31,7 @@ NONE = {"rank_init_timeout": 5.0, "rank_heartbeat_timeout": None, "rank_section_
 )
 def test_one_warning_where_no_rank_has_connected(
     limits: dict[str, Any], ends: list[str], connected: bool, warnings: int
-) -> None:
+):
     said: list[str] = []
 
     async def body() -> None:
@@ -41,7 +44,7 @@ def test_one_warning_where_no_rank_has_connected(
     assert len(said) == warnings
 
 
-def test_a_cycle_that_runs_longer_than_the_timeouts_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cycle_that_runs_longer_than_the_timeouts_is_enough(monkeypatch):
     monkeypatch.setattr(client_check, "_EARLIEST_S", 0.0)
 
     async def body() -> str:
@@ -53,7 +56,7 @@ def test_a_cycle_that_runs_longer_than_the_timeouts_is_enough(monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("rank", "warnings"), [(1, 0), (9, 1)])
-def test_a_rank_that_connects_is_seen(rig: Rig, rank: int, warnings: int) -> None:
+def test_a_rank_that_connects_is_seen(rig: Rig, rank: int, warnings: int):
     connects = f"if RANK != {rank}:\n    sys.exit()\n{CLIENT}client.shutdown_workload_monitoring()\n"
     one = rig.run(rig.script(connects), "--nproc-per-node=2", "--ft-rank-heartbeat-timeout=60")
     assert one.wait() == 0

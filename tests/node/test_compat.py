@@ -7,6 +7,9 @@ from sys import executable as PYTHON
 import pytest
 from agent_harness import Rig
 
+pytestmark = pytest.mark.process
+
+
 CLIENTS = """
 fault_tolerance.rank_monitor_client.RankMonitorClient fault_tolerance.config.FaultToleranceConfig
 fault_tolerance.data.RankInfo inprocess.store.TCPStore inprocess.store.BarrierTimeout inprocess.wrap.CallWrapper
@@ -32,9 +35,10 @@ say("forked", forked)
 """
 
 
+@pytest.mark.repeats("-m", "--no-python", "a.py")
 @pytest.mark.torch
 @pytest.mark.parametrize("how", ["a.py 8", "-m a 3", f"--no-python {PYTHON} a.py 3", "--ft-preload=decimal a.py 3"])
-def test_workers_get_the_alias_before_an_installed_nvrx(rig: Rig, how: str) -> None:
+def test_workers_get_the_alias_before_an_installed_nvrx(rig: Rig, how: str):
     pytest.importorskip("torch")
     rig.script(ALIAS, "a.py")
     (rig.dir / "site").mkdir()

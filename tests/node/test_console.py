@@ -17,6 +17,9 @@ from nvrx_slurm.node.output import console
 from nvrx_slurm.node.output.console import Console
 from nvrx_slurm.system.inotify import Inotify
 
+pytestmark = pytest.mark.process
+
+
 US = re.compile(rb"^\d\d:\d\d:\d\d \+\d+\.\ds us: ", re.MULTILINE)
 
 
@@ -45,7 +48,7 @@ class Screen:
 
 
 @pytest.fixture
-def screen(monkeypatch: pytest.MonkeyPatch) -> Screen:
+def screen(monkeypatch) -> Screen:
     screen = Screen()
     monkeypatch.setattr(console, "_write", screen.write)
     return screen
@@ -71,7 +74,7 @@ def append(path: Path, text: str) -> None:
         file.write(text)
 
 
-def test_sentences_have_the_time_and_files_begin_where_told(us: Console, screen: Screen, tmp_path: Path) -> None:
+def test_sentences_have_the_time_and_files_begin_where_told(us: Console, screen: Screen, tmp_path):
     us.follow(new(tmp_path / "rank_0.out", "old\nnew\n"), "[0] ", 1, start=4)
     us.follow(tmp_path / "gone", "[1] ", 1)
     us.say("two\nlines")
@@ -83,8 +86,8 @@ def test_sentences_have_the_time_and_files_begin_where_told(us: Console, screen:
 
 @pytest.mark.parametrize(("number", "method"), [("EMFILE", "__init__"), ("ENOSPC", "watch")])
 def test_without_inotify_the_files_are_looked_at(
-    us: Console, screen: Screen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str, method: str
-) -> None:
+    us: Console, screen: Screen, tmp_path, monkeypatch, number: str, method: str
+):
     def fail(*_: object) -> None:
         raise OSError(getattr(errno, number), os.strerror(getattr(errno, number)))
 
@@ -97,9 +100,7 @@ def test_without_inotify_the_files_are_looked_at(
     assert screen.text.count(b"no inotify") == 1
 
 
-def test_an_overflow_of_the_kernels_queue_loses_no_line(
-    us: Console, screen: Screen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_overflow_of_the_kernels_queue_loses_no_line(us: Console, screen: Screen, tmp_path, monkeypatch):
     real = Inotify.wait
     monkeypatch.setattr(Inotify, "wait", lambda self: real(self) and {""})  # what IN_Q_OVERFLOW looks like
     path = new(tmp_path / "rank_0.out", "first\n")
@@ -109,7 +110,7 @@ def test_an_overflow_of_the_kernels_queue_loses_no_line(
     screen.until("[0] hello")
 
 
-def test_sentences_do_not_wait_for_a_chatty_rank(screen: Screen, tmp_path: Path) -> None:
+def test_sentences_do_not_wait_for_a_chatty_rank(screen: Screen, tmp_path):
     """A sentence is printed after at most two pieces of a long file, and before the rest of it at the end."""
     steps, us = threading.Semaphore(1), Console("us")
     screen.before = lambda fd, data: fd == 2 or steps.acquire(timeout=WAIT_S)
@@ -126,7 +127,7 @@ def test_sentences_do_not_wait_for_a_chatty_rank(screen: Screen, tmp_path: Path)
     assert len(screen.text) > 1_000_000 and screen.text.index(b"the last sentence") < 200_000
 
 
-def test_a_backlog_that_is_cut_off_is_said(screen: Screen, tmp_path: Path) -> None:
+def test_a_backlog_that_is_cut_off_is_said(screen: Screen, tmp_path):
     us = Console("us")
 
     def slow(fd: int, data: bytes) -> None:
@@ -144,7 +145,7 @@ def test_a_backlog_that_is_cut_off_is_said(screen: Screen, tmp_path: Path) -> No
     assert printed + int(last.split()[2]) == 1_000_000
 
 
-def test_directories_of_earlier_cycles_are_let_go(us: Console, screen: Screen, tmp_path: Path) -> None:
+def test_directories_of_earlier_cycles_are_let_go(us: Console, screen: Screen, tmp_path):
     for cycle in range(30):
         for rank in (cycle, cycle + 1):
             path = new(tmp_path / f"cycle_{cycle}" / f"rank_{rank}.out")
@@ -159,7 +160,7 @@ def test_directories_of_earlier_cycles_are_let_go(us: Console, screen: Screen, t
         assert got == [f"[{rank}] {what}" for c in cycles for what in (f"cycle {c}", "no newline")]
 
 
-def test_a_terminal_has_colours_and_a_last_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_has_colours_and_a_last_line(tmp_path, monkeypatch):
     """The last line tells what the job does, and gives way to each line that is printed."""
     for name in ("NO_COLOR", "TERM"):
         monkeypatch.delenv(name, raising=False)
@@ -180,7 +181,7 @@ def test_a_terminal_has_colours_and_a_last_line(tmp_path: Path, monkeypatch: pyt
     assert re.search(rb"\x1b\[1m[\d:]+ \+[\d.]+s us:\x1b\[0m end\n", screen.text)
 
 
-def test_torchs_own_prefix_is_not_repeated(us: Console, screen: Screen, tmp_path: Path) -> None:
+def test_torchs_own_prefix_is_not_repeated(us: Console, screen: Screen, tmp_path):
     us.follow(new(tmp_path / "rank_0.err", "[rank0]: Traceback (most recent call last):\n"), "[rank 0] ", 2)
     us.finish(WAIT_S)
     assert screen.lines == ["[rank 0] Traceback (most recent call last):"]

@@ -16,6 +16,8 @@ from nvrx_slurm.node.event_log import EventLog
 from nvrx_slurm.types import Node
 from tests.core.samples import agent_settings
 
+pytestmark = pytest.mark.process
+
 
 def written(path: Path, steps: int) -> list[str]:
     """What is said while `steps` steps are logged to `path`, and the log is closed twice."""
@@ -29,22 +31,20 @@ def written(path: Path, steps: int) -> list[str]:
     return said
 
 
-def test_all_steps_are_in_the_file_after_close(tmp_path: Path) -> None:
+def test_all_steps_are_in_the_file_after_close(tmp_path):
     assert written(tmp_path / "log", 5000) == []
     lines = (tmp_path / "log").read_text().splitlines()
     assert len(lines) == 5001 and '"now":4999.0' in lines[-1]
 
 
-def test_a_directory_that_cannot_be_made_is_said_once(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_made_is_said_once(tmp_path):
     (tmp_path / "file").touch()
     (said,) = written(tmp_path / "file" / "log", 100)
     assert "Not a directory" in said
 
 
 @pytest.mark.parametrize(("steps", "why"), [(3, "the last lines within 0.05 s"), (100, "10 lines")])
-def test_a_file_system_that_hangs_delays_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, why: str
-) -> None:
+def test_a_file_system_that_hangs_delays_nothing(tmp_path, monkeypatch, steps: int, why: str):
     """open(2) of a FIFO without a reader hangs like a dead NFS server; then the queue fills up."""
     monkeypatch.setattr(event_log, "CLOSE_TIMEOUT_S", 0.05)
     monkeypatch.setattr(event_log, "QUEUED_LINES", 10)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-from pathlib import Path
 
 import pytest
 
@@ -16,6 +15,9 @@ from nvrx_slurm.logs.rank_file import RankFile
 from nvrx_slurm.node import run_dir
 from nvrx_slurm.node.output import faults
 from nvrx_slurm.types import FaultKind, RankFault
+
+pytestmark = pytest.mark.process
+
 
 WHERE = RankFault(FaultKind.SPAWN, "n1", 0, 3, 1)
 RAISED = 'Traceback (most recent call last):\n  File "/w/train.py", line 7, in <module>\nValueError: bad\n'
@@ -41,7 +43,7 @@ Extension modules: numpy (total: 1)
         (-63, (FaultKind.SIGNAL, -63, "signal 63")),
     ],
 )
-def test_an_exit_code_is_a_fault(code: int, found: object) -> None:
+def test_an_exit_code_is_a_fault(code: int, found: object):
     fault = faults.from_exit_code(code, WHERE)
     assert (fault and (fault.kind, fault.exit_code, fault.message)) == found
 
@@ -81,7 +83,7 @@ DETAILS = [
 
 
 @pytest.mark.parametrize(("error", "stderr", "message", "traceback"), DETAILS, ids=range(len(DETAILS)))
-def test_details(tmp_path: Path, error: str, stderr: str, message: str, traceback: str) -> None:
+def test_details(tmp_path, error: str, stderr: str, message: str, traceback: str):
     (tmp_path / "error.json").write_text(error)
     (tmp_path / "err").write_text(stderr)
     found = faults.with_details(replace(WHERE, kind=FaultKind.EXIT), tmp_path / "error.json", tmp_path / "err")
@@ -93,9 +95,7 @@ def test_details(tmp_path: Path, error: str, stderr: str, message: str, tracebac
     [(126, FaultKind.SPAWN, "./p: Permission denied"), (127, FaultKind.SPAWN, "./p: Permission denied"),
      (2, FaultKind.EXIT, ""), (-11, FaultKind.SIGNAL, "SIGSEGV")],
 )  # fmt: skip
-def test_a_worker_that_cannot_be_started_is_another_fault(
-    tmp_path: Path, code: int, kind: FaultKind, message: str
-) -> None:
+def test_a_worker_that_cannot_be_started_is_another_fault(tmp_path, code: int, kind: FaultKind, message: str):
     (tmp_path / "err").write_text("nvrx-run: cannot start ./p: Permission denied\n")
     fault = faults.from_exit_code(code, WHERE)
     assert fault is not None
@@ -103,7 +103,7 @@ def test_a_worker_that_cannot_be_started_is_another_fault(
     assert (found.kind, found.message) == (kind, message)
 
 
-def test_details_are_bounded_and_need_no_files(tmp_path: Path) -> None:
+def test_details_are_bounded_and_need_no_files(tmp_path):
     fault = RankFault(FaultKind.EXIT, "n1", 0, exit_code=1)
     without = faults.with_details(fault, tmp_path / "x", tmp_path / "y")
     assert replace(without, finding=None) == fault and without.finding is not None and not without.finding.rule
@@ -113,7 +113,7 @@ def test_details_are_bounded_and_need_no_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dump", [DUMP, "noise\n" + DUMP.partition("\n\n")[2].partition("\nExt")[0]])
-def test_of_a_hung_ranks_dump_only_the_stacks_are_kept(tmp_path: Path, dump: str) -> None:
+def test_of_a_hung_ranks_dump_only_the_stacks_are_kept(tmp_path, dump: str):
     """By faulthandler's fatal error, or on the monitor's own signal."""
     (tmp_path / "err").write_text(dump)
     hung = RankFault(FaultKind.HANG, "n1", 0, message="no heartbeat")
@@ -139,11 +139,11 @@ OF_TORCH = '  File "/v/lib/python3.11/site-packages/torch/x.py", line 9, in f\n'
     ],
     ids=range(8),
 )
-def test_the_failing_line_is_the_innermost_of_the_user(traceback: str, line: str) -> None:
+def test_the_failing_line_is_the_innermost_of_the_user(traceback: str, line: str):
     assert failing_line(traceback) == line
 
 
-def test_a_log_is_appended_to(tmp_path: Path) -> None:
+def test_a_log_is_appended_to(tmp_path):
     path = tmp_path / "cycle_0" / "rank_0.out"
     for number in range(2):
         file, problem = run_dir.open_log(path)
@@ -153,7 +153,7 @@ def test_a_log_is_appended_to(tmp_path: Path) -> None:
     assert path.read_bytes() == b"x\nx\n"
 
 
-def test_who_reads_a_log_while_it_is_tried_sees_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_reads_a_log_while_it_is_tried_sees_no_line(tmp_path, monkeypatch):
     """A shipper that took the byte would skip the first one of the rank."""
     seen: list[tuple[bytes, int]] = []
     truncate = os.ftruncate
@@ -170,7 +170,7 @@ def test_who_reads_a_log_while_it_is_tried_sees_no_line(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("number", [errno.EDQUOT, errno.ENOSPC, errno.EIO])
-def test_a_log_that_takes_no_byte_is_dev_null(tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_takes_no_byte_is_dev_null(tmp_path, number: int, monkeypatch):
     """A used-up quota is not in statvfs(2): the file can be opened, and statvfs tells of free blocks."""
 
     def write(fd: int, data: bytes) -> int:
@@ -183,7 +183,7 @@ def test_a_log_that_takes_no_byte_is_dev_null(tmp_path: Path, number: int, monke
         assert (file.name, problem) == (os.devnull, os.strerror(number))
 
 
-def test_lack_of_descriptors_is_not_the_logs_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lack_of_descriptors_is_not_the_logs_fault(tmp_path, monkeypatch):
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EMFILE, "too many")
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 from agent_harness import Rig
 
+pytestmark = pytest.mark.process
+
+
 # Ranks 0 and 1 wait in C, one of them in a collective; each other one saves in its own way; the last one is killed.
 SCRIPT = """
 import ctypes, queue, select, socket, threading
@@ -112,7 +115,7 @@ FLAGS = ("--max-restarts=1", "--workers-stop-timeout=600", "--ft-stop-idle-timeo
 
 @pytest.mark.torch
 @pytest.mark.parametrize("ways", [(), WAYS])
-def test_ranks_that_wait_in_c_are_killed_soon_and_those_that_save_are_not(rig: Rig, ways: tuple[str, ...]) -> None:
+def test_ranks_that_wait_in_c_are_killed_soon_and_those_that_save_are_not(rig: Rig, ways: tuple[str, ...]):
     args = ("", "", *ways, "")
     one = rig.run(rig.script(SCRIPT), f"--nproc-per-node={len(args)}", *FLAGS, args=args)
     for rank in range(len(args)):

@@ -15,6 +15,9 @@ from nvrx_slurm.declared import replace
 from nvrx_slurm.node.monitors.inspection import inspect
 from nvrx_slurm.node.monitors.monitors import RankMonitor
 
+pytestmark = pytest.mark.process
+
+
 SEEN = {"pid": 7, "state": "S", "moves": False, "stack": "", "record": "[]", "section": "", "silent_s": 1.0}
 
 
@@ -49,7 +52,7 @@ RECORDS = (
 
 
 @pytest.mark.parametrize("record", RECORDS)
-def test_any_record_can_be_sent(record: str) -> None:
+def test_any_record_can_be_sent(record: str):
     stack = 'Current thread 0x1 (most recent call first):\n  File "/w/\x1b[31m.py", line 3 in f\n'
     found = inspected(9.0, {"record": record, "stack": stack}, None)
     sent = FROM_AGENTS.decode(FROM_AGENTS.encode(t.Evidence(1, 3, found)))
@@ -59,7 +62,7 @@ def test_any_record_can_be_sent(record: str) -> None:
     assert all(collective.what.isprintable() and collective.seq >= 0 for collective in rank.collectives)
 
 
-def test_the_evidence_of_64_ranks_fits_into_one_message() -> None:
+def test_the_evidence_of_64_ranks_fits_into_one_message():
     stack = "Current thread 0x1 (most recent call first):\n"
     stack += "".join(f'  File "/{chr(0x4E2D) * 200}.py", line 3 in {chr(0x4E2D) * 200}\n' for _ in range(20))
     record = json.dumps([[chr(0x4E2D) * 200, n, chr(0x4E2D) * 200, True] for n in range(9)])
@@ -69,7 +72,7 @@ def test_the_evidence_of_64_ranks_fits_into_one_message() -> None:
     assert len(FROM_AGENTS.encode(message)) < MAX_MESSAGE_BYTES
 
 
-def test_a_worker_that_has_ended_is_not_waited_for_and_one_that_does_not_answer_is_left_out() -> None:
+def test_a_worker_that_has_ended_is_not_waited_for_and_one_that_does_not_answer_is_left_out():
     assert len(inspected(9.0, {}, None)) == 1
     assert inspected(9.0, None, None) == inspected(9.0) == ()
     assert [rank.rank for rank in inspected(0.01, ..., {})] == [1]

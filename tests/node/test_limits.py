@@ -23,7 +23,10 @@ LACKS = "may open only|Too many open files|Resource temporarily unavailable|no t
 FAILS_ONCE = UP + "if CYCLE == 0 and LOCAL == 1:\n    gate()\n    os._exit(3)\n"
 FLAGS = ("--nproc-per-node=2", "--max-restarts=1", "--ft-cycle-info-dir=cycles", "--ft-rank-heartbeat-timeout=60")
 LIBC = ctypes.CDLL(None, use_errno=True)
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user, and mount")
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user, and mount"),
+]
 
 
 @pytest.fixture
@@ -73,7 +76,7 @@ START = [*(("NOFILE", most) for most in (9, 24, 34, 39)), *itertools.product(("N
 
 
 @pytest.mark.parametrize(("limit", "most"), START)
-def test_little_is_left_at_the_start(rig: Rig, cgroup: Path, limit: str, most: int) -> None:
+def test_little_is_left_at_the_start(rig: Rig, cgroup: Path, limit: str, most: int):
     if limit == "pids":
         (cgroup / "pids.max").write_text(str(most))
     else:
@@ -83,7 +86,7 @@ def test_little_is_left_at_the_start(rig: Rig, cgroup: Path, limit: str, most: i
 
 
 @pytest.mark.parametrize("limit", ["nofile", "nproc", "pids"])
-def test_nothing_is_left_at_a_restart(rig: Rig, cgroup: Path, limit: str) -> None:
+def test_nothing_is_left_at_a_restart(rig: Rig, cgroup: Path, limit: str):
     one = running(rig)
     most = 1 if limit == "nproc" else max(map(int, os.listdir(f"/proc/{one.pid}/fd"))) + 2
     if limit == "pids":
@@ -96,7 +99,7 @@ def test_nothing_is_left_at_a_restart(rig: Rig, cgroup: Path, limit: str) -> Non
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_no_space_is_left_in_tmpdir(rig: Rig, restart: bool) -> None:
+def test_no_space_is_left_in_tmpdir(rig: Rig, restart: bool):
     """At the start the agent goes elsewhere; at a restart what it frees is enough for what it needs next."""
     with mounted(rig.dir / "tmp", b"tmpfs", b"size=64k,nr_inodes=16"):
         one = running(rig) if restart else None
@@ -109,7 +112,7 @@ def test_no_space_is_left_in_tmpdir(rig: Rig, restart: bool) -> None:
 
 
 @pytest.mark.parametrize("what", ["tmp", "src"])
-def test_a_file_system_that_hangs_at_a_restart_is_named(rig: Rig, what: str) -> None:
+def test_a_file_system_that_hangs_at_a_restart_is_named(rig: Rig, what: str):
     """TMPDIR's, where it holds up the agent itself, or the script's."""
     (rig.dir / "src").mkdir()
     one = running(rig, "src/work.py")

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 from agent_harness import CLIENT, UP, Rig
 
+pytestmark = pytest.mark.process
+
+
 TRAINS = """
 saved = os.path.join(os.environ["NVRX_TEST_GATES"], f"saved{CYCLE}")
 for step in range(200):
@@ -20,6 +23,7 @@ if WAITS:
 """
 
 
+@pytest.mark.repeats("warn", "stop")
 @pytest.mark.parametrize(
     ("action", "kind", "code", "cycles", "saved"),
     [
@@ -29,7 +33,7 @@ if WAITS:
         ("stop", "nan", 93, [0], False),
     ],
 )
-def test_a_wrong_loss(rig: Rig, action: str, kind: str, code: int, cycles: list[int], saved: bool) -> None:
+def test_a_wrong_loss(rig: Rig, action: str, kind: str, code: int, cycles: list[int], saved: bool):
     rig.before = "from nvrx_slurm.node.monitors import losses\nlosses._EVERY_S['warn'] = 0.1"
     script = rig.script(f"KIND, WAITS = {kind!r}, {action == 'warn'}\n" + UP + CLIENT + TRAINS)
     flags = ("--nproc-per-node=2", f"--ft-loss-action={action}", "--ft-rank-section-timeouts=checkpointing:none")

@@ -16,6 +16,8 @@ from nvrx_slurm.node.coordination.questions import AllocationClock, ProgressFile
 from nvrx_slurm.slurm.api.cli import Slurm
 from nvrx_slurm.slurm.control import Control
 
+pytestmark = pytest.mark.process
+
 
 async def one(file: ProgressFile) -> int | None:
     return await asyncio.wait_for(file.read(), WAIT_S)
@@ -47,7 +49,7 @@ BAD = [
 ]  # fmt: skip
 
 
-def test_one_integer_is_an_iteration_and_anything_else_is_said_once(tmp_path: Path) -> None:
+def test_one_integer_is_an_iteration_and_anything_else_is_said_once(tmp_path):
     for content, iteration in GOOD:
         (tmp_path / "latest").write_bytes(content)
         assert reads(tmp_path / "latest") == ([iteration], [])
@@ -65,13 +67,13 @@ def test_one_integer_is_an_iteration_and_anything_else_is_said_once(tmp_path: Pa
         assert (found, len(said)) == ([None, None], 1) and why in said[0]
 
 
-def test_a_repaired_file_counts_and_each_new_reason_is_said(tmp_path: Path) -> None:
+def test_a_repaired_file_counts_and_each_new_reason_is_said(tmp_path):
     path, contents = tmp_path / "latest", (None, "x", "5", "y", "6")
     found, said = reads(path, 5, lambda number: contents[number] and path.write_text(contents[number]))
     assert (found, len(said)) == ([None, None, 5, None, 6], 3)  # missing, "x", "y"
 
 
-def test_a_file_system_that_hangs_costs_one_thread_and_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_that_hangs_costs_one_thread_and_no_time(monkeypatch):
     said, answers, waiting = list[str](), threading.Event(), list[str]()
 
     def read(path: str) -> bytes:
@@ -110,7 +112,7 @@ def count(folder: Path) -> int:
 
 
 @pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def at_once(monkeypatch) -> None:
     monkeypatch.setattr(questions, "_RETRY_S", 0.0)
 
 
@@ -122,7 +124,7 @@ def answers(job_id: int | None, times: int, control: Control | None = None) -> l
     return asyncio.run(story())
 
 
-def test_the_environment_is_believed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_believed_once(tmp_path, monkeypatch):
     fake_scontrol(tmp_path, monkeypatch, "says 00:01:40")
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 1000))
     first, second, third = answers(7, 3)
@@ -142,9 +144,9 @@ def test_the_environment_is_believed_once(tmp_path: Path, monkeypatch: pytest.Mo
     ids=["no limit", "asked twice", "hangs", "outside Slurm"],
 )
 def test_slurm_tells(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job_id: int | None, script: str, times: int,
+    tmp_path, monkeypatch, job_id: int | None, script: str, times: int,
     found: list[float | None], asked: int,
-) -> None:  # fmt: skip
+):  # fmt: skip
     fake_scontrol(tmp_path, monkeypatch, script.format(tmp_path))
     control = Control("cli")
     assert isinstance(control.slurm, Slurm)

@@ -18,6 +18,9 @@ from nvrx_slurm.core.words import in_words
 from nvrx_slurm.declared import replace
 from nvrx_slurm.node.output import result
 
+pytestmark = pytest.mark.process
+
+
 BAD = 'Traceback (most recent call last):\n  File "/w/train.py", line 16, in <module>\nValueError: bad\n'
 CAUSE = t.RankFault(t.FaultKind.EXIT, "n2", 1, 3, 1, 4711, 1, "ValueError: bad", BAD, "/logs/rank_3.err")
 LOST = t.FaultRecord(2.0, 0, t.FaultKind.NODE_LOST, "n3", 2, -1, -1, 0, "node 2 (n3) was lost: reset")
@@ -60,11 +63,11 @@ CANCELLED = JobOver(143, "cancelled", None, replace(JOB, lost_nodes=(), spares_u
         ),
     ],
 )
-def test_one_line_tells_the_history(done: JobOver, line: str) -> None:
+def test_one_line_tells_the_history(done: JobOver, line: str):
     assert result.sentence(done).splitlines()[0].startswith(f"job ends with {line}")
 
 
-def test_a_failing_end_lists_the_failed_ranks_and_the_first_cause_last() -> None:
+def test_a_failing_end_lists_the_failed_ranks_and_the_first_cause_last():
     _, title, _, *rows = result.sentence(FAILED).splitlines()
     assert title == "failed in cycle 2:"
     assert [row.split() for row in rows[:3]] == [
@@ -93,7 +96,7 @@ def publish(path: Path, done: JobOver = GOOD) -> list[str]:
     return said
 
 
-def test_the_file_keeps_its_keys_and_tells_every_fault_with_its_time(tmp_path: Path) -> None:
+def test_the_file_keeps_its_keys_and_tells_every_fault_with_its_time(tmp_path):
     publish(tmp_path / "result.json", FAILED)
     written = json.loads((tmp_path / "result.json").read_text())
     assert (written["first_cause"]["rank"], written["first_cause"]["line"]) == (3, "/w/train.py:16")
@@ -112,7 +115,7 @@ def test_the_file_keeps_its_keys_and_tells_every_fault_with_its_time(tmp_path: P
     assert json.loads((tmp_path / "result.json").read_text())["first_cause"] is None
 
 
-def test_a_file_system_that_fails_or_hangs_costs_the_file_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_that_fails_or_hangs_costs_the_file_only(tmp_path, monkeypatch):
     assert "No such file" in publish(tmp_path / "gone" / "result.json")[0]
     monkeypatch.setattr(result, "WRITE_TIMEOUT_S", 0.01)
     answers = threading.Event()
@@ -121,7 +124,7 @@ def test_a_file_system_that_fails_or_hangs_costs_the_file_only(tmp_path: Path, m
     answers.set()
 
 
-def test_durations_in_words() -> None:
+def test_durations_in_words():
     seconds = (0.0, 0.051, 3.14, 59.9, 60.0, 61.4, 3599.6, 3660.0, 86400.0)
     words = ["0.00 s", "0.05 s", "3.1 s", "59.9 s", "1 min", "1 min 1 s", "1 h", "1 h 1 min", "24 h"]
     assert [in_words(one) for one in seconds] == words

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_harness import WAIT_S, Rig, until
+from agent_harness import WAIT_S, Rig
+from waits import until
 
 from nvrx_slurm.child import processes
 from nvrx_slurm.core.agent import events as ag
@@ -20,6 +21,9 @@ from nvrx_slurm.node.event_log import EventLog
 from nvrx_slurm.node.shell import Shell
 from nvrx_slurm.types import Node, Register
 from tests.core.samples import agent_settings
+
+pytestmark = pytest.mark.process
+
 
 NODE = Node("0-x", 0, "here", "127.0.0.1", 1)
 
@@ -40,7 +44,7 @@ class Recorder:
         """Nothing to end."""
 
 
-def test_events_wait_until_each_command_has_a_receiver(tmp_path: Path) -> None:
+def test_events_wait_until_each_command_has_a_receiver(tmp_path):
     async def play() -> None:
         core = Agent(NODE, agent_settings(), asyncio.get_running_loop().time())
         shell = Shell(core, EventLog(tmp_path / "log", core, print), ag.Exit, print)
@@ -75,7 +79,7 @@ sys.meta_path.insert(0, Slow)
 
 
 @pytest.mark.parametrize("slow", ["the coordinator", "the preflight"])
-def test_two_nodes_start_whatever_is_slow(rig: Rig, slow: str) -> None:
+def test_two_nodes_start_whatever_is_slow(rig: Rig, slow: str):
     (rig.dir / "slow").mkdir()
     (rig.dir / "slow" / "sitecustomize.py").write_text(SLOW)
     (rig.dir / "root/etc/nvrx").mkdir(parents=True)
@@ -97,7 +101,7 @@ def ran(held: processes.Held, tmp_path: Path, **env: str) -> tuple[int, str, str
     return child.reap(), (tmp_path / "out").read_text(), (tmp_path / "err").read_text()
 
 
-def test_a_held_process_gets_its_environment_and_streams_at_its_release(tmp_path: Path) -> None:
+def test_a_held_process_gets_its_environment_and_streams_at_its_release(tmp_path):
     script = "echo $A; echo b >&2; env | grep -c ^B=; exit 3"
     held = processes.hold(["/bin/sh", "-c", script], {"B": "not for it"})
     assert held.waits
@@ -106,7 +110,7 @@ def test_a_held_process_gets_its_environment_and_streams_at_its_release(tmp_path
     assert code == 127 and "cannot start /nowhere/program" in err
 
 
-def test_user_signals_before_the_release_are_dropped_and_others_are_not(tmp_path: Path) -> None:
+def test_user_signals_before_the_release_are_dropped_and_others_are_not(tmp_path):
     signums = {signal.SIGUSR1, signal.SIGTERM}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signums)  # as in an agent
     try:
@@ -118,7 +122,7 @@ def test_user_signals_before_the_release_are_dropped_and_others_are_not(tmp_path
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def test_a_held_process_that_is_not_needed_ends(tmp_path: Path) -> None:
+def test_a_held_process_that_is_not_needed_ends(tmp_path):
     marker = tmp_path / "ran"
     for end in (processes.Held.kill, lambda held: held.control.close()):
         held = processes.hold(["/bin/touch", str(marker)], {})
@@ -128,7 +132,7 @@ def test_a_held_process_that_is_not_needed_ends(tmp_path: Path) -> None:
     assert processes.own_pids() == frozenset() and not marker.exists()
 
 
-def test_nothing_of_the_user_s_runs_on_a_node_that_fails_its_preflight_or_is_a_spare(rig: Rig) -> None:
+def test_nothing_of_the_user_s_runs_on_a_node_that_fails_its_preflight_or_is_a_spare(rig: Rig):
     """Its held processes end and are reaped; the rig sees whether anything is left."""
     script = rig.script("open('ran', 'a').write(os.environ['NVRX_INFRA_RANK'])\ngate()")
     nodes = rig.nodes(3, "1:3", script, "--max-restarts=1", NVRX_INJECT_GPU_FAILURE="0:2")

@@ -27,7 +27,7 @@ def node(place: Path, files: Mapping[str, str]) -> Path:
     return place
 
 
-def test_pressure_of_the_last_minute(tmp_path: Path) -> None:
+def test_pressure_of_the_last_minute(tmp_path):
     """Of some tasks; from 10 % on."""
     node(tmp_path, {"proc/pressure/cpu": PSI.format("35.20"), "proc/pressure/io": PSI.format("9.90")})
     assert list(signs.pressure(tmp_path)) == ["tasks waited for cpu 35 % of the last minute"]
@@ -46,11 +46,11 @@ def test_pressure_of_the_last_minute(tmp_path: Path) -> None:
         ({"sys/fs/cgroup/system.slice/job_7/cpu.stat": "usage_usec 5\n"}, Counters(80, 360, 0)),
     ],
 )
-def test_counters_of_the_kernel(tmp_path: Path, damage: dict[str, str], found: Counters) -> None:
+def test_counters_of_the_kernel(tmp_path, damage: dict[str, str], found: Counters):
     assert signs.counters(node(tmp_path, FILES | damage)) == found
 
 
-def test_what_has_grown_between_two_readings() -> None:
+def test_what_has_grown_between_two_readings():
     """The hypervisor's part counts above 2 %, each stop by the cgroup's limit counts."""
     before = Counters(10, 1000, 3)
     assert not list(signs.grown(before, before)) and not list(signs.grown(before, Counters(12, 1100, 3)))
@@ -59,7 +59,7 @@ def test_what_has_grown_between_two_readings() -> None:
     assert "hypervisor took 25 %" in stolen and "stopped it 5 times" in throttled
 
 
-def test_all_signs_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_signs_are_one_sentence(tmp_path, monkeypatch):
     """A GPU that is not held down, and what cannot be read, is not named."""
     reasons = {"GPU 3 (GPU-3000)": ("hw-thermal",), "GPU 4 (GPU-4000)": ()}
     monkeypatch.setattr(gpu_facts, "throttle_reasons", lambda env: reasons)

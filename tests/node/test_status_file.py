@@ -8,10 +8,14 @@ import signal
 import time
 
 import pytest
-from agent_harness import QUICK, UNTIL_TOLD, Rig, kill, says, until, up
+from agent_harness import QUICK, UNTIL_TOLD, Rig, kill, says, up
+from waits import until
 
 from nvrx_slurm.cli import status
 from nvrx_slurm.cli.status import CANNOT_TELL, ENDED, HEALTHY, NEEDS_A_PERSON
+
+pytestmark = pytest.mark.process
+
 
 OFTEN = "from nvrx_slurm.node.output import status\nstatus.INTERVAL_S, status._SOON_S = 0.5, 0.05"
 
@@ -34,7 +38,7 @@ def told(rig: Rig, *parts: str, code: int = HEALTHY) -> dict[str, object]:
     return dict(last.found.get("status", {}))
 
 
-def test_from_waiting_to_the_end(rig: Rig) -> None:
+def test_from_waiting_to_the_end(rig: Rig):
     rig.before = OFTEN
     progress = rig.dir / "progress"
     progress.write_text("41\n")
@@ -70,7 +74,7 @@ monitor.start_section("save")
 """
 
 
-def test_how_far_ranks_are_is_told_and_long_waits_are_said(rig: Rig) -> None:
+def test_how_far_ranks_are_is_told_and_long_waits_are_said(rig: Rig):
     rig.before = OFTEN + "\nstatus._SAY_S = 0.6"
     flags = ("--ft-rank-section-timeouts=step:90,save:90", "--max-restarts=1")
     first = rig.node(0, "2", script := rig.script(PACED + UNTIL_TOLD), *flags)
@@ -82,7 +86,8 @@ def test_how_far_ranks_are_is_told_and_long_waits_are_said(rig: Rig) -> None:
     assert [one.wait() for one in nodes] == [0, 0]
 
 
-def test_a_candidate_says_that_it_waits_for_votes(rig: Rig) -> None:
+@pytest.mark.matrix
+def test_a_candidate_says_that_it_waits_for_votes(rig: Rig):
     rig.before = OFTEN
     script = rig.script(UNTIL_TOLD)
     nodes = rig.step((0,), 4, "3:4", script)
@@ -93,7 +98,7 @@ def test_a_candidate_says_that_it_waits_for_votes(rig: Rig) -> None:
     assert [one.wait() for one in nodes] == [0, 0, 0]
 
 
-def test_after_the_loss_of_a_coordinator(rig: Rig) -> None:
+def test_after_the_loss_of_a_coordinator(rig: Rig):
     """The next one goes on with the file."""
     rig.before = OFTEN
     first, second, third = rig.nodes(3, "2:3", rig.script(UNTIL_TOLD), "--max-restarts=3", *QUICK)
@@ -108,7 +113,8 @@ def test_after_the_loss_of_a_coordinator(rig: Rig) -> None:
     told(rig, "code 0", code=ENDED)
 
 
-def test_a_stopped_coordinator_does_not_take_the_file_back(rig: Rig) -> None:
+@pytest.mark.matrix
+def test_a_stopped_coordinator_does_not_take_the_file_back(rig: Rig):
     rig.before = OFTEN
     first, second, third = rig.nodes(3, "2:3", rig.script(UNTIL_TOLD), "--max-restarts=3", *QUICK)
     up(first, 0)
@@ -125,7 +131,7 @@ def test_a_stopped_coordinator_does_not_take_the_file_back(rig: Rig) -> None:
     assert [one.wait() for one in (first, second, third)] == [0, 0, 0]
 
 
-def test_a_coordinator_that_is_gone_is_silent(rig: Rig) -> None:
+def test_a_coordinator_that_is_gone_is_silent(rig: Rig):
     rig.before = OFTEN
     one = rig.run(rig.script(UNTIL_TOLD))
     pid = up(one, 0)[1]

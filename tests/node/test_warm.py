@@ -11,12 +11,16 @@ from pathlib import Path
 
 import minicluster_init as init
 import pytest
-from agent_harness import REPO, WAIT_S, Launcher, Rig, kill, says, stat, until
+from agent_harness import REPO, WAIT_S, Launcher, Rig, kill, says, stat
 from stage import await_end
+from waits import until
 
 from nvrx_slurm.node.workers import launcher
 from nvrx_slurm.node.workers.template import _FORK_S
 from nvrx_slurm.node.workers.worker_spec import WarmSpec, WorkerContract, WorkerSpec
+
+pytestmark = pytest.mark.process
+
 
 # `slow` is beside the script. It counts its imports, and has its text from a module of its own.
 SLOW = """
@@ -119,9 +123,7 @@ def asked(one: Launcher) -> int:
     return one.text.count("the template is asked")
 
 
-def test_named_modules_are_imported_once_and_a_killed_template_or_standby_costs_the_warmth_only(
-    rig: Rig, work: str
-) -> None:
+def test_named_modules_are_imported_once_and_a_killed_template_or_standby_costs_the_warmth_only(rig: Rig, work: str):
     rig.before = ASKS
     one = rig.run(work, "--nproc-per-node=2", "--max-restarts=4", SOON, PRELOAD, args=("4",))
     pids = pids_of(one, 0, "forked")
@@ -167,7 +169,7 @@ Launcher.wait = timed
 """
 
 
-def test_a_fault_before_standbys_are_ready_waits_as_long_as_their_imports_took(rig: Rig, work: str) -> None:
+def test_a_fault_before_standbys_are_ready_waits_as_long_as_their_imports_took(rig: Rig, work: str):
     rig.before = ASKS + WAITED
     one = rig.run(work, "--nproc-per-node=2", "--max-restarts=2", SOON, PRELOAD, args=("2",))
     pids = pids_of(one, 0, "forked")
@@ -188,7 +190,7 @@ def test_a_fault_before_standbys_are_ready_waits_as_long_as_their_imports_took(r
     [(["--ft-warm=off"], "0", ""), ([], "0${local_rank}", ""), ([], "0", "python")],
     ids=["off", "arguments of each rank", "another interpreter"],
 )
-def test_workers_are_executed(rig: Rig, work: str, flags: list[str], argument: str, python: str) -> None:
+def test_workers_are_executed(rig: Rig, work: str, flags: list[str], argument: str, python: str):
     wrapper = rig.dir / "python"
     wrapper.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     wrapper.chmod(0o755)
@@ -232,7 +234,7 @@ UNFIT = {
 }
 
 
-def test_modules_that_cannot_be_forked_are_left_out(rig: Rig, work: str) -> None:
+def test_modules_that_cannot_be_forked_are_left_out(rig: Rig, work: str):
     (rig.dir / "torch.py").write_text(TORCH)
     for name, (code, _) in UNFIT.items():
         if code is not None:
@@ -247,7 +249,7 @@ def test_modules_that_cannot_be_forked_are_left_out(rig: Rig, work: str) -> None
     assert one.text.count("up 0") == 2  # the template never ran the script
 
 
-def test_a_template_that_dies_of_a_module_costs_the_warmth_only(rig: Rig, work: str) -> None:
+def test_a_template_that_dies_of_a_module_costs_the_warmth_only(rig: Rig, work: str):
     (rig.dir / "bad.py").write_text("import ctypes; ctypes.string_at(0)")
     one = rig.run(work, "--nproc-per-node=2", "--ft-preload=slow,bad", args=("0",))
     assert one.wait() == 0
@@ -255,7 +257,7 @@ def test_a_template_that_dies_of_a_module_costs_the_warmth_only(rig: Rig, work: 
     assert len([said for said in one.said if "the template process ended with" in said]) == 1
 
 
-def test_a_changed_module_is_executed_and_then_forked_with_its_new_text(rig: Rig, work: str) -> None:
+def test_a_changed_module_is_executed_and_then_forked_with_its_new_text(rig: Rig, work: str):
     one = rig.run(work, "--nproc-per-node=2", "--max-restarts=2", PRELOAD, args=("2",))
     pids = [up(one, 0, rank)[1] for rank in (0, 1)]
     waiting(one, pids)
@@ -269,7 +271,7 @@ def test_a_changed_module_is_executed_and_then_forked_with_its_new_text(rig: Rig
     assert [up(one, 2, rank)[::2] for rank in (0, 1)] == [("forked", "second")] * 2
 
 
-def test_a_killed_agent_takes_template_and_standbys_with_it(rig: Rig, work: str) -> None:
+def test_a_killed_agent_takes_template_and_standbys_with_it(rig: Rig, work: str):
     one = rig.run(work, "--nproc-per-node=2", PRELOAD, args=("1",))
     workers = [up(one, 0, rank)[1] for rank in (0, 1)]
     others = [found for pid in waiting(one, workers) if (found := init.process(pid))]
@@ -277,7 +279,7 @@ def test_a_killed_agent_takes_template_and_standbys_with_it(rig: Rig, work: str)
     assert len(others) == 3 and await_end(others, 1.0) == []
 
 
-def test_auto_preloads_what_the_first_workers_loaded_and_on_a_spare_what_the_script_imports(rig: Rig) -> None:
+def test_auto_preloads_what_the_first_workers_loaded_and_on_a_spare_what_the_script_imports(rig: Rig):
     pytest.importorskip("numpy")
     script = rig.script("""
         before = "numpy" in getattr(sys.meta_path[0], "parked", ())
@@ -351,7 +353,7 @@ def had(one: Launcher, cycle: int, rank: int = 0) -> tuple[str, int]:
     return found[1].strip(), int(found[2])
 
 
-def test_the_first_workers_are_forked_and_the_next_ones_have_what_can_be_forked_too(rig: Rig) -> None:
+def test_the_first_workers_are_forked_and_the_next_ones_have_what_can_be_forked_too(rig: Rig):
     script, env = with_libraries(rig, FIRST)
     rig.before = HOLDS
     one = rig.run(script, "--nproc-per-node=2", "--max-restarts=2", SOON, args=("2",), **env)
@@ -383,9 +385,7 @@ def test_the_first_workers_are_forked_and_the_next_ones_have_what_can_be_forked_
     ],
     ids=["torch cannot be forked", "a variable is set before", "a path is set before", "it may be, and is not"],
 )
-def test_the_first_workers_are_executed_in_doubt(
-    rig: Rig, first: str, more: dict[str, str], before: str, held: int
-) -> None:
+def test_the_first_workers_are_executed_in_doubt(rig: Rig, first: str, more: dict[str, str], before: str, held: int):
     script, env = with_libraries(rig, first, **more)
     rig.before = HOLDS
     one = rig.run(script, "--nproc-per-node=2", args=("0",), **env)
@@ -398,7 +398,7 @@ def test_the_first_workers_are_executed_in_doubt(
 
 @pytest.mark.matrix
 @pytest.mark.torch
-def test_a_forked_rank_under_the_in_process_wrapper(rig: Rig) -> None:
+def test_a_forked_rank_under_the_in_process_wrapper(rig: Rig):
     """An exception is the wrapper's own business. A killed rank is not: the next cycle replaces it."""
     pytest.importorskip("torch")
     script = rig.script("""
@@ -426,12 +426,12 @@ def test_a_forked_rank_under_the_in_process_wrapper(rig: Rig) -> None:
     assert [one.line(rf"came {cycle} {rank} (\w+)$")[1] for cycle in (0, 1) for rank in (0, 1)] == ["forked"] * 4
 
 
-def test_bad_modules(rig: Rig, work: str) -> None:
+def test_bad_modules(rig: Rig, work: str):
     one = rig.run(work, "--ft-preload=torch,,5", args=("0",))
     assert one.wait() == 2 and "--ft-preload" in one.text and "names of Python modules" in one.text
 
 
-def test_a_preparation_that_breaks_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_preparation_that_breaks_is_told_at_once(tmp_path, monkeypatch):
     """Not when the task is collected, which may be an hour later."""
     spec = WorkerSpec(["true"], WorkerContract("", "", ""), {}, 9, lambda local_rank: 0)
 

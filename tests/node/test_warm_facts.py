@@ -18,6 +18,9 @@ import pytest
 from agent_harness import Launcher, Rig, kill, says
 from test_status_file import OFTEN, told
 
+pytestmark = pytest.mark.process
+
+
 DATA = Path(__file__).parents[1] / "data" / "warm_facts"
 SOON, BOUND_S = "--ft-crash-loop-backoff=0", 120.0
 LEAST_FACTS = 120
@@ -145,7 +148,7 @@ EACH_WAY = pytest.mark.parametrize(
 
 @pytest.mark.torch
 @EACH_WAY
-def test_facts_of_each_cycle(rig: Rig, way: str) -> None:
+def test_facts_of_each_cycle(rig: Rig, way: str):
     pytest.importorskip("torch")
     runs = Runs(rig, way)
     one = runs.start("warm", 2)
@@ -168,7 +171,7 @@ def test_facts_of_each_cycle(rig: Rig, way: str) -> None:
 @pytest.mark.matrix
 @pytest.mark.torch
 @pytest.mark.parametrize("way", WAYS)
-def test_facts_of_other_starts(rig: Rig, way: str) -> None:
+def test_facts_of_other_starts(rig: Rig, way: str):
     """By torchrun, without warm starts, and on a spare that is promoted."""
     pytest.importorskip("torch")
     runs = Runs(rig, way)
@@ -187,7 +190,7 @@ def test_facts_of_other_starts(rig: Rig, way: str) -> None:
 
 @pytest.mark.torch
 @EACH_WAY
-def test_facts_on_a_promoted_spare(rig: Rig, way: str) -> None:
+def test_facts_on_a_promoted_spare(rig: Rig, way: str):
     """It is warm with what the lost node's ranks have told."""
     pytest.importorskip("torch")
     rig.before = OFTEN

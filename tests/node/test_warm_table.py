@@ -20,6 +20,8 @@ BOUND_S = 100
 sys.path.insert(0, str(DATA))
 import warm_ends  # noqa: E402
 
+pytestmark = pytest.mark.matrix
+
 
 def _pythons() -> dict[str, str]:
     """Our own Python, and those of other versions that pyenv has here."""
@@ -124,7 +126,7 @@ def _lay_out(directory: Path, python: str, how: str) -> tuple[list[str], str | N
 
 @pytest.mark.parametrize("how", [pytest.param(how, marks=[] if how in USUAL else pytest.mark.matrix) for how in STARTS])
 @VERSIONS
-def test_facts(tmp_path: Path, version: str, how: str) -> None:
+def test_facts(tmp_path, version: str, how: str):
     argv, path0 = _lay_out(tmp_path, PYTHONS[version], how)
     facts = []
     for imports, later in ((None, None), (["decimal"], ["asyncio"])):
@@ -147,7 +149,7 @@ def _plain(text: str) -> str:
 
 
 @VERSIONS
-def test_ends(tmp_path: Path, version: str) -> None:
+def test_ends(tmp_path, version: str):
     argv = [PYTHONS[version], "-u", str(DATA / "warm_ends.py")]
     envs = [{"ROLE_NAME": name} for name in ("forked", *warm_ends.ENDS)]
     executed, forked = (
@@ -170,7 +172,7 @@ print([sys.modules.get(name) for name in sys.argv[1:]])
 
 @pytest.mark.parametrize("fails", ["", "raise ValueError('as asked')"])
 @VERSIONS
-def test_the_users_own_sitecustomize_runs_in_each_worker(tmp_path: Path, version: str, fails: str) -> None:
+def test_the_users_own_sitecustomize_runs_in_each_worker(tmp_path, version: str, fails: str):
     (tmp_path / "sitecustomize.py").write_text(CUSTOM + fails)
     (tmp_path / "usercustomize.py").write_text(CUSTOM)  # a virtual environment has none
     (tmp_path / "work.py").write_text(WORK)
@@ -182,7 +184,7 @@ def test_the_users_own_sitecustomize_runs_in_each_worker(tmp_path: Path, version
         assert code == 0 and out.startswith(f"sitecustomize {rank} False []\n") and ("as asked" in err) == bool(fails)
 
 
-def test_without_its_hook_the_template_does_not_run_the_script(tmp_path: Path) -> None:
+def test_without_its_hook_the_template_does_not_run_the_script(tmp_path):
     """This Python does not look at PYTHONPATH, so it never imports our sitecustomize."""
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} -E "$@"\n')
@@ -193,7 +195,7 @@ def test_without_its_hook_the_template_does_not_run_the_script(tmp_path: Path) -
     assert workers == [[0, "", ""]] * 2 and sorted((tmp_path / "runs").read_text()) == ["0", "1"]
 
 
-def test_each_prefix_has_a_template_of_its_own(tmp_path: Path) -> None:
+def test_each_prefix_has_a_template_of_its_own(tmp_path):
     """As numactl's: what it binds is inherited by the workers."""
     (tmp_path / "mark.py").write_text("import os; PID = os.getpid()")
     script = "import os, sys; before = 'mark' in getattr(sys.meta_path[0], 'parked', ())\nimport mark"
@@ -218,7 +220,7 @@ print(faults() - before)
 
 
 @VERSIONS
-def test_a_worker_writes_to_few_pages_of_the_template(tmp_path: Path, version: str) -> None:
+def test_a_worker_writes_to_few_pages_of_the_template(tmp_path, version: str):
     """A fault for each page that it copies; a look at each module would be one to three for each."""
     (tmp_path / "many").mkdir()
     names = [f"one{number}" for number in range(800)]
@@ -269,7 +271,7 @@ sys.excepthook = sys.__excepthook__
 
 
 @VERSIONS
-def test_what_an_import_enters_is_there_from_then_on(tmp_path: Path, version: str) -> None:
+def test_what_an_import_enters_is_there_from_then_on(tmp_path, version: str):
     """And not before."""
     (tmp_path / "enters.py").write_text(ENTERS)
     (tmp_path / "other_end.py").write_text("import atexit; atexit.register(print, 'of another one')")
@@ -283,7 +285,7 @@ def test_what_an_import_enters_is_there_from_then_on(tmp_path: Path, version: st
     assert json.loads(others) == [before, after]
 
 
-def test_a_module_that_several_ones_make_is_there_with_the_first_of_them(tmp_path: Path) -> None:
+def test_a_module_that_several_ones_make_is_there_with_the_first_of_them(tmp_path):
     """As Cython's runtime."""
     for name in ("one", "other"):
         (tmp_path / f"{name}.py").write_text("import sys; sys.modules.setdefault('runtime', type(sys)('runtime'))")
@@ -303,7 +305,7 @@ def test_a_module_that_several_ones_make_is_there_with_the_first_of_them(tmp_pat
 
 @pytest.mark.matrix
 @pytest.mark.torch
-def test_torch(tmp_path: Path) -> None:
+def test_torch(tmp_path):
     pytest.importorskip("torch")
     argv, found = [sys.executable, "-u", str(DATA / "warm_torch.py")], []
     for preload in (None, ["numpy", "torch", "torch._dynamo"]):
@@ -318,7 +320,7 @@ def test_torch(tmp_path: Path) -> None:
     assert found[0] == found[1] and found[0][0]["sum"] == 3.0
 
 
-def test_a_sitecustomize_that_changes_the_path_executes_workers(tmp_path: Path) -> None:
+def test_a_sitecustomize_that_changes_the_path_executes_workers(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(f"import sys; sys.path.insert(0, {str(tmp_path / 'overlay')!r})")
     (tmp_path / "work.py").write_text("import sys; print('decimal' in getattr(sys.meta_path[0], 'parked', ()))")
     argv, env = [sys.executable, "-u", "work.py"], {"PYTHONPATH": str(tmp_path)}

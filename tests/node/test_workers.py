@@ -12,11 +12,14 @@ from pathlib import Path
 
 import minicluster_init as init
 import pytest
-from agent_harness import CLIENT, REPO, WAIT_S, Rig, until
+from agent_harness import CLIENT, REPO, WAIT_S, Rig
 from stage import await_end
+from waits import until
+
+pytestmark = pytest.mark.process
 
 
-def test_crash_restarts_all_ranks_in_the_same_job(rig: Rig) -> None:
+def test_crash_restarts_all_ranks_in_the_same_job(rig: Rig):
     script = rig.script("""
         say("up", CYCLE, os.environ["TORCHELASTIC_RESTART_COUNT"])
         print("err", RANK, file=sys.stderr)
@@ -42,7 +45,7 @@ def test_crash_restarts_all_ranks_in_the_same_job(rig: Rig) -> None:
 
 @pytest.mark.matrix
 @pytest.mark.torch
-def test_the_real_record_decorator(rig: Rig) -> None:
+def test_the_real_record_decorator(rig: Rig):
     script = rig.script("""
         from torch.distributed.elastic.multiprocessing.errors import record
         @record
@@ -56,7 +59,7 @@ def test_the_real_record_decorator(rig: Rig) -> None:
     assert "LookupError" in last.splitlines()[0] and "from torch" in last.splitlines()[0] and "in main" in last
 
 
-def test_error_file_that_cannot_be_read_does_not_hold_up_the_end(rig: Rig) -> None:
+def test_error_file_that_cannot_be_read_does_not_hold_up_the_end(rig: Rig):
     """A FIFO nobody writes to stands for a file system that hangs."""
     script = rig.script("os.mkfifo(os.environ['TORCHELASTIC_ERROR_FILE']); say('made'); os._exit(5)")
     one = rig.run(script)
@@ -65,7 +68,7 @@ def test_error_file_that_cannot_be_read_does_not_hold_up_the_end(rig: Rig) -> No
     assert "exited with code 5" in one.text.rpartition("first cause:")[2]
 
 
-def test_hang_is_seen_and_the_job_goes_on(rig: Rig) -> None:
+def test_hang_is_seen_and_the_job_goes_on(rig: Rig):
     script = rig.script(f"""{CLIENT}
 def spin_for_ever():
     while True:
@@ -87,7 +90,7 @@ client.shutdown_workload_monitoring()
     assert rig.log(1, 1, "out") == "up 1\n"
 
 
-def test_killed_monitor_comes_back_and_its_rank_does_not_notice(rig: Rig) -> None:
+def test_killed_monitor_comes_back_and_its_rank_does_not_notice(rig: Rig):
     """After that its successor still sees the hang."""
     script = rig.script(CLIENT + """
 say("up", os.getpid())
@@ -123,7 +126,7 @@ if CYCLE == 0:
 """
 
 
-def test_job_restarts_after_its_directory_was_removed(rig: Rig) -> None:
+def test_job_restarts_after_its_directory_was_removed(rig: Rig):
     """As by a cleaner of /tmp. It is made again."""
     one = rig.run(rig.script(CLIENT + BEATS), "--standalone", "--nproc-per-node=2", "--max-restarts=2")
     for rank in (0, 1):
@@ -145,7 +148,7 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 """
 
 
-def test_sigkill_of_the_agent_takes_everything_down(rig: Rig) -> None:
+def test_sigkill_of_the_agent_takes_everything_down(rig: Rig):
     one = rig.run(rig.script(FAMILY + "forever()"), "--nproc-per-node=2")
     pids = [int(pid) for rank in (0, 1) for pid in one.line(rf"\[rank {rank}\] family (\d+) (\d+)").groups()]
     for rank in (0, 1):
@@ -170,7 +173,7 @@ def test_sigkill_of_the_agent_takes_everything_down(rig: Rig) -> None:
         ("event.set()", "threading.Thread(target=upload).start(), time.sleep(1000)", "saved\n"),
     ],
 )
-def test_a_worker_is_killed_soon_only_if_it_does_nothing(rig: Rig, handler: str, body: str, last: str) -> None:
+def test_a_worker_is_killed_soon_only_if_it_does_nothing(rig: Rig, handler: str, body: str, last: str):
     script = f"""
         import ctypes, select, threading
         lock, mutex, event = ctypes.CDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64), threading.Event()
@@ -195,7 +198,7 @@ def test_a_worker_is_killed_soon_only_if_it_does_nothing(rig: Rig, handler: str,
     assert one.wait() == 0 and rig.log(0, 0, "out").endswith(last)
 
 
-def test_worker_that_ignores_sigterm_is_killed_after_the_stop_timeout(rig: Rig) -> None:
+def test_worker_that_ignores_sigterm_is_killed_after_the_stop_timeout(rig: Rig):
     script = rig.script("""
         signal.signal(signal.SIGTERM, lambda *_: say("ignored"))
         say("up", CYCLE)
@@ -213,7 +216,7 @@ def test_worker_that_ignores_sigterm_is_killed_after_the_stop_timeout(rig: Rig) 
     assert rig.log(0, 0, "out") == "up 0\nignored\n"
 
 
-def test_no_worker_starts_after_a_stop_that_comes_while_it_is_about_to(tmp_path: Path) -> None:
+def test_no_worker_starts_after_a_stop_that_comes_while_it_is_about_to(tmp_path):
     """Its exit is told once, whatever the event loop has just done."""
     driver = Path(__file__).with_name("stop_driver.py")
     argv, env = [sys.executable, str(driver), str(tmp_path), "8"], {**os.environ, "PYTHONPATH": str(REPO)}

@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
+
+
 pytest.importorskip("transformers", reason="extra: transformers")
 PROGRAM = Path(__file__).resolve().parents[2] / "scripts/lib/client_programs/hf_trainer.py"
 
 
 @pytest.mark.torch
-def test_a_warned_run_saves_and_the_next_one_learns(tmp_path: Path) -> None:
+def test_a_warned_run_saves_and_the_next_one_learns(tmp_path):
     limits = ["--ft-initial-rank-heartbeat-timeout=60", "--ft-rank-heartbeat-timeout=60"]
     words = ["--standalone", "--nproc-per-node=2", *limits, str(PROGRAM), "out"]
     command = [sys.executable, "-m", "nvrx_slurm", *words]

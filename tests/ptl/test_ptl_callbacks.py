@@ -16,7 +16,7 @@ from ranks_harness import Script, Zygote
 ROOT = str(Path(__file__).resolve().parents[2])
 BOUND_S = 100
 
-pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("lightning")]  # imported once
+pytestmark = [pytest.mark.process, pytest.mark.torch, pytest.mark.xdist_group("lightning")]  # imported once
 PACKAGES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
 INSTALLED = [path for name, path in PACKAGES.items() if importlib.util.find_spec(name)]
 
@@ -79,7 +79,7 @@ Run = Callable[..., tuple[dict, str]]
 
 
 @pytest.fixture
-def run(zygotes: dict[str, Zygote], tmp_path: Path) -> Iterator[Run]:
+def run(zygotes: dict[str, Zygote], tmp_path) -> Iterator[Run]:
     """Runs a program; what it said, and its stderr."""
     programs: list[Script] = []
 
@@ -100,8 +100,9 @@ def run(zygotes: dict[str, Zygote], tmp_path: Path) -> Iterator[Run]:
         one.close()
 
 
+@pytest.mark.repeats("pytorch_lightning")
 @pytest.mark.parametrize("package", INSTALLED)
-def test_heartbeats_through_two_jobs(run: Run, package: str) -> None:
+def test_heartbeats_through_two_jobs(run: Run, package: str):
     """The first job has no checkpoint to load and learns nothing; the second one does, and is the last."""
     code = """
     with standalone_monitor(**HEARTBEATS) as monitor:
@@ -131,7 +132,7 @@ def test_heartbeats_through_two_jobs(run: Run, package: str) -> None:
     assert finished and said["loaded"] == [True] and said["hangs"] == []
 
 
-def test_sections_through_two_jobs(run: Run, any_package: str) -> None:
+def test_sections_through_two_jobs(run: Run, any_package: str):
     code = """
     def learned():
         return json.load(open("_ft_state_.json"))["current_timeouts"]["section"]
@@ -159,7 +160,7 @@ def test_sections_through_two_jobs(run: Run, any_package: str) -> None:
     assert said["unwrapped"] and said["hangs"] == []
 
 
-def test_failures_and_exits(run: Run, any_package: str) -> None:
+def test_failures_and_exits(run: Run, any_package: str):
     """A failed fit learns nothing, calls nothing collective and flags nothing; sys.exit(0) is an end in order."""
     code = """
     calls = []
@@ -189,7 +190,7 @@ def test_failures_and_exits(run: Run, any_package: str) -> None:
     }
 
 
-def test_a_policy_turns_exceptions_into_requests(run: Run, any_package: str) -> None:
+def test_a_policy_turns_exceptions_into_requests(run: Run, any_package: str):
     """What the launcher gets to hear of a failed fit; the script always sees its own exception."""
     code = """
     from nvrx_slurm.fault_tolerance import WorkloadAction, WorkloadControlRequest
@@ -236,7 +237,7 @@ def test_a_policy_turns_exceptions_into_requests(run: Run, any_package: str) -> 
         assert token in stderr
 
 
-def test_what_is_missing_is_said(run: Run, any_package: str) -> None:
+def test_what_is_missing_is_said(run: Run, any_package: str):
     code = """
     def error(make, strategy="ddp", **limits):
         with standalone_monitor(**limits):
@@ -272,7 +273,7 @@ def test_what_is_missing_is_said(run: Run, any_package: str) -> None:
     assert "_ft_state.json" in stderr
 
 
-def test_a_simulated_fault_hits_the_rank(run: Run, any_package: str) -> None:
+def test_a_simulated_fault_hits_the_rank(run: Run, any_package: str):
     code = """
     fault = {"fault_type": "rank_killed", "base_delay": 0.2, "rand_delay": 0.1}
     with standalone_monitor(**HEARTBEATS):
@@ -281,7 +282,7 @@ def test_a_simulated_fault_hits_the_rank(run: Run, any_package: str) -> None:
     run(any_package, code, returncode=-9)
 
 
-def test_the_package_imports_no_lightning() -> None:
+def test_the_package_imports_no_lightning():
     code = (
         f"import sys; sys.path.insert(0, {ROOT!r}); import nvrx_slurm.ptl_resiliency as p\n"
         "assert not {'torch', 'lightning', 'pytorch_lightning'} & set(sys.modules)\n"

@@ -15,6 +15,8 @@ from .process import Process
 from .training import Training, Worker
 from .world import World, WorldSettings
 
+pytestmark = pytest.mark.fast
+
 
 class BadTraining(Training):
     """Each rank on a bad node ends by itself, sooner or later; so does that of the bad shard, before it has saved."""
@@ -60,7 +62,7 @@ class BadWorld(World):
 
 @pytest.mark.parametrize("seeds", [range(30), pytest.param(range(30, 200), marks=pytest.mark.matrix)])
 @pytest.mark.parametrize("shard", [False, True])
-def test_bad_nodes_lose_their_places_and_no_others(seeds: range, shard: bool) -> None:
+def test_bad_nodes_lose_their_places_and_no_others(seeds: range, shard: bool):
     for seed in seeds:
         world = BadWorld(seed, shard)
         code, core = world.run().code, world.coordinators[-1].core

@@ -13,6 +13,9 @@ from nvrx_slurm.core.election.election import LEADER_SHARE, LEASE_SHARE, MEMBER_
 from . import network, process, processes, world
 from .world import WorldSettings
 
+pytestmark = pytest.mark.fast
+
+
 LEASE_S = 10.0  # by default
 TIMES = {
     "COORDINATOR_KEEPALIVE_S": LEASE_S, "AGENT_KEEPALIVE_S": MEMBER_SHARE * LEASE_S,
@@ -43,7 +46,7 @@ class _World(ReplayWorld):
 
 
 @pytest.mark.parametrize("nodes", [1024, pytest.param(4096, marks=pytest.mark.matrix)])
-def test_an_election_comes_to_an_end_while_votes_come_slowly(nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_election_comes_to_an_end_while_votes_come_slowly(nodes: int, monkeypatch):
     """All votes take as long as 16,384 with 0.15 ms each. Within 15 s all nodes have a new coordinator."""
     for module in (network, process, processes, world):
         for name in TIMES.keys() & vars(module).keys():

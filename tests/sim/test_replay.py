@@ -8,8 +8,10 @@ import pytest
 from replay_llama3 import PUBLISHED, Replay, findings, run
 from replay_picture import picture
 
+pytestmark = pytest.mark.fast
 
-def test_a_small_replay_keeps_every_promise() -> None:
+
+def test_a_small_replay_keeps_every_promise():
     job = Replay(nodes=2048, spares=6, thin=256, faults=70)
     outcomes = [run(job, seed, judged=True) for seed in range(1)]
     assert [one for one in findings(job, outcomes) if "user code" not in one] == []  # six spares: it queues often
@@ -22,5 +24,5 @@ def test_a_small_replay_keeps_every_promise() -> None:
     assert drawn.startswith("<svg") and "http" not in drawn.replace("http://www.w3.org/2000/svg", "")
 
 
-def test_the_published_counts_are_466() -> None:
+def test_the_published_counts_are_466():
     assert PUBLISHED == 466 and Replay().mtbf_s == pytest.approx(10_012, abs=1)

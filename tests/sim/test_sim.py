@@ -19,6 +19,8 @@ from tests.core.samples import agent_settings
 from .faults import KINDS
 from .world import Outcome, World, WorldSettings, random_settings
 
+pytestmark = pytest.mark.fast
+
 
 def run(settings: Iterable[WorldSettings]) -> list[Outcome]:
     return [World(s).run() for s in settings]
@@ -32,7 +34,7 @@ def many() -> list[Outcome]:
 
 @pytest.mark.matrix
 @pytest.mark.xdist_group("many seeds")  # made once
-def test_80_seeds_with_80_nodes_come_to_the_right_end(many: list[Outcome]) -> None:
+def test_80_seeds_with_80_nodes_come_to_the_right_end(many: list[Outcome]):
     codes = Counter(outcome.code for outcome in many)
     assert codes[ExitCode.OK] > 20, codes
     for code in (ExitCode.FAILED, ExitCode.TOO_FEW_NODES, ExitCode.NO_RESTART, 143):
@@ -41,7 +43,7 @@ def test_80_seeds_with_80_nodes_come_to_the_right_end(many: list[Outcome]) -> No
 
 @pytest.mark.matrix
 @pytest.mark.xdist_group("many seeds")
-def test_every_kind_of_fault_fires_in_them(many: list[Outcome]) -> None:
+def test_every_kind_of_fault_fires_in_them(many: list[Outcome]):
     fired = sum((outcome.fired for outcome in many), Counter())
     assert not {*KINDS, "duplicate"} - fired.keys()
 
@@ -52,7 +54,7 @@ MORE = [pytest.param(range(at, at + 300), marks=pytest.mark.matrix) for at in ra
 
 
 @pytest.mark.parametrize("seeds", [range(60), ONCE_BROKEN, *MORE], ids=str)
-def test_small_clusters_meet_what_large_ones_meet_rarely(seeds: Iterable[int]) -> None:
+def test_small_clusters_meet_what_large_ones_meet_rarely(seeds: Iterable[int]):
     """With few nodes most faults hit somebody who matters: this is where most defects were found."""
     run(random_settings(seed, nodes=1 + seed % 8) for seed in seeds)
 
@@ -63,13 +65,13 @@ def test_small_clusters_meet_what_large_ones_meet_rarely(seeds: Iterable[int]) -
     pytest.param(RestartPolicy.ANY_FAILED, range(4, 20), marks=pytest.mark.matrix),
     pytest.param(RestartPolicy.MIN_HEALTHY, range(20), marks=pytest.mark.matrix),
 ])  # fmt: skip
-def test_one_kind_of_fault_again_and_again(kind: str, policy: RestartPolicy, seeds: range) -> None:
+def test_one_kind_of_fault_again_and_again(kind: str, policy: RestartPolicy, seeds: range):
     agent = agent_settings(in_step=True, policy=policy)
     run(WorldSettings(nodes=6, min_nodes=4, max_restarts=8, seed=s, kinds=(kind,), agent=agent) for s in seeds)
 
 
 @pytest.mark.matrix
-def test_2_000_nodes() -> None:
+def test_2_000_nodes():
     kinds = ("worker-killed", "agent-crashes", "host-vanishes", "comes-back", "coordinator-dies")
     settings = WorldSettings(2_000, min_nodes=1_990, max_restarts=8, seed=4, nproc=1, faults=8, kinds=kinds)
     outcome = World(settings).run()
@@ -77,7 +79,7 @@ def test_2_000_nodes() -> None:
     assert outcome.fired["coordinator-dies"] and outcome.fired["comes-back"]
 
 
-def test_under_min_healthy_the_job_survives_faults_without_a_restart() -> None:
+def test_under_min_healthy_the_job_survives_faults_without_a_restart():
     agent = agent_settings(policy=RestartPolicy.MIN_HEALTHY)
     kinds = ("worker-killed", "agent-crashes")
     settings = (WorldSettings(8, min_nodes=2, seed=s, faults=3, kinds=kinds, agent=agent, twice=0.0) for s in range(50))
@@ -89,7 +91,7 @@ def test_under_min_healthy_the_job_survives_faults_without_a_restart() -> None:
     assert sum((world.fired for world in worlds), Counter()).total() > 100
 
 
-def test_without_faults_nothing_is_restarted() -> None:
+def test_without_faults_nothing_is_restarted():
     world = World(WorldSettings(faults=0, max_restarts=3, twice=0.0))
     outcome = world.run()
     assert outcome.code == ExitCode.OK
@@ -98,7 +100,7 @@ def test_without_faults_nothing_is_restarted() -> None:
     assert outcome.took_s < 26.0
 
 
-def test_equal_seeds_tell_equal_stories() -> None:
+def test_equal_seeds_tell_equal_stories():
     logs = []
     for _ in range(2):
         world = World(replace(random_settings(seed=7, nodes=20), record=True))
@@ -107,20 +109,20 @@ def test_equal_seeds_tell_equal_stories() -> None:
     assert logs[0] == logs[1] != []
 
 
-def test_without_node_0_the_others_begin_when_they_are_enough() -> None:
+def test_without_node_0_the_others_begin_when_they_are_enough():
     world = World(WorldSettings(nodes=4, min_nodes=3, faults=0, absent=(0,)))
     outcome = world.run()
     assert outcome.exits == {ExitCode.OK: 3}
     assert outcome.took_s < 35.0
 
 
-def test_where_no_majority_comes_up_the_missing_nodes_are_named() -> None:
+def test_where_no_majority_comes_up_the_missing_nodes_are_named():
     [outcome] = run([WorldSettings(nodes=4, min_nodes=3, faults=0, absent=(0, 1, 2))])
     assert outcome.exits == {ExitCode.TOO_FEW_NODES: 1}
     assert outcome.reason.endswith("1 of at least 3 nodes are here; missing: h0, h1, h2")
 
 
-def test_a_node_without_workers_that_coordinated_costs_no_cycle() -> None:
+def test_a_node_without_workers_that_coordinated_costs_no_cycle():
     """Another node leads, and the ranks run on."""
     spares = 0
     for seed in range(60):
@@ -134,7 +136,7 @@ def test_a_node_without_workers_that_coordinated_costs_no_cycle() -> None:
 
 
 @pytest.mark.parametrize("seeds", [range(15), pytest.param(range(15, 100), marks=pytest.mark.matrix)])
-def test_logs_of_simulated_jobs_replay_identically(seeds: range) -> None:
+def test_logs_of_simulated_jobs_replay_identically(seeds: range):
     steps = 0
     for nodes, seed in (*((1 + seed % 8, seed) for seed in seeds), (80, 11)):
         world = World(replace(random_settings(seed, nodes), record=True))

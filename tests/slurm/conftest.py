@@ -13,7 +13,7 @@ LATER = [pytest.param(version, marks=pytest.mark.matrix) for version in slurm_bu
 
 
 @pytest.fixture(scope="module", params=["", *LATER], ids=lambda version: version or "22.05")
-def slurm_version(request: pytest.FixtureRequest, needs_slurm: None) -> str:
+def slurm_version(request, needs_slurm: None) -> str:
     """The tests of a module that use it run on each version that is here: for MiniCluster(..., slurm=slurm_version)."""
     version: str = request.param
     if reason := MiniCluster.available(version):

@@ -24,6 +24,9 @@ from nvrx_slurm.slurm.api import completion
 from nvrx_slurm.slurm.api.cli import Slurm
 from nvrx_slurm.slurm.api.facts import NoAnswer, NotKnown, SlurmError
 
+pytestmark = pytest.mark.slurm
+
+
 WAIT_S = 30.0
 NOBODY = 65534
 REPO = Path(__file__).resolve().parents[2]
@@ -59,7 +62,7 @@ def cluster(slurm_version: str) -> Iterator[MiniCluster]:
 
 
 @pytest.fixture(params=["cli", "pyslurm"])
-def slurm(request: pytest.FixtureRequest, slurm_version: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:
+def slurm(request, slurm_version: str, monkeypatch) -> Iterator[Slurm]:
     """A backend, as `connect` gives it."""
     if request.param == "pyslurm":
         wheel = slurm_builds.pyslurm(slurm_version)
@@ -89,7 +92,7 @@ def until(done: Callable[[], object], what: str) -> None:
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> Path:
+def script(tmp_path) -> Path:
     path = tmp_path / "job.sh"
     path.write_text(
         "#!/bin/sh\n#SBATCH --nodes=2 --time=10 --requeue --output=/dev/null\n"
@@ -99,7 +102,7 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_job_from_submission_to_its_end(slurm: Slurm, script: Path, tmp_path: Path) -> None:
+def test_a_job_from_submission_to_its_end(slurm: Slurm, script: Path, tmp_path):
     job_id = slurm.submit(script, ["--begin=now+1hour", '--job-name=it\'s "a" job', "--exclude=n3"])
     job = slurm.job(job_id)
     assert (job.state, job.reason) == ("PENDING", "BeginTime")
@@ -133,7 +136,7 @@ def test_a_job_from_submission_to_its_end(slurm: Slurm, script: Path, tmp_path: 
     assert slurm.steps(job_id) == []
 
 
-def test_exit_codes_and_the_end_without_a_batch_host(slurm: Slurm, script: Path) -> None:
+def test_exit_codes_and_the_end_without_a_batch_host(slurm: Slurm, script: Path):
     code, killed, lost = (script.with_name(name) for name in ("code", "killed", "lost"))
     for path, line in ((code, "exit 93"), (killed, "kill -9 $$"), (lost, "exec sleep 600")):
         path.write_text(f"#!/bin/sh\n#SBATCH --output=/dev/null\n{line}\n")
@@ -144,7 +147,7 @@ def test_exit_codes_and_the_end_without_a_batch_host(slurm: Slurm, script: Path)
     assert [slurm.job(one).exit_code for one in jobs] == [93, 137, 7]
 
 
-def test_nodes_and_the_configuration(slurm: Slurm, slurm_version: str) -> None:
+def test_nodes_and_the_configuration(slurm: Slurm, slurm_version: str):
     config = slurm.config()
     assert config["KillWait"].startswith("5") and not config.get("Epilog")
     assert config["SLURM_VERSION"].startswith(slurm_version or "22.05")
@@ -159,7 +162,7 @@ def test_nodes_and_the_configuration(slurm: Slurm, slurm_version: str) -> None:
     until(lambda: slurm.nodes(["n2"])["n2"].states == {"IDLE"}, "it is in service")
 
 
-def test_what_is_not_known(slurm: Slurm) -> None:
+def test_what_is_not_known(slurm: Slurm):
     for ask in (
         lambda: slurm.job(99999), lambda: slurm.requeue(99999), lambda: slurm.exclude(99999, ["n1"]),
         lambda: slurm.set_comment(99999, "x"),
@@ -173,7 +176,7 @@ def test_what_is_not_known(slurm: Slurm) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for another user")
-def test_what_is_forbidden(slurm: Slurm, slurm_version: str, script: Path, cluster: MiniCluster) -> None:
+def test_what_is_forbidden(slurm: Slurm, slurm_version: str, script: Path, cluster: MiniCluster):
     cluster.root.chmod(0o711)
     job_id = slurm.submit(script, ["--hold"])
     python = f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}"
@@ -192,7 +195,7 @@ def test_what_is_forbidden(slurm: Slurm, slurm_version: str, script: Path, clust
     slurm.cancel(job_id)
 
 
-def test_both_backends_answer_the_same(slurm: Slurm, script: Path) -> None:
+def test_both_backends_answer_the_same(slurm: Slurm, script: Path):
     if slurm.name == "cli":
         pytest.skip("compared where pyslurm is")
     other = Slurm()
@@ -213,7 +216,7 @@ def test_both_backends_answer_the_same(slurm: Slurm, script: Path) -> None:
         slurm.cancel(job)
 
 
-def test_slurmctld_that_hangs_or_is_gone(slurm: Slurm, cluster: MiniCluster) -> None:
+def test_slurmctld_that_hangs_or_is_gone(slurm: Slurm, cluster: MiniCluster):
     """It costs bounded time, is asked seldom, and answers again when it is back."""
     slurm.tools.timeout_s = 0.5
     stopped = [one for one in cluster.scan() if one.name == "slurmctld" and signal_process(one, signal.SIGSTOP)]

@@ -15,6 +15,9 @@ from nvrx_slurm.slurm.api.facts import NoAnswer, NotKnown
 from nvrx_slurm.slurm.api.tools import Tools, Turn
 from nvrx_slurm.slurm.control import Control
 
+pytestmark = pytest.mark.fast
+
+
 # Stands in for pyslurm: each start is a line of `starts`; what `Nodes.load` does is in the file `does`.
 PYSLURM = """
 import sys, time
@@ -35,7 +38,7 @@ class Nodes:
 
 
 @pytest.fixture
-def does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Path]]:
+def does(tmp_path, monkeypatch) -> Iterator[Callable[[str], Path]]:
     """Puts the stand-in in the place of pyslurm and tells it what to do."""
 
     def to_do(what: str, module: str = PYSLURM) -> Path:
@@ -58,9 +61,7 @@ def does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
         ("print('x' * 70000, file=sys.stderr); sys.exit('too much')", "too much"),
     ],
 )
-def test_a_process_that_dies_or_hangs_is_started_again(
-    does: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, what: str, says: str
-) -> None:
+def test_a_process_that_dies_or_hangs_is_started_again(does: Callable[[str], Path], monkeypatch, what: str, says: str):
     monkeypatch.setattr(tools_module, "_FIRST_PAUSE_S", 0.0)
     starts = does(what)
     slurm = PySlurm(Tools(timeout_s=2.0))
@@ -77,7 +78,7 @@ def test_a_process_that_dies_or_hangs_is_started_again(
     slurm.close()
 
 
-def test_a_pyslurm_that_was_asked_for_and_does_not_load(does: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_pyslurm_that_was_asked_for_and_does_not_load(does: Callable[[str], Path], tmp_path):
     """A command ends with 2; an agent goes on."""
     does("", "raise ImportError('libslurm.so.44 is missing')")
     with pytest.raises(api.NotUsable, match=r"libslurm\.so\.44") as raised:
@@ -90,7 +91,7 @@ def test_a_pyslurm_that_was_asked_for_and_does_not_load(does: Callable[[str], Pa
         control.batch_host(7)
 
 
-def test_calls_pause_longer_and_longer_until_slurm_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_pause_longer_and_longer_until_slurm_answers(monkeypatch):
     now_s = [1000.0]
     monkeypatch.setattr(tools_module.time, "monotonic", lambda: now_s[0])
     turn, asked = Turn(), list[float]()

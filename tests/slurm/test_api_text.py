@@ -9,6 +9,9 @@ import pytest
 from nvrx_slurm.slurm.api import text
 from nvrx_slurm.slurm.api.facts import NoAnswer, NotAllowed, NotKnown, SlurmError
 
+pytestmark = pytest.mark.fast
+
+
 NODES = (
     "NodeName=n1 Arch=x86_64 CoresPerSocket=1  CPUAlloc=0 CPUTot=16 CPULoad=0.13 AvailableFeatures=(null) "
     "NodeAddr=127.0.0.1 NodeHostName=localhost Port=12369 Version=22.05.8 OS=Linux 6.1 #1 SMP Debian = 1 "
@@ -34,11 +37,11 @@ JOB = (
         ("Partition_Limit", None),
     ],
 )  # fmt: skip
-def test_durations(said: str, seconds: float | None) -> None:
+def test_durations(said: str, seconds: float | None):
     assert text.seconds(said) == seconds
 
 
-def test_nodes_of_several_versions() -> None:
+def test_nodes_of_several_versions():
     found = text.nodes(NODES)
     new = {"NEW_IN_"}  # of a state that is not known
     drained = {"DRAIN", "NOT_RESPONDING"}
@@ -51,7 +54,7 @@ def test_nodes_of_several_versions() -> None:
         text.nodes("NodeName=n9 Arch=x86_64\n")
 
 
-def test_a_job() -> None:
+def test_a_job():
     job = text.job(JOB.format(name="train", comment="x"), 7)
     assert (job.job_id, job.state, job.reason, job.restarts, job.requeue) == (7, "RUNNING", "", 3, True)
     assert (job.nodes, job.excluded, job.batch_host) == (("n1", "n2"), ("n3", "n4"), "n1")
@@ -66,13 +69,13 @@ def test_a_job() -> None:
         'it\'s "a", b=c', "two\nlines", "Jöb\x07\x1b[2J", "JobId=9 x", "a\nRestarts=9 JobState=FAILED BatchHost=n9",
     ],
 )  # fmt: skip
-def test_texts_of_users(said: str) -> None:
+def test_texts_of_users(said: str):
     job = text.job(JOB.format(name=said, comment=said), 7)
     assert (job.job_id, job.state, job.batch_host, job.restarts) == (7, "RUNNING", "n1", 3)
 
 
 @pytest.mark.parametrize("cut", [0, 5, 20, 300, len(JOB) - 9])
-def test_a_cut_off_answer_is_one_sentence(cut: int) -> None:
+def test_a_cut_off_answer_is_one_sentence(cut: int):
     for parse in (text.nodes, text.steps, text.config):
         parse(JOB[:cut])
     with pytest.raises(SlurmError, match="JobState|JobId|ExitCode|TimeLimit") as raised:
@@ -80,7 +83,7 @@ def test_a_cut_off_answer_is_one_sentence(cut: int) -> None:
     assert str(raised.value).isprintable() and len(str(raised.value)) < 400
 
 
-def test_other_jobs_are_left_out() -> None:
+def test_other_jobs_are_left_out():
     both = JOB + JOB.replace("JobId=7", "JobId=8").replace("JobState=RUNNING", "JobState=FAILED")
     assert (text.job(both, 7).state, text.job(both, 8).state) == ("RUNNING", "FAILED")
 
@@ -99,6 +102,6 @@ def test_other_jobs_are_left_out() -> None:
         ("\x1b[2J\0 odd", SlurmError),
     ],
 )
-def test_errors_by_what_slurm_says(said: str, kind: type[SlurmError]) -> None:
+def test_errors_by_what_slurm_says(said: str, kind: type[SlurmError]):
     error = text.error("scontrol", said)
     assert type(error) is kind and str(error).isprintable()

@@ -6,7 +6,6 @@ import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from minicluster import MiniCluster
@@ -18,6 +17,8 @@ from nvrx_slurm.slurm.api.facts import NoAnswer, NotInstalled
 from nvrx_slurm.slurm.api.tools import Tools
 from nvrx_slurm.slurm.control import BatchHost, Control, seconds
 
+pytestmark = pytest.mark.fast
+
 
 @pytest.fixture
 def control() -> Control:
@@ -26,7 +27,7 @@ def control() -> Control:
 
 
 @pytest.fixture
-def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+def tool(tmp_path, monkeypatch) -> Callable[[str, str], None]:
     """Puts shell scripts in the place of Slurm's tools."""
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
 
@@ -37,18 +38,18 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str]
     return make
 
 
-def test_time_left_from_the_environment_needs_no_tool(control: Control) -> None:
+def test_time_left_from_the_environment_needs_no_tool(control: Control):
     left_s = control.time_left_s(1, {"SLURM_JOB_END_TIME": f"{time.time() + 100:.0f}"})
     assert left_s is not None and 90 < left_s < 102
     assert control.time_left_s(1, {"SLURM_JOB_END_TIME": "1700000100"}) == 0.0
 
 
 @pytest.mark.parametrize(("value", "found"), [("17 sec", 17.0), ("90", 90.0), ("", 30.0), ("x", 30.0)])
-def test_kill_wait(value: str, found: float) -> None:
+def test_kill_wait(value: str, found: float):
     assert seconds({"KillWait": value}, "KillWait", 30.0) == found
 
 
-def test_without_slurm(control: Control, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_slurm(control: Control, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert control.time_left_s(1, {}) is None
     assert control.kill_wait_s() == 30.0
@@ -60,7 +61,7 @@ def test_without_slurm(control: Control, monkeypatch: pytest.MonkeyPatch, tmp_pa
         control.batch_host(1)
 
 
-def test_node_addr_where_the_name_does_not_resolve(control: Control, tool: Callable[[str, str], None]) -> None:
+def test_node_addr_where_the_name_does_not_resolve(control: Control, tool: Callable[[str, str], None]):
     tool("scontrol", "echo NodeName=$3 NodeAddr=127.0.0.1 State=IDLE")
     assert control.node_address("no-such-node.invalid") == "127.0.0.1"
 
@@ -84,7 +85,7 @@ UP = NODE.format(state="ALLOCATED", address="127.0.0.1", port="{port}")
         (UNKNOWN, AWAY, BatchHost.ALIVE),
     ],
 )
-def test_batch_host(control: Control, tool: Callable[[str, str], None], job: str, node: str, found: BatchHost) -> None:
+def test_batch_host(control: Control, tool: Callable[[str, str], None], job: str, node: str, found: BatchHost):
     with socket.create_server(("127.0.0.1", 0)) as slurmd:
         node = node.replace("{port}", str(slurmd.getsockname()[1]))
         tool("scontrol", f"case $2 in job) {job};; node) {node};; *) exit 9;; esac")
@@ -92,8 +93,8 @@ def test_batch_host(control: Control, tool: Callable[[str, str], None], job: str
 
 
 def test_what_slurm_refuses_is_tried_again_and_then_cancelled(
-    control: Control, tool: Callable[[str, str], None], tmp_path: Path
-) -> None:
+    control: Control, tool: Callable[[str, str], None], tmp_path
+):
     node = NODE.format(state="DOWN", address="127.0.0.1", port=1)
     tool("scontrol", f"case $2 in job) {JOB};; node) {node};; *) echo disabled >&2; exit 1;; esac")
     tool("scancel", f"echo $* >> {tmp_path}/cancelled")
@@ -103,7 +104,7 @@ def test_what_slurm_refuses_is_tried_again_and_then_cancelled(
     assert (tmp_path / "cancelled").read_text() == "7\n"
 
 
-def test_slow_tools_are_not_asked_again_and_again(tool: Callable[[str, str], None], tmp_path: Path) -> None:
+def test_slow_tools_are_not_asked_again_and_again(tool: Callable[[str, str], None], tmp_path):
     tool("scontrol", f"echo asked >> {tmp_path}/asked; exec sleep 60")
     slurm = Slurm(Tools(timeout_s=2.0))
     for _ in range(5):
@@ -112,7 +113,7 @@ def test_slow_tools_are_not_asked_again_and_again(tool: Callable[[str, str], Non
     assert (tmp_path / "asked").read_text() == "asked\n"
 
 
-def test_one_call_at_a_time(tool: Callable[[str, str], None], tmp_path: Path) -> None:
+def test_one_call_at_a_time(tool: Callable[[str, str], None], tmp_path):
     """Two at once would find the lock directory there."""
     tool("squeue", f"mkdir {tmp_path}/one || exit 9; sleep 0.05; rmdir {tmp_path}/one; echo '7.0|x'")
     slurm = Slurm()
@@ -121,7 +122,7 @@ def test_one_call_at_a_time(tool: Callable[[str, str], None], tmp_path: Path) ->
 
 
 @pytest.mark.slurm
-def test_against_a_real_cluster(control: Control, minicluster: MiniCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_against_a_real_cluster(control: Control, minicluster: MiniCluster, monkeypatch):
     for name, value in minicluster.env().items():
         monkeypatch.setenv(name, value)
     assert control.kill_wait_s() == 8.0

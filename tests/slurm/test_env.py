@@ -9,6 +9,9 @@ import pytest
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm.env import SlurmContext, array_infra_rank, coordinator_ports, detect
 
+pytestmark = pytest.mark.fast
+
+
 BATCH = {
     "SLURMD_NODENAME": "n1", "SLURM_CLUSTER_NAME": "mini", "SLURM_CONF": "/r/slurm.conf", "SLURM_CPUS_ON_NODE": "2",
     "SLURM_CPUS_PER_TASK": "2", "SLURM_JOBID": "7", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-4]",
@@ -48,12 +51,12 @@ INHERITED = {"SLURM_STEP_ID": "4294967290", "SLURM_STEP_NODELIST": "n1", "SLURM_
         (STEP, {**ARRAY_TASK, "CROSS_SLURM_PROCID": "17"}, {"infra_rank": 17, "procid": 1}),
     ],
 )
-def test_what_the_variables_tell(base: dict[str, str], changes: dict[str, str], expected: dict[str, object]) -> None:
+def test_what_the_variables_tell(base: dict[str, str], changes: dict[str, str], expected: dict[str, object]):
     found = seen(base, **changes)
     assert {name: getattr(found, name) for name in expected} == expected
 
 
-def test_infra_ranks_of_an_array() -> None:
+def test_infra_ranks_of_an_array():
     assert detect({"SLURM_JOB_ID": "", "SLURM_PROCID": "0"}) is None  # no job
     assert array_infra_rank(seen(STEP)) == 1
     assert array_infra_rank(seen(STEP, **ARRAY_TASK)) == 3 * 4 + 1
@@ -66,12 +69,12 @@ def test_infra_ranks_of_an_array() -> None:
         ("0", 0), ("4294967279", 4294967279), ("4294967280", -1), ("-6", -1), ("interactive", -1), ("", -1),
     ],
 )  # fmt: skip
-def test_special_steps_are_no_steps(text: str, step_id: int) -> None:
+def test_special_steps_are_no_steps(text: str, step_id: int):
     assert seen(STEP, SLURM_STEP_ID=text, SLURM_STEPID=text).step_id == step_id
 
 
 @pytest.mark.parametrize("text", ["2(x4)", "1(x3),2", "4"])
-def test_one_launcher_per_node(text: str) -> None:
+def test_one_launcher_per_node(text: str):
     for name in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
         with pytest.raises(UsageError, match=re.escape(f"{name}={text}") + ".*--ntasks-per-node=1"):
             seen(STEP, **{"SLURM_STEP_TASKS_PER_NODE": None, name: text})
@@ -79,7 +82,7 @@ def test_one_launcher_per_node(text: str) -> None:
 
 
 @pytest.mark.parametrize("bad", ["x", "1.5", "١", "9" * 30])
-def test_numbers_that_are_none(bad: str) -> None:
+def test_numbers_that_are_none(bad: str):
     with pytest.raises(UsageError, match="SLURM_PROCID"):
         seen(STEP, SLURM_PROCID=bad)
 
@@ -90,11 +93,11 @@ def test_numbers_that_are_none(bad: str) -> None:
         ("block.node", "rack2-b01.n0x9", (2, 1, 0, 9)), ("switch.switch.node", "s0.s2.n17", ()), ("", "b1.n1", ()),
     ],
 )  # fmt: skip
-def test_topology_order(pattern: str, addr: str, order: tuple[int, ...]) -> None:
+def test_topology_order(pattern: str, addr: str, order: tuple[int, ...]):
     assert seen(STEP, SLURM_TOPOLOGY_ADDR_PATTERN=pattern, SLURM_TOPOLOGY_ADDR=addr).order == order
 
 
-def test_all_tasks_of_a_step_agree_on_the_ports() -> None:
+def test_all_tasks_of_a_step_agree_on_the_ports():
     ports = coordinator_ports(seen(STEP))
     assert ports == coordinator_ports(seen(STEP, SLURM_PROCID="3", SLURM_NODEID="3", SLURMD_NODENAME="n4"))
     assert ports != coordinator_ports(seen(STEP, SLURM_STEP_ID="1"))

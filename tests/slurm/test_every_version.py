@@ -15,7 +15,11 @@ from hooked_cluster import HookedCluster, running
 from minicluster import until
 from nvrx_job import CLIENT, EXCLUDES_N2, WAIT_S, Job, Jobs, kill, nvrx_submit, start_again
 
-pytestmark = [pytest.mark.matrix, pytest.mark.skipif(os.geteuid() != 0, reason="Slurm's hooks run as root")]
+pytestmark = [
+    pytest.mark.xdist_group("slurm-c"),
+    pytest.mark.matrix,
+    pytest.mark.skipif(os.geteuid() != 0, reason="Slurm's hooks run as root"),
+]
 
 TWO_AND_A_SPARE = "--spares=1 --nproc-per-node=1 --max-restarts=2"
 TWO_CYCLES_STAY = "if CYCLE < 2:\n    signal.pause()\n"
@@ -49,7 +53,7 @@ def jobs(hooked: HookedCluster) -> Iterator[Jobs]:
     made.check()
 
 
-def test_a_killed_rank_and_the_loss_of_the_batch_host_are_survived(jobs: Jobs) -> None:
+def test_a_killed_rank_and_the_loss_of_the_batch_host_are_survived(jobs: Jobs):
     job = jobs.submit(TWO_CYCLES_STAY, TWO_AND_A_SPARE, 3)
     kill(job.wait_marks("up", 2, cycle=0)[1].pid, signal.SIGKILL)
     assert {mark.node for mark in job.wait_marks("up", 2, cycle=1)} == {"n1", "n2"}
@@ -61,7 +65,7 @@ def test_a_killed_rank_and_the_loss_of_the_batch_host_are_survived(jobs: Jobs) -
     assert (end.state, end.exit_code, job.result()["restarts_used"]) == (state, 0, 2), job.said()
 
 
-def test_a_requeued_job_is_the_next_life(jobs: Jobs) -> None:
+def test_a_requeued_job_is_the_next_life(jobs: Jobs):
     job = jobs.submit(FIRST_LIFE_STAYS, nodes=1, sbatch=("--requeue",))
     job.wait_marks("ready", 1)
     jobs.cluster.run("scontrol", "requeue", str(job.job_id))
@@ -72,7 +76,7 @@ def test_a_requeued_job_is_the_next_life(jobs: Jobs) -> None:
     assert job.run_dir.resolve() == tree / "r1"
 
 
-def test_the_time_limit_is_told_before(jobs: Jobs) -> None:
+def test_the_time_limit_is_told_before(jobs: Jobs):
     """From squeue in 22.05, and from SLURM_JOB_END_TIME since."""
     job = jobs.submit(UNTIL_TOLD, "--spares=1 --ft-warn-before-end=58", 3, ("--time=1",))
     end = job.wait_end()
@@ -80,7 +84,7 @@ def test_the_time_limit_is_told_before(jobs: Jobs) -> None:
     assert (end.state, end.exit_code, job.result()["code"]) == ("FAILED", 138, 138), job.said()
 
 
-def test_the_prolog_drains_a_broken_node(jobs: Jobs, hooked: HookedCluster) -> None:
+def test_the_prolog_drains_a_broken_node(jobs: Jobs, hooked: HookedCluster):
     hooked.assert_prolog_drains("n1")
     jobs.cluster.reset()
 
@@ -90,7 +94,7 @@ def told(job: Job) -> list[str]:
     return [line for path in job.directory.rglob("*.out") for line in path.read_text().splitlines()[-4:]]
 
 
-def test_a_submitted_job_is_requeued_without_the_node_that_it_excluded(jobs: Jobs) -> None:
+def test_a_submitted_job_is_requeued_without_the_node_that_it_excluded(jobs: Jobs):
     first_life = EXCLUDES_N2.replace("CYCLE == 0", '"SLURM_RESTART_COUNT" not in os.environ')
     job, _ = nvrx_submit(jobs, first_life, "--nodes", "2", "--until-done")
     assert until(lambda: jobs.cluster.job(job.job_id)["ExcNodeList"] == "n2", WAIT_S), (job.marks("up"), told(job))

@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 from minicluster import MiniCluster
 
+pytestmark = pytest.mark.slurm
+
+
 REPO = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slurm
-def test_the_script_lives_over_several_processes(cluster_root: Path, needs_slurm: None) -> None:
+def test_the_script_lives_over_several_processes(cluster_root: Path, needs_slurm: None):
 
     def script(*words: str, code: int = 0) -> str:
         argv = [str(REPO / "scripts" / "minicluster"), *words, "--dir", str(cluster_root)]

@@ -7,6 +7,8 @@ import pytest
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm.nodelist import MAX_HOSTS, different_counts, expand
 
+pytestmark = pytest.mark.fast
+
 
 @pytest.mark.parametrize(
     ("text", "hosts"),
@@ -17,7 +19,7 @@ from nvrx_slurm.slurm.nodelist import MAX_HOSTS, different_counts, expand
         ("[1-2]", ["1", "2"]), ("n[1,1]", ["n1", "n1"]), ("gpu-a.b_c[0001]", ["gpu-a.b_c0001"]),
     ],
 )  # fmt: skip
-def test_expand(text: str, hosts: list[str]) -> None:
+def test_expand(text: str, hosts: list[str]):
     assert expand(text) == hosts
 
 
@@ -30,7 +32,7 @@ def test_expand(text: str, hosts: list[str]) -> None:
         ("n[0-65536]", "65536 names"), ("n[0-255]x[0-256]", "65536 names"), ("n[0-65535],m", "65536 names"),
     ],
 )  # fmt: skip
-def test_expand_refuses(text: str, why: str) -> None:
+def test_expand_refuses(text: str, why: str):
     with pytest.raises(UsageError, match="host list") as caught:
         expand(text)
     assert why in str(caught.value) and "\n" not in str(caught.value)
@@ -38,11 +40,11 @@ def test_expand_refuses(text: str, why: str) -> None:
 
 
 @pytest.mark.parametrize(("text", "counts"), [("1", {1}), ("2(x3),1", {1, 2}), ("1(x4)", {1}), ("3,2(x1)", {2, 3})])
-def test_counts(text: str, counts: set[int]) -> None:
+def test_counts(text: str, counts: set[int]):
     assert different_counts(text) == counts
 
 
 @pytest.mark.parametrize("bad", ["x", "1(x)", "1,,2", "1(2)", "-1", ""])
-def test_counts_refused(bad: str) -> None:
+def test_counts_refused(bad: str):
     with pytest.raises(UsageError, match="count list"):
         different_counts(bad)

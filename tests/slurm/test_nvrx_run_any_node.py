@@ -9,6 +9,9 @@ import one_writer
 import pytest
 from nvrx_job import WAIT_S, Job, Jobs, wait_in
 
+pytestmark = pytest.mark.slurm
+
+
 WAITS = """
 import time
 if CYCLE < int(os.environ["LAST"]):
@@ -50,7 +53,8 @@ def assert_completed(job: Job, lost: set[str]) -> None:
     assert len(logs) == 1 and "job ends with code 0" in logs[0]
 
 
-def test_the_job_of_a_lost_batch_host_is_ended_once_slurmctld_answers(jobs: Jobs) -> None:
+@pytest.mark.matrix
+def test_the_job_of_a_lost_batch_host_is_ended_once_slurmctld_answers(jobs: Jobs):
     """Before, a lost spare costs no cycle."""
     job = start(jobs, TWO_AND_TWO, last=1)
     job.wait_marks("up", 2, 0)
@@ -65,7 +69,7 @@ def test_the_job_of_a_lost_batch_host_is_ended_once_slurmctld_answers(jobs: Jobs
     assert_completed(job, {"n1"})
 
 
-def test_the_console_follows_the_coordinator(jobs: Jobs) -> None:
+def test_the_console_follows_the_coordinator(jobs: Jobs):
     """The batch script's node n1 has no agent here; the coordinator is on n2."""
     job = start(jobs, "--spares=1 --max-restarts=1", last=1, elsewhere=True)
     lose(jobs, job, "n2", 2, 0)
@@ -74,9 +78,10 @@ def test_the_console_follows_the_coordinator(jobs: Jobs) -> None:
     assert said.count("job ends with code 0") == 1 and "coordinator listens" in said, said
 
 
+@pytest.mark.repeats("stopped-setsid", "stopped-popen", "stopped-daemon", "stopped-first", "stopped-spare", "killed")
 @pytest.mark.parametrize("again", one_writer.REPEATS)
 @pytest.mark.parametrize(("fault", "shape"), one_writer.CASES)
-def test_all_processes_of_a_rank_end_before_it_runs_elsewhere(jobs: Jobs, fault: str, shape: str, again: int) -> None:
+def test_all_processes_of_a_rank_end_before_it_runs_elsewhere(jobs: Jobs, fault: str, shape: str, again: int):
     lost = 2 if shape == "spare" else 1
     quick = "--ft-keepalive-interval=0.7 --ft-keepalive-timeout=0.7"
     job = jobs.submit(one_writer.worker(fault, shape), f"--spares=2 --max-restarts=4 {quick}")

@@ -9,7 +9,11 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from nvrx_job import CLIENT, Job, Jobs
+
+pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-b")]
+
 
 TWO_AND_ONE = "--spares=1"
 STUBBORN = """
@@ -46,7 +50,7 @@ def ranks(job: Job, what: str) -> list[int]:
     return [mark.rank for mark in job.marks(what)]
 
 
-def test_scancel_ends_workers_within_kill_wait_and_leaves_nothing(jobs: Jobs) -> None:
+def test_scancel_ends_workers_within_kill_wait_and_leaves_nothing(jobs: Jobs):
     job = jobs.submit(STUBBORN, TWO_AND_ONE, nodes=3)
     job.wait_marks("ready", 2)
     began = time.monotonic()
@@ -59,7 +63,7 @@ def test_scancel_ends_workers_within_kill_wait_and_leaves_nothing(jobs: Jobs) ->
     job.assert_nothing_left()
 
 
-def test_signals_to_the_front_alone_are_passed_on_and_its_code_is_143(jobs: Jobs) -> None:
+def test_signals_to_the_front_alone_are_passed_on_and_its_code_is_143(jobs: Jobs):
     job = jobs.submit(STAYS, TWO_AND_ONE, nodes=3)
     job.wait_marks("ready", 2)
     jobs.cluster.run("scancel", "--signal=USR1", "--batch", str(job.job_id))
@@ -86,14 +90,14 @@ while "waits" not in open(os.environ["TEST_JOB"] + "/marks").read():
 """
 
 
-def test_a_job_is_cancelled_though_its_workers_end_well_before_the_agent_is_signalled(jobs: Jobs) -> None:
+def test_a_job_is_cancelled_though_its_workers_end_well_before_the_agent_is_signalled(jobs: Jobs):
     """Slurm signals the processes of a step one after the other; a helper makes the agent the last one."""
     job = jobs.submit(ENDS_WELL_FIRST, "", nodes=1)
     end = job.wait_end()
     assert (end.state, end.exit_code, job.result()["code"]) == ("FAILED", 143, 143), job.said()
 
 
-def test_warned_and_stopped_before_the_time_limit(jobs: Jobs) -> None:
+def test_warned_and_stopped_before_the_time_limit(jobs: Jobs):
     """Slurm 22.05 tells no end time in the environment: it is asked, first and before each of the two. In an image
     without its tools nvrx-run in front of the step tells it."""
     flags = f"--nproc-per-node=2 {IMAGE} --ft-warn-before-end=54 --ft-stop-before-end=47"

@@ -7,9 +7,13 @@ import signal
 from pathlib import Path
 
 import minicluster_init as init
+import pytest
 from minicluster import until
 from nvrx_job import WAIT_S, Jobs, kill
 from stage import running_with
+
+pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-b")]
+
 
 # What the two nvrx-runs of one batch script do; they meet in the FIFO "go".
 BY_NAME = """
@@ -27,7 +31,8 @@ elif which == "holds" and CYCLE == 0:
 """
 
 
-def test_several_in_one_allocation(jobs: Jobs) -> None:
+@pytest.mark.matrix
+def test_several_in_one_allocation(jobs: Jobs):
     """One beside files that shadow modules, two side by side, one that is killed with its step, and one more."""
     lead = """mkfifo go begun
 mkdir odd; for m in json asyncio logging socket random; do echo 'x = 1' > odd/$m.py; done
@@ -49,7 +54,7 @@ export WHICH=ends"""
     assert runs == ["r0", "r0_2", "r0_3", "r0_4"]
 
 
-def test_an_srun_without_no_kill_is_said(jobs: Jobs) -> None:
+def test_an_srun_without_no_kill_is_said(jobs: Jobs):
     lead = "srun --ntasks-per-node=1 --kill-on-bad-exit=1 nvrx-run worker.py; exit"
     job = jobs.submit("", nodes=2, lead=lead)
     assert job.wait_end().exit_code == 0, job.said()
@@ -60,7 +65,7 @@ def pipes(pid: int) -> set[str]:
     return {link for fd in Path(f"/proc/{pid}/fd").iterdir() if (link := os.readlink(fd)).startswith("pipe:")}
 
 
-def test_a_killed_srun_costs_the_job_nothing(jobs: Jobs) -> None:
+def test_a_killed_srun_costs_the_job_nothing(jobs: Jobs):
     job = jobs.submit("import time\nwhile not os.path.exists('go'):\n    time.sleep(0.05)\nsys.exit(7)\n", nodes=2)
     job.wait_marks("up", 2)
     parents = {one.pid: init._stat(one.pid)[1] for one in running_with(str(job.directory)) if one.name == "srun"}
@@ -73,7 +78,8 @@ def test_a_killed_srun_costs_the_job_nothing(jobs: Jobs) -> None:
     assert len(job.marks("up")) == 2 and job.result()["first_cause"]["exit_code"] == 7
 
 
-def test_after_a_shrink_the_next_one_uses_the_nodes_that_are_left(jobs: Jobs) -> None:
+@pytest.mark.matrix
+def test_after_a_shrink_the_next_one_uses_the_nodes_that_are_left(jobs: Jobs):
     lead = """WHICH=holds nvrx-run --spares=1 --max-restarts=1 worker.py; echo "first: $?"
 scontrol update nodename=n2 state=down reason=test
 export WHICH=ends"""
@@ -85,7 +91,7 @@ export WHICH=ends"""
     assert "--nodelist=n1,n3" in (job.run_dir / "srun_command").read_text()
 
 
-def test_a_step_that_slurm_does_not_start_is_given_up(jobs: Jobs) -> None:
+def test_a_step_that_slurm_does_not_start_is_given_up(jobs: Jobs):
     lead = """mkfifo go begun
 srun --exact bash -c 'echo x > begun; read < go' & busy=$!
 read -n 1 < begun

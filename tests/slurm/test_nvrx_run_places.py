@@ -14,12 +14,16 @@ from minicluster import MiniCluster
 from nvrx_job import EXCLUDES_N2, Jobs, kill
 from stage import free_port
 
+pytestmark = pytest.mark.slurm
+
+
 SEVERAL = "export NVRX_ENABLE_MULTI_LAUNCHERS_PER_NODE=yes\n"
 TELLS = "mark(f\"local-{os.environ['LOCAL_RANK']}-of-{os.environ['LOCAL_WORLD_SIZE']}\")\n"
 WAITS = TELLS + "if CYCLE < 2:\n    signal.pause()\n"
 
 
-def test_two_agents_per_node_survive_a_killed_rank_and_a_lost_node(jobs: Jobs) -> None:
+@pytest.mark.matrix
+def test_two_agents_per_node_survive_a_killed_rank_and_a_lost_node(jobs: Jobs):
     flags = "--nnodes=4 --nproc-per-node=1 --max-restarts=3"
     job = jobs.submit(WAITS, flags, nodes=3, sbatch=("--ntasks-per-node=2",), lead=SEVERAL)
 
@@ -42,7 +46,8 @@ def test_two_agents_per_node_survive_a_killed_rank_and_a_lost_node(jobs: Jobs) -
     assert {path.name for path in job.run_dir.glob("agents/agent_*.log")} == {f"agent_{i}.log" for i in range(6)}
 
 
-def test_a_segment_of_a_replacement_group_moves_as_a_whole(jobs: Jobs) -> None:
+@pytest.mark.matrix
+def test_a_segment_of_a_replacement_group_moves_as_a_whole(jobs: Jobs):
     """n1 and n2 are one group, n3 and n4 the other: the loss of n2 moves both ranks."""
     prolog = '#!/bin/bash\necho "export NVRX_REPLACEMENT_GROUP_ID=group-$((SLURM_NODEID / 2))"\n'
     lead = f"cat >group.sh <<'EOF'\n{prolog}EOF\nchmod +x group.sh\n"
@@ -56,7 +61,8 @@ def test_a_segment_of_a_replacement_group_moves_as_a_whole(jobs: Jobs) -> None:
     assert "new: n3 as group rank 0, n4 as group rank 1" in job.said()
 
 
-def test_a_task_of_a_job_array_is_a_replacement_group(jobs: Jobs) -> None:
+@pytest.mark.matrix
+def test_a_task_of_a_job_array_is_a_replacement_group(jobs: Jobs):
     """Each of two array tasks has two nodes. A lost agent of the first moves both ranks to the second."""
     job = jobs.new("if CYCLE == 0:\n    signal.pause()\n")
     script = (
@@ -80,7 +86,7 @@ def test_a_task_of_a_job_array_is_a_replacement_group(jobs: Jobs) -> None:
     assert "--no-kill" not in said  # see test_an_srun_without_no_kill_is_said
 
 
-def test_srun_directly_needs_no_token_where_munge_is_and_shows_the_highest_code(jobs: Jobs) -> None:
+def test_srun_directly_needs_no_token_where_munge_is_and_shows_the_highest_code(jobs: Jobs):
     """Without a batch script there is no front that knows better: srun reports the worst of the tasks."""
     job = jobs.new(EXCLUDES_N2 + 'print("rank", RANK)\n')
     place = ("--nodes=3", "--ntasks-per-node=1", "--no-kill", "--kill-on-bad-exit=0", "--wait=0")
@@ -92,7 +98,7 @@ def test_srun_directly_needs_no_token_where_munge_is_and_shows_the_highest_code(
 
 
 @pytest.mark.matrix
-def test_a_segment_of_a_block_moves_as_a_whole(needs_slurm: None, cluster_root: Path) -> None:
+def test_a_segment_of_a_block_moves_as_a_whole(needs_slurm: None, cluster_root: Path):
     """Three blocks of two nodes. (Debian's 22.05 has no topology of blocks.)"""
     if reason := MiniCluster.available("26.05"):
         pytest.skip(reason)

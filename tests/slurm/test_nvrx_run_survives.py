@@ -9,8 +9,12 @@ import subprocess
 import sys
 
 import minicluster_init as init
+import pytest
 from nvrx_job import CLIENT, Jobs, kill
 from stage import await_end
+
+pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-b")]
+
 
 TWO_PLUS_TWO = "--spares=2 --nproc-per-node=2 --max-restarts=2"
 ON_N1_N2 = [(0, "n1"), (1, "n1"), (2, "n2"), (3, "n2")]
@@ -25,7 +29,7 @@ client.shutdown_workload_monitoring()
 """  # fmt: skip
 
 
-def test_a_batch_job_with_spares_finishes_and_leaves_its_log_tree(jobs: Jobs) -> None:
+def test_a_batch_job_with_spares_finishes_and_leaves_its_log_tree(jobs: Jobs):
     job = jobs.submit(
         'print("hello from", RANK, "of", os.environ["WORLD_SIZE"])\n'
         'print("careful", file=sys.stderr)\n'
@@ -65,7 +69,7 @@ def test_a_batch_job_with_spares_finishes_and_leaves_its_log_tree(jobs: Jobs) ->
     assert {name: result[name] for name in wanted} == wanted
 
 
-def test_a_crash_a_hang_a_lost_node_and_a_killed_agent_are_survived(jobs: Jobs) -> None:
+def test_a_crash_a_hang_a_lost_node_and_a_killed_agent_are_survived(jobs: Jobs):
     flags = "--spares=2 --nproc-per-node=2 --max-restarts=4 --ft-rank-heartbeat-timeout=1"
     job = jobs.submit(BEATING, f"{flags} --ft-initial-rank-heartbeat-timeout=20")
 

@@ -9,12 +9,16 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 from minicluster import MiniCluster, until
 from minicluster_init import signal_process
 from nvrx_job import CLIENT, EXCLUDES_N2, WAIT_S, Job, Jobs, nvrx_submit, start_again
 
 from nvrx_slurm.cli.toolbox import main
+
+pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-c")]
+
 
 TRAINS = "print('trained in', os.environ['SLURM_JOB_ID'], flush=True)\n"
 FAILS = "sys.exit(7)\n"
@@ -52,7 +56,7 @@ def codes(job: Job, *runs: str) -> list[int]:
     return [json.loads((job.directory / "nvrx_logs" / run / "result.json").read_text())["code"] for run in runs]
 
 
-def test_a_job_is_submitted_followed_and_ends_with_its_own_code(jobs: Jobs) -> None:
+def test_a_job_is_submitted_followed_and_ends_with_its_own_code(jobs: Jobs):
     said = '--comment=it\'s "a, b" #1'
     job, printed = nvrx_submit(
         jobs, TRAINS + FAILS, "--nodes", "2", "--spares", "1", "--wait", "-J", "train", "--time", "5",
@@ -68,7 +72,7 @@ def test_a_job_is_submitted_followed_and_ends_with_its_own_code(jobs: Jobs) -> N
     assert rendered.startswith("#!/bin/bash\n#SBATCH --job-name=train\n") and rendered.endswith("    worker.py\n")
 
 
-def test_submit_wait_and_the_output_follow_the_coordinator_when_the_batch_host_dies(jobs: Jobs) -> None:
+def test_submit_wait_and_the_output_follow_the_coordinator_when_the_batch_host_dies(jobs: Jobs):
     holds = "if CYCLE == 0:\n    signal.pause()\nprint('trained on', flush=True)\nsys.exit(7)\n"
     flags = ("--nodes", "3", "--spares", "1", "--max-restarts", "1", "--wait")
     with ThreadPoolExecutor(1) as pool:
@@ -83,7 +87,8 @@ def test_submit_wait_and_the_output_follow_the_coordinator_when_the_batch_host_d
     jobs.cluster.restart_node("n1")
 
 
-def test_without_its_batch_host_the_job_is_requeued_by_an_agent(jobs: Jobs) -> None:
+@pytest.mark.matrix
+def test_without_its_batch_host_the_job_is_requeued_by_an_agent(jobs: Jobs):
     job, _ = nvrx_submit(jobs, STOPS_EARLY, "--nodes", "3", "--spares", "1", "--until-done", "--max-restarts", "1")
     job.wait_marks("up", 2)
     assert jobs.cluster.kill_node("n1")
@@ -97,7 +102,7 @@ def test_without_its_batch_host_the_job_is_requeued_by_an_agent(jobs: Jobs) -> N
     assert codes(job, f"{job.job_id}/r0", f"{job.job_id}/r1") == [138, 0]
 
 
-def test_the_time_limit_leads_into_the_next_link(jobs: Jobs) -> None:
+def test_the_time_limit_leads_into_the_next_link(jobs: Jobs):
     """Of a job that is stopped; the tests below show those that are warned.
 
     Slurm's own warning may come a minute early (sbatch(1), --signal), before the step of such a short job.
@@ -110,7 +115,7 @@ def test_the_time_limit_leads_into_the_next_link(jobs: Jobs) -> None:
     assert codes(job, f"{job.job_id}/r0", f"{job.job_id}/r1") == [143, 0]
 
 
-def test_an_end_without_a_coordinator_is_the_job_s_own(jobs: Jobs) -> None:
+def test_an_end_without_a_coordinator_is_the_job_s_own(jobs: Jobs):
     """As in an image without nvrx-run; the directory of --output is new."""
     prefix = ("--step-prefix=env", "--step-prefix=PATH=/nowhere")
     job, _ = nvrx_submit(jobs, "", *prefix, "--output", "new/out")
@@ -119,7 +124,7 @@ def test_an_end_without_a_coordinator_is_the_job_s_own(jobs: Jobs) -> None:
     assert f"job {job.job_id} " in told and "code 127" in told and "nvrx-run" in told
 
 
-def test_a_cancelled_job_is_not_requeued(jobs: Jobs) -> None:
+def test_a_cancelled_job_is_not_requeued(jobs: Jobs):
     job, _ = nvrx_submit(jobs, STOPS_EARLY, "--until-done")
     job.wait_marks("up", 1)
     jobs.cluster.run("scancel", str(job.job_id))
@@ -128,21 +133,21 @@ def test_a_cancelled_job_is_not_requeued(jobs: Jobs) -> None:
     assert jobs.cluster.job(job.job_id)["Restarts"] == "0"
 
 
-def test_a_chain_goes_on_after_a_failure_and_ends_with_the_work(jobs: Jobs) -> None:
+def test_a_chain_goes_on_after_a_failure_and_ends_with_the_work(jobs: Jobs):
     fails_once = f"if not os.path.exists('failed'):\n    open('failed', 'w')\n    {FAILS}"
     job, _ = nvrx_submit(jobs, fails_once + TRAINS, "--chain", "3")
     first, second, third = ends(jobs, chain(job))
     assert (first, second, third[0]) == (("FAILED", 1), ("COMPLETED", 0), "CANCELLED"), output(job)
 
 
-def test_a_storm_of_failures_ends_the_chain(jobs: Jobs) -> None:
+def test_a_storm_of_failures_ends_the_chain(jobs: Jobs):
     """Also of steps that never start."""
     job, _ = nvrx_submit(jobs, "", "--chain", "3", "--chain-failures", "2", "--srun-arg=--no-such-option")
     found = [state for state, _ in ends(jobs, chain(job))]
     assert found == ["FAILED", "FAILED", "CANCELLED"], output(job)
 
 
-def test_slurmctld_that_is_away_at_the_end_costs_the_job_nothing(cluster_root: Path) -> None:
+def test_slurmctld_that_is_away_at_the_end_costs_the_job_nothing(cluster_root: Path):
     worker = "mark('ready')\nimport time\nwhile not os.path.exists('go'):\n    time.sleep(0.05)\n"
     with MiniCluster(cluster_root, 1, kill_wait_s=5, extra=("MessageTimeout=2",)) as cluster:
         jobs = Jobs(cluster)
@@ -158,7 +163,7 @@ def test_slurmctld_that_is_away_at_the_end_costs_the_job_nothing(cluster_root: P
         assert until(lambda: cluster.job(job.job_id)["Restarts"] == "1", WAIT_S), output(job)
 
 
-def test_an_excluded_node_is_excluded_from_the_next_link(jobs: Jobs) -> None:
+def test_an_excluded_node_is_excluded_from_the_next_link(jobs: Jobs):
     worker = EXCLUDES_N2.replace("    signal.pause()\n", "    signal.pause()\nsys.exit(7)\n")
     job, _ = nvrx_submit(jobs, worker, "--nodes", "3", "--spares", "1", "--chain", "2", "--max-restarts", "1")
     first, second = chain(job)
@@ -168,7 +173,8 @@ def test_an_excluded_node_is_excluded_from_the_next_link(jobs: Jobs) -> None:
     jobs.cluster.run("scancel", str(second))
 
 
-def test_a_preempted_job_goes_on_in_its_next_life(cluster_root: Path) -> None:
+@pytest.mark.matrix
+def test_a_preempted_job_goes_on_in_its_next_life(cluster_root: Path):
     """Slurm itself requeues it; nvrx-run must not do it a second time, and must not count it as a failure."""
     extra = (
         "PreemptType=preempt/partition_prio",
@@ -189,7 +195,8 @@ def test_a_preempted_job_goes_on_in_its_next_life(cluster_root: Path) -> None:
         jobs.check()
 
 
-def test_a_script_of_the_documents_requeues_itself_when_it_is_warned(jobs: Jobs) -> None:
+@pytest.mark.matrix
+def test_a_script_of_the_documents_requeues_itself_when_it_is_warned(jobs: Jobs):
     """Of docs/how-to/requeue-and-chain.md, for two nodes."""
     page = (Path(__file__).parents[2] / "docs/how-to/requeue-and-chain.md").read_text()
     scripts = re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL)

@@ -15,7 +15,11 @@ import pytest
 from minicluster import MiniCluster
 from nvrx_job import Job, Jobs, kill
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for another user")
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.xdist_group("slurm-c"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for another user"),
+]
 
 NOBODY = 65534
 REPO = Path(__file__).resolve().parents[2]
@@ -81,7 +85,7 @@ def jobs(python: Path, cluster_root: Path, needs_slurm: None) -> Iterator[UsersJ
     shutil.rmtree(cluster_root / "jobs")
 
 
-def test_the_job_of_an_ordinary_user_survives(jobs: UsersJobs) -> None:
+def test_the_job_of_an_ordinary_user_survives(jobs: UsersJobs):
     job = jobs.submit(FIRST_CYCLE_STAYS, "--spares=1 --max-restarts=2", 3, ("--requeue", "--time=5"))
     ready = job.wait_marks("ready", 2)
 

@@ -15,7 +15,7 @@ from nvrx_job import WAIT_S
 
 from nvrx_slurm.slurm.api.facts import NodeFacts
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="Slurm's hooks run as root")
+pytestmark = [pytest.mark.slurm, pytest.mark.skipif(os.geteuid() != 0, reason="Slurm's hooks run as root")]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def drained_by_a_person(note: NodeFacts, reason: str) -> bool:
     return (note.states, note.reason) == ({"IDLE", "DRAIN"}, reason)
 
 
-def test_the_doctor_finds_them_in_order(cluster: Cluster) -> None:
+def test_the_doctor_finds_them_in_order(cluster: Cluster):
     argv = [sys.executable, "-m", "nvrx_slurm.cli.toolbox", "doctor", "--json"]
     env = {**os.environ, **cluster.slurm.env()}
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=WAIT_S, check=False)
@@ -54,13 +54,13 @@ def test_the_doctor_finds_them_in_order(cluster: Cluster) -> None:
 OK = "#!/bin/sh\necho ran on $SLURMD_NODENAME\n"
 
 
-def test_a_prolog_that_fails_drains_that_node_and_the_job_runs_elsewhere(cluster: Cluster) -> None:
+def test_a_prolog_that_fails_drains_that_node_and_the_job_runs_elsewhere(cluster: Cluster):
     cluster.assert_prolog_drains("n1")
     for other in ("n2", "n3"):
         assert in_service(cluster.note(other))
 
 
-def test_only_our_drain_is_taken_back(cluster: Cluster) -> None:
+def test_only_our_drain_is_taken_back(cluster: Cluster):
     """n1 is drained by us, n2 by a person, n3 by a person who wrote over our reason."""
     (cluster.root / "periodic").touch()
     before = len(cluster.log())
@@ -80,7 +80,7 @@ def test_only_our_drain_is_taken_back(cluster: Cluster) -> None:
     assert drained_by_a_person(cluster.note("n3"), "a new disk on Monday")
 
 
-def test_a_job_may_skip_what_the_site_allows(cluster: Cluster) -> None:
+def test_a_job_may_skip_what_the_site_allows(cluster: Cluster):
     """The hooks get the job's comment without asking slurmctld."""
     cluster.break_("fan", "n1")
     job = cluster.slurm.submit(OK, "--nodes=1", "--nodelist=n1", "--comment=nvrx:skip=fan,disk")
@@ -89,7 +89,7 @@ def test_a_job_may_skip_what_the_site_allows(cluster: Cluster) -> None:
     assert cluster.slurm.output(job) == "ran on n1\n"
 
 
-def test_the_epilog_looks_after_a_failure_and_not_after_success(cluster: Cluster) -> None:
+def test_the_epilog_looks_after_a_failure_and_not_after_success(cluster: Cluster):
     for code in (0, 3):
         job = cluster.slurm.submit(f"#!/bin/sh\n: >{cluster.facts}/fan-n1\nexit {code}\n", "--nodes=1")
         cluster.slurm.wait_job(job, WAIT_S)

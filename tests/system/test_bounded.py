@@ -8,11 +8,14 @@ import pytest
 
 from nvrx_slurm.system.bounded import wait_for
 
+pytestmark = pytest.mark.fast
+
+
 LONG_S = 60.0
 
 
 @pytest.mark.parametrize("turns", range(6))
-def test_a_cancellation_counts_also_where_the_result_has_just_come(turns: int) -> None:
+def test_a_cancellation_counts_also_where_the_result_has_just_come(turns: int):
     async def story() -> None:
         event = asyncio.Event()
         waits = asyncio.ensure_future(wait_for(event.wait(), LONG_S))
@@ -28,7 +31,7 @@ def test_a_cancellation_counts_also_where_the_result_has_just_come(turns: int) -
     asyncio.run(story())
 
 
-def test_what_is_awaited_too_long_has_ended_when_that_is_told() -> None:
+def test_what_is_awaited_too_long_has_ended_when_that_is_told():
     async def story() -> None:
         ends, never = list[str](), asyncio.Event()
 

@@ -14,6 +14,9 @@ import pytest
 from nvrx_slurm.child import bounded_process, processes
 from nvrx_slurm.child.bounded_process import Ended
 
+pytestmark = pytest.mark.fast
+
+
 BOUND_S = 60.0
 ENV = {"PATH": "/usr/bin:/bin"}
 FOREVER = "while :; do sleep 60; done"
@@ -47,11 +50,11 @@ def ends(pid: int) -> bool:
         ("sleep 60 & echo done", {}, Ended(0, b"done\n", b"")),
     ],
 )
-def test_how_a_command_ends(script: str, dies: bool, options: dict[str, Any], expected: Ended) -> None:
+def test_how_a_command_ends(script: str, dies: bool, options: dict[str, Any], expected: Ended):
     assert bounded_process.run(["/bin/sh", "-c", script], ENV, BOUND_S, dies_with_parent=dies, **options) == expected
 
 
-def test_a_command_is_killed_with_all_below_it_at_its_deadline() -> None:
+def test_a_command_is_killed_with_all_below_it_at_its_deadline():
     started_s = time.monotonic()
     script = f"trap '' TERM; sleep 600 & echo $!; setsid sh -c 'echo $$; exec sleep 600' & {FOREVER}"
     ended = bounded_process.run(["/bin/sh", "-c", script], ENV, 0.5)
@@ -61,7 +64,7 @@ def test_a_command_is_killed_with_all_below_it_at_its_deadline() -> None:
     assert len(below) == 2 and all(ends(pid) for pid in below)
 
 
-def test_no_descriptor_is_left() -> None:
+def test_no_descriptor_is_left():
     before = os.listdir("/proc/self/fd")
     bounded_process.run(["/bin/echo"], ENV, BOUND_S)
     bounded_process.run(["/bin/sleep", "60"], ENV, 0.1)
@@ -76,7 +79,7 @@ def forever(pipe: int) -> None:
     threading.Event().wait()
 
 
-def test_a_forked_function_answers_through_its_pipe() -> None:
+def test_a_forked_function_answers_through_its_pipe():
     assert bounded_process.fork(lambda pipe: os.write(pipe, b"42"), BOUND_S).finish() == Ended(0, b"42", b"")
     assert bounded_process.fork(lambda pipe: 1 // 0, BOUND_S).finish().code == 1
     assert bounded_process.fork(lambda pipe: os._exit(7), BOUND_S).finish().code == 7
@@ -85,7 +88,7 @@ def test_a_forked_function_answers_through_its_pipe() -> None:
     assert child.finish() == Ended(None, b"begun", b"") and child.pid not in processes.own_pids()
 
 
-def test_a_forked_function_may_be_ended_by_signals_that_its_parent_ignores() -> None:
+def test_a_forked_function_may_be_ended_by_signals_that_its_parent_ignores():
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         child = bounded_process.fork(forever, BOUND_S)
@@ -96,14 +99,14 @@ def test_a_forked_function_may_be_ended_by_signals_that_its_parent_ignores() -> 
         signal.signal(signal.SIGTERM, before)
 
 
-def test_a_forked_function_ends_itself_when_its_parent_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_function_ends_itself_when_its_parent_is_gone(monkeypatch):
     monkeypatch.setattr(bounded_process, "_ALARM_S", 0.1)
     child = bounded_process.fork(forever, 0.1)
     child.until_s = time.monotonic() + BOUND_S  # nobody kills it
     assert child.finish().code == -signal.SIGALRM
 
 
-def test_a_child_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_does_not_end_is_given_up(monkeypatch):
     monkeypatch.setattr(bounded_process, "REAP_S", 0.3)
     monkeypatch.setattr(bounded_process, "kill_tree", lambda root, parent: None)
     monkeypatch.setattr(os, "killpg", lambda pid, signum: None)

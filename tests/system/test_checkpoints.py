@@ -20,7 +20,7 @@ from nvrx_slurm.core.checkpoint.files import needed
 from nvrx_slurm.core.checkpoint.recognise import iteration_of
 from nvrx_slurm.system.checkpoints import sample, survey
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+pytestmark = [pytest.mark.fast, pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
 
 
 def tensors(seed: int) -> dict[str, object]:
@@ -119,14 +119,14 @@ TORN: dict[str, tuple[str, Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("kind", ["dcp", "lightning", "plain", "megatron", "legacy", "ranks", "hf"])
-def test_what_was_saved_well_is_complete(tmp_path: Path, kind: str) -> None:
+def test_what_was_saved_well_is_complete(tmp_path, kind: str):
     for n in (100, 200, 300):
         save(kind, tmp_path, n)
     assert [(one.iteration, one.why) for one in survey(os.fspath(tmp_path))] == [(300, ""), (200, ""), (100, "")]
 
 
 @pytest.mark.parametrize("torn", TORN)
-def test_a_torn_checkpoint_is_recognised_and_the_one_before_it_is_found(tmp_path: Path, torn: str) -> None:
+def test_a_torn_checkpoint_is_recognised_and_the_one_before_it_is_found(tmp_path, torn: str):
     kind, tear, why = TORN[torn]
     for n in (99, 100, 200):
         last = save(kind, tmp_path, n)
@@ -137,7 +137,7 @@ def test_a_torn_checkpoint_is_recognised_and_the_one_before_it_is_found(tmp_path
 
 
 @pytest.mark.parametrize("kind", ["dcp", "lightning", "plain"])
-def test_the_same_bytes_again_have_the_same_sample(tmp_path: Path, kind: str) -> None:
+def test_the_same_bytes_again_have_the_same_sample(tmp_path, kind: str):
     for n, seed in ((100, 1), (200, 1), (300, 2)):
         path = save(kind, tmp_path, n)
         if kind == "dcp":
@@ -150,7 +150,7 @@ def test_the_same_bytes_again_have_the_same_sample(tmp_path: Path, kind: str) ->
     assert sample(root, before.name) == sample(root, oldest.name) != sample(root, last.name)
 
 
-def test_what_is_beside_checkpoints_is_none(tmp_path: Path) -> None:
+def test_what_is_beside_checkpoints_is_none(tmp_path):
     """Nor do marks, settings and files of other kinds make one torn."""
     place = save("ranks", tmp_path, 100)
     for name, content in (("done", ""), ("config.json", "{}"), ("tokens.bin", "abc"), ("rng.pkl", "x")):
@@ -162,7 +162,7 @@ def test_what_is_beside_checkpoints_is_none(tmp_path: Path) -> None:
     assert [(one.name, one.why) for one in survey(os.fspath(tmp_path))] == [("global_step100", "")]
 
 
-def test_fewer_ranks_are_a_torn_checkpoint_only_once(tmp_path: Path) -> None:
+def test_fewer_ranks_are_a_torn_checkpoint_only_once(tmp_path):
     for n in (100, 200, 300):
         place = save("ranks", tmp_path, n)
         if n > 100:
@@ -170,7 +170,7 @@ def test_fewer_ranks_are_a_torn_checkpoint_only_once(tmp_path: Path) -> None:
     assert [bool(one.why) for one in survey(os.fspath(tmp_path))] == [False, True, False]
 
 
-def test_64_files_take_at_most_50_ms(tmp_path: Path) -> None:
+def test_64_files_take_at_most_50_ms(tmp_path):
     place = save("dcp", tmp_path, 100)
     for rank in range(1, 64):
         shutil.copy2(place / "__0_0.distcp", place / f"__{rank}_0.distcp")
@@ -180,7 +180,7 @@ def test_64_files_take_at_most_50_ms(tmp_path: Path) -> None:
     assert (found.why, found.files) == ("", 65) and time.process_time() - began_s <= 0.05
 
 
-def test_the_metadata_of_several_ranks_names_shards_and_sizes(tmp_path: Path) -> None:
+def test_the_metadata_of_several_ranks_names_shards_and_sizes(tmp_path):
     """Indices have an offset, too: that of the shard in its tensor."""
     writer = dcp.FileSystemWriter(tmp_path)
     results = [
@@ -194,7 +194,7 @@ def test_the_metadata_of_several_ranks_names_shards_and_sizes(tmp_path: Path) ->
         assert needed(".metadata", len(whole), lambda at, length, whole=whole: whole[at : at + length]) == found
 
 
-def test_names_tell_iterations() -> None:
+def test_names_tell_iterations():
     names = {"epoch=1-step=200-v1.ckpt": 200, "iter_0000300": 300, "checkpoint-7": 7, "runs": -1, "last.ckpt": -1}
     assert {name: iteration_of(name) for name in names} == names
     assert [iteration_of(name, r"m(\d+)\.pt") for name in ("m12.pt", "step_3.pt")] == [12, -1]

@@ -21,6 +21,9 @@ from nvrx_slurm.errors import UsageError
 from nvrx_slurm.system import bounded, files
 from nvrx_slurm.system.files import PrivateDir, file_lock, write_atomic
 
+pytestmark = pytest.mark.fast
+
+
 OWNER = """
 import os, socket, sys
 from nvrx_slurm.system.files import PrivateDir
@@ -34,7 +37,7 @@ sys.stdin.read()
 
 
 @pytest.fixture(autouse=True)
-def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def base(monkeypatch) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="nvrx-fs-") as short:  # pytest's own are too long for a socket
         monkeypatch.setenv("TMPDIR", short)
         monkeypatch.setattr("tempfile.tempdir", None)
@@ -48,7 +51,7 @@ def start_owner() -> tuple[subprocess.Popen[str], Path]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a device")
-def test_a_device_is_not_replaced(tmp_path: Path) -> None:
+def test_a_device_is_not_replaced(tmp_path):
     """As root, nvrx report -o /dev/null would leave the machine without it."""
     os.mknod(tmp_path / "null", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
     with pytest.raises(OSError, match="device"):
@@ -56,7 +59,7 @@ def test_a_device_is_not_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "null").is_char_device() and len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_killed_owners_directory_is_swept_and_a_living_ones_is_not(base: Path) -> None:
+def test_a_killed_owners_directory_is_swept_and_a_living_ones_is_not(base: Path):
     living, kept = start_owner()
     killed, left = start_owner()
     try:
@@ -72,7 +75,7 @@ def test_a_killed_owners_directory_is_swept_and_a_living_ones_is_not(base: Path)
         living.communicate("", timeout=10)
 
 
-def test_what_others_could_have_put_there_is_left_alone(base: Path) -> None:
+def test_what_others_could_have_put_there_is_left_alone(base: Path):
     (base / "nvrx-agent-file").write_text("not a directory")
     (base / "nvrx-agent-open").mkdir(mode=0o777)
     (base / "nvrx-agent-open").chmod(0o777)
@@ -88,7 +91,7 @@ def test_what_others_could_have_put_there_is_left_alone(base: Path) -> None:
     assert len(list(base.rglob("weights.pt"))) == 3
 
 
-def test_a_tmpdir_too_long_for_a_socket_is_not_used(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tmpdir_too_long_for_a_socket_is_not_used(base: Path, monkeypatch):
     long = base / ("x" * 80)
     long.mkdir()
     monkeypatch.setenv("TMPDIR", str(long))
@@ -103,7 +106,7 @@ def test_a_tmpdir_too_long_for_a_socket_is_not_used(base: Path, monkeypatch: pyt
         PrivateDir()
 
 
-def test_a_file_system_without_flock_is_passed_over(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_flock_is_passed_over(base: Path, monkeypatch):
     """As on Lustre that is mounted without -o flock: $TMPDIR there is not usable, /dev/shm is."""
     refused = []
 
@@ -123,7 +126,7 @@ def test_a_file_system_without_flock_is_passed_over(base: Path, monkeypatch: pyt
         PrivateDir()
 
 
-def test_a_lock_excludes_others_until_it_is_released(base: Path) -> None:
+def test_a_lock_excludes_others_until_it_is_released(base: Path):
     path = base / "lock"
     with file_lock(path, 0.0):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -137,7 +140,7 @@ def test_a_lock_excludes_others_until_it_is_released(base: Path) -> None:
         pytest.fail("a lock without a file")
 
 
-def test_a_file_is_replaced_as_a_whole(base: Path) -> None:
+def test_a_file_is_replaced_as_a_whole(base: Path):
     path = base / "file"
     write_atomic(path, b"old", mode=0o600)
     with path.open("rb") as reader:
@@ -149,7 +152,7 @@ def test_a_file_is_replaced_as_a_whole(base: Path) -> None:
     assert list(base.iterdir()) == [path]  # no temporary file is left
 
 
-def test_a_call_that_does_not_return_is_abandoned() -> None:
+def test_a_call_that_does_not_return_is_abandoned():
     release = threading.Event()
 
     async def three() -> list[object]:

@@ -16,6 +16,9 @@ from nvrx_slurm.errors import UsageError
 from nvrx_slurm.system import gpus, numa
 from nvrx_slurm.system.hardware import Absent, HardwareError
 
+pytestmark = pytest.mark.process
+
+
 ALL = numa.Allowed(frozenset(range(64)), None)
 GPUS = {f"GPU {i} (GPU-{i})": f"0000:{0x10 + i:02x}:00.0" for i in range(4)}
 NEEDS_NUMACTL = pytest.mark.skipif(shutil.which("numactl") is None, reason="numactl is not installed")
@@ -28,7 +31,7 @@ def put(root: Path, file: str, text: str) -> None:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(tmp_path) -> Run:
     """nvrx-run with two workers that show their binding; with flags and variables."""
 
     def done(*flags: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -43,7 +46,7 @@ def run(tmp_path: Path) -> Run:
     return done
 
 
-def test_ranks_go_to_node_i_divided_by_gpus_per_numa(tmp_path: Path) -> None:
+def test_ranks_go_to_node_i_divided_by_gpus_per_numa(tmp_path):
     online = tmp_path / "online"
     online.write_text("0-1\n")
     made = numa.prefixes(8, 4, strict=True, online=online)
@@ -58,14 +61,14 @@ def test_ranks_go_to_node_i_divided_by_gpus_per_numa(tmp_path: Path) -> None:
 
 
 @NEEDS_NUMACTL
-def test_real_workers_are_bound(run: Run) -> None:
+def test_real_workers_are_bound(run: Run):
     done = run(NVRX_GPUS_PER_NUMA="2")
     assert done.returncode == 0 and done.stdout.count("policy: bind") == 2, done.stderr
     relaxed = run("--ft-numa-bind-strict=false", NVRX_GPUS_PER_NUMA="2")
     assert relaxed.returncode == 0 and "policy: bind" not in relaxed.stdout, relaxed.stderr
 
 
-def test_numactl_that_fails_is_one_sentence_before_anything_starts(run: Run, tmp_path: Path) -> None:
+def test_numactl_that_fails_is_one_sentence_before_anything_starts(run: Run, tmp_path):
     put(tmp_path, "bin/numactl", "#!/bin/sh\necho 'set_mempolicy: Operation not permitted' >&2; exit 1\n")
     (tmp_path / "bin/numactl").chmod(0o755)
     done = run("--max-restarts=3", NVRX_GPUS_PER_NUMA="2", PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
@@ -75,7 +78,7 @@ def test_numactl_that_fails_is_one_sentence_before_anything_starts(run: Run, tmp
 
 
 @pytest.fixture
-def sysfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def sysfs(tmp_path, monkeypatch) -> Path:
     """4 GPUs: two on each of two NUMA nodes with 8 CPUs and 8 threads of them."""
     for index, address in enumerate(GPUS.values()):
         put(tmp_path, f"bus/pci/devices/{address}/numa_node", f"{index // 2}\n")
@@ -86,7 +89,7 @@ def sysfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_each_worker_goes_to_the_node_of_its_gpu(sysfs: Path) -> None:
+def test_each_worker_goes_to_the_node_of_its_gpu(sysfs: Path):
     places = numa.by_gpu(4, {}, True, sysfs, ALL)
     assert [place.prefix for place in places] == [
         *[("numactl", "--cpunodebind=0", "--membind=0")] * 2,
@@ -96,7 +99,7 @@ def test_each_worker_goes_to_the_node_of_its_gpu(sysfs: Path) -> None:
     assert numa.by_gpu(1, {}, False, sysfs, ALL)[0].prefix == ("numactl", "--cpunodebind=0", "--localalloc")
 
 
-def test_slurms_cpus_and_memory_are_all_that_is_used(sysfs: Path) -> None:
+def test_slurms_cpus_and_memory_are_all_that_is_used(sysfs: Path):
     ours = numa.Allowed(frozenset({0, 1, 2, 5, 34, 99}), frozenset({0}))
     places = numa.by_gpu(4, {}, True, sysfs, ours)
     assert places[0] == (("numactl", "--physcpubind=0,1,2,5,34", "--membind=0"), places[0].text)
@@ -107,7 +110,7 @@ def test_slurms_cpus_and_memory_are_all_that_is_used(sysfs: Path) -> None:
 
 
 @pytest.mark.parametrize("word", ["-1\n", "zero"])
-def test_a_gpu_without_a_numa_node_is_not_bound(sysfs: Path, word: str) -> None:
+def test_a_gpu_without_a_numa_node_is_not_bound(sysfs: Path, word: str):
     put(sysfs, "bus/pci/devices/0000:11:00.0/numa_node", word)
     places = numa.by_gpu(2, {}, True, sysfs, ALL)
     assert places[1] == ((), "not bound: the NUMA node of GPU 0000:11:00.0 is not known")
@@ -115,7 +118,7 @@ def test_a_gpu_without_a_numa_node_is_not_bound(sysfs: Path, word: str) -> None:
 
 
 @pytest.mark.parametrize("error", [Absent("no NVML here"), HardwareError("NVML did not answer within 10 s")])
-def test_without_gpus_or_with_a_sick_driver_nobody_is_bound(monkeypatch, error: Exception) -> None:
+def test_without_gpus_or_with_a_sick_driver_nobody_is_bound(monkeypatch, error: Exception):
     def fail(env):
         raise error
 
@@ -124,7 +127,7 @@ def test_without_gpus_or_with_a_sick_driver_nobody_is_bound(monkeypatch, error: 
 
 
 @pytest.fixture
-def node(tmp_path: Path, run: Run) -> Run:
+def node(tmp_path, run: Run) -> Run:
     """`run` on a recorded node with one GPU on NUMA node 0, which has a CPU of ours, and one on node 1."""
     stand_in = standin.StandIn(standin.built(tmp_path), tmp_path / "nvml")
     for number, cpulist in enumerate((f"{min(os.sched_getaffinity(0))},900", "901-902")):
@@ -134,7 +137,7 @@ def node(tmp_path: Path, run: Run) -> Run:
     return lambda *more, **env: run(*flags, *more, **stand_in.env | env)
 
 
-def test_dry_run_shows_where_and_why_not(node: Run) -> None:
+def test_dry_run_shows_where_and_why_not(node: Run):
     done = node("--dry-run")
     assert done.returncode == 0, done.stderr
     assert f"local rank 0: numactl --physcpubind={min(os.sched_getaffinity(0))} --" in done.stdout
@@ -146,7 +149,7 @@ def test_dry_run_shows_where_and_why_not(node: Run) -> None:
 
 
 @NEEDS_NUMACTL
-def test_real_workers_run_where_dry_run_said(node: Run) -> None:
+def test_real_workers_run_where_dry_run_said(node: Run):
     done = node()
     assert done.returncode == 0, done.stderr
     everywhere = os.sched_getaffinity(0)
@@ -159,6 +162,6 @@ def test_real_workers_run_where_dry_run_said(node: Run) -> None:
     ("name", "value", "said"),
     [("NVRX_GPUS_PER_NUMA", "1", "exclude each other"), ("PATH", "/nowhere", "needs the numactl command")],
 )
-def test_what_cannot_be_is_one_sentence(node: Run, name: str, value: str, said: str) -> None:
+def test_what_cannot_be_is_one_sentence(node: Run, name: str, value: str, said: str):
     done = node(**{name: value})
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1) and said in done.stderr

@@ -11,6 +11,9 @@ import pytest
 from nvrx_slurm.node.output import strikes
 from nvrx_slurm.system.owned import append_to, make
 
+pytestmark = pytest.mark.fast
+
+
 OTHER = 4242
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
 
@@ -45,7 +48,7 @@ def _link(path: Path) -> None:
         (_fifo, "7/r0/x.log", "No such device"),
     ],
 )
-def test_a_prepared_place_is_refused(tmp_path: Path, prepare: Callable[[Path], object], place: str, why: str) -> None:
+def test_a_prepared_place_is_refused(tmp_path, prepare: Callable[[Path], object], place: str, why: str):
     (tmp_path / "keys").write_text("mine\n")
     prepare(tmp_path / "logs" / place)
     before = {path: path.lstat() for path in tmp_path.rglob("*")}
@@ -55,7 +58,7 @@ def test_a_prepared_place_is_refused(tmp_path: Path, prepare: Callable[[Path], o
     assert all(path.lstat().st_size == found.st_size for path, found in before.items() if not path.is_dir())
 
 
-def test_what_is_ours_is_made_and_appended_to(tmp_path: Path) -> None:
+def test_what_is_ours_is_made_and_appended_to(tmp_path):
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs").chmod(0o1777)
     (tmp_path / "latest").symlink_to("logs")  # the user's own word
@@ -72,7 +75,7 @@ def test_what_is_ours_is_made_and_appended_to(tmp_path: Path) -> None:
     assert not any(path.stat().st_mode & 0o002 for path in (tmp_path / "logs").rglob("*"))
 
 
-def test_a_file_system_that_keeps_no_owners_has_no_other_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_that_keeps_no_owners_has_no_other_users(tmp_path, monkeypatch):
     """For example a bucket, or NFS where root is nobody: what we make there looks as if another one had made it."""
     stat = os.fstat
     monkeypatch.setattr(os, "fstat", lambda fd: os.stat_result([*stat(fd)[:4], OTHER, *stat(fd)[5:10]]))
@@ -81,7 +84,7 @@ def test_a_file_system_that_keeps_no_owners_has_no_other_users(tmp_path: Path, m
     assert [path.name for path in (tmp_path / "7/r0").iterdir()] == ["x.log"]
 
 
-def test_strikes_follow_no_link(tmp_path: Path) -> None:
+def test_strikes_follow_no_link(tmp_path):
     (tmp_path / "strikes.jsonl").symlink_to("keys")
     with pytest.raises(OSError, match="symbolic"):
         strikes.add(tmp_path, "n1", "7", "x")

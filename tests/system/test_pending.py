@@ -12,6 +12,9 @@ import pytest
 
 from nvrx_slurm.system.pending import is_pending
 
+pytestmark = pytest.mark.fast
+
+
 REPO = Path(__file__).parents[2]
 # It waits in C for a byte; libc's read goes on after a signal.
 WAITS = """
@@ -49,19 +52,19 @@ VERSIONS = {path.parts[-3]: path for path in Path.home().glob(".pyenv/versions/3
 
 
 @pytest.mark.parametrize("version", ["", *(pytest.param(name, marks=pytest.mark.matrix) for name in sorted(VERSIONS))])
-def test_a_handler_is_pending_until_the_main_thread_is_back_in_python(version: str) -> None:
+def test_a_handler_is_pending_until_the_main_thread_is_back_in_python(version: str):
     python = VERSIONS[version] if version else sys.executable
     done = subprocess.run([python, "-c", LOOKS], stdout=subprocess.PIPE, timeout=60, check=True)
     assert json.loads(done.stdout) == ["waits", False, True, "handled", False]
 
 
-def test_another_program_has_no_handlers_of_python() -> None:
+def test_another_program_has_no_handlers_of_python():
     with subprocess.Popen(["sleep", "1000"]) as process:
         assert not is_pending(process.pid, 15)
         process.kill()
 
 
-def test_a_process_that_has_ended_tells_nothing() -> None:
+def test_a_process_that_has_ended_tells_nothing():
     with subprocess.Popen(["true"]) as process:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         assert not is_pending(process.pid, 15)

@@ -17,6 +17,9 @@ from nvrx_slurm.child import processes
 from nvrx_slurm.system import gpus
 from nvrx_slurm.system.ports import PortReservation
 
+pytestmark = pytest.mark.fast
+
+
 WAIT_MS = 20_000
 
 
@@ -29,7 +32,7 @@ def readable(fd: int, timeout_ms: float = WAIT_MS) -> bool:
 # --- ports ------------------------------------------------------------------------------------------------------------
 
 
-def test_reserved_port_can_be_listened_on_by_its_user_only() -> None:
+def test_reserved_port_can_be_listened_on_by_its_user_only():
     reserved = PortReservation()
     hosts = {socket.AF_INET: "127.0.0.1"} | ({socket.AF_INET6: "::1"} if socket.has_ipv6 else {})
     for family, host in hosts.items():
@@ -48,7 +51,7 @@ def start(*argv: str, out: Path) -> processes.Child:
         return processes.start(argv, os.environ, file, subprocess.STDOUT)
 
 
-def test_child_starts_with_no_signal_blocked_or_ignored(tmp_path: Path) -> None:
+def test_child_starts_with_no_signal_blocked_or_ignored(tmp_path):
     """As from a shell: Python ignores SIGPIPE for itself, and a launcher blocks the signals that it reads."""
     old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
     try:
@@ -61,7 +64,7 @@ def test_child_starts_with_no_signal_blocked_or_ignored(tmp_path: Path) -> None:
     assert masks == {"SigBlk": "0" * 16, "SigIgn": "0" * 16}
 
 
-def test_an_ignored_signal_kills_no_child_that_did_not_ask_for_it(tmp_path: Path) -> None:
+def test_an_ignored_signal_kills_no_child_that_did_not_ask_for_it(tmp_path):
     """Also one that comes before the child has come to its exec; its own handler still counts."""
     code = "import os, signal, sys; print(signal.getsignal(10)); signal.raise_signal(10); print('lives')"
     code += "; signal.signal(10, lambda *_: print('handled')); signal.raise_signal(10)"
@@ -79,7 +82,7 @@ def test_an_ignored_signal_kills_no_child_that_did_not_ask_for_it(tmp_path: Path
     assert (tmp_path / "out").read_text().splitlines() == [str(signal.SIG_IGN), "lives", "handled"]
 
 
-def test_reaping_kills_what_is_left_of_the_group(tmp_path: Path) -> None:
+def test_reaping_kills_what_is_left_of_the_group(tmp_path):
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     child = start("sh", "-c", f"sleep 1000 8>{fifo} & exit 3", out=tmp_path / "out")
@@ -89,7 +92,7 @@ def test_reaping_kills_what_is_left_of_the_group(tmp_path: Path) -> None:
         assert readable(reader.fileno()) and reader.read() == b""
 
 
-def test_child_dies_with_its_parent(tmp_path: Path) -> None:
+def test_child_dies_with_its_parent(tmp_path):
     """Also a child that has not come to its exec yet."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
@@ -124,5 +127,5 @@ sys.stdin.read()
     ("visible", "expected"),
     [("", 0), ("0", 1), ("0,1,2", 3), ("GPU-a,GPU-b", 2), ("0,-1,2", 1), ("-1", 0), (" 0 , 1 ", 2)],
 )
-def test_visible_gpus_are_counted_as_cuda_does(visible: str, expected: int) -> None:
+def test_visible_gpus_are_counted_as_cuda_does(visible: str, expected: int):
     assert gpus.count({"CUDA_VISIBLE_DEVICES": visible}) == expected

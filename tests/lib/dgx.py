@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The files of a DGX-like node: 8 GPUs and 8 InfiniBand NICs behind 8 PCI switches, 2 NUMA nodes, Lustre and NFS.
 
-    python tests/data/dgx.py DIR          # writes the tree; then: nvrx health run --sysroot DIR
+    python tests/lib/dgx.py DIR          # writes the tree; then: nvrx health run --sysroot DIR
 
 Shaped after a DGX H100 (Linux 5.15); text files and links only. Tests break it one fact at a time.
 """
@@ -160,5 +160,5 @@ def _link(root: Path, path: str, target: str) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit("usage: python tests/data/dgx.py DIR")
+        sys.exit("usage: python tests/lib/dgx.py DIR")
     print(build(Path(sys.argv[1])))

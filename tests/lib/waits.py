@@ -1,0 +1,17 @@
+"""What sends no event, such as a state in /proc, is looked at until it is so."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable
+
+WAIT_S = 60.0
+
+
+def until(condition: Callable[[], object], what: object, wait_s: float = WAIT_S) -> None:
+    """Return once `condition` holds. A pause between two looks leaves the core to what is tested."""
+    deadline_s = time.monotonic() + wait_s
+    while not condition():
+        assert time.monotonic() < deadline_s, f"never happened: {what}"
+        select.select([], [], [], 0.005)
