@@ -1,7 +1,7 @@
-"""The second corpus (`corpus/world/*.yaml`): texts of the years 2024 to 2026, and hard negatives, with their scores.
+"""The second corpus (`corpus/world/*.yaml`): texts of the years 2024 to 2026, and hard negatives, scored.
 
-`python tests/attribution/world.py` prints the table; with `seen` or `negatives` also what is wrong there. The cases that
-are put aside stay unread: no rule is written after them.
+`python tests/attribution/world.py` prints the table; with `seen` or `negatives` also what is wrong there. The cases
+that are put aside stay unread: no rule is written after them.
 """
 
 from __future__ import annotations
