@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from nvrx_slurm.core.coordinator.restarts import RestartLimits
 
 REPEATS = 3  # equal failures of the user's code that end the job, where the user asks for that
+_SIGTERM = 15
 _SIGABRT = 6  # how C++ ends on an uncaught exception, e.g. gloo or NCCL when a peer is gone
 _BAD_NODE = (FaultKind.NODE_LOST, FaultKind.UNHEALTHY, FaultKind.UNKILLABLE)
 _OF_NODE = (*_BAD_NODE, FaultKind.EXCLUDED)
@@ -120,6 +121,11 @@ def _level(fault: RankFault) -> float:
     if f.blame is Blame.NETWORK or (f.blame is Blame.UNKNOWN and f.role is LineRole.UNCLEAR):
         return 4
     return 3 if f.role is LineRole.UNCLEAR and f.confidence is Confidence.GUESS else 2
+
+
+def is_told_to_end(fault: RankFault) -> bool:
+    """Whether a rank has only done what SIGTERM asks for."""
+    return fault.exit_code in (-_SIGTERM, _BY_SIGNAL + _SIGTERM) and _finding(fault).role is LineRole.ECHO
 
 
 def _finding(fault: RankFault) -> Finding:
