@@ -70,6 +70,8 @@ class Finding(Record):
     remedy: Remedy
     fingerprint: Name = ""  # equal for equal failures; 16 hexadecimal digits
     line: Line = ""  # the line that matched, at most 300 characters
+    rests_on: Name = ""  # frame, field, text or exit: what it was read from
+    node: Name = ""  # that the line names, where that may be another one
 
 
 class Collective(Record):

@@ -17,6 +17,7 @@ from nvrx_slurm.cli.event_logs import SAID, logs_of
 from nvrx_slurm.cli.log_tree import find_run, result_of, title, written_by_others
 from nvrx_slurm.cli.screen import clock, show
 from nvrx_slurm.core.account.report import lost_s, lost_steps
+from nvrx_slurm.core.attribution.evidence import BETWEEN_LINES
 from nvrx_slurm.core.attribution.verdict import headline
 from nvrx_slurm.core.words import in_words, unix_s, utc
 from nvrx_slurm.system.foreign import opened, size_of
@@ -92,7 +93,7 @@ def _of_cause(cause: dict[str, Any], faults: Any, place: Path) -> dict[str, Any]
     finding = cause.get("finding") or {}
     line, others = str(finding.get("line") or ""), [fault for fault in faults if _where(fault) != _where(cause)]
     return {
-        "what_happened": cause["message"] or cause["kind"],
+        "what_happened": cause["message"] or _ended(cause),
         "kind": cause["kind"],
         "rank": cause["rank"],
         "node": cause["host"],
@@ -100,13 +101,20 @@ def _of_cause(cause: dict[str, Any], faults: Any, place: Path) -> dict[str, Any]
         "rule": finding.get("rule", ""),
         "blame": finding.get("blame", ""),
         "confidence": finding.get("confidence", ""),
+        "rests_on": finding.get("rests_on", ""),
         "line": line,
         "log": cause.get("log", ""),
-        "log_line": _number_of(line, place, str(cause.get("log", ""))),
+        "log_line": _number_of(line.rpartition(BETWEEN_LINES)[2], place, str(cause.get("log", ""))),
         "code_line": cause.get("line", ""),
         "with_it": dict(Counter(fault.get("rule") or fault["kind"] for fault in others).most_common()),
         "what_to_do": cause.get("what_to_do", ""),
     }
+
+
+def _ended(cause: dict[str, Any]) -> str:
+    """How it ended, where it has said nothing."""
+    is_exit = cause["kind"] == FaultKind.EXIT.value
+    return f"it exited with code {cause.get('exit_code')}, without an exception" if is_exit else str(cause["kind"])
 
 
 def _where(fault: dict[str, Any]) -> tuple[int, str]:

@@ -22,6 +22,13 @@ looks for the signatures below. No service and no network are needed. It takes a
   frames are context. An exception that only tells of another one (`ChildFailedError`) does not count.
 - **Where a rule looks:** an *exception* rule looks at the exception that ended the rank; without one, at its last five
   lines, or at what native code said before SIGABRT. An *output* rule looks at all output behind the last progress.
+- **Place before words:** the innermost frames before the script's own tell with what an exception is concerned: a
+  file, a peer, a service, a lock, a tool. There the words of other classes do not count: an `EOFError` of a collective
+  is no torn file. Common words (behind `?` below) are a guess unless their place proves the class.
+- **Facts are never void:** what Slurm and drivers say with a number or a node (*field* in the table) counts also before
+  later progress. A line that names a node blames that node, not the one that prints it.
+- **Stopped ranks are evidence, too:** a victim may end before the culprit. What a rank said before the stop, or surely
+  says by itself, goes to the coordinator before the node is ready, and the cause is judged again.
 - **Order of evidence:** facts about a node and from Slurm go first. Then come hangs and signals that no program sends
   itself (SIGKILL, SIGSEGV, SIGBUS), then exceptions of a rank's own, then network errors, then echoes (a peer that
   closed its connection, NCCL's watchdog, SIGTERM). Time counts only among equals.
@@ -92,15 +99,16 @@ pattern, the line has to match that, too (a regular expression of Python, on the
 
 def render() -> str:
     """The whole document as Markdown."""
-    advice = {signature.topic: signature.advice for signature in SIGNATURES}
-    told = "".join(f"| {topic} | {text} |\n" for topic, text in advice.items())
+    advice = {signature.topic: signature.advice for signature in reversed(SIGNATURES)}
+    told = "".join(f"| {topic} | {text} |\n" for topic, text in reversed(advice.items()))
     return HEAD + told + TABLE + "".join(_row(signature) + "\n" for signature in SIGNATURES)
 
 
 def _row(s: Signature) -> str:
     blame = s.blame.value + (", the node if only its ranks print it" if s.one_node else "")
     cells = [s.topic, f"`{s.name}`", s.role.value, blame, s.confidence.value, s.remedy.value]
-    cells += ["output" if s.printed else "exception", ", ".join(map(_code, s.texts))]
+    where = "exception" if not s.printed else "output, field" if s.is_field else "output"
+    cells += [where, ", ".join(map(_code, s.texts))]
     cells.append(_code(s.pattern) if s.pattern else "")
     return "| " + " | ".join(cells) + " |"
 

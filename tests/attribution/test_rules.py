@@ -71,7 +71,11 @@ def test_how_far_a_training_got(text: str, reached: int) -> None:
 
 
 def test_the_corpus_has_each_signature() -> None:
-    assert FAILURES.keys() == BY_NAME.keys() and len(BY_NAME) >= 60 and len(CASES) >= 60
+    assert (
+        FAILURES.keys() == {name for name, one in BY_NAME.items() if one.texts}
+        and len(BY_NAME) >= 60
+        and len(CASES) >= 60
+    )
 
 
 @pytest.mark.parametrize(("rule", "line"), CASES)

@@ -253,8 +253,9 @@ class Agent(Machine):
         self._ended(event)
         fault, plan = event.fault, self.plan
         own = self._leaving.ladder.signal_at is not None  # the workers have not been told to end yet
-        if fault is not None and (own or fault.kind is t.FaultKind.HANG) and plan is not None:
-            self.send(t.RanksFailed(plan.term, plan.cycle, (fault,)))  # the others may have waited for this rank
+        told = fault is not None and fault.finding is not None and not self._leaving.is_signalled
+        if fault is not None and (own or told or fault.kind is t.FaultKind.HANG) and plan is not None:
+            self.send(t.RanksFailed(plan.term, plan.cycle, (fault,)))  # perhaps the cause, and the first one its victim
         if self.alive:
             return None
         return self._leaving.gone(now) if self.state is _LEAVING else self._stopped(now)

@@ -97,6 +97,11 @@ class Leaving:
         self._end: t.Finish | None = None  # of the job, as a coordinator has told it
         self._signalled_at: float | None = None
 
+    @property
+    def is_signalled(self) -> bool:
+        """Whether this agent was told to end by a signal: ranks have it, too, and what they say then is no cause."""
+        return self._signalled_at is not None
+
     # --- the end is told ----------------------------------------------------------------------------------------
 
     def on_finish(self, event: t.Finish | t.Refused, now: float) -> AgentState:

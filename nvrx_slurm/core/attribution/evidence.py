@@ -8,11 +8,13 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
+from nvrx_slurm.core.attribution.places import RaisedPlace, is_of_io, place_of
 from nvrx_slurm.core.attribution.raised import WRAPPERS, clean, failing_line, raised_in
-from nvrx_slurm.core.attribution.rules import used
+from nvrx_slurm.core.attribution.rules import named, used
 from nvrx_slurm.core.attribution.signatures import ADVICE, NO_PROGRESS, PROGRESS, RETRIED, Signature
 from nvrx_slurm.types import Blame, Confidence, FaultKind, Finding, LineRole, RankFault, Remedy
 
+BETWEEN_LINES = " | "  # between lines of a program without a rule
 TAIL_BYTES = 64 * 1024  # of each file that is looked at
 _LINE_CHARS = 300
 _BEFORE_BYTES, _BEHIND_BYTES = 512, 2048  # of a line around a text; patterns may take quadratic time
@@ -25,9 +27,14 @@ _EXACT = 10  # steps between two lines; with more, one cannot tell two failures 
 _ITERATION = re.compile(rb"\b(?:step|iter|iteration)\b[^\w\n]{0,12}(\d{1,3}(?:,\d{3})+|\d{1,15})\b(?!\.\d)")
 _BAR = re.compile(rb"\b(\d{1,15})/\d{3,15} \[\d\d:")
 _NO_STEP = re.compile(rb"load|resum|restor|eval|valid|sav|shard|warm|checkpoint")
+_NODE = re.compile(r"[Nn]ode failure on ([\w.-]+)| on ([\w.-]+) CANCELLED .*NODE FAILURE")
 _VARIABLE = re.compile(rb"0x[0-9a-f]+|\d+|\[rank\s*\]:?|(?:/[\w.+-]+)+/")  # differs between equal failures
 _SIGABRT, _SIGTERM = 6, 15
-_NATIVE = (4, 7, 8, 11)  # SIGILL, SIGBUS, SIGFPE, SIGSEGV
+_NATIVE = (4, 6, 7, 8, 11)  # SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV
+_SAID_LINES = 3  # that say how a program ended, where no rule knows more
+_NOISE = re.compile(r"\d+%\||it/s|destroy_process_group|^Extension modules|^\s*$")
+_LAST_ERROR = b"Last error:"  # of NCCL: its own verdict is in the next line
+_STOPPED = "stopped"  # the rule of a rank that was told to end: what follows that says nothing of a cause
 _FACTS = (Blame.NODE, Blame.SLURM)
 # How native code says why it aborts.
 _NATIVE_LINE = re.compile(rb"what\(\):|terminated with exception|check failed|failed call to|\bfailed:")
@@ -38,7 +45,7 @@ _OF_CODE = re.compile(
 # Headlines of CUDA, NCCL and NVML. Another exception may quote what somebody else wrote. So may a RuntimeError that
 # does not name the library before the first quote.
 _OF_DEVICE = re.compile(
-    rb"RuntimeError: [^'\"`]*(?i:cuda|nccl|nvml|nvidia|hip )"
+    rb"RuntimeError: [^'\"`]*(?i:cuda|nccl|nvml|nvidia|hip )|Cuda failure \d"
     rb"|(?:(?:torch\.)?AcceleratorError|(?:torch\.(?:cuda\.)?)?OutOfMemoryError|torch\.cuda\.\w+"
     rb"|(?:torch\.distributed\.(?:\w+\.)*)?Dist\w*Error|(?:\w+\.)*(?:\w*(?:Cuda|CUDA|CUDARuntime)Error|NVMLError\w*)):"
 )
@@ -49,6 +56,7 @@ class _Match(NamedTuple):
     signature: Signature
     line: bytes
     place: int
+    is_common: bool = False  # its words alone are no proof
 
 
 def examine(
@@ -63,14 +71,21 @@ def examine(
     told = _exception(fault) if own else _last_lines(texts[0]) if exited else _abort(texts[0])
     if exited and fault.message and not (own and told[0]):
         told[:1] = [fault.message.encode("utf-8", "replace")]
-    found = [_no_surer(m, own, ended_by) for m in (*_told(told, signatures), *_printed(texts, signatures))]
+    where = place_of(told[0].decode("utf-8", "replace"), fault.traceback) if own else None
+    vetoes = where.vetoes if where and (is_of_io(fault.message) or not where.rule) else ()
+    matches = [m for m in _told(told, signatures) if m.signature.topic not in vetoes]
+    found = [_no_surer(_weighed(m, where), own, ended_by) for m in (*matches, *_printed(texts, signatures))]
     may = (match for match in found if _may_explain(match.signature, fault, ended_by))
     best = _of_exception(found, told[0]) if own else min(may, key=_without_exception, default=None)
     if best is None:
-        return _without_signature(fault)
+        return _of_place(fault, where) or _without_signature(fault, texts)
     s, line = best.signature, best.line.decode("utf-8", "replace").strip()[:_LINE_CHARS]
     remedy = s.remedy if s.remedy is not Remedy.STOP or best.place != _ELSEWHERE else Remedy.RESTART
-    return Finding(s.name, s.role, s.blame, s.confidence, remedy, _fingerprint(fault, s.name, line), line)
+    rests_on = "field" if s.is_field else "frame" if where and s.topic in where.proves else "text"
+    told_of = _NODE.search(line) if s.blame is Blame.NODE else None
+    node = told_of[1] or told_of[2] if told_of else ""
+    print_ = _fingerprint(fault, s.name, line)
+    return Finding(s.name, s.role, s.blame, s.confidence, remedy, print_, line, rests_on, node)
 
 
 # --- which match counts -----------------------------------------------------------------------------------------------
@@ -81,13 +96,29 @@ def _of_exception(found: list[_Match], headline: bytes) -> _Match | None:
     is gone, a cause that was printed counts. Ranks quote logs of other jobs: what was printed, or what a script raises
     as a KeyError or its like, blames no node."""
     own = [m for m in found if m.place == _HEADLINE or (m.place == _DETAILS and m.signature.role is LineRole.CAUSE)]
-    if _OF_CODE.match(headline.decode("utf-8", "replace")):
+    of_code = _OF_CODE.match(headline.decode("utf-8", "replace"))
+    if not own and not of_code:
+        own = [m for m in found if m.place == _DETAILS and m.signature.role is LineRole.ECHO]
+    if of_code:
         own = [m for m in own if m.signature.role is LineRole.CAUSE and m.signature.blame is not Blame.NODE]
-    best = min(own, key=_order, default=None)
-    if best is None or best.signature.role is LineRole.CAUSE:
+    stopped = next((m for m in own if m.place == _HEADLINE and m.signature.remedy is Remedy.NONE), None)
+    best = stopped if stopped is not None and stopped.signature.name == _STOPPED else min(own, key=_order, default=None)
+    if best is None or best is stopped or best.signature.role is LineRole.CAUSE:
         return best
     printed = (m for m in found if m.signature.role is LineRole.CAUSE and m.signature.blame is not Blame.NODE)
     return min(printed, key=_order, default=best)
+
+
+def _weighed(match: _Match, where: RaisedPlace | None) -> _Match:
+    """The match. Where the place proves its class, what was likely is certain, unless that would end the job. Elsewhere
+    common words are a guess."""
+    s = match.signature
+    is_proved = where is not None and s.topic in where.proves
+    if match.is_common and not is_proved:
+        return match._replace(signature=s._replace(confidence=Confidence.GUESS))
+    if is_proved and not match.is_common and s.confidence is Confidence.LIKELY and s.remedy is Remedy.RESTART:
+        return match._replace(signature=s._replace(confidence=Confidence.CERTAIN))
+    return match
 
 
 def _no_surer(match: _Match, own: bool, ended_by: int) -> _Match:
@@ -138,14 +169,16 @@ def _printed(texts: Sequence[bytes], signatures: Sequence[Signature]) -> Iterato
         lower = text.lower()
         begin = max(0, progress(lower))
         yield from _matches(text[begin:], lower[begin:], _ELSEWHERE, [one for one in signatures if one.printed])
+        facts = [one for one in signatures if one.printed and one.is_field] if begin else ()
+        yield from _matches(text[:begin], lower[:begin], _ELSEWHERE, facts)  # never void
 
 
 def _matches(text: bytes, lower: bytes, place: int, signatures: Sequence[Signature]) -> Iterator[_Match]:
     for signature in signatures:
-        for pieces in (pieces for pieces in _pieces(signature.texts) if pieces[0] in lower):
-            for at, line in _lines_with(lower, *pieces):
+        for first, more, is_common in _pieces(signature.texts):
+            for at, line in _lines_with(lower, first, more) if first in lower else ():
                 if _fits(signature, line):
-                    yield _Match(signature, text[at : at + len(line)], place)
+                    yield _Match(signature, text[at : at + len(line)], place, is_common)
 
 
 def _fits(signature: Signature, line: bytes) -> bool:
@@ -182,10 +215,10 @@ def _pattern(text: str) -> re.Pattern[bytes]:
 
 
 @cache
-def _pieces(texts: Sequence[str]) -> Sequence[tuple[bytes, Sequence[bytes]]]:
-    """Of each text: what is before the first asterisk, and what has to follow."""
-    split = [text.encode().split(b"*") for text in texts]
-    return [(first, more) for first, *more in split]
+def _pieces(texts: Sequence[str]) -> Sequence[tuple[bytes, Sequence[bytes], bool]]:
+    """Of each text: what is before the first asterisk, what has to follow, and whether these are common words."""
+    split = [(text.removeprefix("?").encode().split(b"*"), text.startswith("?")) for text in texts]
+    return [(first, more, is_common) for (first, *more), is_common in split]
 
 
 def _lines_with(lower: bytes, text: bytes, more: Sequence[bytes]) -> Iterator[tuple[int, bytes]]:
@@ -217,7 +250,10 @@ def _exception(fault: RankFault) -> list[bytes]:
     """The lines of the exception that ended it; the first is the headline."""
     raised = raised_in(fault.traceback)
     lines = ("",) if raised is None else (raised.headline, *raised.details)
-    return [line.encode("utf-8", "replace") for line in lines]
+    told = [line.encode("utf-8", "replace") for line in lines]
+    if _LAST_ERROR in told[:-1]:  # NCCL's own verdict goes first
+        told[0] = told.pop(told.index(_LAST_ERROR) + 1) + b" / " + told[0]
+    return told
 
 
 def _last_lines(stderr: bytes) -> list[bytes]:
@@ -237,18 +273,43 @@ def _plain(text: bytes) -> bytes:
 # --- without a rule ---------------------------------------------------------------------------------------------------
 
 
-def _without_signature(fault: RankFault) -> Finding:
-    """No rule knows what it printed: how it ended is all there is."""
+def _of_place(fault: RankFault, where: RaisedPlace | None) -> Finding | None:
+    """An error of input and output that no rule knows: its place tells with what."""
+    s = named(where.rule) if where is not None and is_of_io(fault.message) else None
+    if s is None:
+        return None
+    print_, line = _fingerprint(fault, s.name, fault.message), fault.message[:_LINE_CHARS]
+    return Finding(s.name, s.role, s.blame, s.confidence, s.remedy, print_, line, "frame")
+
+
+def _without_signature(fault: RankFault, texts: Sequence[bytes]) -> Finding:
+    """No rule knows what it printed: how it ended is all there is, with its last lines."""
     ended_by = _ended_by(fault)
     if fault.kind is FaultKind.EXIT and fault.traceback:
         print_, line = _fingerprint(fault, "", fault.message), fault.message[:_LINE_CHARS]
         sure = Confidence.LIKELY if _OF_CODE.match(fault.message) else Confidence.GUESS
-        return Finding("python-exception", LineRole.UNCLEAR, Blame.USER, sure, Remedy.RESTART, print_, line)
+        return Finding("python-exception", LineRole.UNCLEAR, Blame.USER, sure, Remedy.RESTART, print_, line, "text")
     if ended_by == _SIGTERM:
-        return Finding("stopped", LineRole.ECHO, Blame.UNKNOWN, Confidence.LIKELY, Remedy.NONE)
+        return Finding(_STOPPED, LineRole.ECHO, Blame.UNKNOWN, Confidence.LIKELY, Remedy.NONE, rests_on="exit")
     rule = "native-crash" if ended_by in _NATIVE else ""
     print_ = _fingerprint(fault, rule, fault.message)
-    return Finding(rule, LineRole.UNCLEAR, Blame.UNKNOWN, Confidence.GUESS, Remedy.RESTART, print_)
+    line = _said_last(texts)[:_LINE_CHARS]
+    return Finding(rule, LineRole.UNCLEAR, Blame.UNKNOWN, Confidence.GUESS, Remedy.RESTART, print_, line, "exit")
+
+
+def _said_last(texts: Sequence[bytes]) -> str:
+    """The last lines of stderr, else of stdout, that are neither progress nor advice, in one line; "" = none."""
+    for text in texts:
+        lines = text[-_ABORT_BYTES:].decode("utf-8", "replace").split("\n")
+        said = [line.strip() for line in lines if not _is_noise(line)]
+        if said:
+            return BETWEEN_LINES.join(said[-_SAID_LINES:])
+    return ""
+
+
+def _is_noise(line: str) -> bool:
+    lower = line.lower().encode("utf-8", "replace")
+    return _NOISE.search(line) is not None or progress(lower) >= 0 or any(hint in lower for hint in _ADVICE)
 
 
 def _ended_by(fault: RankFault) -> int:

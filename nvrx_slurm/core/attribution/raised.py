@@ -16,6 +16,7 @@ _CURRENT = "Current thread "  # of faulthandler's dump, whose frames begin with 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _NUMBER = re.compile(r"(rank:? ?\d+|pid=\d+)|\d+")  # a time differs from line to line, a rank's number does not
 _LOG_LINE = re.compile(r"(?:\d+: )?(?:\[rank\d|\[?\d{4}-\d\d-|\[?[EWIF]\d{4} |\S+:\d+:\d+ \[\d+\] |WARNING|ERROR)")
+_OTHER = re.compile(r"(?!nccl)(?:\w+\.)*\w+(?:Error|Exception|Warning): ")
 _FRAME_LINES, _DETAIL_LINES, _PREFIX_CHARS = 600, 16, 200
 # Exceptions that only tell of another one, which is printed before them.
 WRAPPERS = re.compile(
@@ -67,7 +68,8 @@ def _raised_at(lines: list[str], first: int) -> RaisedException | None:
                 break  # another program's line
             continue
         line = line[found.end() :] if found else line
-        if _TRACEBACK in line or (headline and _LOG_LINE.match(line)) or details > _DETAIL_LINES:
+        again = _TRACEBACK in line and "(RANK " not in line  # a checkpoint's exception quotes those of its ranks
+        if again or (headline and (_LOG_LINE.match(line) or _is_other(line, told))) or details > _DETAIL_LINES:
             break
         if not headline and line[:1] not in ("", " ", "\t", "|", "│", "╰") and not line.startswith("[rank"):
             headline = line.rstrip()
@@ -78,6 +80,11 @@ def _raised_at(lines: list[str], first: int) -> RaisedException | None:
         return None
     at = next(number for number, line in enumerate(told) if line.rstrip() == headline)
     return RaisedException(headline, tuple(told[at + 1 :]), "\n".join(told).rstrip("\n") + "\n")
+
+
+def _is_other(line: str, told: list[str]) -> bool:
+    """Whether a line behind a headline is of another exception: it names one, and the line before is a message, too."""
+    return _OTHER.match(line) is not None and told[-1][:1].strip() != ""
 
 
 def _digits(number: re.Match[str]) -> str:

@@ -17,7 +17,7 @@ class Signature(NamedTuple):
 
     name: str
     topic: str  # the class of failures that it is of
-    texts: tuple[str, ...]  # lower case, as the line is when compared; "*" stands for anything
+    texts: tuple[str, ...]  # lower case, as the line is; "*" stands for anything, "?" marks common words: a guess
     role: LineRole
     blame: Blame
     confidence: Confidence
@@ -26,6 +26,7 @@ class Signature(NamedTuple):
     pattern: str = ""  # of the lower-case line; "" = the texts are enough
     one_node: bool = False  # on the ranks of one node only: that node is to blame
     printed: bool = False  # counts anywhere in the output, not only in the exception that ended the rank
+    is_field: bool = False  # what a vendor's own verdict says, with its number or node; no later progress makes it void
     kills: bool = False  # although it blames the user, it explains a signal that no program sends itself
 
 
@@ -38,11 +39,12 @@ def _signatures(table: str) -> Iterator[Signature]:
         elif row.startswith("> "):
             advice[topic] = row.removeprefix("> ")
         elif not row.startswith("#"):
-            name, _, rest = row.partition(": ")
+            name, _, rest = row.partition(":")
             texts, _, pattern = rest.partition(" ~ ")
+            words = tuple(texts.strip().split("; ")) if texts.strip() else ()  # none: of a place only
             kind = LineRole(role), Blame(blame), Confidence(confidence), Remedy(remedy), advice[topic], pattern.strip()
-            known = ("one-node" in flags, "printed" in flags, "kills" in flags)
-            yield Signature(name, topic, tuple(texts.strip().split("; ")), *kind, *known)
+            known = ("one-node" in flags, "printed" in flags, "field" in flags, "kills" in flags)
+            yield Signature(name, topic, words, *kind, *known)
 
 
 with open(f"{__file__.removesuffix('.py')}.txt", encoding="utf-8") as table:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from nvrx_slurm.core.coordinator.restarts import RestartLimits
 
 REPEATS = 3  # equal failures of the user's code that end the job, where the user asks for that
+_SIGTERM = 15
 _SIGABRT = 6  # how C++ ends on an uncaught exception, e.g. gloo or NCCL when a peer is gone
 _BAD_NODE = (FaultKind.NODE_LOST, FaultKind.UNHEALTHY, FaultKind.UNKILLABLE)
 _OF_NODE = (*_BAD_NODE, FaultKind.EXCLUDED)
@@ -37,6 +38,7 @@ _START_S = 120.0  # what is missing later may be on a file system that is away
 _OWN_SIGNALS = (-4, -6, -7, -8, -11)  # SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV: a program brings them upon itself
 _OUTSIDE = (Blame.NODE, Blame.SLURM, Blame.NETWORK, Blame.SERVICE, Blame.STORAGE)  # an outage may pass by itself
 _TORN = ("checkpoint-torn", "data-torn")  # rules about a file that stays damaged
+_TORN_CHECKPOINT = "checkpoint-torn"
 # Rules about the three verdicts of Megatron-LM before all ranks exit with REJECTED.
 _TRANSIENT, _PERSISTENT, _APPLICATION = "rejected-transient", "rejected-persistent", "rejected-application"
 _NO_FINDING = Finding("", LineRole.UNCLEAR, Blame.UNKNOWN, Confidence.GUESS, Remedy.RESTART)
@@ -49,9 +51,23 @@ _BY_KIND = {
     FaultKind.UNKILLABLE: "Report the node: a process there does not end, as with a stuck driver or file system.",
     FaultKind.INEXACT: "Export the variable in the batch script; then ranks are forked from the start.",
     FaultKind.SPAWN: "Correct path and mode of the program, or the image.",
-    FaultKind.SIGNAL: "Look for what killed it: the out-of-memory killer (dmesg, sacct), or a person.",
+    FaultKind.SIGNAL: "Look for what sent this signal, and at the last lines of its log.",
     FaultKind.EXIT: "Look at its last lines: the program has ended itself with this code.",
 }
+# What a signal means for a program, where nothing else is known. A shell tells it as 128 + its number.
+_BY_SIGNAL_NUMBER = {
+    2: "It was interrupted (SIGINT): by a person or by the program that started it.",
+    3: "It was told to quit (SIGQUIT), mostly by a process of its own job.",
+    4: "An instruction that this processor does not have: use builds for it. On one node only: report that node.",
+    6: "The program ended itself (abort): its last lines and the stack above say why.",
+    7: "A page could not be read: look at /dev/shm, at full disks and at the file system of a mapped file.",
+    8: "Native code divided by zero, or the like: look at the core file or the stack above.",
+    9: "Look for what killed it: the out-of-memory killer (dmesg, sacct), or a person.",
+    11: "Native code used memory that is not its own: look at the core file or the stack above.",
+    15: "It was asked to end from outside: scancel, preemption, a time limit, or a peer's failure.",
+    31: "A system call is forbidden here: look at the seccomp profile of the container.",
+}
+_BY_CODE = {255: "Code 255 says only that it failed (-1 in many programs, ssh and srun): its last lines say more."}
 _CODE = "Correct the script or its data: its exception is above."
 
 
@@ -75,7 +91,8 @@ class JudgedCause(NamedTuple):
         """For people, for example "node n3 is to blame (certain): gpu-ecc"; "" where nothing is known."""
         if not self.rule or self.blame is Blame.UNKNOWN:
             return ""
-        what = {Blame.NODE: f"node {self.cause.host}", Blame.USER: "the script or its settings"}
+        told_of = _finding(self.cause).node  # a line may name another node than the one that prints it
+        what = {Blame.NODE: f"node {told_of or self.cause.host}", Blame.USER: "the script or its settings"}
         spread = f", on {self.ranks} ranks of {self.nodes} nodes" if self.ranks > 1 else ""
         return f"{what.get(self.blame, self.blame.value)} is to blame ({self.confidence.value}): {self.rule}{spread}"
 
@@ -86,8 +103,8 @@ def first_cause(faults: Collection[RankFault]) -> RankFault | None:
 
 
 def _level(fault: RankFault) -> float:
-    """The order of evidence. 0: facts about a node, or from Slurm. 0.3, 0.6: Megatron-LM rejects a result, and says
-    why or does not; ranks may crash as they end then. 1: a hang, or a signal that no program sends itself.
+    """The order of evidence. 0, 0.1: facts about a node, or from Slurm. 0.3, 0.6: Megatron-LM rejects a result, and
+    says why or does not; ranks may crash as they end then. 1: a hang, or a signal that no program sends itself.
     2, 3: an error of the rank's own, sure or not. 4: one of the network or of a library, which a dead peer may bring
     about. 5, 6: a consequence."""
     f = _finding(fault)
@@ -98,12 +115,17 @@ def _level(fault: RankFault) -> float:
     if f.role is LineRole.ECHO:
         return 5 if outright else 6
     if fault.kind in _OF_NODE or (f.role is LineRole.CAUSE and f.blame in (Blame.NODE, Blame.SLURM)):
-        return 0
+        return 0.1 if f.node else 0  # the coordinator's own knowledge of a lost node goes first
     if outright or fault.exit_code > _BY_SIGNAL:
         return 1
     if f.blame is Blame.NETWORK or (f.blame is Blame.UNKNOWN and f.role is LineRole.UNCLEAR):
         return 4
     return 3 if f.role is LineRole.UNCLEAR and f.confidence is Confidence.GUESS else 2
+
+
+def is_told_to_end(fault: RankFault) -> bool:
+    """Whether a rank has only done what SIGTERM asks for."""
+    return fault.exit_code in (-_SIGTERM, _BY_SIGNAL + _SIGTERM) and _finding(fault).role is LineRole.ECHO
 
 
 def _finding(fault: RankFault) -> Finding:
@@ -138,7 +160,8 @@ def judge(faults: Collection[RankFault], job_nodes: int, restarts: Sequence[Rest
     times = repeats(f.fingerprint, restarts) if blame is Blame.USER else 1
     code = f.rule == RAISED and f.confidence is Confidence.LIKELY  # a KeyError and its like is no node's doing
     any_rank = cause.rejects or (cause.kind is FaultKind.HANG and cause.finding is None)  # perhaps not the first one
-    alone = nodes == 1 and cause.host != "" and not (echo or code or any_rank)
+    is_here = f.node in ("", cause.host)  # what its line tells
+    alone = nodes == 1 and cause.host != "" and is_here and not (echo or code or any_rank)
     return JudgedCause(cause, rule, blame, confidence, remedy, len(same), nodes, one_node, times, f.fingerprint, alone)
 
 
@@ -262,7 +285,7 @@ def _poisoned(
     last, most, checkpoint = _same(v, past), limits.poison_iterations, cycle.checkpoint
     if last is None or not most or checkpoint < 0 or last.checkpoint != checkpoint:
         return None
-    torn = v.rule in _TORN
+    torn = v.rule == _TORN_CHECKPOINT and v.confidence is Confidence.CERTAIN
     if not torn and not 0 <= cycle.reached - checkpoint <= most:
         return None
     if cycle.resume_before >= 0:
@@ -344,12 +367,16 @@ def evidence(fault: RankFault, advises: bool = False, of_site: bool = False) -> 
 
 def what_to_do(fault: RankFault, of_site: bool = False) -> str:
     """One line that a user can act on; "" where there is nothing to say."""
-    if fault.finding is None or not fault.finding.rule:
-        return _BY_KIND.get(fault.kind, "")
+    f = fault.finding
+    if f is None or not f.rule or f.rests_on == "exit":
+        signal = -fault.exit_code if fault.exit_code < 0 else fault.exit_code - _BY_SIGNAL
+        of_end = _BY_SIGNAL_NUMBER.get(signal) or _BY_CODE.get(fault.exit_code)
+        is_end = fault.kind in (FaultKind.SIGNAL, FaultKind.EXIT)
+        return of_end if of_end and is_end else _BY_KIND.get(fault.kind, "")
     from nvrx_slurm.core.attribution.rules import named  # not at the start, as above
 
-    found = named(fault.finding.rule, of_site)
-    return found.advice if found is not None else _CODE if fault.finding.rule == RAISED else ""
+    found = named(f.rule, of_site)
+    return found.advice if found is not None else _CODE if f.rule == RAISED else ""
 
 
 def report(fault: RankFault) -> str:

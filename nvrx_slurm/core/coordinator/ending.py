@@ -9,7 +9,7 @@ from enum import Enum
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.attribution.recurrence import struck
-from nvrx_slurm.core.attribution.verdict import first_cause
+from nvrx_slurm.core.attribution.verdict import first_cause, is_told_to_end
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.report import Ledger
 from nvrx_slurm.core.coordinator.roster import Roster, Use
@@ -219,6 +219,8 @@ class Ending:
         end, ledger = self.end, self._ledger
         assert end is not None
         cause = None if end.code == ExitCode.OK else first_cause(ledger.faults)
+        if cause is not None and end.code == signal_exit_code(_SIGTERM) and is_told_to_end(cause):
+            cause = None  # the end from outside, which this rank has heard first
         report = ledger.build(self._budget.history, self._job.cycle, now)
         self._out.append(ev.JobOver(end.code, end.reason, cause, report))
         return Stage.CLOSED

@@ -7,11 +7,12 @@ import importlib
 import math
 import re
 import signal
+from functools import partial
 from pathlib import Path
 
 from nvrx_slurm.core.bounded_json import parsed
 from nvrx_slurm.declared import replace
-from nvrx_slurm.system import limits
+from nvrx_slurm.system import bounded, limits
 from nvrx_slurm.system.foreign import first_bytes, last_bytes
 from nvrx_slurm.types import Blame, Confidence, FaultKind, Finding, LineRole, RankFault, Remedy
 
@@ -29,6 +30,21 @@ _MODULES = "\nExtension modules: "  # faulthandler's last line
 _CANNOT_START = "nvrx-run: cannot start "  # printed by the trampoline, which exits with a shell's codes for it
 _CANNOT_START_CODES = (126, 127)
 _KILLED = (-9, 137)  # by SIGKILL, also where a shell says so
+_WORDS = (
+    b"error",
+    b"xid",
+    b"fail",
+    b"exception",
+    b"fatal",
+    b"fault",
+    b"cancelled",
+    b"killed",
+    b"lost",
+    b"hang",
+    b"oom",
+)
+_WITHIN_S, _STOPPED_WITHIN_S = 1.0, 0.2  # a hung file system must not hold up the report of a fault, or a plan
+_STOPS = (signal.SIGTERM, signal.SIGKILL)
 _CLOCKS_S = 2.0  # the clocks of a file server and of this node differ
 
 
@@ -55,6 +71,22 @@ def read_rules() -> None:
         importlib.import_module("nvrx_slurm.core.attribution.evidence")
 
 
+async def explained(
+    fault: RankFault, error_file: str, progress_s: float, oom_kills: float, stopped_s: float
+) -> RankFault:
+    """The fault with what its rank wrote, within a second. `stopped_s`: when it was stopped because of another fault
+    (`time.time()`, 0 = it was not); then sooner, as a plan waits for it. Parameters as of `with_details`."""
+    stderr = Path(fault.log)
+    files, within_s = (stderr.with_suffix(error_file), stderr, progress_s), _WITHIN_S
+    read = partial(with_details, fault, *files, oom_kills)
+    if stopped_s:
+        read, within_s = partial(of_stopped, fault, *files, stopped_s), _STOPPED_WITHIN_S
+    try:
+        return await bounded.call_async(read, within_s, "faults")
+    except (OSError, bounded.Overrun):
+        return replace(fault, message=fault.message or f"its log could not be read within {within_s:g} s")
+
+
 def with_details(
     fault: RankFault, error_file: Path, stderr_file: Path, progress_s: float = 0.0, oom_kills: float = math.inf
 ) -> RankFault:
@@ -79,6 +111,33 @@ def with_details(
         told = f"oom_kill event: the kernel killed {more} of its cgroup's processes for lack of memory"
         explained, stderr = replace(explained, message=f"SIGKILL ({told})"), stderr + f"\n{told}".encode()
     return replace(explained, finding=examine(explained, stderr, stdout))
+
+
+def of_stopped(fault: RankFault, error_file: Path, stderr_file: Path, progress_s: float, stopped_s: float) -> RankFault:
+    """As `with_details`, of a rank that was stopped because of another one, at `stopped_s` (`time.time()`).
+
+    It has a finding only if it may be the cause: what it says is no consequence of the stop. A victim may end before
+    the culprit, which still flushes, dumps core or aborts. Never raises.
+    """
+    is_stopped = -fault.exit_code in _STOPS
+    if is_stopped and not _says_something(stderr_file):
+        return fault  # as most do: no plan waits for that
+    ended = replace(fault, kind=FaultKind.EXIT, exit_code=1)  # by its exception, had it not been stopped
+    raised = is_stopped and _TRACEBACK in _explained(ended, error_file, stderr_file).traceback
+    told = with_details(ended if raised else fault, error_file, stderr_file, progress_s)
+    found = told.finding
+    if found is None or not found.rule or found.role is LineRole.ECHO:
+        return fault
+    with contextlib.suppress(OSError):
+        if found.confidence is not Confidence.GUESS or stderr_file.stat().st_mtime <= stopped_s:
+            return told
+    return fault
+
+
+def _says_something(stderr_file: Path) -> bool:
+    """Whether there is a word that each text about a failure has."""
+    ends = (_written(path, 0.0)[0].lower() for path in (stderr_file, stderr_file.with_suffix(".out")))
+    return any(word in end for end in ends for word in _WORDS)
 
 
 def _explained(fault: RankFault, error_file: Path, stderr_file: Path) -> RankFault:

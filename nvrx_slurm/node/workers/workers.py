@@ -36,7 +36,6 @@ from nvrx_slurm.system import bounded, limits
 from nvrx_slurm.system.files import BOARD_NAME
 from nvrx_slurm.types import FaultKind, Pace, Plan, RankEvidence, RankFault, Window, WorkloadAction
 
-_DETAILS_TIMEOUT_S = 1.0  # a hung file system must not hold up the report of a fault
 OPEN_TIMEOUT_S = 10.0  # for the log files; then workers write to /dev/null
 _CLOSE_TIMEOUT_S = 5.0
 _MONITORS_AFTER_S = 0.1  # without a lease: the first workers' own start comes before that of the monitors' processes
@@ -60,6 +59,7 @@ class Workers:
         self._loop = asyncio.get_running_loop()
         self._alive: dict[int, StartedWorker] = {}
         self._stopping = False
+        self._stopped_s = 0.0  # unix time
         self._none_left = asyncio.Event()  # no worker is alive
         self._private_dir = private_dir  # sockets of the monitors
         spec = job.spec
@@ -205,7 +205,8 @@ class Workers:
         """Send `signum` to the group of every living worker; `wake`: SIGCONT too."""
         if wake:
             self._end_opening()
-        self._stopping = self._stopping or wake or signum in (signal.SIGTERM, signal.SIGKILL, signal.SIGCONT)
+        if not self._stopping and (wake or signum in (signal.SIGTERM, signal.SIGKILL, signal.SIGCONT)):
+            self._stopping, self._stopped_s = True, unix_s(self._loop.time())
         for local_rank, worker in self._alive.items():
             if self._monitors and self._stopping:
                 self._monitors[local_rank].end_hold()
@@ -325,25 +326,21 @@ class Workers:
         self._times.append(times)
         hang = worker.hang
         fault = faults.from_exit_code(code, worker.where) if hang is None else replace(hang, exit_code=code)
-        if fault is None or (self._stopping and hang is None):
+        if fault is None:
             # Slurm signals all processes of a step one after the other. A worker may end well because of a signal that
             # this process is yet to get, and then the job is cancelled and not done.
             wait_s = _OWN_SIGNAL_S if self._spec.in_step and not self._stopping else 0.0
             self._loop.call_later(wait_s, self._post_exit, local_rank, fault, early)
             return
-        self._explained = asyncio.ensure_future(self._explain(local_rank, fault, times, self._explained))
+        stopped, before = self._stopping and hang is None, self._explained
+        self._explained = asyncio.ensure_future(self._explain(local_rank, fault, times, before, stopped))
 
     async def _explain(
-        self, local_rank: int, fault: RankFault, times: RankTimes, before: asyncio.Task[None] | None
+        self, local_rank: int, fault: RankFault, times: RankTimes, before: asyncio.Task[None] | None, stopped: bool
     ) -> None:
-        """Add to the fault what the worker wrote, then post its exit."""
-        stderr, kind = Path(fault.log), fault.kind
-        beat_s = unix_s(times.last_s)
-        read = partial(faults.with_details, fault, stderr.with_suffix(ERROR_FILE), stderr, beat_s, self._oom_kills)
-        try:
-            fault = await bounded.call_async(read, _DETAILS_TIMEOUT_S, "faults")
-        except (OSError, bounded.Overrun):
-            fault = replace(fault, message=fault.message or "its log could not be read within a second")
+        """Add to the fault what the worker wrote, then post its exit. `stopped`: because of another fault."""
+        kind, beat_s, stopped_s = fault.kind, unix_s(times.last_s), self._stopped_s if stopped else 0.0
+        fault = await faults.explained(fault, ERROR_FILE, beat_s, self._oom_kills, stopped_s)
         if self._spec.in_step and -fault.exit_code in ENDING and not self._stopping:
             # Slurm signals all processes of the step one after the other: our own signal may be next, and then this
             # is no fault of the worker.
