@@ -30,7 +30,7 @@ from nvrx_slurm.cli import status, why
 from nvrx_slurm.config import files, nvhcd, signatures, site
 from nvrx_slurm.config.layers import SETTINGS
 from nvrx_slurm.control.messages import FROM_AGENTS, FROM_COORDINATOR
-from nvrx_slurm.core import metrics, preload, progress, record
+from nvrx_slurm.core import event_log, metrics, preload, progress
 from nvrx_slurm.core.attribution import evidence, raised
 from nvrx_slurm.core.bounded_json import first_value, parsed
 from nvrx_slurm.core.checkpoint import files as checkpoints
@@ -47,7 +47,7 @@ from nvrx_slurm.slurm import nodelist
 from nvrx_slurm.slurm.api import text as slurm
 from nvrx_slurm.slurm.api.facts import SlurmError
 from nvrx_slurm.types import FaultKind, RankFault, Ready, Stop
-from tests.core.test_record import agent_log
+from tests.core.test_event_log import agent_log
 
 MOST_S = 0.05
 TOKENS = (
@@ -108,12 +108,12 @@ DOCUMENTS: dict[str, tuple[Any, Any]] = {
     "status": (lambda found: status._told(Path("/7/r0"), found, GOOD["written"], True), GOOD),
     "metrics": (metrics.samples, METRICS),
     "result": (_story, RESULT),
-    "record": (record.decode, {"type": "Ready", **plain(READY)}),
+    "record": (event_log.decode, {"type": "Ready", **plain(READY)}),
     "model": (lambda found: llm._checked(found, ["a line of a log"]), REPLY),
 }
 TEXTS: dict[str, tuple[Any, ...]] = {
     "first value": (first_value, ValueError, json.dumps(GOOD)),
-    "event log": (lambda text: record.replay(text.splitlines(True)), _Never, "\n".join(agent_log())),
+    "event log": (lambda text: event_log.replay(text.splitlines(True)), _Never, "\n".join(agent_log())),
     "output": (_output, _Never, OUTPUT),
     "secrets": (lambda text: redact.Redactor(["ann"]).clean(text), _Never, "token=a Bearer x 10.0.0.1 ann hf_12345678"),
     "health report": (report.from_json, ValueError, REPORT),

@@ -323,7 +323,7 @@ def test_never(paths: list[Path], breaks: Callable[[ast.AST], bool]) -> None:
 WALL_CLOCK = {
     "nvrx_slurm/node/coordination/elections.py",
     "nvrx_slurm/node/coordination/checkpoints.py",  # to compare with the times of files
-    "nvrx_slurm/node/event_log.py",
+    "nvrx_slurm/node/event_file.py",
     "nvrx_slurm/node/output/console.py",
     "nvrx_slurm/node/output/cycle_info.py",
     "nvrx_slurm/node/monitors/monitors.py",  # a heartbeat's time, to compare with files

@@ -99,8 +99,8 @@ def _in_order(file: Path) -> tuple[bool, list[int], str]:
 
 
 def _replay(file: Path) -> bool:
-    from nvrx_slurm.core.record import MAX_LINE_CHARS
-    from nvrx_slurm.core.record import replay as run_again
+    from nvrx_slurm.core.event_log import MAX_LINE_CHARS
+    from nvrx_slurm.core.event_log import replay as run_again
 
     try:
         with TextIOWrapper(BufferedReader(opened(file.parent, file.name)), "utf-8", "replace") as text:

@@ -12,7 +12,7 @@ import pytest
 from agent_harness import UP, Launcher, Rig, stat, until, up
 from standin import StandIn
 
-from nvrx_slurm.core.record import replay
+from nvrx_slurm.core.event_log import replay
 from nvrx_slurm.errors import ExitCode
 
 # Rank 0 fails in cycle 0, the others wait for that; cycle 1 ends well.
