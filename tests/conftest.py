@@ -35,7 +35,18 @@ TESTS = Path(__file__).parent
 TIERS = ("fast", "process", "slurm", "matrix")
 TIER_OF = {
     **dict.fromkeys(
-        ("cli", "config", "control", "core", "sim", "system", "test_fuzz.py", "test_mutations.py", "test_tidy.py"),
+        (
+            "cli",
+            "config",
+            "control",
+            "core",
+            "sim",
+            "system",
+            "views",
+            "test_fuzz.py",
+            "test_mutations.py",
+            "test_tidy.py",
+        ),
         "fast",
     ),
     **dict.fromkeys(("node", "attribution", "examples", "health", "inprocess", "logs", "monitor", "ptl"), "process"),

@@ -48,16 +48,19 @@ LAYERS["fault_tolerance"] = LAYERS["monitor"] | {"monitor"}
 LAYERS["ptl_resiliency"] = LAYERS["huggingface"] = {"fault_tolerance", "monitor", "system"}
 LAYERS["node"] = LAYERS["monitor"] | {"monitor", "health", "fault_tolerance", "logs", "attribution"}
 LAYERS["inprocess"] = LAYERS["node"] | {"testing"}  # tools.inject_fault
-LAYERS["cli"] = LAYERS["node"] | {"node", "inprocess", "logs", "compat"}
+# Readers of the log tree: nothing that a job waits for, and nothing of what a job is made of.
+LAYERS["views"] = LAYERS["system"] | {"system"}
+LAYERS["cli"] = LAYERS["node"] | {"node", "inprocess", "logs", "compat", "views"}
 LAYERS["__main__"] = {"cli"}
 LAYERS["sbatch_templates"] = LAYERS["warm"] = LAYERS["compat"] = set()
 
+PURE_VIEWS = ("html", "summary", "svg", "timeline")
 # The rooms of node/, from below; `program` is above all, and the other modules of node/ itself are below.
 ROOMS = ("output", "preflight", "monitors", "workers", "coordination")
 MAX_FILES = 12  # of a folder of node/
 
 OWNERS: dict[str, tuple[str, ...]] = {
-    "click": ("cli/",),
+    "click": ("cli/", "views/"),
     "yaml": ("config/files.py",),
     "grpc": ("health/", "logs/"),
     "cryptography": ("control/identity.py",),
@@ -233,11 +236,16 @@ def _goes_up_in_node(path: Path, module: str, typing_only: bool) -> bool:
     return parts[2] == "program" or (parts[2] in ROOMS and parts[2] not in below)
 
 
+def _is_impure(path: Path, module: str, _: bool) -> bool:
+    return module.split(".")[0] in IMPURE
+
+
 IMPORT_RULES: dict[str, tuple[list[Path], ImportRule]] = {
     "imports go one way": (IN_PACKAGE, _goes_up),
     "imports in node go one way": (python_files("nvrx_slurm/node"), _goes_up_in_node),
     "third-party imports have one owner": (IN_PACKAGE, _is_of_another_owner),
-    "core is pure": (python_files("nvrx_slurm/core"), lambda path, module, _: module.split(".")[0] in IMPURE),
+    "core is pure": (python_files("nvrx_slurm/core"), _is_impure),
+    "pictures are pure": ([PACKAGE / f"views/{stem}.py" for stem in PURE_VIEWS], _is_impure),
     "asyncio.wait_for has no other name": (IN_PACKAGE, lambda path, module, _: module == "asyncio.wait_for"),
     "nothing is unpickled": (EVERYWHERE, lambda path, module, _: module.split(".")[0] in BANNED_MODULES),
 }
@@ -333,12 +341,12 @@ WALL_CLOCK = {
     "nvrx_slurm/attribution/__main__.py",
     "nvrx_slurm/cli/chain.py",
     "nvrx_slurm/cli/front.py",
-    "nvrx_slurm/cli/goodput.py",
+    "nvrx_slurm/views/goodput.py",
     "nvrx_slurm/cli/logs.py",
-    "nvrx_slurm/cli/metrics.py",
-    "nvrx_slurm/cli/report.py",
-    "nvrx_slurm/cli/status.py",
-    "nvrx_slurm/cli/why.py",
+    "nvrx_slurm/views/metrics.py",
+    "nvrx_slurm/views/report.py",
+    "nvrx_slurm/views/status.py",
+    "nvrx_slurm/views/why.py",
     "nvrx_slurm/logs/merged.py",
     "nvrx_slurm/logs/shipper.py",
     "nvrx_slurm/slurm/control.py",
@@ -426,7 +434,7 @@ EXTRAS = {
 # For metrics; a job loads none of them unless it is told to.
 METERED = {
     "opentelemetry", "prometheus_client", "http.server", "http.client",
-    "nvrx_slurm.core.metrics", "nvrx_slurm.node.output.metrics", "nvrx_slurm.config.otel",
+    "nvrx_slurm.core.samples", "nvrx_slurm.node.output.metrics", "nvrx_slurm.config.otel",
 }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from agent_harness import UNTIL_TOLD, UP, Rig, until
 
-from nvrx_slurm.cli import status
+from nvrx_slurm.views import status
 
 OFTEN = """
 from nvrx_slurm.node.coordination import checkpoints

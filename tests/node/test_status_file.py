@@ -10,8 +10,8 @@ import time
 import pytest
 from agent_harness import QUICK, UNTIL_TOLD, Rig, kill, says, until, up
 
-from nvrx_slurm.cli import status
-from nvrx_slurm.cli.status import CANNOT_TELL, ENDED, HEALTHY, NEEDS_A_PERSON
+from nvrx_slurm.views import status
+from nvrx_slurm.views.status import CANNOT_TELL, ENDED, HEALTHY, NEEDS_A_PERSON
 
 OFTEN = "from nvrx_slurm.node.output import status\nstatus.INTERVAL_S, status._SOON_S = 0.5, 0.05"
 
