@@ -55,6 +55,13 @@ LAYERS["__main__"] = {"cli"}
 LAYERS["sbatch_templates"] = LAYERS["warm"] = LAYERS["compat"] = set()
 
 PURE_VIEWS = ("html", "summary", "svg", "timeline")
+# nvrx-run and what it starts; the toolbox has commands about health.
+TOOLS = {"doctor", "health", "toolbox"}
+JOB = [
+    *(f"nvrx_slurm/cli/{path.name}" for path in (PACKAGE / "cli").glob("*.py") if path.stem not in TOOLS),
+    *(f"nvrx_slurm/{folder}" for folder in ("node", "slurm", "attribution", "control", "child", "monitor", "logs")),
+]
+
 # The rooms of node/, from below; `program` is above all, and the other modules of node/ itself are below.
 ROOMS = ("output", "preflight", "monitors", "workers", "coordination")
 MAX_FILES = 12  # of a folder of node/
@@ -240,12 +247,17 @@ def _is_impure(path: Path, module: str, _: bool) -> bool:
     return module.split(".")[0] in IMPURE
 
 
+def _needs_a_check(path: Path, module: str, typing_only: bool) -> bool:
+    return module.startswith("nvrx_slurm.health") and not (typing_only or module.startswith("nvrx_slurm.health.report"))
+
+
 IMPORT_RULES: dict[str, tuple[list[Path], ImportRule]] = {
     "imports go one way": (IN_PACKAGE, _goes_up),
     "imports in node go one way": (python_files("nvrx_slurm/node"), _goes_up_in_node),
     "third-party imports have one owner": (IN_PACKAGE, _is_of_another_owner),
     "core is pure": (python_files("nvrx_slurm/core"), _is_impure),
     "pictures are pure": ([PACKAGE / f"views/{stem}.py" for stem in PURE_VIEWS], _is_impure),
+    "a job needs of health only its report": (python_files(*JOB), _needs_a_check),
     "asyncio.wait_for has no other name": (IN_PACKAGE, lambda path, module, _: module == "asyncio.wait_for"),
     "nothing is unpickled": (EVERYWHERE, lambda path, module, _: module.split(".")[0] in BANNED_MODULES),
 }
