@@ -33,7 +33,7 @@ from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.coordinator import Coordinator
 from nvrx_slurm.declared import replace
 from nvrx_slurm.node.coordination.coordinator import MemberStreams
-from nvrx_slurm.node.event_log import EventLog
+from nvrx_slurm.node.event_file import EventLog
 from nvrx_slurm.node.shell import Shell
 from nvrx_slurm.types import Node, Peer, Plan, Ready, Register
 from tests.core.samples import agent_settings, coordinator_settings

@@ -20,17 +20,16 @@ from tempfile import NamedTemporaryFile
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(1, str(Path(__file__).parent / "cli"))
+sys.path.insert(1, str(Path(__file__).parent / "views"))
 
 from test_status import GOOD
 from test_why import RESULT
 
-from nvrx_slurm.attribution import llm, redact, web
-from nvrx_slurm.cli import status, why
+from nvrx_slurm.attribution import llm, web
 from nvrx_slurm.config import files, nvhcd, signatures, site
 from nvrx_slurm.config.layers import SETTINGS
 from nvrx_slurm.control.messages import FROM_AGENTS, FROM_COORDINATOR
-from nvrx_slurm.core import metrics, preload, progress, record
+from nvrx_slurm.core import event_log, preload, progress, redact, samples
 from nvrx_slurm.core.attribution import evidence, raised
 from nvrx_slurm.core.bounded_json import first_value, parsed
 from nvrx_slurm.core.checkpoint import files as checkpoints
@@ -47,7 +46,8 @@ from nvrx_slurm.slurm import nodelist
 from nvrx_slurm.slurm.api import text as slurm
 from nvrx_slurm.slurm.api.facts import SlurmError
 from nvrx_slurm.types import FaultKind, RankFault, Ready, Stop
-from tests.core.test_record import agent_log
+from nvrx_slurm.views import status, why
+from tests.core.test_event_log import agent_log
 
 MOST_S = 0.05
 TOKENS = (
@@ -106,14 +106,14 @@ METRICS = {**GOOD, "restarts": {"used": 1, "allowed": 2, "by_kind": {}}}
 DOCUMENTS: dict[str, tuple[Any, Any]] = {
     "json": (lambda found: json.dumps(found, indent=1), RESULT),
     "status": (lambda found: status._told(Path("/7/r0"), found, GOOD["written"], True), GOOD),
-    "metrics": (metrics.samples, METRICS),
+    "metrics": (samples.samples, METRICS),
     "result": (_story, RESULT),
-    "record": (record.decode, {"type": "Ready", **plain(READY)}),
+    "record": (event_log.decode, {"type": "Ready", **plain(READY)}),
     "model": (lambda found: llm._checked(found, ["a line of a log"]), REPLY),
 }
 TEXTS: dict[str, tuple[Any, ...]] = {
     "first value": (first_value, ValueError, json.dumps(GOOD)),
-    "event log": (lambda text: record.replay(text.splitlines(True)), _Never, "\n".join(agent_log())),
+    "event log": (lambda text: event_log.replay(text.splitlines(True)), _Never, "\n".join(agent_log())),
     "output": (_output, _Never, OUTPUT),
     "secrets": (lambda text: redact.Redactor(["ann"]).clean(text), _Never, "token=a Bearer x 10.0.0.1 ann hf_12345678"),
     "health report": (report.from_json, ValueError, REPORT),

@@ -48,16 +48,26 @@ LAYERS["fault_tolerance"] = LAYERS["monitor"] | {"monitor"}
 LAYERS["ptl_resiliency"] = LAYERS["huggingface"] = {"fault_tolerance", "monitor", "system"}
 LAYERS["node"] = LAYERS["monitor"] | {"monitor", "health", "fault_tolerance", "logs", "attribution"}
 LAYERS["inprocess"] = LAYERS["node"] | {"testing"}  # tools.inject_fault
-LAYERS["cli"] = LAYERS["node"] | {"node", "inprocess", "logs", "compat"}
+# Readers of the log tree: nothing that a job waits for, and nothing of what a job is made of.
+LAYERS["views"] = LAYERS["system"] | {"system"}
+LAYERS["cli"] = LAYERS["node"] | {"node", "inprocess", "logs", "compat", "views"}
 LAYERS["__main__"] = {"cli"}
 LAYERS["sbatch_templates"] = LAYERS["warm"] = LAYERS["compat"] = set()
+
+PURE_VIEWS = ("html", "summary", "svg", "timeline")
+# nvrx-run and what it starts; the toolbox has commands about health.
+TOOLS = {"doctor", "health", "toolbox"}
+JOB = [
+    *(f"nvrx_slurm/cli/{path.name}" for path in (PACKAGE / "cli").glob("*.py") if path.stem not in TOOLS),
+    *(f"nvrx_slurm/{folder}" for folder in ("node", "slurm", "attribution", "control", "child", "monitor", "logs")),
+]
 
 # The rooms of node/, from below; `program` is above all, and the other modules of node/ itself are below.
 ROOMS = ("output", "preflight", "monitors", "workers", "coordination")
 MAX_FILES = 12  # of a folder of node/
 
 OWNERS: dict[str, tuple[str, ...]] = {
-    "click": ("cli/",),
+    "click": ("cli/", "views/"),
     "yaml": ("config/files.py",),
     "grpc": ("health/", "logs/"),
     "cryptography": ("control/identity.py",),
@@ -233,11 +243,21 @@ def _goes_up_in_node(path: Path, module: str, typing_only: bool) -> bool:
     return parts[2] == "program" or (parts[2] in ROOMS and parts[2] not in below)
 
 
+def _is_impure(path: Path, module: str, _: bool) -> bool:
+    return module.split(".")[0] in IMPURE
+
+
+def _needs_a_check(path: Path, module: str, typing_only: bool) -> bool:
+    return module.startswith("nvrx_slurm.health") and not (typing_only or module.startswith("nvrx_slurm.health.report"))
+
+
 IMPORT_RULES: dict[str, tuple[list[Path], ImportRule]] = {
     "imports go one way": (IN_PACKAGE, _goes_up),
     "imports in node go one way": (python_files("nvrx_slurm/node"), _goes_up_in_node),
     "third-party imports have one owner": (IN_PACKAGE, _is_of_another_owner),
-    "core is pure": (python_files("nvrx_slurm/core"), lambda path, module, _: module.split(".")[0] in IMPURE),
+    "core is pure": (python_files("nvrx_slurm/core"), _is_impure),
+    "pictures are pure": ([PACKAGE / f"views/{stem}.py" for stem in PURE_VIEWS], _is_impure),
+    "a job needs of health only its report": (python_files(*JOB), _needs_a_check),
     "asyncio.wait_for has no other name": (IN_PACKAGE, lambda path, module, _: module == "asyncio.wait_for"),
     "nothing is unpickled": (EVERYWHERE, lambda path, module, _: module.split(".")[0] in BANNED_MODULES),
 }
@@ -323,7 +343,7 @@ def test_never(paths: list[Path], breaks: Callable[[ast.AST], bool]):
 WALL_CLOCK = {
     "nvrx_slurm/node/coordination/elections.py",
     "nvrx_slurm/node/coordination/checkpoints.py",  # to compare with the times of files
-    "nvrx_slurm/node/event_log.py",
+    "nvrx_slurm/node/event_file.py",
     "nvrx_slurm/node/output/console.py",
     "nvrx_slurm/node/output/cycle_info.py",
     "nvrx_slurm/node/monitors/monitors.py",  # a heartbeat's time, to compare with files
@@ -333,12 +353,12 @@ WALL_CLOCK = {
     "nvrx_slurm/attribution/__main__.py",
     "nvrx_slurm/cli/chain.py",
     "nvrx_slurm/cli/front.py",
-    "nvrx_slurm/cli/goodput.py",
+    "nvrx_slurm/views/goodput.py",
     "nvrx_slurm/cli/logs.py",
-    "nvrx_slurm/cli/metrics.py",
-    "nvrx_slurm/cli/report.py",
-    "nvrx_slurm/cli/status.py",
-    "nvrx_slurm/cli/why.py",
+    "nvrx_slurm/views/metrics.py",
+    "nvrx_slurm/views/report.py",
+    "nvrx_slurm/views/status.py",
+    "nvrx_slurm/views/why.py",
     "nvrx_slurm/logs/merged.py",
     "nvrx_slurm/logs/shipper.py",
     "nvrx_slurm/slurm/control.py",
@@ -420,7 +440,7 @@ EXTRAS = {
 # For metrics; a job loads none of them unless it is told to.
 METERED = {
     "opentelemetry", "prometheus_client", "http.server", "http.client",
-    "nvrx_slurm.core.metrics", "nvrx_slurm.node.output.metrics", "nvrx_slurm.config.otel",
+    "nvrx_slurm.core.samples", "nvrx_slurm.node.output.metrics", "nvrx_slurm.config.otel",
 }  # fmt: skip
 
 

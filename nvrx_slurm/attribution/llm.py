@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from nvrx_slurm.attribution.records import FOLDER, AttributionSpec, CycleNews, Recommendation, read_key
-from nvrx_slurm.attribution.redact import Redactor
 from nvrx_slurm.attribution.web import Trouble, Web, json_object
-from nvrx_slurm.health.check import one_line
+from nvrx_slurm.core.redact import Redactor
+from nvrx_slurm.core.words import one_line
 from nvrx_slurm.system import bounded
 from nvrx_slurm.system.foreign import last_bytes
 

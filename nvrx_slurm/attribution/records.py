@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from nvrx_slurm.health.check import one_line
+from nvrx_slurm.core.words import one_line
 from nvrx_slurm.system.foreign import last_bytes
 
 PORT = 50050  # of the service that a job runs itself

@@ -7,7 +7,7 @@ import json
 import ssl
 from typing import Any
 
-from nvrx_slurm.health.check import one_line
+from nvrx_slurm.core.words import one_line
 from nvrx_slurm.system import bounded
 
 CONNECT_S = 2.0

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from nvrx_slurm.cli.log_tree import RUN, result_of
 from nvrx_slurm.config.layers import Config
 from nvrx_slurm.core.chain import ChainDecision, ChainLimits, ChainLink, Next, decide
 from nvrx_slurm.core.words import unix_s
@@ -19,6 +18,7 @@ from nvrx_slurm.node.run_dir import RunDir
 from nvrx_slurm.slurm.api.cli import Slurm
 from nvrx_slurm.slurm.api.facts import NoAnswer, SlurmError
 from nvrx_slurm.slurm.env import SlurmContext
+from nvrx_slurm.views.log_tree import RUN, result_of
 
 _MAX_EXCLUDED = 64  # nodes that one link hands on to the next
 _ASK_S, _PAUSE_S = 900.0, 0.5  # slurmctld may be restarted when many jobs end

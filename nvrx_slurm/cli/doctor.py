@@ -17,12 +17,12 @@ from typing import NamedTuple
 import click
 
 from nvrx_slurm.child.bounded_process import run
-from nvrx_slurm.cli.log_tree import LOG_DIR, LOG_DIR_ENV
-from nvrx_slurm.cli.screen import show
 from nvrx_slurm.errors import ExitCode, NvrxError, UsageError
 from nvrx_slurm.slurm.api.cli import Slurm
 from nvrx_slurm.system import trust
 from nvrx_slurm.system.foreign import first_bytes
+from nvrx_slurm.views.log_tree import LOG_DIR, LOG_DIR_ENV
+from nvrx_slurm.views.screen import show
 
 OK, INFO, WARN, FAIL = "ok", "info", "warn", "fail"
 _COLOURS = {OK: "green", INFO: None, WARN: "yellow", FAIL: "red"}

@@ -24,7 +24,6 @@ from nvrx_slurm.child import processes
 from nvrx_slurm.cli.chain import Chain
 from nvrx_slurm.cli.here import RUN_ENV, Here, node_range, own_run_dir, run_dir
 from nvrx_slurm.cli.job import JOB_NAME_ENV, KILL_WAIT_ENV, worker_argv
-from nvrx_slurm.cli.log_tree import result_of
 from nvrx_slurm.config.launch import LaunchConfig
 from nvrx_slurm.control.auth import TOKEN_ENV, new_token
 from nvrx_slurm.core.chain import ended_from_outside
@@ -40,6 +39,7 @@ from nvrx_slurm.slurm.control import END_TIME, Control
 from nvrx_slurm.slurm.env import SlurmContext
 from nvrx_slurm.system.files import write_atomic
 from nvrx_slurm.system.foreign import last_bytes
+from nvrx_slurm.views.log_tree import result_of
 
 NODE_LOG = "agents/agent_%t.log"  # below the run directory; %t is the task, here: the node
 _SURVIVAL = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--mpi=none")

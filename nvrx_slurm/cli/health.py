@@ -5,19 +5,31 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from nvrx_slurm.cli import complete
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import policy
 from nvrx_slurm.health.check import CONTEXTS, Check
 
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+
+def _begun(ctx: click.Context, param: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Health checks whose names begin like this, with what each reads."""
+    from click.shell_completion import CompletionItem
+
+    from nvrx_slurm.health.registry import built_in
+
+    return [CompletionItem(name, help=check.reads) for name, check in built_in().items() if name.startswith(begun)]
+
+
 _CONFIG = click.option("--config", metavar="FILE", help=f"The site file (default: {policy.DEFAULT_CONFIG}).")
 _SYSROOT = click.option("--sysroot", metavar="DIR", default="/", help="Where the node's /proc and /sys are.")
 _NODE = click.option("--node", metavar="NAME", default="", help="The node's name in the site file (default: Slurm's).")
-_CHECKS: Any = {"metavar": "NAME", "multiple": True, "shell_complete": complete.checks}
+_CHECKS: Any = {"metavar": "NAME", "multiple": True, "shell_complete": _begun}
 _JSON = click.option("--json", "as_json", is_flag=True, help="JSON on one line, for machines.")
 
 
@@ -82,7 +94,7 @@ def _plain(check: Check, rules: policy.Rules) -> dict[str, Any]:
 
 
 @health.command()
-@click.argument("name", shell_complete=complete.checks)
+@click.argument("name", shell_complete=_begun)
 @_JSON
 @_NODE
 @_CONFIG

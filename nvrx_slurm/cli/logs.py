@@ -13,13 +13,13 @@ from typing import Any
 
 import click
 
-from nvrx_slurm.cli import complete
-from nvrx_slurm.cli.event_logs import SAID, CoordinatorLog, coordinators_of
-from nvrx_slurm.cli.log_tree import find_run, result_of, title
-from nvrx_slurm.cli.screen import clock, period_s
 from nvrx_slurm.core.logs.names import index_file
 from nvrx_slurm.core.logs.printable import printable
 from nvrx_slurm.logs.reader import MergedReader, Piece, cycles
+from nvrx_slurm.views import complete
+from nvrx_slurm.views.coordinator_logs import SAID, CoordinatorLog, coordinators_of
+from nvrx_slurm.views.log_tree import find_run, result_of, title
+from nvrx_slurm.views.screen import clock, period_s
 
 _SAID_BEFORE = 10  # lines of the launcher, when following begins
 _POLL_S = 0.3  # between two reads of files that grow

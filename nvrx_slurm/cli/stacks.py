@@ -14,13 +14,13 @@ from typing import Any
 
 import click
 
-from nvrx_slurm.cli import complete
-from nvrx_slurm.cli.log_tree import find_run
 from nvrx_slurm.core.attribution.hang import compare, stack
 from nvrx_slurm.core.words import in_words
 from nvrx_slurm.node.monitors.inspection import SOCKET
 from nvrx_slurm.system.files import agent_dirs
 from nvrx_slurm.types import Collective, RankEvidence
+from nvrx_slurm.views import complete
+from nvrx_slurm.views.log_tree import find_run
 
 _ANSWER_S, _STEP_S = 10.0, 60.0
 _MOST_BYTES = 1 << 24

@@ -14,7 +14,6 @@ from typing import Any
 
 import click
 
-from nvrx_slurm.cli.log_tree import result_of
 from nvrx_slurm.cli.options import SettingsCommand, print_config
 from nvrx_slurm.config.layers import SETTINGS, Config, resolve
 from nvrx_slurm.config.settings import Declaration, settings_of
@@ -29,6 +28,7 @@ from nvrx_slurm.slurm.script import Surroundings, render
 from nvrx_slurm.system.files import write_atomic
 from nvrx_slurm.system.foreign import followed
 from nvrx_slurm.system.owned import append_to, make
+from nvrx_slurm.views.log_tree import result_of
 
 SUBMIT_SETTINGS: dict[str, Declaration] = {item.name: item for item in settings_of(SubmitConfig)}
 _OVER = frozenset(

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
 from importlib import import_module
-from io import BufferedReader, TextIOWrapper
-from pathlib import Path
 from typing import NoReturn
 
 try:
@@ -15,36 +12,34 @@ except ModuleNotFoundError:  # pip install --no-deps
     sys.exit("nvrx needs three packages: pip install click pyyaml nvidia-ml-py")
 
 from nvrx_slurm import __version__
-from nvrx_slurm.cli import complete
-from nvrx_slurm.cli.log_tree import find_run
 from nvrx_slurm.errors import ExitCode, NvrxError
-from nvrx_slurm.system.foreign import names_in, opened
 
 # Where each command is. `nvrx status` is asked often, and all of them together take half a second to import.
 _COMMANDS = {
-    "doctor": "doctor:doctor",
-    "goodput": "goodput:goodput",
-    "health": "health:health",
-    "list": "status:list_runs",
-    "logs": "logs:logs",
-    "metrics": "metrics:metrics",
-    "report": "report:report",
-    "stacks": "stacks:stacks",
-    "status": "status:status",
-    "submit": "submit:submit",
-    "why": "why:why",
+    "doctor": "cli.doctor:doctor",
+    "goodput": "views.goodput:goodput",
+    "health": "cli.health:health",
+    "list": "views.status:list_runs",
+    "logs": "cli.logs:logs",
+    "metrics": "views.metrics:metrics",
+    "replay": "views.replay:replay",
+    "report": "views.report:report",
+    "stacks": "cli.stacks:stacks",
+    "status": "views.status:status",
+    "submit": "cli.submit:submit",
+    "why": "views.why:why",
 }
 
 
 class _Toolbox(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted([*super().list_commands(ctx), *_COMMANDS])
+        return sorted(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        module, _, name = _COMMANDS.get(cmd_name, "").partition(":")
-        if not name:
-            return super().get_command(ctx, cmd_name)
-        command = getattr(import_module(f"nvrx_slurm.cli.{module}"), name)
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, name = _COMMANDS[cmd_name].partition(":")
+        command = getattr(import_module(f"nvrx_slurm.{module}"), name)
         assert isinstance(command, click.Command)
         return command
 
@@ -72,48 +67,6 @@ class _Toolbox(click.Group):
 @click.version_option(__version__, prog_name="nvrx")
 def main() -> None:
     """Tools for jobs run by nvrx-run."""
-
-
-@main.command()
-@click.argument("place", default="latest", callback=find_run, shell_complete=complete.jobs)
-def replay(place: Path) -> None:
-    """Decide anew on the events of event logs, and compare with the decisions in the logs.
-
-    PLACE is one log (<run>/events/*.jsonl), a job id, or the directory of a job or run: then each coordinator's log is
-    replayed in the order of their terms, then each agent's. Exit code 0: the same decisions throughout (a torn last
-    line, as a killed program leaves it, is reported only); 1: they differ, with the line and the difference.
-    """
-    logs = [place / "events" / name for name in names_in(place / "events") if name.endswith(".jsonl")]
-    files = sorted(logs, key=_in_order) if place.is_dir() else [place]
-    if not files:
-        raise click.UsageError(
-            f"{place} has no events/*.jsonl; give the directory of a run, for example nvrx_logs/latest"
-        )
-    if not all([_replay(file) for file in files]):
-        sys.exit(ExitCode.FAILED)
-
-
-def _in_order(file: Path) -> tuple[bool, list[int], str]:
-    """Coordinators by their terms, then agents by their infra ranks."""
-    return file.stem.startswith("agent"), [int(part) for part in file.stem.split("_") if part.isdecimal()], file.stem
-
-
-def _replay(file: Path) -> bool:
-    from nvrx_slurm.core.record import MAX_LINE_CHARS
-    from nvrx_slurm.core.record import replay as run_again
-
-    try:
-        with TextIOWrapper(BufferedReader(opened(file.parent, file.name)), "utf-8", "replace") as text:
-            found = run_again(iter(partial(text.readline, MAX_LINE_CHARS + 2), ""))
-    except OSError as error:
-        click.echo(f"{file}: {error.strerror}", err=True)
-        return False
-    for difference in found:
-        click.echo(f"{file}: {difference}", err=True)
-    same = all(difference.torn for difference in found)
-    if same:
-        click.echo(f"{file}: the same decisions throughout")
-    return same
 
 
 if __name__ == "__main__":

@@ -1,8 +1,17 @@
-"""Numbers in words for people, and times in files. Pure, and quick to import."""
+"""Numbers in words and text on one line for people, and times in files. Pure, and quick to import."""
 
 from __future__ import annotations
 
 from datetime import datetime, timezone
+
+_LINE_CHARS = 400
+
+
+def one_line(text: object) -> str:
+    """Printable text on one line of at most 400 characters, for terminals, logs and drain reasons."""
+    words = " ".join(str(text).split())
+    clean = "".join(char if char.isprintable() else "?" for char in words)
+    return clean if len(clean) <= _LINE_CHARS else f"{clean[: _LINE_CHARS - 3]}..."
 
 
 def in_words(seconds: float) -> str:

@@ -24,7 +24,6 @@ CONTEXTS = ("prolog", "epilog", "periodic", "preflight", "manual")
 # For faults that are no reason to take a node out of a running job, unless the site says so.
 OUTSIDE_PREFLIGHT = ("prolog", "epilog", "periodic", "manual")
 ACTIONS = ("drain", "fail", "warn")
-MAX_TEXT = 400  # characters of a finding's sentence
 NOTE_BYTES = 512  # of the note on what a check reads at the moment
 _MAX_DIGITS = 20  # of a 64-bit count
 _MARGIN_S = 0.15  # for a check whose files do not answer to send its verdict before its time is up
@@ -199,13 +198,6 @@ def judged(wrong: Iterable[str], well: str, unknown: Iterable[str] = ()) -> tupl
         if problems:
             return verdict, listed(problems)
     return Verdict.PASS, well
-
-
-def one_line(text: object) -> str:
-    """Printable text on one line of at most MAX_TEXT characters: findings go to terminals, logs and drain reasons."""
-    words = " ".join(str(text).split())
-    clean = "".join(char if char.isprintable() else "?" for char in words)
-    return clean if len(clean) <= MAX_TEXT else f"{clean[: MAX_TEXT - 3]}..."
 
 
 def listed(words: Iterable[object], most: int = 3) -> str:

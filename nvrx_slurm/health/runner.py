@@ -22,8 +22,9 @@ from typing import Any, NamedTuple, NoReturn
 
 from nvrx_slurm.child import bounded_process, descendants
 from nvrx_slurm.child.bounded_process import BoundedProcess, wait
+from nvrx_slurm.core.words import one_line
 from nvrx_slurm.errors import NvrxError
-from nvrx_slurm.health.check import NOTE_BYTES, NVML, Check, CheckFinding, Expected, NodeView, Verdict, one_line
+from nvrx_slurm.health.check import NOTE_BYTES, NVML, Check, CheckFinding, Expected, NodeView, Verdict
 from nvrx_slurm.system import gpus
 from nvrx_slurm.system.files import write_all
 from nvrx_slurm.system.hardware import Absent

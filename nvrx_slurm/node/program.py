@@ -24,7 +24,7 @@ from nvrx_slurm.monitor.lease import Lease
 from nvrx_slurm.node.coordination.coordinator import CoordinatorHost
 from nvrx_slurm.node.coordination.elections import Elections
 from nvrx_slurm.node.coordination.link import LAST_MESSAGES_S, AgentLink, credentials
-from nvrx_slurm.node.event_log import EventLog
+from nvrx_slurm.node.event_file import EventLog
 from nvrx_slurm.node.job import NodeJob
 from nvrx_slurm.node.monitors import signs
 from nvrx_slurm.node.monitors.losses import LossWatch

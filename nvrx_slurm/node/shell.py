@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from nvrx_slurm.codec import fitted
 from nvrx_slurm.core.machine import Machine, Say, Tick
-from nvrx_slurm.node.event_log import EventLog
+from nvrx_slurm.node.event_file import EventLog
 
 Post = Callable[[Any], None]  # hands one event to a core, see `Shell.post`
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from nvrx_slurm.attribution.redact import Redactor
+from nvrx_slurm.core.redact import Redactor
 
 pytestmark = pytest.mark.fast
 

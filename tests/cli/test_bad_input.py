@@ -20,7 +20,8 @@ from nvrx_slurm.cli.run import main
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 main(sys.argv[1:])
 """
-MODULES = ", ".join(f"nvrx_slurm.cli.{name}" for name in ("status", "why", "goodput", "logs", "event_logs", "report"))
+VIEWS = ("status", "why", "goodput", "coordinator_logs", "report", "replay")
+MODULES = ", ".join(["nvrx_slurm.cli.logs", *(f"nvrx_slurm.views.{name}" for name in VIEWS)])
 PREFIX = "--ft-per-cycle-applog-prefix"
 MEET = ("--nnodes=2", "--rdzv-endpoint=nosuchhost.invalid:29400", "--rdzv-conf=join_timeout=1")
 

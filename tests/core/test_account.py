@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from nvrx_slurm.core.account.account import BUCKETS, SECTION, Marks, NodeCycle, Role, account
 from nvrx_slurm.core.account.book import TOLD, Book
+from nvrx_slurm.core.account.figures import to_json
 from nvrx_slurm.core.account.follower import JobAccount
-from nvrx_slurm.core.account.ranks import RankTimes, node_spent
-from nvrx_slurm.core.account.report import to_json
+from nvrx_slurm.core.account.rank_times import RankTimes, node_spent
 from nvrx_slurm.core.attribution.verdict import judge
 from nvrx_slurm.core.coordinator.report import Ledger
 from nvrx_slurm.core.coordinator.states import Stage

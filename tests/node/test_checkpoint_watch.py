@@ -9,7 +9,7 @@ import pytest
 from agent_harness import UNTIL_TOLD, UP, Rig
 from waits import until
 
-from nvrx_slurm.cli import status
+from nvrx_slurm.views import status
 
 pytestmark = pytest.mark.process
 

@@ -13,7 +13,7 @@ from agent_harness import UP, Launcher, Rig, stat, up
 from standin import StandIn
 from waits import until
 
-from nvrx_slurm.core.record import replay
+from nvrx_slurm.core.event_log import replay
 from nvrx_slurm.errors import ExitCode
 
 pytestmark = pytest.mark.process

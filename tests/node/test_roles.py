@@ -17,7 +17,7 @@ from waits import until
 from nvrx_slurm.child import processes
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.agent.agent import Agent
-from nvrx_slurm.node.event_log import EventLog
+from nvrx_slurm.node.event_file import EventLog
 from nvrx_slurm.node.shell import Shell
 from nvrx_slurm.types import Node, Register
 from tests.core.samples import agent_settings

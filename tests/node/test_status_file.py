@@ -11,8 +11,8 @@ import pytest
 from agent_harness import QUICK, UNTIL_TOLD, Rig, kill, says, up
 from waits import until
 
-from nvrx_slurm.cli import status
-from nvrx_slurm.cli.status import CANNOT_TELL, ENDED, HEALTHY, NEEDS_A_PERSON
+from nvrx_slurm.views import status
+from nvrx_slurm.views.status import CANNOT_TELL, ENDED, HEALTHY, NEEDS_A_PERSON
 
 pytestmark = pytest.mark.process
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from nvrx_slurm.core import record
+from nvrx_slurm.core import event_log
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.election import election as el
 from nvrx_slurm.core.election.quorum import peer_of
@@ -24,7 +24,7 @@ class Process:
     def __init__(self, world: World, core: Machine, host: Host) -> None:
         self.world, self.core, self.host = world, core, host
         self.alive = True
-        self.log: list[str] = [record.header_line(core)] if world.settings.record else []
+        self.log: list[str] = [event_log.header_line(core)] if world.settings.record else []
         self._armed: float | None = None
         self._arm()
 
@@ -40,7 +40,7 @@ class Process:
         if self.world.validates:
             self.core.validate()
         if self.log:
-            self.log.append(record.step_line(event, now, now, self.core, commands))
+            self.log.append(event_log.step_line(event, now, now, self.core, commands))
         self.world.stepped(self, event, commands)
         for command in commands:
             self.do(command)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from nvrx_slurm.core.record import replay
+from nvrx_slurm.core.event_log import replay
 from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import ExitCode
 from nvrx_slurm.types import RestartPolicy

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any
 
 from nvrx_slurm.core.account.book import LISTED, TOLD, Book
-from nvrx_slurm.core.account.report import priced
+from nvrx_slurm.core.account.figures import priced
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.coordinator import Coordinator
 from nvrx_slurm.core.coordinator.states import FAILED, Stage

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from nvrx_slurm.core.account.report import so_far
+from nvrx_slurm.core.account.figures import so_far
 from nvrx_slurm.core.coordinator.states import CYCLE, OVER, RUNS, Stage
 from nvrx_slurm.declared import Record
 from nvrx_slurm.types import Account, FaultKind, JobReport, Warmth

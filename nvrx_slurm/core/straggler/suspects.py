@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from nvrx_slurm import types as t
-from nvrx_slurm.core.account.report import priced
+from nvrx_slurm.core.account.figures import priced
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.states import LIVE, OVER, CoordinatorSettings, Stage, live_but
 from nvrx_slurm.core.machine import Outbox, Say, rows

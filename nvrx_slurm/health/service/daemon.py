@@ -32,8 +32,8 @@ except ModuleNotFoundError:
 from nvrx_slurm.child import bounded_process, processes
 from nvrx_slurm.child.descendants import children
 from nvrx_slurm.config import nvhcd as config
+from nvrx_slurm.core.words import one_line
 from nvrx_slurm.health import report
-from nvrx_slurm.health.check import one_line
 from nvrx_slurm.health.checks.node_service import METHOD, parse_output
 from nvrx_slurm.health.checks.site_checks import require_usable
 from nvrx_slurm.health.service import nvhcd_pb2 as pb

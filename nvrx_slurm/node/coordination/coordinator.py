@@ -16,7 +16,7 @@ from nvrx_slurm.core.straggler.detector import Detector, Reading
 from nvrx_slurm.core.straggler.suspects import seats
 from nvrx_slurm.node.coordination.link import LAST_MESSAGES_S, LocalTransport
 from nvrx_slurm.node.coordination.questions import AllocationClock, ProgressFile, RankOutput, began
-from nvrx_slurm.node.event_log import EventLog
+from nvrx_slurm.node.event_file import EventLog
 from nvrx_slurm.node.job import NodeJob
 from nvrx_slurm.node.output import strikes
 from nvrx_slurm.node.output.result import (

@@ -24,7 +24,7 @@ from nvrx_slurm.node.coordination import peers
 from nvrx_slurm.node.coordination.coordinator import CoordinatorHost
 from nvrx_slurm.node.coordination.lease import LeaseKeeper
 from nvrx_slurm.node.coordination.link import LAST_MESSAGES_S, AgentLink, credentials
-from nvrx_slurm.node.event_log import EventLog
+from nvrx_slurm.node.event_file import EventLog
 from nvrx_slurm.node.job import NodeJob
 from nvrx_slurm.node.output.console import once
 from nvrx_slurm.node.output.out_file import OutFile

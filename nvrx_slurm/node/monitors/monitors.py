@@ -21,7 +21,7 @@ from typing import Any
 from nvrx_slurm import types as t
 from nvrx_slurm.child import processes
 from nvrx_slurm.child.supervised import SupervisedProcess
-from nvrx_slurm.core.account.ranks import RankTimes
+from nvrx_slurm.core.account.rank_times import RankTimes
 from nvrx_slurm.core.rank.loss import LossReport
 from nvrx_slurm.declared import Record
 from nvrx_slurm.errors import UsageError

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from nvrx_slurm.core.account.ranks import RankTimes
+from nvrx_slurm.core.account.rank_times import RankTimes
 from nvrx_slurm.core.rank.watch import STEP_SECTION
 from nvrx_slurm.node.monitors.monitors import RankMonitor
 from nvrx_slurm.node.monitors.times import waits_of

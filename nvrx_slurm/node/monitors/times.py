@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from nvrx_slurm.core.account.ranks import RankTimes
+from nvrx_slurm.core.account.rank_times import RankTimes
 from nvrx_slurm.core.rank.sections import kind_of
 from nvrx_slurm.core.rank.watch import STEP_SECTION, slots_of
 from nvrx_slurm.core.straggler.detector import Reading

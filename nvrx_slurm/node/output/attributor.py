@@ -15,8 +15,8 @@ from nvrx_slurm.attribution.records import AttributionSpec, CycleNews
 from nvrx_slurm.child.supervised import PacketProcess
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.logs.names import cycle_file
+from nvrx_slurm.core.words import one_line
 from nvrx_slurm.declared import plain
-from nvrx_slurm.health.check import one_line
 
 LAST_WORDS_S = 3.0  # how long the process may take to end once its job has ended
 _MOST_OPEN = 8  # cycles without an answer that a new process is told of

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nvrx_slurm.child.supervised import SupervisedProcess
+from nvrx_slurm.core.words import one_line
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import report
-from nvrx_slurm.health.check import one_line
 from nvrx_slurm.node.preflight.head_start import PreflightSpec, Spawned, spawn
 from nvrx_slurm.system import bounded
 

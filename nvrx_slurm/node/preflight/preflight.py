@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from nvrx_slurm.core.agent import events as ag
+from nvrx_slurm.core.words import one_line
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import report
-from nvrx_slurm.health.check import Verdict, one_line
+from nvrx_slurm.health.report import Verdict
 from nvrx_slurm.node.output.console import once
 from nvrx_slurm.node.preflight.checks_process import ChecksAnswer, ChecksProcess, Spawned
 from nvrx_slurm.node.preflight.head_start import ANSWER_MARGIN_S, PreflightSpec

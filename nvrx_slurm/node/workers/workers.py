@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from nvrx_slurm import types as t
-from nvrx_slurm.core.account.ranks import RankTimes, node_spent
+from nvrx_slurm.core.account.rank_times import RankTimes, node_spent
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.declared import replace
 from nvrx_slurm.monitor.lease import Lease

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from nvrx_slurm.cli import log_tree, status
 from nvrx_slurm.cli.toolbox import main
 from nvrx_slurm.config.layers import SETTINGS
 from nvrx_slurm.core.coordinator import status as core_status
+from nvrx_slurm.views import log_tree, status
 
 pytestmark = pytest.mark.fast
 
@@ -142,7 +142,7 @@ def test_a_log_tree_is_listed_and_its_runs_are_found(tmp_path: Path) -> None:
 
 def test_it_is_quick_and_what_it_says_twice_is_the_same() -> None:
     """Imports are what it costs; the settings alone take five times as long."""
-    code = "import sys, nvrx_slurm.cli.status, nvrx_slurm.cli.toolbox; print(*sys.modules)"
+    code = "import sys, nvrx_slurm.views.status, nvrx_slurm.cli.toolbox; print(*sys.modules)"
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     loaded = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
     heavy = {"nvrx_slurm.types", "nvrx_slurm.config.settings", "asyncio", "dataclasses", "subprocess"}

@@ -18,9 +18,9 @@ from click.testing import CliRunner
 from test_goodput import write
 from test_status import GOOD
 
-from nvrx_slurm.cli.screen import clock
 from nvrx_slurm.cli.toolbox import main
 from nvrx_slurm.core.words import unix_s, utc
+from nvrx_slurm.views.screen import clock
 
 pytestmark = pytest.mark.fast
 

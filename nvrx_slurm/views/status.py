@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 import click
 
-from nvrx_slurm.cli import complete
-from nvrx_slurm.cli.log_tree import RUN, find_run, log_dir, result_of, runs_of
-from nvrx_slurm.cli.screen import clock, show, show_all
 from nvrx_slurm.core import progress
 from nvrx_slurm.core.needs import needs_a_person
 from nvrx_slurm.core.words import in_words
 from nvrx_slurm.system.foreign import document, names_in
+from nvrx_slurm.views import complete
+from nvrx_slurm.views.log_tree import RUN, find_run, log_dir, result_of, runs_of
+from nvrx_slurm.views.screen import clock, show, show_all
 
 VERSION = 1  # of status.json; see core.coordinator.status, which takes long to import
 HEALTHY, CANNOT_TELL, NEEDS_A_PERSON, ENDED = range(4)  # exit codes

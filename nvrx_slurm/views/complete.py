@@ -1,7 +1,4 @@
-"""What the shell completes beside flags: jobs of the log directory, and names of health checks.
-
-A shell waits for the answer, so a file system that hangs has no jobs.
-"""
+"""What the shell completes beside flags: the jobs of the log directory."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nvrx_slurm.cli.log_tree import log_dir
+from nvrx_slurm.views.log_tree import log_dir
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -35,12 +32,3 @@ def jobs(ctx: click.Context, param: click.Parameter, begun: str) -> list[Complet
         names = []
     found = [CompletionItem(name) for name in names if not name.startswith(".")]
     return found[:_MOST] or [CompletionItem(begun, type="file")]
-
-
-def checks(ctx: click.Context, param: click.Parameter, begun: str) -> list[CompletionItem]:
-    """Health checks whose names begin like this, with what each reads."""
-    from click.shell_completion import CompletionItem
-
-    from nvrx_slurm.health.registry import built_in
-
-    return [CompletionItem(name, help=check.reads) for name, check in built_in().items() if name.startswith(begun)]

@@ -16,27 +16,25 @@ from typing import Any
 
 import click
 
-from nvrx_slurm.attribution.redact import without_secrets
-from nvrx_slurm.cli import complete
-from nvrx_slurm.cli.event_logs import FAULT, HANG, Cycle, counted_in, cycles_in, logs_of
-from nvrx_slurm.cli.goodput import of_events
-from nvrx_slurm.cli.log_tree import DAMAGE, RUN, find_run, result_of, written_by_others
-from nvrx_slurm.cli.status import HEALTHY, NEEDS_A_PERSON, observe
 from nvrx_slurm.codec import from_plain
-from nvrx_slurm.core import report as pure
 from nvrx_slurm.core.account.account import BUCKETS, SECTION
-from nvrx_slurm.core.account.goodput import summary
-from nvrx_slurm.core.account.report import lost_s, lost_steps
+from nvrx_slurm.core.account.figures import lost_s, lost_steps
 from nvrx_slurm.core.attribution.hang import RULE as HANG_RULE
 from nvrx_slurm.core.attribution.hang import place
 from nvrx_slurm.core.attribution.verdict import headline, what_to_do
-from nvrx_slurm.core.report import facts
-from nvrx_slurm.core.report.facts import CyclePlan, Incident, ReportFacts, Stretch
-from nvrx_slurm.core.report.page import IN_FULL, page
+from nvrx_slurm.core.redact import without_secrets
 from nvrx_slurm.core.words import in_words
 from nvrx_slurm.system.files import write_atomic
 from nvrx_slurm.system.foreign import document
 from nvrx_slurm.types import Blame, Confidence, Finding, LineRole, RankEvidence, RankFault, Remedy
+from nvrx_slurm.views import complete, timeline
+from nvrx_slurm.views.coordinator_logs import FAULT, HANG, Cycle, counted_in, cycles_in, logs_of
+from nvrx_slurm.views.goodput import of_events
+from nvrx_slurm.views.html import IN_FULL, page
+from nvrx_slurm.views.log_tree import DAMAGE, RUN, find_run, result_of, written_by_others
+from nvrx_slurm.views.status import HEALTHY, NEEDS_A_PERSON, observe
+from nvrx_slurm.views.summary import summary
+from nvrx_slurm.views.timeline import CyclePlan, Incident, ReportFacts, Stretch
 
 _MOST_LINES, _MOST_SAID, _MOST_PLACES, _MOST_RANKS = 12, 12, 12, 16
 _MOST_HANG_BYTES = 4 << 20  # of a hang.json; of a job of many ranks it has more, and the verdict is told without it
@@ -44,7 +42,7 @@ _NOT_KNOWN = LineRole.UNCLEAR, Blame.UNKNOWN, Confidence.GUESS, Remedy.NONE
 _STARTED: dict[object, str] = {True: "forked", False: "executed"}
 _UNSEEN = Cycle(-1, 0.0, {}, [], [])
 Stretches = Mapping[int, Sequence[Stretch]]
-_CSS = Path(pure.__path__[0]) / "page.css"
+_CSS = Path(__file__).with_suffix(".css")
 
 
 @click.command()
@@ -93,7 +91,7 @@ def facts_of(run: Path) -> ReportFacts:
     plans, wall_s = [*_plans(cycles, counted, keys)], float(known["duration_s"])
     began = [float(cycle.plan["history"]["began_s"]) for cycle in cycles[1:]]
     began_s = began[-1] if began else datetime.fromisoformat(str(known["ended"])).timestamp() - wall_s
-    found = facts.stretches(plans, known["restarts"], known["account"]["node_seconds"], wall_s)
+    found = timeline.stretches(plans, known["restarts"], known["account"]["node_seconds"], wall_s)
     shown, seen = [*known["restarts"], *_end_of(known)], {cycle.number: cycle for cycle in cycles}
     incidents = tuple(
         _incident(run, number, one, seen, began_s, found, number > len(shown) - IN_FULL)
@@ -106,9 +104,9 @@ def facts_of(run: Path) -> ReportFacts:
     numbers, job = summary([known], began_s, began_s + wall_s), f"job {run.parent.name}, run {run.name}"
     return ReportFacts(
         f"nvrx report · {job if RUN.fullmatch(run.name) else run}", _sentence(run, known, numbers), began_s, wall_s,
-        tuple(one for some in found.values() for one in some), facts.node_rows(plans, hosts, lost_at),
+        tuple(one for some in found.values() for one in some), timeline.node_rows(plans, hosts, lost_at),
         tuple(known["account"]["nodes"]), incidents,
-        tuple(facts.paces(found, known["restarts"])), numbers, f"Made by nvrx report from {run}",
+        tuple(timeline.paces(found, known["restarts"])), numbers, f"Made by nvrx report from {run}",
     )  # fmt: skip
 
 
@@ -122,7 +120,7 @@ def _plans(
 
     def role_of(one: str) -> tuple[str, str]:
         name, rank, _ = one.rsplit(" ", 2)
-        return keys.get(name, name), facts.ACTIVE if int(rank) >= 0 else facts.SPARE
+        return keys.get(name, name), timeline.ACTIVE if int(rank) >= 0 else timeline.SPARE
 
     before, who, roles, active = list[list[str]](), frozenset[str](), dict[str, str](), 0
     buckets, began_s = Counter[str](), cycles[1].plan["history"]["began_s"] if cycles[1:] else 0.0
@@ -130,11 +128,11 @@ def _plans(
         changed = dict[str, str]()
         if cycle.to != before:
             before, old, who = cycle.to, who, frozenset(chain.from_iterable(cycle.to))
-            told = {key: facts.EXCLUDED for key, _ in map(role_of, old - who)}
-            told |= dict(sorted(map(role_of, who - old), key=lambda one: one[1] == facts.ACTIVE))
+            told = {key: timeline.EXCLUDED for key, _ in map(role_of, old - who)}
+            told |= dict(sorted(map(role_of, who - old), key=lambda one: one[1] == timeline.ACTIVE))
             changed = {key: role for key, role in told.items() if roles.get(key) != role}
             roles |= changed
-            active = Counter(roles.values())[facts.ACTIVE]
+            active = Counter(roles.values())[timeline.ACTIVE]
         at_s = cycle.wall_s - float(began_s or cycles[0].wall_s)
         if account := counted.get(cycle.number, {}).get("account"):
             nodes, at_s = account["nodes"], float(account["wall_s"])
@@ -188,7 +186,7 @@ def _incident(
     evidence = without_secrets("\n".join(dict.fromkeys(line for line in lines if full and line.strip())))
     return Incident(
         number, cycle, float(one["at_s"]), without_secrets(str(one["cause"])), str(one.get("host") or ""),
-        str(one.get("infra_rank", "")), rank, facts.phases(found, cycle), lost_s(one), lost_steps(one),
+        str(one.get("infra_rank", "")), rank, timeline.phases(found, cycle), lost_s(one), lost_steps(one),
         said=tuple((at_s - began_s, without_secrets(line)) for line, at_s in said[-_MOST_SAID:]),
         kind=fault.kind.value if known else "",
         rule=finding.rule,

@@ -24,14 +24,14 @@ from prometheus_client import parser
 from prometheus_client.openmetrics import parser as strict_parser
 from test_status import GOOD, INCIDENT
 
-from nvrx_slurm.cli.metrics import Trees
 from nvrx_slurm.cli.toolbox import main
 from nvrx_slurm.config.otel import OtlpTarget, otlp_target
 from nvrx_slurm.core.account.account import BUCKETS
-from nvrx_slurm.core.account.report import so_far
-from nvrx_slurm.core.metrics import METRICS, exposition, kind_of, line, otlp, samples
+from nvrx_slurm.core.account.figures import so_far
+from nvrx_slurm.core.samples import METRICS, exposition, kind_of, line, otlp, samples
 from nvrx_slurm.declared import replace
 from nvrx_slurm.types import Account, FaultKind, NodeTime, SectionTime
+from nvrx_slurm.views.metrics import Trees
 
 pytestmark = pytest.mark.fast
 

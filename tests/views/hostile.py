@@ -20,7 +20,7 @@ from test_report import write
 from test_status import GOOD
 from test_why import RESULT
 
-from nvrx_slurm.core.account.report import to_json
+from nvrx_slurm.core.account.figures import to_json
 from nvrx_slurm.logs.merged import Batch, MergedFile
 from nvrx_slurm.types import Account
 

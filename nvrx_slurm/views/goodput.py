@@ -11,18 +11,18 @@ from typing import Any
 
 import click
 
-from nvrx_slurm.cli import complete
-from nvrx_slurm.cli.event_logs import CoordinatorLog, Cycle, coordinators_of, counted_in, cycles_in, logs_of
-from nvrx_slurm.cli.log_tree import RUN, find_run, log_dir, result_of, runs_of, written_by_others
-from nvrx_slurm.cli.screen import period_s, show
 from nvrx_slurm.codec import from_plain
 from nvrx_slurm.core.account.account import BUCKETS
-from nvrx_slurm.core.account.goodput import in_lines, summary
-from nvrx_slurm.core.account.report import priced, to_json
+from nvrx_slurm.core.account.figures import priced, to_json
 from nvrx_slurm.core.words import in_words, unix_s, utc
 from nvrx_slurm.declared import plain, replace
 from nvrx_slurm.system.foreign import first_bytes, names_in
 from nvrx_slurm.types import Counted, CycleCost, NodeTime, RestartRecord
+from nvrx_slurm.views import complete
+from nvrx_slurm.views.coordinator_logs import CoordinatorLog, Cycle, coordinators_of, counted_in, cycles_in, logs_of
+from nvrx_slurm.views.log_tree import RUN, find_run, log_dir, result_of, runs_of, written_by_others
+from nvrx_slurm.views.screen import period_s, show
+from nvrx_slurm.views.summary import in_lines, summary
 
 _MOST_RUNS, _CHAIN_BYTES = 10_000, 1 << 20
 

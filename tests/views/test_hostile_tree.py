@@ -13,12 +13,11 @@ from pathlib import Path
 import hostile
 import pytest
 from asker import ask
-from cli_harness import REPO
 from test_metrics import get, served
 
 pytestmark = pytest.mark.process
 
-
+REPO = Path(__file__).resolve().parents[2]
 ENV = {**os.environ, "PYTHONPATH": str(REPO)}
 MOST_MB = 100
 

@@ -19,14 +19,14 @@ from click.testing import CliRunner, Result
 
 from nvrx_slurm import codec
 from nvrx_slurm import types as t
-from nvrx_slurm.cli.event_logs import cycles_in, logs_of
-from nvrx_slurm.cli.report import facts_of
 from nvrx_slurm.cli.toolbox import main
 from nvrx_slurm.core.account.account import BUCKETS
-from nvrx_slurm.core.account.report import to_json
-from nvrx_slurm.core.report import draw
+from nvrx_slurm.core.account.figures import to_json
 from nvrx_slurm.declared import plain
 from nvrx_slurm.records import Counted, CycleCost
+from nvrx_slurm.views import svg
+from nvrx_slurm.views.coordinator_logs import cycles_in, logs_of
+from nvrx_slurm.views.report import facts_of
 
 pytestmark = pytest.mark.fast
 
@@ -286,13 +286,13 @@ def test_the_largest_job_takes_a_second_and_two_megabytes(tmp_path: Path) -> Non
 
 
 def test_many_cells_are_one_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draw, "_MOST_RECTANGLES", 100)
+    monkeypatch.setattr(svg, "_MOST_RECTANGLES", 100)
     report(write(tmp_path / "r0", 60, 100), "-o", str(tmp_path / "a.html"))
     page = looked_at(tmp_path / "a.html")
     light, dark = (value for tag, _, value in page.attributes if tag == "image" and value.startswith("data:"))
     assert page.tags["image"] == 2 and base64.b64decode(light.partition(",")[2]).startswith(b"\x89PNG\r\n")
-    css = Path(draw.__file__).with_name("page.css").read_text()
-    assert light != dark and all(f"--{name}:#{value}" in css for name, value in draw._DARK.items())
+    css = Path(svg.__file__).with_name("report.css").read_text()
+    assert light != dark and all(f"--{name}:#{value}" in css for name, value in svg._DARK.items())
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The pictures of a report as SVG text. Pure. Colours are classes of page.css.
+"""The pictures of a report as SVG text. Pure. Colours are classes of report.css.
 
 Text from elsewhere comes through `safe`, which is the only way into the page.
 """
@@ -14,11 +14,11 @@ from itertools import groupby
 
 from nvrx_slurm.core.account.account import SECTION
 from nvrx_slurm.core.logs.printable import printable
-from nvrx_slurm.core.report.facts import ACTIVE, AGAIN, DOWN, Incident, NodeRow, ReportFacts, StepTime, Stretch
 from nvrx_slurm.core.words import in_words
+from nvrx_slurm.views.timeline import ACTIVE, AGAIN, DOWN, Incident, NodeRow, ReportFacts, StepTime, Stretch
 
 WIDTH = 960
-# Colour -> its value for pixels, what it stands for, and its buckets. page.css has them, too, light and dark.
+# Colour -> its value for pixels, what it stands for, and its buckets. report.css has them, too, light and dark.
 COLOURS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "train": ("2f8f83", "trains", ("productive",)),
     "save": ("6fb1c9", "saves, evaluates, other sections", ("checkpoint",)),

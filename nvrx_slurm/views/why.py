@@ -12,16 +12,16 @@ from typing import Any
 
 import click
 
-from nvrx_slurm.cli import complete
-from nvrx_slurm.cli.event_logs import SAID, logs_of
-from nvrx_slurm.cli.log_tree import find_run, result_of, title, written_by_others
-from nvrx_slurm.cli.screen import clock, show
-from nvrx_slurm.core.account.report import lost_s, lost_steps
+from nvrx_slurm.core.account.figures import lost_s, lost_steps
 from nvrx_slurm.core.attribution.evidence import BETWEEN_LINES
 from nvrx_slurm.core.attribution.verdict import headline
 from nvrx_slurm.core.words import in_words, unix_s, utc
 from nvrx_slurm.system.foreign import opened, size_of
 from nvrx_slurm.types import FaultKind, RankFault
+from nvrx_slurm.views import complete
+from nvrx_slurm.views.coordinator_logs import SAID, logs_of
+from nvrx_slurm.views.log_tree import find_run, result_of, title, written_by_others
+from nvrx_slurm.views.screen import clock, show
 
 _NOTES_SHOWN = 5
 _MOST_LOG_BYTES, _PIECE_BYTES = 256 << 20, 1 << 20  # of a log whose lines are counted; of it at once

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from nvrx_slurm.cli.toolbox import main
 from nvrx_slurm.core.account.account import BUCKETS, SECTION
-from nvrx_slurm.core.account.report import to_json
+from nvrx_slurm.core.account.figures import to_json
 from nvrx_slurm.types import Account, NodeTime, SectionTime
 
 pytestmark = pytest.mark.fast

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nvrx_slurm.core.account.report import grades, lost_s, lost_steps, ratio
+from nvrx_slurm.core.account.figures import grades, lost_s, lost_steps, ratio
 from nvrx_slurm.core.checkpoint.interval import best_interval_s
 from nvrx_slurm.core.words import in_words
 

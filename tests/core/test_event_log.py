@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from record_values import values
 
 from nvrx_slurm.codec import to_json
-from nvrx_slurm.core import record
+from nvrx_slurm.core import event_log
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.agent.agent import Agent
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.coordinator import Coordinator
-from nvrx_slurm.core.record import Difference, decode, header_line, replay, step_line
+from nvrx_slurm.core.event_log import Difference, decode, header_line, replay, step_line
 from nvrx_slurm.declared import plain
 from nvrx_slurm.errors import ProtocolError
 from nvrx_slurm.types import RanksFailed, Register
@@ -40,7 +40,7 @@ def agent_log() -> list[str]:
 # --- encoding ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cls", record.logged(), ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", event_log.logged(), ids=lambda cls: cls.__name__)
 @settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(data=st.data())
 def test_every_record_survives_the_log(cls: type, data: st.DataObject) -> None:
@@ -151,7 +151,7 @@ def test_what_is_no_log(lines: list[str], sentence: str) -> None:
 
 
 def test_a_line_has_a_longest_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record, "MAX_LINE_CHARS", 300)
+    monkeypatch.setattr(event_log, "MAX_LINE_CHARS", 300)
     with pytest.raises(ProtocolError, match="a log line of [0-9]+ characters is too long"):
         agent_log()
 

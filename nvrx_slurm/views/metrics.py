@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 
 import click
 
-from nvrx_slurm.cli.log_tree import log_dir, result_of, runs_of
-from nvrx_slurm.cli.status import VERSION, content
-from nvrx_slurm.core.metrics import OPENMETRICS, TEXT, Sample, exposition, line, samples
 from nvrx_slurm.core.progress import DAMAGE
+from nvrx_slurm.core.samples import OPENMETRICS, TEXT, Sample, exposition, line, samples
 from nvrx_slurm.errors import ExitCode, UsageError
 from nvrx_slurm.system import bounded
 from nvrx_slurm.system.foreign import names_in
+from nvrx_slurm.views.log_tree import log_dir, result_of, runs_of
+from nvrx_slurm.views.status import VERSION, content
 
 _ENDED_S, _SILENT_S, _SILENT = 600.0, 86400.0, 3  # how long a run is shown after its end, or its silence (intervals)
 _FORGET_S = 3600.0  # a job may be suspended for longer than _SILENT_S

@@ -9,10 +9,10 @@ from datetime import datetime, timezone
 from typing import Any
 
 from nvrx_slurm.core.account.account import BUCKETS
-from nvrx_slurm.core.report import draw
-from nvrx_slurm.core.report.draw import COLOURS, colour_of, safe
-from nvrx_slurm.core.report.facts import ACTIVE, Incident, ReportFacts
 from nvrx_slurm.core.words import in_words
+from nvrx_slurm.views import svg
+from nvrx_slurm.views.svg import COLOURS, colour_of, safe
+from nvrx_slurm.views.timeline import ACTIVE, Incident, ReportFacts
 
 IN_FULL, _OPEN = 200, 8  # incidents: of more, the rest is in the table only; of more, all are closed
 _UNIT, _TOGETHER = re.compile(r"(?<=\d) (?=\w|%)|(?<= lost) (?=node)|(?<= used) (?=spare)"), "\u00a0"
@@ -80,7 +80,7 @@ def _band(job: ReportFacts) -> Iterator[str]:
     used = {name for name, took_s in took.items() if took_s > job.wall_s / 2000}
     used |= {colour_of(role) for row in job.rows for _, role in row.roles[1:] if role != ACTIVE}
     legend = [f'<li><i class="{name}"></i>{words}</li>' for name, (_, words, _) in COLOURS.items() if name in used]
-    yield f'<ul class="legend">{"".join(legend)}</ul>{draw.band(job)}'
+    yield f'<ul class="legend">{"".join(legend)}</ul>{svg.band(job)}'
     groups = [name for name in COLOURS if any(_of(node, name) for node in job.nodes)]
     heads = ["node", *(COLOURS[name][1] for name in groups)]
     rows = ([node["host"], *(_of(node, name) for name in groups)] for node in job.nodes)
@@ -96,7 +96,7 @@ def _of(node: Mapping[str, Any], colour: str) -> str:
 def _time(job: ReportFacts) -> Iterator[str]:
     seconds, total = job.summary["node_seconds"], sum(job.summary["node_seconds"].values()) or 1.0
     yield "<h2>Where the time went</h2><p>All nodes, spares included, as Slurm bills them.</p>"
-    yield draw.bar(seconds)
+    yield svg.bar(seconds)
     rows = []
     for bucket in sorted(seconds, key=[*BUCKETS, *seconds].index):  # they say "from there"
         took_s = seconds[bucket]
@@ -144,9 +144,9 @@ def _incident(one: Incident, began_s: float, is_open: bool) -> str:
     rows = "".join(f"<dt>{name}</dt><dd>{_text(value)}</dd>" for name, value in facts.items() if value != "")
     phases = ""
     if one.phases:
-        cells = [[draw.PHASES.get(p.bucket, p.bucket), _plus(p.begin_s), in_words(p.took_s)] for p in one.phases]
+        cells = [[svg.PHASES.get(p.bucket, p.bucket), _plus(p.begin_s), in_words(p.took_s)] for p in one.phases]
         table = _folded("Table of the phases", _table(["phase", "from", "took"], cells, 2))
-        phases = draw.waterfall(one) + table
+        phases = svg.waterfall(one) + table
     return (
         f'<details class="incident" id="i{one.number}"{" open" * is_open}><summary><b>{one.number}</b>'
         f'<span class="when" title="{clock}">{_plus(one.at_s)}</span><span class="what">{safe(one.cause, 400)}</span>'
@@ -157,7 +157,7 @@ def _incident(one: Incident, began_s: float, is_open: bool) -> str:
 def _steps(job: ReportFacts) -> Iterator[str]:
     if job.paces:
         yield "<h2>Step time</h2><p>The mean of each cycle whose first and last iteration are known.</p>"
-        yield draw.steps(job.paces, job.wall_s)
+        yield svg.steps(job.paces, job.wall_s)
         rows = [[_plus(one.begin_s), _plus(one.end_s), one.steps, f"{one.step_s:.4g} s"] for one in job.paces]
         yield _folded("Table of the step times", _table(["from", "to", "steps", "each"], rows, 2))
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nvrx_slurm.core import record
+from nvrx_slurm.core import event_log
 from nvrx_slurm.core.machine import Machine
 from nvrx_slurm.errors import ProtocolError
 from nvrx_slurm.system import bounded, owned
@@ -30,7 +30,7 @@ class EventLog:
         self._path = path
         self._say = say
         self._lines: queue.Queue[str | None] = queue.Queue(QUEUED_LINES)  # None: the end
-        self._lines.put_nowait(record.header_line(core))
+        self._lines.put_nowait(event_log.header_line(core))
         self._writer: threading.Thread | None = None
         self._broken = False
 
@@ -39,7 +39,7 @@ class EventLog:
         if self._broken:
             return
         try:
-            self._lines.put_nowait(record.step_line(event, now, time.time(), core, commands))
+            self._lines.put_nowait(event_log.step_line(event, now, time.time(), core, commands))
             if self._writer is None:
                 self._writer = bounded.begin(self._write, "event log")
         except queue.Full:

@@ -11,8 +11,8 @@ from agent_harness import WAIT_S
 
 from nvrx_slurm.core.agent.agent import Agent
 from nvrx_slurm.core.machine import Tick
-from nvrx_slurm.node import event_log
-from nvrx_slurm.node.event_log import EventLog
+from nvrx_slurm.node import event_file
+from nvrx_slurm.node.event_file import EventLog
 from nvrx_slurm.types import Node
 from tests.core.samples import agent_settings
 
@@ -46,9 +46,9 @@ def test_a_directory_that_cannot_be_made_is_said_once(tmp_path):
 @pytest.mark.parametrize(("steps", "why"), [(3, "the last lines within 0.05 s"), (100, "10 lines")])
 def test_a_file_system_that_hangs_delays_nothing(tmp_path, monkeypatch, steps: int, why: str):
     """open(2) of a FIFO without a reader hangs like a dead NFS server; then the queue fills up."""
-    monkeypatch.setattr(event_log, "CLOSE_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(event_log, "QUEUED_LINES", 10)
-    monkeypatch.setattr(event_log.owned, "append_to", lambda path, ours: os.open(path, os.O_WRONLY))
+    monkeypatch.setattr(event_file, "CLOSE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(event_file, "QUEUED_LINES", 10)
+    monkeypatch.setattr(event_file.owned, "append_to", lambda path, ours: os.open(path, os.O_WRONLY))
     fifo = tmp_path / "log"
     os.mkfifo(fifo)
     (said,) = written(fifo, steps)
