@@ -35,8 +35,7 @@ def _program(module: str, settings: dict[str, Any], listener: socket.socket | No
     fds = [theirs.fileno(), *((listener.fileno(),) if listener is not None else ())]
     code = f"import sys; from nvrx_slurm.logs.{module} import main; sys.exit(main(sys.argv[1:]))"
     root = Path(__file__).resolve().parents[1]
-    flags = ["-S"] if module == "shipper" else []
-    with subprocess.Popen([sys.executable, *flags, "-c", code, *map(str, fds)], cwd=root, pass_fds=fds) as process:
+    with subprocess.Popen([sys.executable, "-c", code, *map(str, fds)], cwd=root, pass_fds=fds) as process:
         theirs.close()
         ours.send(json.dumps(settings).encode())
         try:

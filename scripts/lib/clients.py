@@ -18,7 +18,6 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,11 +25,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from heard import Heard
+
 TABLES = ("clients_nvrx", "clients_hf", "clients_torch")
 PROGRAMS = Path(__file__).with_name("client_programs")
 NVRX_RUN, TORCHRUN = "nvrx_slurm.cli.run", "torch.distributed.run"
 _INSTALL_S = 900.0
-_END_S = 20.0  # for a job that is told to end
 _LOOK_S = 0.05
 _LEFT_S = 3.0
 _SHARED = "/dev/shm"
@@ -94,58 +94,29 @@ class Outcome:
     took_s: float = 0.0
 
 
-class Job:
-    """One nvrx-run; its output as it comes. As a context manager it leaves nothing running."""
+class Job(Heard):
+    """One nvrx-run."""
 
     def __init__(self, command: Sequence[str], directory: Path, env: dict[str, str]) -> None:
         self.directory = directory
-        self._process = subprocess.Popen(
-            command, cwd=directory, env=env, text=True, errors="replace",
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        self.lines: list[str] = []
-        self._news = threading.Condition()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        super().__init__(command, cwd=directory, env=env)
 
     def __enter__(self) -> Job:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._process.terminate()
-        self.wait(_END_S)
-        self._process.kill()
-        self._process.wait()
-        self._reader.join(_END_S)
+    def __exit__(self, *why: object) -> None:
+        super().__exit__(*why)
         (self.directory / "output").write_text("".join(self.lines))
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            with self._news:
-                self.lines.append(line)
-                self._news.notify_all()
-        with self._news:
-            self._news.notify_all()
 
     def line(self, pattern: str, first: int, until_s: float) -> int:
         """Number of the first line from `first` on that matches; -1 where there is none in time."""
-        with self._news:
-            while True:
-                for number in range(first, len(self.lines)):
-                    if re.search(pattern, self.lines[number]):
-                        return number
-                first = len(self.lines)
-                if not self._reader.is_alive() or time.monotonic() >= until_s:
-                    return -1
-                self._news.wait(0.5)
 
-    def wait(self, timeout_s: float) -> int | None:
-        """Exit code; None: it does not end in time."""
-        try:
-            return self._process.wait(max(0.0, timeout_s))
-        except subprocess.TimeoutExpired:
-            return None
+        def look() -> int | None:
+            numbers = range(first, len(self.lines))
+            return next((number for number in numbers if re.search(pattern, self.lines[number])), None)
+
+        number = self.find(look, until_s)
+        return -1 if number is None else number
 
     def rank_pid(self, rank: int) -> int | None:
         """Process id of a rank, which is the one of its processes that no other of them started."""
@@ -292,9 +263,7 @@ def _row(outcome: Outcome) -> str:
 
 def main() -> int:
     """Run the cases that were asked for."""
-    parser = argparse.ArgumentParser(
-        prog="scripts/dev/clients", description="Foreign programs under nvrx-run, on CPUs."
-    )
+    parser = argparse.ArgumentParser(prog="scripts/dev/clients", description="Foreign programs under nvrx-run")
     parser.add_argument("names", nargs="*", metavar="NAME", help="cases whose name begins so [all]")
     parser.add_argument("--list", action="store_true", help="name the cases")
     parser.add_argument("--dir", help="keep environments and output in this folder [a temporary one]")

@@ -13,13 +13,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from heard import Heard
 from standin import StandIn, built
 
 from nvrx_slurm.system import gpu_facts, gpus
@@ -40,63 +40,47 @@ class Failed(Exception):
     """What was tried did not happen."""
 
 
-class Job:
-    """One nvrx-run of the trial's worker; its workers' lines as they come. As a context manager it leaves nothing."""
+class Job(Heard):
+    """One nvrx-run of the trial's worker, whose lines are JSON."""
 
     def __init__(self, directory: Path, mode: str, *flags: str, nproc: str) -> None:
         command = [sys.executable, "-m", "nvrx_slurm.cli.run", "--standalone", f"--nproc-per-node={nproc}"]
         command += ["--max-restarts=2", f"--log-dir={directory}/logs", *flags, WORKER, *mode.split()]
         self.logs = directory / "logs"
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        self.pid = self._process.pid
-        self.lines: list[dict[str, Any]] = []
-        self.text = ""
-        self._news = threading.Condition()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        super().__init__(command)
 
     def __enter__(self) -> Job:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._process.terminate()
-        try:
-            self._process.wait(20)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._reader.join(10)
+    @property
+    def text(self) -> str:
+        """All output so far."""
+        return "".join(self.lines)
 
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            start = line.find('{"say"')
-            with self._news:
-                self.text += line
-                if start >= 0:
-                    self.lines.append(json.loads(line[start:]))
-                self._news.notify_all()
-        with self._news:
-            self._news.notify_all()
+    def told(self) -> list[dict[str, Any]]:
+        """What the workers have told."""
+        found = (line[line.find('{"say"') :] for line in self.lines if '{"say"' in line)
+        return [json.loads(line) for line in found]
 
-    def wait(self, what: str, count: int, **of: Any) -> list[dict[str, Any]]:
+    def await_words(self, what: str, count: int, **of: Any) -> list[dict[str, Any]]:
         """The first `count` lines `what` with these values. Raises Failed."""
-        until_s = time.monotonic() + _BOUND_S
-        with self._news:
-            while True:
-                found = [x for x in self.lines if x["say"] == what and all(x[key] == of[key] for key in of)]
-                if len(found) >= count:
-                    return found[:count]
-                if not self._reader.is_alive() or time.monotonic() >= until_s:
-                    raise Failed(f"no {count} x {what!r} {of}; the job said: {self.text[-1500:]}")
-                self._news.wait(1.0)
+        of["say"] = what
+
+        def look() -> list[dict[str, Any]] | None:
+            found = [one for one in self.told() if of.items() <= one.items()]
+            return found[:count] if len(found) >= count else None
+
+        found = self.find(look, time.monotonic() + _BOUND_S)
+        if found is None:
+            raise Failed(f"no {count} x {of}; the job said: {self.text[-1500:]}")
+        return found
 
     def end(self) -> int:
         """Its exit code."""
-        try:
-            return self._process.wait(_BOUND_S)
-        except subprocess.TimeoutExpired:
-            raise Failed(f"the job does not end: {self.text[-1500:]}") from None
+        code = self.wait(_BOUND_S)
+        if code is None:
+            raise Failed(f"the job does not end: {self.text[-1500:]}")
+        return code
 
 
 class Trial:
@@ -152,9 +136,9 @@ def ranks_by_gpu(trial: Trial) -> dict[str, Any]:
     """--nproc-per-node gpu: one rank per GPU."""
     trial.needs_gpus(1, "one rank per GPU")
     with trial.job("count", nproc="gpu") as job:
-        found = job.wait("here", trial.gpus)
-        if job.end() or len(job.lines) != trial.gpus:
-            raise Failed(f"{len(job.lines)} ranks for {trial.gpus} GPUs")
+        found = job.await_words("here", trial.gpus)
+        if job.end() or len(job.told()) != trial.gpus:
+            raise Failed(f"{len(job.told())} ranks for {trial.gpus} GPUs")
     return {"ranks": len(found)}
 
 
@@ -162,7 +146,7 @@ def numa(trial: Trial) -> dict[str, Any]:
     """--numa-bind auto: the CPUs of each rank."""
     trial.needs_gpus(1, "NUMA binding by GPU")
     with trial.job("count", "--numa-bind=auto") as job:
-        found = job.wait("here", trial.ranks)
+        found = job.await_words("here", trial.ranks)
     return {f"rank {one['rank']}": f"{len(one['affinity'])} CPUs, first {one['affinity'][0]}" for one in found}
 
 
@@ -180,19 +164,19 @@ def _reclaim(trial: Trial, before_mb: float, since_s: float) -> float | None:
 def _fault(trial: Trial, mode: str, *flags: str) -> dict[str, Any]:
     """A job survives a fault of its last rank; then the same without a restart, for the memory."""
     with trial.job(mode, *flags) as job:
-        job.wait("step", trial.ranks, cycle=0)
-        faulty = job.wait("faulty", 1)[0]
+        job.await_words("step", trial.ranks, cycle=0)
+        faulty = job.await_words("faulty", 1)[0]
         since_s = time.monotonic()
         if mode == "crash":
             os.kill(faulty["pid"], signal.SIGKILL)
-        again = job.wait("step", trial.ranks, cycle=1)
+        again = job.await_words("step", trial.ranks, cycle=1)
         if job.end():
             raise Failed(f"the job ended badly: {job.text[-1500:]}")
     first_step_s = max(one["at_s"] for one in again) - since_s
     imported_s = max(one["imported_s"] for one in again) - since_s
     before_mb = trial.used_mb() if trial.gpus else 0.0
     with trial.job(mode, *flags, "--max-restarts=0") as job:
-        faulty = job.wait("faulty", 1)[0]
+        faulty = job.await_words("faulty", 1)[0]
         at_s = time.monotonic()
         if mode == "crash":
             os.kill(faulty["pid"], signal.SIGKILL)
@@ -228,7 +212,7 @@ def hung(trial: Trial) -> dict[str, Any]:
 def template(trial: Trial) -> dict[str, Any]:
     """CUDA in the workers, and nothing of it in their template."""
     with trial.job("crash", _WARM) as job:
-        pids = {one["pid"] for one in job.wait("step", trial.ranks, cycle=0)}
+        pids = {one["pid"] for one in job.await_words("step", trial.ranks, cycle=0)}
         children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
         names = (WORKER, *WAITING)
         scripts = {int(pid) for pid in children if any(n in Path(f"/proc/{pid}/cmdline").read_text() for n in names)}
@@ -252,8 +236,8 @@ def in_process(trial: Trial) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for fault, where in {"exception": {"iteration": 1}, "sleep": {"iteration": 1}, "stop": {"cycle": 1}}.items():
         with trial.job(f"wrapped {fault}", *_WRAPPED) as job:
-            since_s = job.wait("faulty", 1)[0]["at_s"]
-            again = job.wait("entered", trial.ranks, **where)
+            since_s = job.await_words("faulty", 1)[0]["at_s"]
+            again = job.await_words("entered", trial.ranks, **where)
             found[fault] = f"{max(one['at_s'] for one in again) - since_s:.2f} s"
     return found
 
@@ -262,7 +246,7 @@ def pairs(trial: Trial) -> dict[str, Any]:
     """In-process restart with process groups of two ranks on their own GPUs (NCCL P2P)."""
     trial.needs_gpus(2, "NCCL between GPUs")
     with trial.job("wrapped exception", *_WRAPPED) as job:
-        done = job.wait("returned", trial.ranks, iteration=1)
+        done = job.await_words("returned", trial.ranks, iteration=1)
     return {"ranks": len(done)}
 
 
@@ -270,8 +254,8 @@ def flight_recorder(trial: Trial) -> dict[str, Any]:
     """A hang leaves what torch's flight recorder knows in hang.json."""
     os.environ["TORCH_NCCL_TRACE_BUFFER_SIZE"] = "2000"
     with trial.job("hang", _WARM, *_HANG) as job:
-        job.wait("faulty", 1)
-        job.wait("step", trial.ranks, cycle=1)
+        job.await_words("faulty", 1)
+        job.await_words("step", trial.ranks, cycle=1)
         (path,) = job.logs.glob("*/r0/cycle_0/hang.json")
         report = json.loads(path.read_text())
     recorded = [one["rank"] for one in report["ranks"] if one["collectives"]]

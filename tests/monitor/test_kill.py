@@ -169,7 +169,7 @@ def test_a_reused_number_is_not_killed():
 
 AGENT = f"""
 import asyncio, sys
-sys.path[:0] = [{str(Path(__file__).parent)!r}, {ROOT!r}]
+sys.path[:0] = [{str(Path(__file__).parent)!r}, {ROOT + "/tests/lib"!r}, {ROOT!r}]
 from monitor_harness import Rig
 
 WORKER = '''

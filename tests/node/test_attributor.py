@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -12,11 +11,9 @@ from pathlib import Path
 
 import pytest
 from agent_harness import UP, Launcher, Rig, says
-from waits import until
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "attribution"))
 from fakes import Answer as Script
 from fakes import Asked, Fake, floods, hangs, reply
+from waits import until
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("attribution")]  # of port 50050 there is one
 
