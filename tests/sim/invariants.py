@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.agent.agent import AgentState
-from nvrx_slurm.core.attribution.recurrence import followed, place, suspects
+from nvrx_slurm.core.attribution.recurrence import followed, nodes_of, place, suspects
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import ExitCode
@@ -307,7 +307,8 @@ class Invariants:
             assert isinstance(command.message, Plan)
             place = (command.node_id, command.message.rank_offset)
             before = [key for key in self._places if key[0] <= plan.term and key[1:] == (plan.cycle, group_rank)]
-            held = self._places[max(before)]  # a cycle that nobody has survived may have been planned once more
+            # A cycle that nobody has survived may have been planned once more, or is known to nobody.
+            held = self._places[max(before)] if before else place
             self._places[plan.term, plan.cycle, group_rank] = place
             self.check(held == place, f"group rank {group_rank} of cycle {plan.cycle} was {held}")
             reign.active[group_rank] = command.node_id
@@ -336,11 +337,11 @@ class Invariants:
         come back gives way to any other; where that has moved with the rank, the node may have its place back."""
         chosen, weak = set(active.values()), suspects(past)
         last = {n for n, node in reign.connected.items() if place(node) in weak}  # also one that joins in this step
-        moved = place(past[-1]) if followed(past) else None
+        moved = nodes_of(past[-1]).keys() | nodes_of(past[-2]).keys() if followed(past) else set()
         self.check(not last & chosen or receivers <= last | chosen, f"{last} are active, and others are spares")
         for group_rank, node_id in reign.active.items():
             free = not reign.can_run(node_id) or group_rank >= len(active)  # min-healthy may shrink
-            free = free or node_id in last or place(reign.connected[node_id]) == moved
+            free = free or node_id in last or place(reign.connected[node_id]) in moved
             stays = free or active[group_rank] == node_id
             self.check(stays, f"{node_id} could go on as group rank {group_rank}, but is not let")
         before = set(reign.active.values())
