@@ -172,6 +172,14 @@ class KindCount(Record):
     count: Count
 
 
+class Alike(Record):
+    """Another node that failed like the first cause, at the same time."""
+
+    infra_rank: Count
+    host: Name
+    rank: Count
+
+
 class RestartRecord(Record):
     """One restart of the workers."""
 
@@ -192,6 +200,8 @@ class RestartRecord(Record):
     again_s: Seconds = 0.0  # from the next plan until the next cycle trains at its pace
     ran_s: Seconds = 0.0  # that cycle
     alone: bool = False  # as far as that cycle told, it may have been the node's own failure
+    alike: AtMost8[Alike] = ()  # or that of these nodes as well
+    replaced: AtMost16[Name] = ()  # hosts that have lost their places for it; () with `elsewhere`: that of the cause
 
 
 class History(Record):

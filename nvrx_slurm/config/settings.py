@@ -96,9 +96,15 @@ def by_group(settings: Iterable[Declaration]) -> dict[str, list[Declaration]]:
     return found
 
 
-@cache
 def settings_of(cls: type[Section]) -> tuple[Declaration, ...]:
     """The settings of one section, in order of declaration."""
+    known: Any = _settings_of  # mypy takes a class of dataclasses for something that has no hash
+    found: tuple[Declaration, ...] = known(cls)
+    return found
+
+
+@cache
+def _settings_of(cls: type[Section]) -> tuple[Declaration, ...]:
     found, group = [], ""
     for f in fields(cls):  # type: ignore[arg-type]
         more = dict(f.metadata)

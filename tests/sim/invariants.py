@@ -7,28 +7,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.agent.agent import AgentState
-from nvrx_slurm.core.attribution.recurrence import followed, place, suspects
+from nvrx_slurm.core.attribution.recurrence import followed, nodes_of, place, suspects
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import ExitCode
 from nvrx_slurm.types import (
-    Activity,
     CheckNode,
     Finish,
     Lead,
-    Node,
     Plan,
-    Ready,
     Refused,
-    Register,
     RestartRecord,
     Stop,
 )
+
+from .reign import Reign
 
 if TYPE_CHECKING:
     from .network import Host
@@ -50,64 +47,6 @@ class Violation(AssertionError):
     """An invariant does not hold."""
 
 
-@dataclass
-class _Reign:
-    """What one coordinator was told, kept apart from what it believes."""
-
-    connected: dict[str, Node] = field(default_factory=dict)
-    busy: dict[str, int] = field(default_factory=dict)  # node_id -> cycle whose workers it may run, by its own word
-    known_cycle: int = -1  # highest that any agent has reported
-    newest_plan: int = -1
-    carries_on: bool = True  # nothing was stopped in this term
-    fresh: bool = True  # nothing was planned or given up in this term
-    anew: bool = False  # its voters knew nothing of the job: its term may be an earlier one
-    active: dict[int, str] = field(default_factory=dict)  # group rank -> node_id of the last plan, or as reported
-
-    def hear(self, event: Any) -> None:
-        if isinstance(event, ev.Joined):
-            message = event.message
-            self.forget(message.node.node_id)
-            self.connected[message.node.node_id] = message.node
-            if message.plan is not None and message.plan.cycle > self.known_cycle:
-                self.known_cycle = message.plan.cycle
-                self.active = self.active if self.newest_plan >= 0 or not self.carries_on else {}
-            if message.doing is Activity.PREPARING:
-                self.busy[message.node.node_id] = -1
-            elif message.plan is not None and message.plan.active:
-                self._hear_active(message, message.plan)
-        elif isinstance(event, ev.Lost):
-            self.forget(event.node_id)
-        elif isinstance(event, ev.FromAgent) and isinstance(message := event.message, Ready):
-            self._hear_ready(event.node_id, message)
-
-    def tell(self, commands: Sequence[Any]) -> None:
-        """Nodes that are told to stop or to check are busy until they have answered."""
-        for command in commands:
-            if isinstance(command, ev.SendTo) and isinstance(command.message, (Stop, CheckNode)):
-                self.busy.setdefault(command.node_id, command.message.cycle)
-
-    def _hear_ready(self, node_id: str, message: Ready) -> None:
-        first = message.term == 0  # it has run nothing yet: no answer to a check
-        if (-1 if first else message.cycle) >= self.busy.get(node_id, -1):
-            self.busy.pop(node_id, None)
-
-    def _hear_active(self, message: Register, plan: Plan) -> None:
-        node_id = message.node.node_id
-        if message.doing is not Activity.IDLE:
-            self.busy[node_id] = plan.cycle
-        learns = self.newest_plan < 0 and self.carries_on  # the last plan, from those who had a place in it
-        if learns and plan.cycle == self.known_cycle and plan.group_rank not in self.active:
-            self.active[plan.group_rank] = node_id
-
-    def forget(self, node_id: str) -> None:
-        self.connected.pop(node_id, None)
-        self.busy.pop(node_id, None)
-
-    def can_run(self, node_id: str) -> bool:
-        """Whether it is here and has no workers."""
-        return node_id in self.connected and node_id not in self.busy
-
-
 def _shared(plan: Plan) -> Plan:
     """What all members see. Which nodes are dead becomes known in time."""
     return replace(plan, group_rank=-1, rank_offset=-1, dead=(), returned=())
@@ -124,7 +63,7 @@ class Invariants:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._reigns: dict[SimCoordinator, _Reign] = {}
+        self._reigns: dict[SimCoordinator, Reign] = {}
         self._plans: dict[tuple[int, int], Plan] = {}  # (term, cycle) -> the part that all members share
         self._planners: dict[tuple[int, int], SimCoordinator] = {}
         self._places: dict[tuple[int, int, int], tuple[str, int]] = {}  # (term, cycle, group rank) -> node_id, offset
@@ -162,7 +101,7 @@ class Invariants:
 
     def coordinator_stepped(self, coordinator: SimCoordinator, event: Any, commands: Sequence[Any]) -> None:
         """Called after each step of a coordinator, before its commands are carried out."""
-        reign = self._reigns.setdefault(coordinator, _Reign())
+        reign = self._reigns.setdefault(coordinator, Reign())
         reign.carries_on = reign.carries_on and reign.fresh
         reign.fresh = coordinator.core.job.fresh
         reign.hear(event)
@@ -201,7 +140,7 @@ class Invariants:
             told = {c.node_id for c in ends}
             self.check(told == reign.connected.keys(), "the end is not told to all who are connected")
 
-    def _check_won(self, coordinator: SimCoordinator, reign: _Reign) -> None:
+    def _check_won(self, coordinator: SimCoordinator, reign: Reign) -> None:
         """Nodes that have come back and know nothing may elect one of their own: it is judged by its first plan."""
         agents = self._world.agents
         came_back = len(agents) > len({agent.host.infra_rank for agent in agents})
@@ -212,7 +151,7 @@ class Invariants:
         other = self._won.setdefault(term, coordinator)
         self.check(other is coordinator or not other.alive, f"two coordinators act in term {term}")
 
-    def _check_not_over(self, reign: _Reign) -> None:
+    def _check_not_over(self, reign: Reign) -> None:
         """Only nodes that were out of reach when the job ended go on, with new ones: decision 017 says so."""
         if self._exited is None:
             return
@@ -221,7 +160,7 @@ class Invariants:
         out = any(agent.host.was_out for agent in self._world.living_agents() if agent.core.node.node_id in old)
         self.check(out or not old, f"a cycle is planned after agents have left with {self._exited}")
 
-    def _mind_a_new_job(self, coordinator: SimCoordinator, reign: _Reign, plans: Sequence[ev.SendTo]) -> None:
+    def _mind_a_new_job(self, coordinator: SimCoordinator, reign: Reign, plans: Sequence[ev.SendTo]) -> None:
         """Nodes that have come back know nothing of the job. Where they are most of the nodes, or those that know it
         are out of reach or stopped, they begin it anew: decision 017 says so, and there is nothing more to judge."""
         first = plans[0].message if plans else None
@@ -252,7 +191,7 @@ class Invariants:
         self._runners = {key for key in self._runners if key[:2] <= known}
         self._begun = {key for key in self._begun if key <= known}
 
-    def _check_one_plan(self, reign: _Reign, node_id: str, plan: Plan) -> None:
+    def _check_one_plan(self, reign: Reign, node_id: str, plan: Plan) -> None:
         """One content per (term, cycle), one holder per group rank, and nothing for the lost."""
         shared = _shared(plan)
         self.check(shared == self._plans[plan.term, plan.cycle], f"two plans for term {plan.term} cycle {plan.cycle}")
@@ -261,9 +200,7 @@ class Invariants:
             held = self._places.get((plan.term, plan.cycle, plan.group_rank))
             self.check(held == (node_id, plan.rank_offset), f"group rank {plan.group_rank} belongs to {held}")
 
-    def _check_new_plan(
-        self, reign: _Reign, fan_out: Sequence[ev.SendTo], joining: set[str], refused: set[str]
-    ) -> None:
+    def _check_new_plan(self, reign: Reign, fan_out: Sequence[ev.SendTo], joining: set[str], refused: set[str]) -> None:
         """The first time that a (term, cycle) is seen: all of it is in these commands."""
         plan = fan_out[0].message
         assert isinstance(plan, Plan)
@@ -301,13 +238,14 @@ class Invariants:
         self.check(not left_out, f"{left_out} could run, but are not in the plan")
         self._check_choice(reign, plan, {g: c.node_id for g, c in active.items()}, receivers - joining)
 
-    def _carried_on(self, reign: _Reign, plan: Plan, active: dict[int, ev.SendTo]) -> None:
+    def _carried_on(self, reign: Reign, plan: Plan, active: dict[int, ev.SendTo]) -> None:
         """min-healthy: the places of those who are here are as they were."""
         for group_rank, command in active.items():
             assert isinstance(command.message, Plan)
             place = (command.node_id, command.message.rank_offset)
             before = [key for key in self._places if key[0] <= plan.term and key[1:] == (plan.cycle, group_rank)]
-            held = self._places[max(before)]  # a cycle that nobody has survived may have been planned once more
+            # A cycle that nobody has survived may have been planned once more, or is known to nobody.
+            held = self._places[max(before)] if before else place
             self._places[plan.term, plan.cycle, group_rank] = place
             self.check(held == place, f"group rank {group_rank} of cycle {plan.cycle} was {held}")
             reign.active[group_rank] = command.node_id
@@ -315,7 +253,7 @@ class Invariants:
                 reign.busy.get(command.node_id) == plan.cycle, f"{command.node_id} does not run what it carries on"
             )
 
-    def _check_choice(self, reign: _Reign, plan: Plan, active: dict[int, str], receivers: set[str]) -> None:
+    def _check_choice(self, reign: Reign, plan: Plan, active: dict[int, str], receivers: set[str]) -> None:
         """Who may be chosen, who must be, and in which order."""
         if plan.cycle <= reign.known_cycle:  # carried on from an older term
             runs = {reign.busy.get(node_id) for node_id in active.values()}
@@ -330,17 +268,17 @@ class Invariants:
             reign.busy[node_id] = plan.cycle
 
     def _check_order(
-        self, reign: _Reign, active: dict[int, str], receivers: set[str], past: Sequence[RestartRecord]
+        self, reign: Reign, active: dict[int, str], receivers: set[str], past: Sequence[RestartRecord]
     ) -> None:
         """Without segments: survivors stay where they are, and spares come in infra order. A node whose failure has
         come back gives way to any other; where that has moved with the rank, the node may have its place back."""
         chosen, weak = set(active.values()), suspects(past)
         last = {n for n, node in reign.connected.items() if place(node) in weak}  # also one that joins in this step
-        moved = place(past[-1]) if followed(past) else None
+        moved = nodes_of(past[-1]).keys() | nodes_of(past[-2]).keys() if followed(past) else set()
         self.check(not last & chosen or receivers <= last | chosen, f"{last} are active, and others are spares")
         for group_rank, node_id in reign.active.items():
             free = not reign.can_run(node_id) or group_rank >= len(active)  # min-healthy may shrink
-            free = free or node_id in last or place(reign.connected[node_id]) == moved
+            free = free or node_id in last or place(reign.connected[node_id]) in moved
             stays = free or active[group_rank] == node_id
             self.check(stays, f"{node_id} could go on as group rank {group_rank}, but is not let")
         before = set(reign.active.values())

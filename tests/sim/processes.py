@@ -131,7 +131,7 @@ class SimCoordinator(Process):
         iteration = saved if self.world.rng.random() < 0.9 else None
         answer: object = ev.ProgressRead(command.cycle, iteration)
         if isinstance(command, ev.ReadReached):
-            answer = ev.ReachedRead(command.cycle, saved)
+            answer = ev.ReachedRead(command.cycle, saved if self.world.training.prints else -1)
         self.world.clock.after(self.world.rng.uniform(0.0, 2.0), self.step, answer)
 
     def die(self, why: str, silently: bool = False) -> None:

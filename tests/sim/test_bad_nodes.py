@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 
+from nvrx_slurm.core.attribution.evidence import examine
 from nvrx_slurm.core.attribution.recurrence import suspects
+from nvrx_slurm.core.attribution.signatures import SIGNATURES
 from nvrx_slurm.core.coordinator import events as ev
+from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import ExitCode
+from nvrx_slurm.types import RankFault
 
 from .process import Process
 from .training import Training, Worker
@@ -38,11 +42,22 @@ class BadTraining(Training):
             worker.die(code, "SIGBUS" if code < 0 else str(code))
 
 
-class BadWorld(World):
+class _World(World):
+    """`struck`: the nodes that got a strike; `first`: those that were active at first."""
+
+    struck = first = frozenset[int]()
+
+    def stepped(self, process: Process, event: Any, commands: Sequence[Any]) -> None:
+        super().stepped(process, event, commands)
+        self.struck |= {int(one.host[1:]) for one in commands if isinstance(one, ev.Strike)}
+        self.first = self.first or frozenset(places(self) if self.coordinator is not None else ())
+
+
+class BadWorld(_World):
     """A job with two spares. Node or shard is bad, or both; with `shard` there is at most one bad node."""
 
     def __init__(self, seed: int, shard: bool) -> None:
-        self._has_shard, self.struck = shard, set[int]()
+        self._has_shard = shard
         active = (2, 3, 8)[seed % 3]
         super().__init__(WorldSettings(active + 2, active, 8, seed, work_s=8.0, faults=0, twice=0.0))
 
@@ -55,9 +70,66 @@ class BadWorld(World):
         training.world = self
         return training
 
-    def stepped(self, process: Process, event: Any, commands: Sequence[Any]) -> None:
-        super().stepped(process, event, commands)
-        self.struck |= {int(one.host[1:]) for one in commands if isinstance(one, ev.Strike)}
+
+class PairWorld(_World):
+    """Two nodes fail alike within a moment of each other, or two ranks do wherever they are. One or two spares."""
+
+    def __init__(self, seed: int, ranks: bool) -> None:
+        self._of_ranks = ranks
+        active, spares = (4, 5, 8)[seed % 3], 1 + seed // 3 % 2
+        super().__init__(WorldSettings(active + spares, active, 8, seed, work_s=8.0, faults=0, twice=0.0))
+
+    def make_training(self) -> Training:
+        s, rng = self.settings, self.rng
+        self.bad = () if self._of_ranks else tuple(rng.sample(range(s.min_nodes), 2))
+        hit = rng.sample(range(s.min_nodes), 2)
+        self.ranks = tuple(node * s.nproc for node in hit) if self._of_ranks else ()
+        self.after_s = rng.uniform(0.0, 3.0)
+        training = PairTraining(self.clock, rng, s.work_s, s.checkpoint_s)
+        training.world = self
+        return training
+
+
+class PairTraining(Training):
+    """The ranks of the two end within a moment of each other by SIGBUS."""
+
+    world: PairWorld
+    prints = False
+
+    def up(self, worker: Worker) -> None:
+        super().up(worker)
+        world = self.world
+        if worker.agent.host.infra_rank in world.bad or worker.rank in world.ranks:
+            self._clock.after(world.after_s + self._rng.uniform(0.0, 0.5), self._end, worker)
+
+    def examined(self, fault: RankFault) -> RankFault:
+        return replace(fault, finding=examine(fault, b"", signatures=SIGNATURES))
+
+    def _end(self, worker: Worker) -> None:
+        if worker.alive:
+            self.world.happens("bad", f"{worker.name} ends")
+            worker.die(-7, "SIGBUS")
+
+
+def places(world: World) -> set[int]:
+    """The nodes that are active in the last plan."""
+    held = world.coordinators[-1].core.job.assignment.places.values()
+    return {int(node_id[1:].partition(".")[0]) for node_id in held}
+
+
+@pytest.mark.parametrize("seeds", [range(30), pytest.param(range(30, 300), marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("ranks", [False, True])
+def test_two_nodes_that_fail_alike_lose_their_places_and_two_ranks_cost_no_node(seeds: range, ranks: bool) -> None:
+    for seed in seeds:
+        world = PairWorld(seed, ranks)
+        code, core = world.run().code, world.coordinators[-1].core
+        dropped = {rank for rank, _ in suspects(core.ledger.failures)}
+        assert not world.struck - {*world.bad} and (ranks or dropped <= {*world.bad}), seed  # spares may try the ranks
+        spares, used = world.settings.nodes - world.settings.min_nodes, core.budget.history.restarts_used
+        if ranks or spares < 2:
+            assert (code, used) == (ExitCode.FAILED, 8), seed
+        elif world.first >= {*world.bad}:  # a spare that is bad makes it look like the script
+            assert code == ExitCode.OK and used <= 4, seed
 
 
 @pytest.mark.parametrize("seeds", [range(30), pytest.param(range(30, 200), marks=pytest.mark.matrix)])
@@ -67,8 +139,7 @@ def test_bad_nodes_lose_their_places_and_no_others(seeds: range, shard: bool):
         world = BadWorld(seed, shard)
         code, core = world.run().code, world.coordinators[-1].core
         dropped = {rank for rank, _ in suspects(core.ledger.failures)} - world.bad
-        active = {int(node_id[1:].partition(".")[0]) for node_id in core.job.assignment.places.values()}
-        assert not world.struck - world.bad and not (dropped and world.bad & active), seed
+        assert not world.struck - world.bad and not (dropped and world.bad & places(world)), seed
         used = core.budget.history.restarts_used
         if shard:
             assert (code, used) == (ExitCode.FAILED, 8), seed

@@ -45,7 +45,7 @@ class _World(ReplayWorld):
         self.won += tuple(one.core.job.term for command in commands if isinstance(command, ev.Won))
 
 
-@pytest.mark.parametrize("nodes", [1024, pytest.param(4096, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("nodes", [1024, *(pytest.param(n, marks=pytest.mark.matrix) for n in (4096, 16384))])
 def test_an_election_comes_to_an_end_while_votes_come_slowly(nodes: int, monkeypatch):
     """All votes take as long as 16,384 with 0.15 ms each. Within 15 s all nodes have a new coordinator."""
     for module in (network, process, processes, world):

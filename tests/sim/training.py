@@ -83,6 +83,12 @@ class Training:
         if run.tries == tries and any(worker.alive for worker in run.workers):
             self._go(run)
 
+    prints = True  # the iteration, which its output tells
+
+    def examined(self, fault: RankFault) -> RankFault:
+        """With what an agent finds in the output of its rank. Here the coordinator has to do without."""
+        return fault
+
     def stall(self, run: Run) -> None:
         """A rank does not take part any more: what was not saved is lost."""
         run.broken = True
@@ -166,7 +172,7 @@ class Worker:
             return
         self.agent.world.training.stall(self.run)
         kind = kind or (FaultKind.SIGNAL if code < 0 else FaultKind.EXIT)
-        self._end(self.fault(kind, code, message))
+        self._end(self.agent.world.training.examined(self.fault(kind, code, message)))
 
     def fault(self, kind: FaultKind, code: int, message: str) -> RankFault:
         host = self.agent.host

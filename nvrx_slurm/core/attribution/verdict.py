@@ -10,10 +10,11 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from nvrx_slurm.core.attribution.raised import RAISED, failing_line
-from nvrx_slurm.core.attribution.recurrence import NEAR, repeats
+from nvrx_slurm.core.attribution.recurrence import NEAR, nodes_of, place, repeats
 from nvrx_slurm.declared import Record
 from nvrx_slurm.types import (
     RERUN,
+    Alike,
     Blame,
     Confidence,
     FaultKind,
@@ -41,6 +42,8 @@ _TORN = ("checkpoint-torn", "data-torn")  # rules about a file that stays damage
 _TORN_CHECKPOINT = "checkpoint-torn"
 # Rules about the three verdicts of Megatron-LM before all ranks exit with REJECTED.
 _TRANSIENT, _PERSISTENT, _APPLICATION = "rejected-transient", "rejected-persistent", "rejected-application"
+_SURE = 2  # the highest `_level` of what a rank does not do because of another one
+_MOST_ALIKE = 8  # nodes
 _NO_FINDING = Finding("", LineRole.UNCLEAR, Blame.UNKNOWN, Confidence.GUESS, Remedy.RESTART)
 
 _BY_KIND = {
@@ -85,6 +88,7 @@ class JudgedCause(NamedTuple):
     times: int = 1  # in a row that the job has failed like this
     fingerprint: str = ""
     alone: bool = False  # as far as this cycle tells, it may be the node's own failure
+    alike: tuple[Alike, ...] = ()  # or that of these nodes as well
 
     @property
     def sentence(self) -> str:
@@ -161,8 +165,20 @@ def judge(faults: Collection[RankFault], job_nodes: int, restarts: Sequence[Rest
     code = f.rule == RAISED and f.confidence is Confidence.LIKELY  # a KeyError and its like is no node's doing
     any_rank = cause.rejects or (cause.kind is FaultKind.HANG and cause.finding is None)  # perhaps not the first one
     is_here = f.node in ("", cause.host)  # what its line tells
-    alone = nodes == 1 and cause.host != "" and is_here and not (echo or code or any_rank)
-    return JudgedCause(cause, rule, blame, confidence, remedy, len(same), nodes, one_node, times, f.fingerprint, alone)
+    own = cause.host != "" and is_here and not (echo or code or any_rank)
+    alike = _others(same, cause, job_nodes) if own and nodes > 1 else ()
+    alone = own and (nodes == 1 or len(alike) > 0)
+    of_nodes = one_node, times, f.fingerprint, alone, alike
+    return JudgedCause(cause, rule, blame, confidence, remedy, len(same), nodes, *of_nodes)
+
+
+def _others(same: Sequence[RankFault], cause: RankFault, job_nodes: int) -> tuple[Alike, ...]:
+    """The nodes that fail together with the one of the cause, where they are at most half of the active ones. () where
+    it may be a consequence of another rank's end, which can come to any node."""
+    first = {fault.infra_rank: fault for fault in reversed(same)}
+    if _level(cause) > _SURE or len(first) > min(_MOST_ALIKE, job_nodes // 2):
+        return ()
+    return tuple(Alike(n, one.host, one.rank) for n, one in sorted(first.items()) if n != cause.infra_rank)
 
 
 def _are_alike(one: Finding, other: Finding) -> bool:
@@ -312,6 +328,8 @@ def _at_one_iteration(
         return Course(f"{at} again: the next cycle runs on other nodes", elsewhere=True, suspect=cause.rank)
     if last.infra_rank == cause.infra_rank:
         return Course(f"{at} with other ranks", strike=last.host)
+    if any({place(last), (cause.infra_rank, cause.host)} <= nodes_of(one).keys() for one in past):
+        return None  # they have failed together: both may be bad
     why = f"{headline(cause)}; {at} on node {last.host} and on node {cause.host}: code or data, no restart"
     return Course(why, limits.no_restart_code)
 

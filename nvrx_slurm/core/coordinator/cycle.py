@@ -364,7 +364,7 @@ class Stopping:
             return t.Finish(course.end, course.why)
         roster.strike(*recurrence.struck(past, ledger.reached, now - job.started_at))
         if course.strike:
-            roster.strike(course.strike, course.why)
+            roster.strike((course.strike,), course.why)
         if course.exclude is not None:
             roster.exclude_by_rule(course.exclude, course.why, now)
         elif course.why and not course.strike:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from nvrx_slurm import types as t
-from nvrx_slurm.core.attribution.recurrence import followed, suspects
+from nvrx_slurm.core.attribution.recurrence import followed, nodes_of, suspects
 from nvrx_slurm.core.attribution.recurrence import place as place_of
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.ending import Ending, cycle_over
@@ -246,9 +246,14 @@ class Gathering:
         if followed(failures):
             moved = f"the failure of rank {last.rank} has moved from node {failures[-2].host} to node {last.host}"
             self._out.append(Say(f"{moved}: it is the script or its data, not a node"))
-        elif place_of(last) in {place_of(self._members[node_id].node) for node_id in replaced}:
-            self._ledger.moved()
-            self._out.append(Say(f"node {last.host} alone has failed in two of three cycles: a spare takes its place"))
+            return
+        places = {place_of(self._members[node_id].node) for node_id in replaced}
+        hosts = tuple(host for rank, host in nodes_of(last) if (rank, host) in places)
+        if hosts:
+            self._ledger.moved(hosts)
+            who = f"node {last.host} alone has failed" if not last.alike else f"{len(last.alike) + 1} nodes fail alike"
+            some = "a spare takes its place" if not last.alike else f"spares take the places of {', '.join(hosts)}"
+            self._out.append(Say(f"{who} in two of three cycles: {some}"))
 
     def _may_improve(self) -> bool:
         """Whether an active node would lose its place, while nodes that may keep its segment whole are not ready."""

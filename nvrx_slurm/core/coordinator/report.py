@@ -205,13 +205,14 @@ class Ledger:
                 checkpoint=self.checkpoint,
                 elsewhere=elsewhere,
                 alone=verdict.alone,
+                alike=verdict.alike,
             )
             self._mark(cause, self._open.cycle, self._open.at_s)
 
-    def moved(self) -> None:
-        """The node of the restart that is under way has lost its place."""
+    def moved(self, hosts: tuple[str, ...]) -> None:
+        """These nodes of the restart that is under way have lost their places."""
         if self._open is not None:
-            self._open = replace(self._open, elsewhere=True)
+            self._open = replace(self._open, elsewhere=True, replaced=hosts)
 
     def cycle_began(self, history: History, promoted: list[str], now: float) -> tuple[History, str]:
         """A plan is sent: the history that it carries, and how long the restart took, to end a sentence. `promoted`:

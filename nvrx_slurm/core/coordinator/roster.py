@@ -423,9 +423,9 @@ class Roster:
         some = f"{self.nodes_left} nodes are left after the exclusion of {node.host}, {self._s.min_nodes} are needed"
         return t.Finish(ExitCode.TOO_FEW_NODES, f"{some}: {headline(fault)}")
 
-    def strike(self, host: str, why: str) -> None:
-        """Note in the file of strikes that a host ("" = none) is under suspicion."""
-        if host:
+    def strike(self, hosts: Sequence[str], why: str) -> None:
+        """Note in the file of strikes that these hosts are under suspicion ("" is none)."""
+        for host in filter(None, hosts):
             self._out += [Say(f"node {host} gets a strike: {why}"), ev.Strike(host, why)]
 
     def holder(self, assignment: Assignment | None, rank: int) -> t.Node | None:

@@ -135,7 +135,7 @@ class Suspects:
     def _strike(self, host: str, why: str) -> None:
         if host not in self._struck:
             self._struck.add(host)
-            self._roster.strike(host, why)
+            self._roster.strike((host,), why)
 
     def on_examined(self, event: ev.FromAgent[t.Examined], now: float) -> None:
         """A node tells what slows it down."""
