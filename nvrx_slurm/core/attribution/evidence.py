@@ -27,7 +27,7 @@ _EXACT = 10  # steps between two lines; with more, one cannot tell two failures 
 _ITERATION = re.compile(rb"\b(?:step|iter|iteration)\b[^\w\n]{0,12}(\d{1,3}(?:,\d{3})+|\d{1,15})\b(?!\.\d)")
 _BAR = re.compile(rb"\b(\d{1,15})/\d{3,15} \[\d\d:")
 _NO_STEP = re.compile(rb"load|resum|restor|eval|valid|sav|shard|warm|checkpoint")
-_NODE = re.compile(r"[Nn]ode failure on ([\w.-]+)| on ([\w.-]+) CANCELLED .*NODE FAILURE")
+_NODE = re.compile(r"(?:[Nn]ode failure on | on (?=\S+ CANCELLED .*NODE FAILURE))([\w.-]+)")
 _VARIABLE = re.compile(rb"0x[0-9a-f]+|\d+|\[rank\s*\]:?|(?:/[\w.+-]+)+/")  # differs between equal failures
 _SIGABRT, _SIGTERM = 6, 15
 _NATIVE = (4, 6, 7, 8, 11)  # SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV
@@ -64,26 +64,39 @@ def examine(
 ) -> Finding:
     """The finding for `fault`, from the ends of what its rank wrote (each at most `TAIL_BYTES` are looked at), by
     `signatures` or else by all rules of this process."""
-    ended_by, signatures = _ended_by(fault), used() if signatures is None else signatures
+    ended_by = _ended_by(fault)
+    signatures = used() if signatures is None else signatures
     texts = [_plain(text[-TAIL_BYTES:]) for text in (stderr, stdout)]
     exited = fault.kind is FaultKind.EXIT
     own = exited and bool(fault.traceback) and not WRAPPERS.search(fault.message)  # it ended by its own exception
     told = _exception(fault) if own else _last_lines(texts[0]) if exited else _abort(texts[0])
     if exited and fault.message and not (own and told[0]):
         told[:1] = [fault.message.encode("utf-8", "replace")]
+
     where = place_of(told[0].decode("utf-8", "replace"), fault.traceback) if own else None
     vetoes = where.vetoes if where and (is_of_io(fault.message) or not where.rule) else ()
     matches = [m for m in _told(told, signatures) if m.signature.topic not in vetoes]
-    found = [_no_surer(_weighed(m, where), own, ended_by) for m in (*matches, *_printed(texts, signatures))]
-    may = (match for match in found if _may_explain(match.signature, fault, ended_by))
-    best = _of_exception(found, told[0]) if own else min(may, key=_without_exception, default=None)
+    matches += _printed(texts, signatures)
+    found = [_no_surer(_weighed(m, where), own, ended_by) for m in matches]
+    if own:
+        best = _of_exception(found, told[0])
+    else:
+        may = (m for m in found if _may_explain(m.signature, fault, ended_by))
+        best = min(may, key=_without_exception, default=None)
     if best is None:
         return _of_place(fault, where) or _without_signature(fault, texts)
-    s, line = best.signature, best.line.decode("utf-8", "replace").strip()[:_LINE_CHARS]
-    remedy = s.remedy if s.remedy is not Remedy.STOP or best.place != _ELSEWHERE else Remedy.RESTART
-    rests_on = "field" if s.is_field else "frame" if where and s.topic in where.proves else "text"
-    told_of = _NODE.search(line) if s.blame is Blame.NODE else None
-    node = told_of[1] or told_of[2] if told_of else ""
+    return _of_match(best, fault, where)
+
+
+def _of_match(best: _Match, fault: RankFault, where: RaisedPlace | None) -> Finding:
+    s = best.signature
+    line = best.line.decode("utf-8", "replace").strip()[:_LINE_CHARS]
+    stops = s.remedy is Remedy.STOP and best.place != _ELSEWHERE
+    remedy = s.remedy if stops or s.remedy is not Remedy.STOP else Remedy.RESTART
+    of_place = where is not None and s.topic in where.proves
+    rests_on = "field" if s.is_field else "frame" if of_place else "text"
+    named_in = _NODE.search(line)
+    node = named_in[1] if named_in and s.blame is Blame.NODE else ""
     print_ = _fingerprint(fault, s.name, line)
     return Finding(s.name, s.role, s.blame, s.confidence, remedy, print_, line, rests_on, node)
 
@@ -101,9 +114,11 @@ def _of_exception(found: list[_Match], headline: bytes) -> _Match | None:
         own = [m for m in found if m.place == _DETAILS and m.signature.role is LineRole.ECHO]
     if of_code:
         own = [m for m in own if m.signature.role is LineRole.CAUSE and m.signature.blame is not Blame.NODE]
-    stopped = next((m for m in own if m.place == _HEADLINE and m.signature.remedy is Remedy.NONE), None)
-    best = stopped if stopped is not None and stopped.signature.name == _STOPPED else min(own, key=_order, default=None)
-    if best is None or best is stopped or best.signature.role is LineRole.CAUSE:
+    for match in own:
+        if match.signature.name == _STOPPED and match.place == _HEADLINE:
+            return match
+    best = min(own, key=_order, default=None)
+    if best is None or best.signature.role is LineRole.CAUSE:
         return best
     printed = (m for m in found if m.signature.role is LineRole.CAUSE and m.signature.blame is not Blame.NODE)
     return min(printed, key=_order, default=best)

@@ -123,8 +123,10 @@ def of_stopped(fault: RankFault, error_file: Path, stderr_file: Path, progress_s
     if is_stopped and not _says_something(stderr_file):
         return fault  # as most do: no plan waits for that
     ended = replace(fault, kind=FaultKind.EXIT, exit_code=1)  # by its exception, had it not been stopped
-    raised = is_stopped and _TRACEBACK in _explained(ended, error_file, stderr_file).traceback
-    told = with_details(ended if raised else fault, error_file, stderr_file, progress_s)
+    if is_stopped and _TRACEBACK in _explained(ended, error_file, stderr_file).traceback:
+        told = with_details(ended, error_file, stderr_file, progress_s)
+    else:
+        told = with_details(fault, error_file, stderr_file, progress_s)
     found = told.finding
     if found is None or not found.rule or found.role is LineRole.ECHO:
         return fault
