@@ -11,7 +11,7 @@ from nvrx_slurm.cli import status
 
 OFTEN = """
 from nvrx_slurm.node.coordination import checkpoints
-from nvrx_slurm.node.output import status
+from nvrx_slurm.node.publish import status
 checkpoints.INTERVAL_S = status.INTERVAL_S = 0.2
 """
 SAVES = """

@@ -13,7 +13,7 @@ from agent_harness import QUICK, UNTIL_TOLD, Rig, kill, says, until, up
 from nvrx_slurm.cli import status
 from nvrx_slurm.cli.status import CANNOT_TELL, ENDED, HEALTHY, NEEDS_A_PERSON
 
-OFTEN = "from nvrx_slurm.node.output import status\nstatus.INTERVAL_S, status._SOON_S = 0.5, 0.05"
+OFTEN = "from nvrx_slurm.node.publish import status\nstatus.INTERVAL_S, status._SOON_S = 0.5, 0.05"
 
 
 def told(rig: Rig, *parts: str, code: int = HEALTHY) -> dict[str, object]:

@@ -27,15 +27,15 @@ from nvrx_slurm.node.output.result import (
     write_hang,
     write_result,
 )
-from nvrx_slurm.node.output.status import StatusFile
+from nvrx_slurm.node.publish.status import StatusFile
 from nvrx_slurm.node.shell import Post, Shell
 
 if TYPE_CHECKING:
     from nvrx_slurm.node.coordination.checkpoints import CheckpointWatch
     from nvrx_slurm.node.coordination.peers import Registrations
-    from nvrx_slurm.node.output.announce import Announcer
+    from nvrx_slurm.node.publish.announce import Announcer
     from nvrx_slurm.node.output.attributor import Attributor
-    from nvrx_slurm.node.output.metrics import MetricsExport
+    from nvrx_slurm.node.publish.metrics import MetricsExport
 
 
 News = t.LogServer | t.Imports  # for all members, also those that come later
@@ -240,7 +240,7 @@ class CoordinatorHost:
             comment = partial(job.control.set_comment, job.slurm.job_id)
         if url is None and comment is None:
             return None
-        from nvrx_slurm.node.output.announce import Announcer
+        from nvrx_slurm.node.publish.announce import Announcer
 
         announcer = Announcer(job.labels, self._settings.began_s, url, comment, self._say)
         self._status.on_content = announcer.tell
@@ -251,7 +251,7 @@ class CoordinatorHost:
         job = self._job
         if job.metrics_file is None and job.otlp is None:
             return None
-        from nvrx_slurm.node.output.metrics import MetricsExport
+        from nvrx_slurm.node.publish.metrics import MetricsExport
 
         metrics = MetricsExport(job.metrics_file, job.otlp, self._say)
         self._status.on_complete = metrics.tell

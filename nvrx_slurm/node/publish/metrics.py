@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm import __version__
 from nvrx_slurm.core.metrics import otlp, text_of
-from nvrx_slurm.node.output.announce import post
+from nvrx_slurm.node.publish.announce import post
 from nvrx_slurm.node.output.console import once
 from nvrx_slurm.node.output.result import BackgroundWrites
 from nvrx_slurm.system.files import write_atomic
