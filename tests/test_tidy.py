@@ -329,7 +329,7 @@ WALL_CLOCK = {
     "nvrx_slurm/node/monitors/monitors.py",  # a heartbeat's time, to compare with files
     "nvrx_slurm/node/output/result.py",
     "nvrx_slurm/node/output/strikes.py",
-    "nvrx_slurm/node/publish/status.py",
+    "nvrx_slurm/node/publish/publisher.py",
     "nvrx_slurm/attribution/__main__.py",
     "nvrx_slurm/cli/chain.py",
     "nvrx_slurm/cli/front.py",

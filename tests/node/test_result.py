@@ -16,7 +16,7 @@ from nvrx_slurm import types as t
 from nvrx_slurm.core.coordinator.events import JobOver
 from nvrx_slurm.core.words import in_words
 from nvrx_slurm.declared import replace
-from nvrx_slurm.node.output import result
+from nvrx_slurm.node.output import result, writer
 
 BAD = 'Traceback (most recent call last):\n  File "/w/train.py", line 16, in <module>\nValueError: bad\n'
 CAUSE = t.RankFault(t.FaultKind.EXIT, "n2", 1, 3, 1, 4711, 1, "ValueError: bad", BAD, "/logs/rank_3.err")
@@ -85,9 +85,9 @@ def publish(path: Path, done: JobOver = GOOD) -> list[str]:
     said: list[str] = []
 
     async def write() -> None:
-        writes = result.BackgroundWrites(said.append)
-        writes.begin(path, partial(result.write_result, path, result.content(done, 2)))
-        await writes.close()
+        file = writer.Writer(said.append)
+        file.put(path, partial(result.write_result, path, result.content(done, 2)))
+        await file.close(writer.HANGS_S)
 
     asyncio.run(write())
     return said
@@ -114,7 +114,7 @@ def test_the_file_keeps_its_keys_and_tells_every_fault_with_its_time(tmp_path: P
 
 def test_a_file_system_that_fails_or_hangs_costs_the_file_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "No such file" in publish(tmp_path / "gone" / "result.json")[0]
-    monkeypatch.setattr(result, "WRITE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(writer, "HANGS_S", 0.01)
     answers = threading.Event()
     monkeypatch.setattr(result, "write_atomic", lambda path, data: answers.wait(WAIT_S))
     assert "within 0.01 s" in publish(tmp_path / "result.json")[0]
