@@ -27,7 +27,7 @@ from nvrx_slurm.node.publish import metrics, status
 from nvrx_slurm.node.publish.announce import Announcer, Comment
 from nvrx_slurm.node.publish.listeners import listeners
 from nvrx_slurm.node.publish.metrics import MetricsFile, MetricsPush
-from nvrx_slurm.node.publish.publisher import Viewer, Publisher, View
+from nvrx_slurm.node.publish.publisher import Publisher, View, Viewer
 from nvrx_slurm.node.publish.status import StatusFile
 
 MOST_S = 0.05

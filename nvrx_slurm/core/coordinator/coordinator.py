@@ -18,13 +18,15 @@ from __future__ import annotations
 from nvrx_slurm import types as t
 from nvrx_slurm.core.attribution.verdict import evidence, first_cause, headline
 from nvrx_slurm.core.coordinator import events as ev
+from nvrx_slurm.core.coordinator.assignment import Assignment
 from nvrx_slurm.core.coordinator.cycle import Running, Stopping
 from nvrx_slurm.core.coordinator.ending import Due, Ending
 from nvrx_slurm.core.coordinator.gathering import Gathering
 from nvrx_slurm.core.coordinator.hangs import HangSearch
+from nvrx_slurm.core.coordinator.members import Use, lost
 from nvrx_slurm.core.coordinator.report import Ledger
 from nvrx_slurm.core.coordinator.restarts import Budget
-from nvrx_slurm.core.coordinator.roster import Assignment, Roster, Use, lost
+from nvrx_slurm.core.coordinator.roster import Roster
 from nvrx_slurm.core.coordinator.states import FAILED, LIVE, OVER, RUNS, CoordinatorSettings, JobState, Stage, live_but
 from nvrx_slurm.core.coordinator.takeover import Electing, Inherited, Takeover
 from nvrx_slurm.core.machine import Machine, Say, Tick, earliest, rows

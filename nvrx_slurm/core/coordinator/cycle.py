@@ -15,7 +15,8 @@ from nvrx_slurm.core.attribution.verdict import evidence, first_cause, headline
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.ending import Ending
 from nvrx_slurm.core.coordinator.hangs import HangSearch
-from nvrx_slurm.core.coordinator.roster import Roster, Use, lost
+from nvrx_slurm.core.coordinator.members import Use, lost
+from nvrx_slurm.core.coordinator.roster import Roster
 from nvrx_slurm.core.coordinator.states import FAILED, RUNS, CoordinatorSettings, Stage
 from nvrx_slurm.core.machine import Entered, Outbox, Say, rows
 from nvrx_slurm.errors import ExitCode, signal_exit_code

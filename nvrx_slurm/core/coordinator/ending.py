@@ -11,8 +11,9 @@ from nvrx_slurm import types as t
 from nvrx_slurm.core.attribution.recurrence import struck
 from nvrx_slurm.core.attribution.verdict import first_cause
 from nvrx_slurm.core.coordinator import events as ev
+from nvrx_slurm.core.coordinator.members import Use
 from nvrx_slurm.core.coordinator.report import Ledger
-from nvrx_slurm.core.coordinator.roster import Roster, Use
+from nvrx_slurm.core.coordinator.roster import Roster
 from nvrx_slurm.core.coordinator.states import CYCLE, FAILED, SIGUSR1, CoordinatorSettings, JobState, Stage
 from nvrx_slurm.core.election.quorum import peer_of
 from nvrx_slurm.core.machine import Entered, Outbox, Say, Tick, earliest, rows

@@ -12,8 +12,10 @@ from nvrx_slurm import types as t
 from nvrx_slurm.core.attribution.recurrence import followed, suspects
 from nvrx_slurm.core.attribution.recurrence import place as place_of
 from nvrx_slurm.core.coordinator import events as ev
+from nvrx_slurm.core.coordinator.assignment import Assignment
 from nvrx_slurm.core.coordinator.ending import Ending, cycle_over
-from nvrx_slurm.core.coordinator.roster import Assignment, Roster, infra_order, is_possible, missing
+from nvrx_slurm.core.coordinator.members import infra_order, is_possible, missing
+from nvrx_slurm.core.coordinator.roster import Roster
 from nvrx_slurm.core.coordinator.states import FAILED, CoordinatorSettings, Stage
 from nvrx_slurm.core.machine import Entered, Outbox, Say, earliest, rows
 from nvrx_slurm.declared import Record, replace

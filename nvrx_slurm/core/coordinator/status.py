@@ -15,8 +15,9 @@ from nvrx_slurm.declared import Record
 from nvrx_slurm.types import Account, FaultKind, JobReport, Warmth
 
 if TYPE_CHECKING:
+    from nvrx_slurm.core.coordinator.assignment import Slot
     from nvrx_slurm.core.coordinator.coordinator import Coordinator
-    from nvrx_slurm.core.coordinator.roster import Member, Slot
+    from nvrx_slurm.core.coordinator.members import Member
 
 VERSION = 1  # of the content; a reader refuses a later one
 MOST_NODES = 2048  # that are listed one by one

@@ -19,7 +19,9 @@ from nvrx_slurm.core.words import in_words
 from nvrx_slurm.declared import replace
 
 if TYPE_CHECKING:
-    from nvrx_slurm.core.coordinator.roster import Assignment, Member, Roster
+    from nvrx_slurm.core.coordinator.assignment import Assignment
+    from nvrx_slurm.core.coordinator.members import Member
+    from nvrx_slurm.core.coordinator.roster import Roster
 
 _LISTED = 32
 _QUIET = 4  # windows without slow ranks after which it is over
