@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nvrx_slurm import types as t
-from nvrx_slurm.core.attribution.verdict import headline
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.assignment import Assignment
-from nvrx_slurm.core.coordinator.members import Member, MemberTable, Use, is_possible, lost
+from nvrx_slurm.core.coordinator.members import Member, MemberTable, Use, lost
 from nvrx_slurm.core.coordinator.report import Ledger
 from nvrx_slurm.core.coordinator.restarts import Budget
 from nvrx_slurm.core.coordinator.states import LIVE, CoordinatorSettings, JobState
@@ -173,46 +172,3 @@ class Roster:
         """Tell an agent that it is not taken, and close its stream; a member is removed."""
         self._out += [ev.SendTo(node_id, t.Refused(ExitCode.NODE_REFUSED, why)), ev.Drop(node_id)]
         self.remove(node_id, why, now, fault)
-
-    def exclude(self, node: t.Node, rank: int, why: str, now: float, quiet: bool = False) -> t.Finish | None:
-        """The node leaves at once and is not taken again; the end of the job if no node can ever take its place.
-
-        `rank`: the rank that asked; -1 = a health check or a rule says so. `quiet`: the cycle fails and says why.
-        """
-        kind = t.FaultKind.EXCLUDED if rank >= 0 else t.FaultKind.UNHEALTHY
-        fault = t.RankFault(kind, node.host, node.infra_rank, rank, message=why)
-        self.budget.exclude(node)
-        if self.nodes_left >= self._s.min_nodes:
-            if not quiet:
-                self._out.append(Say(headline(fault)))
-            self.refuse(node.node_id, headline(fault), now, fault)
-            return None
-        self.ledger.add((fault,), self.job.cycle, now)
-        self.members.remove(node.node_id)
-        self.refuse(node.node_id, headline(fault), now)
-        some = f"{self.nodes_left} nodes are left after the exclusion of {node.host}, {self._s.min_nodes} are needed"
-        return t.Finish(ExitCode.TOO_FEW_NODES, f"{some}: {headline(fault)}")
-
-    def strike(self, host: str, why: str) -> None:
-        """Note in the file of strikes that a host ("" = none) is under suspicion."""
-        if host:
-            self._out += [Say(f"node {host} gets a strike: {why}"), ev.Strike(host, why)]
-
-    def holder(self, assignment: Assignment | None, rank: int) -> t.Node | None:
-        """The node that has, or had, a global rank there; None = it is not a member any more."""
-        member = self.members.get(assignment.node_of(rank)) if assignment is not None else None
-        return member.node if member is not None else None
-
-    def exclude_by_rule(self, place: t.Node | t.RankFault, why: str, now: float) -> None:
-        """A node is certainly bad: it leaves the job where enough nodes are left."""
-        for node in self.members.in_order():
-            if (node.infra_rank, node.host) == (place.infra_rank, place.host) and self._may_exclude(node):
-                self.exclude(node, -1, why, now)
-
-    def _may_exclude(self, node: t.Node) -> bool:
-        """Whether enough nodes are left, and at most 5 % of them are excluded: else the rule itself is doubtful."""
-        excluded, nodes = len(self.budget.history.excluded), self._s.max_nodes
-        others = [member.node for member in self.members.values() if member.node is not node]
-        if self._s.segment and not is_possible(others, self._s.min_nodes, self._s.segment):
-            return False
-        return self.nodes_left > self._s.min_nodes and excluded < max(1, nodes // 20)
