@@ -88,7 +88,9 @@ class AnyTime:
 
     def on_joined(self, event: ev.Joined, now: float) -> None:
         """A new agent, a returning one, or one that reports what it runs to a new coordinator."""
-        roster, message, node = self._roster, event.message, event.message.node
+        roster = self._roster
+        message = event.message
+        node = event.message.node
         if message.plan is not None and message.plan.cycle > _LAST_CYCLE:
             roster.refuse(node.node_id, f"cycle {message.plan.cycle} of its plan is above {_LAST_CYCLE}", now)
             return
@@ -147,7 +149,9 @@ class AnyTime:
 
     def on_dead(self, event: ev.ProvenDead, now: float) -> None:
         """A plan may have waited for this. It comes too late where the node may have voted for another one before."""
-        members, quorum, key = self._members.keys_of_nodes, self._quorum, event.peer.key
+        members = self._members.keys_of_nodes
+        quorum = self._quorum
+        key = event.peer.key
         late = quorum.resign_at is not None and now > quorum.loyal_until.get(key, 0.0)
         if key not in members and quorum.is_proof(event.peer, now) and not late:
             quorum.died(key, members)
@@ -310,7 +314,9 @@ class Coordinator(Machine):
     def validate(self) -> None:
         """What holds after each step."""
         super().validate()
-        job, members, end = self.job, self.roster.members, self.ending.end
+        job = self.job
+        members = self.roster.members
+        end = self.ending.end
         assert (end is not None) == (self.state in OVER), f"{self.state.name}, but the end is {end}"
         assert members.ready == sum(member.use is Use.READY for member in members.values()), "ready nodes"
         joining = any(member.use is Use.JOINING for member in members.values())

@@ -215,7 +215,10 @@ class Gathering:
         if job.fresh and self._s.tracks_progress and not self._s.finds_checkpoints:
             self._out.append(ev.ReadProgress(-1))
         job.cycle = max(job.cycle, job.inherited.last_cycle) + 1
-        job.fresh, job.elsewhere, job.suspect, self._ledger.faults = False, False, "", {}
+        job.fresh = False
+        job.elsewhere = False
+        job.suspect = ""
+        self._ledger.faults = {}
         self._send_plans(placement, now)
         return Stage.RUNNING
 

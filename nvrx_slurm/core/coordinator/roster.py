@@ -27,7 +27,9 @@ class Roster:
 
     def __init__(self, s: CoordinatorSettings, out: Outbox, job: JobState, ledger: Ledger, budget: Budget) -> None:
         self._s, self._out = s, out
-        self.job, self.ledger, self.budget = job, ledger, budget
+        self.job = job
+        self.ledger = ledger
+        self.budget = budget
         self.members = MemberTable()
         self.quorum = Quorum(s.electors, s.one_life)
         self.lost_at: dict[str, float] = {}  # node_id -> when an active node was lost
@@ -87,7 +89,9 @@ class Roster:
 
     def share(self, assignment: Assignment) -> None:
         """This is the plan of the cycle, with what agents need for the election of the next coordinator."""
-        peer, quorum, plan = self._s.peer, self.quorum, assignment.shared
+        peer = self._s.peer
+        quorum = self.quorum
+        plan = assignment.shared
         assert plan is not None
         self.job.assignment = assignment
         if peer is not None:

@@ -36,7 +36,11 @@ class Running:
     )
 
     def __init__(self, s: CoordinatorSettings, out: Outbox, roster: Roster, ending: Ending, hangs: HangSearch) -> None:
-        self._s, self._out, self._roster, self._ending, self._hangs = s, out, roster, ending, hangs
+        self._s = s
+        self._out = out
+        self._roster = roster
+        self._ending = ending
+        self._hangs = hangs
         self._job, self._ledger = roster.job, roster.ledger
         self._min_healthy = s.policy is t.RestartPolicy.MIN_HEALTHY
         self._last_ranks_by: float | None = None  # in LAST_RANKS
@@ -45,7 +49,9 @@ class Running:
         """The plans of a cycle have been sent."""
         if self._s.tells_of_cycles:
             self._out.append(ev.CycleBegan(self._job.cycle))
-        self._job.started_at, self._hangs.search, self._last_ranks_by = now, None, None
+        self._job.started_at = now
+        self._hangs.search = None
+        self._last_ranks_by = None
         if event.was is Stage.TAKEOVER:
             self._out.posted.append(ev.Review())
 

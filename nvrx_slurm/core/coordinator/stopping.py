@@ -173,11 +173,16 @@ class Stopping:
 
     def _act_on(self, verdict: vd.JudgedCause, past: Sequence[t.RestartRecord], now: float) -> t.Finish | None:
         """All faults of the cycle are known. What they say decides about the nodes of the next cycle, or the end."""
-        job, ledger, roster, cause = self._job, self._ledger, self._roster, verdict.cause
+        job = self._job
+        ledger = self._ledger
+        roster = self._roster
+        cause = verdict.cause
         held = self._exclusion.holder(job.before, cause.rank) if cause.exit_code == t.REJECTED else None
         told = self._budget.history.resume_before
         nodes, ranks = len(job.assignment), sum(slot.nproc for slot in job.assignment.slots.values())
-        spare, first, lasted_s = len(roster.members) > nodes, job.cycle == 0, ledger.advice.lasted_s
+        spare = len(roster.members) > nodes
+        first = job.cycle == 0
+        lasted_s = ledger.advice.lasted_s
         failed = vd.FailedCycle(nodes, ranks, spare, first, lasted_s, ledger.reached, ledger.checkpoint, told, held)
         course = vd.course(verdict, failed, past, self._s.limits, self._s.hang_exclude)
         tried = course.elsewhere and course.resume_before < 0  # with both it stays open which of them has helped

@@ -200,7 +200,9 @@ class CoordinatorHost:
 
     def _answer_questions(self, watch: CheckpointWatch | None) -> None:
         """What the core asks for is read in threads, and posted later."""
-        job, shell, core = self._job, self.shell, self._core
+        job = self._job
+        shell = self.shell
+        core = self._core
         clock = AllocationClock(job.control, None if job.slurm is None else job.slurm.job_id)
 
         async def tell_time() -> None:
@@ -255,7 +257,9 @@ class CoordinatorHost:
 
     def _tell_of_cycles(self) -> None:
         """An attribution service, and the files of --ft-cycle-info-dir, where there are such."""
-        spec, files, shell = self._job.attribution, self._job.cycle_info, self.shell
+        spec = self._job.attribution
+        files = self._job.cycle_info
+        shell = self.shell
         if spec is not None:
             from nvrx_slurm.node.output.attributor import Attributor
 

@@ -20,7 +20,9 @@ class CycleInfo:
     """Writes the file of each cycle twice: when the cycle begins, and when it is over."""
 
     def __init__(self, files: CycleFiles, core: Coordinator, writes: Writer) -> None:
-        self._files, self._core, self._writes = files, core, writes
+        self._files = files
+        self._core = core
+        self._writes = writes
         self._now: dict[str, object] = {}
         self._cycle = -1
 

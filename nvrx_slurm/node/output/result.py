@@ -53,7 +53,9 @@ def write_hang(path: Path, command: HangFound) -> None:
 
 def sentence(done: JobOver) -> str:
     """The last lines of the console: code, reason and history; then the failed ranks and the first cause."""
-    reason, cause, job = done.reason, done.cause, done.report
+    reason = done.reason
+    cause = done.cause
+    job = done.report
     if cause is not None:  # it is told in full below
         reason = reason.replace(headline(cause), "").strip(";: ") or cause.kind.value
     told = history(done)
