@@ -63,7 +63,7 @@ JOB = [
 ]
 
 # The rooms of node/, from below; `program` is above all, and the other modules of node/ itself are below.
-ROOMS = ("output", "preflight", "monitors", "workers", "coordination")
+ROOMS = ("output", "publish", "preflight", "monitors", "workers", "coordination")
 MAX_FILES = 12  # of a folder of node/
 
 OWNERS: dict[str, tuple[str, ...]] = {
@@ -349,7 +349,7 @@ WALL_CLOCK = {
     "nvrx_slurm/node/monitors/monitors.py",  # a heartbeat's time, to compare with files
     "nvrx_slurm/node/output/result.py",
     "nvrx_slurm/node/output/strikes.py",
-    "nvrx_slurm/node/output/status.py",
+    "nvrx_slurm/node/publish/publisher.py",
     "nvrx_slurm/attribution/__main__.py",
     "nvrx_slurm/cli/chain.py",
     "nvrx_slurm/cli/front.py",
@@ -440,7 +440,7 @@ EXTRAS = {
 # For metrics; a job loads none of them unless it is told to.
 METERED = {
     "opentelemetry", "prometheus_client", "http.server", "http.client",
-    "nvrx_slurm.core.samples", "nvrx_slurm.node.output.metrics", "nvrx_slurm.config.otel",
+    "nvrx_slurm.core.samples", "nvrx_slurm.node.publish.metrics", "nvrx_slurm.config.otel",
 }  # fmt: skip
 
 

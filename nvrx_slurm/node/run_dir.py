@@ -51,7 +51,7 @@ class RunDir(Record):
 
     @property
     def status(self) -> Path:
-        """JSON that the coordinator keeps true while the job runs (see `node.output.status`)."""
+        """JSON that the coordinator keeps true while the job runs (see `node.publish.status`)."""
         return self.path / "status.json"
 
     @property

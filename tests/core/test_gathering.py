@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvrx_slurm.core.coordinator.gathering import place
-from nvrx_slurm.core.coordinator.roster import complete_segments
+from nvrx_slurm.core.coordinator.members import complete_segments
 from nvrx_slurm.declared import replace
 from nvrx_slurm.types import Node
 

@@ -78,7 +78,7 @@ def test_a_receiver_that_hangs_or_is_gone_costs_the_job_little(rig: Rig):
 def test_a_status_file_that_hangs_delays_nobody(rig: Rig, posted: tuple[str, list[dict[str, Any]]]):
     url, got = posted
     hangs = "import threading\nstatus.write_atomic = lambda *words: threading.Event().wait()"
-    rig.before = f"from nvrx_slurm.node.output import status\nstatus.INTERVAL_S = 0.2\n{hangs}"
+    rig.before = f"from nvrx_slurm.node.publish import publisher, status\npublisher.INTERVAL_S = 0.2\n{hangs}"
     file = rig.dir / "job.prom"
     rig.open("end0")
     one = rig.run(
@@ -113,7 +113,7 @@ def test_metrics_of_a_job_that_loses_its_coordinator(rig: Rig, posted: tuple[str
     """No counter goes back, and the file is gone in the end."""
     url, got = posted
     otel = {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_METRIC_EXPORT_INTERVAL": "1"}
-    rig.before = "from nvrx_slurm.node.output import status\nstatus.INTERVAL_S, status._SOON_S = 0.2, 0.05"
+    rig.before = "from nvrx_slurm.node.publish import publisher\npublisher.INTERVAL_S, publisher._SOON_S = 0.2, 0.05"
     flags = ("--max-restarts=3", f"--ft-metrics-file={rig.dir}/{{job}}.prom", *QUICK)
     first, second, third = rig.nodes(3, "2:3", rig.script(UNTIL_TOLD), *flags, **otel)
     os.kill(up(second, 0)[1], signal.SIGKILL)

@@ -16,8 +16,8 @@ pytestmark = pytest.mark.process
 
 OFTEN = """
 from nvrx_slurm.node.coordination import checkpoints
-from nvrx_slurm.node.output import status
-checkpoints.INTERVAL_S = status.INTERVAL_S = 0.2
+from nvrx_slurm.node.publish import publisher
+checkpoints.INTERVAL_S = publisher.INTERVAL_S = 0.2
 """
 SAVES = """
 import zipfile

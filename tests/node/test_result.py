@@ -16,7 +16,7 @@ from nvrx_slurm import types as t
 from nvrx_slurm.core.coordinator.events import JobOver
 from nvrx_slurm.core.words import in_words
 from nvrx_slurm.declared import replace
-from nvrx_slurm.node.output import result
+from nvrx_slurm.node.output import result, writer
 
 pytestmark = pytest.mark.process
 
@@ -88,9 +88,9 @@ def publish(path: Path, done: JobOver = GOOD) -> list[str]:
     said: list[str] = []
 
     async def write() -> None:
-        writes = result.BackgroundWrites(said.append)
-        writes.begin(path, partial(result.write_result, path, result.content(done, 2)))
-        await writes.close()
+        file = writer.Writer(said.append)
+        file.put(path, partial(result.write_result, path, result.content(done, 2)))
+        await file.close(writer.HANGS_S)
 
     asyncio.run(write())
     return said
@@ -117,7 +117,7 @@ def test_the_file_keeps_its_keys_and_tells_every_fault_with_its_time(tmp_path):
 
 def test_a_file_system_that_fails_or_hangs_costs_the_file_only(tmp_path, monkeypatch):
     assert "No such file" in publish(tmp_path / "gone" / "result.json")[0]
-    monkeypatch.setattr(result, "WRITE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(writer, "HANGS_S", 0.01)
     answers = threading.Event()
     monkeypatch.setattr(result, "write_atomic", lambda path, data: answers.wait(WAIT_S))
     assert "within 0.01 s" in publish(tmp_path / "result.json")[0]

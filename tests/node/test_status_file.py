@@ -17,7 +17,7 @@ from nvrx_slurm.views.status import CANNOT_TELL, ENDED, HEALTHY, NEEDS_A_PERSON
 pytestmark = pytest.mark.process
 
 
-OFTEN = "from nvrx_slurm.node.output import status\nstatus.INTERVAL_S, status._SOON_S = 0.5, 0.05"
+OFTEN = "from nvrx_slurm.node.publish import publisher\npublisher.INTERVAL_S, publisher._SOON_S = 0.5, 0.05"
 
 
 def told(rig: Rig, *parts: str, code: int = HEALTHY) -> dict[str, object]:
@@ -75,7 +75,7 @@ monitor.start_section("save")
 
 
 def test_how_far_ranks_are_is_told_and_long_waits_are_said(rig: Rig):
-    rig.before = OFTEN + "\nstatus._SAY_S = 0.6"
+    rig.before = OFTEN + "\npublisher._SAY_S = 0.6"
     flags = ("--ft-rank-section-timeouts=step:90,save:90", "--max-restarts=1")
     first = rig.node(0, "2", script := rig.script(PACED + UNTIL_TOLD), *flags)
     first.line("waiting for .*missing: node rank 1")

@@ -192,7 +192,7 @@ setattr(getattr(importlib.import_module("nvrx_slurm.{module}"), "{cls}"), "{meth
 
 @pytest.mark.parametrize(
     ("module", "cls", "method"),
-    [("core.coordinator.cycle", "Running", "on_failed"), ("node.workers.workers", "Workers", "_exited")],
+    [("core.coordinator.running", "Running", "on_failed"), ("node.workers.workers", "Workers", "_exited")],
 )
 def test_a_defect_ends_with_97_and_leaves_nothing(rig: Rig, module: str, cls: str, method: str):
     """The other node learns of it at once."""

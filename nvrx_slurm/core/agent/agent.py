@@ -18,8 +18,12 @@ from nvrx_slurm.errors import ExitCode
 
 __all__ = ["Agent", "AgentState"]
 
-_IDLE, _PREPARING, _RUNNING = AgentState.IDLE, AgentState.PREPARING, AgentState.RUNNING
-_STOPPING, _SUCCEEDED, _LEAVING = AgentState.STOPPING, AgentState.SUCCEEDED, AgentState.LEAVING
+_IDLE = AgentState.IDLE
+_PREPARING = AgentState.PREPARING
+_RUNNING = AgentState.RUNNING
+_STOPPING = AgentState.STOPPING
+_SUCCEEDED = AgentState.SUCCEEDED
+_LEAVING = AgentState.LEAVING
 _AFTER = (_SUCCEEDED, _STOPPING, _PREPARING)
 
 
@@ -122,7 +126,9 @@ class Agent(Machine):
             self.on_lead(t.Lead(self.term), now)
         if self._next_plan is not None and not self.alive:
             # Known, but not to be started: this coordinator may have another.
-            self.plan, self._faults, self._early = self._next_plan, [], False
+            self.plan = self._next_plan
+            self._faults = []
+            self._early = False
         self._next_plan = None
         faults, doing, counted = tuple(self._faults), self._activity(), self._counted
         told = t.Register(self.node, 0, self.plan, doing, faults, self._early, votes=self._votes, counted=counted)
@@ -213,7 +219,9 @@ class Agent(Machine):
                 self.emit(Say(f"cycle {plan.cycle}: this node is a hot spare"))
             return _IDLE
         self.alive = set(range(self.node.nproc))
-        self._faults, self._early, self._spent = [], False, None
+        self._faults = []
+        self._early = False
+        self._spent = None
         last = plan.rank_offset + self.node.nproc - 1
         self.emit(Say(f"cycle {plan.cycle}: group rank {plan.group_rank}, ranks {plan.rank_offset}..{last}"))
         self.emit(ev.StartWorkers(plan))

@@ -14,7 +14,10 @@ from nvrx_slurm.errors import ExitCode, signal_exit_code
 if TYPE_CHECKING:
     from nvrx_slurm.core.agent.agent import Agent
 
-SIGTERM, SIGKILL, SIGCONT, _SIGINT = 15, 9, 18, 2
+SIGTERM = 15
+SIGKILL = 9
+SIGCONT = 18
+_SIGINT = 2
 BY_SLURM = "cancelled, preempted or out of time (SIGTERM from Slurm)"
 
 

@@ -37,7 +37,9 @@ class Ranks:
     )
 
     def __init__(self, agent: Agent, leaving: Leaving) -> None:
-        self._agent, self._leaving, self._s = agent, leaving, agent.settings
+        self._agent = agent
+        self._leaving = leaving
+        self._s = agent.settings
         self.warn_job: t.WarnJob | None = None  # told on every stream
         self._hung: dict[int, tuple[float, t.RankFault]] = {}  # local rank -> until when its monitor may kill it
         self._warned = False

@@ -4,7 +4,7 @@
 
 Each part handles some states or some events; its module tells that part of the story:
 `takeover` (wait for a quorum, where the job has several nodes; carry on with a cycle of an older term), `gathering`
-(wait for nodes, plan), `cycle` (it runs, it has failed), `hangs`, `ending`. `AnyTime`, below, works in all states
+(wait for nodes, plan), `running`, `stopping` (it has failed), `hangs`, `ending`. `AnyTime`, below, works in all states
 before the end. The parts share the members (`roster`), what happened (`report`), the budget (`restarts`) and where
 the job is (`placement`).
 
@@ -18,14 +18,18 @@ from __future__ import annotations
 from nvrx_slurm import types as t
 from nvrx_slurm.core.attribution.verdict import evidence, first_cause, headline
 from nvrx_slurm.core.coordinator import events as ev
-from nvrx_slurm.core.coordinator.cycle import Running, Stopping
+from nvrx_slurm.core.coordinator.assignment import Assignment
 from nvrx_slurm.core.coordinator.ending import Due, Ending
+from nvrx_slurm.core.coordinator.exclusion import Exclusion
 from nvrx_slurm.core.coordinator.gathering import Gathering
 from nvrx_slurm.core.coordinator.hangs import HangSearch
+from nvrx_slurm.core.coordinator.members import Use, lost
 from nvrx_slurm.core.coordinator.report import Ledger
 from nvrx_slurm.core.coordinator.restarts import Budget
-from nvrx_slurm.core.coordinator.roster import Assignment, Roster, Use, lost
+from nvrx_slurm.core.coordinator.roster import Roster
+from nvrx_slurm.core.coordinator.running import Running
 from nvrx_slurm.core.coordinator.states import FAILED, LIVE, OVER, RUNS, CoordinatorSettings, JobState, Stage, live_but
+from nvrx_slurm.core.coordinator.stopping import Stopping
 from nvrx_slurm.core.coordinator.takeover import Electing, Inherited, Takeover
 from nvrx_slurm.core.machine import Machine, Say, Tick, earliest, rows
 from nvrx_slurm.core.straggler.suspects import Suspects
@@ -68,15 +72,25 @@ class AnyTime:
     )
 
     def __init__(self, core: Coordinator) -> None:
-        self._core, self._s, self._out, self._job = core, core.settings, core.out, core.job
-        self._ledger, self._budget, self._ending = core.ledger, core.budget, core.ending
-        self._roster, self._members, self._quorum = core.roster, core.roster.members, core.roster.quorum
+        self._core = core
+        self._s = core.settings
+        self._out = core.out
+        self._job = core.job
+        self._ledger = core.ledger
+        self._budget = core.budget
+        self._ending = core.ending
+        self._exclusion = core.exclusion
+        self._roster = core.roster
+        self._members = core.roster.members
+        self._quorum = core.roster.quorum
 
     # --- agents come and go ---------------------------------------------------------------------------------
 
     def on_joined(self, event: ev.Joined, now: float) -> None:
         """A new agent, a returning one, or one that reports what it runs to a new coordinator."""
-        roster, message, node = self._roster, event.message, event.message.node
+        roster = self._roster
+        message = event.message
+        node = event.message.node
         if message.plan is not None and message.plan.cycle > _LAST_CYCLE:
             roster.refuse(node.node_id, f"cycle {message.plan.cycle} of its plan is above {_LAST_CYCLE}", now)
             return
@@ -136,7 +150,9 @@ class AnyTime:
 
     def on_dead(self, event: ev.ProvenDead, now: float) -> None:
         """A plan may have waited for this. It comes too late where the node may have voted for another one before."""
-        members, quorum, key = self._members.keys_of_nodes, self._quorum, event.peer.key
+        members = self._members.keys_of_nodes
+        quorum = self._quorum
+        key = event.peer.key
         if key not in members and quorum.is_proof(event.peer, now) and not quorum.strayed(key, now):
             quorum.died(key, members)
             self._roster.note_dead()
@@ -201,7 +217,7 @@ class AnyTime:
     def _exclude(self, node: t.Node, rank: int, why: str, now: float) -> Stage | None:
         """The exclusion of an active node makes the cycle that runs fail, which says why."""
         active = self._core.state is Stage.RUNNING and node.node_id in self._job.assignment.group_ranks
-        end = self._roster.exclude(node, rank, why, now, quiet=active)
+        end = self._exclusion.exclude(node, rank, why, now, quiet=active)
         return None if end is None else self._ending.decide(end)
 
     def on_progress(self, event: ev.ProgressRead, now: float) -> None:
@@ -263,12 +279,13 @@ class Coordinator(Machine):
         self.job = JobState(s.term, now, Assignment(), Inherited())
         self.budget, self.ledger = Budget(s.max_restarts, s.limits), Ledger(now, s.began_s)
         self.roster = roster = Roster(s, out, self.job, self.ledger, self.budget)
-        self.ending = ending = Ending(s, out, roster, now)
+        self.exclusion = exclusion = Exclusion(s, out, roster)
+        self.ending = ending = Ending(s, out, roster, exclusion, now)
         self.hangs = hangs = HangSearch(s, out, roster)
-        self.suspects = suspects = Suspects(s, out, roster)
+        self.suspects = suspects = Suspects(s, out, roster, exclusion)
         self.electing = Electing(s, out, roster, ending, now)
-        self.stopping = Stopping(s, out, roster, ending)
-        self.gathering = gathering = Gathering(s, out, roster, ending)
+        self.stopping = Stopping(s, out, roster, ending, exclusion)
+        self.gathering = gathering = Gathering(s, out, roster, ending, exclusion)
         takeover = Takeover(s, out, roster)
         running = Running(s, out, roster, ending, hangs)
         timed = (gathering, takeover, running, self.stopping)
@@ -297,7 +314,9 @@ class Coordinator(Machine):
     def validate(self) -> None:
         """What holds after each step."""
         super().validate()
-        job, members, end = self.job, self.roster.members, self.ending.end
+        job = self.job
+        members = self.roster.members
+        end = self.ending.end
         assert (end is not None) == (self.state in OVER), f"{self.state.name}, but the end is {end}"
         assert members.ready == sum(member.use is Use.READY for member in members.values()), "ready nodes"
         joining = any(member.use is Use.JOINING for member in members.values())

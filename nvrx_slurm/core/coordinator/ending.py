@@ -11,8 +11,10 @@ from nvrx_slurm import types as t
 from nvrx_slurm.core.attribution.recurrence import struck
 from nvrx_slurm.core.attribution.verdict import first_cause, is_told_to_end
 from nvrx_slurm.core.coordinator import events as ev
+from nvrx_slurm.core.coordinator.exclusion import Exclusion
+from nvrx_slurm.core.coordinator.members import Use
 from nvrx_slurm.core.coordinator.report import Ledger
-from nvrx_slurm.core.coordinator.roster import Roster, Use
+from nvrx_slurm.core.coordinator.roster import Roster
 from nvrx_slurm.core.coordinator.states import CYCLE, FAILED, SIGUSR1, CoordinatorSettings, JobState, Stage
 from nvrx_slurm.core.election.quorum import peer_of
 from nvrx_slurm.core.machine import Entered, Outbox, Say, Tick, earliest, rows
@@ -92,10 +94,16 @@ class Ending:
         (Stage.FINISHED, ev.Known, "ignore", (), "it has learned the end with all others"),
     )
 
-    def __init__(self, s: CoordinatorSettings, out: Outbox, roster: Roster, now: float) -> None:
-        self._s, self._out = s, out
-        self._roster, self._members, self._quorum = roster, roster.members, roster.quorum
-        self._job, self._ledger, self._budget = roster.job, roster.ledger, roster.budget
+    def __init__(self, s: CoordinatorSettings, out: Outbox, roster: Roster, exclusion: Exclusion, now: float) -> None:
+        self._s = s
+        self._out = out
+        self._roster = roster
+        self._exclusion = exclusion
+        self._members = roster.members
+        self._quorum = roster.quorum
+        self._job = roster.job
+        self._ledger = roster.ledger
+        self._budget = roster.budget
         self.clock = JobClock(s.time_limited, s.warn_before_end_s, s.stop_before_end_s, now)
         self.warning: t.Warn | None = None  # that the job is about to end
         self.end: t.Finish | None = None
@@ -142,7 +150,7 @@ class Ending:
         if self._s.tells_of_cycles and event.was in CYCLE:
             self._out.append(cycle_over(self._job, self._ledger, event.was in FAILED, now))
         reached = None if self.end.code == ExitCode.OK else self._ledger.reached
-        self._roster.strike(*struck(self._ledger.restarts, reached, now - self._job.started_at))
+        self._exclusion.strike(*struck(self._ledger.restarts, reached, now - self._job.started_at))
         self._leave_by = now + self._s.drain_timeout_s
         self._stay_until = self._quorum.missed_at + self._s.return_grace_s if self._quorum.needed else now
         self._roster.send_all(self.end)

@@ -12,8 +12,11 @@ from nvrx_slurm import types as t
 from nvrx_slurm.core.attribution.recurrence import followed, nodes_of, suspects
 from nvrx_slurm.core.attribution.recurrence import place as place_of
 from nvrx_slurm.core.coordinator import events as ev
+from nvrx_slurm.core.coordinator.assignment import Assignment
 from nvrx_slurm.core.coordinator.ending import Ending, cycle_over
-from nvrx_slurm.core.coordinator.roster import Assignment, Roster, infra_order, is_possible, missing
+from nvrx_slurm.core.coordinator.exclusion import Exclusion
+from nvrx_slurm.core.coordinator.members import infra_order, is_possible, missing
+from nvrx_slurm.core.coordinator.roster import Roster
 from nvrx_slurm.core.coordinator.states import FAILED, CoordinatorSettings, Stage
 from nvrx_slurm.core.machine import Entered, Outbox, Say, earliest, rows
 from nvrx_slurm.declared import Record, replace
@@ -43,10 +46,19 @@ class Gathering:
         (_MINE, (t.RanksFailed, t.Succeeded), "ignore", (), "of a cycle that is over"),
     )
 
-    def __init__(self, s: CoordinatorSettings, out: Outbox, roster: Roster, ending: Ending) -> None:
-        self._s, self._out, self._roster, self._ending = s, out, roster, ending
-        self._members, self._quorum = roster.members, roster.quorum
-        self._job, self._ledger, self._budget = roster.job, roster.ledger, roster.budget
+    def __init__(
+        self, s: CoordinatorSettings, out: Outbox, roster: Roster, ending: Ending, exclusion: Exclusion
+    ) -> None:
+        self._s = s
+        self._out = out
+        self._roster = roster
+        self._ending = ending
+        self._exclusion = exclusion
+        self._members = roster.members
+        self._quorum = roster.quorum
+        self._job = roster.job
+        self._ledger = roster.ledger
+        self._budget = roster.budget
         self.join_by = 0.0  # the job ends then where too few nodes are ready
         self._announce_at: float | None = None
         self._last_call_until = 0.0
@@ -68,7 +80,7 @@ class Gathering:
             self._out.append(cycle_over(self._job, self._ledger, True, now))
         unwanted, self._job.unwanted = self._job.unwanted, None
         if unwanted is not None:
-            self._roster.exclude_by_rule(*unwanted, now)
+            self._exclusion.by_rule(*unwanted, now)
         return Stage.PAUSED if now < self._job.pause_until else self.begin(now)
 
     # --- nodes come and go ----------------------------------------------------------------------------------
@@ -203,7 +215,10 @@ class Gathering:
         if job.fresh and self._s.tracks_progress and not self._s.finds_checkpoints:
             self._out.append(ev.ReadProgress(-1))
         job.cycle = max(job.cycle, job.inherited.last_cycle) + 1
-        job.fresh, job.elsewhere, job.suspect, self._ledger.faults = False, False, "", {}
+        job.fresh = False
+        job.elsewhere = False
+        job.suspect = ""
+        self._ledger.faults = {}
         self._send_plans(placement, now)
         return Stage.RUNNING
 

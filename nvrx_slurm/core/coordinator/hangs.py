@@ -39,7 +39,9 @@ class HangSearch:
 
     def __init__(self, s: CoordinatorSettings, out: Outbox, roster: Roster) -> None:
         self._s, self._out = s, out
-        self._job, self._ledger, self._members = roster.job, roster.ledger, roster.members
+        self._job = roster.job
+        self._ledger = roster.ledger
+        self._members = roster.members
         self.search: Search | None = None
 
     def on_hung(self, event: ev.FromAgent[t.Hung], now: float) -> None:

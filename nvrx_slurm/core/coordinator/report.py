@@ -37,7 +37,9 @@ class Advice:
         """A cycle has failed after `lasted_s` seconds."""
         alike = (cause.kind, cause.exit_code, _DETAILS.sub("#", cause.message[:_MESSAGE_CHARS]))
         if alike != self.alike:
-            self.first, self.lasted_s, self.alike = cycle, 0.0, alike
+            self.first = cycle
+            self.lasted_s = 0.0
+            self.alike = alike
         self.last, self.lasted_s = cycle, max(self.lasted_s, lasted_s)
 
     def why_void(self, cycle: int, running_s: float | None) -> str:

@@ -86,7 +86,9 @@ class Budget:
         """Whether the job may start another cycle after one that lasted `lasted_s`; if so, it is counted as used.
         `agent_port`: where the agent of that node listens; 0 = it does not. `reruns`: how many cycles before this one
         have ended with RERUN in a row; None = there are no other GPUs."""
-        self._before, used, what = self.history, self.history.restarts_used, headline(cause)
+        self._before = self.history
+        used = self.history.restarts_used
+        what = headline(cause)
         if lasted_s < _PORT_START_S and cannot_be_compiled(cause):  # later a file may be just written
             why = f"{what}; no restart: Python would find the same error again"
             return Decision(False, self._limits.hopeless_code, why)

@@ -11,7 +11,7 @@ from nvrx_slurm.declared import Record
 from nvrx_slurm.types import Node, Peer, RestartPolicy, Warmth
 
 if TYPE_CHECKING:
-    from nvrx_slurm.core.coordinator.roster import Assignment
+    from nvrx_slurm.core.coordinator.assignment import Assignment
     from nvrx_slurm.core.coordinator.takeover import Inherited
 
 SIGUSR1 = 10

@@ -15,8 +15,9 @@ from nvrx_slurm.declared import Record
 from nvrx_slurm.types import Account, FaultKind, JobReport, Warmth
 
 if TYPE_CHECKING:
+    from nvrx_slurm.core.coordinator.assignment import Slot
     from nvrx_slurm.core.coordinator.coordinator import Coordinator
-    from nvrx_slurm.core.coordinator.roster import Member, Slot
+    from nvrx_slurm.core.coordinator.members import Member
 
 VERSION = 1  # of the content; a reader refuses a later one
 MOST_NODES = 2048  # that are listed one by one
@@ -99,7 +100,9 @@ def _slow(core: Coordinator, report: JobReport) -> dict[str, Any] | None:
 
 def _awaited(core: Coordinator) -> tuple[str, float | None]:
     """What the job waits for, and until when at most (monotonic seconds)."""
-    state, quorum, search = core.state, core.roster.quorum, core.hangs.search
+    state = core.state
+    quorum = core.roster.quorum
+    search = core.hangs.search
     assert isinstance(state, Stage)
     if quorum.resign_at is not None and state not in OVER:
         return "most of the job's nodes are out of reach", quorum.resign_at

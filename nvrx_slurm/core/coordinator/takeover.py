@@ -12,8 +12,10 @@ from typing import Any
 from nvrx_slurm import types as t
 from nvrx_slurm.core.attribution.verdict import first_cause
 from nvrx_slurm.core.coordinator import events as ev
+from nvrx_slurm.core.coordinator.assignment import Assignment, Slot
 from nvrx_slurm.core.coordinator.ending import Ending
-from nvrx_slurm.core.coordinator.roster import Assignment, Roster, Slot, Use, missing
+from nvrx_slurm.core.coordinator.members import Use, missing
+from nvrx_slurm.core.coordinator.roster import Roster
 from nvrx_slurm.core.coordinator.states import CoordinatorSettings, Stage
 from nvrx_slurm.core.election.election import FENCE_MARGIN_S, MEMBER_SHARE
 from nvrx_slurm.core.election.quorum import peer_key

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nvrx_slurm.core.coordinator.roster import Assignment
+from nvrx_slurm.core.coordinator.assignment import Assignment
 from nvrx_slurm.declared import Record
 from nvrx_slurm.types import Node
 

@@ -19,7 +19,10 @@ from nvrx_slurm.core.words import in_words
 from nvrx_slurm.declared import replace
 
 if TYPE_CHECKING:
-    from nvrx_slurm.core.coordinator.roster import Assignment, Member, Roster
+    from nvrx_slurm.core.coordinator.assignment import Assignment
+    from nvrx_slurm.core.coordinator.exclusion import Exclusion
+    from nvrx_slurm.core.coordinator.members import Member
+    from nvrx_slurm.core.coordinator.roster import Roster
 
 _LISTED = 32
 _QUIET = 4  # windows without slow ranks after which it is over
@@ -42,9 +45,13 @@ class Suspects:
         ((*LIVE, *OVER[:2]), t.Counted, "on_counted", (), "what restarts have cost"),
     )
 
-    def __init__(self, s: CoordinatorSettings, out: Outbox, roster: Roster) -> None:
-        self._s, self._out, self._roster = s, out, roster
-        self._job, self._records = roster.job, roster.ledger.stragglers
+    def __init__(self, s: CoordinatorSettings, out: Outbox, roster: Roster, exclusion: Exclusion) -> None:
+        self._s = s
+        self._out = out
+        self._roster = roster
+        self._exclusion = exclusion
+        self._job = roster.job
+        self._records = roster.ledger.stragglers
         self._quiet = 0
         self._last_at = 0.0
         self._costs: tuple[t.CycleCost, ...] = ()
@@ -111,7 +118,7 @@ class Suspects:
         self._out += [ev.SendTo(node, t.Examine(self._job.term, self._job.cycle)) for node in [*nodes][:_SHOWN] if node]
 
     def _host(self, rank: int) -> str:
-        node = self._roster.holder(self._job.assignment, rank)
+        node = self._exclusion.holder(self._job.assignment, rank)
         return "" if node is None else node.host
 
     def _followed(self, found: Slowness) -> str:
@@ -135,7 +142,7 @@ class Suspects:
     def _strike(self, host: str, why: str) -> None:
         if host not in self._struck:
             self._struck.add(host)
-            self._roster.strike((host,), why)
+            self._exclusion.strike((host,), why)
 
     def on_examined(self, event: ev.FromAgent[t.Examined], now: float) -> None:
         """A node tells what slows it down."""
@@ -147,7 +154,7 @@ class Suspects:
 
     def _exclude(self, found: Slowness, lost_s: float, now: float) -> None:
         """The node leaves with the next restart, or now, where it has cost more than the restarts of this job did."""
-        node = self._roster.holder(self._job.assignment, found.ranks[0])
+        node = self._exclusion.holder(self._job.assignment, found.ranks[0])
         if node is None or len(found.hosts) > 1 or self._records[-1].follows == "rank":
             return
         why = f"its ranks are slow: {self._records[-1].what}"
@@ -156,7 +163,7 @@ class Suspects:
         ]
         if costs and lost_s > sum(costs) / len(costs):
             cost = f"this has cost {in_words(lost_s)}, a restart costs {in_words(sum(costs) / len(costs))}"
-            self._roster.exclude_by_rule(node, f"{why}; {cost}", now)
+            self._exclusion.by_rule(node, f"{why}; {cost}", now)
         else:
             self._job.unwanted = node, why
 

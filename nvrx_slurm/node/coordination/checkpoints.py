@@ -31,7 +31,11 @@ class CheckpointWatch:
         self, root: str, pattern: str | None, core: Coordinator, account: JobAccount, post: Post,
         say: Callable[[str], None],
     ) -> None:  # fmt: skip
-        self._root, self._pattern, self._core, self._post, self._say = root, pattern, core, post, say
+        self._root = root
+        self._pattern = pattern
+        self._core = core
+        self._post = post
+        self._say = say
         self._account = account
         self._reads = bounded.OneAtATime()
         self._saved: dict[str, float] = {}  # complete ones that were seen: name -> when they were saved (Unix seconds)

@@ -19,24 +19,20 @@ from nvrx_slurm.node.coordination.questions import AllocationClock, ProgressFile
 from nvrx_slurm.node.event_file import EventLog
 from nvrx_slurm.node.job import NodeJob
 from nvrx_slurm.node.output import strikes
-from nvrx_slurm.node.output.result import (
-    WRITE_TIMEOUT_S,
-    BackgroundWrites,
-    content,
-    sentence,
-    write_hang,
-    write_result,
-)
-from nvrx_slurm.node.output.status import StatusFile
+from nvrx_slurm.node.output.result import content, sentence, write_hang, write_result
+from nvrx_slurm.node.output.writer import HANGS_S, Writer
+from nvrx_slurm.node.publish.listeners import listeners
+from nvrx_slurm.node.publish.publisher import Publisher
 from nvrx_slurm.node.shell import Post, Shell
 
 if TYPE_CHECKING:
     from nvrx_slurm.node.coordination.checkpoints import CheckpointWatch
     from nvrx_slurm.node.coordination.peers import Registrations
-    from nvrx_slurm.node.output.announce import Announcer
     from nvrx_slurm.node.output.attributor import Attributor
-    from nvrx_slurm.node.output.metrics import MetricsExport
 
+
+_MOST_FILES = 16  # that wait for the file system of the logs
+_AT_ONCE_S = 0.5  # for listeners, where the program ends without the job's end
 
 News = t.LogServer | t.Imports  # for all members, also those that come later
 
@@ -115,7 +111,10 @@ class CoordinatorHost:
         handlers: Mapping[type, Callable[[Any], None]] | None = None,
         prepare: Callable[[t.Imports], None] = lambda news: None,
     ) -> None:
-        self._job, self._settings, self._say, self._on_defect = job, settings, say, on_defect
+        self._job = job
+        self._settings = settings
+        self._say = say
+        self._on_defect = on_defect
         self._prepare = prepare
         self._loop = asyncio.get_running_loop()
         self._core = core = Coordinator(settings, self._loop.time())
@@ -125,29 +124,36 @@ class CoordinatorHost:
         self.local = LocalTransport(job.node.node_id, to_agent, self.post)
         self.members = MemberStreams(self.local, server)
         self._attributor: Attributor | None = None
-        self._watched, self._window_s = (0, -1), settings.straggler_window_s  # term and cycle of the detector
+        self._watched = (0, -1)  # term and cycle of the detector
+        self._window_s = settings.straggler_window_s
         self._detector = Detector((), self._window_s, 0.0)
         self._allocation: tuple[int, int] | None = None  # when the job was submitted and started (Unix seconds)
-        self._writes = BackgroundWrites(say)
-        self._status = StatusFile(core, job.run_dir.status, job.labels, job.node.node_id, job.progress_file)
-        self._status.say = say
+        self._files = Writer(say, most=_MOST_FILES)
+        self._cycle_files = Writer(say, most=_MOST_FILES)
         self._tasks = set[asyncio.Task[None]]()  # the loop keeps only weak references
+        watch = self._watch_checkpoints()
+        self._publisher = Publisher(
+            core,
+            job.labels,
+            job.node.node_id,
+            job.progress_file,
+            self._counted,
+            watch,
+            listeners(job, settings.began_s, say),
+        )
         shell.add(self.members)
         shell.on(ev.HangFound, self._report_hang)
         shell.on(ev.Strike, self._note_strike)
         for command, handler in (handlers or {}).items():
             shell.on(command, handler)
-        self._answer_questions()
+        self._answer_questions(watch)
         self._tell_of_cycles()
-        self._announcer = self._announce()
-        self._metrics = self._export()
-        self._status.counted = self._counted
         shell.after_steps = self._after_steps
         shell.result.add_done_callback(self._on_end)
         shell.begin()
 
     def _after_steps(self) -> None:
-        self._status.mark()
+        self._publisher.mark()
         if self._account.is_due:
             self._loop.call_soon(self._count)
 
@@ -160,7 +166,7 @@ class CoordinatorHost:
     def post(self, event: Any) -> None:
         """Hand an event of an agent to the core. How far ranks are is only shown."""
         if isinstance(event, ev.FromAgent) and isinstance(event.message, t.Pace):
-            self._status.told(event.node_id, event.message)
+            self._publisher.told(event.node_id, event.message)
         elif isinstance(event, ev.FromAgent) and isinstance(event.message, t.Imports):
             self._prepare(event.message)
             self.members.tell(event.message)
@@ -185,15 +191,18 @@ class CoordinatorHost:
 
     def _report_hang(self, command: ev.HangFound) -> None:
         path = self._job.run_dir.hang_report(command.cycle)
-        self._writes.begin(path, partial(write_hang, path, command))
+        self._files.put(path, partial(write_hang, path, command))
 
     def _note_strike(self, command: ev.Strike) -> None:
         place = self._job.run_dir
-        self._writes.begin(place.log_dir, partial(strikes.add, place.log_dir, command.host, place.job_id, command.why))
+        add = partial(strikes.add, place.log_dir, command.host, place.job_id, command.why)
+        self._files.put(place.log_dir, add)
 
-    def _answer_questions(self) -> None:
+    def _answer_questions(self, watch: CheckpointWatch | None) -> None:
         """What the core asks for is read in threads, and posted later."""
-        job, shell, core = self._job, self.shell, self._core
+        job = self._job
+        shell = self.shell
+        core = self._core
         clock = AllocationClock(job.control, None if job.slurm is None else job.slurm.job_id)
 
         async def tell_time() -> None:
@@ -211,7 +220,6 @@ class CoordinatorHost:
         if job.slurm is not None and job.run_dir.path.name == f"r{job.slurm.restart_count}":  # its first step
             self._spawn(self._ask_when_it_began(job.slurm.job_id))
         progress = None if job.progress_file is None else ProgressFile(job.progress_file, self._say)
-        watch = self._watch_checkpoints()
         if progress is None and watch is None:
             return
 
@@ -229,33 +237,8 @@ class CoordinatorHost:
         from nvrx_slurm.node.coordination.checkpoints import CheckpointWatch
 
         watch = CheckpointWatch(*self._job.checkpoints, self._core, self._account, self.shell.post, self._say)
-        self._status.checkpoint = lambda: watch.facts
         self._spawn(watch.watch())
         return watch
-
-    def _announce(self) -> Announcer | None:
-        """Where a URL or the job's Comment is to tell what happens."""
-        job, url, comment = self._job, self._job.notify, None
-        if job.slurm_comment and job.slurm is not None:
-            comment = partial(job.control.set_comment, job.slurm.job_id)
-        if url is None and comment is None:
-            return None
-        from nvrx_slurm.node.output.announce import Announcer
-
-        announcer = Announcer(job.labels, self._settings.began_s, url, comment, self._say)
-        self._status.on_content = announcer.tell
-        return announcer
-
-    def _export(self) -> MetricsExport | None:
-        """Where a file or a collector is to get metrics."""
-        job = self._job
-        if job.metrics_file is None and job.otlp is None:
-            return None
-        from nvrx_slurm.node.output.metrics import MetricsExport
-
-        metrics = MetricsExport(job.metrics_file, job.otlp, self._say)
-        self._status.on_complete = metrics.tell
-        return metrics
 
     def _counted(self) -> t.Account | None:
         """The account until the last plan, or the end. Before a plan earlier coordinators may have counted more."""
@@ -274,7 +257,9 @@ class CoordinatorHost:
 
     def _tell_of_cycles(self) -> None:
         """An attribution service, and the files of --ft-cycle-info-dir, where there are such."""
-        spec, files, shell = self._job.attribution, self._job.cycle_info, self.shell
+        spec = self._job.attribution
+        files = self._job.cycle_info
+        shell = self.shell
         if spec is not None:
             from nvrx_slurm.node.output.attributor import Attributor
 
@@ -285,7 +270,7 @@ class CoordinatorHost:
         if files is not None:
             from nvrx_slurm.node.output.cycle_info import CycleInfo
 
-            info = CycleInfo(files, self._core, self._writes)
+            info = CycleInfo(files, self._core, self._cycle_files)
             shell.on(ev.CycleBegan, info.begun)
             shell.on(ev.CycleOver, info.over)
 
@@ -325,19 +310,19 @@ class CoordinatorHost:
             return None
         done = self._account.complete(self.shell.result.result())
         await self.members.close()
-        await self._writes.close()
-        if self._announcer is not None:
-            await self._announcer.close()
-        if self._metrics is not None:
-            await self._metrics.close()
         self._say(sentence(done))
-        await before_result()
+        await asyncio.gather(
+            before_result(),
+            self._publisher.close(),
+            self._files.close(HANGS_S),
+            self._cycle_files.close(HANGS_S),
+        )
         if self.leads:  # else another part of the job may go on, and a front ends its step where it finds the file
             requeues = None if self._job.slurm is None else self._job.slurm.restart_count
-            path, told = self._job.run_dir.result, content(done, requeues, self._allocation)
-            last = BackgroundWrites(self._say)  # behind no file on a file system that hangs
-            last.begin(path, partial(write_result, path, told))
-            await last.close(WRITE_TIMEOUT_S + 1.0)  # it says why it failed before
+            path = self._job.run_dir.result
+            last = Writer(self._say)  # behind no file on a file system that hangs
+            last.put(path, partial(write_result, path, content(done, requeues, self._allocation)))
+            await last.close(HANGS_S)
         await self._end_attribution()
         return done
 
@@ -345,8 +330,7 @@ class CoordinatorHost:
         """Disconnect the members without waiting for the job's end; `last` tells them how it ends."""
         await self.members.close(last)
         self.shell.finish(None)
-        if self._metrics is not None:
-            await self._metrics.close()
+        await asyncio.wait({asyncio.ensure_future(self._publisher.close())}, timeout=_AT_ONCE_S)
         await self._end_attribution()
 
     async def _end_attribution(self) -> None:
@@ -356,9 +340,9 @@ class CoordinatorHost:
     def _on_end(self, result: Any) -> None:
         for task in self._tasks:
             task.cancel()
-        self._status.close()
+        self._publisher.stop()
         if self._core.state is Stage.CLOSED and self.leads:
-            self._status.end(self._writes)
+            self._publisher.publish()
         error = None if result.cancelled() else result.exception()
         if isinstance(error, Exception):
             self._on_defect(error)

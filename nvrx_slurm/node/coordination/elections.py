@@ -62,11 +62,17 @@ class Elections:
         prepare: Callable[[t.Imports], None],
     ) -> None:
         assert job.meeting is not None and job.electable is not None
-        self._job, self._meeting, self._settings = job, job.meeting, job.electable
+        self._job = job
+        self._meeting = job.meeting
+        self._settings = job.electable
         self._lease_s = sum(job.meeting.keepalive)
-        self._server, self._token, self._say = server, job.meeting.token, say
+        self._server = server
+        self._token = job.meeting.token
+        self._say = say
         self._prepare = prepare
-        self._on_defect, self._to_agent, self._logs = agent.finish_with, agent.post, logs
+        self._on_defect = agent.finish_with
+        self._to_agent = agent.post
+        self._logs = logs
         self._loop = asyncio.get_running_loop()
         self._alone_since: float | None = self._loop.time()  # without a coordinator (monotonic seconds)
         self._client: ControlClient | None = None

@@ -37,7 +37,9 @@ class Attributor(PacketProcess):
             lambda: self._open.values(),
             env={name: os.environ[name] for name in _INHERITED if name in os.environ},
         )
-        self._of_job, self._print, self._post = settings, say, post
+        self._of_job = settings
+        self._print = say
+        self._post = post
         self._open: dict[int, dict[str, Any]] = {}  # cycles without an answer: what the process was told
         self._late: asyncio.TimerHandle | None = None
         self._ends: asyncio.Future[bool] | None = None

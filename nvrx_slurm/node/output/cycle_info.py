@@ -11,7 +11,7 @@ from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.coordinator import Coordinator
 from nvrx_slurm.core.logs.cycle_info import CycleFiles, document
 from nvrx_slurm.core.logs.names import cycle_file
-from nvrx_slurm.node.output.result import BackgroundWrites
+from nvrx_slurm.node.output.writer import Writer
 from nvrx_slurm.node.run_dir import replace_link
 from nvrx_slurm.system.files import write_atomic
 
@@ -19,8 +19,10 @@ from nvrx_slurm.system.files import write_atomic
 class CycleInfo:
     """Writes the file of each cycle twice: when the cycle begins, and when it is over."""
 
-    def __init__(self, files: CycleFiles, core: Coordinator, writes: BackgroundWrites) -> None:
-        self._files, self._core, self._writes = files, core, writes
+    def __init__(self, files: CycleFiles, core: Coordinator, writes: Writer) -> None:
+        self._files = files
+        self._core = core
+        self._writes = writes
         self._now: dict[str, object] = {}
         self._cycle = -1
 
@@ -43,7 +45,7 @@ class CycleInfo:
 
     def _write(self) -> None:
         name, data = self._files.name(self._cycle), json.dumps(self._now, indent=1).encode()
-        self._writes.begin(Path(self._files.directory, name), partial(self._put, name, data))
+        self._writes.put(Path(self._files.directory, name), partial(self._put, name, data))
 
     def _put(self, name: str, data: bytes) -> None:
         """In a thread."""

@@ -48,7 +48,10 @@ class LogsRole:
     """The programs of one node."""
 
     def __init__(self, spec: LogSpec, job: NodeJob, private_dir: Path, say: Callable[[str], None]) -> None:
-        self.spec, self._node, self._run_dir, self._say = spec, job.node, job.run_dir, say
+        self.spec = spec
+        self._node = job.node
+        self._run_dir = job.run_dir
+        self._say = say
         self._job = "" if job.meeting is None else job.meeting.key  # names it in certificates; "": one node, no network
         self.drain_s = spec.drain_s  # less when the job was ended by a signal
         self._socket = str(private_dir / _SOCKET)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +18,11 @@ from nvrx_slurm.core.coordinator.events import HangFound, JobOver
 from nvrx_slurm.core.words import in_words, utc
 from nvrx_slurm.declared import plain, replace
 from nvrx_slurm.node.output.faults import signal_name
-from nvrx_slurm.system import bounded
 from nvrx_slurm.system.files import IN_PROCESS_NAME, write_atomic
 from nvrx_slurm.system.foreign import last_bytes
 
-WRITE_TIMEOUT_S = 5.0
 _ROWS_SHOWN = 32
 _NOTES_BYTES, _NOTES_LISTED = 1 << 20, 1000
-_MOST_WAITING = 16  # files; the oldest one that waits gives way
 _COLUMNS = "{:>9} {:>6} {:>6}  {:<20} {}"
 
 
@@ -46,37 +41,6 @@ def write_result(path: Path, data: dict[str, Any]) -> None:
     write_atomic(path, (json.dumps(data, indent=1) + "\n").encode())
 
 
-class BackgroundWrites:
-    """Files that are written one after the other, in threads: their file system may hang. One that fails is said.
-
-    `verb`: what is done with them.
-    """
-
-    def __init__(self, say: Callable[[str], None], verb: str = "write") -> None:
-        self._say, self._verb = say, verb
-        self._waiting: deque[tuple[Path, Callable[[], None]]] = deque(maxlen=_MOST_WAITING)
-        self._task: asyncio.Task[None] | None = None
-
-    def begin(self, path: Path, write: Callable[[], None]) -> None:
-        """Have `write()` write `path`."""
-        self._waiting.append((path, write))
-        if self._task is None or self._task.done():
-            self._task = asyncio.ensure_future(self._write_all())
-
-    async def _write_all(self) -> None:
-        while self._waiting:
-            path, write = self._waiting.popleft()
-            try:
-                await bounded.call_async(write, WRITE_TIMEOUT_S, path.name)
-            except (OSError, bounded.Overrun) as error:
-                self._say(f"cannot {self._verb} {path}: {getattr(error, 'strerror', None) or error}")
-
-    async def close(self, within_s: float = WRITE_TIMEOUT_S) -> None:
-        """Write the rest, bounded."""
-        if self._task is not None:
-            await asyncio.wait({self._task}, timeout=within_s)
-
-
 def write_hang(path: Path, command: HangFound) -> None:
     """`cycle_<c>/hang.json`: the verdict about a hang, and the evidence of all ranks (as types.RankEvidence).
 
@@ -89,7 +53,9 @@ def write_hang(path: Path, command: HangFound) -> None:
 
 def sentence(done: JobOver) -> str:
     """The last lines of the console: code, reason and history; then the failed ranks and the first cause."""
-    reason, cause, job = done.reason, done.cause, done.report
+    reason = done.reason
+    cause = done.cause
+    job = done.report
     if cause is not None:  # it is told in full below
         reason = reason.replace(headline(cause), "").strip(";: ") or cause.kind.value
     told = history(done)
