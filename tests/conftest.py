@@ -43,6 +43,7 @@ TIER_OF = {
             "sim",
             "system",
             "views",
+            "test_density.py",
             "test_fuzz.py",
             "test_mutations.py",
             "test_tidy.py",

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from nvrx_slurm.health.check import CheckFinding, Verdict
 
 EXIT_PASS, EXIT_FAIL, EXIT_USAGE, EXIT_UNKNOWN = 0, 1, 2, 3
-ANSWER = "\x1e"  # begins an answer of `check_server`: its stderr, which C libraries write to, may be the same stream
+# begins an answer of `check_server`: its stderr, which C libraries write to, may be the same stream
+ANSWER = "\x1e"
 GRAVE = ("drain", "fail")  # actions; the other one is "warn"
 _ORDER = ("FAIL", "WARN", "UNKNOWN", "pass", "not applicable")  # words of rows
 
@@ -52,7 +53,9 @@ class Report(NamedTuple):
         shown.sort(key=lambda finding: _ORDER.index(_word(finding)))
         width = max((len(finding.check) for finding in shown), default=0)
         words = [_word(finding) for finding in self.findings]
-        counts = ", ".join(f"{count} {word.lower()}" for word in _ORDER if (count := words.count(word)))
+        counts = ", ".join(
+            f"{count} {word.lower()}" for word in _ORDER if (count := words.count(word))
+        )
         more = " (--all shows what does not apply)" if len(shown) < len(words) else ""
         last = f"{self.node}: {self.verdict.value} in {self.seconds:.2f} s: {counts or 'no checks'}{more}"
         return "\n".join([*(_row(finding, width) for finding in shown), last])
@@ -62,7 +65,9 @@ def from_json(line: str) -> Report:
     """The report in a line of `as_json`, whose values have its types. Raises ValueError for what is no report."""
     try:
         plain: dict[str, Any] = json.loads(line)
-        findings = [CheckFinding(**{**raw, "verdict": Verdict(raw["verdict"])}) for raw in plain["findings"]]
+        findings = [
+            CheckFinding(**{**raw, "verdict": Verdict(raw["verdict"])}) for raw in plain["findings"]
+        ]
         return Report(plain["node"], plain["when"], findings, plain["notes"], plain["seconds"])
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"not a health report: {error}") from None

@@ -33,7 +33,9 @@ def expand(hostlist: str) -> list[str]:
     for part in _BRACKET.sub(lambda found: found[0].replace(",", _COMMA), text).split(","):
         if not _NAME.fullmatch(part):
             raise _bad(part, "is no name with closed brackets")
-        pieces = [_numbers(piece) if piece.startswith("[") else [piece] for piece in _BRACKET.split(part)]
+        pieces = [
+            _numbers(piece) if piece.startswith("[") else [piece] for piece in _BRACKET.split(part)
+        ]
         if len(hosts) + math.prod(map(len, pieces)) > MAX_HOSTS:
             raise _bad(part, f"makes it more than {MAX_HOSTS} names")
         hosts.extend("".join(words) for words in product(*pieces))
@@ -44,7 +46,9 @@ def different_counts(text: str) -> set[int]:
     """The numbers in ``SLURM_TASKS_PER_NODE`` and its like: "2(x3),1" -> {2, 1}. Raises UsageError."""
     found = [_COUNT.fullmatch(part) for part in text.strip().split(",")]
     if None in found:
-        raise UsageError(f"count list {text!r} is not like 2(x3),1; Slurm sets it, so do not change it.")
+        raise UsageError(
+            f"count list {text!r} is not like 2(x3),1; Slurm sets it, so do not change it."
+        )
     return {int(one[1]) for one in found if one}
 
 

@@ -27,8 +27,16 @@ def survey(root: str, pattern: str | None = None) -> list[core.Checkpoint]:
     """
     with os.scandir(root) as entries:
         named = [(core.iteration_of(entry.name, pattern), entry.name, entry) for entry in entries]
-    named = [one for one in named if one[0] >= 0 and (pattern or one[1].endswith(core.SUFFIXES) or one[2].is_dir())]
-    tracker, read, found = _tracker(root), list[tuple[str, int, list[core.SavedFile]]](), list[core.Checkpoint]()
+    named = [
+        one
+        for one in named
+        if one[0] >= 0 and (pattern or one[1].endswith(core.SUFFIXES) or one[2].is_dir())
+    ]
+    tracker, read, found = (
+        _tracker(root),
+        list[tuple[str, int, list[core.SavedFile]]](),
+        list[core.Checkpoint](),
+    )
     for iteration, name, _ in sorted(named, key=lambda one: one[:2], reverse=True)[:_MOST_EXAMINED]:
         top = os.path.join(root, name)
         try:
@@ -51,7 +59,10 @@ def sample(root: str, name: str) -> bytes:
 
     Its first and last block do not count: they hold names and counters. Raises OSError.
     """
-    size, path = max(((os.stat(path).st_size, path) for path in _files(os.path.join(root, name))), default=(0, ""))
+    size, path = max(
+        ((os.stat(path).st_size, path) for path in _files(os.path.join(root, name))),
+        default=(0, ""),
+    )
     places = range(_BLOCK_BYTES, size - 2 * _BLOCK_BYTES, max(_BLOCK_BYTES, size // _SAMPLES))
     if not places:
         return b""
@@ -85,7 +96,10 @@ def _saved(top: str, path: str) -> core.SavedFile:
     with followed(path) as file:
         status = os.fstat(file.fileno())
         read = partial(_read, file.fileno())
-        found, needs = files.damage(name, status.st_size, read), files.needed(name, status.st_size, read)
+        found, needs = (
+            files.damage(name, status.st_size, read),
+            files.needed(name, status.st_size, read),
+        )
     return core.SavedFile(path[len(top) + 1 :], status.st_size, status.st_mtime, found, needs)
 
 

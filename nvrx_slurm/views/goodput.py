@@ -19,7 +19,14 @@ from nvrx_slurm.declared import plain, replace
 from nvrx_slurm.system.foreign import first_bytes, names_in
 from nvrx_slurm.types import Counted, CycleCost, NodeTime, RestartRecord
 from nvrx_slurm.views import complete
-from nvrx_slurm.views.coordinator_logs import CoordinatorLog, Cycle, coordinators_of, counted_in, cycles_in, logs_of
+from nvrx_slurm.views.coordinator_logs import (
+    CoordinatorLog,
+    Cycle,
+    coordinators_of,
+    counted_in,
+    cycles_in,
+    logs_of,
+)
 from nvrx_slurm.views.log_tree import RUN, find_run, log_dir, result_of, runs_of, written_by_others
 from nvrx_slurm.views.screen import period_s, show
 from nvrx_slurm.views.summary import in_lines, summary
@@ -38,7 +45,10 @@ def _since(ctx: object, param: object, text: str | None) -> float | None:
 @click.command()
 @click.argument("places", nargs=-1, metavar="[JOB|RUN]...", shell_complete=complete.jobs)
 @click.option(
-    "--since", metavar="PERIOD", callback=_since, help="All jobs that ended within 12h, 7d or 4w, one a line."
+    "--since",
+    metavar="PERIOD",
+    callback=_since,
+    help="All jobs that ended within 12h, 7d or 4w, one a line.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The same as JSON.")
 def goodput(places: tuple[str, ...], since: float | None, as_json: bool) -> None:
@@ -49,7 +59,9 @@ def goodput(places: tuple[str, ...], since: float | None, as_json: bool) -> None
     --since each job of the log directory has a line. docs/reference/buckets.md defines each number.
     """
     if since is not None and places:
-        raise click.UsageError("--since is about all jobs of the log directory; name no job with it")
+        raise click.UsageError(
+            "--since is about all jobs of the log directory; name no job with it"
+        )
     if since is None:
         runs = [run for place in places or ("latest",) for run in _runs(place)]
         if not runs:
@@ -57,7 +69,11 @@ def goodput(places: tuple[str, ...], since: float | None, as_json: bool) -> None
         names = list(dict.fromkeys(run.absolute().parent.name for run in runs))
         with written_by_others(runs[0].parent):
             found = _summary(runs)
-            shown = [*in_lines(f"job {names[0]}" if len(names) == 1 else f"jobs {', '.join(names)}", found)]
+            shown = [
+                *in_lines(
+                    f"job {names[0]}" if len(names) == 1 else f"jobs {', '.join(names)}", found
+                )
+            ]
     else:
         found, shown = _of_each(_jobs(time.time() - since))
     if as_json:
@@ -69,7 +85,8 @@ def goodput(places: tuple[str, ...], since: float | None, as_json: bool) -> None
 
 def _runs(place: str) -> list[Path]:
     links = log_dir() / place
-    if links.name.startswith("chain_") and links.is_file():  # of nvrx submit --chain: the ids of its jobs
+    # of nvrx submit --chain: the ids of its jobs
+    if links.name.startswith("chain_") and links.is_file():
         jobs = first_bytes(links, _CHAIN_BYTES).decode("ascii", "replace").split()
         return [run for job in jobs if job.isdecimal() for run in runs_of(log_dir() / job)]
     run = find_run(None, None, place)
@@ -110,7 +127,9 @@ def _summary(runs: Sequence[Path]) -> dict[str, Any]:
     results = [result_of(run) or _of_logs(run) for run in runs]
     starts, ends = [], []
     for result in results:
-        queue_s, before_s = ((result.get("account") or {}).get(name) or 0.0 for name in ("queue_s", "before_s"))
+        queue_s, before_s = (
+            (result.get("account") or {}).get(name) or 0.0 for name in ("queue_s", "before_s")
+        )
         try:
             ended_s = unix_s(result.get("ended"))
             began_s = ended_s - float(result.get("duration_s") or 0.0)
@@ -119,7 +138,9 @@ def _summary(runs: Sequence[Path]) -> dict[str, Any]:
         starts.append(began_s - queue_s - before_s)
         ends.append(ended_s)
     if not starts:
-        raise click.UsageError(f"{runs[0]} has neither a result.json nor a plan in its event logs: nothing is known")
+        raise click.UsageError(
+            f"{runs[0]} has neither a result.json nor a plan in its event logs: nothing is known"
+        )
     return {"schema": 1, **summary(results, min(starts), max(ends))}
 
 
@@ -161,13 +182,17 @@ def _row(job: str, found: dict[str, Any]) -> str:
 
 
 def of_events(
-    logs: Sequence[CoordinatorLog], cycles: Sequence[Cycle], counted: Mapping[int, Mapping[str, Any]]
+    logs: Sequence[CoordinatorLog],
+    cycles: Sequence[Cycle],
+    counted: Mapping[int, Mapping[str, Any]],
 ) -> dict[str, Any]:
     """The account until the last plan and all restarts, as in a result.json; {} where there is no account. The time
     from that plan to the last event is in the bucket "other"."""
     if not counted:
         return {}
-    known = from_plain(max(counted.values(), key=lambda one: float(one["account"]["wall_s"])), Counted)
+    known = from_plain(
+        max(counted.values(), key=lambda one: float(one["account"]["wall_s"])), Counted
+    )
     costs = {int(cost["cycle"]): cost for one in counted.values() for cost in one["costs"]}
     told = [cycle.plan["history"] for cycle in cycles if cycle.plan]
     began_s = max((float(one["began_s"]) for one in told), default=0.0) or logs[0].walls[0]

@@ -37,7 +37,8 @@ from nvrx_slurm.views.summary import summary
 from nvrx_slurm.views.timeline import CyclePlan, Incident, ReportFacts, Stretch
 
 _MOST_LINES, _MOST_SAID, _MOST_PLACES, _MOST_RANKS = 12, 12, 12, 16
-_MOST_HANG_BYTES = 4 << 20  # of a hang.json; of a job of many ranks it has more, and the verdict is told without it
+# of a hang.json; of a job of many ranks it has more, and the verdict is told without it
+_MOST_HANG_BYTES = 4 << 20
 _NOT_KNOWN = LineRole.UNCLEAR, Blame.UNKNOWN, Confidence.GUESS, Remedy.NONE
 _STARTED: dict[object, str] = {True: "forked", False: "executed"}
 _UNSEEN = Cycle(-1, 0.0, {}, [], [])
@@ -72,7 +73,9 @@ def report(place: Path, output: Path | None) -> None:
     try:
         write_atomic(output, text.encode("utf-8", "replace"))
     except OSError as error:
-        raise click.UsageError(f"{output} cannot be written: {error.strerror}; choose another --output") from None
+        raise click.UsageError(
+            f"{output} cannot be written: {error.strerror}; choose another --output"
+        ) from None
     click.echo(output.absolute())
 
 
@@ -83,25 +86,39 @@ def facts_of(run: Path) -> ReportFacts:
     told, result = of_events(logs, cycles, counted), result_of(run)
     known = told | result
     if not known.get("account"):
-        raise click.UsageError(f"{run} has neither the account of a job nor a plan in its event logs: nothing is known")
-    restarts = {int(one["cycle"]): one for one in (*told.get("restarts", ()), *result.get("restarts", ()))}
+        raise click.UsageError(
+            f"{run} has neither the account of a job nor a plan in its event logs: nothing is known"
+        )
+    restarts = {
+        int(one["cycle"]): one for one in (*told.get("restarts", ()), *result.get("restarts", ()))
+    }
     known["restarts"] = [restarts[cycle] for cycle in sorted(restarts)]
     nodes = {node["node_id"]: node for cycle in cycles for node in cycle.nodes()}
-    keys = {name: str(node["infra_rank"]) if node["infra_rank"] >= 0 else name for name, node in nodes.items()}
+    keys = {
+        name: str(node["infra_rank"]) if node["infra_rank"] >= 0 else name
+        for name, node in nodes.items()
+    }
     plans, wall_s = [*_plans(cycles, counted, keys)], float(known["duration_s"])
     began = [float(cycle.plan["history"]["began_s"]) for cycle in cycles[1:]]
-    began_s = began[-1] if began else datetime.fromisoformat(str(known["ended"])).timestamp() - wall_s
+    began_s = (
+        began[-1] if began else datetime.fromisoformat(str(known["ended"])).timestamp() - wall_s
+    )
     found = timeline.stretches(plans, known["restarts"], known["account"]["node_seconds"], wall_s)
     shown, seen = [*known["restarts"], *_end_of(known)], {cycle.number: cycle for cycle in cycles}
     incidents = tuple(
         _incident(run, number, one, seen, began_s, found, number > len(shown) - IN_FULL)
         for number, one in enumerate(shown, 1)
     )
-    kinds = [{"cycle": one.cycle, "rank": None, "kind": one.kind, "rule": one.rule} for one in incidents]
+    kinds = [
+        {"cycle": one.cycle, "rank": None, "kind": one.kind, "rule": one.rule} for one in incidents
+    ]
     known["faults"] = [*(known.get("faults") or ()), *kinds]  # the first one of a cycle counts
     lost_at = {int(one["cycle"]): float(one["at_s"]) for one in known["restarts"]}
     hosts = {keys[name]: str(node["host"]) for name, node in nodes.items()}
-    numbers, job = summary([known], began_s, began_s + wall_s), f"job {run.parent.name}, run {run.name}"
+    numbers, job = (
+        summary([known], began_s, began_s + wall_s),
+        f"job {run.parent.name}, run {run.name}",
+    )
     return ReportFacts(
         f"nvrx report · {job if RUN.fullmatch(run.name) else run}", _sentence(run, known, numbers), began_s, wall_s,
         tuple(one for some in found.values() for one in some), timeline.node_rows(plans, hosts, lost_at),
@@ -150,7 +167,13 @@ def _end_of(known: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         cycle = int(last[0]["cycle"]) if last else int(known["cycles"]) - 1
         restarts = [one for one in known["restarts"] if int(one["cycle"]) == cycle]
         at_s = min((float(fault["at_s"]) for fault in last), default=float(known["duration_s"]))
-        end = {"cycle": cycle, "at_s": at_s, "cause": headline(_fault(cause)), "first": cause, "ends": True}
+        end = {
+            "cycle": cycle,
+            "at_s": at_s,
+            "cause": headline(_fault(cause)),
+            "first": cause,
+            "ends": True,
+        }
         same = {name: cause[name] for name in ("host", "rank", "infra_rank")}
         yield from [] if restarts else [{**same, **end}]
         for one in restarts:
@@ -177,13 +200,16 @@ def _incident(
     label = f'"infra_rank":{one.get("infra_rank")},"rank":{rank},'.encode()
     first = one.get("first") or next((fault.value for fault in seen.find(FAULT, label)), None)
     kind = "hang" if hung else "node-lost" if rank < 0 else ""
-    if first is None or (hung and first["kind"] != kind):  # what the other ranks report then is a consequence
+    # what the other ranks report then is a consequence
+    if first is None or (hung and first["kind"] != kind):
         first = {"kind": kind or "exit", "host": "", "infra_rank": -1}
     fault, known = _fault(first), bool(kind or first["host"])
     finding = fault.finding or Finding(HANG_RULE if hung else "", *_NOT_KNOWN)
     lines = [finding.line, *fault.traceback.splitlines()[-_MOST_LINES:]]
     said = [*seen.said().items()] if full else []
-    evidence = without_secrets("\n".join(dict.fromkeys(line for line in lines if full and line.strip())))
+    evidence = without_secrets(
+        "\n".join(dict.fromkeys(line for line in lines if full and line.strip()))
+    )
     return Incident(
         number, cycle, float(one["at_s"]), without_secrets(str(one["cause"])), str(one.get("host") or ""),
         str(one.get("infra_rank", "")), rank, timeline.phases(found, cycle), lost_s(one), lost_steps(one),
@@ -216,7 +242,9 @@ def _waits(run: Path, cycle: int) -> Iterator[tuple[str, str]]:
         ranks = document(_MOST_HANG_BYTES, run, f"cycle_{cycle}", "hang.json")["ranks"]
         where = defaultdict[str, list[int]](list)
         for one in ranks:
-            at = place(RankEvidence(int(one["rank"]), -1, "", frames=tuple(map(str, one["frames"]))))
+            at = place(
+                RankEvidence(int(one["rank"]), -1, "", frames=tuple(map(str, one["frames"])))
+            )
             where[at or f"no stack, process state {one['state']}"].append(int(one["rank"]))
     except DAMAGE:
         return
@@ -232,9 +260,15 @@ def _sentence(run: Path, known: Mapping[str, Any], numbers: Mapping[str, Any]) -
     lasted = in_words(float(known["duration_s"]))
     if "code" in known:
         how = "finished" if known["code"] == 0 else f"ended with code {known['code']}"
-        why = f" First cause: {headline(_fault(known['first_cause']))}." if known.get("first_cause") else ""
+        why = (
+            f" First cause: {headline(_fault(known['first_cause']))}."
+            if known.get("first_cause")
+            else ""
+        )
         return f"The job {how} after {lasted}: {known.get('summary') or 'no fault was seen'}.{why}"
     seen = observe(run, time.time())
-    runs = "The job runs" if seen.code in (HEALTHY, NEEDS_A_PERSON) else "The job has left no result"
+    runs = (
+        "The job runs" if seen.code in (HEALTHY, NEEDS_A_PERSON) else "The job has left no result"
+    )
     restarts = f"{numbers['restarts']} restarts, which cost {in_words(numbers['lost_s'])}"
     return f"{runs}. Its logs reach to {lasted} and tell {restarts}. Status: {seen.verdict.partition('; before')[0]}."

@@ -23,7 +23,13 @@ def change(variables):
 def become(variables):
     """Have these variables (bytes), and no others."""
     names = {*os.environb, *variables}
-    change({name: variables.get(name) for name in names if variables.get(name) != os.environb.get(name)})
+    change(
+        {
+            name: variables.get(name)
+            for name in names
+            if variables.get(name) != os.environb.get(name)
+        }
+    )
 
 
 def known():
@@ -70,7 +76,9 @@ def _new_items(now, before):
     are_new = [not any(item is old for old in before) for item in now]
     front = [*are_new, False].index(False) if before else 0
     yield from ((item, True) for item in reversed(now[:front]))
-    yield from ((item, False) for item, is_new in zip(now[front:], are_new[front:], strict=True) if is_new)
+    yield from (
+        (item, False) for item, is_new in zip(now[front:], are_new[front:], strict=True) if is_new
+    )
 
 
 class _Effect:
@@ -210,7 +218,8 @@ class _Logger(_Effect):
         self._loggers[self.logger] = self._made
 
     def undo(self):
-        self._made = self._loggers.pop(self.logger)  # when it is made: there may have been only a place for it
+        # when it is made: there may have been only a place for it
+        self._made = self._loggers.pop(self.logger)
         getattr(self._made, "_cache", {}).clear()  # of levels: the script may change the root's
 
 
@@ -220,7 +229,11 @@ class _TempDir(_Effect):
         self._value = self._tempfile.tempdir
 
     def taken(self):
-        return "" if self._tempfile.tempdir in (None, self._value) else "another folder for temporary files"
+        return (
+            ""
+            if self._tempfile.tempdir in (None, self._value)
+            else "another folder for temporary files"
+        )
 
     def redo(self):
         self._tempfile.tempdir = self._value
@@ -232,7 +245,9 @@ class _TempDir(_Effect):
 def loggers():
     """What is in the place of each name of a logger: the logger, or a place for it."""
     logging = sys.modules.get("logging")
-    return {} if logging is None or not hasattr(logging, "root") else logging.root.manager.loggerDict
+    return (
+        {} if logging is None or not hasattr(logging, "root") else logging.root.manager.loggerDict
+    )
 
 
 def _tempdir():

@@ -88,7 +88,9 @@ class Exact:
             self._why_not_read(readers)
             or self._why_not_free(name, some)
             or self._why_not_loaded([entry for entry in readers if entry.reads_all])
-            or self._why_not_found([parked.names[number] for number in some if parked.is_found[number]])
+            or self._why_not_found(
+                [parked.names[number] for number in some if parked.is_found[number]]
+            )
         )
 
     def _why_not_read(self, readers):
@@ -106,11 +108,17 @@ class Exact:
         for number in some:
             name, module = parked.names[number], parked.modules[number]
             own = sys.modules.get(name, module)
-            if name != imported and own is not module and not (_is_empty(own) and _is_empty(module)):
+            if (
+                name != imported
+                and own is not module
+                and not (_is_empty(own) and _is_empty(module))
+            ):
                 return f"the script has another module {name}"
             if number in loggers_taken:
                 return f"the script uses the logger {loggers_taken[number]}"
-            if taken := next(filter(None, (effect.taken() for effect in parked.guarded.get(number, ()))), ""):
+            if taken := next(
+                filter(None, (effect.taken() for effect in parked.guarded.get(number, ()))), ""
+            ):
                 return f"the script uses {taken}"
         return ""
 

@@ -28,7 +28,8 @@ class Graph:
         needs, ends = [], [0]
         self._packages = []  # namespaces to which they are bound
         for number, entry in enumerate(entries.values()):
-            entry.needs = [name for name in entry.needs if name in entries]  # other names are no modules
+            # other names are no modules
+            entry.needs = [name for name in entry.needs if name in entries]
             needs += [self._numbers[name] for name in entry.needs]
             ends.append(len(needs))
             package = loaded(entry.name.rpartition(".")[0])

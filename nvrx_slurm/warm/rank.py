@@ -50,7 +50,9 @@ class Rank(Hooks):
     def _is_known(self):
         """Whether it has connections, devices, children or other threads."""
         opened = map(os.fstat, descriptors() - self._descriptors)
-        is_harmless = all(stat.S_ISREG(one.st_mode) or os.major(one.st_rdev) == _MEMORY for one in opened)
+        is_harmless = all(
+            stat.S_ISREG(one.st_mode) or os.major(one.st_rdev) == _MEMORY for one in opened
+        )
         return bool(children()) or len(sys._current_frames()) > 1 or not is_harmless
 
     def execute(self):

@@ -25,7 +25,9 @@ def main() -> None:
     hook_dir, python, command = sys.argv[1], sys.argv[2], sys.argv[3:]
     path = os.environ.get("PYTHONPATH")
     env = {**os.environ, "PYTHONPATH": f"{hook_dir}{os.pathsep}{path}" if path else hook_dir}
-    failed = os.spawnve(os.P_WAIT, python, [python, "-c", _TRIAL], {**env, "NVRX_TEMPLATE": "trial"})
+    failed = os.spawnve(
+        os.P_WAIT, python, [python, "-c", _TRIAL], {**env, "NVRX_TEMPLATE": "trial"}
+    )
     if failed:
         os._exit(SITE_CHANGES if failed == SITE_CHANGES else HOOK_FAILED)
     os.execvpe(command[0], command, env)

@@ -15,7 +15,9 @@ SCHEMA = 1
 _NOT_TRAINING = ("spare_idle", "excluded")
 
 
-def to_json(account: Account, queue_s: float | None = None, before_s: float = 0.0) -> dict[str, Any]:
+def to_json(
+    account: Account, queue_s: float | None = None, before_s: float = 0.0
+) -> dict[str, Any]:
     """The object "account" of result.json. `queue_s`: between submission and start of the allocation, None = not known;
     `before_s`: from there until the job began, on all nodes."""
     nodes = [_of_node(node, before_s) for node in account.nodes]
@@ -46,7 +48,12 @@ def _of_node(node: NodeTime, before_s: float) -> dict[str, Any]:
     times |= {f"{SECTION}{section.name}": section.took_s for section in node.sections}
     times["wait_nodes"] = times.get("wait_nodes", 0.0) + before_s
     found = {bucket: round(took_s, 6) for bucket, took_s in times.items() if took_s}
-    return {"node": node.key, "host": node.host, "wall_s": round(sum(found.values()), 6), "seconds": found}
+    return {
+        "node": node.key,
+        "host": node.host,
+        "wall_s": round(sum(found.values()), 6),
+        "seconds": found,
+    }
 
 
 def so_far(counted: Account, wall_s: float, nodes: int, active: int) -> dict[str, Any]:
@@ -61,7 +68,9 @@ def so_far(counted: Account, wall_s: float, nodes: int, active: int) -> dict[str
     since_s = max(0.0, wall_s - counted.wall_s)
     return {
         "counted_s": round(counted.wall_s, 6),
-        "node_seconds": {bucket: round(took_s, 6) for bucket, took_s in total.items() if bucket != "queue"},
+        "node_seconds": {
+            bucket: round(took_s, 6) for bucket, took_s in total.items() if bucket != "queue"
+        },
         "allocated_s": round(sum(total.values()) + nodes * since_s, 3),
         "productive_s": round(total["productive"] + active * max(0.0, since_s - START_GRACE_S), 3),
     }
@@ -69,7 +78,10 @@ def so_far(counted: Account, wall_s: float, nodes: int, active: int) -> dict[str
 
 def grades(buckets: Iterable[str], estimated: Collection[str]) -> dict[str, str]:
     """How well the number of each bucket is known. Where it is not known what was lost, productive work is bounded."""
-    found = {bucket: BUCKETS[bucket][0] if bucket in BUCKETS else Grade.COUNTED for bucket in (*buckets, "recomputed")}
+    found = {
+        bucket: BUCKETS[bucket][0] if bucket in BUCKETS else Grade.COUNTED
+        for bucket in (*buckets, "recomputed")
+    }
     found |= {bucket: Grade.ESTIMATED for bucket in estimated if bucket in found}
     if found.get("productive") is Grade.COUNTED and "recomputed" in [*buckets, *estimated]:
         found["productive"] = Grade.BOUNDED
@@ -81,21 +93,26 @@ def ratio(part: float, whole: float) -> float | None:
     return round(part / whole, 6) if whole > 0.0 else None
 
 
-def priced(restarts: Iterable[RestartRecord], costs: Iterable[CycleCost]) -> tuple[RestartRecord, ...]:
+def priced(
+    restarts: Iterable[RestartRecord], costs: Iterable[CycleCost]
+) -> tuple[RestartRecord, ...]:
     """`restarts` with what the cycle before each of them has lost, and until the next one trained. `costs`: of cycles,
     oldest first."""
     known = list(costs)
     lost = {cost.cycle: cost.recomputed_s for cost in known}
     again = {before.cycle: after.again_s for before, after in pairwise(known)}
     return tuple(
-        replace(one, recomputed_s=lost.get(one.cycle, 0.0), again_s=again.get(one.cycle, 0.0)) for one in restarts
+        replace(one, recomputed_s=lost.get(one.cycle, 0.0), again_s=again.get(one.cycle, 0.0))
+        for one in restarts
     )
 
 
 def lost_s(restart: RestartRecord | Mapping[str, Any]) -> float:
     """What a restart cost: from the last sign of life of its cause until the next cycle trained, and repeated work."""
     one = restart if isinstance(restart, Mapping) else plain(restart)
-    return sum(float(one.get(name) or 0.0) for name in ("detect_s", "down_s", "again_s", "recomputed_s"))
+    return sum(
+        float(one.get(name) or 0.0) for name in ("detect_s", "down_s", "again_s", "recomputed_s")
+    )
 
 
 def lost_steps(restart: RestartRecord | Mapping[str, Any]) -> int | None:

@@ -30,10 +30,12 @@ class JobAccount:
     def __init__(self, core: Coordinator) -> None:
         self._core, self._members, self._ledger = core, core.roster.members, core.ledger
         self._book = Book(core.started, core.settings.expected)
-        self._past: Counted | None = None  # what was told last, until the first cycle here by agents
+        # what was told last, until the first cycle here by agents
+        self._past: Counted | None = None
         self._loaded = False
         self._cycle = -1  # the one that runs
-        self._planned: tuple[set[str], float] | None = None  # a plan that has still to be counted: nodes, and when
+        # a plan that has still to be counted: nodes, and when
+        self._planned: tuple[set[str], float] | None = None
         self._costs: dict[int, CycleCost] = {}
         core.follower = self.follow
 
@@ -101,7 +103,9 @@ class JobAccount:
         """An earlier coordinator planned this cycle; these nodes had a group rank in it."""
         self._close_cycle()
         self._cycle, gap = cycle, self._past is None or self._past.cycle != cycle
-        self._book.resume(self._keys(active), {*self._members.keys_of_nodes}, self._core.started, gap)
+        self._book.resume(
+            self._keys(active), {*self._members.keys_of_nodes}, self._core.started, gap
+        )
 
     def _close_cycle(self) -> None:
         """No earlier coordinator is heard of any more, and all is known about the cycle that runs."""
@@ -141,7 +145,9 @@ class JobAccount:
         """The account until the last plan, for all agents."""
         self._settle()
         wall_s = max(0.0, self._ledger.at_s(self._book.counted_at))
-        counted = Counted(self._cycle, self._book.told(wall_s, TOLD), tuple(self._costs.values())[-_COSTS:])
+        counted = Counted(
+            self._cycle, self._book.told(wall_s, TOLD), tuple(self._costs.values())[-_COSTS:]
+        )
         self._past = counted if self._loaded else self._past
         return counted
 
