@@ -49,7 +49,9 @@ class Chain:
         self, config: Config, context: SlurmContext, slurm: Slurm, say: Callable[[str], None]
     ) -> None:
         launch = config.launch
-        self._job, self._slurm, self._say = context, slurm, say
+        self._job = context
+        self._slurm = slurm
+        self._say = say
         self._links_file = Path(launch.chain_links) if launch.chain_links else None
         self._limits = limits(config)
 
@@ -76,7 +78,8 @@ class Chain:
 
     def after(self, code: int, run: RunDir) -> None:
         """This link has ended with `code`: requeue it, or tell the next one. Slurm's refusals are only said."""
-        result, now_s = result_of(run.path), time.time()
+        result = result_of(run.path)
+        now_s = time.time()
         last = ChainLink(code, now_s, bool(result.get("out_of_time")))
         found = decide([*self._earlier(run.log_dir), last], self._limits, now_s)
         excluded = tuple(map(str, result.get("excluded_nodes", ())))

@@ -23,7 +23,9 @@ def dry_run(here: Here, script: str, args: tuple[str, ...]) -> str:
     if here.place is StartPlace.LOGIN:
         here = planned_allocation(here)
     shape = layout(here)
-    nodes, nproc, directory = shape.nodes, shape.nproc, shape.run_dir
+    nodes = shape.nodes
+    nproc = shape.nproc
+    directory = shape.run_dir
     lines = [f"place: {here.place.value}"]
     if here.place is StartPlace.LOGIN:
         lines.append(f"planned as inside an allocation of {nodes.max} nodes (--nnodes, --spares)")

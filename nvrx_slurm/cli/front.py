@@ -242,7 +242,9 @@ class Step:
         console: Console,
     ) -> None:
         """The console follows the first coordinator's output already."""
-        self._run_dir, self._job_id, self._control = run_dir, job_id, control
+        self._run_dir = run_dir
+        self._job_id = job_id
+        self._control = control
         self._log = run_dir.path / NODE_LOG.replace("%t", "0")
         self._followed = {self._log}
         self._name = step_name()

@@ -123,7 +123,9 @@ def node_range(here: Here) -> NodeRange:
 
     Raises UsageError where the allocation has too few nodes, and where MIN is no multiple of --ft-segment.
     """
-    slurm, launch, segment = here.slurm, here.launch, here.ft.segment
+    slurm = here.slurm
+    launch = here.launch
+    segment = here.ft.segment
     have = None if slurm is None else slurm.nnodes * slurm.launchers
     nodes = launch.node_range(have)
     if launch.replacement_group_id is not None and segment is None:

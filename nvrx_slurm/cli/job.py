@@ -49,7 +49,9 @@ _RUN_PATH = (
 
 def make_job(here: Here, script: str, args: tuple[str, ...]) -> NodeJob:
     """This node's part of the job. Asks Slurm at most for one node's address. Raises UsageError."""
-    launch, slurm, shape = here.launch, here.slurm, layout(here)
+    launch = here.launch
+    slurm = here.slurm
+    shape = layout(here)
     meeting = rendezvous.meeting(here, shape.nodes)
     hosts = meeting is None or rendezvous.may_host(here, meeting)
     node = rendezvous.node(here, meeting, shape.nproc)
@@ -100,7 +102,9 @@ def make_job(here: Here, script: str, args: tuple[str, ...]) -> NodeJob:
 
 
 def _labels(here: Here, shape: Layout) -> JobLabels:
-    env, ft, run = here.env, here.ft, shape.run_dir
+    env = here.env
+    ft = here.ft
+    run = shape.run_dir
     wrapped = RestartPolicy(ft.restart_policy) is RestartPolicy.MIN_HEALTHY
     watched = (
         None
@@ -137,7 +141,9 @@ def _agent(here: Here, elects: bool) -> AgentSettings:
 def _coordinator(
     here: Here, shape: Layout, agent: AgentSettings, preflight: PreflightSpec
 ) -> CoordinatorSettings:
-    launch, slurm, nodes = here.launch, here.slurm, shape.nodes
+    launch = here.launch
+    slurm = here.slurm
+    nodes = shape.nodes
     # an array that meets at an endpoint has more nodes than this job
     agents = slurm.agents if slurm is not None and launch.endpoint is None else ()
     by_hand = slurm is None and launch.node_rank is not None

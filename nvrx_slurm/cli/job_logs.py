@@ -31,7 +31,9 @@ def _job_name(here: Here, shape: Layout) -> JobName:
 
 def log_spec(here: Here, shape: Layout) -> LogSpec | None:
     """None: no merged logs are wanted."""
-    ft, nodes, name = here.ft, shape.nodes, _job_name(here, shape)
+    ft = here.ft
+    nodes = shape.nodes
+    name = _job_name(here, shape)
     if ft.per_cycle_applog_prefix is None:
         return None
     return LogSpec(
@@ -46,7 +48,9 @@ def log_spec(here: Here, shape: Layout) -> LogSpec | None:
 
 def cycle_files(here: Here, shape: Layout) -> CycleFiles | None:
     """None: none are wanted."""
-    folder, name, logs = here.ft.cycle_info_dir, _job_name(here, shape), log_spec(here, shape)
+    folder = here.ft.cycle_info_dir
+    name = _job_name(here, shape)
+    logs = log_spec(here, shape)
     if folder is None:
         return None
     prefix = "" if logs is None else logs.prefix
@@ -89,7 +93,9 @@ def attribution_spec(
 
     Raises UsageError for a key that cannot be used, or a package that is missing.
     """
-    ft, slurm, env = here.ft, here.slurm, here.env
+    ft = here.ft
+    slurm = here.slurm
+    env = here.env
     if not ft.attribution_service or logs is None:
         return None
     key_file = ft.attribution_llm_api_key_file or env.get(_KEY_FILE_ENV, "")

@@ -105,12 +105,16 @@ def may_host(here: Here, found: Meeting) -> bool:
 
 def node(here: Here, found: Meeting | None, nproc: int) -> Node:
     """This node, as the coordinator will know it."""
-    launch, slurm, host = here.launch, here.slurm, socket.gethostname()
+    launch = here.launch
+    slurm = here.slurm
+    host = socket.gethostname()
     rank, address = launch.node_rank, launch.local_addr or ""
     order: tuple[int, ...] = ()
     endpoint_host = "127.0.0.1" if found is None else found.endpoints[0][0]
     if slurm is not None:
-        rank, host, order = here.slurm_rank, slurm.nodename or host, slurm.order
+        rank = here.slurm_rank
+        host = slurm.nodename or host
+        order = slurm.order
         if not address and _addresses(host):
             address = host
         elif not address and (found is None or rank == 0):
@@ -133,7 +137,9 @@ def node_domain(here: Here) -> str:
     By NVRX_REPLACEMENT_GROUP_ID, else the ClusterUUID of its GPUs, its block in Slurm's topology, or its task of a job
     array whose tasks form one job. Raises UsageError where there is none, or NVML does not say.
     """
-    launch, slurm, segment = here.launch, here.slurm, here.ft.segment
+    launch = here.launch
+    slurm = here.slurm
+    segment = here.ft.segment
     if segment is None:
         return ""
     if launch.replacement_group_id is not None:

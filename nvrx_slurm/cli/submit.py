@@ -275,7 +275,12 @@ def _wait(
     slurm: Slurm, job_id: int, output: Path, log_dir: Path, requeues: bool
 ) -> JobFacts | None:
     """The job as it was in the end; None if Slurm has forgotten it."""
-    shown, pause_s, ask_at, last, job, ended_s = 0, _FIRST_S, 0.0, "", None, math.inf
+    shown = 0
+    pause_s = _FIRST_S
+    ask_at = 0.0
+    last = ""
+    job = None
+    ended_s = math.inf
     while True:
         shown = _show(output, shown)
         if job is not None and math.isinf(ended_s):

@@ -191,11 +191,9 @@ class LogSettings(Section):
 
     def check_attribution(self) -> None:
         """Raises UsageError where settings contradict each other."""
-        endpoint, base_url, model = (
-            self.attribution_endpoint,
-            self.attribution_llm_base_url,
-            self.attribution_llm_model,
-        )
+        endpoint = self.attribution_endpoint
+        base_url = self.attribution_llm_base_url
+        model = self.attribution_llm_model
         has_llm = bool(base_url or model or self.attribution_llm_api_key_file)
         if (has_llm or self.attribution_export_url is not None) and endpoint not in (None, MANAGED):
             raise UsageError(

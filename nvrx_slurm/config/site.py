@@ -79,7 +79,8 @@ def load(path: str, contexts: Sequence[str], actions: Sequence[str]) -> Site:
     own = top.get("own") or ()
     if not isinstance(own, (list, tuple)):
         raise UsageError(f"{path}: own must be a list; begin each of its entries with a dash")
-    when, action = k.list_of(k.choice(*contexts), "contexts"), k.choice(*actions)
+    when = k.list_of(k.choice(*contexts), "contexts")
+    action = k.choice(*actions)
     kinds = {"when": when, "on_fail": action, "on_unknown": action, "budget": _BUDGET}
     return Site(
         expect=_mapping(top.get("expect"), f"{path}: expect"),

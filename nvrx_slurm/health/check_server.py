@@ -56,7 +56,9 @@ class CheckServer:
     """`plan.watched` are run every `interval_s` seconds, less those that do not apply to this node."""
 
     def __init__(self, plan: policy.Selection, node: NodeView, interval_s: float) -> None:
-        self._plan, self._node, self._interval_s = plan, node, interval_s
+        self._plan = plan
+        self._node = node
+        self._interval_s = interval_s
         self._check = _Task(plan.checks, plan.deadline_s)
         self._memory = _Task([MEMORY], _NEVER)
         self._watches = [
@@ -133,7 +135,8 @@ class CheckServer:
             self._say(checked.findings, [*self._plan.notes, *checked.notes], asked=True)
         memory = self._memory.news()
         if self._memory.questions and (memory or self._memory.is_blocked):
-            self._memory.questions, self._memory.due_s = 0, _NEVER
+            self._memory.questions = 0
+            self._memory.due_s = _NEVER
             notes, used_mb = (memory.notes, memory.learned) if memory else ([], {})
             self._say(self._memory.findings, notes, asked=True, used_mb=used_mb)
         return bool(news or checked or memory)

@@ -133,7 +133,10 @@ class Run:
         deadline_s: float,
         learns: bool = False,
     ) -> None:
-        self._checks, self._node, self._expected, self._learns = checks, node, expected, learns
+        self._checks = checks
+        self._node = node
+        self._expected = expected
+        self._learns = learns
         self._started_s = time.monotonic()
         self._end_s = self._started_s + deadline_s
         self._findings: dict[str, CheckFinding] = {}

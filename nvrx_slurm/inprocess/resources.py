@@ -45,7 +45,9 @@ class Resources:
         self.environment = Environment()
         self.state = State.from_env()
         self.page = CallPage()
-        rank, size, prefix = self.state.rank, self.state.world_size, f"nvrx/{_job()}/{next(_calls)}"
+        rank = self.state.rank
+        size = self.state.world_size
+        prefix = f"nvrx/{_job()}/{next(_calls)}"
         self.me = CallFacts(arguments, self.page, rank, size, prefix, self.environment)
         self.thread = MonitorThread(self.page)
         self.monitor = MonitorProcess(self.me)

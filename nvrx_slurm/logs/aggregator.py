@@ -204,7 +204,9 @@ class Aggregator(program.Program):
 
     def _flush(self) -> None:
         """Write what has come in this turn, then acknowledge it."""
-        pending, self._pending, self._pending_bytes = self._pending, {}, 0
+        pending = self._pending
+        self._pending = {}
+        self._pending_bytes = 0
         for path, batches in pending.items():
             try:
                 self._file(path).append(batches)

@@ -212,7 +212,9 @@ class Shipper(program.Program):
     def _on_have(self, source: _GrowingFile, to: int) -> None:
         """The merged file has the source up to byte `to`: go on from there, or less is in flight."""
         if not source.known:
-            source.known, source.at_end, source.file.at = True, False, to
+            source.known = True
+            source.at_end = False
+            source.file.at = to
             source.file.lines = Lines(source.file.lines.prefix)
             self._unread[source.opened.source] = None
         elif to > source.file.at:
@@ -255,7 +257,9 @@ class Shipper(program.Program):
 
     def _send_some(self, stream: Stream, source: _GrowingFile, at: int) -> None:
         """Send a chunk of this source."""
-        file, begin, text = source.file, source.file.at, b""
+        file = source.file
+        begin = source.file.at
+        text = b""
         source.at_end = True
         try:
             text, source.at_end = file.read(source.ending)

@@ -28,7 +28,9 @@ class RankInspection:
     """One inspection. `channel`: the monitor's end of the socket. Call result() at `due_s` (monotonic seconds)."""
 
     def __init__(self, pid: int, pidfd: int, channel: socket.socket, within_s: float) -> None:
-        self._pid, self._pidfd, self._channel = pid, pidfd, channel
+        self._pid = pid
+        self._pidfd = pidfd
+        self._channel = channel
         self._began_s = monotonic()
         self._until_s = self._began_s + max(0.0, within_s - _MARGIN_S)
         self._signalled: bool | None = None

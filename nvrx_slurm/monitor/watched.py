@@ -92,7 +92,9 @@ class Progress:
         `exits`: see core.View.
         """
         words = self._words
-        heartbeat_ns, finished_ns, outside_ns = words[HEARTBEAT], words[FINISHED], words[OUTSIDE]
+        heartbeat_ns = words[HEARTBEAT]
+        finished_ns = words[FINISHED]
+        outside_ns = words[OUTSIDE]
         opened_ns = words[SECTIONS : SECTIONS + len(self.limits.slots)].tolist()
         now_ns = monotonic_ns()  # after the words: a heartbeat of this moment is not in the future
         if now_ns / 1e9 > due_s + core.LATE_S:

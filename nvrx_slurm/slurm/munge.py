@@ -60,7 +60,9 @@ class Munge:
         if len(credential) > _MAX_CREDENTIAL:
             raise AuthError("the MUNGE credential is too long")
         context = self._context()
-        buffer, length, uid = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_uint32()
+        buffer = ctypes.c_void_p()
+        length = ctypes.c_int()
+        uid = ctypes.c_uint32()
         try:
             self._check(
                 self._lib.munge_decode(

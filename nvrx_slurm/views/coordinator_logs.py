@@ -92,11 +92,14 @@ class CoordinatorLog:
 
         Equal neighbours are one object: they are decoded once.
         """
-        before, needle, left = what[0], b"".join(what), _MOST_FOUND
+        before = what[0]
+        needle = b"".join(what)
+        left = _MOST_FOUND
         for start, lines in self._blocks(begin, end):
             at = max(0, begin - start)
             while (at := lines.find(needle, at, end - start)) >= 0 and left > 0:
-                value, begins = at + len(before), lines.rfind(b"\n", 0, at) + 1
+                value = at + len(before)
+                begins = lines.rfind(b"\n", 0, at) + 1
                 at += len(needle)
                 if label not in lines[value : value + _LABEL_BYTES]:
                     continue

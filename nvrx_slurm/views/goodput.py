@@ -125,7 +125,8 @@ def _user(job: Path) -> str:
 def _summary(runs: Sequence[Path]) -> dict[str, Any]:
     """Raises click.UsageError, or an error of DAMAGE."""
     results = [result_of(run) or _of_logs(run) for run in runs]
-    starts, ends = [], []
+    starts = []
+    ends = []
     for result in results:
         queue_s, before_s = (
             (result.get("account") or {}).get(name) or 0.0 for name in ("queue_s", "before_s")
@@ -151,7 +152,9 @@ def _of_logs(run: Path) -> dict[str, Any]:
 
 def _of_each(jobs: dict[Path, list[Path]]) -> tuple[dict[str, Any], list[str]]:
     """What is known of each job, and a line of it: the dearest first, and last those that cannot be read."""
-    told, unreadable, rows = dict[str, Any](), dict[str, str](), list[tuple[float, str]]()
+    told = dict[str, Any]()
+    unreadable = dict[str, str]()
+    rows = list[tuple[float, str]]()
     for job, runs in jobs.items():
         try:
             with written_by_others(job):
@@ -171,7 +174,8 @@ _COLUMNS = f"{'job':<24} {'user':<12} {'wall':>12} {'ETTR':>7} {'share':>7} {'re
 def _row(job: str, found: dict[str, Any]) -> str:
     ratios = [f"{100 * (found[name] or 0.0):.1f} %" for name in ("job_ettr", "productive_share")]
     most = found["by_cause"][0]["kind"] if found["by_cause"] else ""
-    wall, lost = in_words(found["wall_s"]), in_words(found["lost_s"])
+    wall = in_words(found["wall_s"])
+    lost = in_words(found["lost_s"])
     return (
         f"{job:<24} {found['user']:<12} {wall:>12} {ratios[0]:>7} {ratios[1]:>7} {found['restarts']:>8} {lost:>12}"
         f"  {most}"
@@ -196,7 +200,8 @@ def of_events(
     costs = {int(cost["cycle"]): cost for one in counted.values() for cost in one["costs"]}
     told = [cycle.plan["history"] for cycle in cycles if cycle.plan]
     began_s = max((float(one["began_s"]) for one in told), default=0.0) or logs[0].walls[0]
-    last_s, other = max(log.walls[1] for log in logs), list(BUCKETS).index("other")
+    last_s = max(log.walls[1] for log in logs)
+    other = list(BUCKETS).index("other")
     wall_s = last_s - began_s
 
     def filled(node: NodeTime) -> NodeTime:

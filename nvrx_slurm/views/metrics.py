@@ -60,7 +60,9 @@ class Trees:
 
     def scan(self) -> None:
         """Read all that may have changed. Raises OSError."""
-        began, now, unreadable = time.monotonic(), time.time(), 0
+        began = time.monotonic()
+        now = time.time()
+        unreadable = 0
         runs: dict[tuple[str, str], _Lines] = {}
         if now > self._forget_at:
             self._over, self._forget_at = {}, now + _FORGET_S
@@ -249,7 +251,9 @@ class Exporter:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         method, path, *_ = [*head.split("\r\n", 1)[0].split(" "), "", ""]
         openmetrics = "application/openmetrics-text" in head.lower()
-        code, kind, body = "200 OK", OPENMETRICS if openmetrics else TEXT, b""
+        code = "200 OK"
+        kind = OPENMETRICS if openmetrics else TEXT
+        body = b""
         if method not in ("GET", "HEAD"):
             code = "405 Method Not Allowed"
         elif path.partition("?")[0] != "/metrics":

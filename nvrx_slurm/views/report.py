@@ -83,7 +83,8 @@ def facts_of(run: Path) -> ReportFacts:
     """All that the page shows. Raises click.UsageError where nothing is known, errors of DAMAGE for strange files."""
     cycles = cycles_in(logs := logs_of(run))
     counted = counted_in(logs)
-    told, result = of_events(logs, cycles, counted), result_of(run)
+    told = of_events(logs, cycles, counted)
+    result = result_of(run)
     known = told | result
     if not known.get("account"):
         raise click.UsageError(
@@ -98,13 +99,15 @@ def facts_of(run: Path) -> ReportFacts:
         name: str(node["infra_rank"]) if node["infra_rank"] >= 0 else name
         for name, node in nodes.items()
     }
-    plans, wall_s = [*_plans(cycles, counted, keys)], float(known["duration_s"])
+    plans = [*_plans(cycles, counted, keys)]
+    wall_s = float(known["duration_s"])
     began = [float(cycle.plan["history"]["began_s"]) for cycle in cycles[1:]]
     began_s = (
         began[-1] if began else datetime.fromisoformat(str(known["ended"])).timestamp() - wall_s
     )
     found = timeline.stretches(plans, known["restarts"], known["account"]["node_seconds"], wall_s)
-    shown, seen = [*known["restarts"], *_end_of(known)], {cycle.number: cycle for cycle in cycles}
+    shown = [*known["restarts"], *_end_of(known)]
+    seen = {cycle.number: cycle for cycle in cycles}
     incidents = tuple(
         _incident(run, number, one, seen, began_s, found, number > len(shown) - IN_FULL)
         for number, one in enumerate(shown, 1)
@@ -115,10 +118,8 @@ def facts_of(run: Path) -> ReportFacts:
     known["faults"] = [*(known.get("faults") or ()), *kinds]  # the first one of a cycle counts
     lost_at = {int(one["cycle"]): float(one["at_s"]) for one in known["restarts"]}
     hosts = {keys[name]: str(node["host"]) for name, node in nodes.items()}
-    numbers, job = (
-        summary([known], began_s, began_s + wall_s),
-        f"job {run.parent.name}, run {run.name}",
-    )
+    numbers = summary([known], began_s, began_s + wall_s)
+    job = f"job {run.parent.name}, run {run.name}"
     return ReportFacts(
         f"nvrx report · {job if RUN.fullmatch(run.name) else run}", _sentence(run, known, numbers), began_s, wall_s,
         tuple(one for some in found.values() for one in some), timeline.node_rows(plans, hosts, lost_at),
@@ -139,12 +140,18 @@ def _plans(
         name, rank, _ = one.rsplit(" ", 2)
         return keys.get(name, name), timeline.ACTIVE if int(rank) >= 0 else timeline.SPARE
 
-    before, who, roles, active = list[list[str]](), frozenset[str](), dict[str, str](), 0
-    buckets, began_s = Counter[str](), cycles[1].plan["history"]["began_s"] if cycles[1:] else 0.0
+    before = list[list[str]]()
+    who = frozenset[str]()
+    roles = dict[str, str]()
+    active = 0
+    buckets = Counter[str]()
+    began_s = cycles[1].plan["history"]["began_s"] if cycles[1:] else 0.0
     for cycle in cycles[1:]:
         changed = dict[str, str]()
         if cycle.to != before:
-            before, old, who = cycle.to, who, frozenset(chain.from_iterable(cycle.to))
+            before = cycle.to
+            old = who
+            who = frozenset(chain.from_iterable(cycle.to))
             told = {key: timeline.EXCLUDED for key, _ in map(role_of, old - who)}
             told |= dict(sorted(map(role_of, who - old), key=lambda one: one[1] == timeline.ACTIVE))
             changed = {key: role for key, role in told.items() if roles.get(key) != role}
@@ -152,7 +159,8 @@ def _plans(
             active = Counter(roles.values())[timeline.ACTIVE]
         at_s = cycle.wall_s - float(began_s or cycles[0].wall_s)
         if account := counted.get(cycle.number, {}).get("account"):
-            nodes, at_s = account["nodes"], float(account["wall_s"])
+            nodes = account["nodes"]
+            at_s = float(account["wall_s"])
             sums = map(sum, zip(*(node["seconds"] for node in nodes), strict=True))
             buckets = Counter(dict(zip(BUCKETS, sums, strict=False)))
             for section in (section for node in nodes for section in node["sections"]):
@@ -162,7 +170,8 @@ def _plans(
 
 def _end_of(known: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The failure that ended the job, in the form of a restart; nothing where a restart that failed tells it."""
-    cause, last = known.get("first_cause"), known.get("last_faults") or ()
+    cause = known.get("first_cause")
+    last = known.get("last_faults") or ()
     if known.get("code") and cause:
         cycle = int(last[0]["cycle"]) if last else int(known["cycles"]) - 1
         restarts = [one for one in known["restarts"] if int(one["cycle"]) == cycle]
@@ -194,8 +203,10 @@ def _incident(
 ) -> Incident:
     """With what result.json (`first`, of the failure that ended the job), events and hang.json say of it; `full`: also
     with the lines of logs."""
-    cycle, rank = int(one["cycle"]), int(one.get("rank", -1))
-    seen, following = cycles.get(cycle, _UNSEEN), cycles.get(cycle + 1, _UNSEEN)
+    cycle = int(one["cycle"])
+    rank = int(one.get("rank", -1))
+    seen = cycles.get(cycle, _UNSEEN)
+    following = cycles.get(cycle + 1, _UNSEEN)
     hung = any(True for _ in seen.find(HANG))
     label = f'"infra_rank":{one.get("infra_rank")},"rank":{rank},'.encode()
     first = one.get("first") or next((fault.value for fault in seen.find(FAULT, label)), None)
@@ -203,7 +214,8 @@ def _incident(
     # what the other ranks report then is a consequence
     if first is None or (hung and first["kind"] != kind):
         first = {"kind": kind or "exit", "host": "", "infra_rank": -1}
-    fault, known = _fault(first), bool(kind or first["host"])
+    fault = _fault(first)
+    known = bool(kind or first["host"])
     finding = fault.finding or Finding(HANG_RULE if hung else "", *_NOT_KNOWN)
     lines = [finding.line, *fault.traceback.splitlines()[-_MOST_LINES:]]
     said = [*seen.said().items()] if full else []

@@ -141,7 +141,8 @@ def content(run: Path) -> dict[str, Any]:
 
 
 def _ended(run: Path, result: dict[str, Any]) -> Seen:
-    code, lasted = int(result["code"]), in_words(float(result.get("duration_s") or 0.0))
+    code = int(result["code"])
+    lasted = in_words(float(result.get("duration_s") or 0.0))
     by = str(result.get("ended_by") or result.get("summary") or "")
     verdict = f"ended with code {code} after {lasted}" + (f" ({by})" if by else "")
     told = tuple(f"reason      {line}" for line in str(result.get("reason") or "").splitlines()[:1])
@@ -150,24 +151,27 @@ def _ended(run: Path, result: dict[str, Any]) -> Seen:
 
 def _told(run: Path, found: dict[str, Any], now: float, ranks: bool) -> Seen:
     """What a status says. Ages are of the coordinator's clock, but for that of the status itself."""
-    written, silent_s = float(found["written"]), progress.SILENT * float(found["interval_s"])
-    ahead_s, age_s = written - now, max(0.0, now - written)
+    written = float(found["written"])
+    silent_s = progress.SILENT * float(found["interval_s"])
+    ahead_s = written - now
+    age_s = max(0.0, now - written)
     found["age_s"] = age_s
     state_s = max(0.0, written - float(found["since"])) + age_s
     reasons = needs_a_person(found, state_s).values()
     lines = [*_lines(found, written, ranks)]
     if age_s > silent_s:
-        code, verdict = CANNOT_TELL, f"cannot tell: coordinator silent since {in_words(age_s)}"
+        code = CANNOT_TELL
+        verdict = f"cannot tell: coordinator silent since {in_words(age_s)}"
         lines.insert(0, "before that:")
     elif ahead_s > silent_s:
-        code, verdict = (
-            CANNOT_TELL,
-            f"cannot tell: the coordinator's clock is {in_words(ahead_s)} ahead of this one",
-        )
+        code = CANNOT_TELL
+        verdict = f"cannot tell: the coordinator's clock is {in_words(ahead_s)} ahead of this one"
     elif reasons:
-        code, verdict = NEEDS_A_PERSON, f"needs a person: {'; '.join(reasons)}"
+        code = NEEDS_A_PERSON
+        verdict = f"needs a person: {'; '.join(reasons)}"
     else:
-        code, verdict = HEALTHY, "healthy"
+        code = HEALTHY
+        verdict = "healthy"
     return Seen(
         code, verdict, f"{_name(run)}  {_head(found, state_s)}", tuple(lines), {"status": found}
     )
@@ -182,7 +186,8 @@ def _name(run: Path) -> str:
 
 
 def _head(found: dict[str, Any], state_s: float) -> str:
-    job, cycle = found["job"], int(found["cycle"])
+    job = found["job"]
+    cycle = int(found["cycle"])
     who = ", ".join(filter(None, (job["user"], job["partition"])))
     name = " ".join(filter(None, (job["name"], f"({who}) " if who else "")))
     return f"{name} {found['state']} for {in_words(state_s)}".strip() + (
@@ -191,7 +196,9 @@ def _head(found: dict[str, Any], state_s: float) -> str:
 
 
 def _lines(found: dict[str, Any], written: float, ranks: bool) -> Iterator[str]:
-    nodes, restarts, ends = found["nodes"], found["restarts"], found["allocation_ends"]
+    nodes = found["nodes"]
+    restarts = found["restarts"]
+    ends = found["allocation_ends"]
     began = float(found["began"])
     if why := progress.waits(found, written):
         yield f"waits       {why}"
@@ -245,7 +252,8 @@ def _lines(found: dict[str, Any], written: float, ranks: bool) -> Iterator[str]:
 def _warmths(nodes: dict[str, Any]) -> list[tuple[str, str]]:
     """Host, and how it starts ranks, of the active nodes and then of the spares. "": it has not told."""
     hosts = [*(row[0] for row in nodes["table"]), *nodes["spares"]]
-    texts, numbers = nodes.get("warmth") or [""], nodes.get("warmth_of") or [0] * len(hosts)
+    texts = nodes.get("warmth") or [""]
+    numbers = nodes.get("warmth_of") or [0] * len(hosts)
     return [(host, texts[number]) for host, number in zip(hosts, numbers, strict=True)]
 
 

@@ -100,12 +100,15 @@ def _rect(x: float, y: float, wide: float, high: float, colour: str, title: str 
 
 def band(job: ReportFacts) -> str:
     """Nodes from top to bottom, time from left to right. Incidents are numbered above, and have a ring in their row."""
-    scale, unit, top = (WIDTH - _LABEL) / max(job.wall_s, 1e-9), (WIDTH - _LABEL) / _COLUMNS, 26.0
+    scale = (WIDTH - _LABEL) / max(job.wall_s, 1e-9)
+    unit = (WIDTH - _LABEL) / _COLUMNS
+    top = 26.0
     rows = job.rows or (NodeRow((("all nodes", ""),), ((0.0, ACTIVE),)),)
     template = _columns(job.stretches, job.wall_s)
     pixels = [_row(row, template, job.wall_s) for row in rows]
     runs = [list(_runs(row)) for row in pixels[: _MOST_ROWS + 1]]
-    parts, tall = list(_marks(job, scale)), _ROW * len(rows)
+    parts = list(_marks(job, scale))
+    tall = _ROW * len(rows)
     if sum(map(len, runs)) > _MOST_RECTANGLES or len(rows) > _MOST_ROWS:
         tall = max(_ROW, min(_PIXEL_ROWS, 3 * len(rows)))
         place = f'x="{_LABEL}" y="{top:g}" width="{WIDTH - _LABEL}" height="{tall}" preserveAspectRatio="none"'
@@ -128,23 +131,20 @@ def band(job: ReportFacts) -> str:
 
 def _name(row: NodeRow) -> str:
     """What stands before a row; the middle of a long name is left out."""
-    name, half = (
-        row.nodes[0][0] if len(row.nodes) == 1 else f"{len(row.nodes)} nodes",
-        _NAME_CHARS // 2,
-    )
+    name = row.nodes[0][0] if len(row.nodes) == 1 else f"{len(row.nodes)} nodes"
+    half = _NAME_CHARS // 2
     return name if len(name) <= _NAME_CHARS else f"{name[: half - 1]}…{name[half - _NAME_CHARS :]}"
 
 
 def _columns(found: Sequence[Stretch], wall_s: float) -> bytes:
     """For each column of pixels the colour of the longest stretch in it."""
-    colours, longest = bytearray([_CODES["other"]]) * _COLUMNS, [0.0] * _COLUMNS
+    colours = bytearray([_CODES["other"]]) * _COLUMNS
+    longest = [0.0] * _COLUMNS
     per_s = _COLUMNS / max(wall_s, 1e-9)
     for one in found:
-        begin, end, code = (
-            one.begin_s * per_s,
-            (one.begin_s + one.took_s) * per_s,
-            _CODES[colour_of(one.bucket)],
-        )
+        begin = one.begin_s * per_s
+        end = (one.begin_s + one.took_s) * per_s
+        code = _CODES[colour_of(one.bucket)]
         for column in range(max(0, int(begin)), min(_COLUMNS, int(end) + 1)):
             share = min(end, column + 1.0) - max(begin, column)
             if share > longest[column]:
@@ -153,7 +153,8 @@ def _columns(found: Sequence[Stretch], wall_s: float) -> bytes:
 
 
 def _row(row: NodeRow, template: bytes, wall_s: float) -> bytes:
-    pixels, per_s = bytearray(template), _COLUMNS / max(wall_s, 1e-9)
+    pixels = bytearray(template)
+    per_s = _COLUMNS / max(wall_s, 1e-9)
     for (at_s, role), (until_s, _) in zip(row.roles, [*row.roles[1:], (wall_s, "")], strict=True):
         begin, end = (min(_COLUMNS, max(0, round(s * per_s))) for s in (at_s, until_s))
         if role != ACTIVE:
@@ -163,7 +164,8 @@ def _row(row: NodeRow, template: bytes, wall_s: float) -> bytes:
 
 def _runs(pixels: bytes) -> Iterator[tuple[int, int, str]]:
     """Begin, end and colour of neighbours of one colour."""
-    names, begin = list(COLOURS), 0
+    names = list(COLOURS)
+    begin = 0
     for code, some in groupby(pixels):
         end = begin + len(list(some))
         yield begin, end, names[code]
@@ -174,10 +176,12 @@ def _marks(job: ReportFacts, scale: float) -> Iterator[str]:
     """A number above the band for each incident; only a line where the last number is near."""
     free = 0.0
     for one in job.incidents:
-        x, half = _LABEL + one.at_s * scale, 4.5 * len(str(one.number))
+        x = _LABEL + one.at_s * scale
+        half = 4.5 * len(str(one.number))
         yield f'<path class="mark" d="M{x:.5g} 20v6"/>'
         if x - half > free:
-            free, number = x + half + 4, text(x, 15, one.number, ' class="number"')
+            free = x + half + 4
+            number = text(x, 15, one.number, ' class="number"')
             yield f'<a href="#i{one.number}">{number}</a>'
 
 
@@ -238,19 +242,19 @@ def png(rows: Sequence[bytes], other: Mapping[str, str]) -> bytes:
 
 def waterfall(one: Incident) -> str:
     """The phases of an incident, one below the other, on one axis of time; the line is where it was noticed."""
-    begin_s, end_s = one.phases[0].begin_s, one.phases[-1].begin_s + one.phases[-1].took_s
+    begin_s = one.phases[0].begin_s
+    end_s = one.phases[-1].begin_s + one.phases[-1].took_s
     scale = (WIDTH - _LABEL - 90) / max(end_s - begin_s, 1e-9)
-    parts, high = list[str](), _ROW * len(one.phases)
+    parts = list[str]()
+    high = _ROW * len(one.phases)
     if begin_s <= one.at_s <= end_s:
         parts.append(
             f'<path class="noticed" d="M{_LABEL + (one.at_s - begin_s) * scale:.5g} 0v{high + 2}"/>'
         )
     for number, phase in enumerate(one.phases):
-        x, y, wide = (
-            _LABEL + (phase.begin_s - begin_s) * scale,
-            number * _ROW,
-            max(2.0, phase.took_s * scale),
-        )
+        x = _LABEL + (phase.begin_s - begin_s) * scale
+        y = number * _ROW
+        wide = max(2.0, phase.took_s * scale)
         parts.append(
             text(_LABEL - 10, y + 15, PHASES.get(phase.bucket, phase.bucket), ' class="label"')
         )
@@ -267,7 +271,9 @@ PHASES = {
 
 def bar(seconds: Mapping[str, float]) -> str:
     """Node-seconds as one bar."""
-    total, x, parts = sum(seconds.values()) or 1.0, 0.0, list[str]()
+    total = sum(seconds.values()) or 1.0
+    x = 0.0
+    parts = list[str]()
     for bucket, took_s in sorted(
         seconds.items(), key=lambda one: list(COLOURS).index(colour_of(one[0]))
     ):
@@ -284,7 +290,8 @@ def bar(seconds: Mapping[str, float]) -> str:
 
 def steps(found: Sequence[StepTime], wall_s: float) -> str:
     """The mean time of a step, cycle after cycle."""
-    scale, high = (WIDTH - _LABEL) / max(wall_s, 1e-9), 120
+    scale = (WIDTH - _LABEL) / max(wall_s, 1e-9)
+    high = 120
     most_s = max(one.step_s for one in found) * 1.15
     parts = []
     for share in (0.0, 0.5, 1.0):

@@ -116,15 +116,19 @@ def stretches(
         cycle + 1: float(one["at_s"]) + float(one["down_s"]) for cycle, one in by_cycle.items()
     }
     begins |= dict.fromkeys({0} & {*by_cycle}, 0.0) | {plan.cycle: plan.at_s for plan in plans}
-    split, numbers = _split(plans, total), sorted(begins)
+    split = _split(plans, total)
+    numbers = sorted(begins)
     before_s = begins[numbers[0]] if numbers else wall_s
     found: dict[int, tuple[Stretch, ...]] = {
         -1: (Stretch(0.0, before_s, WAITS if 0 in begins else "other"),)
     }
     for cycle, following in zip(numbers, [*numbers[1:], -1], strict=False):
-        before, after, known = by_cycle.get(cycle - 1), by_cycle.get(cycle), split.get(cycle)
+        before = by_cycle.get(cycle - 1)
+        after = by_cycle.get(cycle)
+        known = split.get(cycle)
         rest = WAITS if known and after else "productive" if known or after else "other"
-        took, end_s = known or _of_restarts(before, after), begins.get(following, wall_s)
+        took = known or _of_restarts(before, after)
+        end_s = begins.get(following, wall_s)
         found[cycle] = tuple(_in_order(begins[cycle], end_s, took, rest))
     return found
 
@@ -166,7 +170,8 @@ def _in_order(begin_s: float, end_s: float, took: Mapping[str, float], rest: str
     rest = "plan" if rest == WAITS and end_s - begin_s - sum(took.values()) < _BRIEF_S else rest
     work = [bucket for bucket in took if bucket not in (*AGAIN, "productive", *_FAILS)]
     took = {**took, rest: took.get(rest, 0.0) + max(0.0, end_s - begin_s - sum(took.values()))}
-    found, at_s = list[Stretch](), begin_s
+    found = list[Stretch]()
+    at_s = begin_s
     for bucket in dict.fromkeys((*AGAIN, "productive", *sorted(work), "other", *_FAILS)):
         if (seconds := min(took.get(bucket, 0.0), end_s - at_s)) > 0.0:
             found.append(Stretch(at_s, seconds, bucket))
@@ -186,7 +191,8 @@ def node_rows(
     names = Counter(hosts.get(key, key) for key in roles)
     alike: dict[tuple[object, ...], list[tuple[str, str]]] = defaultdict(list)
     for key in sorted(roles, key=lambda key: (len(key), key)):
-        host, row = hosts.get(key, key), (*roles[key], "" if len(roles) > _ROWS else key)
+        host = hosts.get(key, key)
+        row = (*roles[key], "" if len(roles) > _ROWS else key)
         alike[row].append((host if names[host] == 1 else f"{host} (node {key})", key))
     rows = sorted(alike.values(), key=len, reverse=True)
     return tuple(NodeRow(tuple(some), tuple(roles[some[0][1]])) for some in rows)
@@ -199,10 +205,9 @@ def paces(
     begins = {0: 0} | {int(one["cycle"]) + 1: int(one["checkpoint"]) for one in restarts}
     for one in restarts:
         cycle = int(one["cycle"])
-        begin, worked = (
-            begins.get(cycle, -1),
-            [s for s in found.get(cycle, ()) if s.bucket in _STEPS],
-        )
-        steps, took_s = int(one["iteration"]) - begin, sum(s.took_s for s in worked)
+        begin = begins.get(cycle, -1)
+        worked = [s for s in found.get(cycle, ()) if s.bucket in _STEPS]
+        steps = int(one["iteration"]) - begin
+        took_s = sum(s.took_s for s in worked)
         if begin >= 0 and steps > 0 and took_s > 0.0:
             yield StepTime(worked[0].begin_s, float(one["at_s"]), steps, took_s / steps)

@@ -133,7 +133,10 @@ def _where(fault: dict[str, Any]) -> tuple[int, str]:
 
 def _number_of(line: str, run: Path, log: str) -> int:
     """The number of the last line of a log of the run that holds `line`, from 1; 0 where that cannot be told."""
-    wanted, text, number, last = line[:_MATCH_CHARS].encode("utf-8", "replace"), b"", 1, 0
+    wanted = line[:_MATCH_CHARS].encode("utf-8", "replace")
+    text = b""
+    number = 1
+    last = 0
     try:
         # cycle, node, rank: the tree may have been moved
         with opened(run, *Path(log).parts[-3:]) as file:

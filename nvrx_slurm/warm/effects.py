@@ -114,7 +114,10 @@ class AtExit(_Effect):
     """A function that was registered for the end of the process."""
 
     def __init__(self, register, function, args, kwargs):
-        self._register, self._function, self._args, self._kwargs = register, function, args, kwargs
+        self._register = register
+        self._function = function
+        self._args = args
+        self._kwargs = kwargs
 
     def redo(self):
         self._register(self._function, *self._args, **self._kwargs)
@@ -127,7 +130,9 @@ class _Item(_Effect):
     """One more in a list of the interpreter."""
 
     def __init__(self, get, item, is_first):
-        self._get, self._item, self._is_first = get, item, is_first
+        self._get = get
+        self._item = item
+        self._is_first = is_first
 
     def is_there(self):
         return any(item is self._item for item in self._get())
@@ -148,7 +153,9 @@ class _TableRow(_Effect):
     """One more in a table of the standard library."""
 
     def __init__(self, table, key):
-        self._table, self._key, self._value = table, key, table[key]
+        self._table = table
+        self._key = key
+        self._value = table[key]
 
     def is_there(self):
         return self._key in self._table
@@ -191,7 +198,10 @@ class _Patch(_Effect):
     """A function or class of a module that another import has replaced."""
 
     def __init__(self, names, name, before):
-        self._names, self._name, self._before, self._after = names, name, before, names[name]
+        self._names = names
+        self._name = name
+        self._before = before
+        self._after = names[name]
 
     def redo(self):
         self._names[self._name] = self._after

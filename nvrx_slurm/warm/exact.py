@@ -39,13 +39,16 @@ class Exact:
     """
 
     def __init__(self, journal, hooks, env):
-        self._journal, self._hooks, self._env = journal, hooks, env
+        self._journal = journal
+        self._hooks = hooks
+        self._env = env
         self._finders = [*sys.meta_path]
         self._path_hooks = [*sys.path_hooks]
         self._import = builtins.__import__
         self._affinity = os.sched_getaffinity(0)
         self._flags = sys.getdlopenflags()
-        self._putenv, self._unsetenv = os.putenv, os.unsetenv
+        self._putenv = os.putenv
+        self._unsetenv = os.unsetenv
         if journal.parked.readers:
             os.putenv = lambda key, value: self._notice(self._putenv, key, value)
             os.unsetenv = lambda key: self._notice(self._unsetenv, key)
@@ -53,7 +56,8 @@ class Exact:
     def _notice(self, real, key, *value):
         """A variable that a parked module has read is written: the earlier this process ends the better."""
         real(key, *value)
-        name, new = os.fsencode(key), os.fsencode(value[0]) if value else None
+        name = os.fsencode(key)
+        new = os.fsencode(value[0]) if value else None
         if self._journal.is_replaying or name in self._journal.rank_names:
             return
         expected, listed = self._expected(name)
@@ -62,7 +66,9 @@ class Exact:
 
     def _expected(self, name):
         """The values that the parked modules expect, and the import of one of them."""
-        expected, listed, parked = set(), "", self._journal.parked
+        expected = set()
+        listed = ""
+        parked = self._journal.parked
         for entry in [entry for number, entry in parked.readers.items() if parked.hidden[number]]:
             if name in entry.reads:
                 expected.add(entry.reads[name])
@@ -75,7 +81,8 @@ class Exact:
 
     def changes(self):
         """The variables that the script has changed, with their values."""
-        now, before = self._hooks.c_environ(), {**self._env, **self._journal.written}
+        now = self._hooks.c_environ()
+        before = {**self._env, **self._journal.written}
         names = (now.keys() | before.keys()) - self._journal.rank_names
         return {name: now.get(name) for name in names if now.get(name) != before.get(name)}
 
@@ -106,7 +113,8 @@ class Exact:
         parked = self._journal.parked
         loggers_taken = {parked.makers[name]: name for name in loggers() if name in parked.makers}
         for number in some:
-            name, module = parked.names[number], parked.modules[number]
+            name = parked.names[number]
+            module = parked.modules[number]
             own = sys.modules.get(name, module)
             if (
                 name != imported

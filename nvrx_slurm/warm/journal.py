@@ -335,7 +335,9 @@ class _Record:
     """The loader of a module that is executed in the template: notes what happens meanwhile."""
 
     def __init__(self, journal, spec):
-        self._journal, self._spec, self._loader = journal, spec, spec.loader
+        self._journal = journal
+        self._spec = spec
+        self._loader = spec.loader
         self._entry = None
 
     def __getattr__(self, name):

@@ -73,7 +73,9 @@ class Template:
     """The template until it is a worker. `setup`: see above."""
 
     def __init__(self, setup, journal, hook_dir):
-        self._journal, self._setup, self._hook_dir = journal, setup, hook_dir
+        self._journal = journal
+        self._setup = setup
+        self._hook_dir = hook_dir
         self._control = socket.socket(fileno=setup["control"])
         self._agent = setup["agent"]
         self._modules = setup["modules"]
@@ -103,7 +105,9 @@ class Template:
 
         Others go first, unless workers wait. Most users may not go back from a lower priority, but from this policy.
         """
-        module, began_s, threshold = "", time.monotonic(), gc.get_threshold()
+        module = ""
+        began_s = time.monotonic()
+        threshold = gc.get_threshold()
         low = not hurry and os.sched_getscheduler(0) == os.SCHED_OTHER
         try:
             if low:

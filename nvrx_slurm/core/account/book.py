@@ -73,11 +73,9 @@ class Book:
         """What was counted until a plan that an earlier coordinator has sent at `counted_at`. Nodes that have
         registered here, or not yet, have that role since then."""
         self._marks = replace(self._marks, plan_s=counted_at, first=False)
-        self._productive_s, self._estimated, self._saves = (
-            past.productive_s,
-            {*past.estimated},
-            past.saves,
-        )
+        self._productive_s = past.productive_s
+        self._estimated = {*past.estimated}
+        self._saves = past.saves
         for row in self._rows.values():
             (_, role), *later = row.roles[1:] or row.roles
             row.roles = [(counted_at, role), *later]
@@ -124,7 +122,8 @@ class Book:
         """No rank is left on a node."""
         row = self._rows.get(key)
         if row is not None and row.done_at is None:
-            row.spent, row.done_at = spent, now
+            row.spent = spent
+            row.done_at = now
 
     def failed(self, fault_at: float, sign_at: float) -> None:
         """The cycle has failed. Later its first cause may be known better."""
@@ -186,7 +185,8 @@ class Book:
                 if key in were_active:
                     means[bucket] += took_s / len(were_active)
         for save in _saves(self._rows.values()):
-            all_s, count = self._saves.took_s + save.took_s, self._saves.times + save.times
+            all_s = self._saves.took_s + save.took_s
+            count = self._saves.times + save.times
             self._saves = replace(self._saves, took_s=all_s, times=count)
         self._productive_s += means["productive"]
         return means
@@ -244,7 +244,8 @@ class Book:
 
     def told(self, wall_s: float, most: int = LISTED) -> Account:
         """The account until the last plan; after `ended`, of the whole job. Beyond `most` nodes their sum."""
-        nodes, estimated = _nodes(self._rows.values(), most), tuple(sorted(self._estimated))
+        nodes = _nodes(self._rows.values(), most)
+        estimated = tuple(sorted(self._estimated))
         return Account(wall_s, self._productive_s, nodes, estimated, self._saves)
 
 

@@ -191,7 +191,9 @@ def judge(found: Iterable[DriverEvent], expected: Expected) -> tuple[Verdict, st
     grave: dict[str, Repair] = {}
     others: Counter[str] = Counter()
     for event in found:
-        name, due, is_xid = f"{event.kind} {event.code}", repair(event), event.kind == "XID"
+        name = f"{event.kind} {event.code}"
+        due = repair(event)
+        is_xid = event.kind == "XID"
         if is_xid and event.code in expected["xid_fail"]:
             due = max(due, Repair.RESET)
         if due is Repair.MONITOR or (is_xid and event.code in expected["xid_ignore"]):

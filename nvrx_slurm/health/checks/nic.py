@@ -210,7 +210,9 @@ def _gt_per_s(directory: str, which: str) -> float | None:
 )
 def pcie_links(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
     """A link has fewer lanes, or a NIC's less speed, than both its ends can have."""
-    wrong, unknown, devices = [], [], pci_devices(node)
+    wrong = []
+    unknown = []
+    devices = pci_devices(node)
     if not devices:
         raise Absent("no GPU and no RDMA NIC is on PCI Express here")
     for name, device in devices.items():

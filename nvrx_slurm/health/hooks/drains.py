@@ -136,13 +136,11 @@ class Drains:
         say: Callable[[int, str], None],
         evidence: str = "",
     ) -> None:
-        self._node, self._name, self._path, self._until_s, self._say = (
-            node,
-            name,
-            scontrol,
-            until_s,
-            say,
-        )
+        self._node = node
+        self._name = name
+        self._path = scontrol
+        self._until_s = until_s
+        self._say = say
         self._evidence = evidence
 
     def drain(self, failed: list[CheckFinding]) -> bool:

@@ -48,7 +48,9 @@ class HangWatch:
         self.longest_s = min(
             _LONGEST_PAUSE_S, arguments.heartbeat_timeout.total_seconds() / 5, soft_s / 2
         )
-        self._page, self._pidfd, self._link = me.page, pidfd, link
+        self._page = me.page
+        self._pidfd = pidfd
+        self._link = link
         self._told = -2  # the last iteration that a soft timeout was reported for
         self._resumed_s = 0.0
 

@@ -155,7 +155,9 @@ class _MonitorProgram:
     """The program of the monitor process."""
 
     def __init__(self, me: CallFacts, rank_pidfd: int, channel: socket.socket) -> None:
-        self._me, self._arguments, self._page = me, me.arguments, me.page
+        self._me = me
+        self._arguments = me.arguments
+        self._page = me.page
         self._pidfd, self._channel = rank_pidfd, channel
         self._left = False
 

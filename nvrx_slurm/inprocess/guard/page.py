@@ -66,7 +66,9 @@ class Stall:
 
     def __init__(self, interval_s: float) -> None:
         self._late_s = 2 * interval_s + LATE_S
-        self._value, self._since_s, self._read_s = -1, 0.0, 0.0
+        self._value = -1
+        self._since_s = 0.0
+        self._read_s = 0.0
 
     def seconds(self, value: int) -> float:
         """To be called every interval with the counter's value."""

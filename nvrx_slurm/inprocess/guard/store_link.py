@@ -40,8 +40,11 @@ class Heartbeats:
     def __init__(
         self, call: StoreView, me: int, world_size: int, interval_s: float, timeout_s: float
     ) -> None:
-        self._call, self._me, self._world_size = call, me, world_size
-        self._interval_s, self._timeout_s = interval_s, timeout_s
+        self._call = call
+        self._me = me
+        self._world_size = world_size
+        self._interval_s = interval_s
+        self._timeout_s = timeout_s
         self._sequence = 0
         self._seen: dict[int, tuple[bytes | None, float]] = {}  # rank -> its last value, since when
         self._checked_s = time.monotonic()
@@ -65,7 +68,8 @@ class Heartbeats:
             return {}
         self._read(watched, now_s)
         silent_s = {rank: now_s - self._seen[rank][1] for rank in watched}
-        before, limit_s = self._suspicious, min(_SUSPICIOUS * self._interval_s, self._timeout_s / 2)
+        before = self._suspicious
+        limit_s = min(_SUSPICIOUS * self._interval_s, self._timeout_s / 2)
         self._suspicious = silent_s[watched[0]] > limit_s
         if self._suspicious and not before:
             self._read(members[1:], now_s)
@@ -105,7 +109,9 @@ class FallbackServer:
 
     def __init__(self, this: Iteration, address: str, port: int, wait_s: float) -> None:
         self.number = this.number
-        self._this, self._address, self._port = this, address, port
+        self._this = this
+        self._address = address
+        self._port = port
         self._wait_s = wait_s + _GRACE_S
         self._from_s = 0.0  # 0.0: the iteration goes on
         self._server: dist.Store | None = None
@@ -137,12 +143,10 @@ class StoreLink(threading.Thread):
 
     def __init__(self, make_view: Callable[[], StoreView], me: CallFacts) -> None:
         super().__init__(name="nvrx-link", daemon=True)
-        self._make_view, self._me, self._world_size, self._stays = (
-            make_view,
-            me.rank,
-            me.world_size,
-            me.leads,
-        )
+        self._make_view = make_view
+        self._me = me.rank
+        self._world_size = me.world_size
+        self._stays = me.leads
         self._interval_s = me.arguments.heartbeat_interval.total_seconds()
         self._timeout_s = me.arguments.heartbeat_timeout.total_seconds()
         self._words = me.page.words

@@ -285,7 +285,9 @@ class BarrierServer(threading.Thread):
         closes: bool,
     ) -> None:
         super().__init__(name="nvrx-barriers", daemon=True)
-        self._make_view, self._world_size, self._closes = make_view, world_size, closes
+        self._make_view = make_view
+        self._world_size = world_size
+        self._closes = closes
         self._barrier_s, self._overdue_s = barrier_s, overdue_s
         self.over = threading.Event()
 

@@ -69,12 +69,10 @@ def _library(plugins: str) -> ctypes.CDLL:
 
 def main(arguments: list[str]) -> str | int:
     """Call slurm_complete_job. Returns Slurm's reason against it, 0 if there is none. Raises OSError."""
-    job_id, code, version, plugins = (
-        int(arguments[0]),
-        int(arguments[1]),
-        arguments[2],
-        arguments[3],
-    )
+    job_id = int(arguments[0])
+    code = int(arguments[1])
+    version = arguments[2]
+    plugins = arguments[3]
     slurm = _library(plugins)
     slurm.slurm_init(None)
     # as wait(2) tells a code

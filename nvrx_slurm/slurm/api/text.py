@@ -104,7 +104,9 @@ def nodes(text: str) -> dict[str, NodeFacts]:
     """Of `scontrol show node -o`: "IDLE+DRAIN", "DOWN*", "MIXED+CLOUD+NOT_RESPONDING"."""
     found: dict[str, NodeFacts] = {}
     for one in records(text, "NodeName"):
-        name, state, reason = _field(one, "NodeName"), _field(one, "State"), _REASON.search(one)
+        name = _field(one, "NodeName")
+        state = _field(one, "State")
+        reason = _REASON.search(one)
         set_by = _SET_BY.search(reason[1]) if reason else None
         words = re.findall(r"[A-Z_]+", state.upper()) + [
             word for mark, word in _MARKS.items() if mark in state
@@ -158,7 +160,8 @@ def _unix(text: str) -> int:
 
 
 def _time_left_s(job: str) -> float | None:
-    limit_s, run_s = seconds(_field(job, "TimeLimit")), seconds(_field(job, "RunTime"))
+    limit_s = seconds(_field(job, "TimeLimit"))
+    run_s = seconds(_field(job, "RunTime"))
     return None if limit_s is None or run_s is None else max(0.0, limit_s - run_s)
 
 
