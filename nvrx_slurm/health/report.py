@@ -39,11 +39,15 @@ class Report(NamedTuple):
     @property
     def exit_code(self) -> int:
         """0 pass, 1 fail, 3 unknown; 2 (usage) is never a report's."""
-        return {Verdict.FAIL: EXIT_FAIL, Verdict.UNKNOWN: EXIT_UNKNOWN}.get(self.verdict, EXIT_PASS)
+        verdict = self.verdict
+        if verdict is Verdict.FAIL:
+            return EXIT_FAIL
+        return EXIT_UNKNOWN if verdict is Verdict.UNKNOWN else EXIT_PASS
 
     def as_json(self, **more: object) -> str:
         """One line with further members `more`; `from_json` reads it."""
-        plain = {**self._asdict(), "verdict": self.verdict.value, **more}
+        plain = self._asdict()
+        plain |= {"verdict": self.verdict.value, **more}
         plain["findings"] = [finding._asdict() for finding in self.findings]
         return json.dumps(plain)
 
@@ -53,12 +57,15 @@ class Report(NamedTuple):
         shown.sort(key=lambda finding: _ORDER.index(_word(finding)))
         width = max((len(finding.check) for finding in shown), default=0)
         words = [_word(finding) for finding in self.findings]
-        counts = ", ".join(
-            f"{count} {word.lower()}" for word in _ORDER if (count := words.count(word))
-        )
+        counts = []
+        for word in _ORDER:
+            if count := words.count(word):
+                counts.append(f"{count} {word.lower()}")
+        told = ", ".join(counts) or "no checks"
         more = " (--all shows what does not apply)" if len(shown) < len(words) else ""
-        last = f"{self.node}: {self.verdict.value} in {self.seconds:.2f} s: {counts or 'no checks'}{more}"
-        return "\n".join([*(_row(finding, width) for finding in shown), last])
+        last = f"{self.node}: {self.verdict.value} in {self.seconds:.2f} s: {told}{more}"
+        rows = [_row(finding, width) for finding in shown]
+        return "\n".join([*rows, last])
 
 
 def from_json(line: str) -> Report:

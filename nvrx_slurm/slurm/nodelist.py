@@ -62,9 +62,11 @@ def _numbers(bracket: str) -> list[str]:
     for item in bracket[1:-1].split(_COMMA):
         found = _RANGE.fullmatch(item)
         low, high = (found[1], found[2] or found[1]) if found else ("0", "-1")
-        if int(high) < int(low):
+        first = int(low)
+        last = int(high)
+        if last < first:
             raise _bad(item, "is neither a number nor a range")
-        if len(numbers) + int(high) - int(low) >= MAX_HOSTS:
+        if len(numbers) + last - first >= MAX_HOSTS:
             raise _bad(item, f"makes it more than {MAX_HOSTS} names")
-        numbers.extend(str(n).zfill(len(low)) for n in range(int(low), int(high) + 1))
+        numbers.extend(str(n).zfill(len(low)) for n in range(first, last + 1))
     return numbers

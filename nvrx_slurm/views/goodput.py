@@ -214,6 +214,9 @@ def of_events(
     records = from_plain([restarts[cycle] for cycle in sorted(restarts)], tuple[RestartRecord, ...])
     all_restarts = priced(records, from_plain(list(costs.values()), tuple[CycleCost, ...]))
     return {
-        "account": to_json(account), "duration_s": wall_s, "ended": utc(last_s), "unfinished": True,
+        "account": to_json(account),
+        "duration_s": wall_s,
+        "ended": utc(last_s),
+        "unfinished": True,
         "restarts": plain(all_restarts),
-    }  # fmt: skip
+    }

@@ -49,9 +49,12 @@ _CSS = Path(__file__).with_suffix(".css")
 @click.command()
 @click.argument("place", default="latest", callback=find_run, shell_complete=complete.jobs)
 @click.option(
-    "--output", "-o", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    "--output",
+    "-o",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
     help="Where to write it (default: nvrx_report_JOB_RUN.html in this directory).",
-)  # fmt: skip
+)
 def report(place: Path, output: Path | None) -> None:
     """Write what happened to a job as one HTML file, with pictures and their tables.
 
@@ -121,11 +124,18 @@ def facts_of(run: Path) -> ReportFacts:
     numbers = summary([known], began_s, began_s + wall_s)
     job = f"job {run.parent.name}, run {run.name}"
     return ReportFacts(
-        f"nvrx report · {job if RUN.fullmatch(run.name) else run}", _sentence(run, known, numbers), began_s, wall_s,
-        tuple(one for some in found.values() for one in some), timeline.node_rows(plans, hosts, lost_at),
-        tuple(known["account"]["nodes"]), incidents,
-        tuple(timeline.paces(found, known["restarts"])), numbers, f"Made by nvrx report from {run}",
-    )  # fmt: skip
+        f"nvrx report · {job if RUN.fullmatch(run.name) else run}",
+        _sentence(run, known, numbers),
+        began_s,
+        wall_s,
+        tuple(one for some in found.values() for one in some),
+        timeline.node_rows(plans, hosts, lost_at),
+        tuple(known["account"]["nodes"]),
+        incidents,
+        tuple(timeline.paces(found, known["restarts"])),
+        numbers,
+        f"Made by nvrx report from {run}",
+    )
 
 
 # --- what was planned -------------------------------------------------------------------------------------------------
@@ -223,19 +233,29 @@ def _incident(
         "\n".join(dict.fromkeys(line for line in lines if full and line.strip()))
     )
     return Incident(
-        number, cycle, float(one["at_s"]), without_secrets(str(one["cause"])), str(one.get("host") or ""),
-        str(one.get("infra_rank", "")), rank, timeline.phases(found, cycle), lost_s(one), lost_steps(one),
+        number,
+        cycle,
+        float(one["at_s"]),
+        without_secrets(str(one["cause"])),
+        str(one.get("host") or ""),
+        str(one.get("infra_rank", "")),
+        rank,
+        timeline.phases(found, cycle),
+        lost_s(one),
+        lost_steps(one),
         said=tuple((at_s - began_s, without_secrets(line)) for line, at_s in said[-_MOST_SAID:]),
         kind=fault.kind.value if known else "",
         rule=finding.rule,
-        blame=f"{finding.blame.value} ({finding.confidence.value})" if fault.finding and finding.rule else "",
+        blame=f"{finding.blame.value} ({finding.confidence.value})"
+        if fault.finding and finding.rule
+        else "",
         lines=tuple(evidence.splitlines()),
         log=fault.log,
         waits=tuple(_waits(run, cycle)) if hung and full else (),
         advice=what_to_do(fault) if known else "",
         again=_STARTED.get(following.plan.get("forked"), ""),
         ends=bool(one.get("ends")),
-    )  # fmt: skip
+    )
 
 
 def _fault(told: Mapping[str, Any]) -> RankFault:

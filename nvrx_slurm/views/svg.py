@@ -264,9 +264,16 @@ def waterfall(one: Incident) -> str:
 
 
 PHASES = {
-    "recomputed": "work lost", "detect": "not noticed yet", "stop": "stop", "plan": "plan",
-    "wait_nodes": "wait for nodes", "start": "start", "import": "import", "init": "init", "reload": "reload",
-}  # fmt: skip
+    "recomputed": "work lost",
+    "detect": "not noticed yet",
+    "stop": "stop",
+    "plan": "plan",
+    "wait_nodes": "wait for nodes",
+    "start": "start",
+    "import": "import",
+    "init": "init",
+    "reload": "reload",
+}
 
 
 def bar(seconds: Mapping[str, float]) -> str:

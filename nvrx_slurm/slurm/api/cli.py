@@ -34,11 +34,10 @@ class Slurm:
     def steps(self, job_id: int) -> list[StepFacts]:
         """The steps of a job that run now; [] when none does."""
         try:
-            return text.steps(
-                self.tools.run("squeue", "--steps", "-h", "-j", str(job_id), "-o", "%i|%j")
-            )
+            told = self.tools.run("squeue", "--steps", "-h", "-j", str(job_id), "-o", "%i|%j")
         except NotKnown:
             return []
+        return text.steps(told)
 
     def nodes(self, names: Iterable[str] = ()) -> dict[str, NodeFacts]:
         """These nodes, or all, in one call. A name that Slurm does not know raises NotKnown."""
@@ -50,9 +49,9 @@ class Slurm:
         return found
 
     def _nodes(self, wanted: list[str]) -> dict[str, NodeFacts]:
-        return text.nodes(
-            self._scontrol("show", "node", *([",".join(wanted)] if wanted else []), "-o")
-        )
+        which = [",".join(wanted)] if wanted else []
+        told = self._scontrol("show", "node", *which, "-o")
+        return text.nodes(told)
 
     def config(self) -> dict[str, str]:
         """slurm.conf as slurmctld runs it, by name; "(null)" is "". Values of Prolog[0], Prolog[1] are joined."""
