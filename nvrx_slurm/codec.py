@@ -23,7 +23,8 @@ class Wire(Generic[T]):
 
     def __init__(self, kind: Any) -> None:
         self._kind = kind
-        self._decoder: msgspec.msgpack.Decoder[T] | None = None  # made when it is needed: it takes milliseconds
+        # made when it is needed: it takes milliseconds
+        self._decoder: msgspec.msgpack.Decoder[T] | None = None
 
     def encode(self, message: T) -> bytes:
         """The frame of a message, whose texts and lists are cut to their bounds."""
@@ -40,7 +41,9 @@ class Wire(Generic[T]):
         try:
             return self._decoder.decode(frame)
         except (ValueError, RecursionError) as error:  # of msgspec, and of texts that are not UTF-8
-            raise ProtocolError(f"the peer sent what is no message of this version: {error}") from None
+            raise ProtocolError(
+                f"the peer sent what is no message of this version: {error}"
+            ) from None
 
 
 def fitted(record: R) -> R:
@@ -87,14 +90,20 @@ def _cut(value: Any, hint: Any = None) -> Any:
     if not isinstance(value, Record):
         return value
     hints = _hints(type(value))
-    return type(value)(**{name: _cut(getattr(value, name), hints[name]) for name in value.__struct_fields__})
+    return type(value)(
+        **{name: _cut(getattr(value, name), hints[name]) for name in value.__struct_fields__}
+    )
 
 
 _hints: Callable[[type], dict[str, Any]] = cache(partial(get_type_hints, include_extras=True))
 
 
 def _metas(hint: Any) -> list[Meta]:
-    return [one for one in get_args(hint) if isinstance(one, Meta)] if get_origin(hint) is Annotated else []
+    return (
+        [one for one in get_args(hint) if isinstance(one, Meta)]
+        if get_origin(hint) is Annotated
+        else []
+    )
 
 
 def _bare(hint: Any) -> Any:

@@ -23,7 +23,9 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "transformers":
         raise
-    raise ImportError("the callback needs transformers: pip install 'nvrx_slurm[transformers]'") from None
+    raise ImportError(
+        "the callback needs transformers: pip install 'nvrx_slurm[transformers]'"
+    ) from None
 
 TIMEOUTS_FILENAME = "ft_state.json"
 _log = logging.getLogger(__name__)
@@ -90,5 +92,10 @@ class FaultToleranceCallback(TrainerCallback):
         client = self._client
         if client is None or not (self.calculate_timeouts and self._resumed and self._saved):
             return
-        if client.calculate_and_set_hb_timeouts(skip_if_not_ready=True) and state.is_world_process_zero:
-            write_atomic(Path(args.output_dir, TIMEOUTS_FILENAME), json.dumps(client.state_dict()).encode())
+        if (
+            client.calculate_and_set_hb_timeouts(skip_if_not_ready=True)
+            and state.is_world_process_zero
+        ):
+            write_atomic(
+                Path(args.output_dir, TIMEOUTS_FILENAME), json.dumps(client.state_dict()).encode()
+            )

@@ -114,7 +114,8 @@ class Spent(Record):
     init_s: Seconds = -1.0  # from there until the first heartbeat, or first "step", of the last one
     reload_s: Seconds = 0.0  # by which the first step was longer than the others
     suspended_s: Seconds = 0.0  # stopped by somebody
-    saved_s: Seconds = -1.0  # from the end of the last section of kind checkpoint until this message
+    # from the end of the last section of kind checkpoint until this message
+    saved_s: Seconds = -1.0
     after_s: Seconds = 0.0  # of that, in other sections than "step"
     sections: AtMost16[SectionTime] = ()  # at most 16
 
@@ -203,7 +204,8 @@ class StragglerRecord(Record):
     what: str  # a sentence
     excess: float  # work above the peers' median, as a share of that
     lost_s: float = 0.0  # what it has cost the job
-    follows: str = ""  # host or rank: what the slowness stayed with when a restart had moved ranks; "" = not known
+    # host or rank: what the slowness stayed with when a restart had moved ranks; "" = not known
+    follows: str = ""
     signs: str = ""  # what was found on the node
 
 

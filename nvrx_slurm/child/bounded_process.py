@@ -21,12 +21,14 @@ from typing import Any, NamedTuple, NoReturn
 
 from nvrx_slurm.child.descendants import kill_tree
 
-REAP_S = 0.3  # for a killed child to end; one that is blocked in the kernel must not use up the time of a prolog
+# for a killed child to end; one that is blocked in the kernel must not use up the time of a prolog
+REAP_S = 0.3
 DEFAULT_LIMIT_BYTES = 65536
 _CHUNK_BYTES = 65536
 _MAX_READS = 64  # of a pipe at the end of its child; a pipe holds a bounded number of bytes
 own: set[int] = set()  # pids of children under way: `processes.Orphans` leaves them alone
-_ALARM_S = 2.0  # a forked child ends itself that long after its deadline, should this process be gone
+# a forked child ends itself that long after its deadline, should this process be gone
+_ALARM_S = 2.0
 JOB_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _RESET = (*JOB_SIGNALS, signal.SIGALRM, signal.SIGPIPE, signal.SIGXFSZ)
 _TRAMPOLINE = os.path.join(os.path.dirname(__file__), "trampoline.py")
@@ -233,16 +235,37 @@ def execute(
             theirs.callback(os.close, writer)
             ends.append((reader, writer))
         (out, its_out), (err, its_err) = ends
-        actions = [(os.POSIX_SPAWN_DUP2, fd, at) for at, fd in enumerate((source, its_out, its_err))]
+        actions = [
+            (os.POSIX_SPAWN_DUP2, fd, at) for at, fd in enumerate((source, its_out, its_err))
+        ]
         spawn = os.posix_spawn if "/" in argv[0] else os.posix_spawnp
-        pid = spawn(argv[0], list(argv), env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_RESET)
+        pid = spawn(
+            argv[0],
+            list(argv),
+            env,
+            file_actions=actions,
+            setsid=True,
+            setsigmask=(),
+            setsigdef=_RESET,
+        )
         ours.pop_all()
-    return BoundedProcess(pid, Output(out, limit, last), Output(err, limit, last), time.monotonic() + timeout_s)
+    return BoundedProcess(
+        pid, Output(out, limit, last), Output(err, limit, last), time.monotonic() + timeout_s
+    )
 
 
 def through_trampoline(argv: Sequence[str], ignored: int = 0, control_fd: int = -1) -> list[str]:
     """The command by way of `child.trampoline`, which tells its arguments: it dies with the calling thread."""
-    return [sys.executable, "-I", "-S", _TRAMPOLINE, str(os.getpid()), str(int(ignored)), str(control_fd), *argv]
+    return [
+        sys.executable,
+        "-I",
+        "-S",
+        _TRAMPOLINE,
+        str(os.getpid()),
+        str(int(ignored)),
+        str(control_fd),
+        *argv,
+    ]
 
 
 def fork(
@@ -296,4 +319,6 @@ def wait(fds: Iterable[int], until_s: float) -> set[int]:
     for fd in fds:
         poller.register(fd, select.POLLIN)
     left_s = until_s - time.monotonic()
-    return {fd for fd, _ in poller.poll(None if math.isinf(left_s) else max(0, int(left_s * 1000) + 1))}
+    return {
+        fd for fd, _ in poller.poll(None if math.isinf(left_s) else max(0, int(left_s * 1000) + 1))
+    }

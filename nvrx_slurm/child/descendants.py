@@ -61,7 +61,8 @@ def below(pid: int, pidfd: int, spare: Callable[[int], bool] = nobody) -> list[i
         parent, parent_fd = todo.pop()
         for child in children(parent):
             fd = _open(child, (parent,))
-            if fd >= 0 and (is_dead(parent_fd) or spare(child)):  # dead: another process may have its number by now
+            # dead: another process may have its number by now
+            if fd >= 0 and (is_dead(parent_fd) or spare(child)):
                 os.close(fd)
             elif fd >= 0:
                 found.append(fd)
@@ -79,7 +80,9 @@ def kill_all(pidfds: Iterable[int]) -> None:
         os.close(fd)
 
 
-def kill_tree(root: int, parents: Collection[int], mark: bytes = b"", spare: Callable[[int], bool] = nobody) -> bool:
+def kill_tree(
+    root: int, parents: Collection[int], mark: bytes = b"", spare: Callable[[int], bool] = nobody
+) -> bool:
     """SIGKILL to `root`, a child of one of `parents`, and to all below it. Does not wait. False: there is none.
 
     `mark`: only if its environment has this entry (NAME=VALUE). `spare`: see `below`. All are found before one is
@@ -105,7 +108,11 @@ def _open(pid: int, parents: Collection[int], mark: bytes = b"") -> int:
         fd = os.pidfd_open(pid)
     except OSError:
         return -1
-    if _parent(pid) in parents and (not mark or mark in read(pid, "environ").split(b"\0")) and not is_dead(fd):
+    if (
+        _parent(pid) in parents
+        and (not mark or mark in read(pid, "environ").split(b"\0"))
+        and not is_dead(fd)
+    ):
         return fd
     os.close(fd)
     return -1

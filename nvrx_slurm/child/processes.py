@@ -61,7 +61,8 @@ class Child:
         """Send `signum` to the whole process group; harmless when it is gone already."""
         try:
             os.killpg(self.pid, signum)
-        except (ProcessLookupError, PermissionError):  # gone, or only a zombie of another user (setuid) is left
+        except (ProcessLookupError, PermissionError):
+            # gone, or only a zombie of another user (setuid) is left
             return
 
     def kill(self) -> None:
@@ -113,12 +114,16 @@ class Held:
     def release(self, env: Mapping[str, str], stdout: IO[bytes], stderr: IO[bytes]) -> Child:
         """Execute the command with this environment and these streams. Raises OSError if the process is gone."""
         text = "\0".join(f"{name}={value}" for name, value in env.items())
-        with self.control, open(os.memfd_create("nvrx-env", os.MFD_CLOEXEC), "r+b", buffering=0) as file:
+        with (
+            self.control,
+            open(os.memfd_create("nvrx-env", os.MFD_CLOEXEC), "r+b", buffering=0) as file,
+        ):
             write_all(file.fileno(), os.fsencode(text))
             file.seek(0)
             fds = [one.fileno() for one in (file, stdout, stderr)]
             socket.send_fds(self.control, [b"x"], fds, socket.MSG_NOSIGNAL)
-        self.child.signal_group(signal.SIGCONT)  # a process that was stopped while it waited would never begin
+        # a process that was stopped while it waited would never begin
+        self.child.signal_group(signal.SIGCONT)
         return self.child
 
     def kill(self) -> None:
@@ -136,7 +141,9 @@ def hold(argv: Sequence[str], env: Mapping[str, str], ignored: int = 0) -> Held:
     return Held(*with_channel(lambda fd: start(argv, env, null, null, ignored, control_fd=fd)))
 
 
-def with_channel(start: Callable[[int], Child], kind: int = socket.SOCK_SEQPACKET) -> tuple[Child, socket.socket]:
+def with_channel(
+    start: Callable[[int], Child], kind: int = socket.SOCK_SEQPACKET
+) -> tuple[Child, socket.socket]:
     """The process that `start(fd)` makes with one end of a pair of sockets, and the other end. Raises as `start`."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
     try:
@@ -180,10 +187,14 @@ def start(
     return Child(popen)
 
 
-def start_directly(argv: Sequence[str], pass_fds: Sequence[int], env: Mapping[str, str] | None = None) -> Child:
+def start_directly(
+    argv: Sequence[str], pass_fds: Sequence[int], env: Mapping[str, str] | None = None
+) -> Child:
     """Start a program of ours, which ends by itself when this process does. `env`: None = ours. Raises OSError."""
     null = subprocess.DEVNULL
-    popen = subprocess.Popen(argv, stdin=null, stdout=null, pass_fds=pass_fds, env=env, start_new_session=True)
+    popen = subprocess.Popen(
+        argv, stdin=null, stdout=null, pass_fds=pass_fds, env=env, start_new_session=True
+    )
     return Child(popen)
 
 
@@ -221,7 +232,8 @@ class Orphans:
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
-            if ended is None or ended.si_pid in kept:  # a known one is reaped in a moment, and then this is called
+            # a known one is reaped in a moment, and then this is called
+            if ended is None or ended.si_pid in kept:
                 return
             _collect(ended.si_pid)
 
@@ -244,7 +256,9 @@ class Orphans:
 
     def living(self, known: Collection[int], select: Callable[[int], bool]) -> list[int]:
         """The orphans that have not ended, are not in `known`, and are to `select`."""
-        found = (pid for pid in children(os.getpid()) if pid not in self._before and pid not in known)
+        found = (
+            pid for pid in children(os.getpid()) if pid not in self._before and pid not in known
+        )
         return [pid for pid in found if select(pid) and not _collect(pid)]
 
 

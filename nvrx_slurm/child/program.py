@@ -20,7 +20,14 @@ UNFINISHED = 4  # of one that could not do the rest of its work in time
 ORPHANED_S = 5.0  # for the rest of its work when the agent has ended
 _NICE = 10
 _PACKET_BYTES = 1 << 17
-_IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_IGNORED = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
 
 
 class Program:
@@ -67,7 +74,8 @@ class Program:
 
 def run(fd: int, make: Callable[[dict[str, Any], socket.socket], Program]) -> int:
     """The whole program: read the settings, `make(settings, connection)`. Returns its exit code."""
-    for signum in _IGNORED:  # Slurm signals every process of a step; the agent says when it is time to end
+    # Slurm signals every process of a step; the agent says when it is time to end
+    for signum in _IGNORED:
         signal.signal(signum, signal.SIG_IGN)
     os.nice(_NICE)
     connection = socket.socket(fileno=fd)

@@ -102,7 +102,9 @@ class SupervisedProcess:
         if self._channel is None:
             return
         try:
-            socket.send_fds(self._channel, [data], list(fds), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            socket.send_fds(
+                self._channel, [data], list(fds), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+            )
         except BlockingIOError:
             self._kill()
         except OSError:

@@ -52,7 +52,12 @@ def main() -> None:
     A signal that is ignored stays ignored after exec, until the command sets a handler of its own.
     Exit code 127: no such command, 126: no permission.
     """
-    parent, ignored, control_fd, command = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
+    parent, ignored, control_fd, command = (
+        int(sys.argv[1]),
+        int(sys.argv[2]),
+        int(sys.argv[3]),
+        sys.argv[4:],
+    )
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
@@ -61,8 +66,10 @@ def main() -> None:
         _drop_user_signals()
     if ignored:  # before signals are unblocked: one that is pending is dropped, not delivered
         _signal.signal(ignored, _signal.SIG_IGN)
-    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())  # the module `signal` would load `enum`: twice the start-up time
-    for signum in (_signal.SIGPIPE, _signal.SIGXFSZ):  # this interpreter ignores them; exec would keep that
+    # the module `signal` would load `enum`: twice the start-up time
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
+    # this interpreter ignores them; exec would keep that
+    for signum in (_signal.SIGPIPE, _signal.SIGXFSZ):
         _signal.signal(signum, _signal.SIG_DFL)
     if not command[0]:
         sys.argv = command[1:]

@@ -45,9 +45,13 @@ def _until_answered(ask: Callable[[], None]) -> None:
 class Chain:
     """This link's view of its chain."""
 
-    def __init__(self, config: Config, context: SlurmContext, slurm: Slurm, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, config: Config, context: SlurmContext, slurm: Slurm, say: Callable[[str], None]
+    ) -> None:
         launch = config.launch
-        self._job, self._slurm, self._say = context, slurm, say
+        self._job = context
+        self._slurm = slurm
+        self._say = say
         self._links_file = Path(launch.chain_links) if launch.chain_links else None
         self._limits = limits(config)
 
@@ -68,11 +72,14 @@ class Chain:
         with suppress(SlurmError):
             job = self._slurm.job(self._job.job_id)
             if not (job.requeue and job.batch_host):
-                self._say(f"--until-done has no effect: Slurm does not requeue job {job.job_id}; use sbatch --requeue")
+                self._say(
+                    f"--until-done has no effect: Slurm does not requeue job {job.job_id}; use sbatch --requeue"
+                )
 
     def after(self, code: int, run: RunDir) -> None:
         """This link has ended with `code`: requeue it, or tell the next one. Slurm's refusals are only said."""
-        result, now_s = result_of(run.path), time.time()
+        result = result_of(run.path)
+        now_s = time.time()
         last = ChainLink(code, now_s, bool(result.get("out_of_time")))
         found = decide([*self._earlier(run.log_dir), last], self._limits, now_s)
         excluded = tuple(map(str, result.get("excluded_nodes", ())))
@@ -100,7 +107,9 @@ class Chain:
     def _exclude(self, job_id: int, nodes: Sequence[str]) -> None:
         """Keep these nodes out of a job that waits, as far as enough others are left for it."""
         job = self._slurm.job(job_id)
-        others = {name for name, node in self._slurm.nodes().items() if job.partition in node.partitions}
+        others = {
+            name for name, node in self._slurm.nodes().items() if job.partition in node.partitions
+        }
         others -= {*job.excluded}
         room = 0 if job.reservation else max(0, min(_MAX_EXCLUDED, len(others) - job.num_nodes))
         wanted = [name for name in nodes if name in others]

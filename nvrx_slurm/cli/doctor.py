@@ -27,7 +27,8 @@ from nvrx_slurm.views.screen import show
 OK, INFO, WARN, FAIL = "ok", "info", "warn", "fail"
 _COLOURS = {OK: "green", INFO: None, WARN: "yellow", FAIL: "red"}
 PROGRAMS = {"Prolog": "prolog", "Epilog": "epilog", "HealthCheckProgram": "healthcheck"}
-_MARK = "nvrx_slurm hook: "  # in the second line of prolog/prolog, prolog/epilog and prolog/healthcheck
+# in the second line of prolog/prolog, prolog/epilog and prolog/healthcheck
+_MARK = "nvrx_slurm hook: "
 _HOOK_SH_S = 60.0  # for hook.sh to answer
 _LONGEST_FILE = 65536
 _TOOLS = {"cli": "its command line tools", "pyslurm": "pyslurm"}
@@ -66,13 +67,21 @@ _HOOK_FACTS: tuple[Fact, ...] = (
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON list instead of lines.")
-@click.option("--hooks", metavar="DIR", default="", help="Folder of the hooks (default: as slurm.conf says).")
+@click.option(
+    "--hooks", metavar="DIR", default="", help="Folder of the hooks (default: as slurm.conf says)."
+)
 @click.option(
     "--slurm-api", type=click.Choice(["auto", "cli", "pyslurm"]), default="auto", envvar="NVRX_SLURM_API",
     help="As for nvrx-run.",
 )  # fmt: skip
-@click.option("--log-dir", default=LOG_DIR, envvar=LOG_DIR_ENV, help="Where strikes are looked for.")
-@click.option("--warm", is_flag=True, help="Also import what workers are forked with, and say what is left out.")
+@click.option(
+    "--log-dir", default=LOG_DIR, envvar=LOG_DIR_ENV, help="Where strikes are looked for."
+)
+@click.option(
+    "--warm",
+    is_flag=True,
+    help="Also import what workers are forked with, and say what is left out.",
+)
 def doctor(as_json: bool, hooks: str, slurm_api: str, log_dir: str, warm: bool) -> None:
     """Say whether a job can run on this node, and whether Slurm's hooks are set up right. Run it on a compute node; as
     root for the hooks.
@@ -86,7 +95,15 @@ def doctor(as_json: bool, hooks: str, slurm_api: str, log_dir: str, warm: bool) 
     if warm:
         parts["job"].append(_warm())
     if as_json:
-        click.echo(json.dumps([{"part": name, **line._asdict()} for name, lines in parts.items() for line in lines]))
+        click.echo(
+            json.dumps(
+                [
+                    {"part": name, **line._asdict()}
+                    for name, lines in parts.items()
+                    for line in lines
+                ]
+            )
+        )
     else:
         _show("job", parts["job"])
         click.echo()
@@ -99,7 +116,11 @@ def _show(part: str, lines: list[Line]) -> None:
     column = max(len(line.name) for line in lines)
     show(_TITLES[part], bold=True)
     for line in lines:
-        show(f"{line.status:4}  {line.name:{column}}  {line.text}", _COLOURS[line.status], hang=column + 8)
+        show(
+            f"{line.status:4}  {line.name:{column}}  {line.text}",
+            _COLOURS[line.status],
+            hang=column + 8,
+        )
         if line.advice:
             show(f"      {'':{column}}  -> {line.advice}", hang=column + 11)
 
@@ -114,13 +135,18 @@ def examine(backend: Slurm, why: str, hooks: str = "") -> dict[str, list[Line]]:
             *_judged(_JOB_FACTS, slurm),
         ]
     except NvrxError as error:
-        slurm, job = {}, [Line("slurm", FAIL, f"no answer: {error}", "run this on a node of the cluster")]
+        slurm, job = (
+            {},
+            [Line("slurm", FAIL, f"no answer: {error}", "run this on a node of the cluster")],
+        )
     ours = _hooks_in(slurm)
     directory = os.path.realpath(hooks) if hooks else next(iter(ours.values()), "")
     advice = "docs/how-to/install-slurm-hooks.md; for a folder: --hooks DIR"
     found = [Line("hooks", INFO, "not installed; jobs do not need them", advice)]
     if directory:
-        in_slurm_conf = [*_programs(slurm, ours, directory), *_judged(_HOOK_FACTS, slurm)] if slurm else []
+        in_slurm_conf = (
+            [*_programs(slurm, ours, directory), *_judged(_HOOK_FACTS, slurm)] if slurm else []
+        )
         found = [*in_slurm_conf, *_files(directory)]
     return {"job": [*job, _munge()], "hooks": found}
 
@@ -130,7 +156,9 @@ def _strikes(log_dir: Path) -> Iterator[Line]:
 
     if found := strikes.suspects(log_dir):
         text = f"nodes with {strikes.MANY} or more strikes in 28 days: {strikes.in_words(found)}"
-        yield Line("strikes", WARN, text, f"look at {log_dir}/strikes.jsonl; nvrx submit --avoid-strikes")
+        yield Line(
+            "strikes", WARN, text, f"look at {log_dir}/strikes.jsonl; nvrx submit --avoid-strikes"
+        )
 
 
 def _warm() -> Line:
@@ -154,7 +182,10 @@ def _warm() -> Line:
             await launcher.close()
 
     asyncio.run(prepare())
-    text = "; ".join(said) or f"workers are forked with {', '.join(modules) or 'nothing: no library is installed'}"
+    text = (
+        "; ".join(said)
+        or f"workers are forked with {', '.join(modules) or 'nothing: no library is installed'}"
+    )
     return Line("warm-starts", INFO if said else OK, text)
 
 
@@ -172,7 +203,12 @@ def _munge() -> Line:
     try:
         munge = Munge.find(conf.munge_socket(os.environ))
         if munge is None:
-            return Line("munge", WARN, "no libmunge", "install munge; `srun nvrx-run` without a batch script needs it")
+            return Line(
+                "munge",
+                WARN,
+                "no libmunge",
+                "install munge; `srun nvrx-run` without a batch script needs it",
+            )
         munge.open(munge.seal(b"doctor"))
     except NvrxError as error:
         return Line("munge", FAIL, str(error), "start munged")
@@ -183,18 +219,28 @@ def _programs(slurm: dict[str, str], found: dict[str, str], directory: str) -> I
     for key, hook in PROGRAMS.items():
         said = f"{key}={slurm.get(key, '')}"
         advice = f"slurm.conf: {key}={directory}/{hook}, or a script that hands on its exit code"
-        yield Line(hook, OK, said) if key in found else Line(hook, FAIL, f"{said} is not ours", advice)
+        yield (
+            Line(hook, OK, said)
+            if key in found
+            else Line(hook, FAIL, f"{said} is not ours", advice)
+        )
 
 
 def _files(directory: str) -> Iterator[Line]:
-    problems = [why for name in (*PROGRAMS.values(), "hook.sh", "hooks.conf") if (why := _untrusted(directory, name))]
+    problems = [
+        why
+        for name in (*PROGRAMS.values(), "hook.sh", "hooks.conf")
+        if (why := _untrusted(directory, name))
+    ]
     if problems:
         advice = f"chown -R root:root {directory}; chmod 755 its scripts"
         yield Line("hook-files", FAIL, "; ".join(problems), advice)
         return
     yield Line("hook-files", OK, "only root can change them")
     try:
-        settings = dict(line.partition("=")[::2] for line in _hook_sh(directory, "settings").splitlines())
+        settings = dict(
+            line.partition("=")[::2] for line in _hook_sh(directory, "settings").splitlines()
+        )
         version = _hook_sh(directory, "version").strip()
     except (OSError, UsageError) as error:
         advice = f"correct PYTHON, PACKAGE (the folder with nvrx_slurm in it), or its owner; see {directory}/hooks.conf"
@@ -219,7 +265,12 @@ def _site_file(named: str) -> Line:
     path = named or policy.DEFAULT_CONFIG
     if not os.path.lexists(path):
         text = f"{path} is missing: the expected state of this node is unknown"
-        return Line("site-file", FAIL if named else WARN, text, f"nvrx health init --output {path}  # on a good node")
+        return Line(
+            "site-file",
+            FAIL if named else WARN,
+            text,
+            f"nvrx health init --output {path}  # on a good node",
+        )
     try:
         rules = policy.read_rules(path)
     except NvrxError as error:
@@ -245,4 +296,8 @@ def _untrusted(directory: str, name: str) -> str:
         trust.require(path, UsageError)
     except UsageError as error:
         return str(error)
-    return "" if os.access(path, os.X_OK) or name in ("hook.sh", "hooks.conf") else f"{path} is not executable"
+    return (
+        ""
+        if os.access(path, os.X_OK) or name in ("hook.sh", "hooks.conf")
+        else f"{path} is not executable"
+    )

@@ -23,18 +23,28 @@ def dry_run(here: Here, script: str, args: tuple[str, ...]) -> str:
     if here.place is StartPlace.LOGIN:
         here = planned_allocation(here)
     shape = layout(here)
-    nodes, nproc, directory = shape.nodes, shape.nproc, shape.run_dir
+    nodes = shape.nodes
+    nproc = shape.nproc
+    directory = shape.run_dir
     lines = [f"place: {here.place.value}"]
     if here.place is StartPlace.LOGIN:
         lines.append(f"planned as inside an allocation of {nodes.max} nodes (--nnodes, --spares)")
     if here.place is not StartPlace.TASK and not here.launch.standalone:
-        flags = sys.argv[1 : len(sys.argv) - len(args) - 1]  # the rest is the script and its arguments
+        # the rest is the script and its arguments
+        flags = sys.argv[1 : len(sys.argv) - len(args) - 1]
         words = [*(word for word in flags if spelling(word) != "--dry-run"), script, *args]
         line = shlex.join(step_argv(here, directory, words))
         lines += ["", "srun line (in a batch script or salloc shell):", f"  {line}"]
-    lines += ["", f"plan of cycle 0: {nodes.min} active nodes x {nproc} ranks, {nodes.max - nodes.min} spare nodes"]
+    lines += [
+        "",
+        f"plan of cycle 0: {nodes.min} active nodes x {nproc} ranks, {nodes.max - nodes.min} spare nodes",
+    ]
     lines += _node_rows(here, shape)
-    lines += ["", f"logs: {directory.path}", "worker: " + shlex.join(worker_argv(here.launch, script, args))]
+    lines += [
+        "",
+        f"logs: {directory.path}",
+        "worker: " + shlex.join(worker_argv(here.launch, script, args)),
+    ]
     lines += _numa_rows(here, shape)
     lines += ["", "environment of rank 0, besides what is inherited:"]
     lines += [f"  {name}={value}" for name, value in _first_env(here, shape).items()]
@@ -53,7 +63,9 @@ def _node_rows(here: Here, shape: Layout) -> list[str]:
     if nodes.max > _NODES_SHOWN:
         rows.append("  ...")
     if here.ft.segment is not None:
-        rows.append("  other nodes may be active: only they know their NVLink domains (--ft-segment)")
+        rows.append(
+            "  other nodes may be active: only they know their NVLink domains (--ft-segment)"
+        )
     return rows
 
 
@@ -62,14 +74,28 @@ def _numa_rows(here: Here, shape: Layout) -> list[str]:
         found = numa_bindings(here, shape.nproc, shape.on_node)
     except UsageError as error:  # the compute nodes may have what a login node lacks
         return ["", f"NUMA binding, if the workers ran on this node: {error}"]
-    rows = [f"  local rank {rank}: {shlex.join(one.prefix) or '-'}  ({one.text})" for rank, one in enumerate(found)]
+    rows = [
+        f"  local rank {rank}: {shlex.join(one.prefix) or '-'}  ({one.text})"
+        for rank, one in enumerate(found)
+    ]
     return ["", "NUMA binding, if the workers ran on this node:", *rows] if rows else []
 
 
 def _first_env(here: Here, shape: Layout) -> dict[str, str]:
     active, nproc = shape.nodes.min, shape.nproc
     node = Node("0", 0, "node 0", "", nproc)
-    plan = Plan(1, 0, History(), here.launch.max_restarts, active, active * nproc, "<first active node>", 0, 0, 0)
+    plan = Plan(
+        1,
+        0,
+        History(),
+        here.launch.max_restarts,
+        active,
+        active * nproc,
+        "<first active node>",
+        0,
+        0,
+        0,
+    )
     env = rank_env(contract(here, shape), plan, node, 0, "<its error file>")
     path = {"PYTHONPATH": compat.python_path(os.environ)} if here.launch.compat else {}
     return {**env, **path, "MASTER_PORT": "<free port of that node, fresh per cycle>"}

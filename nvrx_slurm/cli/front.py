@@ -49,8 +49,10 @@ WARNING = (signal.SIGUSR1, signal.SIGUSR2)
 REFRESH_S = 1.0
 _ASK_S = 15.0  # between two questions whether a step without srun still runs
 _NOT_YET, _RELEASED = -1, -2
-_LINGER_S = 3.0  # how long srun may take to end once the result is known; a lost node keeps it waiting
-_LOGS_READ, _TAIL_BYTES = 8, 4096  # of the agents' logs, for the reason of an end without a coordinator
+# how long srun may take to end once the result is known; a lost node keeps it waiting
+_LINGER_S = 3.0
+# of the agents' logs, for the reason of an end without a coordinator
+_LOGS_READ, _TAIL_BYTES = 8, 4096
 
 
 def step_argv(here: Here, directory: RunDir, words: Sequence[str]) -> list[str]:
@@ -65,7 +67,11 @@ def step_argv(here: Here, directory: RunDir, words: Sequence[str]) -> list[str]:
     per_node = slurm.launchers if slurm is not None else 1
     shape = [f"--nodes={nodes}", f"--ntasks={nodes * per_node}", f"--ntasks-per-node={per_node}"]
     files = ["--input=none", f"--output={output}", f"--error={output}", "--open-mode=append"]
-    cpus = [f"--cpus-per-task={slurm.cpus_per_task}"] if slurm is not None and slurm.cpus_per_task else []
+    cpus = (
+        [f"--cpus-per-task={slurm.cpus_per_task}"]
+        if slurm is not None and slurm.cpus_per_task
+        else []
+    )
     extra = [f"--job-name={step_name()}", *here.launch.srun_args]
     return ["srun", *_SURVIVAL, *shape, *files, *cpus, *extra, *_own_command(here.launch), *words]
 
@@ -92,7 +98,9 @@ def run_step(here: Here, script: str, args: tuple[str, ...], words: Sequence[str
     Raises UsageError, before anything is started, for input that cannot work.
     """
     if shutil.which("srun") is None:
-        raise UsageError("srun is not on PATH here; install Slurm's client, or start the step from where it is")
+        raise UsageError(
+            "srun is not on PATH here; install Slurm's client, or start the step from where it is"
+        )
     if not _in_container(here.launch):
         worker_argv(here.launch, script, args)
     assert here.slurm is not None
@@ -125,7 +133,12 @@ def run_step(here: Here, script: str, args: tuple[str, ...], words: Sequence[str
 
 
 def _start_step(
-    here: Here, slurm: SlurmContext, directory: RunDir, words: Sequence[str], console: Console, changed: bool
+    here: Here,
+    slurm: SlurmContext,
+    directory: RunDir,
+    words: Sequence[str],
+    console: Console,
+    changed: bool,
 ) -> Step:
     """`changed`: nodes of the allocation are lost since it began."""
     log = directory.path / NODE_LOG.replace("%t", "0")
@@ -138,12 +151,23 @@ def _start_step(
     directory.srun_command.write_text(line + "\n")
     console.follow(log, "", 1)
     verbose, tasks = here.ft.log_level <= logging.DEBUG, slurm.nnodes * slurm.launchers
-    console.say(line if verbose else f"starting {tasks} tasks: the srun command is in {directory.srun_command}")
-    return Step(argv, _step_env(here, slurm, directory), directory, slurm.job_id, here.control, console)
+    console.say(
+        line
+        if verbose
+        else f"starting {tasks} tasks: the srun command is in {directory.srun_command}"
+    )
+    return Step(
+        argv, _step_env(here, slurm, directory), directory, slurm.job_id, here.control, console
+    )
 
 
 def _complete_result(
-    control: Control, slurm: SlurmContext, directory: RunDir, code: int, began_s: float, say: Callable[[str], None]
+    control: Control,
+    slurm: SlurmContext,
+    directory: RunDir,
+    code: int,
+    began_s: float,
+    say: Callable[[str], None],
 ) -> None:
     """Add what ended a job that got a signal; of a step without a coordinator write the result itself."""
     found, now_s = result_of(directory.path), time.time()
@@ -186,7 +210,11 @@ def _step_env(here: Here, slurm: SlurmContext, directory: RunDir) -> dict[str, s
     env = {**os.environ, RUN_ENV: directory.run, OUT_ENV: os.path.realpath("/proc/self/fd/1")}
     if _in_container(here.launch) and END_TIME not in env:  # Slurm 22.05
         left_s = here.control.time_left_s(slurm.job_id)
-        env |= {END_TIME: f"{time.time() + left_s:.0f}"} if left_s is not None and left_s < math.inf else {}
+        env |= (
+            {END_TIME: f"{time.time() + left_s:.0f}"}
+            if left_s is not None and left_s < math.inf
+            else {}
+        )
     env[JOB_NAME_ENV] = env.get(JOB_NAME_ENV) or env.get("SLURM_JOB_NAME", "")
     env[TOKEN_ENV] = env.get(TOKEN_ENV) or new_token()
     env[KILL_WAIT_ENV] = env.get(KILL_WAIT_ENV) or f"{here.control.kill_wait_s():g}"
@@ -205,10 +233,18 @@ class Step:
     """The running srun. It dies with this process, also by SIGKILL, and the step dies with it."""
 
     def __init__(
-        self, argv: Sequence[str], env: dict[str, str], run_dir: RunDir, job_id: int, control: Control, console: Console
+        self,
+        argv: Sequence[str],
+        env: dict[str, str],
+        run_dir: RunDir,
+        job_id: int,
+        control: Control,
+        console: Console,
     ) -> None:
         """The console follows the first coordinator's output already."""
-        self._run_dir, self._job_id, self._control = run_dir, job_id, control
+        self._run_dir = run_dir
+        self._job_id = job_id
+        self._control = control
         self._log = run_dir.path / NODE_LOG.replace("%t", "0")
         self._followed = {self._log}
         self._name = step_name()
@@ -216,7 +252,8 @@ class Step:
         self._read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(write_fd)
         for signum in (*ENDING, *WARNING):
-            if signal.getsignal(signum) is not signal.SIG_IGN:  # an ignored signal (nohup) stays ignored
+            # an ignored signal (nohup) stays ignored
+            if signal.getsignal(signum) is not signal.SIG_IGN:
                 signal.signal(signum, _noted)
         self._srun = processes.start(argv, env, 1, 2)
         self._held = _NOT_YET  # a descriptor that keeps the step alive should srun be killed
@@ -247,7 +284,9 @@ class Step:
                     return self._code(self._lost, ended_by)
                 started = True
                 how = signal.Signals(-self._lost).name
-                self._say(f"srun was killed by {how}, perhaps for lack of memory: the job goes on without it")
+                self._say(
+                    f"srun was killed by {how}, perhaps for lack of memory: the job goes on without it"
+                )
             if self._read_fd in ready:
                 ended_by = self._pass_signals_on() or ended_by
             elif self._run_dir.result.exists() or (self._lost < 0 and not self._runs()):
@@ -255,7 +294,10 @@ class Step:
                 if self._lost < 0:
                     return self._code(self._lost, ended_by)
             elif not started and time.monotonic() >= self._started_s + start_timeout_s:
-                started = self._log_has_begun() or self._control.step_id(self._job_id, self._name) is not None
+                started = (
+                    self._log_has_begun()
+                    or self._control.step_id(self._job_id, self._name) is not None
+                )
                 if not started:
                     return self._give_up(start_timeout_s)
 
@@ -292,7 +334,9 @@ class Step:
             self._say(f"passing {signal.Signals(signum).name} on to the step")
             ended_by = signum if signum in ENDING else ended_by
             # srun would kill the step at once for an ending signal; Slurm delivers just the signal
-            if signum not in ENDING or not self._control.signal_step(self._job_id, self._name, signum):
+            if signum not in ENDING or not self._control.signal_step(
+                self._job_id, self._name, signum
+            ):
                 self._signal(signum)
         return ended_by
 

@@ -23,12 +23,25 @@ def _begun(ctx: click.Context, param: click.Parameter, begun: str) -> list[Compl
 
     from nvrx_slurm.health.registry import built_in
 
-    return [CompletionItem(name, help=check.reads) for name, check in built_in().items() if name.startswith(begun)]
+    return [
+        CompletionItem(name, help=check.reads)
+        for name, check in built_in().items()
+        if name.startswith(begun)
+    ]
 
 
-_CONFIG = click.option("--config", metavar="FILE", help=f"The site file (default: {policy.DEFAULT_CONFIG}).")
-_SYSROOT = click.option("--sysroot", metavar="DIR", default="/", help="Where the node's /proc and /sys are.")
-_NODE = click.option("--node", metavar="NAME", default="", help="The node's name in the site file (default: Slurm's).")
+_CONFIG = click.option(
+    "--config", metavar="FILE", help=f"The site file (default: {policy.DEFAULT_CONFIG})."
+)
+_SYSROOT = click.option(
+    "--sysroot", metavar="DIR", default="/", help="Where the node's /proc and /sys are."
+)
+_NODE = click.option(
+    "--node",
+    metavar="NAME",
+    default="",
+    help="The node's name in the site file (default: Slurm's).",
+)
 _CHECKS: Any = {"metavar": "NAME", "multiple": True, "shell_complete": _begun}
 _JSON = click.option("--json", "as_json", is_flag=True, help="JSON on one line, for machines.")
 
@@ -39,17 +52,31 @@ def health() -> None:
 
 
 @health.command()
-@click.option("--when", type=click.Choice(CONTEXTS), default="manual", help="Checks of this context (default: manual).")
+@click.option(
+    "--when",
+    type=click.Choice(CONTEXTS),
+    default="manual",
+    help="Checks of this context (default: manual).",
+)
 @click.option("--only", **_CHECKS, help="Only this check; can be repeated.")
 @click.option("--skip", **_CHECKS, help="Not this check; can be repeated.")
 @_JSON
-@click.option("--all", "everything", is_flag=True, help="Also show checks that do not apply to this node.")
-@click.option("--expect", metavar="NAME=VALUE", multiple=True, help="Goes over the site file; can be repeated.")
+@click.option(
+    "--all", "everything", is_flag=True, help="Also show checks that do not apply to this node."
+)
+@click.option(
+    "--expect",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Goes over the site file; can be repeated.",
+)
 @click.option("--deadline", type=float, metavar="SECONDS", help="For all together.")
 @_NODE
 @_CONFIG
 @_SYSROOT
-def run(when: str, as_json: bool, everything: bool, sysroot: str, deadline: float | None, **given: Any) -> None:
+def run(
+    when: str, as_json: bool, everything: bool, sysroot: str, deadline: float | None, **given: Any
+) -> None:
     """Run the checks, side by side.
 
     Exit code: 0 pass, 1 fail, 2 usage, 3 unknown. A failure of which the site only wants to be warned is a pass.
@@ -88,9 +115,22 @@ def list_checks(as_json: bool, config: str | None, sysroot: str, node: str) -> N
 
 def _plain(check: Check, rules: policy.Rules) -> dict[str, Any]:
     """For machines. `lane` (its group): null = a process of its own."""
-    names = ("name", "reads", "fails", "contexts", "budget_s", "needs_root", "on_fail", "on_unknown")
+    names = (
+        "name",
+        "reads",
+        "fails",
+        "contexts",
+        "budget_s",
+        "needs_root",
+        "on_fail",
+        "on_unknown",
+    )
     expects = {setting.name: rules.expected[setting.name] for setting in check.settings}
-    return {**{name: getattr(check, name) for name in names}, "lane": check.group or None, "expects": expects}
+    return {
+        **{name: getattr(check, name) for name in names},
+        "lane": check.group or None,
+        "expects": expects,
+    }
 
 
 @health.command()
@@ -118,7 +158,9 @@ def explain(name: str, as_json: bool, config: str | None, sysroot: str, node: st
 
 
 @health.command()
-@click.option("--output", metavar="FILE", help="Where to write it; must not exist (default: the terminal).")
+@click.option(
+    "--output", metavar="FILE", help="Where to write it; must not exist (default: the terminal)."
+)
 @_NODE
 @_SYSROOT
 def init(output: str | None, node: str, sysroot: str) -> None:
@@ -129,13 +171,17 @@ def init(output: str | None, node: str, sysroot: str) -> None:
     stop_on_sigterm()
     text, notes = site_file(node, sysroot)
     for note in notes:
-        click.echo(f"nvrx health init: not written down, since it could not be read: {note}", err=True)
+        click.echo(
+            f"nvrx health init: not written down, since it could not be read: {note}", err=True
+        )
 
     try:
         with click.open_file(output or "-", "x", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        raise UsageError(f"--output {output}: {error.strerror}; choose another file or remove it") from None
+        raise UsageError(
+            f"--output {output}: {error.strerror}; choose another file or remove it"
+        ) from None
 
 
 @health.command()

@@ -27,7 +27,8 @@ from nvrx_slurm.slurm.control import Control
 from nvrx_slurm.slurm.env import SlurmContext, array_infra_rank, detect
 from nvrx_slurm.system import gpus
 
-RUN_ENV = "NVRX_RUN"  # name of the run's directory, set for the tasks of a step by the nvrx-run that starts it
+# name of the run's directory, set for the tasks of a step by the nvrx-run that starts it
+RUN_ENV = "NVRX_RUN"
 
 
 class StartPlace(Enum):
@@ -62,7 +63,9 @@ class Here(Record):
     def slurm_rank(self) -> int:
         """Infra rank in the step or, where several jobs of an array meet at an endpoint, in the array."""
         assert self.slurm is not None
-        return self.slurm.infra_rank if self.launch.endpoint is None else array_infra_rank(self.slurm)
+        return (
+            self.slurm.infra_rank if self.launch.endpoint is None else array_infra_rank(self.slurm)
+        )
 
 
 class OnNode(NamedTuple):
@@ -97,7 +100,9 @@ def layout(here: Here) -> Layout:
 def _place(launch: LaunchConfig, env: Mapping[str, str]) -> tuple[StartPlace, SlurmContext | None]:
     if launch.standalone:
         return StartPlace.ALONE, None
-    slurm = detect(env, launch.enable_multi_launchers_per_node, launch.infra_rank_from_nodename is not None)
+    slurm = detect(
+        env, launch.enable_multi_launchers_per_node, launch.infra_rank_from_nodename is not None
+    )
     if slurm is not None:
         return StartPlace.TASK if slurm.step_id >= 0 else StartPlace.BATCH, slurm
     by_hand = launch.node_rank is not None or launch.endpoint is not None
@@ -118,18 +123,26 @@ def node_range(here: Here) -> NodeRange:
 
     Raises UsageError where the allocation has too few nodes, and where MIN is no multiple of --ft-segment.
     """
-    slurm, launch, segment = here.slurm, here.launch, here.ft.segment
+    slurm = here.slurm
+    launch = here.launch
+    segment = here.ft.segment
     have = None if slurm is None else slurm.nnodes * slurm.launchers
     nodes = launch.node_range(have)
     if launch.replacement_group_id is not None and segment is None:
-        raise UsageError("NVRX_REPLACEMENT_GROUP_ID needs --ft-segment N, the nodes of a group; give it, or unset it")
+        raise UsageError(
+            "NVRX_REPLACEMENT_GROUP_ID needs --ft-segment N, the nodes of a group; give it, or unset it"
+        )
     if nodes.min % (segment or 1):
-        raise UsageError(f"--ft-segment {segment} does not divide {nodes.min}, MIN of --nnodes; change one of them")
+        raise UsageError(
+            f"--ft-segment {segment} does not divide {nodes.min}, MIN of --nnodes; change one of them"
+        )
     if have is None or launch.endpoint is not None:
         return nodes
     needed = nodes.min + (launch.spares or 0)
     if needed > have:
-        raise UsageError(f"--nnodes and --spares need {needed} nodes but the allocation has {have}; ask for more")
+        raise UsageError(
+            f"--nnodes and --spares need {needed} nodes but the allocation has {have}; ask for more"
+        )
     return NodeRange(nodes.min, have)
 
 
@@ -141,7 +154,9 @@ def workers_per_node(here: Here) -> int:
     elif isinstance(nproc, str):
         found = 0 if nproc == "cpu" else gpus.count(here.env)
         if found == 0 and nproc == "gpu":
-            raise UsageError("--nproc-per-node=gpu, but NVML shows no GPU on this node; give a number, or `cpu`")
+            raise UsageError(
+                "--nproc-per-node=gpu, but NVML shows no GPU on this node; give a number, or `cpu`"
+            )
         nproc = found or len(os.sched_getaffinity(0))
     here.launch.check_local_ranks(nproc)
     return nproc
@@ -163,7 +178,9 @@ def working_directory() -> Path:
     try:
         return Path.cwd()
     except OSError as error:
-        raise UsageError(f"the working directory is gone ({error.strerror}); cd to one that exists") from None
+        raise UsageError(
+            f"the working directory is gone ({error.strerror}); cd to one that exists"
+        ) from None
 
 
 def run_dir(here: Here) -> RunDir:

@@ -24,22 +24,34 @@ from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.node.job import NodeJob
 from nvrx_slurm.node.preflight.head_start import PreflightSpec, preflight_spec
-from nvrx_slurm.node.workers.worker_spec import LINE_PREFIX, LOCAL_RANK_MACRO, WarmSpec, WorkerContract, WorkerSpec
+from nvrx_slurm.node.workers.worker_spec import (
+    LINE_PREFIX,
+    LOCAL_RANK_MACRO,
+    WarmSpec,
+    WorkerContract,
+    WorkerSpec,
+)
 from nvrx_slurm.slurm.control import KILL_WAIT_S
 from nvrx_slurm.system import numa
 from nvrx_slurm.types import RestartPolicy
 
-KILL_WAIT_ENV = "NVRX_KILL_WAIT"  # seconds between SIGTERM and SIGKILL on this cluster; set for the tasks of a step
-JOB_NAME_ENV = "NVRX_JOB_NAME"  # the job's; srun overwrites SLURM_JOB_NAME with the name of the step
+# seconds between SIGTERM and SIGKILL on this cluster; set for the tasks of a step
+KILL_WAIT_ENV = "NVRX_KILL_WAIT"
+# the job's; srun overwrites SLURM_JOB_NAME with the name of the step
+JOB_NAME_ENV = "NVRX_JOB_NAME"
 _KILL_WAIT_MARGIN_S = 5.0  # for the agent to reap, report and exit
 _LONGEST_SCRIPT = 1 << 20  # characters that are read of it
 _LABEL_CHARS = 120
-_RUN_PATH = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+_RUN_PATH = (
+    "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+)
 
 
 def make_job(here: Here, script: str, args: tuple[str, ...]) -> NodeJob:
     """This node's part of the job. Asks Slurm at most for one node's address. Raises UsageError."""
-    launch, slurm, shape = here.launch, here.slurm, layout(here)
+    launch = here.launch
+    slurm = here.slurm
+    shape = layout(here)
     meeting = rendezvous.meeting(here, shape.nodes)
     hosts = meeting is None or rendezvous.may_host(here, meeting)
     node = rendezvous.node(here, meeting, shape.nproc)
@@ -82,25 +94,36 @@ def make_job(here: Here, script: str, args: tuple[str, ...]) -> NodeJob:
         until_done=until_done,
         notify=here.ft.notify,
         slurm_comment=here.ft.slurm_comment,
-        metrics_file=here.ft.metrics_file and here.ft.metrics_file.replace("{job}", shape.run_dir.job_id),
+        metrics_file=here.ft.metrics_file
+        and here.ft.metrics_file.replace("{job}", shape.run_dir.job_id),
         otlp=otlp,
         may_yield=slurm is None and launch.node_rank is None and launch.rdzv_conf.is_host is None,
     )
 
 
 def _labels(here: Here, shape: Layout) -> JobLabels:
-    env, ft, run = here.env, here.ft, shape.run_dir
+    env = here.env
+    ft = here.ft
+    run = shape.run_dir
     wrapped = RestartPolicy(ft.restart_policy) is RestartPolicy.MIN_HEALTHY
-    watched = None if wrapped else not here.launch.disable_rank_monitors and bool(hang_limits(ft.rank_limits()))
+    watched = (
+        None
+        if wrapped
+        else not here.launch.disable_rank_monitors and bool(hang_limits(ft.rank_limits()))
+    )
     names = (JOB_NAME_ENV, "SLURM_JOB_NAME"), ("SLURM_JOB_USER", "USER"), ("SLURM_JOB_PARTITION",)
-    name, user, partition = (next(filter(None, map(env.get, those)), "")[:_LABEL_CHARS] for those in names)
+    name, user, partition = (
+        next(filter(None, map(env.get, those)), "")[:_LABEL_CHARS] for those in names
+    )
     return JobLabels(run.job_id, run.run, name, user, partition, watched)
 
 
 def hang_limits(limits: Mapping[str, Any]) -> list[str]:
     """The configured timeouts for hung ranks, as "NAME SECONDS s". `limits`: as of `rank_limits()`."""
     named = {**limits, **limits["rank_section_timeouts"], "workload_check_interval": None}
-    return [f"{name} {limit_s:g} s" for name, limit_s in named.items() if isinstance(limit_s, float)]
+    return [
+        f"{name} {limit_s:g} s" for name, limit_s in named.items() if isinstance(limit_s, float)
+    ]
 
 
 def _preflight(here: Here, shape: Layout) -> PreflightSpec:
@@ -115,8 +138,12 @@ def _agent(here: Here, elects: bool) -> AgentSettings:
     return replace(told, in_step=here.slurm is not None, elects=elects)
 
 
-def _coordinator(here: Here, shape: Layout, agent: AgentSettings, preflight: PreflightSpec) -> CoordinatorSettings:
-    launch, slurm, nodes = here.launch, here.slurm, shape.nodes
+def _coordinator(
+    here: Here, shape: Layout, agent: AgentSettings, preflight: PreflightSpec
+) -> CoordinatorSettings:
+    launch = here.launch
+    slurm = here.slurm
+    nodes = shape.nodes
     # an array that meets at an endpoint has more nodes than this job
     agents = slurm.agents if slurm is not None and launch.endpoint is None else ()
     by_hand = slurm is None and launch.node_rank is not None
@@ -133,7 +160,11 @@ def _coordinator(here: Here, shape: Layout, agent: AgentSettings, preflight: Pre
 
 def _progress_file(ft: FaultToleranceConfig) -> str | None:
     path = ft.checkpoint_iteration_file
-    return os.path.join(working_directory(), path) if path and ft.is_progress_tracking_enabled else None
+    return (
+        os.path.join(working_directory(), path)
+        if path and ft.is_progress_tracking_enabled
+        else None
+    )
 
 
 def _checkpoints(ft: FaultToleranceConfig) -> tuple[str, str | None] | None:
@@ -150,13 +181,17 @@ def kill_wait_s(env: Mapping[str, str]) -> float:
 def term_timeout_s(here: Here) -> float:
     """SIGTERM to SIGKILL at the end of the job; Slurm may leave less than the user asked for."""
     wanted_s = here.launch.term_timeout
-    return wanted_s if here.slurm is None else min(wanted_s, max(1.0, kill_wait_s(here.env) - _KILL_WAIT_MARGIN_S))
+    if here.slurm is None:
+        return wanted_s
+    return min(wanted_s, max(1.0, kill_wait_s(here.env) - _KILL_WAIT_MARGIN_S))
 
 
 # --- workers ----------------------------------------------------------------------------------------------------------
 
 
-def _worker_spec(here: Here, shape: Layout, script: str, args: tuple[str, ...], cycle_info: str) -> WorkerSpec:
+def _worker_spec(
+    here: Here, shape: Layout, script: str, args: tuple[str, ...], cycle_info: str
+) -> WorkerSpec:
     """What starts the workers of this node. `cycle_info`: see `worker_spec.WorkerContract`.
 
     Raises UsageError where NUMA binding was asked for and fails.
@@ -187,29 +222,37 @@ def _worker_spec(here: Here, shape: Layout, script: str, args: tuple[str, ...], 
 def contract(here: Here, shape: Layout, cycle_info: str = "") -> WorkerContract:
     """What the environment of each worker says."""
     run, local = shape.run_dir, shape.on_node
-    return WorkerContract(run.job_id, here.launch.role, str(run.path), cycle_info, local.first, local.world)
+    return WorkerContract(
+        run.job_id, here.launch.role, str(run.path), cycle_info, local.first, local.world
+    )
 
 
 def worker_argv(launch: LaunchConfig, script: str, args: tuple[str, ...]) -> list[str]:
     """Command line of one worker. Raises UsageError when the script is not there."""
     if launch.no_python:
         if shutil.which(script) is None:
-            raise UsageError(f"the program {script} is not an executable file, nor on PATH; check the name")
+            raise UsageError(
+                f"the program {script} is not an executable file, nor on PATH; check the name"
+            )
         return [script, *args]
     python = [os.environ.get("PYTHON_EXEC", sys.executable), "-u"]
     if launch.module:
         return [*python, "-m", script, *args]
     _check_script(script)
-    return [*python, "-c", _RUN_PATH, script, *args] if launch.run_path else [*python, script, *args]
+    return (
+        [*python, "-c", _RUN_PATH, script, *args] if launch.run_path else [*python, script, *args]
+    )
 
 
 def _warm(here: Here, argv: list[str], script: str, nproc: int, shared: bool) -> WarmSpec | None:
     """What the workers' template does; None where there is none. `shared`: other agents have workers on this node."""
     launch, ft = here.launch, here.ft
-    differs = any(LOCAL_RANK_MACRO in word for word in argv)  # a template has the command line of its workers
+    # a template has the command line of its workers
+    differs = any(LOCAL_RANK_MACRO in word for word in argv)
     if ft.warm == "off" or launch.no_python or differs or argv[0] != sys.executable:
         return None
-    if shared and not ft.preload:  # one template for each agent would take more memory than it saves
+    # one template for each agent would take more memory than it saves
+    if shared and not ft.preload:
         return None
     path0: str | None = os.path.dirname(os.path.realpath(script))
     if launch.module:
@@ -257,9 +300,13 @@ def _text_of_encoding(path: str) -> str:
 def _check_script(script: str) -> None:
     """Refuse it here once; otherwise each rank's Python would report it in each cycle."""
     if not os.path.exists(script):  # False for a path that is too long, unlike Path.exists
-        raise UsageError(f"the training script {script} does not exist (in {working_directory()}); check the path")
+        raise UsageError(
+            f"the training script {script} does not exist (in {working_directory()}); check the path"
+        )
     if not os.access(script, os.R_OK):
-        raise UsageError(f"the training script {script} may not be read by this user; check its permissions")
+        raise UsageError(
+            f"the training script {script} may not be read by this user; check its permissions"
+        )
 
 
 def numa_bindings(here: Here, nproc: int, local: OnNode) -> tuple[numa.Binding, ...]:
@@ -267,12 +314,18 @@ def numa_bindings(here: Here, nproc: int, local: OnNode) -> tuple[numa.Binding, 
     launch, strict = here.launch, here.ft.numa_bind_strict
     if launch.gpus_per_numa is not None:
         if launch.numa_bind != "off":
-            raise UsageError(f"{numa.BY_GPU} and {numa.BY_NUMBER} exclude each other; leave one out")
-        prefixes = numa.prefixes(local.position + nproc, launch.gpus_per_numa, strict)[local.position :]
+            raise UsageError(
+                f"{numa.BY_GPU} and {numa.BY_NUMBER} exclude each other; leave one out"
+            )
+        prefixes = numa.prefixes(local.position + nproc, launch.gpus_per_numa, strict)[
+            local.position :
+        ]
         return tuple(numa.Binding(prefix, numa.BY_NUMBER) for prefix in prefixes)
     if launch.numa_bind == "off":
         return ()
-    return numa.by_gpu(local.first + nproc, here.env, strict, Path(launch.sysroot) / "sys")[local.first :]
+    return numa.by_gpu(local.first + nproc, here.env, strict, Path(launch.sysroot) / "sys")[
+        local.first :
+    ]
 
 
 def _prefixes(here: Here, shape: Layout) -> tuple[tuple[str, ...], ...]:

@@ -31,7 +31,9 @@ def _job_name(here: Here, shape: Layout) -> JobName:
 
 def log_spec(here: Here, shape: Layout) -> LogSpec | None:
     """None: no merged logs are wanted."""
-    ft, nodes, name = here.ft, shape.nodes, _job_name(here, shape)
+    ft = here.ft
+    nodes = shape.nodes
+    name = _job_name(here, shape)
     if ft.per_cycle_applog_prefix is None:
         return None
     return LogSpec(
@@ -46,7 +48,9 @@ def log_spec(here: Here, shape: Layout) -> LogSpec | None:
 
 def cycle_files(here: Here, shape: Layout) -> CycleFiles | None:
     """None: none are wanted."""
-    folder, name, logs = here.ft.cycle_info_dir, _job_name(here, shape), log_spec(here, shape)
+    folder = here.ft.cycle_info_dir
+    name = _job_name(here, shape)
+    logs = log_spec(here, shape)
     if folder is None:
         return None
     prefix = "" if logs is None else logs.prefix
@@ -55,7 +59,10 @@ def cycle_files(here: Here, shape: Layout) -> CycleFiles | None:
 
 def check_writable(spec: LogSpec) -> None:
     """Raises UsageError where the merged files cannot be made."""
-    for path, flag in ((spec.prefix, "--ft-per-cycle-applog-prefix"), (spec.logfile, "--ft-nvrx-logfile")):
+    for path, flag in (
+        (spec.prefix, "--ft-per-cycle-applog-prefix"),
+        (spec.logfile, "--ft-nvrx-logfile"),
+    ):
         if not path:
             continue
         folder, why = os.path.dirname(path), ""
@@ -64,23 +71,31 @@ def check_writable(spec: LogSpec) -> None:
         except OSError as error:
             why = f": {error.strerror}"
         if why or not os.access(folder, os.W_OK | os.X_OK) or os.path.isdir(path):
-            raise UsageError(f"{flag} {path} cannot be written{why}; give the path of a file where this user may write")
+            raise UsageError(
+                f"{flag} {path} cannot be written{why}; give the path of a file where this user may write"
+            )
 
 
 def log_note(here: Here, spec: LogSpec) -> str:
     """A file of an earlier job is about to be appended to."""
     first = cycle_file(spec.prefix, 0)
-    if tells_jobs_apart(here.ft.per_cycle_applog_prefix or "%j") or not os.path.exists(index_file(first)):
+    if tells_jobs_apart(here.ft.per_cycle_applog_prefix or "%j") or not os.path.exists(
+        index_file(first)
+    ):
         return ""
     return f"{first} is there already, and this job appends to it; %j in --ft-per-cycle-applog-prefix keeps jobs apart"
 
 
-def attribution_spec(here: Here, run: RunDir, logs: LogSpec | None, hosts: bool) -> AttributionSpec | None:
+def attribution_spec(
+    here: Here, run: RunDir, logs: LogSpec | None, hosts: bool
+) -> AttributionSpec | None:
     """What the coordinator's node needs; None without a service. `hosts`: this node begins as the coordinator.
 
     Raises UsageError for a key that cannot be used, or a package that is missing.
     """
-    ft, slurm, env = here.ft, here.slurm, here.env
+    ft = here.ft
+    slurm = here.slurm
+    env = here.env
     if not ft.attribution_service or logs is None:
         return None
     key_file = ft.attribution_llm_api_key_file or env.get(_KEY_FILE_ENV, "")
@@ -88,7 +103,9 @@ def attribution_spec(here: Here, run: RunDir, logs: LogSpec | None, hosts: bool)
     if hosts and ft.attribution_llm_base_url:
         _check_key_file(key_file)
     if asked != MANAGED and importlib.util.find_spec("httpx") is None:
-        raise UsageError(f"attribution with {asked}: httpx is not here; pip install 'nvrx_slurm[attribution]'")
+        raise UsageError(
+            f"attribution with {asked}: httpx is not here; pip install 'nvrx_slurm[attribution]'"
+        )
     folder, name = os.path.split(logs.prefix)
     return AttributionSpec(
         endpoint="" if ft.attribution_service == MANAGED else ft.attribution_service,
@@ -112,4 +129,6 @@ def _check_key_file(path: str) -> None:
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         flag = "--ft-attribution-llm-api-key-file"
-        raise UsageError(f"the key file {path!r} cannot be used: {why}; correct {flag} or {_KEY_FILE_ENV}") from None
+        raise UsageError(
+            f"the key file {path!r} cannot be used: {why}; correct {flag} or {_KEY_FILE_ENV}"
+        ) from None

@@ -52,13 +52,31 @@ def _time(ctx: object, param: object, text: str | None) -> int | None:
 
 @click.command()
 @click.argument("place", default="latest", callback=find_run, shell_complete=complete.jobs)
-@click.option("--rank", "ranks", metavar="RANKS", callback=_ranks, help="Only these ranks, for example 0,3-5.")
-@click.option("--cycle", "cycle", default="last", metavar="N|all|last", help="Only this cycle. Default: the last one.")
-@click.option("--stream", type=click.Choice(["out", "err"]), help="Only standard output or standard error.")
-@click.option("--since", metavar="TIME", callback=_time, help=f"Only lines from this time on; {_FORMS}.")
+@click.option(
+    "--rank", "ranks", metavar="RANKS", callback=_ranks, help="Only these ranks, for example 0,3-5."
+)
+@click.option(
+    "--cycle",
+    "cycle",
+    default="last",
+    metavar="N|all|last",
+    help="Only this cycle. Default: the last one.",
+)
+@click.option(
+    "--stream", type=click.Choice(["out", "err"]), help="Only standard output or standard error."
+)
+@click.option(
+    "--since", metavar="TIME", callback=_time, help=f"Only lines from this time on; {_FORMS}."
+)
 @click.option("--until", metavar="TIME", callback=_time, help="Only lines up to this time.")
-@click.option("--follow", "-f", is_flag=True, help="Go on with new lines and cycles until the job has ended.")
-@click.option("--raw", is_flag=True, help="Leave control characters as they are: ranks may then act on the terminal.")
+@click.option(
+    "--follow", "-f", is_flag=True, help="Go on with new lines and cycles until the job has ended."
+)
+@click.option(
+    "--raw",
+    is_flag=True,
+    help="Leave control characters as they are: ranks may then act on the terminal.",
+)
 def logs(place: Path, cycle: str, follow: bool, raw: bool, **only: Any) -> None:
     """Show what the ranks of a job wrote, each line behind its rank.
 
@@ -74,7 +92,9 @@ def logs(place: Path, cycle: str, follow: bool, raw: bool, **only: Any) -> None:
     elif Path(index_file(str(place))).exists():
         found = MergedReader(place).read(True)
     else:
-        raise click.UsageError(f"{place} is neither the directory of a run nor a merged file with its .idx")
+        raise click.UsageError(
+            f"{place} is neither the directory of a run nor a merged file with its .idx"
+        )
     try:
         for piece in found:
             if _wanted(piece, **only):
@@ -87,7 +107,11 @@ def logs(place: Path, cycle: str, follow: bool, raw: bool, **only: Any) -> None:
 
 
 def _wanted(
-    piece: Piece, ranks: frozenset[int] | None, stream: str | None, since: int | None, until: int | None
+    piece: Piece,
+    ranks: frozenset[int] | None,
+    stream: str | None,
+    since: int | None,
+    until: int | None,
 ) -> bool:
     in_time = not piece.at or (since or 0) <= piece.at <= (until or piece.at)
     return in_time and (ranks is None or piece.rank in ranks) and stream in (None, piece.stream)
@@ -101,7 +125,10 @@ def _launcher(run: Path, read: dict[str, int], began: list[float]) -> list[str]:
     said, most = list[tuple[float, str]](), None if read else _SAID_BEFORE
     for name in coordinators_of(run):
         log = CoordinatorLog(run, name)
-        said += [(found.wall_s, str(found.value)) for found in log.find(SAID, read.get(name, 0), log.size)]
+        said += [
+            (found.wall_s, str(found.value))
+            for found in log.find(SAID, read.get(name, 0), log.size)
+        ]
         read[name] = log.size
     began += [min(said)[0]] if said and not began else []
     told, now = sorted(said)[-most:] if most else sorted(said), time.time()
@@ -115,9 +142,13 @@ def _printable(text: str) -> str:
 def _of_run(run: Path, cycle: str, follow: bool) -> Iterator[Piece]:
     readers = cycles(run)
     if not readers and not follow:
-        raise click.UsageError(f"{run} has no cycle; give the directory of a run, for example nvrx_logs/latest")
+        raise click.UsageError(
+            f"{run} has no cycle; give the directory of a run, for example nvrx_logs/latest"
+        )
     if cycle.isdecimal() and int(cycle) not in readers and not follow:
-        raise click.UsageError(f"{run} has no cycle {cycle}; there are {', '.join(map(str, readers))}")
+        raise click.UsageError(
+            f"{run} has no cycle {cycle}; there are {', '.join(map(str, readers))}"
+        )
     first = max(readers, default=0) if cycle == "last" else 0
     read, began = dict[str, int](), list[float]()
     while True:
@@ -133,7 +164,10 @@ def _of_run(run: Path, cycle: str, follow: bool) -> Iterator[Piece]:
         if ended:
             if follow:
                 result = result_of(run)
-                click.echo(_printable(f"ended with code {result.get('code')}: {result.get('reason')}"), err=True)
+                click.echo(
+                    _printable(f"ended with code {result.get('code')}: {result.get('reason')}"),
+                    err=True,
+                )
             return
         sys.stdout.flush()
         time.sleep(_POLL_S)

@@ -25,7 +25,11 @@ def notes(here: Here, job: NodeJob) -> list[str]:
         _numa_note(job),
         _tools_note(here),
         _no_kill_note(here),
-        "" if job.spec.wrapped else _hang_note(job.spec.limits) if job.spec.monitored else _UNMONITORED,
+        ""
+        if job.spec.wrapped
+        else _hang_note(job.spec.limits)
+        if job.spec.monitored
+        else _UNMONITORED,
         here.ft.attribution_note,
     ]
     if job.logs is not None:
@@ -60,11 +64,18 @@ def _term_note(here: Here) -> str:
 def _tools_note(here: Here) -> str:
     """Slurm cannot be asked from here, as in most images."""
     slurm, env = here.slurm, here.env
-    if slurm is None or shutil.which("scontrol", path=env.get("PATH")) is not None or here.control.slurm.name != "cli":
+    if (
+        slurm is None
+        or shutil.which("scontrol", path=env.get("PATH")) is not None
+        or here.control.slurm.name != "cli"
+    ):
         return ""
     gone = f"if the batch host is lost, the job goes on, but stays RUNNING after its end: scancel {slurm.job_id}"
     limit = "the time limit is unknown, so no rank is warned or stopped before it"
-    timed = bool(here.ft.warn_before_end or here.resolved.config.stop_before_end_s) and END_TIME not in env
+    timed = (
+        bool(here.ft.warn_before_end or here.resolved.config.stop_before_end_s)
+        and END_TIME not in env
+    )
     found = [gone] * (slurm.nnodes > 1) + [limit] * timed
     return f"Slurm's tools are not on PATH here: {'; '.join(found)}" if found else ""
 
@@ -72,7 +83,12 @@ def _tools_note(here: Here) -> str:
 def _no_kill_note(here: Here) -> str:
     """The user's own srun, as in NeMo-Run's template; it is seen where it runs on this host."""
     slurm = here.slurm
-    if slurm is None or slurm.nnodes == 1 or RUN_ENV in here.env or not srun.without_no_kill(slurm.job_id):
+    if (
+        slurm is None
+        or slurm.nnodes == 1
+        or RUN_ENV in here.env
+        or not srun.without_no_kill(slurm.job_id)
+    ):
         return ""
     return "srun was started without --no-kill: Slurm ends the step when a node is lost; add --no-kill to that srun"
 

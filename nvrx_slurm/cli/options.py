@@ -22,9 +22,32 @@ from nvrx_slurm.errors import ExitCode, NvrxError
 PROGRAM = "nvrx-run"
 # What --help shows; --help-all shows all.
 USUAL = {
-    *("nnodes", "nproc_per_node", "node_rank", "standalone", "module", "spares", "until_done", "rdzv_endpoint"),
-    *("max_restarts", "ft_warn_before_end", "ft_checkpoint_iteration_file", "ft_rank_heartbeat_timeout"),
-    *("ft_rank_section_timeouts", "log_dir", "redirects", "tee", "ft_cfg_path", "ft_notify", "print_config", "dry_run"),
+    *(
+        "nnodes",
+        "nproc_per_node",
+        "node_rank",
+        "standalone",
+        "module",
+        "spares",
+        "until_done",
+        "rdzv_endpoint",
+    ),
+    *(
+        "max_restarts",
+        "ft_warn_before_end",
+        "ft_checkpoint_iteration_file",
+        "ft_rank_heartbeat_timeout",
+    ),
+    *(
+        "ft_rank_section_timeouts",
+        "log_dir",
+        "redirects",
+        "tee",
+        "ft_cfg_path",
+        "ft_notify",
+        "print_config",
+        "dry_run",
+    ),
 }
 _EVERY = "nvrx_slurm.help_all"  # in the context's meta
 
@@ -43,7 +66,9 @@ def spelling(name: str) -> str:
 class SettingsCommand(click.Command):
     """A command `NAME [OPTIONS] SCRIPT [ARGS]` whose options are settings, by groups. `run` returns its exit code."""
 
-    def __init__(self, name: str, run: OnFlags, settings: Mapping[str, Declaration], help: str | None) -> None:
+    def __init__(
+        self, name: str, run: OnFlags, settings: Mapping[str, Declaration], help: str | None
+    ) -> None:
         context = {
             "help_option_names": ["-h", "--help"],
             "allow_interspersed_args": False,
@@ -52,10 +77,17 @@ class SettingsCommand(click.Command):
         }
         params = [
             *(_option(item) for item in settings.values() if item.flags),
-            click.Argument(["script"], required=False, metavar="SCRIPT", type=click.Path(readable=False)),
+            click.Argument(
+                ["script"], required=False, metavar="SCRIPT", type=click.Path(readable=False)
+            ),
             click.Argument(["script_args"], nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]..."),
         ]
-        every: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False, "callback": _help_all}
+        every: dict[str, Any] = {
+            "is_flag": True,
+            "is_eager": True,
+            "expose_value": False,
+            "callback": _help_all,
+        }
         params.append(click.Option(["--help-all"], **every))
         super().__init__(name, context, params=params, help=help)
         self.settings, self._run = settings, run
@@ -63,7 +95,11 @@ class SettingsCommand(click.Command):
 
     def invoke(self, ctx: click.Context) -> int:
         """Run with what stands on the command line: click must not mix in defaults of its own."""
-        given = (key for key in ctx.params if ctx.get_parameter_source(key) is ParameterSource.COMMANDLINE)
+        given = (
+            key
+            for key in ctx.params
+            if ctx.get_parameter_source(key) is ParameterSource.COMMANDLINE
+        )
         flags = {key: ctx.params[key] for key in given if key in self.settings}
         return self._run(flags, ctx.params["script"] or "", tuple(ctx.params["script_args"]))
 
@@ -73,15 +109,24 @@ class SettingsCommand(click.Command):
             with formatter.section(group):
                 formatter.write_dl(rows, col_max=34)
         formatter.write_paragraph()
-        formatter.write_text("docs/reference/configuration.md lists all, with environment variables and YAML keys.")
+        formatter.write_text(
+            "docs/reference/configuration.md lists all, with environment variables and YAML keys."
+        )
 
     def rows(self, every: bool) -> dict[str, list[tuple[str, str]]]:
         """Flag and meaning by group. Without `every` only the usual flags of nvrx-run, and all that it has not."""
         items = [one for one in self.settings.values() if one.flags]
         usual = [one for one in items if every or one.key in USUAL or one.key not in SETTINGS]
-        rows = {group: [_help_row(one, every) for one in some] for group, some in by_group(usual).items()}
+        rows = {
+            group: [_help_row(one, every) for one in some]
+            for group, some in by_group(usual).items()
+        }
         more = f"Show all {len(items)} flags, torchrun's and ft_launcher's included."
-        rows["Other"] = [("-h, --help", "Show the usual flags."), ("--help-all", more), ("--version", "The version.")]
+        rows["Other"] = [
+            ("-h, --help", "Show the usual flags."),
+            ("--help-all", more),
+            ("--version", "The version."),
+        ]
         return rows
 
 
@@ -106,7 +151,9 @@ class RunCommand(SettingsCommand):
 
 def _option(item: Declaration) -> click.Option:
     """The option of a setting; its value stays text."""
-    extra: dict[str, Any] = {"is_flag": True} if item.form == "switch" else {"metavar": item.kind.metavar, "type": str}
+    extra: dict[str, Any] = (
+        {"is_flag": True} if item.form == "switch" else {"metavar": item.kind.metavar, "type": str}
+    )
     if item.form == "repeat":
         extra["multiple"] = True
     return click.Option([item.key, *item.flags], default=None, help=item.help, **extra)
@@ -124,7 +171,11 @@ def _help_row(item: Declaration, every: bool) -> tuple[str, str]:
     value = "" if item.form == "switch" else f" {item.kind.metavar}"
     default = shown(item, item.default)
     told = item.form == "switch" or "Default:" in item.help or default in ("", "none")
-    text = item.help if every or "Default:" in item.help else item.help.partition(". ")[0].rstrip(".") + "."
+    text = (
+        item.help
+        if every or "Default:" in item.help
+        else item.help.partition(". ")[0].rstrip(".") + "."
+    )
     return ", ".join([*short, item.flags[0]]) + value, text if told else f"{text} [{default}]"
 
 
@@ -152,7 +203,9 @@ def nvrx_run_options(body: Body) -> click.Command:
             click.echo(print_config(resolved))
             return ExitCode.OK
         if not script:
-            raise click.UsageError("no training script was given; write it after the flags, as in nvrx-run train.py")
+            raise click.UsageError(
+                "no training script was given; write it after the flags, as in nvrx-run train.py"
+            )
         return body(resolved, script, args)
 
     return RunCommand(PROGRAM, run, SETTINGS, body.__doc__)

@@ -27,7 +27,8 @@ def meeting(here: Here, nodes: NodeRange) -> Meeting | None:
     Asks Slurm at most for one node's address. Raises UsageError where several nodes have no common endpoint.
     """
     endpoint, slurm = here.launch.endpoint, here.slurm
-    if nodes.max == 1 and (endpoint is None or endpoint[1] == 0):  # HOST:0 is torchrun's way to say: one node
+    # HOST:0 is torchrun's way to say: one node
+    if nodes.max == 1 and (endpoint is None or endpoint[1] == 0):
         return None
     if nodes.max == 1 and not here.launch.rdzv_endpoint and _is_ours(here.launch.endpoints[0][0]):
         return None  # as torchrun's static rendezvous: the script may listen on --master-port
@@ -43,7 +44,9 @@ def meeting(here: Here, nodes: NodeRange) -> Meeting | None:
 
 def _in_slurm(here: Here, slurm: SlurmContext) -> Meeting:
     address, ports = here.control.node_address(slurm.nodes[0]), tuple(coordinator_ports(slurm))
-    others = (Peer(str(rank), name, "", 0) for rank, name in enumerate(slurm.agents[:_CANDIDATES]) if rank)
+    others = (
+        Peer(str(rank), name, "", 0) for rank, name in enumerate(slurm.agents[:_CANDIDATES]) if rank
+    )
     return Meeting(
         key=f"slurm/{slurm.cluster_name}/{slurm.job_id}.{slurm.step_id}/{slurm.restart_count}",
         endpoints=tuple((address, port) for port in ports),
@@ -95,17 +98,23 @@ def may_host(here: Here, found: Meeting) -> bool:
         return launch.rdzv_conf.is_host
     if here.slurm is not None:
         return here.slurm_rank == 0
-    return launch.node_rank == 0 if launch.node_rank is not None else _is_ours(found.endpoints[0][0])
+    return (
+        launch.node_rank == 0 if launch.node_rank is not None else _is_ours(found.endpoints[0][0])
+    )
 
 
 def node(here: Here, found: Meeting | None, nproc: int) -> Node:
     """This node, as the coordinator will know it."""
-    launch, slurm, host = here.launch, here.slurm, socket.gethostname()
+    launch = here.launch
+    slurm = here.slurm
+    host = socket.gethostname()
     rank, address = launch.node_rank, launch.local_addr or ""
     order: tuple[int, ...] = ()
     endpoint_host = "127.0.0.1" if found is None else found.endpoints[0][0]
     if slurm is not None:
-        rank, host, order = here.slurm_rank, slurm.nodename or host, slurm.order
+        rank = here.slurm_rank
+        host = slurm.nodename or host
+        order = slurm.order
         if not address and _addresses(host):
             address = host
         elif not address and (found is None or rank == 0):
@@ -114,7 +123,9 @@ def node(here: Here, found: Meeting | None, nproc: int) -> Node:
         rank, address = rank or 0, address or endpoint_host
     else:
         rank = _group_rank(here.env) if rank is None else rank
-        address = address or (endpoint_host if _is_ours(endpoint_host) else _towards(*found.endpoints[0]))
+        address = address or (
+            endpoint_host if _is_ours(endpoint_host) else _towards(*found.endpoints[0])
+        )
     name = f"{host}-{rank}" if slurm is None and found is not None else f"{rank}"
     node_id = f"{name}-{secrets.token_hex(4)}"
     return Node(node_id, rank, host, address, nproc, order, domain=node_domain(here))
@@ -126,7 +137,9 @@ def node_domain(here: Here) -> str:
     By NVRX_REPLACEMENT_GROUP_ID, else the ClusterUUID of its GPUs, its block in Slurm's topology, or its task of a job
     array whose tasks form one job. Raises UsageError where there is none, or NVML does not say.
     """
-    launch, slurm, segment = here.launch, here.slurm, here.ft.segment
+    launch = here.launch
+    slurm = here.slurm
+    segment = here.ft.segment
     if segment is None:
         return ""
     if launch.replacement_group_id is not None:
@@ -138,7 +151,9 @@ def node_domain(here: Here) -> str:
     except Absent as why:
         nvlink = str(why)
     except HardwareError as error:
-        raise UsageError(f"--ft-segment needs this node's NVLink domain: {error}; drain the node") from None
+        raise UsageError(
+            f"--ft-segment needs this node's NVLink domain: {error}; drain the node"
+        ) from None
     if slurm is not None and slurm.block:
         return f"block {slurm.block}"
     if slurm is not None and slurm.array_task_id >= 0 and launch.endpoint is not None:
@@ -171,7 +186,9 @@ def _is_ours(host: str) -> bool:
 def _towards(host: str, port: int) -> str:
     """The address of this machine that packets to `host` have; "" where it is not known. Sends nothing."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[
+            0
+        ]
         with socket.socket(family, kind, protocol) as probe:
             probe.connect(address)
             return str(probe.getsockname()[0])

@@ -49,12 +49,14 @@ def nvrx_run(resolved: Resolved, script: str, args: tuple[str, ...]) -> int:
 
         return run_step(here, script, args, sys.argv[1:])
     here = replace(here, env=dict(os.environ))
-    os.environ.pop(TOKEN_ENV, None)  # no process of the job inherits it; those that need it get it by a socket
+    # no process of the job inherits it; those that need it get it by a socket
+    os.environ.pop(TOKEN_ENV, None)
     if config.launch.compat:
         os.environ["PYTHONPATH"] = compat.python_path(os.environ)  # workers inherit it
     from nvrx_slurm.node.preflight import head_start
 
-    with head_start.started(config) as ahead:  # before the other imports, which take as long as its start
+    # before the other imports, which take as long as its start
+    with head_start.started(config) as ahead:
         from nvrx_slurm.cli.job import make_job
         from nvrx_slurm.cli.notes import notes
         from nvrx_slurm.node.program import run

@@ -24,7 +24,15 @@ from nvrx_slurm.views.log_tree import find_run
 
 _ANSWER_S, _STEP_S = 10.0, 60.0
 _MOST_BYTES = 1 << 24
-_STEP = ("--overlap", "--ntasks-per-node=1", "--mem=0", "--gres=none", "--input=none", "--quiet", "--no-kill")
+_STEP = (
+    "--overlap",
+    "--ntasks-per-node=1",
+    "--mem=0",
+    "--gres=none",
+    "--input=none",
+    "--quiet",
+    "--no-kill",
+)
 
 
 @click.command()
@@ -47,8 +55,12 @@ def stacks(place: Path, here: bool) -> None:
     if here:
         return click.echo(json.dumps(found))
     if not found:
-        raise click.UsageError(f"no rank of {run} was found: it has ended, or runs as another user or on other nodes")
-    for line in _tell([_evidence(rank) for rank in {rank["rank"]: rank for rank in found}.values()]):
+        raise click.UsageError(
+            f"no rank of {run} was found: it has ended, or runs as another user or on other nodes"
+        )
+    for line in _tell(
+        [_evidence(rank) for rank in {rank["rank"]: rank for rank in found}.values()]
+    ):
         click.echo(line)
 
 
@@ -70,15 +82,23 @@ def _of_all_nodes(run: Path, job: str) -> str:
     ask = [sys.executable, "-m", "nvrx_slurm.cli.toolbox", "stacks", "--here", str(run)]
     step = ["srun", f"--jobid={job}", *_STEP, *ask]
     # inside the allocation, srun would take the number of tasks and nodes from the batch script's variables
-    env = {name: text for name, text in os.environ.items() if not name.startswith("SLURM_") or name == "SLURM_CONF"}
+    env = {
+        name: text
+        for name, text in os.environ.items()
+        if not name.startswith("SLURM_") or name == "SLURM_CONF"
+    }
     try:
-        done = subprocess.run(step, env=env, capture_output=True, text=True, timeout=_STEP_S, check=False)
+        done = subprocess.run(
+            step, env=env, capture_output=True, text=True, timeout=_STEP_S, check=False
+        )
     except subprocess.TimeoutExpired as late:
         if late.stdout:  # of the nodes that live
             return late.stdout.decode(errors="replace")
         raise click.UsageError(f"job {job}: srun did not answer within {_STEP_S:g} s") from None
     if done.returncode and not done.stdout:
-        raise click.UsageError(f"job {job} cannot be inspected: {' '.join(done.stderr.split())[-300:]}")
+        raise click.UsageError(
+            f"job {job} cannot be inspected: {' '.join(done.stderr.split())[-300:]}"
+        )
     return done.stdout
 
 
@@ -89,7 +109,11 @@ def _evidence(told: dict[str, Any]) -> RankEvidence:
 
 def _tell(ranks: list[RankEvidence]) -> Iterator[str]:
     verdict = compare(ranks)
-    first = f"rank {verdict.culprits[0].rank} on node {verdict.culprits[0].host}: " if verdict.culprits else ""
+    first = (
+        f"rank {verdict.culprits[0].rank} on node {verdict.culprits[0].host}: "
+        if verdict.culprits
+        else ""
+    )
     yield f"{len(ranks)} ranks; if they hang: {first}{verdict.why} ({verdict.confidence.value})"
     for rank in sorted(ranks, key=lambda rank: rank.rank):
         moves = "moves" if rank.moves else "does not move"

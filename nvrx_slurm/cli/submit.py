@@ -32,9 +32,20 @@ from nvrx_slurm.views.log_tree import result_of
 
 SUBMIT_SETTINGS: dict[str, Declaration] = {item.name: item for item in settings_of(SubmitConfig)}
 _OVER = frozenset(
-    {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED"}
+    {
+        "COMPLETED",
+        "FAILED",
+        "CANCELLED",
+        "TIMEOUT",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "BOOT_FAIL",
+        "DEADLINE",
+        "PREEMPTED",
+    }
 )
-_FIRST_S, _LONGEST_S = 0.5, 15.0  # between two questions to Slurm, which forgets a job MinJobAge (300 s) after its end
+# between two questions to Slurm, which forgets a job MinJobAge (300 s) after its end
+_FIRST_S, _LONGEST_S = 0.5, 15.0
 _READ_S = 0.5
 _END_S = 3.0  # from the result to Slurm's end of the job, which waits for a lost node
 _CHUNK_BYTES = 1 << 20
@@ -56,7 +67,9 @@ def _submit(given: dict[str, Any], script: str, args: tuple[str, ...]) -> int:
         click.echo(_text(config, wanted, given, words, None, ""), nl=False)
         return ExitCode.OK
     if not script:
-        raise UsageError("no training script was given; write it after the flags, as in nvrx submit --nodes 4 train.py")
+        raise UsageError(
+            "no training script was given; write it after the flags, as in nvrx submit --nodes 4 train.py"
+        )
     elsewhere = wanted.container_image or config.launch.module or config.launch.no_python
     if not elsewhere and not os.path.exists(script):
         raise UsageError(f"there is no script {script} here; the job would start in {os.getcwd()}")
@@ -94,7 +107,12 @@ def _without_suspects(wanted: SubmitConfig, log_dir: Path) -> SubmitConfig:
 
 
 def _text(
-    config: Config, wanted: SubmitConfig, given: dict[str, Any], words: Sequence[str], slurm: Slurm | None, links: str
+    config: Config,
+    wanted: SubmitConfig,
+    given: dict[str, Any],
+    words: Sequence[str],
+    slurm: Slurm | None,
+    links: str,
 ) -> str:
     signum = config.ft.warning_signal
     place = Surroundings(
@@ -103,9 +121,16 @@ def _text(
         log_dir=os.path.abspath(config.launch.log_dir),
         links=links,
         warning_signal="" if signum is None else signum.name.removeprefix("SIG"),
-        requeue="--requeue=expedite" if config.launch.until_done and slurm and _expedites(slurm) else "--requeue",
+        requeue="--requeue=expedite"
+        if config.launch.until_done and slurm and _expedites(slurm)
+        else "--requeue",
     )
-    flags = [word for key, value in given.items() if key in SETTINGS for word in _words(SETTINGS[key], value)]
+    flags = [
+        word
+        for key, value in given.items()
+        if key in SETTINGS
+        for word in _words(SETTINGS[key], value)
+    ]
     return render(wanted, config.launch, flags, words, place)
 
 
@@ -126,9 +151,15 @@ def _venv(wanted: SubmitConfig) -> str:
     if wanted.venv is not None:
         path = os.path.abspath(wanted.venv)
         if not os.path.exists(f"{path}/bin/activate"):
-            raise UsageError(f"--venv {wanted.venv} has no bin/activate; give the directory of a Python environment")
+            raise UsageError(
+                f"--venv {wanted.venv} has no bin/activate; give the directory of a Python environment"
+            )
         return path
-    return sys.prefix if sys.prefix != sys.base_prefix and os.path.exists(f"{sys.prefix}/bin/activate") else ""
+    return (
+        sys.prefix
+        if sys.prefix != sys.base_prefix and os.path.exists(f"{sys.prefix}/bin/activate")
+        else ""
+    )
 
 
 def _expedites(slurm: Slurm) -> bool:
@@ -142,7 +173,9 @@ def _expedites(slurm: Slurm) -> bool:
 def _make(log_dir: Path, wanted: SubmitConfig) -> None:
     """Slurm fails a job whose output file is in no directory, and says nothing."""
     if re.search(r"%[jJaA].*/", wanted.output or ""):
-        raise UsageError(f"--output {wanted.output}: Slurm makes no directories; put the job's id in the file's name")
+        raise UsageError(
+            f"--output {wanted.output}: Slurm makes no directories; put the job's id in the file's name"
+        )
     for directory in (log_dir, Path(_output(wanted, log_dir, 0)).parent):
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -151,14 +184,18 @@ def _make(log_dir: Path, wanted: SubmitConfig) -> None:
             raise UsageError(f"{why}; give another --log-dir or --output") from None
 
 
-def _submit_all(slurm: Slurm, text: str, wanted: SubmitConfig, log_dir: Path, links: Path | None) -> list[int]:
+def _submit_all(
+    slurm: Slurm, text: str, wanted: SubmitConfig, log_dir: Path, links: Path | None
+) -> list[int]:
     """Submit the job, or all jobs of the chain; the script is kept beside the logs of each."""
     rendered = log_dir / f".submit-{secrets.token_hex(4)}.sbatch"
     try:
         rendered.write_text(text)
         jobs: list[int] = []
         for _ in range(wanted.chain or 1):
-            jobs.append(slurm.submit(rendered, [f"--dependency=afterany:{jobs[-1]}"] if jobs else []))
+            jobs.append(
+                slurm.submit(rendered, [f"--dependency=afterany:{jobs[-1]}"] if jobs else [])
+            )
             if links is not None:
                 with open(append_to(links, 1), "a") as file:
                     file.write(f"{jobs[-1]}\n")
@@ -166,9 +203,13 @@ def _submit_all(slurm: Slurm, text: str, wanted: SubmitConfig, log_dir: Path, li
             make(kept.parent, 1)
             write_atomic(kept, text.encode())
     except SlurmError as error:
-        raise SlurmError(f"{error}; submitted so far: {' '.join(map(str, jobs)) or 'none'}") from None
+        raise SlurmError(
+            f"{error}; submitted so far: {' '.join(map(str, jobs)) or 'none'}"
+        ) from None
     except OSError as error:
-        raise UsageError(f"{error.filename or log_dir}: {error.strerror}; give another --log-dir") from None
+        raise UsageError(
+            f"{error.filename or log_dir}: {error.strerror}; give another --log-dir"
+        ) from None
     finally:
         rendered.unlink(missing_ok=True)
     return jobs
@@ -177,22 +218,36 @@ def _submit_all(slurm: Slurm, text: str, wanted: SubmitConfig, log_dir: Path, li
 def _tell(jobs: Sequence[int], wanted: SubmitConfig, config: Config, log_dir: Path) -> None:
     nodes = wanted.all_nodes(config.launch)
     spares = nodes - config.launch.node_range(nodes).min
-    shape = f"{nodes} node{'s' if nodes > 1 else ''}" + (f", {spares} of them spare" if spares else "")
-    link = f", the first of {len(jobs)} (to {jobs[-1]}) that run one after the other" if len(jobs) > 1 else ""
+    shape = f"{nodes} node{'s' if nodes > 1 else ''}" + (
+        f", {spares} of them spare" if spares else ""
+    )
+    link = (
+        f", the first of {len(jobs)} (to {jobs[-1]}) that run one after the other"
+        if len(jobs) > 1
+        else ""
+    )
     click.echo(f"submitted job {jobs[0]}{link}: {shape}")
     click.echo(f"script: {log_dir}/{jobs[0]}/submit.sbatch")
     click.echo(f"output: {_output(wanted, log_dir, jobs[0])}   logs: {log_dir}/{jobs[0]}/")
-    click.echo(f"what happened: nvrx why {log_dir}/{jobs[0]}   end it: scancel {' '.join(map(str, jobs))}")
+    click.echo(
+        f"what happened: nvrx why {log_dir}/{jobs[0]}   end it: scancel {' '.join(map(str, jobs))}"
+    )
 
 
 def _output(wanted: SubmitConfig, log_dir: Path, job: int) -> str:
-    return (wanted.output or f"{log_dir}/%x_%j.out").replace("%x", wanted.job_name).replace("%j", str(job))
+    return (
+        (wanted.output or f"{log_dir}/%x_%j.out")
+        .replace("%x", wanted.job_name)
+        .replace("%j", str(job))
+    )
 
 
 # --- --wait -----------------------------------------------------------------------------------------------------------
 
 
-def _follow(slurm: Slurm, jobs: Sequence[int], outputs: Sequence[Path], log_dir: Path, requeues: bool) -> int:
+def _follow(
+    slurm: Slurm, jobs: Sequence[int], outputs: Sequence[Path], log_dir: Path, requeues: bool
+) -> int:
     """Copy each job's output file to stdout; the exit code of the last job that ran. Ctrl-C leaves the jobs alone.
 
     `requeues`: --until-done: only 0, 2 and 93 end the job.
@@ -208,14 +263,24 @@ def _follow(slurm: Slurm, jobs: Sequence[int], outputs: Sequence[Path], log_dir:
                 return code  # the link before has ended the chain
             code = found.exit_code or (0 if found.state == "COMPLETED" else _CANCELLED)
     except KeyboardInterrupt:
-        print(f"nvrx: not waiting any more; end the job with: scancel {' '.join(map(str, jobs))}", file=sys.stderr)
+        print(
+            f"nvrx: not waiting any more; end the job with: scancel {' '.join(map(str, jobs))}",
+            file=sys.stderr,
+        )
         return 130
     return code
 
 
-def _wait(slurm: Slurm, job_id: int, output: Path, log_dir: Path, requeues: bool) -> JobFacts | None:
+def _wait(
+    slurm: Slurm, job_id: int, output: Path, log_dir: Path, requeues: bool
+) -> JobFacts | None:
     """The job as it was in the end; None if Slurm has forgotten it."""
-    shown, pause_s, ask_at, last, job, ended_s = 0, _FIRST_S, 0.0, "", None, math.inf
+    shown = 0
+    pause_s = _FIRST_S
+    ask_at = 0.0
+    last = ""
+    job = None
+    ended_s = math.inf
     while True:
         shown = _show(output, shown)
         if job is not None and math.isinf(ended_s):
@@ -223,7 +288,8 @@ def _wait(slurm: Slurm, job_id: int, output: Path, log_dir: Path, requeues: bool
             if end.get("code", 128) < 128 and (not requeues or end["code"] in FINAL):
                 # after a signal Slurm may requeue the job
                 ended_s, ask_at = time.monotonic(), 0.0
-        elif job is not None and time.monotonic() > ended_s + _END_S:  # as long as a dead node is not back
+        # as long as a dead node is not back
+        elif job is not None and time.monotonic() > ended_s + _END_S:
             _show(output, shown)
             return replace(job, state="COMPLETED", exit_code=end["code"])
         if time.monotonic() >= ask_at:
@@ -237,7 +303,11 @@ def _wait(slurm: Slurm, job_id: int, output: Path, log_dir: Path, requeues: bool
                 if job.state in _OVER:
                     _show(output, shown)
                     return job
-                word = f"{job.state} ({job.reason})" if job.reason and job.state == "PENDING" else job.state
+                word = (
+                    f"{job.state} ({job.reason})"
+                    if job.reason and job.state == "PENDING"
+                    else job.state
+                )
                 if word != last:
                     print(f"nvrx: job {job_id} is {word}", file=sys.stderr, flush=True)
                 last = word
@@ -263,7 +333,9 @@ def _show(path: Path, start: int) -> int:
 submit = SettingsCommand(
     "submit",
     _submit,
-    SUBMIT_SETTINGS | SETTINGS | {"dry_run": replace(SETTINGS["dry_run"], help="Print the sbatch script and exit.")},
+    SUBMIT_SETTINGS
+    | SETTINGS
+    | {"dry_run": replace(SETTINGS["dry_run"], help="Print the sbatch script and exit.")},
     help="""Render an sbatch script that runs SCRIPT under nvrx-run, submit it, and say where its logs will be.
 
     All other flags of nvrx-run are taken, too, and handed on. --dry-run prints the sbatch script. Without SCRIPT, what

@@ -51,9 +51,14 @@ class _Toolbox(click.Group):
             click.echo(f"nvrx {ctx.invoked_subcommand}: {error}", err=True)
             code = error.exit_code
         except PermissionError as error:
-            click.echo(f"nvrx {ctx.invoked_subcommand}: {error.filename}: {error.strerror}; ask its owner", err=True)
+            click.echo(
+                f"nvrx {ctx.invoked_subcommand}: {error.filename}: {error.strerror}; ask its owner",
+                err=True,
+            )
             code = ExitCode.USAGE
-        except ModuleNotFoundError as error:  # a package that is not installed, as on a node without torch
+        except (
+            ModuleNotFoundError
+        ) as error:  # a package that is not installed, as on a node without torch
             package = (error.name or "").partition(".")[0]
             if package in ("", "nvrx_slurm"):
                 raise

@@ -27,7 +27,9 @@ def agent_settings(config: Config, term_timeout_s: float | None = None) -> Agent
     )
 
 
-def coordinator_settings(config: Config, agent: AgentSettings, preflight_s: float) -> CoordinatorSettings:
+def coordinator_settings(
+    config: Config, agent: AgentSettings, preflight_s: float
+) -> CoordinatorSettings:
     """For the coordinator, of a job with one node. `preflight_s`: the longest that a preflight takes."""
     launch, ft = config.launch, config.ft
     return CoordinatorSettings(

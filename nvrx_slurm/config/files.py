@@ -30,7 +30,9 @@ def read_section(path: str) -> tuple[str, Mapping[object, object]]:
     """
     sections = list(_sections(read_document(path, "--ft-cfg-path")))
     if not sections:
-        raise MissingSection(f"{path} has no {SECTION_KEY}: section; add one, or remove --ft-cfg-path")
+        raise MissingSection(
+            f"{path} has no {SECTION_KEY}: section; add one, or remove --ft-cfg-path"
+        )
     if len(sections) > 1:
         places = " and ".join(where for where, _ in sections[:2])
         raise UsageError(f"{path} has {len(sections)} {SECTION_KEY}: sections ({places}); keep one")
@@ -84,13 +86,17 @@ def read_document(path: str, flag: str) -> object:
 
         def fetch_flow_collection_start(self, token: Any) -> None:
             if self.flow_level > _MOST_DEPTH:
-                raise yaml.MarkedYAMLError(problem="it nests too deeply", problem_mark=self.get_mark())
+                raise yaml.MarkedYAMLError(
+                    problem="it nests too deeply", problem_mark=self.get_mark()
+                )
             super().fetch_flow_collection_start(token)
 
         def compose_scalar_node(self, anchor: Any) -> Any:
             node = super().compose_scalar_node(anchor)
             if len(node.value) > _MOST_DIGITS and node.tag != _TEXT:
-                raise yaml.MarkedYAMLError(problem="a number is too long", problem_mark=node.start_mark)
+                raise yaml.MarkedYAMLError(
+                    problem="a number is too long", problem_mark=node.start_mark
+                )
             return node
 
         def compose_mapping_node(self, anchor: Any) -> Any:
@@ -99,7 +105,9 @@ def read_document(path: str, flag: str) -> object:
             for key, _ in node.value:
                 name = key.value if isinstance(key, yaml.ScalarNode) and key.value != "<<" else ""
                 if name and name in seen:
-                    raise yaml.MarkedYAMLError(problem=f"key {name} is there twice", problem_mark=key.start_mark)
+                    raise yaml.MarkedYAMLError(
+                        problem=f"key {name} is there twice", problem_mark=key.start_mark
+                    )
                 seen.add(name)
             return node
 
@@ -117,7 +125,8 @@ def read_document(path: str, flag: str) -> object:
 
 def _read_text(path: str, flag: str) -> str:
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # a FIFO: do not wait
+        # a FIFO: do not wait
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise UsageError(f"{path} is not a regular file; correct {flag} or remove it")
             data = file.read(MAX_YAML_BYTES + 1)
@@ -131,4 +140,6 @@ def _read_text(path: str, flag: str) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+        raise UsageError(
+            f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8"
+        ) from None

@@ -12,9 +12,11 @@ from nvrx_slurm.config.kinds import UNIX_SOCKET, Kind, as_text
 from nvrx_slurm.config.settings import Section, ignored, maybe, setting
 from nvrx_slurm.errors import UsageError
 
-_SAFE = re.compile(r"http://(localhost|127(\.\d+){3}|\[::1\])([:/]|$)|https:", re.IGNORECASE)  # no key in the clear
+# no key in the clear
+_SAFE = re.compile(r"http://(localhost|127(\.\d+){3}|\[::1\])([:/]|$)|https:", re.IGNORECASE)
 MANAGED = "localhost"  # the endpoint for which the job runs the service itself
-_HOST = r"(\[[0-9a-f:.]+\]|[^/?#@:\s\[\]*]+)"  # no user name and no password: logs and process lists show it
+# no user name and no password: logs and process lists show it
+_HOST = r"(\[[0-9a-f:.]+\]|[^/?#@:\s\[\]*]+)"
 _PORT = r":[1-9]\d{0,4}"
 
 
@@ -30,18 +32,28 @@ def _url(pattern: str, form: str) -> Kind:
     return Kind("URL", parse)
 
 
-_SERVICE = _url(f"(https?|grpc)://{_HOST}{_PORT}/?", "localhost, http://HOST:PORT, https://HOST:PORT or unix:///PATH")
+_SERVICE = _url(
+    f"(https?|grpc)://{_HOST}{_PORT}/?",
+    "localhost, http://HOST:PORT, https://HOST:PORT or unix:///PATH",
+)
 
 
 def _endpoint(raw: object) -> str:
     text = str(raw).strip()
     if text.lower() == MANAGED:
         return MANAGED
-    return f"unix://{UNIX_SOCKET.parse(text)}" if text.startswith("unix://") else str(_SERVICE.parse(raw))
+    return (
+        f"unix://{UNIX_SOCKET.parse(text)}"
+        if text.startswith("unix://")
+        else str(_SERVICE.parse(raw))
+    )
 
 
 ENDPOINT = Kind("localhost|URL", _endpoint)
-URL = _url(f"https?://{_HOST}({_PORT})?(/[^?#\\s]*)?", "http://HOST[:PORT][/PATH] or https://HOST[:PORT][/PATH]")
+URL = _url(
+    f"https?://{_HOST}({_PORT})?(/[^?#\\s]*)?",
+    "http://HOST[:PORT][/PATH] or https://HOST[:PORT][/PATH]",
+)
 
 
 def _prom(raw: object) -> str:
@@ -80,7 +92,9 @@ class LogSettings(Section):
         help="Also serve NVRx's gRPC log protocol, without a password, for files below the folders of the prefix. 0: "
         "no.",
     )  # fmt: skip
-    log_aggregator_count: int = ignored(k.integer(0, 64), 0, "one log aggregator serves all nodes", env="both")
+    log_aggregator_count: int = ignored(
+        k.integer(0, 64), 0, "one log aggregator serves all nodes", env="both"
+    )
     log_leaf_max_queue_chunks: int = ignored(
         k.integer(-1), -1, "lines wait in the files of the ranks, not in memory", env="both"
     )
@@ -88,10 +102,14 @@ class LogSettings(Section):
         k.optional(k.PATH), None, "the launcher says what the log programs say", env="both"
     )
     log_server_graceful_shutdown_timeout: float = setting(
-        k.SECONDS, 60.0, "At the end of the job, longest wait until all lines are in the merged files.", env="both"
+        k.SECONDS,
+        60.0,
+        "At the end of the job, longest wait until all lines are in the merged files.",
+        env="both",
     )
     cycle_info_dir: str | None = maybe(
-        k.PATH, "Directory for cycle_info.JOB.ATTEMPT.CYCLE (JSON) and the link that NVRX_CURRENT_CYCLE_INFO names."
+        k.PATH,
+        "Directory for cycle_info.JOB.ATTEMPT.CYCLE (JSON) and the link that NVRX_CURRENT_CYCLE_INFO names.",
     )
 
     attribution_endpoint: str | None = maybe(
@@ -100,10 +118,13 @@ class LogSettings(Section):
         "node; http://HOST:PORT, https://HOST:PORT or unix:///PATH runs elsewhere.",
     )  # fmt: skip
     attribution_startup_timeout: float = setting(
-        k.POSITIVE_SECONDS, 20.0, "The console says so if the service of this job is not up after this time."
+        k.POSITIVE_SECONDS,
+        20.0,
+        "The console says so if the service of this job is not up after this time.",
     )
     attribution_llm_api_key_file: str | None = maybe(
-        k.PATH, "File with the key of a language model, readable by its owner only. Default: LLM_API_KEY_FILE."
+        k.PATH,
+        "File with the key of a language model, readable by its owner only. Default: LLM_API_KEY_FILE.",
     )
     attribution_llm_base_url: str | None = maybe(
         URL,
@@ -111,7 +132,9 @@ class LogSettings(Section):
         "model.",
     )  # fmt: skip
     attribution_llm_model: str | None = maybe(k.TEXT, "Name of the model at that service.")
-    attribution_llm_plain_http: bool = setting(k.BOOL, False, "Allow http:// to a language model on another host.")
+    attribution_llm_plain_http: bool = setting(
+        k.BOOL, False, "Allow http:// to a language model on another host."
+    )
     attribution_analysis_backend: str = setting(
         k.choice("lib"), "lib", "Accepted for compatibility; there is one analysis."
     )
@@ -124,9 +147,12 @@ class LogSettings(Section):
         v.LOG_LEVEL, logging.INFO, "Level of the service's own log, beside the logs of the cycles."
     )
     signatures: str | None = maybe(
-        k.PATH, "YAML file with rules of the site about what failures print; they come before the built-in ones."
+        k.PATH,
+        "YAML file with rules of the site about what failures print; they come before the built-in ones.",
     )
-    attribution_export_url: str | None = maybe(URL, "Every result of the job's own service is posted there as JSON.")
+    attribution_export_url: str | None = maybe(
+        URL, "Every result of the job's own service is posted there as JSON."
+    )
 
     notify: str | None = maybe(
         URL, begins="Notification",
@@ -134,7 +160,9 @@ class LogSettings(Section):
         "text suits Slack.",
     )  # fmt: skip
     slurm_comment: bool = setting(
-        k.BOOL, False, "Keep the Comment of the Slurm job at its cycle, restarts and end: squeue -O Comment."
+        k.BOOL,
+        False,
+        "Keep the Comment of the Slurm job at its cycle, restarts and end: squeue -O Comment.",
     )
 
     metrics_file: str | None = maybe(
@@ -152,14 +180,20 @@ class LogSettings(Section):
     @property
     def attribution_note(self) -> str:
         """Said where settings do nothing; "" else."""
-        asked = self.attribution_endpoint or self.attribution_llm_base_url or self.attribution_export_url
+        asked = (
+            self.attribution_endpoint
+            or self.attribution_llm_base_url
+            or self.attribution_export_url
+        )
         if self.attribution_service or not asked:
             return ""
         return "attribution has no effect: --ft-attribution-endpoint must be localhost, or begin with http or unix"
 
     def check_attribution(self) -> None:
         """Raises UsageError where settings contradict each other."""
-        endpoint, base_url, model = self.attribution_endpoint, self.attribution_llm_base_url, self.attribution_llm_model
+        endpoint = self.attribution_endpoint
+        base_url = self.attribution_llm_base_url
+        model = self.attribution_llm_model
         has_llm = bool(base_url or model or self.attribution_llm_api_key_file)
         if (has_llm or self.attribution_export_url is not None) and endpoint not in (None, MANAGED):
             raise UsageError(
@@ -167,10 +201,18 @@ class LogSettings(Section):
                 f" give --ft-attribution-endpoint {MANAGED}, or leave them out"
             )
         if endpoint is not None and self.per_cycle_applog_prefix is None:
-            raise UsageError("--ft-attribution-endpoint needs the logs of cycles; give --ft-per-cycle-applog-prefix")
+            raise UsageError(
+                "--ft-attribution-endpoint needs the logs of cycles; give --ft-per-cycle-applog-prefix"
+            )
         if endpoint == MANAGED and has_llm and not (base_url and model):
-            raise UsageError("give both --ft-attribution-llm-base-url and --ft-attribution-llm-model, or neither")
-        if base_url is not None and not _SAFE.match(base_url) and not self.attribution_llm_plain_http:
+            raise UsageError(
+                "give both --ft-attribution-llm-base-url and --ft-attribution-llm-model, or neither"
+            )
+        if (
+            base_url is not None
+            and not _SAFE.match(base_url)
+            and not self.attribution_llm_plain_http
+        ):
             raise UsageError(
                 f"--ft-attribution-llm-base-url {base_url} sends key and evidence unencrypted; give an https:// URL,"
                 " or allow it with --ft-attribution-llm-plain-http true"
@@ -178,7 +220,12 @@ class LogSettings(Section):
 
     def check_logs(self) -> None:
         """Raises UsageError for what needs merged logs without them."""
-        given = {"--ft-nvrx-logfile": self.nvrx_logfile, "--ft-log-server-grpc-port": self.log_server_grpc_port}
+        given = {
+            "--ft-nvrx-logfile": self.nvrx_logfile,
+            "--ft-log-server-grpc-port": self.log_server_grpc_port,
+        }
         for flag, value in given.items():
             if value and self.per_cycle_applog_prefix is None:
-                raise UsageError(f"{flag} needs --ft-per-cycle-applog-prefix; give it too, or leave {flag} out")
+                raise UsageError(
+                    f"{flag} needs --ft-per-cycle-applog-prefix; give it too, or leave {flag} out"
+                )

@@ -57,7 +57,9 @@ def optional(kind: Kind) -> Kind:
         unset = raw is None or (isinstance(raw, str) and raw.strip().lower() in _NONE)
         return None if unset else kind.parse(raw)
 
-    return kind._replace(parse=parse, show=lambda value: None if value is None else kind.show(value))
+    return kind._replace(
+        parse=parse, show=lambda value: None if value is None else kind.show(value)
+    )
 
 
 def parse_bool(raw: object) -> bool:
@@ -87,7 +89,9 @@ def as_number(raw: object, convert: Callable[[Any], Any], problem: str) -> Any:
     return number
 
 
-def _number(convert: Callable[[Any], Any], allowed: Callable[[Any], bool], problem: str, metavar: str) -> Kind:
+def _number(
+    convert: Callable[[Any], Any], allowed: Callable[[Any], bool], problem: str, metavar: str
+) -> Kind:
     def parse(raw: object) -> Any:
         number = as_number(raw, convert, problem)
         if not allowed(number):  # not a number is in no range
@@ -100,16 +104,28 @@ def _number(convert: Callable[[Any], Any], allowed: Callable[[Any], bool], probl
 def integer(low: int, high: int = 2**31 - 1, metavar: str = "N") -> Kind:
     """Whole numbers low..high."""
     limits = f">= {low}" if high == 2**31 - 1 else f"from {low} to {high}"
-    return _number(int, lambda number: low <= number <= high, f"must be a whole number {limits}", metavar)
+    return _number(
+        int, lambda number: low <= number <= high, f"must be a whole number {limits}", metavar
+    )
 
 
 def real(
-    low: float = 0.0, *, above: bool = False, high: float = MAX_SECONDS, unit: str = "", metavar: str = "X"
+    low: float = 0.0,
+    *,
+    above: bool = False,
+    high: float = MAX_SECONDS,
+    unit: str = "",
+    metavar: str = "X",
 ) -> Kind:
     """Finite numbers from `low` (or strictly above it) to `high`."""
     what = f"a number of {unit}" if unit else "a number"
     problem = f"must be {what} {'>' if above else '>='} {low:.10g} and <= {high:.10g}"
-    return _number(float, lambda number: low <= number <= high and number != (low if above else None), problem, metavar)
+    return _number(
+        float,
+        lambda number: low <= number <= high and number != (low if above else None),
+        problem,
+        metavar,
+    )
 
 
 SECONDS = real(unit="seconds", metavar="SECONDS")
@@ -135,7 +151,11 @@ def list_of(one: Kind, what: str) -> Kind:
     """A tuple of values; also from text with commas."""
 
     def parse(raw: object) -> tuple[Any, ...]:
-        parts = [part.strip() for part in raw.split(",") if part.strip()] if isinstance(raw, str) else raw
+        parts = (
+            [part.strip() for part in raw.split(",") if part.strip()]
+            if isinstance(raw, str)
+            else raw
+        )
         if not isinstance(parts, Sequence):
             raise ValueError(f"must be a list of {what}")
         return tuple(one.parse(part) for part in parts)
@@ -157,7 +177,9 @@ def _unix_socket(raw: object) -> str:
     if not path.startswith("/"):
         raise ValueError(problem)
     if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
-        raise ValueError(f"must be at most {MAX_SOCKET_PATH_BYTES} bytes long, as paths of Unix sockets are")
+        raise ValueError(
+            f"must be at most {MAX_SOCKET_PATH_BYTES} bytes long, as paths of Unix sockets are"
+        )
     return path
 
 

@@ -26,21 +26,35 @@ class LaunchConfig(Section):
         v.NPROC, "Workers per node. Default: the GPUs that Slurm gave the node, else 1.", env="pet"
     )
     node_rank: int | None = maybe(
-        k.integer(0, v.MAX_NODES), "Place of this node among the nodes, from 0. Default: Slurm's order.", env="pet"
+        k.integer(0, v.MAX_NODES),
+        "Place of this node among the nodes, from 0. Default: Slurm's order.",
+        env="pet",
     )
     local_addr: str | None = maybe(
-        k.ADDRESS, "Name or address under which other nodes reach this one. Default: Slurm's node address.", env="pet"
+        k.ADDRESS,
+        "Name or address under which other nodes reach this one. Default: Slurm's node address.",
+        env="pet",
     )
-    standalone: bool = switch("One node, right here, no rendezvous with others (also on a login node).", env="pet")
+    standalone: bool = switch(
+        "One node, right here, no rendezvous with others (also on a login node).", env="pet"
+    )
     role: str = setting(k.TEXT, "default", "ROLE_NAME of the workers.", env="pet")
-    module: bool = switch("The script is a Python module: run it as python -m does.", env="pet", aliases=("-m",))
-    no_python: bool = switch("The script is a program of its own: start it without Python.", env="pet")
-    run_path: bool = switch("Run the script with runpy.run_path inside a fresh interpreter.", env="pet")
+    module: bool = switch(
+        "The script is a Python module: run it as python -m does.", env="pet", aliases=("-m",)
+    )
+    no_python: bool = switch(
+        "The script is a program of its own: start it without Python.", env="pet"
+    )
+    run_path: bool = switch(
+        "Run the script with runpy.run_path inside a fresh interpreter.", env="pet"
+    )
     compat: bool = switch(
         flag="--nvrx-compat",
         help="Workers that import nvidia_resiliency_ext get the modules of nvrx_slurm, even where NVRx is installed.",
     )  # fmt: skip
-    start_method: str = ignored(k.choice("spawn"), "spawn", "--ft-warm says how workers are started", env="pet")
+    start_method: str = ignored(
+        k.choice("spawn"), "spawn", "--ft-warm says how workers are started", env="pet"
+    )
 
     spares: int | None = maybe(
         k.integer(0, v.MAX_NODES), begins="Slurm",
@@ -59,18 +73,26 @@ class LaunchConfig(Section):
         help="One more word before nvrx-run in the tasks: --step-prefix=apptainer --step-prefix=exec ... May be "
         "repeated.",
     )  # fmt: skip
-    until_done: bool = switch("Requeue the Slurm job until the training has ended: not after 0, 2, 93 or a signal.")
+    until_done: bool = switch(
+        "Requeue the Slurm job until the training has ended: not after 0, 2, 93 or a signal."
+    )
     chain_failures: int = setting(
-        k.integer(1), 3, "This many failures within --chain-failure-window end --until-done and a chain."
+        k.integer(1),
+        3,
+        "This many failures within --chain-failure-window end --until-done and a chain.",
     )
     chain_failure_window: float = setting(k.POSITIVE_SECONDS, 3600.0, "See --chain-failures.")
-    chain_links: str | None = maybe(k.PATH, "File with the ids of the jobs of a chain; nvrx submit sets it.", flag="")
+    chain_links: str | None = maybe(
+        k.PATH, "File with the ids of the jobs of a chain; nvrx submit sets it.", flag=""
+    )
     enable_multi_launchers_per_node: bool = setting(
         k.BOOL, False, flag="",
         help="A step may have several tasks per node, each an agent with its own workers; --nnodes counts agents then.",
     )  # fmt: skip
     infra_rank_from_nodename: str | None = maybe(
-        k.TEXT, "If it is set: group ranks are given in the order of the digits in node names.", flag=""
+        k.TEXT,
+        "If it is set: group ranks are given in the order of the digits in node names.",
+        flag="",
     )
     replacement_group_id: str | None = maybe(
         k.TEXT, flag="",
@@ -86,13 +108,17 @@ class LaunchConfig(Section):
         help="Where the first coordinator listens, then further nodes that may coordinate. Default: the nodes of the "
         "Slurm job, else --master-addr and --master-port.",
     )  # fmt: skip
-    rdzv_id: str = setting(k.TEXT, "none", "Name of the job; nodes with another one are refused.", env="pet")
+    rdzv_id: str = setting(
+        k.TEXT, "none", "Name of the job; nodes with another one are refused.", env="pet"
+    )
     rdzv_conf: RendezvousConfig = setting(
         v.RDZV_CONF, RendezvousConfig(), env="pet",
         help="join_timeout=300 (wait for MIN nodes; timeout=N is its default), last_call_timeout=1 (then for spares), "
         "is_host=true|false. Other keys of torchrun change nothing.",
     )  # fmt: skip
-    master_addr: str | None = maybe(k.ADDRESS, "Host of the coordinator where --rdzv-endpoint is not given.", env="pet")
+    master_addr: str | None = maybe(
+        k.ADDRESS, "Host of the coordinator where --rdzv-endpoint is not given.", env="pet"
+    )
     master_port: int | None = maybe(
         k.integer(0, 65535, "PORT"), env="pet",
         help="Port of the coordinator where --rdzv-endpoint is not given. Default with --master-addr: 29500.",
@@ -110,7 +136,9 @@ class LaunchConfig(Section):
         k.SECONDS, 1800.0, env="pet",
         help="SIGTERM to SIGKILL when nvrx-run is told to end. Inside Slurm, KillWait ends it earlier.",
     )  # fmt: skip
-    monitor_interval: float = ignored(k.POSITIVE_SECONDS, 0.3, "the end of a worker is seen at once", env="pet")
+    monitor_interval: float = ignored(
+        k.POSITIVE_SECONDS, 0.3, "the end of a worker is seen at once", env="pet"
+    )
 
     disable_rank_monitors: bool = setting(
         k.BOOL, False, begins=MONITORING, flag="",
@@ -130,10 +158,16 @@ class LaunchConfig(Section):
         k.choice("off", "auto"), "off",
         help="auto: bind each worker with numactl to the NUMA node of its GPU; --dry-run shows where.",
     )  # fmt: skip
-    sysroot: str = setting(k.PATH, "/", "Where the node's /sys is, if not at / (in a container, or a recorded node).")
+    sysroot: str = setting(
+        k.PATH, "/", "Where the node's /sys is, if not at / (in a container, or a recorded node)."
+    )
 
     log_dir: str = setting(
-        k.PATH, "./nvrx_logs", "Directory of the log tree, one for all nodes and jobs.", begins="Logs", env="pet"
+        k.PATH,
+        "./nvrx_logs",
+        "Directory of the log tree, one for all nodes and jobs.",
+        begins="Logs",
+        env="pet",
     )
     redirects: Streams = setting(
         v.STREAMS, Streams(), env="pet", aliases=("-r", "--redirect"),
@@ -147,9 +181,13 @@ class LaunchConfig(Section):
         v.RANKS, (), "Show only these local ranks on the console. Default: all.", env="pet"
     )
     console_prefix: str = setting(
-        k.choice("rank", "none"), "rank", "What stands before the lines of a rank on the console: [rank N], or nothing."
+        k.choice("rank", "none"),
+        "rank",
+        "What stands before the lines of a rank on the console: [rank N], or nothing.",
     )
-    logs_specs: str = ignored(k.choice("default"), "default", "--redirects, --tee and --local-ranks-filter say it")
+    logs_specs: str = ignored(
+        k.choice("default"), "default", "--redirects, --tee and --local-ranks-filter say it"
+    )
 
     ft_cfg_path: str | None = maybe(
         k.PATH, begins="Configuration and dry runs", env="both", aliases=("--fault-tol-cfg-path",),
@@ -159,7 +197,9 @@ class LaunchConfig(Section):
         aliases=("--ignore-missing-fault-tol-cfg",),
         help="Go on with the defaults where the file of --ft-cfg-path, or its fault_tolerance: section, is missing.",
     )  # fmt: skip
-    print_config: bool = switch("Print every setting with its value and where it came from, and exit.")
+    print_config: bool = switch(
+        "Print every setting with its value and where it came from, and exit."
+    )
     dry_run: bool = switch(
         "Print the srun line, the plan and the workers' environment, and exit. On a login node: as in an allocation."
     )
@@ -173,15 +213,23 @@ class LaunchConfig(Section):
         if self.nnodes is not None:
             return NodeRange(self.nnodes.min, max(self.nnodes.max, self.nnodes.min + spares))
         if spares >= have:
-            where = "the allocation has" if slurm_nodes else "without --nnodes or a Slurm allocation there is"
-            raise UsageError(f"--spares {spares} leaves no node to train on: {where} {have}; keep fewer spares")
+            where = (
+                "the allocation has"
+                if slurm_nodes
+                else "without --nnodes or a Slurm allocation there is"
+            )
+            raise UsageError(
+                f"--spares {spares} leaves no node to train on: {where} {have}; keep fewer spares"
+            )
         return NodeRange(have - spares, have)
 
     def check_local_ranks(self, nproc: int) -> None:
         """Raises UsageError if a local rank is to be shown that `nproc` workers per node do not have."""
         last = max(self.local_ranks_filter or (0,))
         if last >= nproc:
-            raise UsageError(f"--local-ranks-filter names local rank {last} but a node has {nproc} workers; correct it")
+            raise UsageError(
+                f"--local-ranks-filter names local rank {last} but a node has {nproc} workers; correct it"
+            )
 
     @property
     def endpoints(self) -> tuple[tuple[str, int], ...]:
@@ -205,12 +253,18 @@ class LaunchConfig(Section):
         if nodes is not None:
             more |= nodes.max > 1
             if self.spares is not None and nodes.max not in (nodes.min, nodes.min + self.spares):
-                raise UsageError(f"--spares {self.spares} contradicts --nnodes {nodes}; give --nnodes {nodes.min}")
+                raise UsageError(
+                    f"--spares {self.spares} contradicts --nnodes {nodes}; give --nnodes {nodes.min}"
+                )
             if (self.node_rank or 0) >= nodes.max:
-                raise UsageError(f"--node-rank {self.node_rank} is not a place among --nnodes {nodes}; give 0 or more")
+                raise UsageError(
+                    f"--node-rank {self.node_rank} is not a place among --nnodes {nodes}; give 0 or more"
+                )
         if self.standalone and more:
             raise UsageError("--standalone is one node; remove --nnodes, --spares and --node-rank")
         if self.no_python + self.module + self.run_path > 1:
-            raise UsageError("--no-python, --module and --run-path exclude each other; keep one of them")
+            raise UsageError(
+                "--no-python, --module and --run-path exclude each other; keep one of them"
+            )
         if isinstance(self.nproc_per_node, int):
             self.check_local_ranks(self.nproc_per_node)

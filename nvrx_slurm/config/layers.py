@@ -18,7 +18,8 @@ _NEAR = 0.8  # of 1: users and other programs have NVRX_ variables, too
 _NO_SETTINGS = ("NVRX_LOG_LEVEL",)  # variables of this package that are near a setting
 
 
-_REQUEUE_S = 30.0  # with --until-done: for the ranks to end and Slurm to be asked, before Slurm ends the job
+# with --until-done: for the ranks to end and Slurm to be asked, before Slurm ends the job
+_REQUEUE_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,9 @@ class Config:
         return self.ft.stop_before_end or (requeue_s if self.launch.until_done else 0.0)
 
 
-SETTINGS: dict[str, Declaration] = {s.key: s for cls in (LaunchConfig, FaultToleranceConfig) for s in settings_of(cls)}
+SETTINGS: dict[str, Declaration] = {
+    s.key: s for cls in (LaunchConfig, FaultToleranceConfig) for s in settings_of(cls)
+}
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,9 @@ def _environment_layer(environ: Mapping[str, str]) -> Layer:
     for name in environ:
         if name.startswith(("NVRX_FT_", "PET_FT_")) and name not in known:
             similar = sorted(k for k in known if k.startswith("NVRX_"))
-            raise UsageError(f"{name} is not a known variable{did_you_mean(name, similar) or '; unset it'}")
+            raise UsageError(
+                f"{name} is not a known variable{did_you_mean(name, similar) or '; unset it'}"
+            )
     layer: Layer = {}
     for item in SETTINGS.values():
         for name in item.env:
@@ -104,10 +109,16 @@ def _environment_layer(environ: Mapping[str, str]) -> Layer:
 
 def _misspelt(environ: Mapping[str, str]) -> Iterator[str]:
     """A sentence for each NVRX_ variable that is near a setting's. Others may be of the user or of another program."""
-    known = {name.partition("_")[2]: name for item in SETTINGS.values() for name in reversed(item.env)}
+    known = {
+        name.partition("_")[2]: name for item in SETTINGS.values() for name in reversed(item.env)
+    }
     others = {*_NO_SETTINGS, *(name for item in SETTINGS.values() for name in item.env)}
     for name in environ:
-        if not name.startswith("NVRX_") or name.startswith(("NVRX_SUBMIT_", "NVRX_ATTRSVC_")) or name in others:
+        if (
+            not name.startswith("NVRX_")
+            or name.startswith(("NVRX_SUBMIT_", "NVRX_ATTRSVC_"))
+            or name in others
+        ):
             continue
         if guess := nearest(name.removeprefix("NVRX_"), known, _NEAR):
             yield f"{name} is not a known variable and has no effect; did you mean {known[guess]}?"

@@ -6,7 +6,17 @@ import re
 from typing import NamedTuple
 
 from nvrx_slurm.config.files import read_document
-from nvrx_slurm.config.kinds import ABSOLUTE_PATH, BOOL, TEXT, UNIX_SOCKET, Kind, choice, list_of, optional, real
+from nvrx_slurm.config.kinds import (
+    ABSOLUTE_PATH,
+    BOOL,
+    TEXT,
+    UNIX_SOCKET,
+    Kind,
+    choice,
+    list_of,
+    optional,
+    real,
+)
 from nvrx_slurm.config.site import typed
 
 

@@ -11,7 +11,8 @@ from nvrx_slurm.declared import Record
 
 _PREFIX, _METRICS = "OTEL_EXPORTER_OTLP_", "OTEL_EXPORTER_OTLP_METRICS_"
 _LONGEST_MS = 86_400_000
-_KEY, _VALUE = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII), re.compile(r"[ -~]*")  # what HTTP takes in a header
+# what HTTP takes in a header
+_KEY, _VALUE = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII), re.compile(r"[ -~]*")
 
 
 class OtlpTarget(Record):
@@ -34,19 +35,29 @@ def otlp_target(env: Mapping[str, str]) -> OtlpTarget | None:
     base = env.get(f"{_PREFIX}ENDPOINT", "").strip()
     url = env.get(f"{_METRICS}ENDPOINT", "").strip() or (base and f"{base.rstrip('/')}/v1/metrics")
     off = env.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
-    if not url or off or env.get("OTEL_METRICS_EXPORTER", "otlp").strip() in ("none", "prometheus", "console"):
+    if (
+        not url
+        or off
+        or env.get("OTEL_METRICS_EXPORTER", "otlp").strip() in ("none", "prometheus", "console")
+    ):
         return None
     try:
         if of("PROTOCOL") == "grpc":
-            raise ValueError("OTEL_EXPORTER_OTLP_PROTOCOL=grpc is not supported; give http/json and port 4318")
+            raise ValueError(
+                "OTEL_EXPORTER_OTLP_PROTOCOL=grpc is not supported; give http/json and port 4318"
+            )
         return OtlpTarget(
             URL.parse(url),
             headers=_pairs("OTEL_EXPORTER_OTLP_HEADERS", of("HEADERS")),
             resource=(
                 ("service.name", env.get("OTEL_SERVICE_NAME", "").strip() or "nvrx_slurm"),
-                *_pairs("OTEL_RESOURCE_ATTRIBUTES", env.get("OTEL_RESOURCE_ATTRIBUTES", "").strip()),
+                *_pairs(
+                    "OTEL_RESOURCE_ATTRIBUTES", env.get("OTEL_RESOURCE_ATTRIBUTES", "").strip()
+                ),
             ),
-            every_s=_seconds("OTEL_METRIC_EXPORT_INTERVAL", env.get("OTEL_METRIC_EXPORT_INTERVAL", ""), 60.0),
+            every_s=_seconds(
+                "OTEL_METRIC_EXPORT_INTERVAL", env.get("OTEL_METRIC_EXPORT_INTERVAL", ""), 60.0
+            ),
             timeout_s=_seconds("OTEL_EXPORTER_OTLP_TIMEOUT", of("TIMEOUT"), 10.0),
         )
     except ValueError as error:
@@ -59,7 +70,8 @@ def _pairs(name: str, text: str) -> tuple[tuple[str, str], ...]:
     for pair in filter(None, text.split(",")):
         key, separator, value = pair.partition("=")
         if not (separator and _KEY.fullmatch(key.strip()) and _VALUE.fullmatch(unquote(value))):
-            raise ValueError(f"{name} must be key=value,key=value in ASCII")  # not the value: it may be a secret
+            # not the value: it may be a secret
+            raise ValueError(f"{name} must be key=value,key=value in ASCII")
         found.append((key.strip(), unquote(value.strip())))
     return tuple(found)
 

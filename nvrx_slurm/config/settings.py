@@ -42,7 +42,10 @@ def shown(item: Declaration, value: Any) -> str:
     if isinstance(plain, bool):
         return "true" if plain else "false"
     if isinstance(plain, Mapping):
-        return ",".join(f"{name}:{'none' if limit is None else format(limit, 'g')}" for name, limit in plain.items())
+        return ",".join(
+            f"{name}:{'none' if limit is None else format(limit, 'g')}"
+            for name, limit in plain.items()
+        )
     return format(plain, ".10g") if isinstance(plain, float) else str(plain)
 
 
@@ -116,7 +119,10 @@ def _settings_of(cls: type[Section]) -> tuple[Declaration, ...]:
 def _declaration(section: str, group: str, f: Any, more: dict[str, Any]) -> Declaration:
     key = f"ft_{f.name}" if section == "ft" else f.name
     main = more.pop("flag", "--" + key.replace("_", "-"))
-    ours, pet = f"NVRX_{'SUBMIT_' if section == 'submit' else ''}{key.upper()}", f"PET_{key.upper()}"
+    ours, pet = (
+        f"NVRX_{'SUBMIT_' if section == 'submit' else ''}{key.upper()}",
+        f"PET_{key.upper()}",
+    )
     env = {"nvrx": (ours,), "pet": (pet,), "both": (ours, pet)}[more.pop("env", "nvrx")]
     return Declaration(
         section=section,
@@ -137,7 +143,9 @@ class Origin:
     name: str = ""  # the flag, the variable, or "FILE: path.of.keys"
 
     def __str__(self) -> str:
-        return f"{self.layer} {self.name}" if self.layer == "environment" else self.name or self.layer
+        return (
+            f"{self.layer} {self.name}" if self.layer == "environment" else self.name or self.layer
+        )
 
     def with_value(self, raw: object) -> str:
         """Begins an error sentence: `--nnodes '3:2'`, `PET_NNODES='3:2'`, `ft.yaml: fault_tolerance.x = 'y'`."""

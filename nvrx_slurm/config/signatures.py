@@ -18,7 +18,13 @@ from nvrx_slurm.types import Blame, Confidence, LineRole, Remedy
 FLAG = "--ft-signatures"
 _MOST, _MOST_TEXTS, _TEXT_CHARS, _ADVICE_CHARS = 200, 20, range(4, 201), 200
 _NAME = re.compile(r"[a-z][a-z0-9-]{1,39}")
-_DEFAULTS = {"class": "site", "role": "cause", "blame": "unknown", "confidence": "likely", "action": "restart"}
+_DEFAULTS = {
+    "class": "site",
+    "role": "cause",
+    "blame": "unknown",
+    "confidence": "likely",
+    "action": "restart",
+}
 _KEYS = {"name", "texts", "advice", "where", *_DEFAULTS}
 _E = TypeVar("_E", bound=Enum)
 
@@ -48,10 +54,18 @@ def _signature(rule: object) -> Signature:
     plain: dict[str, Any] = {**_DEFAULTS, "advice": "", "where": "output", **rule}
     name, topic = str(plain.get("name")), str(plain["class"])
     if not (_NAME.fullmatch(name) and _NAME.fullmatch(topic)):
-        raise ValueError("name and class are lower-case letters, digits and hyphens, 2 to 40 of them")
+        raise ValueError(
+            "name and class are lower-case letters, digits and hyphens, 2 to 40 of them"
+        )
     texts, advice = plain.get("texts"), str(plain["advice"])
-    if not isinstance(texts, list) or not 0 < len(texts) <= _MOST_TEXTS or not all(map(_is_text, texts)):
-        raise ValueError(f"texts are 1 to {_MOST_TEXTS} lines of 4 to 200 characters that begin with 4 without *")
+    if (
+        not isinstance(texts, list)
+        or not 0 < len(texts) <= _MOST_TEXTS
+        or not all(map(_is_text, texts))
+    ):
+        raise ValueError(
+            f"texts are 1 to {_MOST_TEXTS} lines of 4 to 200 characters that begin with 4 without *"
+        )
     if len(advice) > _ADVICE_CHARS or not advice.isprintable():
         raise ValueError(f"advice is one line of at most {_ADVICE_CHARS} characters")
     if plain["where"] not in ("output", "exception"):
@@ -71,7 +85,12 @@ def _signature(rule: object) -> Signature:
 
 def _is_text(text: object) -> bool:
     """Whether it can be searched for: its beginning is what is looked up."""
-    return isinstance(text, str) and len(text) in _TEXT_CHARS and text.isprintable() and len(text.split("*")[0]) >= 4
+    return (
+        isinstance(text, str)
+        and len(text) in _TEXT_CHARS
+        and text.isprintable()
+        and len(text.split("*")[0]) >= 4
+    )
 
 
 def _one_of(kind: type[_E], value: object, key: str) -> _E:
@@ -79,4 +98,6 @@ def _one_of(kind: type[_E], value: object, key: str) -> _E:
     for member in values:
         if member.value == value:
             return member
-    raise ValueError(f"{key} is one of {', '.join(str(member.value) for member in kind)}, not {value!r}")
+    raise ValueError(
+        f"{key} is one of {', '.join(str(member.value) for member in kind)}, not {value!r}"
+    )

@@ -34,7 +34,12 @@ KINDS: dict[str, Kind] = {
 
 
 # Keys of a rule, and the fields of `health.check.Check` that they replace.
-_RULE_KEYS = {"when": "contexts", "on_fail": "on_fail", "on_unknown": "on_unknown", "budget": "budget_s"}
+_RULE_KEYS = {
+    "when": "contexts",
+    "on_fail": "on_fail",
+    "on_unknown": "on_unknown",
+    "budget": "budget_s",
+}
 Rule = Mapping[str, Any]  # by those fields
 
 
@@ -74,7 +79,8 @@ def load(path: str, contexts: Sequence[str], actions: Sequence[str]) -> Site:
     own = top.get("own") or ()
     if not isinstance(own, (list, tuple)):
         raise UsageError(f"{path}: own must be a list; begin each of its entries with a dash")
-    when, action = k.list_of(k.choice(*contexts), "contexts"), k.choice(*actions)
+    when = k.list_of(k.choice(*contexts), "contexts")
+    action = k.choice(*actions)
     kinds = {"when": when, "on_fail": action, "on_unknown": action, "budget": _BUDGET}
     return Site(
         expect=_mapping(top.get("expect"), f"{path}: expect"),
@@ -84,7 +90,9 @@ def load(path: str, contexts: Sequence[str], actions: Sequence[str]) -> Site:
             for name, raw in _mapping(top.get("groups"), f"{path}: groups").items()
         ),
         own=tuple(_own(raw, kinds, f"{path}: own[{at}]") for at, raw in enumerate(own)),
-        deadlines=typed(top.get("deadlines"), dict.fromkeys(contexts, _BUDGET), f"{path}: deadlines"),
+        deadlines=typed(
+            top.get("deadlines"), dict.fromkeys(contexts, _BUDGET), f"{path}: deadlines"
+        ),
         hooks=typed(top.get("hooks"), _HOOK_KINDS, f"{path}: hooks"),
     )
 
@@ -102,7 +110,9 @@ def _rule(raw: object, kinds: Mapping[str, Kind], where: str) -> Rule:
 
 
 def _rules(raw: object, kinds: Mapping[str, Kind], where: str) -> dict[str, Rule]:
-    return {name: _rule(rule, kinds, f"{where}.{name}") for name, rule in _mapping(raw, where).items()}
+    return {
+        name: _rule(rule, kinds, f"{where}.{name}") for name, rule in _mapping(raw, where).items()
+    }
 
 
 def _group(name: str, raw: object, kinds: Mapping[str, Kind], where: str) -> Group:
@@ -117,12 +127,19 @@ def _group(name: str, raw: object, kinds: Mapping[str, Kind], where: str) -> Gro
     )
 
 
-_HOOK_KINDS = {"allow_skip": k.list_of(k.TEXT, "names of checks"), "kill_gpu_processes": k.BOOL, "undrain": k.BOOL}
+_HOOK_KINDS = {
+    "allow_skip": k.list_of(k.TEXT, "names of checks"),
+    "kill_gpu_processes": k.BOOL,
+    "undrain": k.BOOL,
+}
 
 
 def typed(raw: object, kinds: Mapping[str, Kind], where: str) -> dict[str, Any]:
     """A mapping with these keys and kinds of values; {} for None. `where` begins the sentence of a UsageError."""
-    return {key: _value(kinds[key], value, f"{where}.{key}") for key, value in _mapping(raw, where, kinds).items()}
+    return {
+        key: _value(kinds[key], value, f"{where}.{key}")
+        for key, value in _mapping(raw, where, kinds).items()
+    }
 
 
 def _own(raw: object, kinds: Mapping[str, Kind], where: str) -> SiteCheck:
@@ -131,7 +148,9 @@ def _own(raw: object, kinds: Mapping[str, Kind], where: str) -> SiteCheck:
         raise UsageError(f"{where} must have a name and run (a command)")
     name = str(_value(k.TEXT, given.pop("name"), f"{where}.name"))
     if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
-        raise UsageError(f"{where}.name must be lower-case words joined by dashes, for example nvme-raid, not {name!r}")
+        raise UsageError(
+            f"{where}.name must be lower-case words joined by dashes, for example nvme-raid, not {name!r}"
+        )
     run = tuple(_value(k.WORDS, given.pop("run"), f"{where}.run"))
     return SiteCheck(name, run, _rule(given, kinds, where))
 
@@ -140,7 +159,9 @@ def _mapping(raw: object, where: str, known: Collection[str] | None = None) -> d
     if raw is None:
         return {}
     if not isinstance(raw, Mapping):
-        raise UsageError(f"{where} must be a mapping of names to values, not {type(raw).__name__}; indent its keys")
+        raise UsageError(
+            f"{where} must be a mapping of names to values, not {type(raw).__name__}; indent its keys"
+        )
     for key in raw:
         if known is not None and key not in known:
             hint = k.did_you_mean(str(key), known) or f"; known: {', '.join(list(known)[:40])}"

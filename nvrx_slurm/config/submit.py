@@ -28,7 +28,9 @@ def _job_name(raw: object) -> str:
 def _time(raw: object) -> str:
     text = str(raw).strip()
     if isinstance(raw, bool) or not _TIME.fullmatch(text):
-        raise ValueError("must be a time limit as sbatch takes it, for example 4:00:00, 1-12 or 30 (minutes)")
+        raise ValueError(
+            "must be a time limit as sbatch takes it, for example 4:00:00, 1-12 or 30 (minutes)"
+        )
     return text
 
 
@@ -50,17 +52,23 @@ class SubmitConfig(Section):
 
     section: ClassVar[str] = "submit"
 
-    job_name: str = setting(k.Kind("NAME", _job_name), "nvrx", "Name of the job.", begins="The job", aliases=("-J",))
+    job_name: str = setting(
+        k.Kind("NAME", _job_name), "nvrx", "Name of the job.", begins="The job", aliases=("-J",)
+    )
     nodes: int | None = maybe(
         k.integer(1, v.MAX_NODES), aliases=("-N",),
         help="All nodes of the job, with the spares. Default: MAX of --nnodes, else 1 and the spares.",
     )  # fmt: skip
     gpus_per_node: int | None = maybe(k.integer(0, 1024), "GPUs that Slurm gives each node.")
     cpus_per_task: int | None = maybe(
-        k.integer(1, 65535), "CPUs of each node. Default: all, where the job has its nodes for itself.", aliases=("-c",)
+        k.integer(1, 65535),
+        "CPUs of each node. Default: all, where the job has its nodes for itself.",
+        aliases=("-c",),
     )
     exclusive: bool = setting(k.BOOL, True, "No other job runs on the nodes of this one.")
-    time: str | None = maybe(k.Kind("TIME", _time), "Time limit, as sbatch takes it. Default: that of the partition.")
+    time: str | None = maybe(
+        k.Kind("TIME", _time), "Time limit, as sbatch takes it. Default: that of the partition."
+    )
     warn_time: int = setting(
         k.integer(0, 65535, "SECONDS"), 120,
         help="Slurm sends the warning signal this long before the time limit; longer than the slowest checkpoint. 0: "
@@ -76,38 +84,59 @@ class SubmitConfig(Section):
         k.WORDS, (), flag="--sbatch-arg", form="repeat",
         help="One more option for sbatch: --sbatch-arg=--qos=high. May be repeated.",
     )  # fmt: skip
-    avoid_strikes: bool = switch("Leave out nodes with three or more strikes in --log-dir within 28 days.")
-    venv: str | None = maybe(k.PATH, "Python environment that the job activates. Default: the one of this nvrx.")
+    avoid_strikes: bool = switch(
+        "Leave out nodes with three or more strikes in --log-dir within 28 days."
+    )
+    venv: str | None = maybe(
+        k.PATH, "Python environment that the job activates. Default: the one of this nvrx."
+    )
 
-    container_image: str | None = maybe(k.TEXT, "Run the training in this image.", begins="Container")
-    container_runtime: str = setting(k.choice("pyxis", "apptainer"), "pyxis", "Runs the image: pyxis or apptainer.")
-    container_mounts: str | None = maybe(k.TEXT, "SRC:DST[:FLAGS],... Default: the working directory and --log-dir.")
+    container_image: str | None = maybe(
+        k.TEXT, "Run the training in this image.", begins="Container"
+    )
+    container_runtime: str = setting(
+        k.choice("pyxis", "apptainer"), "pyxis", "Runs the image: pyxis or apptainer."
+    )
+    container_mounts: str | None = maybe(
+        k.TEXT, "SRC:DST[:FLAGS],... Default: the working directory and --log-dir."
+    )
     container_workdir: str | None = maybe(
-        k.PATH, "Directory in the container where the script starts. Default: the working directory."
+        k.PATH,
+        "Directory in the container where the script starts. Default: the working directory.",
     )
 
     chain: int | None = maybe(
         k.integer(2, MAX_LINKS), begins="Chains and waiting",
         help="Submit so many jobs that run one after the other; those that are not needed any more are cancelled.",
     )  # fmt: skip
-    wait: bool = switch("Show the job's output until the job, or chain, ends, and exit with its code.")
+    wait: bool = switch(
+        "Show the job's output until the job, or chain, ends, and exit with its code."
+    )
 
     def check(self, launch: LaunchConfig, stop_s: float) -> None:
         """Raises UsageError for a contradiction. `stop_s`: how long before its limit the job stops its ranks."""
         least, chained = launch.node_range(self.all_nodes(launch)).max, self.chain is not None
         if self.nodes is not None and self.nodes < least:
-            raise UsageError(f"--nodes {self.nodes} is less than the {least} nodes of --nnodes and --spares")
+            raise UsageError(
+                f"--nodes {self.nodes} is less than the {least} nodes of --nnodes and --spares"
+            )
         if launch.standalone:
             raise UsageError("--standalone has no meaning for a submitted job; use --nodes 1")
         if chained and launch.until_done:
             raise UsageError("--chain and --until-done exclude each other; keep one of them")
         if self.array is not None and (chained or launch.until_done or self.wait):
-            raise UsageError("--array excludes --chain, --until-done and --wait; leave it or them out")
+            raise UsageError(
+                "--array excludes --chain, --until-done and --wait; leave it or them out"
+            )
         limit_s = _seconds(self.time)
         if limit_s is not None and self.warn_time >= limit_s:
-            raise UsageError(f"--warn-time {self.warn_time} is not shorter than --time {self.time}; make it shorter")
+            raise UsageError(
+                f"--warn-time {self.warn_time} is not shorter than --time {self.time}; make it shorter"
+            )
         if 0 < self.warn_time <= stop_s:
-            raise UsageError(f"--warn-time {self.warn_time} is too short: ranks end {stop_s:g} s before the limit")
+            raise UsageError(
+                f"--warn-time {self.warn_time} is too short: ranks end {stop_s:g} s before the limit"
+            )
         if (self.container_mounts or self.container_workdir) and not self.container_image:
             raise UsageError("--container-... options need --container-image; give it")
 
@@ -115,7 +144,9 @@ class SubmitConfig(Section):
         """Nodes to ask Slurm for."""
         if self.nodes is not None:
             return self.nodes
-        return launch.node_range(None).max if launch.nnodes is not None else 1 + (launch.spares or 0)
+        return (
+            launch.node_range(None).max if launch.nnodes is not None else 1 + (launch.spares or 0)
+        )
 
 
 def resolve_submit(flags: Mapping[str, object], environ: Mapping[str, str]) -> SubmitConfig:
@@ -125,5 +156,7 @@ def resolve_submit(flags: Mapping[str, object], environ: Mapping[str, str]) -> S
         if flags.get(item.name) is not None:
             values[item.name] = parsed(item, flags[item.name], Origin("flag", item.flags[0]))
         elif environ.get(item.env[0]):
-            values[item.name] = parsed(item, environ[item.env[0]], Origin("environment", item.env[0]))
+            values[item.name] = parsed(
+                item, environ[item.env[0]], Origin("environment", item.env[0])
+            )
     return SubmitConfig(**values)

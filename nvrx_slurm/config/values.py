@@ -31,10 +31,14 @@ class NodeRange(NamedTuple):
 
 
 def _node_range(raw: object) -> NodeRange:
-    found = re.fullmatch(r"\s*(\d{1,9})\s*(?::\s*(\d{1,9})\s*)?", "" if isinstance(raw, bool) else str(raw))
+    found = re.fullmatch(
+        r"\s*(\d{1,9})\s*(?::\s*(\d{1,9})\s*)?", "" if isinstance(raw, bool) else str(raw)
+    )
     low, high = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
     if not 1 <= low <= high <= MAX_NODES:
-        raise ValueError(f"must be MIN or MIN:MAX with 1 <= MIN <= MAX <= {MAX_NODES}, for example 4 or 4:6")
+        raise ValueError(
+            f"must be MIN or MIN:MAX with 1 <= MIN <= MAX <= {MAX_NODES}, for example 4 or 4:6"
+        )
     return NodeRange(low, high)
 
 
@@ -108,7 +112,9 @@ def _streams(raw: object) -> Streams:
 STREAMS = Kind("STREAMS", _streams, str)
 
 
-RANKS = k.list_of(k.integer(0, 1023), "local ranks")._replace(show=lambda ranks: ",".join(map(str, ranks)))
+RANKS = k.list_of(k.integer(0, 1023), "local ranks")._replace(
+    show=lambda ranks: ",".join(map(str, ranks))
+)
 
 
 def _signal(raw: object) -> signal.Signals:
@@ -138,7 +144,10 @@ def _user_signal(raw: object) -> signal.Signals:
 
 USER_SIGNAL = k.optional(Kind("SIGUSR1|SIGUSR2", _user_signal, SIGNAL.show))
 
-_LEVELS = {name: getattr(logging, name) for name in ("DEBUG", "INFO", "WARNING", "WARN", "ERROR", "CRITICAL")}
+_LEVELS = {
+    name: getattr(logging, name)
+    for name in ("DEBUG", "INFO", "WARNING", "WARN", "ERROR", "CRITICAL")
+}
 _LEVELS["DBG"] = logging.DEBUG
 
 
@@ -148,10 +157,16 @@ def _log_level(raw: object) -> int:
     try:
         return int(k.integer(0, 50).parse(raw))
     except ValueError:
-        raise ValueError("must be DEBUG, INFO, WARNING, ERROR, CRITICAL or a number from 0 to 50") from None
+        raise ValueError(
+            "must be DEBUG, INFO, WARNING, ERROR, CRITICAL or a number from 0 to 50"
+        ) from None
 
 
-LOG_LEVEL = Kind("LEVEL", _log_level, lambda level: logging.getLevelName(level) if level in _LEVELS.values() else level)
+LOG_LEVEL = Kind(
+    "LEVEL",
+    _log_level,
+    lambda level: logging.getLevelName(level) if level in _LEVELS.values() else level,
+)
 
 
 def pairs(raw: object, separator: str, problem: str) -> dict[str, object]:
@@ -175,14 +190,22 @@ def _section_timeouts(raw: object) -> dict[str, float | None]:
     problem = "must be NAME:SECONDS,... (SECONDS > 0, or none), each name once, for example setup:600,step:30"
     try:
         # "step:" without a number is "no timeout", as in the seeds' launcher
-        timeouts = {name: k.TIMEOUT.parse(s if s != "" else None) for name, s in pairs(raw, ":", problem).items()}
+        timeouts = {
+            name: k.TIMEOUT.parse(s if s != "" else None)
+            for name, s in pairs(raw, ":", problem).items()
+        }
     except ValueError:
         raise ValueError(problem) from None
     if not all(name.isprintable() for name in timeouts):
         raise ValueError(problem)
     # Everything about a rank goes to its monitor in one message of at most 64 KiB.
-    if len(timeouts) > MAX_SECTIONS or sum(len(name.encode()) for name in timeouts) > MAX_SECTION_NAMES_BYTES:
-        raise ValueError(f"must be at most {MAX_SECTIONS} sections with {MAX_SECTION_NAMES_BYTES} bytes of names")
+    if (
+        len(timeouts) > MAX_SECTIONS
+        or sum(len(name.encode()) for name in timeouts) > MAX_SECTION_NAMES_BYTES
+    ):
+        raise ValueError(
+            f"must be at most {MAX_SECTIONS} sections with {MAX_SECTION_NAMES_BYTES} bytes of names"
+        )
     return timeouts
 
 
@@ -203,21 +226,31 @@ def _restarts_by_fault(raw: object) -> dict[FaultKind, int]:
 
 
 RESTARTS_BY_FAULT = Kind(
-    "FAULT:N,...", _restarts_by_fault, lambda allowed: {kind.value: count for kind, count in allowed.items()}
+    "FAULT:N,...",
+    _restarts_by_fault,
+    lambda allowed: {kind.value: count for kind, count in allowed.items()},
 )
 
 
 def _preflight_failures(raw: object) -> frozenset[tuple[int, int]]:
     if isinstance(raw, frozenset):
         return raw
-    found = [re.fullmatch(r"\s*(\d{1,7}):(\d{1,7})\s*", part) for part in str(raw).split(",") if part.strip()]
+    found = [
+        re.fullmatch(r"\s*(\d{1,7}):(\d{1,7})\s*", part)
+        for part in str(raw).split(",")
+        if part.strip()
+    ]
     if None in found:
-        raise ValueError("must be CYCLE:INFRA_RANK, or several separated by commas, for example 1:0,2:3")
+        raise ValueError(
+            "must be CYCLE:INFRA_RANK, or several separated by commas, for example 1:0,2:3"
+        )
     return frozenset((int(one[1]), int(one[2])) for one in found if one)
 
 
 PREFLIGHT_FAILURES = Kind(
-    "CYCLE:RANK,...", _preflight_failures, lambda pairs: ",".join(f"{cycle}:{rank}" for cycle, rank in sorted(pairs))
+    "CYCLE:RANK,...",
+    _preflight_failures,
+    lambda pairs: ",".join(f"{cycle}:{rank}" for cycle, rank in sorted(pairs)),
 )
 
 
@@ -239,7 +272,9 @@ def _pattern(raw: object) -> str:
             return text
     except re.error:
         pass
-    raise ValueError(r"must be a regular expression with a group for the iteration, for example model_(\d+)\.pt")
+    raise ValueError(
+        r"must be a regular expression with a group for the iteration, for example model_(\d+)\.pt"
+    )
 
 
 PATTERN = Kind("REGEX", _pattern)
@@ -277,14 +312,21 @@ ENDPOINTS = Kind("HOST[:PORT],...", _endpoints)
 class RendezvousConfig:
     """`--rdzv-conf`, times in seconds."""
 
-    is_host: bool | None = None  # this node starts the coordinator; None = decided by infra rank or endpoint
-    join_timeout: float = 300.0  # > 0: how long too few nodes are waited for; default: `timeout` where that is given
-    last_call_timeout: float = 1.0  # >= 0: how long a complete job waits for spares before its first plan
+    # this node starts the coordinator; None = decided by infra rank or endpoint
+    is_host: bool | None = None
+    # > 0: how long too few nodes are waited for; default: `timeout` where that is given
+    join_timeout: float = 300.0
+    # >= 0: how long a complete job waits for spares before its first plan
+    last_call_timeout: float = 1.0
     ignored: tuple[str, ...] = ()  # keys that were given and change nothing here
 
     def __str__(self) -> str:
         names = ("is_host", "join_timeout", "last_call_timeout")
-        given = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(RendezvousConfig, name)}
+        given = {
+            name: getattr(self, name)
+            for name in names
+            if getattr(self, name) != getattr(RendezvousConfig, name)
+        }
         return ",".join(f"{name}={value}" for name, value in given.items())
 
 
@@ -301,8 +343,11 @@ _RDZV_REFUSED = ("replacement_group_size", "segment", "segment_check_interval")
 def _rdzv_conf(raw: object) -> RendezvousConfig:
     if isinstance(raw, RendezvousConfig):
         return raw
-    text = raw.strip("'\"") if isinstance(raw, str) else raw  # quotes that a launcher's script passes on
-    given = pairs(text, "=", "must be KEY=VALUE,... with each key once, for example join_timeout=600")
+    # quotes that a launcher's script passes on
+    text = raw.strip("'\"") if isinstance(raw, str) else raw
+    given = pairs(
+        text, "=", "must be KEY=VALUE,... with each key once, for example join_timeout=600"
+    )
     ignored = tuple(name for name in _RDZV_IGNORED if given.pop(name, None) is not None)
     for name, value in given.items():
         if name in _RDZV_REFUSED:

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 MOST_DEPTH = 32  # no file of ours nests half as deeply
-_MOST_MARKS = 700_000  # of structure: what is decoded takes up to a hundred times the memory of its text
-_MOST_DIGITS, _HUGE = 18, 1e18  # no time, count or size of ours is as large, and all work with smaller ones is quick
+# of structure: what is decoded takes up to a hundred times the memory of its text
+_MOST_MARKS = 700_000
+# no time, count or size of ours is as large, and all work with smaller ones is quick
+_MOST_DIGITS, _HUGE = 18, 1e18
 
 
 def parsed(text: bytes | str) -> Any:
@@ -32,7 +34,10 @@ def _bounded(decode: Callable[[str], Any], text: str) -> Any:
     level: list[Any] = [[found]]
     for _ in range(MOST_DEPTH + 1):
         level = [
-            child for one in level for child in (one.values() if type(one) is dict else one) if type(child) in _NESTED
+            child
+            for one in level
+            for child in (one.values() if type(one) is dict else one)
+            if type(child) in _NESTED
         ]
     if level:
         raise ValueError("it nests too deeply")

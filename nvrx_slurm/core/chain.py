@@ -13,7 +13,8 @@ from nvrx_slurm.declared import Record
 from nvrx_slurm.errors import ExitCode
 
 FINAL = frozenset({ExitCode.OK, ExitCode.USAGE, ExitCode.NO_RESTART})
-_SIGNALS = range(128 + 1, 128 + 64 + 1)  # exit codes of a job that a signal ended; srun's own errors are 255
+# exit codes of a job that a signal ended; srun's own errors are 255
+_SIGNALS = range(128 + 1, 128 + 64 + 1)
 
 
 class Next(Enum):
@@ -58,17 +59,21 @@ def decide(links: Iterable[ChainLink], limits: ChainLimits, now_s: float) -> Cha
     if limits.warning_signum > 0 and code == 128 + limits.warning_signum:
         return ChainDecision(Next.CONTINUE, f"stopped early with {code}, work saved")
     if ordered[-1].out_of_time:
-        return ChainDecision(Next.CONTINUE, "stopped before the time limit; it goes on from the last checkpoint")
+        return ChainDecision(
+            Next.CONTINUE, "stopped before the time limit; it goes on from the last checkpoint"
+        )
     if code in _SIGNALS:
         return ChainDecision(Next.LEAVE, f"ended by signal {code - 128}, from outside")
     failures = [link for link in ordered if link.code not in FINAL and link.code not in _SIGNALS]
     recent = sum(now_s - link.ended_s < limits.window_s for link in failures)
     if recent >= limits.failures:
         return ChainDecision(
-            Next.END, f"{recent} failures within {in_words(limits.window_s)} (--chain-failures): given up"
+            Next.END,
+            f"{recent} failures within {in_words(limits.window_s)} (--chain-failures): given up",
         )
     return ChainDecision(
-        Next.CONTINUE, f"failure {recent} of at most {limits.failures} within {in_words(limits.window_s)}"
+        Next.CONTINUE,
+        f"failure {recent} of at most {limits.failures} within {in_words(limits.window_s)}",
     )
 
 
@@ -80,4 +85,8 @@ def ended_from_outside(state: str, reason: str, requeued: bool) -> str:
         return "it was preempted"
     if reason == "TimeLimit":
         return "it reached its time limit"
-    return "somebody sent it the signal, or it is being preempted" if state == "RUNNING" else "it was cancelled"
+    return (
+        "somebody sent it the signal, or it is being preempted"
+        if state == "RUNNING"
+        else "it was cancelled"
+    )

@@ -63,7 +63,9 @@ def decode(value: Any) -> Any:
 def header_line(core: Machine) -> str:
     """First line of a log, without the newline. `core` has not stepped yet."""
     made_of = {name: getattr(core, name) for name in core.made_of}
-    return _dump({"nvrx": __version__, "core": type(core).__name__.lower(), **made_of, "now": core.started})
+    return _dump(
+        {"nvrx": __version__, "core": type(core).__name__.lower(), **made_of, "now": core.started}
+    )
 
 
 def step_line(event: Any, now: float, wall: float, core: Machine, commands: Sequence[Any]) -> str:
@@ -85,7 +87,9 @@ def _coded(commands: Sequence[Any]) -> dict[str, Any]:
         if not plans or plans[-1][0] != shared:
             plans.append((shared, []))
         plans[-1][1].append(f"{command.node_id} {message.group_rank} {message.rank_offset}")
-    shown = (replace(c, ranks=()) if isinstance(c, HangFound) else c for c in others[:COMMANDS_IN_FULL])
+    shown = (
+        replace(c, ranks=()) if isinstance(c, HangFound) else c for c in others[:COMMANDS_IN_FULL]
+    )
     coded: dict[str, Any] = {"commands": list(shown)}  # hang.json has the ranks
     if len(others) > COMMANDS_IN_FULL:
         coded["more"] = len(others) - COMMANDS_IN_FULL
@@ -97,7 +101,9 @@ def _coded(commands: Sequence[Any]) -> dict[str, Any]:
 def _dump(value: Any) -> str:
     line = to_json(value)
     if len(line) > MAX_LINE_CHARS:
-        raise ProtocolError(f"a log line of {len(line)} characters is too long (limit {MAX_LINE_CHARS})")
+        raise ProtocolError(
+            f"a log line of {len(line)} characters is too long (limit {MAX_LINE_CHARS})"
+        )
     return line
 
 
@@ -123,14 +129,16 @@ def replay(lines: Iterable[str]) -> list[Difference]:
     """
     found: list[Difference] = []
     core: Machine | None = None
-    torn: Difference | None = None  # the last line, if it is no JSON; an accident if only a new header follows
+    # the last line, if it is no JSON; an accident if only a new header follows
+    torn: Difference | None = None
     number = 0
     for number, line in enumerate(lines, 1):
         if found and (len(found) >= _MOST_DIFFERENCES or number > found[-1].line + _MOST_SKIPPED):
             return found
         if len(line) > MAX_LINE_CHARS + 1:
             return [*found, Difference(number, f"is longer than {MAX_LINE_CHARS} characters")]
-        content = line[max(line.find(_HEADER_START), 0) :]  # a new life appends its header even to half a line
+        # a new life appends its header even to half a line
+        content = line[max(line.find(_HEADER_START), 0) :]
         new = content.startswith(_HEADER_START)
         if torn is not None and not new:
             found.append(Difference(torn.line, "is not one line of JSON"))
@@ -159,7 +167,9 @@ def _core(header: dict[str, Any]) -> Machine:
         kind: Any = {core.__name__.lower(): core for core in _CORES}[str(name)]
         core: Machine = kind(*(decode(header[field]) for field in kind.made_of), now)
     except (AttributeError, KeyError, TypeError):
-        raise ProtocolError(f"a header of an unknown core, or not a whole one: {name!r:.80}") from None
+        raise ProtocolError(
+            f"a header of an unknown core, or not a whole one: {name!r:.80}"
+        ) from None
     return core
 
 
@@ -167,7 +177,9 @@ def _check_step(core: Machine, step: dict[str, Any]) -> None:
     """Run one step again; raises NvrxError with the first thing that differs."""
     again = json.loads(to_json(_coded(core.step(decode(step.get("event")), float(step["now"])))))
     if step.get("state") != core.state.name:
-        raise ProtocolError(f"the log says state {step.get('state')!r:.80}, the core is in {core.state.name}")
+        raise ProtocolError(
+            f"the log says state {step.get('state')!r:.80}, the core is in {core.state.name}"
+        )
     logged, mine = step.get("commands", []), again["commands"]
     for place, (a, b) in enumerate(zip_longest(logged, mine), 1):
         if a != b:
@@ -175,4 +187,6 @@ def _check_step(core: Machine, step: dict[str, Any]) -> None:
     if step.get("plans") != again.get("plans"):
         raise ProtocolError("the log has other plans than the core makes now")
     if step.get("more") != again.get("more"):
-        raise ProtocolError(f"{step.get('more')} further commands were logged, but now there are {again.get('more')}")
+        raise ProtocolError(
+            f"{step.get('more')} further commands were logged, but now there are {again.get('more')}"
+        )

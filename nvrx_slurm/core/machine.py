@@ -60,16 +60,20 @@ class Machine:
     `now` is monotonic seconds; a core never reads a clock itself.
     """
 
-    made_of: ClassVar[tuple[str, ...]] = ()  # its attributes that are the arguments of its class, before `now`
+    # its attributes that are the arguments of its class, before `now`
+    made_of: ClassVar[tuple[str, ...]] = ()
     table: ClassVar[Table] = {}  # a subclass names its own rows; those of its parts are added
     homes: ClassVar[Mapping[tuple[Enum, type], type]]  # which class has the method of a row
     commands: ClassVar[tuple[type, ...]] = ()  # each of them needs a receiver before the first step
     last: ClassVar[Enum | None] = None  # in this state nothing is handled any more
-    envelope: ClassVar[tuple[type, ...]] = ()  # of these events the table knows the type of their `message`
+    # of these events the table knows the type of their `message`
+    envelope: ClassVar[tuple[type, ...]] = ()
     parts: ClassVar[tuple[type, ...]] = ()  # classes with further rows
 
     def __init_subclass__(cls) -> None:
-        homes = [(key, home) for home in (cls, *cls.parts) for key in home.__dict__.get("table", {})]
+        homes = [
+            (key, home) for home in (cls, *cls.parts) for key in home.__dict__.get("table", {})
+        ]
         cls.homes = dict(homes)
         if len(cls.homes) < len(homes):
             raise TypeError(f"{cls.__name__} has two rows for one state and event")
@@ -77,9 +81,11 @@ class Machine:
 
     def __init__(self, state: Enum, now: float) -> None:
         self.state: Enum = state
-        self.started = now  # monotonic seconds; the event log needs it to build the same machine again
+        # monotonic seconds; the event log needs it to build the same machine again
+        self.started = now
         self.out = Outbox()
-        self.follower: Callable[[Enum, Any, float], None] | None = None  # told of each event, once it is handled
+        # told of each event, once it is handled
+        self.follower: Callable[[Enum, Any, float], None] | None = None
         self._handlers: dict[tuple[Enum, type], Handler] = {}
         if not self.parts:
             self.bind()
@@ -113,7 +119,9 @@ class Machine:
         if row is None and kind is Entered:
             return []
         if row is None:
-            raise UnknownTransition(f"{type(self).__name__}: no row for {kind.__name__} in {state.name}")
+            raise UnknownTransition(
+                f"{type(self).__name__}: no row for {kind.__name__} in {state.name}"
+            )
         to = self._handlers[state, kind](event, now) if row.do != "ignore" else None
         posted, self.out.posted = self.out.posted, []
         if to is None or to is state:
@@ -151,7 +159,9 @@ def rows(*groups: Group) -> dict[tuple[Enum, type], Row]:
                     raise TypeError(f"two rows for {event.__name__} in {state.name}")
                 targets = tuple(target for target in to if target is not state)
                 if len(targets) > MOST_TARGETS:
-                    raise TypeError(f"the row for {event.__name__} in {state.name} has {len(targets)} targets")
+                    raise TypeError(
+                        f"the row for {event.__name__} in {state.name} has {len(targets)} targets"
+                    )
                 table[state, event] = Row(do, targets, why)
     return table
 

@@ -21,7 +21,11 @@ def rules(found: Mapping[str, Any], state_s: float) -> dict[str, tuple[str, bool
 
     `found`: content of status.json. `state_s`: how long (seconds) the job is in its state. Raises KeyError, TypeError.
     """
-    nodes, used, allowed = found["nodes"], int(found["restarts"]["used"]), int(found["restarts"]["allowed"])
+    nodes, used, allowed = (
+        found["nodes"],
+        int(found["restarts"]["used"]),
+        int(found["restarts"]["allowed"]),
+    )
     gone, waits = nodes["missing"] + nodes["excluded"], found["waits"] or {}
     had_spares = nodes["expected"] > nodes["needed"]
     late_s = found["written"] - (waits.get("until") or found["written"])
@@ -29,18 +33,27 @@ def rules(found: Mapping[str, Any], state_s: float) -> dict[str, tuple[str, bool
     return {
         "no-spare": (
             f"no spare is left, {gone} of {nodes['expected']} nodes are gone",
-            found["cycle"] >= 0 and had_spares and gone > 0 and nodes["active"] + nodes["spare"] <= nodes["needed"],
+            found["cycle"] >= 0
+            and had_spares
+            and gone > 0
+            and nodes["active"] + nodes["spare"] <= nodes["needed"],
         ),
         "few-restarts": (
             f"{max(0, allowed - used)} of {allowed} restarts are left",
             used > 0 and allowed - used <= allowed // 10,
         ),
-        "long-state": (f"{found['state']} for {in_words(state_s)}", found["state"] in _PASSING and state_s > LONG_S),
+        "long-state": (
+            f"{found['state']} for {in_words(state_s)}",
+            found["state"] in _PASSING and state_s > LONG_S,
+        ),
         "long-hang": (
             "a rank hangs, and looking at the others takes too long",
             bool(found["hang"]) and late_s > LONG_S,
         ),
         "crash-loop": ("ranks die at their start again and again", found["state"] == "paused"),
         "checkpoint": ("; ".join(notes), bool(notes)),
-        "no-progress": (f"{found['no_progress']} cycles without a new checkpoint", found["no_progress"] >= 2),
+        "no-progress": (
+            f"{found['no_progress']} cycles without a new checkpoint",
+            found["no_progress"] >= 2,
+        ),
     }

@@ -13,11 +13,25 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 # Slow to import, used by many, and without threads, open files or devices after the import. In the order of imports.
-CANDIDATES = ("numpy", "torch", "scipy", "pandas", "triton", "torchvision", "PIL", "safetensors", "tokenizers", "regex")
+CANDIDATES = (
+    "numpy",
+    "torch",
+    "scipy",
+    "pandas",
+    "triton",
+    "torchvision",
+    "PIL",
+    "safetensors",
+    "tokenizers",
+    "regex",
+)
 _DYNAMO = "torch._dynamo"  # the first optimizer of a script imports it, as slow as torch itself
-_PYTHON_ONLY = ("accelerate", "torchmetrics", "transformers")  # slow, too, and without a library that /proc shows
+# slow, too, and without a library that /proc shows
+_PYTHON_ONLY = ("accelerate", "torchmetrics", "transformers")
 WATCHED = (*CANDIDATES, _DYNAMO, *_PYTHON_ONLY)
-_USERS_OF_TORCH = frozenset({"torch", *_PYTHON_ONLY, "lightning", "pytorch_lightning", "torchvision"})
+_USERS_OF_TORCH = frozenset(
+    {"torch", *_PYTHON_ONLY, "lightning", "pytorch_lightning", "torchvision"}
+)
 _DYNAMO_SOON = re.compile(r"\b(optim|compile)\b")
 _LIBRARY = re.compile(r"/\S*\.so[.\d]*$", re.MULTILINE)
 _WRITERS = frozenset({"setdefault", "update", "pop", "clear"})  # methods of os.environ
@@ -89,7 +103,9 @@ def guess(source: str, nproc: int, read: Callable[[str], str]) -> Guess:
 _TEXT, _SETS, _IMPORT = "text", "sets", "import"
 
 
-def _at_import(source: str, read: Callable[[str], str], seen: set[str], package: str = "") -> Iterator[tuple[str, str]]:
+def _at_import(
+    source: str, read: Callable[[str], str], seen: set[str], package: str = ""
+) -> Iterator[tuple[str, str]]:
     """What happens while this text is executed as a module, in order, also in modules beside the script.
 
     A function of a module beside the script may be called at once, so what it sets counts.
@@ -158,7 +174,11 @@ def _imports(nodes: Iterable[ast.AST], package: str = "") -> Iterator[tuple[str,
         elif isinstance(node, ast.ImportFrom):
             taken = tuple(alias.name for alias in node.names if alias.name != "*")
             parts = package.split(".") if node.level else []
-            bases = [parts[: len(parts) + 1 - node.level], parts[: len(parts) - node.level]] if node.level else [parts]
+            bases = (
+                [parts[: len(parts) + 1 - node.level], parts[: len(parts) - node.level]]
+                if node.level
+                else [parts]
+            )
             for base in bases:
                 if name := ".".join([*base, *filter(None, [node.module])]):
                     yield name, taken
@@ -170,9 +190,11 @@ class Learned:
     def __init__(self, named: Sequence[str] = ()) -> None:
         self._named = tuple(named)  # by the user; () = what the ranks import
         self._told: dict[str, dict[int, Changes]] = {}  # by module and local rank
-        self._misses: Counter[bool] = Counter()  # starts with another value: of the second part of torch, of all
+        # starts with another value: of the second part of torch, of all
+        self._misses: Counter[bool] = Counter()
         self._missed: set[bool] = set()  # in this start
-        self._found: dict[str, None] = {}  # names that come from elsewhere: the script's text, loaded libraries
+        # names that come from elsewhere: the script's text, loaded libraries
+        self._found: dict[str, None] = {}
         self._last: Changes = {}
         self._hinted: tuple[Module, ...] = ()  # by other nodes, until this one has ranks
         self._has_begun = False
@@ -217,7 +239,11 @@ class Learned:
         """What the next template imports, in this order."""
         names = self._named or (
             *in_order((*self._told, *(name for name in self._found if ":" not in name))),
-            *(name for name in self._found if name.partition(":")[0].partition(".")[0] in _PYTHON_ONLY),
+            *(
+                name
+                for name in self._found
+                if name.partition(":")[0].partition(".")[0] in _PYTHON_ONLY
+            ),
         )
         if self._misses[False] >= MAX_MISSES:
             return ()

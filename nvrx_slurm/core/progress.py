@@ -30,13 +30,17 @@ def progress(told: Sequence[Pace]) -> Found | None:
     if not ranks:
         return None
     paces = sorted(rank.step_s for rank in ranks if rank.step_s > 0.0)
-    inside = sorted((rank for rank in ranks if rank.section), key=lambda rank: -rank.section_s)[:_MOST_OPEN]
+    inside = sorted((rank for rank in ranks if rank.section), key=lambda rank: -rank.section_s)[
+        :_MOST_OPEN
+    ]
     return {
         "ranks": len(ranks),
         "stepped": sum(rank.steps > 0 for rank in ranks),
         "steps": min(rank.steps for rank in ranks),
         "step_s": round(paces[len(paces) // 2], 6) if paces else None,
-        "open": [[rank.rank, rank.section[:_NAME_CHARS], round(rank.section_s, 1)] for rank in inside],
+        "open": [
+            [rank.rank, rank.section[:_NAME_CHARS], round(rank.section_s, 1)] for rank in inside
+        ],
     }
 
 
@@ -45,14 +49,20 @@ def checkpoint(before: Found | None, iteration: int, time: float) -> Found:
     known = before or {"iteration": iteration, "time": time, "every_s": None, "iteration_s": None}
     more, took_s = iteration - known["iteration"], time - known["time"]
     found = {**known, "iteration": iteration, "time": time}
-    return found | {"every_s": took_s, "iteration_s": took_s / more} if more > 0 and took_s > 0.0 else found
+    return (
+        found | {"every_s": took_s, "iteration_s": took_s / more}
+        if more > 0 and took_s > 0.0
+        else found
+    )
 
 
 def waits(found: Found, at: float) -> str:
     """What the job waits for at that time; "" for nothing."""
     if not (told := found["waits"]):
         return ""
-    return str(told["why"]) + (f" (at most {in_words(max(0.0, told['until'] - at))} more)" if told["until"] else "")
+    return str(told["why"]) + (
+        f" (at most {in_words(max(0.0, told['until'] - at))} more)" if told["until"] else ""
+    )
 
 
 def pace(found: Found) -> Iterator[str]:

@@ -9,7 +9,8 @@ _SECRETS = [re.compile(pattern) for pattern in (  # the first group stays
     r"()\b(?:hf_|sk-|xox[abprs]-|gh[pousr]_|github_pat_|wandb_v\d+_|glpat-|nvapi-|AKIA|ASIA)[\w-]{8,}",
     r"()\beyJ[\w-]{5,}\.[\w-]{5,}(?:\.[\w-]*)?",
     r"()-----BEGIN [^-]{0,40}KEY-----[\s\S]*?(?:-----END|\Z)",
-    r"()\A(?:(?!-----BEGIN)[\s\S])*?-----END [^-]{0,40}KEY-----",  # the end of a log may begin in the middle of a key
+    # the end of a log may begin in the middle of a key
+    r"()\A(?:(?!-----BEGIN)[\s\S])*?-----END [^-]{0,40}KEY-----",
     r"()(?<![\w+/])(?:[0-9a-fA-F]{32,}|[A-Za-z0-9+/]{50,}={0,2})(?![\w+/])",
     r"(?i)\b((?:authorization|cookie)['\"]?\s*[:=]\s*).*",
     r"(?i)\b(bearer\s+)\S+",
@@ -30,7 +31,8 @@ _IP = re.compile(
 
 def without_secrets(text: str) -> str:
     """`text`, of each line at most 2,000 characters, with [secret] for what looks like a secret."""
-    text = "\n".join(line[:_LINE_CHARS] for line in text.split("\n"))  # patterns take quadratic time
+    # patterns take quadratic time
+    text = "\n".join(line[:_LINE_CHARS] for line in text.split("\n"))
     for pattern in _SECRETS:
         text = pattern.sub(r"\1[secret]", text)
     return text
@@ -41,7 +43,9 @@ class Redactor:
 
     def __init__(self, users: Iterable[str] = (), hosts: Iterable[str] = ()) -> None:
         self._alias: dict[str, str] = {}
-        self._kind = {name.partition(".")[0]: "host" for name in hosts} | dict.fromkeys(users, "user")
+        self._kind = {name.partition(".")[0]: "host" for name in hosts} | dict.fromkeys(
+            users, "user"
+        )
 
     def clean(self, text: str) -> str:
         """`text` without secrets, and with aliases."""

@@ -30,36 +30,66 @@ METRICS: dict[str, tuple[str, str]] = {
     "nvrx_job_began_timestamp_seconds": ("when the job began", "began"),
     "nvrx_job_end_code": ("exit code of the job, once its end is decided", "end.code"),
     "nvrx_status_timestamp_seconds": ("when the coordinator told all this", "written"),
-    "nvrx_status_interval_seconds": ("how long that is good for; after three of them the job is silent", "interval_s"),
+    "nvrx_status_interval_seconds": (
+        "how long that is good for; after three of them the job is silent",
+        "interval_s",
+    ),
     "nvrx_cycle": ("the cycle; -1 before the first", "cycle"),
     "nvrx_restarts_total": ("cycles that followed a fault", ""),
     "nvrx_restarts_used": ("restarts that count against the limit, by kind of the first cause", ""),
     "nvrx_restarts_allowed": ("that limit (--max-restarts)", "restarts.allowed"),
-    "nvrx_last_restart_timestamp_seconds": ("when the fault before the last restart was noticed", ""),
+    "nvrx_last_restart_timestamp_seconds": (
+        "when the fault before the last restart was noticed",
+        "",
+    ),
     "nvrx_last_restart_duration_seconds": ("from there to the next plan", ""),
     "nvrx_nodes": ("nodes by what they are", ""),
     "nvrx_nodes_expected": ("all nodes of the job, spares included", "nodes.expected"),
     "nvrx_nodes_needed": ("nodes of each cycle", "nodes.needed"),
-    "nvrx_hang_watch": ("1: hung ranks are killed; 0: not watched for; none: in-process wrapper", "job.hangs_watched"),
+    "nvrx_hang_watch": (
+        "1: hung ranks are killed; 0: not watched for; none: in-process wrapper",
+        "job.hangs_watched",
+    ),
     "nvrx_needs_person": ("1: a person should look at the job, for this reason", ""),
-    "nvrx_checkpoint_iteration": ("iteration of the last complete checkpoint", "checkpoint.iteration"),
+    "nvrx_checkpoint_iteration": (
+        "iteration of the last complete checkpoint",
+        "checkpoint.iteration",
+    ),
     "nvrx_checkpoint_timestamp_seconds": ("when that checkpoint was written", "checkpoint.time"),
-    "nvrx_checkpoint_interval_seconds": ("from the checkpoint before to that one", "checkpoint.every_s"),
+    "nvrx_checkpoint_interval_seconds": (
+        "from the checkpoint before to that one",
+        "checkpoint.every_s",
+    ),
     "nvrx_checkpoints_torn": ("later checkpoints that are not complete (--ft-checkpoint-dir)", ""),
     "nvrx_cycles_without_progress": ("cycles in a row without a new checkpoint", "no_progress"),
     "nvrx_cycle_steps": ("steps that each rank has made in this cycle, at least", "progress.steps"),
-    "nvrx_step_seconds": ("median of the ranks' step times; where they do not tell, by checkpoints", ""),
+    "nvrx_step_seconds": (
+        "median of the ranks' step times; where they do not tell, by checkpoints",
+        "",
+    ),
     "nvrx_slow_ranks": ("ranks that are slow now, at most 8", ""),
     "nvrx_slow_lost_seconds": ("what these have cost the job so far", "slow.lost_s"),
-    "nvrx_allocation_end_timestamp_seconds": ("when the time limit ends the job", "allocation_ends"),
+    "nvrx_allocation_end_timestamp_seconds": (
+        "when the time limit ends the job",
+        "allocation_ends",
+    ),
     "nvrx_node_seconds_total": ("time of all nodes by bucket, counted until the last plan", ""),
     "nvrx_allocated_node_seconds": ("time of all nodes until now", "account.allocated_s"),
-    "nvrx_productive_node_seconds": ("productive part of it; lost work is taken off again", "account.productive_s"),
+    "nvrx_productive_node_seconds": (
+        "productive part of it; lost work is taken off again",
+        "account.productive_s",
+    ),
     "nvrx_productive_share_ratio": ("productive / allocated node-seconds, spares included", ""),
-    "nvrx_exporter_scan_timestamp_seconds": ("when the log trees of a --log-dir were last read to the end", ""),
+    "nvrx_exporter_scan_timestamp_seconds": (
+        "when the log trees of a --log-dir were last read to the end",
+        "",
+    ),
     "nvrx_exporter_scan_duration_seconds": ("how long that took", ""),
     "nvrx_exporter_runs": ("runs that are shown", ""),
-    "nvrx_exporter_unreadable_runs": ("runs with a status.json that is damaged, or of a later version", ""),
+    "nvrx_exporter_unreadable_runs": (
+        "runs with a status.json that is damaged, or of a later version",
+        "",
+    ),
 }
 
 
@@ -76,7 +106,11 @@ def samples(found: Mapping[str, Any]) -> list[Sample]:
     AttributeError for what is none."""
     who = {"job_id": found["job"]["job"], "run": found["job"]["run"]}
     rows = islice(chain(_single(found), _labelled(found)), _MOST_SAMPLES + 1)
-    told = [Sample(name, _written(who | labels), value + 0.0) for name, value, labels in rows if value is not None]
+    told = [
+        Sample(name, _written(who | labels), value + 0.0)
+        for name, value, labels in rows
+        if value is not None
+    ]
     if len(told) > _MOST_SAMPLES:
         raise ValueError("it has too many series")
     return told
@@ -103,7 +137,8 @@ def _single(found: Mapping[str, Any]) -> Iterator[_Row]:
     done = [one for one in found["incidents"] if one["done"] == "restarted"]
     parts = ("checkpoint", "progress", "slow", "account")
     checkpoint, progress, slow, account = (found.get(name) or {} for name in parts)
-    yield "nvrx_restarts_total", max(0, found["cycle"]) if account else None, {}  # not before all were counted
+    # not before all were counted
+    yield "nvrx_restarts_total", max(0, found["cycle"]) if account else None, {}
     yield "nvrx_last_restart_timestamp_seconds", done[-1]["time"] if done else None, {}
     yield "nvrx_last_restart_duration_seconds", done[-1]["down_s"] if done else None, {}
     yield "nvrx_checkpoints_torn", len(checkpoint["torn"]) if "torn" in checkpoint else None, {}
@@ -116,13 +151,21 @@ def _single(found: Mapping[str, Any]) -> Iterator[_Row]:
 def _labelled(found: Mapping[str, Any]) -> Iterator[_Row]:
     """Several values each."""
     job, account = found["job"], found["account"] or {"node_seconds": {}}
-    yield "nvrx_job_info", 1, {name: str(job[name])[:_LABEL_CHARS] for name in ("name", "user", "partition")}
+    yield (
+        "nvrx_job_info",
+        1,
+        {name: str(job[name])[:_LABEL_CHARS] for name in ("name", "user", "partition")},
+    )
     for state in STATES:
         yield "nvrx_job_state", found["state"] == state, {"state": state}
     for reason, (_, holds) in rules(found, found["written"] - found["since"]).items():
         yield "nvrx_needs_person", holds and found["end"] is None, {"reason": reason}
     for kind in FaultKind:
-        yield "nvrx_restarts_used", found["restarts"]["by_kind"].get(kind.value, 0), {"kind": kind.value}
+        yield (
+            "nvrx_restarts_used",
+            found["restarts"]["by_kind"].get(kind.value, 0),
+            {"kind": kind.value},
+        )
     for state in _NODES:
         yield "nvrx_nodes", found["nodes"][state], {"state": state}
     for bucket, took_s in account["node_seconds"].items():
@@ -171,7 +214,9 @@ def otlp(found: Mapping[str, Any], resource: Mapping[str, str], version: str) ->
     times = {"timeUnixNano": _nanos(found["written"]), "startTimeUnixNano": _nanos(found["began"])}
     points = defaultdict[str, list[dict[str, Any]]](list)
     for one in samples(found):
-        points[one.name].append({"attributes": _attributes(one.labels), "asDouble": one.value, **times})
+        points[one.name].append(
+            {"attributes": _attributes(one.labels), "asDouble": one.value, **times}
+        )
     metrics = []
     for name, found_points in points.items():
         kind, text = kind_of(name), METRICS[name][0]
@@ -179,9 +224,20 @@ def otlp(found: Mapping[str, Any], resource: Mapping[str, str], version: str) ->
         if kind == "counter":
             data |= {"aggregationTemporality": 2, "isMonotonic": True}  # 2: cumulative
         unit = "s" if "seconds" in name else "1" if name.endswith("_ratio") else ""
-        metrics.append({"name": name, "description": text, "unit": unit, "sum" if kind == "counter" else kind: data})
+        metrics.append(
+            {
+                "name": name,
+                "description": text,
+                "unit": unit,
+                "sum" if kind == "counter" else kind: data,
+            }
+        )
     scope = {"scope": {"name": "nvrx_slurm", "version": version}, "metrics": metrics}
-    return {"resourceMetrics": [{"resource": {"attributes": _attributes(resource)}, "scopeMetrics": [scope]}]}
+    return {
+        "resourceMetrics": [
+            {"resource": {"attributes": _attributes(resource)}, "scopeMetrics": [scope]}
+        ]
+    }
 
 
 def _nanos(unix_s: float) -> str:

@@ -27,9 +27,14 @@ def in_words(seconds: float) -> str:
 
 def utc(unix_s: float) -> str:
     """A time as files and --json have it: 2026-03-01T10:00:00.123Z."""
-    return datetime.fromtimestamp(unix_s, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return (
+        datetime.fromtimestamp(unix_s, timezone.utc)
+        .isoformat(timespec="milliseconds")
+        .replace("+00:00", "Z")
+    )
 
 
 def unix_s(text: object) -> float:
     """The Unix seconds of such a time. Raises ValueError."""
-    return datetime.fromisoformat(str(text).replace("Z", "+00:00")).timestamp()  # Python 3.10 knows no Z
+    # Python 3.10 knows no Z
+    return datetime.fromisoformat(str(text).replace("Z", "+00:00")).timestamp()

@@ -19,8 +19,12 @@ from nvrx_slurm.health.check import CONTEXTS, NodeView
 
 def examine_node(plan: policy.Selection, sysroot: str, state_dir: str = "") -> report.Report:
     """Run the selected checks. To be called in a process without threads."""
-    result = runner.run(plan.checks, NodeView(sysroot, state_dir=state_dir), plan.expected, plan.deadline_s)
-    return report.Report(plan.node, plan.when, result.findings, [*plan.notes, *result.notes], result.seconds)
+    result = runner.run(
+        plan.checks, NodeView(sysroot, state_dir=state_dir), plan.expected, plan.deadline_s
+    )
+    return report.Report(
+        plan.node, plan.when, result.findings, [*plan.notes, *result.notes], result.seconds
+    )
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -36,20 +40,27 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--sysroot", default="/")
     parser.add_argument("--node", default="")
     parser.add_argument("--deadline", type=float, dest="deadline_s")
-    parser.add_argument("--state-dir", default="")  # an agent's own, as batch jobs have no /run/user/UID
+    # an agent's own, as batch jobs have no /run/user/UID
+    parser.add_argument("--state-dir", default="")
     parser.add_argument("--serve", action="store_true")  # see `check_server`
-    parser.add_argument("--no-checks", action="store_true")  # with --serve: only GPU memory; no site file is read
+    # with --serve: only GPU memory; no site file is read
+    parser.add_argument("--no-checks", action="store_true")
     parser.add_argument("--interval", type=float, default=30.0)
     given = vars(parser.parse_args(argv))
-    state_dir, serve, no_checks, interval_s = (given.pop(n) for n in ("state_dir", "serve", "no_checks", "interval"))
+    state_dir, serve, no_checks, interval_s = (
+        given.pop(n) for n in ("state_dir", "serve", "no_checks", "interval")
+    )
     if serve:
-        for signum in JOB_SIGNALS:  # Slurm sends them to the whole step; it ends at the end of its questions
+        # Slurm sends them to the whole step; it ends at the end of its questions
+        for signum in JOB_SIGNALS:
             signal.signal(signum, signal.SIG_IGN)
     else:
         runner.stop_on_sigterm()
     try:
         if not 0 < interval_s <= policy.MAX_DEADLINE_S:
-            raise UsageError(f"--interval {interval_s:g}: must be seconds > 0 and <= {policy.MAX_DEADLINE_S:g}")
+            raise UsageError(
+                f"--interval {interval_s:g}: must be seconds > 0 and <= {policy.MAX_DEADLINE_S:g}"
+            )
         given["expect"] = policy.assignments(given["expect"])
         when = given["when"]
         nothing = policy.Selection(policy.node_name(), when, [], {}, policy.DEADLINES_S[when])

@@ -17,7 +17,8 @@ from nvrx_slurm.system.hardware import Absent
 
 T = TypeVar("T")
 
-QUICK, NVML = "quick", "NVML"  # groups: files of the kernel that answer at once; NVML, opened once for all its checks
+# groups: files of the kernel that answer at once; NVML, opened once for all its checks
+QUICK, NVML = "quick", "NVML"
 
 Expected = Mapping[str, Any]  # by `SiteKey.name`: what this node should have, and thresholds
 CONTEXTS = ("prolog", "epilog", "periodic", "preflight", "manual")
@@ -74,17 +75,22 @@ class Check(NamedTuple):
     fails: str  # for people: when it fails, in one sentence
     examine: Callable[[NodeView, Expected], tuple[Verdict, str]]
     contexts: tuple[str, ...] = CONTEXTS
-    settings: tuple[SiteKey, ...] = ()  # those it uses of `expected` (other checks may use them, too)
+    # those it uses of `expected` (other checks may use them, too)
+    settings: tuple[SiteKey, ...] = ()
     budget_s: float = 2.0
     needs_root: bool = False  # else NOT_APPLICABLE for other users, except below a --sysroot
     only_if: str = ""  # the setting without which it does not apply
     on_fail: str = "drain"
     on_unknown: str = "warn"
-    learn: Callable[[NodeView, Expected], dict[str, Any]] | None = None  # settings of a good node, for `health init`
-    group: str = ""  # checks of one group share a child process; "": a process of its own, for those that may block
+    # settings of a good node, for `health init`
+    learn: Callable[[NodeView, Expected], dict[str, Any]] | None = None
+    # checks of one group share a child process; "": a process of its own, for those that may block
+    group: str = ""
 
 
-def check(name: str, reads: str, **more: Any) -> Callable[[Callable[[NodeView, Expected], tuple[Verdict, str]]], Check]:
+def check(
+    name: str, reads: str, **more: Any
+) -> Callable[[Callable[[NodeView, Expected], tuple[Verdict, str]]], Check]:
     """Make the decorated function the `examine` of a Check; its docstring says when the check fails."""
 
     def declare(examine: Callable[[NodeView, Expected], tuple[Verdict, str]]) -> Check:
@@ -103,7 +109,9 @@ class NodeView:
     Each method notes first what it reads, so that the finding of a check that hangs can name it.
     """
 
-    def __init__(self, root: str = "/", env: Mapping[str, str] | None = None, state_dir: str = "") -> None:
+    def __init__(
+        self, root: str = "/", env: Mapping[str, str] | None = None, state_dir: str = ""
+    ) -> None:
         self.root = os.path.abspath(root)
         self.state_dir = state_dir  # where results and counters are kept; "": see `kept`
         self.env: Mapping[str, str] = os.environ if env is None else env

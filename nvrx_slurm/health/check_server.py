@@ -56,10 +56,14 @@ class CheckServer:
     """`plan.watched` are run every `interval_s` seconds, less those that do not apply to this node."""
 
     def __init__(self, plan: policy.Selection, node: NodeView, interval_s: float) -> None:
-        self._plan, self._node, self._interval_s = plan, node, interval_s
+        self._plan = plan
+        self._node = node
+        self._interval_s = interval_s
         self._check = _Task(plan.checks, plan.deadline_s)
         self._memory = _Task([MEMORY], _NEVER)
-        self._watches = [_Task(checks, plan.deadline_s, due_s=0.0) for checks in runner.grouped(plan.watched)]
+        self._watches = [
+            _Task(checks, plan.deadline_s, due_s=0.0) for checks in runner.grouped(plan.watched)
+        ]
         self._failing: frozenset[str] = frozenset()  # of the watched
         self._runs: list[runner.Run] = []  # all that have processes
         self._data = b""
@@ -107,10 +111,14 @@ class CheckServer:
             if not task.is_answered or (task.is_blocked and task is not self._check):
                 continue
             if task.due_s <= time.monotonic():
-                task.due_s = time.monotonic() + self._interval_s if task in self._watches else _NEVER
+                task.due_s = (
+                    time.monotonic() + self._interval_s if task in self._watches else _NEVER
+                )
                 task.is_answered = False
                 learns = task is self._memory
-                task.run = runner.Run(task.checks, self._node, self._plan.expected, task.deadline_s, learns=learns)
+                task.run = runner.Run(
+                    task.checks, self._node, self._plan.expected, task.deadline_s, learns=learns
+                )
                 self._runs.append(task.run)
                 task.run.begin()
             wake_s = min(wake_s, task.due_s)
@@ -127,7 +135,8 @@ class CheckServer:
             self._say(checked.findings, [*self._plan.notes, *checked.notes], asked=True)
         memory = self._memory.news()
         if self._memory.questions and (memory or self._memory.is_blocked):
-            self._memory.questions, self._memory.due_s = 0, _NEVER
+            self._memory.questions = 0
+            self._memory.due_s = _NEVER
             notes, used_mb = (memory.notes, memory.learned) if memory else ([], {})
             self._say(self._memory.findings, notes, asked=True, used_mb=used_mb)
         return bool(news or checked or memory)
@@ -135,7 +144,9 @@ class CheckServer:
     def _tell_failures(self, notes: list[str]) -> None:
         """Report failures of the watched checks that were not reported already."""
         findings = [finding for task in self._watches for finding in task.findings]
-        absent = {finding.check for finding in findings if finding.verdict is Verdict.NOT_APPLICABLE}
+        absent = {
+            finding.check for finding in findings if finding.verdict is Verdict.NOT_APPLICABLE
+        }
         for task in self._watches:  # what does not apply to this node is not run again
             task.checks = [check for check in task.checks if check.name not in absent]
         self._watches = [task for task in self._watches if task.checks]

@@ -8,7 +8,16 @@ from nvrx_slurm.health.check import NodeView, Verdict
 
 DEADLINE_S = 30.0
 # Services that are asked for while the site names none.
-_SERVICES = ("slurmd", "munge", "sshd", "chronyd", "sssd", "openibd", "nvidia-persistenced", "nvidia-fabricmanager")
+_SERVICES = (
+    "slurmd",
+    "munge",
+    "sshd",
+    "chronyd",
+    "sssd",
+    "openibd",
+    "nvidia-persistenced",
+    "nvidia-fabricmanager",
+)
 _HEAD = """\
 # What nvrx health expects of this site's nodes.
 # See docs/reference/health-checks.md; check it with: nvrx health run --config FILE
@@ -32,7 +41,14 @@ def site_file(node: str = "", sysroot: str = "/") -> tuple[str, list[str]]:
     expected = {**registry.defaults(checks.values()), "services": _SERVICES}
     learning = [check for check in checks.values() if check.learn]
     found = runner.run(learning, NodeView(sysroot), expected, DEADLINE_S, learns=True)
-    known = {key: list(value) if isinstance(value, (list, tuple)) else value for key, value in found.learned.items()}
-    notes = [f"{finding.check}: {finding.text}" for finding in found.findings if finding.verdict is Verdict.UNKNOWN]
+    known = {
+        key: list(value) if isinstance(value, (list, tuple)) else value
+        for key, value in found.learned.items()
+    }
+    notes = [
+        f"{finding.check}: {finding.text}"
+        for finding in found.findings
+        if finding.verdict is Verdict.UNKNOWN
+    ]
     group = {"nodes": name, "expect": {key: known[key] for key in sorted(known) if known[key]}}
     return _HEAD.format(node=name) + document_text({"groups": {"nodes": group}}), notes

@@ -40,7 +40,11 @@ def rises(node: NodeView, check: str, now: Mapping[str, int], window_s: float) -
         before = recall(node, check)
         last, at_s = before.get("last", {}), now_s()
         recent = [rise for rise in before.get("rises", []) if at_s - rise[0] <= window_s]
-        recent += [(at_s, name, count - last[name]) for name, count in now.items() if count > last.get(name, count)]
+        recent += [
+            (at_s, name, count - last[name])
+            for name, count in now.items()
+            if count > last.get(name, count)
+        ]
         remember(node, check, {"last": {**last, **now}, "rises": recent})
     risen: dict[str, int] = {}
     for _, name, by in recent:
@@ -75,7 +79,9 @@ def recall(node: NodeView, name: str) -> dict[str, Any]:
 
 def remember(node: NodeView, name: str, facts: Mapping[str, object]) -> None:
     """Keep JSON under this name, whole or not at all."""
-    files.write_atomic(_path(node, name), json.dumps({"boot": _boot_id(node), **facts}).encode(), 0o600)
+    files.write_atomic(
+        _path(node, name), json.dumps({"boot": _boot_id(node), **facts}).encode(), 0o600
+    )
 
 
 def _path(node: NodeView, name: str) -> str:
@@ -89,13 +95,18 @@ def _path(node: NodeView, name: str) -> str:
     except FileExistsError:
         pass
     if not _is_private(os.lstat(directory), stat.S_ISDIR):
-        raise OSError(0, f"{directory} is not a directory that only its owner (this user) can write to; remove it")
+        raise OSError(
+            0,
+            f"{directory} is not a directory that only its owner (this user) can write to; remove it",
+        )
     return f"{directory}/{name}.kept"
 
 
 def _is_private(found: os.stat_result, has_type: Any) -> bool:
     """Whether a file has this type and only this user can write to it."""
-    return has_type(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & _NOT_OURS
+    return (
+        has_type(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & _NOT_OURS
+    )
 
 
 def _boot_id(node: NodeView) -> str:

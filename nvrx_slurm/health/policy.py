@@ -72,14 +72,22 @@ def select(
     `expect`: values that go over the site's, by name of the setting, typed or as text. Raises UsageError.
     """
     if deadline_s is not None and not 0 < deadline_s <= MAX_DEADLINE_S:
-        raise UsageError(f"--deadline {deadline_s:g}: must be seconds > 0 and <= {MAX_DEADLINE_S:g}")
+        raise UsageError(
+            f"--deadline {deadline_s:g}: must be seconds > 0 and <= {MAX_DEADLINE_S:g}"
+        )
     rules = read_rules(config, sysroot, node, expect, may_do_without=when == "preflight")
-    for flag, names in (("--only", only), ("--include", include), ("--skip", skip), ("--watch", watch)):
+    for flag, names in (
+        ("--only", only),
+        ("--include", include),
+        ("--skip", skip),
+        ("--watch", watch),
+    ):
         registry.require_known(names, rules.checks, flag)
     chosen = [
         check
         for check in rules.checks.values()
-        if (check.name in only if only else when in check.contexts or check.name in include) and check.name not in skip
+        if (check.name in only if only else when in check.contexts or check.name in include)
+        and check.name not in skip
     ]
     watched = [rules.checks[name] for name in dict.fromkeys(watch)]
     deadline_s = deadline_s or rules.deadlines_s[when]
@@ -138,17 +146,23 @@ def _with_site(path: str, node: str, checks: dict[str, Check]) -> Rules:
     everything = {**checks}
     for one in site.own:
         if one.name in (*everything, LEFTOVERS):
-            raise UsageError(f"{path}: own: there is a check called {one.name} already; choose another name")
+            raise UsageError(
+                f"{path}: own: there is a check called {one.name} already; choose another name"
+            )
         everything[one.name] = site_checks.check(one, path)._replace(**one.rule)
     expected, ours = registry.defaults(everything.values()), 0
-    for group in (Group("", node, site.expect, site.checks), *site.groups):  # the first one: of all nodes
+    # the first one: of all nodes
+    for group in (Group("", node, site.expect, site.checks), *site.groups):
         where = f"{path}: groups.{group.name}." if group.name else f"{path}: "
-        values = _parsed(group.expect, everything, f"{where}expect")  # also of other nodes: mistakes are told early
+        # also of other nodes: mistakes are told early
+        values = _parsed(group.expect, everything, f"{where}expect")
         registry.require_known(group.checks, everything, f"{where}checks")
         if node in _nodes_of(group, where):
             ours += 1
             expected |= values
-            everything |= {name: everything[name]._replace(**rule) for name, rule in group.checks.items()}
+            everything |= {
+                name: everything[name]._replace(**rule) for name, rule in group.checks.items()
+            }
     allowed = HookSettings(**site.hooks)
     registry.require_known(allowed.allow_skip, (*everything, "all"), f"{path}: hooks.allow_skip")
     notes = () if ours > 1 or not site.groups else (f"{node} is in none of the groups of {path}",)

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from nvrx_slurm.health.check import CheckFinding, Verdict
 
 EXIT_PASS, EXIT_FAIL, EXIT_USAGE, EXIT_UNKNOWN = 0, 1, 2, 3
-ANSWER = "\x1e"  # begins an answer of `check_server`: its stderr, which C libraries write to, may be the same stream
+# begins an answer of `check_server`: its stderr, which C libraries write to, may be the same stream
+ANSWER = "\x1e"
 GRAVE = ("drain", "fail")  # actions; the other one is "warn"
 _ORDER = ("FAIL", "WARN", "UNKNOWN", "pass", "not applicable")  # words of rows
 
@@ -38,11 +39,15 @@ class Report(NamedTuple):
     @property
     def exit_code(self) -> int:
         """0 pass, 1 fail, 3 unknown; 2 (usage) is never a report's."""
-        return {Verdict.FAIL: EXIT_FAIL, Verdict.UNKNOWN: EXIT_UNKNOWN}.get(self.verdict, EXIT_PASS)
+        verdict = self.verdict
+        if verdict is Verdict.FAIL:
+            return EXIT_FAIL
+        return EXIT_UNKNOWN if verdict is Verdict.UNKNOWN else EXIT_PASS
 
     def as_json(self, **more: object) -> str:
         """One line with further members `more`; `from_json` reads it."""
-        plain = {**self._asdict(), "verdict": self.verdict.value, **more}
+        plain = self._asdict()
+        plain |= {"verdict": self.verdict.value, **more}
         plain["findings"] = [finding._asdict() for finding in self.findings]
         return json.dumps(plain)
 
@@ -52,17 +57,24 @@ class Report(NamedTuple):
         shown.sort(key=lambda finding: _ORDER.index(_word(finding)))
         width = max((len(finding.check) for finding in shown), default=0)
         words = [_word(finding) for finding in self.findings]
-        counts = ", ".join(f"{count} {word.lower()}" for word in _ORDER if (count := words.count(word)))
+        counts = []
+        for word in _ORDER:
+            if count := words.count(word):
+                counts.append(f"{count} {word.lower()}")
+        told = ", ".join(counts) or "no checks"
         more = " (--all shows what does not apply)" if len(shown) < len(words) else ""
-        last = f"{self.node}: {self.verdict.value} in {self.seconds:.2f} s: {counts or 'no checks'}{more}"
-        return "\n".join([*(_row(finding, width) for finding in shown), last])
+        last = f"{self.node}: {self.verdict.value} in {self.seconds:.2f} s: {told}{more}"
+        rows = [_row(finding, width) for finding in shown]
+        return "\n".join([*rows, last])
 
 
 def from_json(line: str) -> Report:
     """The report in a line of `as_json`, whose values have its types. Raises ValueError for what is no report."""
     try:
         plain: dict[str, Any] = json.loads(line)
-        findings = [CheckFinding(**{**raw, "verdict": Verdict(raw["verdict"])}) for raw in plain["findings"]]
+        findings = [
+            CheckFinding(**{**raw, "verdict": Verdict(raw["verdict"])}) for raw in plain["findings"]
+        ]
         return Report(plain["node"], plain["when"], findings, plain["notes"], plain["seconds"])
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"not a health report: {error}") from None

@@ -24,7 +24,15 @@ from nvrx_slurm.child import bounded_process, descendants
 from nvrx_slurm.child.bounded_process import BoundedProcess, wait
 from nvrx_slurm.core.words import one_line
 from nvrx_slurm.errors import NvrxError
-from nvrx_slurm.health.check import NOTE_BYTES, NVML, Check, CheckFinding, Expected, NodeView, Verdict
+from nvrx_slurm.health.check import (
+    NOTE_BYTES,
+    NVML,
+    Check,
+    CheckFinding,
+    Expected,
+    NodeView,
+    Verdict,
+)
 from nvrx_slurm.system import gpus
 from nvrx_slurm.system.files import write_all
 from nvrx_slurm.system.hardware import Absent
@@ -47,7 +55,9 @@ class Result(NamedTuple):
 class _Child:
     """Checks under way in a forked process, the first of `checks` since `started_s`, all until `end_s`."""
 
-    def __init__(self, checks: Sequence[Check], process: BoundedProcess, note: mmap.mmap, end_s: float) -> None:
+    def __init__(
+        self, checks: Sequence[Check], process: BoundedProcess, note: mmap.mmap, end_s: float
+    ) -> None:
         self.checks = list(checks)
         self.process = process
         self.note = note
@@ -62,11 +72,18 @@ class _Child:
     @property
     def wake_s(self) -> float:
         """When to inspect it, if it does not answer before."""
-        return min(self.until_s, self.started_s + _PROMPT_S) if len(self.checks) > 1 else self.until_s
+        return (
+            min(self.until_s, self.started_s + _PROMPT_S) if len(self.checks) > 1 else self.until_s
+        )
 
     def finding(self, verdict: Verdict, text: str) -> CheckFinding:
         """Of the check under way."""
-        return CheckFinding(self.checks[0].name, verdict, one_line(text), round(time.monotonic() - self.started_s, 4))
+        return CheckFinding(
+            self.checks[0].name,
+            verdict,
+            one_line(text),
+            round(time.monotonic() - self.started_s, 4),
+        )
 
     def unknown(self, text: str) -> CheckFinding:
         """Of the check under way, with what it noted last: ", reading /some/file"."""
@@ -74,7 +91,13 @@ class _Child:
         return self.finding(Verdict.UNKNOWN, f"{text}, {phrase}" if phrase else text)
 
 
-def run(checks: Sequence[Check], node: NodeView, expected: Expected, deadline_s: float, learns: bool = False) -> Result:
+def run(
+    checks: Sequence[Check],
+    node: NodeView,
+    expected: Expected,
+    deadline_s: float,
+    learns: bool = False,
+) -> Result:
     """A finding for each check, in their order, after at most `deadline_s` seconds (and a fraction). See `Run`."""
     gc.freeze()  # garbage collection in the children would copy the pages of this process
     under_way = Run(checks, node, expected, deadline_s, learns)
@@ -103,9 +126,17 @@ class Run:
     """
 
     def __init__(
-        self, checks: Sequence[Check], node: NodeView, expected: Expected, deadline_s: float, learns: bool = False
+        self,
+        checks: Sequence[Check],
+        node: NodeView,
+        expected: Expected,
+        deadline_s: float,
+        learns: bool = False,
     ) -> None:
-        self._checks, self._node, self._expected, self._learns = checks, node, expected, learns
+        self._checks = checks
+        self._node = node
+        self._expected = expected
+        self._learns = learns
         self._started_s = time.monotonic()
         self._end_s = self._started_s + deadline_s
         self._findings: dict[str, CheckFinding] = {}
@@ -115,7 +146,11 @@ class Run:
 
     def begin(self) -> None:
         """Start all groups."""
-        absent = {check.name: why for check in self._checks if (why := _absent(check, self._node, self._expected))}
+        absent = {
+            check.name: why
+            for check in self._checks
+            if (why := _absent(check, self._node, self._expected))
+        }
         for name, why in absent.items():
             self._findings[name] = CheckFinding(name, Verdict.NOT_APPLICABLE, why)
         for group in grouped(check for check in self._checks if check.name not in absent):
@@ -138,7 +173,9 @@ class Run:
 
     def wake_s(self) -> float:
         """When `go_on` is to be called at the latest, by time.monotonic()."""
-        wakes_s = [child.wake_s for child in self._children] + [process.wake_s() for process in self._killed]
+        wakes_s = [child.wake_s for child in self._children] + [
+            process.wake_s() for process in self._killed
+        ]
         return min(wakes_s, default=math.inf)
 
     def go_on(self, ready: set[int]) -> None:
@@ -152,10 +189,14 @@ class Run:
     def result(self) -> Result:
         """When it is done."""
         left, within = len(self._killed), f"within {bounded_process.REAP_S:g} s"
-        notes = [f"{left} check process(es) were killed and have not ended {within}"] if left else []
+        notes = (
+            [f"{left} check process(es) were killed and have not ended {within}"] if left else []
+        )
         findings = []
         for check, finding in ((check, self._findings[check.name]) for check in self._checks):
-            action = {Verdict.FAIL: check.on_fail, Verdict.UNKNOWN: check.on_unknown}.get(finding.verdict, "")
+            action = {Verdict.FAIL: check.on_fail, Verdict.UNKNOWN: check.on_unknown}.get(
+                finding.verdict, ""
+            )
             findings.append(finding._replace(action=action))
         return Result(findings, notes, self._learned, round(time.monotonic() - self._started_s, 4))
 
@@ -175,7 +216,9 @@ class Run:
         if checks and time.monotonic() < self._end_s:
             note = mmap.mmap(-1, NOTE_BYTES)
             try:
-                process = bounded_process.fork(partial(self._answer, checks, note), limit=_MAX_UNREAD_BYTES)
+                process = bounded_process.fork(
+                    partial(self._answer, checks, note), limit=_MAX_UNREAD_BYTES
+                )
                 self._children.append(_Child(checks, process, note, self._end_s))
                 return
             except OSError as error:
@@ -235,7 +278,9 @@ def _absent(check: Check, node: NodeView, expected: Expected) -> str:
     """Reason why a check does not apply, if nothing needs to be read for it."""
     if check.needs_root and node.live and os.geteuid() != 0:
         return "only root can read this"
-    return f"no {check.only_if} is given" if check.only_if and not expected.get(check.only_if) else ""
+    return (
+        f"no {check.only_if} is given" if check.only_if and not expected.get(check.only_if) else ""
+    )
 
 
 def examine(

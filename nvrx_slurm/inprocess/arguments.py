@@ -15,7 +15,12 @@ from nvrx_slurm.inprocess.checks import check_time
 from nvrx_slurm.inprocess.plugins.abort import Abort, AbortTorchDistributed
 from nvrx_slurm.inprocess.plugins.compose import Compose
 from nvrx_slurm.inprocess.plugins.health_check import HealthCheck
-from nvrx_slurm.inprocess.plugins.rank_assignment import ActivateAllRanks, RankAssignment, ShiftRanks, with_defaults
+from nvrx_slurm.inprocess.plugins.rank_assignment import (
+    ActivateAllRanks,
+    RankAssignment,
+    ShiftRanks,
+    with_defaults,
+)
 from nvrx_slurm.inprocess.plugins.steps import Completion, Finalize, Initialize, Terminate
 from nvrx_slurm.inprocess.store.stores import CLOSED, StoreView, TCPStore
 
@@ -35,7 +40,8 @@ _TYPES: dict[str, Any] = {
 }
 _REQUIRED = ("store_factory", "rank_assignment", "enabled")  # the others may be None
 _RETRY_S = 0.005
-_STORE_TIMEOUT = timedelta(seconds=300)  # torch's and ours, where no `timeout` is among store_kwargs
+# torch's and ours, where no `timeout` is among store_kwargs
+_STORE_TIMEOUT = timedelta(seconds=300)
 
 # The first of each pair must be shorter than the second.
 _SHORTER = (
@@ -116,7 +122,9 @@ class Arguments:
         made = self.store_factory(**dict(self.store_kwargs or {}))
         if not isinstance(made, dist.Store):
             factory = self.store_factory
-            raise TypeError(f"store_factory must return a torch.distributed.Store, not {made!r} as {factory!r} did")
+            raise TypeError(
+                f"store_factory must return a torch.distributed.Store, not {made!r} as {factory!r} did"
+            )
         return made
 
     def connect(self, prefix: str) -> StoreView:
@@ -148,4 +156,6 @@ class Arguments:
     @property
     def overdue_s(self) -> float:
         """Seconds after an iteration's end when a missing rank is declared gone; its own monitor kills it first."""
-        return self.restart_s + (self.termination_grace_time + self.heartbeat_timeout).total_seconds()
+        return (
+            self.restart_s + (self.termination_grace_time + self.heartbeat_timeout).total_seconds()
+        )

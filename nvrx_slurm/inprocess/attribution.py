@@ -68,7 +68,9 @@ class InterruptionRecord:
     def sentence(self) -> str:
         """For people."""
         kind = self.interruption.name.lower().replace("_", " ")
-        return f"rank {self.rank}: {kind}: {self.text}" if self.text else f"rank {self.rank}: {kind}"
+        return (
+            f"rank {self.rank}: {kind}: {self.text}" if self.text else f"rank {self.rank}: {kind}"
+        )
 
 
 # --- exceptions of the wrapped function -------------------------------------------------------------------------------

@@ -32,7 +32,8 @@ class CallWrapper:
     def begin(self, state: State, stopper: Stopper) -> None:
         """Called by the wrapper at the start of an iteration."""
         self._state, self._stopper = state, stopper
-        self._words[MANUAL] = self._words[UNPROTECTED] = 0  # a restart may have cut off the code that clears them
+        # a restart may have cut off the code that clears them
+        self._words[MANUAL] = self._words[UNPROTECTED] = 0
 
     @property
     def iteration(self) -> int:
@@ -66,7 +67,8 @@ class CallWrapper:
             self._page.beat()
             if self._words[MANUAL]:
                 self.ping()
-            self._words[UNPROTECTED] = max(0, self._words[UNPROTECTED] - 1)  # `begin` may have cleared it
+            # `begin` may have cleared it
+            self._words[UNPROTECTED] = max(0, self._words[UNPROTECTED] - 1)
 
 
 def wrapper_parameters(fn: Callable[..., Any]) -> list[str]:
@@ -84,7 +86,9 @@ def wrapper_parameters(fn: Callable[..., Any]) -> list[str]:
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     hints["inprocess_call_wrapper"] = CallWrapper
     return [
-        name for name, one in parameters.items() if one.kind not in variable and _takes(hints.get(name, one.annotation))
+        name
+        for name, one in parameters.items()
+        if one.kind not in variable and _takes(hints.get(name, one.annotation))
     ]
 
 
@@ -97,7 +101,11 @@ def _takes(annotation: Any) -> bool:
 
 
 def with_wrapper(
-    fn: Callable[..., Any], names: Sequence[str], call: CallWrapper, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    fn: Callable[..., Any],
+    names: Sequence[str],
+    call: CallWrapper,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """`args` and `kwargs`, with the wrapper for those of `names` that the caller has not passed, or passed as None.
 

@@ -12,7 +12,9 @@ def variable(name: str) -> str:
     """The environment variable; raises UsageError if it is missing or empty."""
     value = os.environ.get(name)
     if not value:
-        raise UsageError(f"{name} is not set; start the ranks with nvrx-run (or torchrun), or set it yourself")
+        raise UsageError(
+            f"{name} is not set; start the ranks with nvrx-run (or torchrun), or set it yourself"
+        )
     return value
 
 

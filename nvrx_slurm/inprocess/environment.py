@@ -90,7 +90,8 @@ class CallFacts:
     rank: int  # initial
     world_size: int  # initial
     prefix: str  # of the call's keys, without the slash
-    environment: Environment  # as it was when the function was called; the store's constructor reads it
+    # as it was when the function was called; the store's constructor reads it
+    environment: Environment
 
     @property
     def leads(self) -> bool:

@@ -40,7 +40,9 @@ def setup_logger() -> logging.Logger:
     if logger.level == logging.NOTSET:
         level = os.environ.get(LEVEL_ENV, "INFO").upper()
         if not isinstance(logging.getLevelName(level), int):
-            raise UsageError(f"{LEVEL_ENV}={level} is no level of Python's logging; use DEBUG, INFO, WARNING or ERROR")
+            raise UsageError(
+                f"{LEVEL_ENV}={level} is no level of Python's logging; use DEBUG, INFO, WARNING or ERROR"
+            )
         logger.setLevel(level)
     if not logger.handlers:
         handler = _OurHandler()

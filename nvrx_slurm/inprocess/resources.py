@@ -14,14 +14,25 @@ from nvrx_slurm.inprocess.environment import CallFacts, Environment
 from nvrx_slurm.inprocess.exception import InternalError
 from nvrx_slurm.inprocess.guard.monitor_process import MonitorProcess
 from nvrx_slurm.inprocess.guard.monitor_thread import MonitorThread
-from nvrx_slurm.inprocess.guard.page import AUTO, COUNTED, GONE, LEFT, LOST, SEEN, CallPage, ProgressWatchdog, Stall
+from nvrx_slurm.inprocess.guard.page import (
+    AUTO,
+    COUNTED,
+    GONE,
+    LEFT,
+    LOST,
+    SEEN,
+    CallPage,
+    ProgressWatchdog,
+    Stall,
+)
 from nvrx_slurm.inprocess.state import Mode, State
 from nvrx_slurm.inprocess.store.barriers import ALL_LEFT, Iteration
 from nvrx_slurm.inprocess.store.stores import StoreLost, StoreView
 
 logger = logging.getLogger(__name__)
 
-_calls = itertools.count()  # of wrapped functions in this process; all ranks call them in the same order
+# of wrapped functions in this process; all ranks call them in the same order
+_calls = itertools.count()
 _MONITOR_END_S = 15.0
 _SERVER_END_S = 6.0  # it waits 5 s for ranks that have not read the last result
 
@@ -34,7 +45,9 @@ class Resources:
         self.environment = Environment()
         self.state = State.from_env()
         self.page = CallPage()
-        rank, size, prefix = self.state.rank, self.state.world_size, f"nvrx/{_job()}/{next(_calls)}"
+        rank = self.state.rank
+        size = self.state.world_size
+        prefix = f"nvrx/{_job()}/{next(_calls)}"
         self.me = CallFacts(arguments, self.page, rank, size, prefix, self.environment)
         self.thread = MonitorThread(self.page)
         self.monitor = MonitorProcess(self.me)
@@ -73,15 +86,21 @@ class Resources:
         if not self.me.leads:
             self.monitor.await_ready(timeout_s)
         if self.call.add(f"entered/{self.me.rank}", 1) > 1:
-            raise UsageError(f"two processes of this job have RANK={self.me.rank}, or the store is not new")
+            raise UsageError(
+                f"two processes of this job have RANK={self.me.rank}, or the store is not new"
+            )
 
     def _connection(self, timeout_s: float) -> StoreView:
         """Made in the monitor thread: the main thread must not wait for a server that may be silent."""
         try:
-            made: StoreView = self.thread.call(lambda: self._arguments.connect(self.me.prefix), timeout_s)
+            made: StoreView = self.thread.call(
+                lambda: self._arguments.connect(self.me.prefix), timeout_s
+            )
         except TimeoutError:
             factory = self._arguments.store_factory
-            raise StoreLost(f"no store: {factory!r} (store_factory) has not made one for {timeout_s:g} s") from None
+            raise StoreLost(
+                f"no store: {factory!r} (store_factory) has not made one for {timeout_s:g} s"
+            ) from None
         return made
 
     def for_waiting(self, this: Iteration) -> Iteration:
@@ -97,7 +116,9 @@ class Resources:
         if words[LEFT] or words[LOST]:
             return
         if not self.monitor.alive:
-            logger.error("the monitor process of rank %d has ended, and the rank cannot go on", self.me.rank)
+            logger.error(
+                "the monitor process of rank %d has ended, and the rank cannot go on", self.me.rank
+            )
             words[LOST] = 1
         elif words[SEEN] and self._monitor_stall.seconds(words[SEEN]) >= self._heartbeat_timeout_s:
             logger.error("the monitor process of this rank is stopped or stuck, and is killed")
@@ -114,14 +135,20 @@ class Resources:
             logger.error("the store at %s is lost", self._call.place)
         else:
             logger.warning("the others have declared rank %d gone", self.me.rank)
-        if not self._call.disconnect():  # a wait for it may last for ever, as on a file system that is away
+        # a wait for it may last for ever, as on a file system that is away
+        if not self._call.disconnect():
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _check_terminate(self) -> None:
         """The monitor process has told the others that this rank has left, and watches it no more."""
         limit_s = self._arguments.hard_timeout.total_seconds()
-        if self.state.mode is Mode.TERMINATED and self._terminate_stall.seconds(self.page.words[AUTO]) >= limit_s:
-            logger.error("rank %d: terminate makes no progress, and the rank is killed", self.me.rank)
+        if (
+            self.state.mode is Mode.TERMINATED
+            and self._terminate_stall.seconds(self.page.words[AUTO]) >= limit_s
+        ):
+            logger.error(
+                "rank %d: terminate makes no progress, and the rank is killed", self.me.rank
+            )
             os.kill(os.getpid(), signal.SIGKILL)
 
     # --- end ----------------------------------------------------------------------------------------------------------

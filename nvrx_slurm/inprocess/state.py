@@ -70,11 +70,15 @@ class State:
 
     def freeze(self) -> FrozenState:
         """A copy that cannot be changed."""
-        return FrozenState(**{field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
+        return FrozenState(
+            **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        )
 
     def copy_from(self, other: State | FrozenState, fields: Iterable[str] | None = None) -> None:
         """Copy the fields with these names (None: all) from `other`; raises AttributeError for an unknown name."""
-        for name in [field.name for field in dataclasses.fields(self)] if fields is None else fields:
+        for name in (
+            [field.name for field in dataclasses.fields(self)] if fields is None else fields
+        ):
             setattr(self, name, getattr(other, name))
 
 

@@ -37,7 +37,9 @@ def _with_hint(init: F) -> F:
     @functools.wraps(init)
     def checked(self: Any, *args: Any, **given: Any) -> None:
         if "rank_filter" in given:  # of older NVRx
-            raise TypeError("inprocess.Wrapper has no argument rank_filter; make the filter part of rank_assignment")
+            raise TypeError(
+                "inprocess.Wrapper has no argument rank_filter; make the filter part of rank_assignment"
+            )
         init(self, *args, **given)
 
     return checked  # type: ignore[return-value]
@@ -73,7 +75,9 @@ class Wrapper(Arguments):
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             if not _active.acquire(blocking=False):
                 # not an Exception, which would only cause another restart
-                raise RestartAbort("a wrapped function was called inside a wrapped function; only one may be wrapped")
+                raise RestartAbort(
+                    "a wrapped function was called inside a wrapped function; only one may be wrapped"
+                )
             try:
                 _check_caller()
                 _say_what_the_launcher_does()
@@ -85,7 +89,11 @@ class Wrapper(Arguments):
 
 
 def _call(
-    arguments: Arguments, fn: Callable[..., Any], names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]
+    arguments: Arguments,
+    fn: Callable[..., Any],
+    names: list[str],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> Any:
     resources = Resources(arguments)
     gc.freeze()  # torch has a million objects: no collection at a restart shall go through them
@@ -103,12 +111,16 @@ def _check_function(fn: Any) -> None:
         raise TypeError(f"inprocess.Wrapper wraps functions, not {fn!r}")
     kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
     if any(is_kind(one) for is_kind in kinds for one in (fn, type(fn).__call__)):
-        raise TypeError(f"{fn!r} is a generator or coroutine function; wrap a plain function that runs it to its end")
+        raise TypeError(
+            f"{fn!r} is a generator or coroutine function; wrap a plain function that runs it to its end"
+        )
 
 
 def _check_caller() -> None:
     if threading.current_thread() is not threading.main_thread():
-        raise RuntimeError("call the wrapped function in the main thread: signals and signs of life belong to it")
+        raise RuntimeError(
+            "call the wrapped function in the main thread: signals and signs of life belong to it"
+        )
     if dist.is_initialized():
         raise RuntimeError(
             "torch.distributed is initialized already; call init_process_group inside the wrapped function, since it"
@@ -119,7 +131,10 @@ def _check_caller() -> None:
 @functools.cache  # once per process
 def _say_what_the_launcher_does() -> None:
     """Under --restart-policy any-failed, in one rank of the first cycle. `node.workers` sets the variables."""
-    if (os.environ.get("NVRX_CYCLE"), os.environ.get("RANK")) == ("0", "0") and "NVRX_BOARD" not in os.environ:
+    if (os.environ.get("NVRX_CYCLE"), os.environ.get("RANK")) == (
+        "0",
+        "0",
+    ) and "NVRX_BOARD" not in os.environ:
         logger.info(
             "exceptions and soft timeouts restart the function in process; a process that ends makes nvrx-run restart"
             " all ranks (with --restart-policy min-healthy and spare nodes the others would go on in process)"
@@ -132,7 +147,11 @@ def _with_hardware(health_check: HealthCheck | None) -> HealthCheck | None:
     if not local_rank.isdecimal():
         return health_check
     index = int(local_rank)
-    hardware = (ChainedGPUHealthCheck(index), ChainedNVLHealthCheck(index), ChainedNicHealthCheck(index))
+    hardware = (
+        ChainedGPUHealthCheck(index),
+        ChainedNVLHealthCheck(index),
+        ChainedNicHealthCheck(index),
+    )
     composed = Compose(*((health_check,) if health_check else ()), *hardware)
     assert isinstance(composed, HealthCheck)
     return composed

@@ -66,7 +66,9 @@ class _Shipper:
 class Aggregator(program.Program):
     """The program's state. `listener`: where shippers come."""
 
-    def __init__(self, listener: socket.socket, settings: AggregatorSettings, connection: socket.socket) -> None:
+    def __init__(
+        self, listener: socket.socket, settings: AggregatorSettings, connection: socket.socket
+    ) -> None:
         super().__init__(connection)
         self._settings = settings
         self._identity = identity(settings.token, wire.IDENTITY.format(settings.job))
@@ -96,7 +98,13 @@ class Aggregator(program.Program):
 
     def _begin(self, peer: Caller) -> Stream:
         wire.keep_alive(peer.socket)
-        return Stream(peer.socket, self._identity, True, partial(self._on_frame, peer), partial(self._on_end, peer))
+        return Stream(
+            peer.socket,
+            self._identity,
+            True,
+            partial(self._on_frame, peer),
+            partial(self._on_end, peer),
+        )
 
     def _on_frame(self, peer: Caller, frame: bytes) -> None:
         """Raises ProtocolError, which ends the stream."""
@@ -187,14 +195,18 @@ class Aggregator(program.Program):
         source.to = shipper.written[chunk.source] = chunk.to
         if not self._pending:
             self.loop.call_soon(self._flush)
-        self._pending.setdefault(source.path, []).append(Batch(source.file, chunk.text, chunk.to, chunk.at))
+        self._pending.setdefault(source.path, []).append(
+            Batch(source.file, chunk.text, chunk.to, chunk.at)
+        )
         self._pending_bytes += len(chunk.text)
         if self._pending_bytes >= _FLUSH_BYTES:
             self._flush()
 
     def _flush(self) -> None:
         """Write what has come in this turn, then acknowledge it."""
-        pending, self._pending, self._pending_bytes = self._pending, {}, 0
+        pending = self._pending
+        self._pending = {}
+        self._pending_bytes = 0
         for path, batches in pending.items():
             try:
                 self._file(path).append(batches)
@@ -223,7 +235,9 @@ class Aggregator(program.Program):
 def main(arguments: list[str]) -> int:
     """`arguments`: the descriptors of the socket to the agent, and of one that listens."""
     listener = socket.socket(fileno=int(arguments[1]))
-    return program.run(int(arguments[0]), lambda told, to: Aggregator(listener, AggregatorSettings(**told), to))
+    return program.run(
+        int(arguments[0]), lambda told, to: Aggregator(listener, AggregatorSettings(**told), to)
+    )
 
 
 if __name__ == "__main__":

@@ -71,7 +71,9 @@ class MergedFile:
             if self._is_later(self.index):
                 raise Superseded(path)
             if not locked and self.index.owner != owner:
-                raise OSError(0, f"another job ({self.index.owner}) writes it; use %j in the prefix")
+                raise OSError(
+                    0, f"another job ({self.index.owner}) writes it; use %j in the prefix"
+                )
             self._cut()
             self._record(self._state())
             on_error.pop_all()
@@ -109,7 +111,8 @@ class MergedFile:
 
     def _load(self) -> Index:
         size, merged_size = os.fstat(self._records).st_size, os.fstat(self._text).st_size
-        for start in (max(0, size - _TAIL_BYTES), 0):  # its end has the whole state, unless that tells of a lost text
+        # its end has the whole state, unless that tells of a lost text
+        for start in (max(0, size - _TAIL_BYTES), 0):
             index = Index.load(os.pread(self._records, size - start, start), merged_size, start)
             if index.term:
                 return index

@@ -25,7 +25,10 @@ from nvrx_slurm.system.owned import append_to
 try:
     import grpc
 except ModuleNotFoundError:  # starting it again would not help
-    print("--ft-log-server-grpc-port: gRPC is missing: pip install 'nvrx_slurm[log-service]'", file=sys.stderr)
+    print(
+        "--ft-log-server-grpc-port: gRPC is missing: pip install 'nvrx_slurm[log-service]'",
+        file=sys.stderr,
+    )
     sys.exit(program.GIVEN_UP)
 
 NAME = "nvidia_resiliency_ext.fault_tolerance.LogAggregationService"
@@ -35,7 +38,8 @@ _OPTIONS = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
 )
-_SUFFIX, _OURS = ".log", ".client"  # of files that clients write; beside each file that was made for one
+# of files that clients write; beside each file that was made for one
+_SUFFIX, _OURS = ".log", ".client"
 _FILES = 64  # of one stream
 _CLIENTS = 4_096  # streams at a time; more are refused
 
@@ -47,7 +51,9 @@ class NvrxLogService:
         self._roots = [os.path.realpath(root) for root in roots]
         self.clients = 0
 
-    async def stream_logs(self, chunks: AsyncIterator[pb.LogChunk], context: Any) -> pb.StreamResponse:
+    async def stream_logs(
+        self, chunks: AsyncIterator[pb.LogChunk], context: Any
+    ) -> pb.StreamResponse:
         """StreamLogs: one answer at the end of the stream."""
         total, files = 0, dict[str, int]()
         self.clients += 1
@@ -58,7 +64,9 @@ class NvrxLogService:
                 except ValueError as error:
                     await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
                 except OSError as error:
-                    await context.abort(grpc.StatusCode.UNAVAILABLE, f"{chunk.file_path}: {error.strerror}")
+                    await context.abort(
+                        grpc.StatusCode.UNAVAILABLE, f"{chunk.file_path}: {error.strerror}"
+                    )
                 total += len(chunk.data)
             return pb.StreamResponse(status="OK", bytes_received=total)
         finally:
@@ -76,14 +84,23 @@ class NvrxLogService:
             return files[path]
         real = os.path.realpath(path)  # raises ValueError for a NUL
         below = any(real.startswith(f"{root}/") for root in self._roots)
-        if not below or not real.endswith(_SUFFIX) or any(part.startswith(".") for part in real.split("/")):
+        if (
+            not below
+            or not real.endswith(_SUFFIX)
+            or any(part.startswith(".") for part in real.split("/"))
+        ):
             where = " or ".join(self._roots)
-            raise ValueError(f"{path!r} must be below {where} and end in {_SUFFIX}, without hidden folders")
+            raise ValueError(
+                f"{path!r} must be below {where} and end in {_SUFFIX}, without hidden folders"
+            )
         if len(files) >= _FILES:
             raise ValueError(f"one stream may write to {_FILES} files")
-        if os.path.exists(index_file(real)) or (os.path.lexists(real) and not os.path.exists(real + _OURS)):
+        if os.path.exists(index_file(real)) or (
+            os.path.lexists(real) and not os.path.exists(real + _OURS)
+        ):
             raise ValueError(f"{path} exists, and was not made for a client of this service")
-        os.close(append_to(Path(real + _OURS), 1))  # before the file: who finds it may append to the file
+        # before the file: who finds it may append to the file
+        os.close(append_to(Path(real + _OURS), 1))
         files[path] = append_to(Path(real), 1)
         return files[path]
 
@@ -117,7 +134,9 @@ class _Program(program.Program):
         try:
             found = self._server.add_insecure_port(f"[::]:{port}")
         except RuntimeError:
-            self.say(f"--ft-log-server-grpc-port {port} is taken: foreign log clients are not served")
+            self.say(
+                f"--ft-log-server-grpc-port {port} is taken: foreign log clients are not served"
+            )
             return self.end(program.GIVEN_UP)
         await self._server.start()
         self.tell(port=found)

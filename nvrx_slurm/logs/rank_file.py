@@ -15,7 +15,9 @@ class RankFile:
     `lines`: what becomes of the lines. `piece`: about how many bytes are read at once.
     """
 
-    def __init__(self, path: str | os.PathLike[str], lines: Lines, at: int = 0, piece: int = LONGEST_LINE) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], lines: Lines, at: int = 0, piece: int = LONGEST_LINE
+    ) -> None:
         self.path, self.lines, self.at, self._piece = os.fspath(path), lines, at, piece
         self._file: FileIO | None = None
 

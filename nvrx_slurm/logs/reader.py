@@ -20,7 +20,8 @@ from nvrx_slurm.logs.rank_file import RankFile
 from nvrx_slurm.system.foreign import names_in, opened, size_of
 
 _CYCLE = re.compile(r"cycle_(\d{1,9})(\.log)?")
-_LONGEST_RECORD = _LONGEST_PIECE = 8 << 20  # bytes: all sources of a big job; what an aggregator appends at once
+# bytes: all sources of a big job; what an aggregator appends at once
+_LONGEST_RECORD = _LONGEST_PIECE = 8 << 20
 _MOST_BROKEN = 1000  # records, until nothing more is read
 _RANK_FILE = re.compile(r"rank_(\d{1,9})\.(out|err)")
 
@@ -46,12 +47,17 @@ class MergedReader:
     def read(self, final: bool) -> Iterator[Piece]:
         """What has come since the last time. Raises OSError."""
         folder, name = self._path.parent, self._path.name
-        with BufferedReader(opened(folder, index_file(name))) as records, opened(folder, name) as text:
+        with (
+            BufferedReader(opened(folder, index_file(name))) as records,
+            opened(folder, name) as text,
+        ):
             if os.fstat(text.fileno()).st_uid != self._owner:
                 raise PermissionError(errno.EPERM, "another user owns it", str(self._path))
             records.seek(self._at)
             broken = 0
-            while broken < _MOST_BROKEN and (line := records.readline(_LONGEST_RECORD)).endswith(b"\n"):
+            while broken < _MOST_BROKEN and (line := records.readline(_LONGEST_RECORD)).endswith(
+                b"\n"
+            ):
                 self._at += len(line)
                 begin = self._index.end
                 try:
@@ -61,7 +67,9 @@ class MergedReader:
                     continue
                 if found:
                     source, at = found
-                    piece = os.pread(text.fileno(), min(self._index.end - begin, _LONGEST_PIECE), begin)
+                    piece = os.pread(
+                        text.fileno(), min(self._index.end - begin, _LONGEST_PIECE), begin
+                    )
                     yield Piece(at, source.rank, source.file.rpartition(".")[2], piece)
 
 
@@ -76,7 +84,9 @@ class TreeReader:
         """What has come since the last time. Raises OSError."""
         found, folder = {}, self._directory
         run = os.path.realpath(folder.parent)
-        for path in (folder / node / name for node in names_in(folder) for name in names_in(folder / node)):
+        for path in (
+            folder / node / name for node in names_in(folder) for name in names_in(folder / node)
+        ):
             leads_out = os.path.realpath(path) != os.path.join(run, *path.parts[-3:])
             if (match := _RANK_FILE.fullmatch(path.name)) and not leads_out:
                 found[path] = int(match[1]), match[2]
@@ -95,7 +105,11 @@ class TreeReader:
 def cycles(run: Path) -> dict[int, MergedReader | TreeReader]:
     """The reader of each cycle below the directory of a run, by its number."""
     found: dict[int, MergedReader | TreeReader] = {}
-    places = [place for place in (run, run / "merged") if not (os.path.islink(run) or os.path.islink(place))]
+    places = [
+        place
+        for place in (run, run / "merged")
+        if not (os.path.islink(run) or os.path.islink(place))
+    ]
     for path in (place / name for place in places for name in names_in(place)):
         if (match := _CYCLE.fullmatch(path.name)) and path.exists():
             found[int(match[1])] = MergedReader(path) if match[2] else TreeReader(path)

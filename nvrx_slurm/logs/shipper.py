@@ -26,7 +26,8 @@ from nvrx_slurm.system import bounded
 _WINDOW_BYTES = 512 << 10  # of the ranks' files that are not acknowledged
 _CONNECT_S = 5.0
 _RETRY_S = 0.2  # doubles up to wire.LAST_RETRY_S
-_STALLED_S = 5.0  # at the end: without an acknowledgement for so long, the rest stays in the ranks' files
+# at the end: without an acknowledgement for so long, the rest stays in the ranks' files
+_STALLED_S = 5.0
 
 
 class ShipperSettings(NamedTuple):
@@ -60,7 +61,8 @@ class Shipper(program.Program):
         self._settings, self._token = settings, settings.token
         self._sources: dict[int, _GrowingFile] = {}
         self._opened = 0  # sources so far
-        self._unread: dict[int, None] = {}  # sources that may have something to send, in the order of turns
+        # sources that may have something to send, in the order of turns
+        self._unread: dict[int, None] = {}
         self._in_flight = 0  # bytes
         self._stream: Stream | None = None  # to an aggregator that has proved itself
         self._where: tuple[str, int] = ("", 0)  # host and port, or path and 0
@@ -140,7 +142,9 @@ class Shipper(program.Program):
                 number = why.errno if isinstance(why, OSError) else None
                 reason = os.strerror(number) if number else str(why) or "no answer in time"
                 where = ":".join(map(str, self._where))
-                self.say(f"the log aggregator at {where} cannot be reached: {reason}; lines wait in the ranks' files")
+                self.say(
+                    f"the log aggregator at {where} cannot be reached: {reason}; lines wait in the ranks' files"
+                )
             young = self.loop.time() - began_s < 2 * _CONNECT_S
             delay_s = min(2 * delay_s, wire.LAST_RETRY_S) if young else _RETRY_S
             with contextlib.suppress(asyncio.TimeoutError):
@@ -154,7 +158,9 @@ class Shipper(program.Program):
             return error
         ended: asyncio.Future[Exception] = self.loop.create_future()
         secret = identity(self._token, wire.IDENTITY.format(self._settings.job))
-        stream = Stream(connection, secret, False, self._on_frame, ended.set_result, lambda: self._begin(stream))
+        stream = Stream(
+            connection, secret, False, self._on_frame, ended.set_result, lambda: self._begin(stream)
+        )
         self.loop.call_later(_CONNECT_S, self._expect_proof, stream)
         return await ended
 
@@ -174,7 +180,9 @@ class Shipper(program.Program):
     def _begin(self, stream: Stream) -> None:
         """The aggregator has proved itself."""
         self._stream = stream
-        stream.send(wire.message(wire.HELLO, {"version": wire.VERSION, "node": self._settings.node}))
+        stream.send(
+            wire.message(wire.HELLO, {"version": wire.VERSION, "node": self._settings.node})
+        )
         self._open()
 
     def _expect_proof(self, stream: Stream) -> None:
@@ -204,7 +212,9 @@ class Shipper(program.Program):
     def _on_have(self, source: _GrowingFile, to: int) -> None:
         """The merged file has the source up to byte `to`: go on from there, or less is in flight."""
         if not source.known:
-            source.known, source.at_end, source.file.at = True, False, to
+            source.known = True
+            source.at_end = False
+            source.file.at = to
             source.file.lines = Lines(source.file.lines.prefix)
             self._unread[source.opened.source] = None
         elif to > source.file.at:
@@ -215,7 +225,12 @@ class Shipper(program.Program):
         self._drop_if_complete(source)
 
     def _drop_if_complete(self, source: _GrowingFile) -> None:
-        if source.ending and source.known and source.at_end and source.acknowledged == source.file.at:
+        if (
+            source.ending
+            and source.known
+            and source.at_end
+            and source.acknowledged == source.file.at
+        ):
             del self._sources[source.opened.source]
             source.file.close()
 
@@ -242,7 +257,9 @@ class Shipper(program.Program):
 
     def _send_some(self, stream: Stream, source: _GrowingFile, at: int) -> None:
         """Send a chunk of this source."""
-        file, begin, text = source.file, source.file.at, b""
+        file = source.file
+        begin = source.file.at
+        text = b""
         source.at_end = True
         try:
             text, source.at_end = file.read(source.ending)
@@ -258,7 +275,10 @@ class Shipper(program.Program):
 
 def main(arguments: list[str]) -> int:
     """`arguments`: the descriptor of the socket to the agent."""
-    return program.run(int(arguments[0]), lambda settings, connection: Shipper(ShipperSettings(**settings), connection))
+    return program.run(
+        int(arguments[0]),
+        lambda settings, connection: Shipper(ShipperSettings(**settings), connection),
+    )
 
 
 if __name__ == "__main__":

@@ -22,7 +22,12 @@ IDENTITY = "{} logs"  # names the job in certificates: those of agents do not fi
 MAX_SOURCES = 16_384  # of one shipper
 LAST_RETRY_S = 5.0  # a shipper tries at least that often
 _CHUNK = struct.Struct("!BIQQQ")
-_KEEP_ALIVE = {socket.TCP_KEEPIDLE: 15, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3, socket.TCP_USER_TIMEOUT: 20_000}
+_KEEP_ALIVE = {
+    socket.TCP_KEEPIDLE: 15,
+    socket.TCP_KEEPINTVL: 5,
+    socket.TCP_KEEPCNT: 3,
+    socket.TCP_USER_TIMEOUT: 20_000,
+}
 
 
 class Chunk(NamedTuple):
@@ -61,7 +66,10 @@ def opened(frame: bytes) -> list[Opened]:
     """The sources of an OPEN frame."""
     found = content(frame)
     try:
-        return [Opened(int(one[0]), int(one[1]), str(one[2]), int(one[3])) for one in found[:MAX_SOURCES]]
+        return [
+            Opened(int(one[0]), int(one[1]), str(one[2]), int(one[3]))
+            for one in found[:MAX_SOURCES]
+        ]
     except (TypeError, KeyError, ValueError, IndexError):
         raise ProtocolError("it opens sources in another way") from None
 

@@ -24,7 +24,9 @@ def largest(mine: list[int], group: Any = None) -> list[int]:
     group or it has neither gloo nor nccl, and what torch raises when the call fails.
     """
     if group is None and not is_initialized():
-        raise RankMonitorClientError("this call is for all ranks: call torch.distributed.init_process_group() first")
+        raise RankMonitorClientError(
+            "this call is for all ranks: call torch.distributed.init_process_group() first"
+        )
     torch: Any = sys.modules["torch"]
     device = device_for(str(torch.distributed.distributed_c10d.get_backend_config(group)))
     tensor = torch.tensor(mine, dtype=torch.int64, device=device)
@@ -71,7 +73,9 @@ def device_for(backends: str) -> str:
     for device, backend in (("cpu", "gloo"), ("cuda", "nccl")):
         if any(found == backend and where in ("", device) for where, _, found in pairs):
             return device
-    raise RankMonitorClientError(f"ranks agree over gloo or nccl, but the process group has {backends}")
+    raise RankMonitorClientError(
+        f"ranks agree over gloo or nccl, but the process group has {backends}"
+    )
 
 
 class RankInfo(namedtuple("RankInfo", "global_rank local_rank host pid")):
@@ -108,7 +112,9 @@ def env_int(name: str, default: int) -> int:
     try:
         return int(text)
     except ValueError:
-        raise RankMonitorClientError(f"{name} in the environment must be an integer, not {text!r}") from None
+        raise RankMonitorClientError(
+            f"{name} in the environment must be an integer, not {text!r}"
+        ) from None
 
 
 def megatron_iteration() -> int | None:

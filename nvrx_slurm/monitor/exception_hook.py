@@ -17,7 +17,9 @@ def install() -> None:
     """Have sys.excepthook end this process after the hook before it, but not a process forked from this one."""
     before, pid = sys.excepthook, os.getpid()
 
-    def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    def hook(
+        kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
         try:
             before(kind, error, traceback)
         finally:

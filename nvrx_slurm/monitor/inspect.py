@@ -13,7 +13,8 @@ from nvrx_slurm.monitor import kill
 
 RECORD = b"FR "  # begins the line of the flight recorder
 ASK = b"?"
-_STACKS_AFTER_S = 0.1  # the signal may end a system call of foreign code, so the flight recorder comes first
+# the signal may end a system call of foreign code, so the flight recorder comes first
+_STACKS_AFTER_S = 0.1
 _LEAST_S = 0.25  # between the two readings of the processor time
 _AGAIN_S = 0.05
 _MARGIN_S = 0.3  # for the way of the answer
@@ -27,7 +28,9 @@ class RankInspection:
     """One inspection. `channel`: the monitor's end of the socket. Call result() at `due_s` (monotonic seconds)."""
 
     def __init__(self, pid: int, pidfd: int, channel: socket.socket, within_s: float) -> None:
-        self._pid, self._pidfd, self._channel = pid, pidfd, channel
+        self._pid = pid
+        self._pidfd = pidfd
+        self._channel = channel
         self._began_s = monotonic()
         self._until_s = self._began_s + max(0.0, within_s - _MARGIN_S)
         self._signalled: bool | None = None
@@ -58,20 +61,24 @@ class RankInspection:
         lines = self._text.decode("utf-8", "replace").splitlines(keepends=True)
         record = [line for line in lines if line.startswith(RECORD.decode())]
         stack = "".join(line for line in lines if not line.startswith(RECORD.decode()))
-        if self._signalled and (not stack or len(self._text) > known) and now_s < self._until_s:  # more may come
+        # more may come
+        if self._signalled and (not stack or len(self._text) > known) and now_s < self._until_s:
             self.due_s = now_s + _AGAIN_S
             return None
         state, ticks = _stat(self._pid)
         return {
             "state": state,
-            "moves": state == "R" or ticks - self._ticks >= _MOVES_TICKS,  # on a loaded node it may wait for a core
+            # on a loaded node it may wait for a core
+            "moves": state == "R" or ticks - self._ticks >= _MOVES_TICKS,
             "stack": stack[-_STACK_CHARS:],
             "record": record[-1].removeprefix(RECORD.decode()) if record else "",
         }
 
     def _read(self) -> None:
         try:
-            while len(self._text) < _MOST_BYTES and (data := self._channel.recv(1 << 16, socket.MSG_DONTWAIT)):
+            while len(self._text) < _MOST_BYTES and (
+                data := self._channel.recv(1 << 16, socket.MSG_DONTWAIT)
+            ):
                 self._text += data
         except OSError:
             pass

@@ -29,7 +29,8 @@ class Answers:
 
     def __init__(self, fd: int) -> None:
         self._socket = socket.socket(fileno=fd)
-        self._socket.setblocking(False)  # a dump that no monitor reads must not hold the handler, and the GIL with it
+        # a dump that no monitor reads must not hold the handler, and the GIL with it
+        self._socket.setblocking(False)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _DUMP_BYTES)
         print_stacks(fd)
         bounded.begin(self._serve, "nvrx-inspect")  # without it there are stacks and no record
@@ -60,7 +61,9 @@ def _is_caught(signum: int) -> bool:
     """Whether this process has a handler, also one of a C library, of which Python does not know (proc(5), SigCgt)."""
     try:
         with open("/proc/self/status", encoding="ascii", errors="replace") as file:
-            masks = dict(line.split(":", 1) for line in file if line.startswith(("SigCgt", "SigIgn")))
+            masks = dict(
+                line.split(":", 1) for line in file if line.startswith(("SigCgt", "SigIgn"))
+            )
     except OSError:
         return False
     return any(int(mask, 16) >> (signum - 1) & 1 for mask in masks.values())
@@ -72,7 +75,9 @@ def facts() -> bytes:
     torch = sys.modules.get("torch")
     try:
         dump = torch._C._distributed_c10d._dump_fr_trace_json() if torch is not None else b"{}"
-        return json.dumps(_last(json.loads(dump).get("entries", ())), separators=(",", ":")).encode()
+        return json.dumps(
+            _last(json.loads(dump).get("entries", ())), separators=(",", ":")
+        ).encode()
     except Exception:  # a private interface, of which each torch may have another
         return b"[]"
 

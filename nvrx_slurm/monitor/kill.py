@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 # Signals on which a rank prints its stacks (`monitor.inspected`)
-END_SIGNAL = 16  # and ends. SIGSTKFLT: unused by kernel and libraries; its default action ends a process without a core
-INSPECT_SIGNAL = 52  # and goes on. Real-time; 32 and 33 are glibc's, 62 is the Java virtual machine's
+# and ends. SIGSTKFLT: unused by kernel and libraries; its default action ends a process without a core
+END_SIGNAL = 16
+# and goes on. Real-time; 32 and 33 are glibc's, 62 is the Java virtual machine's
+INSPECT_SIGNAL = 52
 
 
 def send(pidfd: int, signum: int) -> None:
@@ -49,7 +51,8 @@ def kill_group(pidfd: int, pid: int) -> None:
 
     The group's number is not reused while the worker is unreaped or a member lives.
     """
-    send(pidfd, signal.SIGKILL)  # separately, so that the worker dies even if signalling the group fails
+    # separately, so that the worker dies even if signalling the group fails
+    send(pidfd, signal.SIGKILL)
     try:
         signal.pidfd_send_signal(pidfd, 0)
     except ProcessLookupError:
@@ -97,7 +100,9 @@ def stacks_signal(pidfd: int, pid: int) -> int:
 
     That is END_SIGNAL after init_workload_monitoring(), else SIGABRT (the agent sets PYTHONFAULTHANDLER).
     """
-    return next((signum for signum in (END_SIGNAL, signal.SIGABRT) if handles(pidfd, pid, signum)), 0)
+    return next(
+        (signum for signum in (END_SIGNAL, signal.SIGABRT) if handles(pidfd, pid, signum)), 0
+    )
 
 
 def ask_for_stacks(pidfd: int, pid: int) -> None:

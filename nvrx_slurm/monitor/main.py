@@ -34,7 +34,20 @@ MAX_CONTINUE_CHARS = 400
 CHANNEL_BYTES = 1 << 18
 
 # Slurm, timeouts and terminals signal every process of a step; this one ends with its agent, not before.
-_IGNORED = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "ALRM", "XCPU", "TSTP", "TTIN", "TTOU", "PIPE")
+_IGNORED = (
+    "TERM",
+    "INT",
+    "HUP",
+    "QUIT",
+    "USR1",
+    "USR2",
+    "ALRM",
+    "XCPU",
+    "TSTP",
+    "TTIN",
+    "TTOU",
+    "PIPE",
+)
 _CONTINUE, *_ = wire.ACTIONS
 _AGAIN_S = 0.1  # a process that forks while its rank is killed needs another kill
 _SOON_S = 0.005  # the same where the agent is dead: other nodes start its ranks at once
@@ -44,7 +57,9 @@ _END_S = 10.0  # for killed processes to end; one that is blocked in the kernel 
 class MonitorProgram:
     """The program. `run()` returns the exit status after `quit` or the agent's death."""
 
-    def __init__(self, control: socket.socket, directory: str, prefix: str, lease: Lease | None = None) -> None:
+    def __init__(
+        self, control: socket.socket, directory: str, prefix: str, lease: Lease | None = None
+    ) -> None:
         self._control = control
         self._lease = lease
         self._directory, self._prefix = directory, prefix
@@ -57,7 +72,9 @@ class MonitorProgram:
     def run(self) -> int:
         due_s = monotonic()
         while self._running:
-            due_s = self._wait(_earliest(self._mind_lease(), self._judge(due_s), self._go_on_inspecting()))
+            due_s = self._wait(
+                _earliest(self._mind_lease(), self._judge(due_s), self._go_on_inspecting())
+            )
         return 0
 
     def _wait(self, deadline_s: float | None) -> float:
@@ -65,7 +82,9 @@ class MonitorProgram:
 
         Returns the time at which this wait was due to end. Any later time means that this process was stopped.
         """
-        ready = self._poll.poll(None if deadline_s is None else max(0.0, (deadline_s - monotonic()) * 1000))
+        ready = self._poll.poll(
+            None if deadline_s is None else max(0.0, (deadline_s - monotonic()) * 1000)
+        )
         woken_s = monotonic()
         for fd, _ in ready:  # one handler may make the next event spurious; none of them blocks
             if fd == self._control.fileno():
@@ -99,7 +118,11 @@ class MonitorProgram:
                 self._tell(watched, _CONTINUE, judgement.late)
             if not judgement.hung:
                 return judgement.deadline_s
-            facts = {"sentence": judgement.sentence, "deadline_s": judgement.deadline_s, "at_s": monotonic()}
+            facts = {
+                "sentence": judgement.sentence,
+                "deadline_s": judgement.deadline_s,
+                "at_s": monotonic(),
+            }
             _send(self._control, "hang", **watched.ids, **facts)
             watched.begin_end()
         return watched.climb()
@@ -140,7 +163,10 @@ class MonitorProgram:
                 raise wire.WireError(str(error)) from None
             return wire.encode("ok"), []
         watched.progress.initialize(pid)
-        return wire.encode("ok", **watched.ids, cfg=watched.cfg), [watched.fds.page, watched.fds.inspected]
+        return wire.encode("ok", **watched.ids, cfg=watched.cfg), [
+            watched.fds.page,
+            watched.fds.inspected,
+        ]
 
     def _pass_on(self, watched: Watched, message: dict[str, object]) -> bytes:
         """Send a workload control request to the agent, unless it would change nothing there; returns `ok`."""
@@ -148,24 +174,34 @@ class MonitorProgram:
         if action not in wire.ACTIONS:
             raise wire.WireError(f"there is no workload action {str(action)[:40]!r}")
         if not isinstance(description, str) or len(description) > wire.MAX_DESCRIPTION_CHARS:
-            raise wire.WireError(f"a description must be a string of up to {wire.MAX_DESCRIPTION_CHARS} characters")
-        most, most_chars = (MAX_CONTINUES, MAX_CONTINUE_CHARS) if action == _CONTINUE else (1, len(description))
+            raise wire.WireError(
+                f"a description must be a string of up to {wire.MAX_DESCRIPTION_CHARS} characters"
+            )
+        most, most_chars = (
+            (MAX_CONTINUES, MAX_CONTINUE_CHARS) if action == _CONTINUE else (1, len(description))
+        )
         if watched.passed_on.count(action) < most:
             if self._tell(watched, action, description[:most_chars]):
                 watched.passed_on.append(action)
             elif action != _CONTINUE:  # that is for the log only: never an error
-                raise wire.WireError("the launcher cannot be told: it is gone, or reads nothing; ask again later")
+                raise wire.WireError(
+                    "the launcher cannot be told: it is gone, or reads nothing; ask again later"
+                )
         return wire.encode("ok")
 
     def _tell(self, watched: Watched, action: str, description: str) -> bool:
-        return _send(self._control, "control", **watched.ids, action=action, description=description)
+        return _send(
+            self._control, "control", **watched.ids, action=action, description=description
+        )
 
     # --- the agent --------------------------------------------------------------------------------
 
     def _on_control(self) -> None:
         flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
         try:
-            line, fds, _, _ = socket.recv_fds(self._control, wire.MAX_LINE_BYTES, len(Descriptors._fields), flags)
+            line, fds, _, _ = socket.recv_fds(
+                self._control, wire.MAX_LINE_BYTES, len(Descriptors._fields), flags
+            )
         except BlockingIOError:
             return
         except ConnectionError:
@@ -198,10 +234,13 @@ class MonitorProgram:
         The threads of a killed agent end one after the other. With the first one the kernel kills the worker, with the
         last one this process gets another parent, and the worker's children may get theirs before or after that.
         """
-        agent = int.from_bytes(self._control.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), sys.byteorder)
+        agent = int.from_bytes(
+            self._control.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), sys.byteorder
+        )
         until_s = monotonic() + _END_S
         while self._watched is not None and monotonic() < until_s:
-            was_adopted = os.getppid() != agent  # before: a process that gets its parent meanwhile may be missed
+            # before: a process that gets its parent meanwhile may be missed
+            was_adopted = os.getppid() != agent
             if not self._watched.kill(agent) and was_adopted:
                 break
             sleep(_SOON_S)
@@ -239,7 +278,8 @@ def _remove_sockets(directory: str, prefix: str) -> None:
     """Clean up for the dead agent; the last of its monitors removes the directory."""
     try:
         for name in os.listdir(directory):
-            if name.startswith(prefix) or name == "board":  # system.files.BOARD_NAME, not imported: too heavy
+            # system.files.BOARD_NAME, not imported: too heavy
+            if name.startswith(prefix) or name == "board":
                 os.unlink(os.path.join(directory, name))
         os.rmdir(directory)
     except OSError:
@@ -264,7 +304,8 @@ def _fork(which: dict[int, socket.socket]) -> bool:
             os.close(writer)
             return True
     os.close(writer)
-    os.read(reader, 1)  # the end, once all have left this process group: the agent kills what is left of it
+    # the end, once all have left this process group: the agent kills what is left of it
+    os.read(reader, 1)
     return False
 
 
@@ -283,7 +324,10 @@ def main(argv: list[str]) -> int:
     for name in _IGNORED:
         signal.signal(getattr(signal, "SIG" + name), signal.SIG_IGN)
     lease = None if argv[1] == "-1" else Lease(int(argv[1]))
-    which = {int(rank): socket.socket(fileno=int(fd)) for rank, fd in zip(argv[2::2], argv[3::2], strict=True)}
+    which = {
+        int(rank): socket.socket(fileno=int(fd))
+        for rank, fd in zip(argv[2::2], argv[3::2], strict=True)
+    }
     if len(which) > 1 and not _fork(which):
         return 0
     ((local_rank, control),) = which.items()

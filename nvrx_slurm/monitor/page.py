@@ -26,7 +26,8 @@ FIRST_INIT = 6  # monitor: when the rank first called init_workload_monitoring()
 SUSPENDED = 7  # monitor: ns for which it was stopped, and so probably the rank
 HEARTBEAT = 8  # rank (own cache line): its last heartbeat
 FINISHED = 9  # rank: when it last called shutdown_workload_monitoring()
-OUTSIDE = 10  # rank: since when it has been in no section (0 = it is in one, or this time does not count yet)
+# rank: since when it has been in no section (0 = it is in one, or this time does not count yet)
+OUTSIDE = 10
 LEAVES = 11  # rank: when should_stop() first returned True (0 = never)
 BEATS = 12  # rank: heartbeats so far
 FIRST_BEAT = 13  # rank: its first heartbeat, or the start of its first "step"
@@ -37,13 +38,15 @@ BEFORE = 17  # rank: ns in sections other than "step" before its first heartbeat
 BEFORE_SAVED = 18  # rank: the same before SAVED
 JUDGED = 48  # agent (own cache line): how many reports it has judged and found right
 REPORTED = 56  # rank (own cache line): reports so far
-SECTIONS = 64  # rank: from here on one word per slot (see core.rank.watch.slots_of): open since (0 = closed)
+# rank: from here on one word per slot (see core.rank.watch.slots_of): open since (0 = closed)
+SECTIONS = 64
 SPENT = 200  # rank: the same slots: ns in the section, without those in sections that began later
 TIMES = 336  # rank: the same slots: how often the section has ended
 MAGIC_VALUE = 0x4E56_5258_5041_4737  # "NVRXPAG7": 7 is the version of the layout
 ENDED = 472  # rank: the same slots: when the section last ended
 WORDS = 640
-_NOTE_AT = 8 * WORDS  # byte: behind the words is the monitor's note about learned limits, padded with NULs
+# byte: behind the words is the monitor's note about learned limits, padded with NULs
+_NOTE_AT = 8 * WORDS
 # The last reports, number N in slot N % SLOTS: loss and norm of the gradients (doubles), iteration * 4 + which of both
 # there are (1 loss, 2 norm). A reader may find a slot half written: see RankMonitor.reports.
 REPORT_WORDS, REPORT_SLOTS = 3, 128
@@ -62,7 +65,9 @@ def create_page() -> int:
     fd = os.memfd_create("nvrx-rank", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, PAGE_BYTES)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        fcntl.fcntl(
+            fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        )
         os.pwrite(fd, MAGIC_VALUE.to_bytes(8, sys.byteorder), 8 * MAGIC)
     except BaseException:
         os.close(fd)
@@ -85,7 +90,9 @@ class RankPage:
         self.words, self.floats = memoryview(self._map).cast("q"), memoryview(self._map).cast("d")
         if check and self.words[MAGIC] != MAGIC_VALUE:
             self.close()
-            raise PageError("the shared page has another layout: use the same nvrx_slurm on both sides")
+            raise PageError(
+                "the shared page has another layout: use the same nvrx_slurm on both sides"
+            )
 
     @property
     def note(self) -> bytes:
@@ -101,7 +108,12 @@ class RankPage:
         slot = REPORTS + number % REPORT_SLOTS * REPORT_WORDS
         bits, _, iteration = self.words[slot : slot + REPORT_WORDS].tolist()
         loss, norm = self.floats[slot : slot + 2].tolist()
-        return iteration >> 2, loss if iteration & 1 else None, norm if iteration & 2 else None, bits
+        return (
+            iteration >> 2,
+            loss if iteration & 1 else None,
+            norm if iteration & 2 else None,
+            bits,
+        )
 
     def close(self) -> None:
         """Unmap. A thread that uses `words` gets a ValueError."""

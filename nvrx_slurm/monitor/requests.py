@@ -15,7 +15,8 @@ from nvrx_slurm.monitor import wire
 _SENTENCE_CHARS = 500  # of a refusal, which may quote the peer: it must fit into one message
 _CREDENTIALS = struct.Struct("=iII")  # pid, uid, gid: struct ucred
 _FD = struct.Struct("=i")
-_SPACE = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(_FD.size)  # the kernel drops more descriptors
+# the kernel drops more descriptors
+_SPACE = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(_FD.size)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing itself is too heavy for this process

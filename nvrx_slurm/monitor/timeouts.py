@@ -33,21 +33,31 @@ class Timeouts:
                 False,
             )
         configured = learn.SectionTimeouts(
-            getattr(cfg, "rank_section_timeouts", None) or {}, getattr(cfg, "rank_out_of_section_timeout", None)
+            getattr(cfg, "rank_section_timeouts", None) or {},
+            getattr(cfg, "rank_out_of_section_timeout", None),
         )
         self._apply(heartbeats, learn.with_learned(configured, self.sections))
 
-    def learn_heartbeats(self, first_ns: int, longest_ns: int, factor: float, may_skip: bool) -> bool:
+    def learn_heartbeats(
+        self, first_ns: int, longest_ns: int, factor: float, may_skip: bool
+    ) -> bool:
         """Collective: see RankMonitorClient.calculate_and_set_hb_timeouts."""
 
         def found() -> tuple[learn.HeartbeatTimeouts, learn.SectionTimeouts]:
             first_s, longest_s = _largest_s([first_ns, longest_ns])
-            return learn.learn_heartbeats(first_s, longest_s, factor, self.heartbeats), self.sections
+            return learn.learn_heartbeats(
+                first_s, longest_s, factor, self.heartbeats
+            ), self.sections
 
         return self._learn(found, may_skip)
 
     def learn_sections(
-        self, longest: tuple[dict[str, int], int], factor: float, selected: list[str], outside: bool, may_skip: bool
+        self,
+        longest: tuple[dict[str, int], int],
+        factor: float,
+        selected: list[str],
+        outside: bool,
+        may_skip: bool,
     ) -> bool:
         """Collective: see RankMonitorClient.calculate_and_set_section_timeouts. `longest`: see Sections.longest_ns."""
 
@@ -55,12 +65,18 @@ class Timeouts:
             in_sections_ns, outside_ns = longest
             *times_s, outside_s = _largest_s([*in_sections_ns.values(), outside_ns])
             longest_s = dict(zip(in_sections_ns, times_s, strict=True))
-            new = learn.learn_sections(longest_s, outside_s, factor, self.sections, selected, outside)
+            new = learn.learn_sections(
+                longest_s, outside_s, factor, self.sections, selected, outside
+            )
             return self.heartbeats, new
 
         return self._learn(found, may_skip)
 
-    def _learn(self, find: Callable[[], tuple[learn.HeartbeatTimeouts, learn.SectionTimeouts]], may_skip: bool) -> bool:
+    def _learn(
+        self,
+        find: Callable[[], tuple[learn.HeartbeatTimeouts, learn.SectionTimeouts]],
+        may_skip: bool,
+    ) -> bool:
         """Use what `find` gives; False: there is no monitor, or no timeouts can be calculated yet."""
         if not self.path:
             return False
@@ -77,7 +93,9 @@ class Timeouts:
         try:
             heartbeats, sections = learn.from_state(state)
         except ValueError as error:
-            raise RankMonitorClientError(f"this is not the state of a RankMonitorClient: {error}") from None
+            raise RankMonitorClientError(
+                f"this is not the state of a RankMonitorClient: {error}"
+            ) from None
         if not heartbeats.were_calculated:
             heartbeats = self.heartbeats
         if self.path:

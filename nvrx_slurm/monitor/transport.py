@@ -9,7 +9,8 @@ import time
 from nvrx_slurm.errors import NvrxError
 from nvrx_slurm.monitor import wire
 
-REPLY_TIMEOUT_S = 30.0  # a monitor answers within a millisecond; a killed one is replaced within seconds
+# a monitor answers within a millisecond; a killed one is replaced within seconds
+REPLY_TIMEOUT_S = 30.0
 _RETRY_S = 0.02
 
 
@@ -33,7 +34,9 @@ def request(path: str, kind: str, **fields: object) -> tuple[dict[str, object], 
         if reply:
             break
         if time.monotonic() + _RETRY_S > deadline_s:
-            raise RankMonitorClientError(f"the rank monitor at {path} gave no answer within {REPLY_TIMEOUT_S:g} s")
+            raise RankMonitorClientError(
+                f"the rank monitor at {path} gave no answer within {REPLY_TIMEOUT_S:g} s"
+            )
         time.sleep(_RETRY_S)  # it was killed; its successor has the same socket
     try:
         message = wire.decode(reply)
@@ -57,7 +60,9 @@ def _try(path: str, line: bytes, deadline_s: float) -> tuple[bytes, list[int]]:
             with theirs:
                 sock.connect(path)
                 socket.send_fds(sock, [line], [theirs.fileno()])
-            reply, fds, _, _ = socket.recv_fds(ours, wire.MAX_LINE_BYTES, MOST_FDS, socket.MSG_CMSG_CLOEXEC)
+            reply, fds, _, _ = socket.recv_fds(
+                ours, wire.MAX_LINE_BYTES, MOST_FDS, socket.MSG_CMSG_CLOEXEC
+            )
             return reply, fds
         except (FileNotFoundError, ConnectionRefusedError):
             raise RankMonitorClientError(
@@ -67,4 +72,6 @@ def _try(path: str, line: bytes, deadline_s: float) -> tuple[bytes, list[int]]:
         except (TimeoutError, ConnectionError):  # its queue is full, or it was killed
             return b"", []
         except OSError as error:
-            raise RankMonitorClientError(f"the rank monitor at {path} cannot be reached: {error}") from None
+            raise RankMonitorClientError(
+                f"the rank monitor at {path} cannot be reached: {error}"
+            ) from None

@@ -63,10 +63,16 @@ class Progress:
         """Apply limits that the rank has learned; every limit begins anew. Raises ValueError and changes nothing."""
         if not self._init_ns:
             raise ValueError("limits can be changed after init_workload_monitoring() only")
-        limits, note = self._configured.changed(told), json.dumps(told, separators=(",", ":")).encode()
+        limits, note = (
+            self._configured.changed(told),
+            json.dumps(told, separators=(",", ":")).encode(),
+        )
         if len(note) > NOTE_BYTES:
-            raise ValueError(f"these limits take {len(note)} bytes, at most {NOTE_BYTES}: shorten the sections' names")
-        self._words[LIMITS_AT] = 0  # if this monitor is killed from here on, the rank tells its successor again
+            raise ValueError(
+                f"these limits take {len(note)} bytes, at most {NOTE_BYTES}: shorten the sections' names"
+            )
+        # if this monitor is killed from here on, the rank tells its successor again
+        self._words[LIMITS_AT] = 0
         self._page.note = note
         self._limits_ns = self._words[LIMITS_AT] = monotonic_ns()
         self.limits = limits
@@ -86,13 +92,16 @@ class Progress:
         `exits`: see core.View.
         """
         words = self._words
-        heartbeat_ns, finished_ns, outside_ns = words[HEARTBEAT], words[FINISHED], words[OUTSIDE]
+        heartbeat_ns = words[HEARTBEAT]
+        finished_ns = words[FINISHED]
+        outside_ns = words[OUTSIDE]
         opened_ns = words[SECTIONS : SECTIONS + len(self.limits.slots)].tolist()
         now_ns = monotonic_ns()  # after the words: a heartbeat of this moment is not in the future
         if now_ns / 1e9 > due_s + core.LATE_S:
             self._suspended_ns += now_ns - int(due_s * 1e9)
             words[SUSPENDED] = self._suspended_ns  # the rank can write to the page, too
-            self._resumed_s = now_ns / 1e9  # for example `scontrol suspend`, or a virtual machine that was paused
+            # for example `scontrol suspend`, or a virtual machine that was paused
+            self._resumed_s = now_ns / 1e9
         init_ns = self._init_ns
         if max(init_ns, self._heartbeat_ns) <= heartbeat_ns <= now_ns:
             self._heartbeat_ns = heartbeat_ns
@@ -103,7 +112,10 @@ class Progress:
             self._heartbeat_ns / 1e9 if self._heartbeat_ns and init_ns else None,
             finished,
             max(self._resumed_s, self._limits_ns / 1e9),
-            tuple(since_ns / 1e9 if 0 < init_ns <= since_ns <= now_ns else None for since_ns in opened_ns),
+            tuple(
+                since_ns / 1e9 if 0 < init_ns <= since_ns <= now_ns else None
+                for since_ns in opened_ns
+            ),
             outside_ns / 1e9 if 0 < init_ns <= outside_ns <= now_ns else None,
             (finished_ns / 1e9, "shutdown_workload_monitoring()") if finished else exits,
         )
@@ -113,7 +125,11 @@ class Progress:
         """Seconds since the last sign of life, and the names of the open sections."""
         words, now_ns = self._words, monotonic_ns()
         opened = words[SECTIONS : SECTIONS + len(self.limits.slots)].tolist()
-        last_ns = max(ns for ns in (self._started_ns, self._init_ns, words[HEARTBEAT], *opened) if ns <= now_ns)
+        last_ns = max(
+            ns
+            for ns in (self._started_ns, self._init_ns, words[HEARTBEAT], *opened)
+            if ns <= now_ns
+        )
         names = [name for (name, _), since in zip(self.limits.slots, opened, strict=True) if since]
         return {"silent_s": (now_ns - last_ns) / 1e9, "section": ", ".join(names)}
 
@@ -138,7 +154,9 @@ class Watched:
         self.ids = {name: message[name] for name in ("cycle", "rank", "local_rank", "pid")}
         self.cfg: dict[str, Any] = message["cfg"]
         self.fds, self.pid, self.doomed = fds, int(message["pid"]), False
-        self.progress = Progress(fds.page, core.RankLimits(**message["limits"]), message["started_s"])
+        self.progress = Progress(
+            fds.page, core.RankLimits(**message["limits"]), message["started_s"]
+        )
         self.inspection: RankInspection | None = None  # that is going on
         self.ladder: list[tuple[str, float]] | None = None
         self.passed_on: list[object] = []  # requests of the rank for the agent
@@ -146,7 +164,8 @@ class Watched:
         self._mark, self._signum = mark, int(message["signal"])
         self._channel = socket.socket(fileno=fds.inspector)
         self._rank = self.pid, fds.pidfd  # behind a wrapper another process
-        self._hold_s: float = message["hold_s"]  # what an inspection of all ranks may take, before a hung one is ended
+        # what an inspection of all ranks may take, before a hung one is ended
+        self._hold_s: float = message["hold_s"]
         self._hold_until_s = self._step_until_s = 0.0
         self._exits: tuple[float, str] | None = None  # see core.View
 
@@ -201,7 +220,9 @@ class Watched:
         `agent`: the process id of an agent that has died or is about to.
         """
         parent = os.getppid()
-        self.doomed = kill.kill_rank(self.fds.pidfd, self.pid, self._mark, (parent, agent or parent))
+        self.doomed = kill.kill_rank(
+            self.fds.pidfd, self.pid, self._mark, (parent, agent or parent)
+        )
         return self.doomed
 
     def close(self) -> None:

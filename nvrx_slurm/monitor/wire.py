@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import json
 
-SOCKET_ENV = "FT_RANK_MONITOR_IPC_SOCKET"  # where a rank finds its monitor; each life of a rank has another path
+# where a rank finds its monitor; each life of a rank has another path
+SOCKET_ENV = "FT_RANK_MONITOR_IPC_SOCKET"
 VERSION = 1
 MAX_LINE_BYTES = 64 * 1024
-ACTIONS = ("Continue", "ExcludeThisNode", "ShutdownWorkload")  # names of types.WorkloadAction, too heavy for a monitor
+# names of types.WorkloadAction, too heavy for a monitor
+ACTIONS = ("Continue", "ExcludeThisNode", "ShutdownWorkload")
 MAX_DESCRIPTION_CHARS = 4000  # of a control request
 
 
@@ -33,9 +35,13 @@ class WireError(ValueError):
 
 def encode(kind: str, **fields: object) -> bytes:
     """One message as a line. Raises WireError if it is longer than MAX_LINE_BYTES."""
-    line = json.dumps({"v": VERSION, "type": kind, **fields}, separators=(",", ":")).encode() + b"\n"
+    line = (
+        json.dumps({"v": VERSION, "type": kind, **fields}, separators=(",", ":")).encode() + b"\n"
+    )
     if len(line) > MAX_LINE_BYTES:
-        raise WireError(f"a {kind} message of {len(line)} bytes is over the limit of {MAX_LINE_BYTES}")
+        raise WireError(
+            f"a {kind} message of {len(line)} bytes is over the limit of {MAX_LINE_BYTES}"
+        )
     return line
 
 

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nvrx_slurm.ptl_resiliency.fault_tolerance_callback import FaultToleranceCallback
-    from nvrx_slurm.ptl_resiliency.fault_tolerance_sections_callback import FaultToleranceSectionsCallback
+    from nvrx_slurm.ptl_resiliency.fault_tolerance_sections_callback import (
+        FaultToleranceSectionsCallback,
+    )
     from nvrx_slurm.ptl_resiliency.simulated_fault import SimulatedFaultParams
 
 __all__ = ["FaultToleranceCallback", "FaultToleranceSectionsCallback", "SimulatedFaultParams"]

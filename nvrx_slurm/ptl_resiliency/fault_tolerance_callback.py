@@ -16,12 +16,17 @@ from typing import Any
 
 from nvrx_slurm.fault_tolerance import RankMonitorClient, RankMonitorClientError
 from nvrx_slurm.monitor import unmonitored
-from nvrx_slurm.ptl_resiliency.simulated_fault import SimulatedFaultParams as SimulatedFaultParams  # NVRx has it here
+
+# NVRx has it here
+from nvrx_slurm.ptl_resiliency.simulated_fault import SimulatedFaultParams as SimulatedFaultParams
 from nvrx_slurm.ptl_resiliency.simulated_fault import arm
 from nvrx_slurm.system.files import write_atomic
 
 FINISHED_FLAG_ENV = "FAULT_TOL_FINISHED_FLAG_FILE"
-_PACKAGES = {"lightning": "lightning.pytorch.callbacks", "pytorch_lightning": "pytorch_lightning.callbacks"}
+_PACKAGES = {
+    "lightning": "lightning.pytorch.callbacks",
+    "pytorch_lightning": "pytorch_lightning.callbacks",
+}
 
 
 def _callback_class() -> Any:
@@ -81,7 +86,9 @@ class MonitoredFit(Callback):
         if stage != "fit" or unmonitored.is_wanted():
             return
         if self.autoresume and not os.environ.get(FINISHED_FLAG_ENV):
-            raise RankMonitorClientError(f"autoresume needs {FINISHED_FLAG_ENV}: the job's script must export it")
+            raise RankMonitorClientError(
+                f"autoresume needs {FINISHED_FLAG_ENV}: the job's script must export it"
+            )
         if self.calculate_timeouts:
             self._need_process_group()
             self.timeouts_file_path = self._state_dir(trainer) / self.TIMEOUTS_FILENAME
@@ -141,7 +148,9 @@ class MonitoredFit(Callback):
         if not trainer.is_global_zero:
             return
         self.logger.info("timeouts calculated: %s", self.fault_tol_client.state_dict())
-        write_atomic(self.timeouts_file_path, json.dumps(self.fault_tol_client.state_dict()).encode())
+        write_atomic(
+            self.timeouts_file_path, json.dumps(self.fault_tol_client.state_dict()).encode()
+        )
 
     # --- inside -------------------------------------------------------------------------------------------------
 
@@ -177,7 +186,10 @@ class MonitoredFit(Callback):
         """Whether the training is complete; a fit of at most one batch was complete at its start."""
         if self.train_batches <= 1:
             return True
-        limits = ((trainer.max_steps, trainer.global_step), (trainer.max_epochs, trainer.current_epoch))
+        limits = (
+            (trainer.max_steps, trainer.global_step),
+            (trainer.max_epochs, trainer.current_epoch),
+        )
         return any(isinstance(limit, int) and 0 < limit <= reached for limit, reached in limits)
 
     def _flag_finished(self) -> None:
@@ -219,8 +231,16 @@ class FaultToleranceCallback(MonitoredFit):
     def _end(self, client: RankMonitorClient, trainer: Any) -> None:
         self._beat()
         # Checkpoints make the longest intervals: without them, the timeouts would be too short.
-        seen = self.loaded_checkpoint and self._saw_checkpointing and self.train_batches >= self._LEAST_BATCHES
-        if self.calculate_timeouts and seen and client.calculate_and_set_hb_timeouts(skip_if_not_ready=True):
+        seen = (
+            self.loaded_checkpoint
+            and self._saw_checkpointing
+            and self.train_batches >= self._LEAST_BATCHES
+        )
+        if (
+            self.calculate_timeouts
+            and seen
+            and client.calculate_and_set_hb_timeouts(skip_if_not_ready=True)
+        ):
             self._save_timeouts(trainer)
 
     def _beat(self, *_: Any, **__: Any) -> None:
@@ -233,7 +253,9 @@ class FaultToleranceCallback(MonitoredFit):
     on_train_start = on_train_end = _beat
     on_validation_start = on_validation_batch_end = on_validation_end = _beat
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         self.train_batches += 1
         self._beat()
 

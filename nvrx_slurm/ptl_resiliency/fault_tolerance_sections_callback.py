@@ -45,7 +45,9 @@ class FaultToleranceSectionsCallback(MonitoredFit):
         logger_name: str | None = "nemo_logger.FaultToleranceCallback",
         exc_handling_policy: Callable[[BaseException], WorkloadControlRequest | None] | None = None,
     ) -> None:
-        super().__init__(autoresume, calculate_timeouts, simulated_fault_params, exp_dir, logger_name)
+        super().__init__(
+            autoresume, calculate_timeouts, simulated_fault_params, exp_dir, logger_name
+        )
         self.exc_handling_policy = exc_handling_policy
         self._depth: dict[str, int] = dict.fromkeys(SECTIONS, 0)
         self._saved = False  # a checkpoint was written in this fit
@@ -62,7 +64,9 @@ class FaultToleranceSectionsCallback(MonitoredFit):
             strategy = trainer.strategy
             self._wrap(strategy, "save_checkpoint")
             self._wrap(strategy, "remove_checkpoint")
-            self._saves_in_background = self._wrap(strategy.checkpoint_io, "maybe_finalize_save_checkpoint")
+            self._saves_in_background = self._wrap(
+                strategy.checkpoint_io, "maybe_finalize_save_checkpoint"
+            )
 
     def _begin(self, client: RankMonitorClient) -> None:
         if missing := [name for name in SECTIONS if name not in client.section_timeouts.section]:
@@ -80,7 +84,8 @@ class FaultToleranceSectionsCallback(MonitoredFit):
 
     def _fail(self, client: RankMonitorClient, trainer: Any, exception: BaseException) -> None:
         client.end_all_sections()
-        stopped = isinstance(exception, SystemExit) and type(exception) is not SystemExit  # SIGTERMException
+        # SIGTERMException
+        stopped = isinstance(exception, SystemExit) and type(exception) is not SystemExit
         if self.exc_handling_policy is None or stopped:
             return
         try:
@@ -89,9 +94,13 @@ class FaultToleranceSectionsCallback(MonitoredFit):
                 return
             client.send_workload_control_request(request)
         except Exception:
-            self.logger.exception("exc_handling_policy for %r failed, nothing was asked for", exception)
+            self.logger.exception(
+                "exc_handling_policy for %r failed, nothing was asked for", exception
+            )
             return
-        self.logger.warning("asked for %s after %r: %s", request.action.name, exception, request.description)
+        self.logger.warning(
+            "asked for %s after %r: %s", request.action.name, exception, request.description
+        )
         if self.autoresume and request.action is WorkloadAction.ShutdownWorkload:
             self._flag_finished()  # on whichever rank this is
 
@@ -129,7 +138,8 @@ class FaultToleranceSectionsCallback(MonitoredFit):
 
         @wraps(method)
         def in_section(*args: Any, **kwargs: Any) -> Any:
-            self._start(CHECKPOINTING)  # may be nested: writing a checkpoint may remove an older one
+            # may be nested: writing a checkpoint may remove an older one
+            self._start(CHECKPOINTING)
             result = method(*args, **kwargs)
             self._stop(CHECKPOINTING)  # not after an exception: then all sections end together
             return result
@@ -151,17 +161,23 @@ class FaultToleranceSectionsCallback(MonitoredFit):
         selected = [section for section in SECTIONS if seen[section]]
         if not selected:
             return
-        if client.calculate_and_set_section_timeouts(selected, calc_out_of_section=outside, skip_if_not_ready=True):
+        if client.calculate_and_set_section_timeouts(
+            selected, calc_out_of_section=outside, skip_if_not_ready=True
+        ):
             self._save_timeouts(trainer)
 
     # --- hooks of Lightning -------------------------------------------------------------------------------------
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
         self._stop(SETUP)
         self.train_batches += 1
         self._start(STEP)
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         self._stop(STEP)
         if self._saved_since_update and self.fault_tol_client is not None:
             self._saved_since_update = False

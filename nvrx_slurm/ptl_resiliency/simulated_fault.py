@@ -26,7 +26,9 @@ class SimulatedFaultParams:
 
     def __post_init__(self) -> None:
         if self.fault_type not in ("random", *_SIGNALS):
-            raise ValueError(f"fault_type must be random, rank_killed or rank_hung, not {self.fault_type!r}")
+            raise ValueError(
+                f"fault_type must be random, rank_killed or rank_hung, not {self.fault_type!r}"
+            )
 
 
 def arm(params: SimulatedFaultParams, rank: int, world_size: int) -> None:

@@ -31,5 +31,9 @@ def munge_socket(env: Mapping[str, str]) -> str | None:
             found = _AUTH_INFO.search(file.read(_MAX_BYTES))
     except OSError:
         return None
-    options = dict(part.partition("=")[::2] for part in found[1].decode(errors="replace").split(",")) if found else {}
+    options = (
+        dict(part.partition("=")[::2] for part in found[1].decode(errors="replace").split(","))
+        if found
+        else {}
+    )
     return options.get("socket") or None

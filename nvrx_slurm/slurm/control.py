@@ -96,7 +96,9 @@ class Control:
 
     def kill_wait_s(self) -> float:
         """Seconds Slurm leaves between SIGTERM and SIGKILL (KillWait); 30, its default, if unknown."""
-        return self._ask(lambda slurm: seconds(slurm.config(), "KillWait", KILL_WAIT_S), KILL_WAIT_S)
+        return self._ask(
+            lambda slurm: seconds(slurm.config(), "KillWait", KILL_WAIT_S), KILL_WAIT_S
+        )
 
     def job_nodes(self, job_id: int) -> list[str] | None:
         """The nodes that the job has now and that Slurm does not consider dead; None if unknown.
@@ -110,7 +112,9 @@ class Control:
         except SlurmError:
             return None
         states = self._ask(lambda slurm: slurm.nodes(names) if names else {}, {})
-        return [name for name in names if name not in states or not states[name].states & _GONE] or None
+        return [
+            name for name in names if name not in states or not states[name].states & _GONE
+        ] or None
 
     def step_id(self, job_id: int, step_name: str) -> str | None:
         """ "JOB.STEP" of the running step of `job_id` with that name (srun --job-name); None when there is none."""
@@ -159,7 +163,9 @@ class Control:
         refused = is_refused(host.address or name, host.port or _SLURMD_PORT, _CONNECT_S)
         return {True: BatchHost.GONE, False: BatchHost.ALIVE, None: BatchHost.SILENT}[refused]
 
-    def end_without_batch_host(self, job_id: int, code: int, with_scancel: bool, requeue: bool = False) -> str:
+    def end_without_batch_host(
+        self, job_id: int, code: int, with_scancel: bool, requeue: bool = False
+    ) -> str:
         """End the job with `code` (0 to 255), if its batch host is gone. Returns what was done; "": the host is alive.
 
         The srun and the batch script die with their host. With `--no-kill` and output to files the step lives on, and

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm import nodelist
 
-_FIRST_SPECIAL_STEP = 0xFFFFFFF0  # slurm.h: interactive, batch, extern, pending steps; none of them is an srun step
+# slurm.h: interactive, batch, extern, pending steps; none of them is an srun step
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0
 _PORTS = range(20000, 30000)
 _PORT_COUNT = 8
 
@@ -28,7 +29,8 @@ class SlurmContext:
 
     job_id: int  # SLURM_JOB_ID, unique also for array tasks; what squeue and scancel take
     job_name_id: str  # for log directories: "<array job>_<task>" in arrays, else str(job_id)
-    step_id: int = -1  # -1 outside a step that srun started: in a batch script, an salloc shell, an interactive step
+    # -1 outside a step that srun started: in a batch script, an salloc shell, an interactive step
+    step_id: int = -1
     array_task_id: int = -1  # -1 outside an array
     procid: int = 0  # SLURM_PROCID: rank of this task in its step; 0 in a batch script
     nnodes: int = 1
@@ -41,7 +43,8 @@ class SlurmContext:
     conf: str = ""  # SLURM_CONF
     order: tuple[int, ...] = ()  # position in topology/block; () where there is no such topology
     block: str = ""  # its block in topology/block
-    cross_procid: int | None = None  # CROSS_SLURM_PROCID: rank over several jobs that form one, given by their user
+    # CROSS_SLURM_PROCID: rank over several jobs that form one, given by their user
+    cross_procid: int | None = None
     launchers: int = 1  # tasks per node, each an agent
     localid: int = 0  # SLURM_LOCALID: which of them this is
     cyclic: bool = False  # tasks go around the nodes, instead of node by node
@@ -59,7 +62,9 @@ class SlurmContext:
         return self.procid if self.cross_procid is None else self.cross_procid
 
 
-def detect(env: Mapping[str, str], several: bool = False, by_name: bool = False) -> SlurmContext | None:
+def detect(
+    env: Mapping[str, str], several: bool = False, by_name: bool = False
+) -> SlurmContext | None:
     """This process's place in a Slurm job; None outside Slurm. `several`: a node may have several agents; `by_name`:
     the digits in a node's name are its place in the order.
 
@@ -70,12 +75,18 @@ def detect(env: Mapping[str, str], several: bool = False, by_name: bool = False)
     job_id = _number(env, "SLURM_JOB_ID")
     step_id = _step_id(env)
     in_step = step_id >= 0
-    array_job, array_task = env.get("SLURM_ARRAY_JOB_ID", ""), _number(env, "SLURM_ARRAY_TASK_ID", default=-1)
-    nodes = nodelist.expand((in_step and env.get("SLURM_STEP_NODELIST")) or env.get("SLURM_JOB_NODELIST", ""))
+    array_job, array_task = (
+        env.get("SLURM_ARRAY_JOB_ID", ""),
+        _number(env, "SLURM_ARRAY_TASK_ID", default=-1),
+    )
+    nodes = nodelist.expand(
+        (in_step and env.get("SLURM_STEP_NODELIST")) or env.get("SLURM_JOB_NODELIST", "")
+    )
     # topology/tree's addresses (switch names) have no order; without a topology the pattern is "node".
     in_blocks = env.get("SLURM_TOPOLOGY_ADDR_PATTERN") == "block.node"
     address = env.get("SLURM_TOPOLOGY_ADDR", "") if in_blocks else ""
-    order = tuple(int(found[:18]) for found in re.findall(r"[0-9]+", address))  # "block03.node17" is (3, 17)
+    # "block03.node17" is (3, 17)
+    order = tuple(int(found[:18]) for found in re.findall(r"[0-9]+", address))
     if by_name and (digits := re.sub(r"[^0-9]", "", env.get("SLURMD_NODENAME", ""))):
         order = (int(digits[:18]),)
     return SlurmContext(
@@ -128,14 +139,17 @@ def _number(env: Mapping[str, str], name: str, default: int = 0) -> int:
     if not text:
         return default
     if not (text.isascii() and text.isdigit() and len(text) <= 18):
-        raise UsageError(f"{name}={text!r} is not a whole number; Slurm sets it, so do not change it.")
+        raise UsageError(
+            f"{name}={text!r} is not a whole number; Slurm sets it, so do not change it."
+        )
     return int(text)
 
 
 def _step_id(env: Mapping[str, str]) -> int:
     """Id of the srun step of this task, -1 in batch scripts, salloc shells and interactive steps."""
     text = env.get("SLURM_STEP_ID", "")
-    step = int(text) if text.isdecimal() else -1  # some versions give special steps as words or negative numbers
+    # some versions give special steps as words or negative numbers
+    step = int(text) if text.isdecimal() else -1
     return step if step < _FIRST_SPECIAL_STEP else -1
 
 
@@ -145,7 +159,11 @@ def _launchers(env: Mapping[str, str], in_step: bool, nodes: int, several: bool)
     Not by SLURM_TASKS_PER_NODE in a batch script, which counts CPUs where the job asked for no number of tasks.
     """
     if in_step:
-        name = "SLURM_STEP_TASKS_PER_NODE" if env.get("SLURM_STEP_TASKS_PER_NODE") else "SLURM_TASKS_PER_NODE"
+        name = (
+            "SLURM_STEP_TASKS_PER_NODE"
+            if env.get("SLURM_STEP_TASKS_PER_NODE")
+            else "SLURM_TASKS_PER_NODE"
+        )
         counts = nodelist.different_counts(env.get(name) or "1")
         if not several and counts != {1}:
             raise UsageError(
@@ -160,5 +178,7 @@ def _launchers(env: Mapping[str, str], in_step: bool, nodes: int, several: bool)
         tasks = _number(env, "SLURM_NTASKS") or nodes
         counts = {tasks // nodes, -(-tasks // nodes)} if nodes else {1}
     if len(counts) > 1:
-        raise UsageError("nvrx-run needs the same number of tasks on each node; use --ntasks-per-node with srun.")
+        raise UsageError(
+            "nvrx-run needs the same number of tasks on each node; use --ntasks-per-node with srun."
+        )
     return counts.pop()

@@ -47,7 +47,9 @@ class Munge:
         context = self._context()
         credential = ctypes.c_char_p()
         try:
-            self._check(self._lib.munge_encode(ctypes.byref(credential), context, payload, len(payload)))
+            self._check(
+                self._lib.munge_encode(ctypes.byref(credential), context, payload, len(payload))
+            )
             return (credential.value or b"").decode()
         finally:
             self._libc.free(credential)
@@ -58,11 +60,18 @@ class Munge:
         if len(credential) > _MAX_CREDENTIAL:
             raise AuthError("the MUNGE credential is too long")
         context = self._context()
-        buffer, length, uid = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_uint32()
+        buffer = ctypes.c_void_p()
+        length = ctypes.c_int()
+        uid = ctypes.c_uint32()
         try:
             self._check(
                 self._lib.munge_decode(
-                    credential.encode(), context, ctypes.byref(buffer), ctypes.byref(length), ctypes.byref(uid), None
+                    credential.encode(),
+                    context,
+                    ctypes.byref(buffer),
+                    ctypes.byref(length),
+                    ctypes.byref(uid),
+                    None,
                 )
             )
             if uid.value != os.getuid():
@@ -74,9 +83,15 @@ class Munge:
 
     def _context(self) -> ctypes.c_void_p:
         context = ctypes.c_void_p(self._lib.munge_ctx_create())
-        self._check(self._lib.munge_ctx_set(context, _OPT_UID_RESTRICTION, ctypes.c_uint32(os.getuid())))
+        self._check(
+            self._lib.munge_ctx_set(context, _OPT_UID_RESTRICTION, ctypes.c_uint32(os.getuid()))
+        )
         if self._socket_path:
-            self._check(self._lib.munge_ctx_set(context, _OPT_SOCKET, ctypes.c_char_p(self._socket_path.encode())))
+            self._check(
+                self._lib.munge_ctx_set(
+                    context, _OPT_SOCKET, ctypes.c_char_p(self._socket_path.encode())
+                )
+            )
         return context
 
     def _check(self, error: int) -> None:

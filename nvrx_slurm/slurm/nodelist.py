@@ -33,7 +33,9 @@ def expand(hostlist: str) -> list[str]:
     for part in _BRACKET.sub(lambda found: found[0].replace(",", _COMMA), text).split(","):
         if not _NAME.fullmatch(part):
             raise _bad(part, "is no name with closed brackets")
-        pieces = [_numbers(piece) if piece.startswith("[") else [piece] for piece in _BRACKET.split(part)]
+        pieces = [
+            _numbers(piece) if piece.startswith("[") else [piece] for piece in _BRACKET.split(part)
+        ]
         if len(hosts) + math.prod(map(len, pieces)) > MAX_HOSTS:
             raise _bad(part, f"makes it more than {MAX_HOSTS} names")
         hosts.extend("".join(words) for words in product(*pieces))
@@ -44,7 +46,9 @@ def different_counts(text: str) -> set[int]:
     """The numbers in ``SLURM_TASKS_PER_NODE`` and its like: "2(x3),1" -> {2, 1}. Raises UsageError."""
     found = [_COUNT.fullmatch(part) for part in text.strip().split(",")]
     if None in found:
-        raise UsageError(f"count list {text!r} is not like 2(x3),1; Slurm sets it, so do not change it.")
+        raise UsageError(
+            f"count list {text!r} is not like 2(x3),1; Slurm sets it, so do not change it."
+        )
     return {int(one[1]) for one in found if one}
 
 
@@ -58,9 +62,11 @@ def _numbers(bracket: str) -> list[str]:
     for item in bracket[1:-1].split(_COMMA):
         found = _RANGE.fullmatch(item)
         low, high = (found[1], found[2] or found[1]) if found else ("0", "-1")
-        if int(high) < int(low):
+        first = int(low)
+        last = int(high)
+        if last < first:
             raise _bad(item, "is neither a number nor a range")
-        if len(numbers) + int(high) - int(low) >= MAX_HOSTS:
+        if len(numbers) + last - first >= MAX_HOSTS:
             raise _bad(item, f"makes it more than {MAX_HOSTS} names")
-        numbers.extend(str(n).zfill(len(low)) for n in range(int(low), int(high) + 1))
+        numbers.extend(str(n).zfill(len(low)) for n in range(first, last + 1))
     return numbers

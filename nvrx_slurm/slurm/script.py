@@ -24,14 +24,20 @@ class Surroundings:
 
 
 def render(
-    submit: SubmitConfig, launch: LaunchConfig, flags: Sequence[str], words: Sequence[str], place: Surroundings
+    submit: SubmitConfig,
+    launch: LaunchConfig,
+    flags: Sequence[str],
+    words: Sequence[str],
+    place: Surroundings,
 ) -> str:
     """An sbatch script. `flags`: of nvrx-run, each in one word; `words`: the training script and its arguments,
     () = those that the sbatch script is given."""
     lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in _options(submit, launch, place))]
     lines += ["", "set -euo pipefail"]
     if not words:
-        lines += ['(($#)) || { echo "usage: sbatch [OPTIONS] THIS_FILE SCRIPT [ARGS...]" >&2; exit 2; }']
+        lines += [
+            '(($#)) || { echo "usage: sbatch [OPTIONS] THIS_FILE SCRIPT [ARGS...]" >&2; exit 2; }'
+        ]
     if place.venv:
         lines.append(f"source {shlex.quote(place.venv + '/bin/activate')}")
     lines.append("export PYTHONUNBUFFERED=1")
@@ -78,7 +84,14 @@ def _container(submit: SubmitConfig, place: Surroundings) -> Iterator[str]:
     workdir = submit.container_workdir or place.directory
     if submit.container_runtime == "apptainer":
         gpus = ["--nv"] if submit.gpus_per_node else []
-        words = ["apptainer", "exec", *gpus, f"--bind={mounts}", f"--pwd={workdir}", submit.container_image]
+        words = [
+            "apptainer",
+            "exec",
+            *gpus,
+            f"--bind={mounts}",
+            f"--pwd={workdir}",
+            submit.container_image,
+        ]
         yield from (f"--step-prefix={word}" for word in words)
         return
     yield f"--srun-arg=--container-image={submit.container_image}"

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from nvrx_slurm.child.descendants import children
 
-_NO_KILL = re.compile(rb"-[A-Za-z]*k|--no-k|SLURM_NO_KILL=")  # -k among other letters, cut short; or another word
+# -k among other letters, cut short; or another word
+_NO_KILL = re.compile(rb"-[A-Za-z]*k|--no-k|SLURM_NO_KILL=")
 
 
 def hold(srun: int) -> int:
@@ -41,12 +42,18 @@ def _pipes(pid: int, mode: int) -> dict[str, str]:
 def without_no_kill(job_id: int) -> bool:
     """Whether this host has an srun of the job, and none of them was told --no-kill."""
     told = []
-    conf = b"SLURM_CONF=" + os.environ.get("SLURM_CONF", "").encode()  # another cluster may use the job id, too
+    # another cluster may use the job id, too
+    conf = b"SLURM_CONF=" + os.environ.get("SLURM_CONF", "").encode()
     for entry in filter(str.isdecimal, os.listdir("/proc")):
         with suppress(OSError):  # another user's, or gone
             process = Path("/proc", entry)
-            if process.stat().st_uid == os.getuid() and (process / "comm").read_bytes() == b"srun\n":
-                words = b"\0".join((process / name).read_bytes() for name in ("environ", "cmdline")).split(b"\0")
+            if (
+                process.stat().st_uid == os.getuid()
+                and (process / "comm").read_bytes() == b"srun\n"
+            ):
+                words = b"\0".join(
+                    (process / name).read_bytes() for name in ("environ", "cmdline")
+                ).split(b"\0")
                 of_others = any(word != conf for word in words if word.startswith(b"SLURM_CONF="))
                 if b"SLURM_JOB_ID=%d" % job_id in words and not of_others:
                     told.append(any(map(_NO_KILL.match, words)))

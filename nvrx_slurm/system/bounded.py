@@ -81,7 +81,8 @@ async def wait_for(awaitable: Awaitable[T], timeout_s: float) -> T:
     import asyncio  # see call_async
 
     inner = asyncio.ensure_future(awaitable)
-    inner.add_done_callback(lambda done: done.cancelled() or done.exception())  # a cancelled caller does not ask for it
+    # a cancelled caller does not ask for it
+    inner.add_done_callback(lambda done: done.cancelled() or done.exception())
     try:
         in_time, _ = await asyncio.wait({inner}, timeout=timeout_s)
     finally:

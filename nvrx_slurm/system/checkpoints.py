@@ -27,8 +27,14 @@ def survey(root: str, pattern: str | None = None) -> list[core.Checkpoint]:
     """
     with os.scandir(root) as entries:
         named = [(core.iteration_of(entry.name, pattern), entry.name, entry) for entry in entries]
-    named = [one for one in named if one[0] >= 0 and (pattern or one[1].endswith(core.SUFFIXES) or one[2].is_dir())]
-    tracker, read, found = _tracker(root), list[tuple[str, int, list[core.SavedFile]]](), list[core.Checkpoint]()
+    named = [
+        one
+        for one in named
+        if one[0] >= 0 and (pattern or one[1].endswith(core.SUFFIXES) or one[2].is_dir())
+    ]
+    tracker = _tracker(root)
+    read = list[tuple[str, int, list[core.SavedFile]]]()
+    found = list[core.Checkpoint]()
     for iteration, name, _ in sorted(named, key=lambda one: one[:2], reverse=True)[:_MOST_EXAMINED]:
         top = os.path.join(root, name)
         try:
@@ -51,11 +57,15 @@ def sample(root: str, name: str) -> bytes:
 
     Its first and last block do not count: they hold names and counters. Raises OSError.
     """
-    size, path = max(((os.stat(path).st_size, path) for path in _files(os.path.join(root, name))), default=(0, ""))
+    size, path = max(
+        ((os.stat(path).st_size, path) for path in _files(os.path.join(root, name))),
+        default=(0, ""),
+    )
     places = range(_BLOCK_BYTES, size - 2 * _BLOCK_BYTES, max(_BLOCK_BYTES, size // _SAMPLES))
     if not places:
         return b""
-    digest, stem = hashlib.sha256(), os.path.splitext(name)[0].encode()
+    digest = hashlib.sha256()
+    stem = os.path.splitext(name)[0].encode()
     with followed(path) as file:
         fd = file.fileno()
         for at in places:
@@ -68,7 +78,8 @@ def _files(top: str) -> Iterator[str]:
     if not os.path.isdir(top):
         yield top
         return
-    count, folders = 0, [(top, 0)]
+    count = 0
+    folders = [(top, 0)]
     while folders:
         folder, depth = folders.pop()
         with os.scandir(folder) as entries:
@@ -85,7 +96,8 @@ def _saved(top: str, path: str) -> core.SavedFile:
     with followed(path) as file:
         status = os.fstat(file.fileno())
         read = partial(_read, file.fileno())
-        found, needs = files.damage(name, status.st_size, read), files.needed(name, status.st_size, read)
+        found = files.damage(name, status.st_size, read)
+        needs = files.needed(name, status.st_size, read)
     return core.SavedFile(path[len(top) + 1 :], status.st_size, status.st_mtime, found, needs)
 
 

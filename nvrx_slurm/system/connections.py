@@ -33,7 +33,11 @@ class Socket(NamedTuple):
 def open_sockets() -> set[Socket]:
     """All sockets of this process (empty where there is no /proc)."""
     targets = {fd: _target(fd) for fd in _descriptors()}
-    return {Socket(fd, int(target[8:-1])) for fd, target in targets.items() if target.startswith("socket:[")}
+    return {
+        Socket(fd, int(target[8:-1]))
+        for fd, target in targets.items()
+        if target.startswith("socket:[")
+    }
 
 
 def gloo_sockets() -> set[Socket]:
@@ -117,8 +121,16 @@ def _watched_by_gloo(epoll: int) -> set[int]:
     except OSError:
         return set()
     entries = [_EPOLL_ENTRY.match(line) for line in lines if line.startswith("tfd:")]
-    fds = [int(entry[1]) for entry in entries if entry and entry[2] == _INPUT and int(entry[3], 16) > _MAX_FD]
-    return set(fds) if len(fds) == len(entries) and any(_target(fd).startswith("pipe:[") for fd in fds) else set()
+    fds = [
+        int(entry[1])
+        for entry in entries
+        if entry and entry[2] == _INPUT and int(entry[3], 16) > _MAX_FD
+    ]
+    return (
+        set(fds)
+        if len(fds) == len(entries) and any(_target(fd).startswith("pipe:[") for fd in fds)
+        else set()
+    )
 
 
 def _target(fd: int) -> str:

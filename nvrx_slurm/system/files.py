@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 BOARD_NAME = "board"  # see agent.workers
 HEALTH_NAME = "health"  # directory of the health checks, see agent.preflight
 WARM_NAME = "warm"  # directory of the templates' program, see agent.warm
-IN_PROCESS_NAME = "inprocess.jsonl"  # in a cycle's directory: restarts in process, see inprocess.guard.launcher
+# in a cycle's directory: restarts in process, see inprocess.guard.launcher
+IN_PROCESS_NAME = "inprocess.jsonl"
 MAX_SOCKET_PATH_BYTES = 107  # sockaddr_un.sun_path without its final zero, see unix(7)
 _PREFIX = "nvrx-agent-"  # long enough that no other program uses it by chance
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -56,7 +57,9 @@ def write_atomic(path: str | os.PathLike[str], data: bytes, mode: int = 0o644) -
     target = os.fspath(path)
     if _is_device(target):
         raise OSError(errno.EINVAL, "it is a device", target)
-    fd, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(target)}.", dir=os.path.dirname(target) or ".")
+    fd, temporary = tempfile.mkstemp(
+        prefix=f".{os.path.basename(target)}.", dir=os.path.dirname(target) or "."
+    )
     try:
         try:
             os.fchmod(fd, mode)
@@ -83,9 +86,13 @@ def file_lock(path: str | os.PathLike[str], timeout_s: float) -> Iterator[None]:
     try:
         lock.acquire(poll_interval=0.01)
     except filelock.Timeout:
-        raise TimeoutError(f"{os.fspath(path)}: another process has held the lock for {timeout_s:g} s") from None
+        raise TimeoutError(
+            f"{os.fspath(path)}: another process has held the lock for {timeout_s:g} s"
+        ) from None
     except NotImplementedError as error:
-        raise OSError(errno.ENOLCK, "its file system does not support flock", os.fspath(path)) from error
+        raise OSError(
+            errno.ENOLCK, "its file system does not support flock", os.fspath(path)
+        ) from error
     try:
         yield
     finally:
@@ -104,7 +111,8 @@ class PrivateDir:
         _sweep()
         made, self._lock = _make()
         self.path = made.with_name(f"{_PREFIX}{made.name[-_RANDOM:]}")
-        os.rename(made, self.path)  # the sweep of other agents sees the directory only now, when it is locked
+        # the sweep of other agents sees the directory only now, when it is locked
+        os.rename(made, self.path)
 
     def remove(self) -> None:
         """Remove the directory with its content; a second call does nothing."""
@@ -136,7 +144,9 @@ def _make() -> tuple[Path, int]:
     problems = []
     for place in _places():
         if not _fits(place):
-            problems.append(f"in {place}: it is too long for a Unix socket ({MAX_SOCKET_PATH_BYTES} bytes)")
+            problems.append(
+                f"in {place}: it is too long for a Unix socket ({MAX_SOCKET_PATH_BYTES} bytes)"
+            )
             continue
         made = None
         try:
@@ -146,7 +156,9 @@ def _make() -> tuple[Path, int]:
             problems.append(f"in {place}: {error.strerror}")
             if made is not None:
                 shutil.rmtree(made, ignore_errors=True)
-    raise UsageError(f"no private directory can be made {problems[0]}; set TMPDIR to a short, writable directory")
+    raise UsageError(
+        f"no private directory can be made {problems[0]}; set TMPDIR to a short, writable directory"
+    )
 
 
 def _places() -> list[str]:
@@ -160,7 +172,11 @@ def agent_dirs() -> list[Path]:
     found = []
     for place in _places():
         with contextlib.suppress(OSError), os.scandir(place) as entries:
-            found += [Path(e.path) for e in islice(entries, _MAX_ENTRIES) if e.name.startswith(_PREFIX) and _is_ours(e)]
+            found += [
+                Path(e.path)
+                for e in islice(entries, _MAX_ENTRIES)
+                if e.name.startswith(_PREFIX) and _is_ours(e)
+            ]
     return found
 
 
@@ -169,7 +185,11 @@ def _is_ours(entry: os.DirEntry[str]) -> bool:
         status = entry.stat(follow_symlinks=False)
     except OSError:
         return False
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
+    return (
+        stat.S_ISDIR(status.st_mode)
+        and status.st_uid == os.geteuid()
+        and not status.st_mode & 0o077
+    )
 
 
 def _fits(base: str) -> bool:

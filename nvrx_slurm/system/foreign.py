@@ -24,11 +24,13 @@ def opened(base: str | os.PathLike[str], *names: str) -> io.FileIO:
 
     Neither `base` nor what is below it may be a link.
     """
-    place, here = os.path.join(base, *names), -1
+    place = os.path.join(base, *names)
+    here = -1
     try:
         here = os.open(base, _WAY)
         for name in names[:-1]:
-            before, here = here, os.open(name, _WAY, dir_fd=here)
+            before = here
+            here = os.open(name, _WAY, dir_fd=here)
             os.close(before)
         file = io.FileIO(os.open(names[-1], _END, dir_fd=here))
     except OSError as error:

@@ -14,7 +14,12 @@ from nvrx_slurm.system.gpus import Env, Say, by_gpu, known, quiet, read
 from nvrx_slurm.system.hardware import HardwareError
 
 # nvml.h, nvmlClocksEventReason*: those that say that the GPU is slower than it should be.
-THROTTLE_REASONS = {"hw-slowdown": 0x8, "sw-thermal": 0x20, "hw-thermal": 0x40, "hw-power-brake": 0x80}
+THROTTLE_REASONS = {
+    "hw-slowdown": 0x8,
+    "sw-thermal": 0x20,
+    "hw-thermal": 0x40,
+    "hw-power-brake": 0x80,
+}
 FABRIC_STATES = ("not supported", "not started", "in progress", "completed")
 
 
@@ -30,7 +35,9 @@ def with_minors(minors: Iterable[int], say: Say = quiet) -> Env:
     try:
         return {"CUDA_VISIBLE_DEVICES": ",".join(uuids[minor] for minor in minors)}
     except KeyError as missing:
-        raise HardwareError(f"NVML shows no GPU with the device file /dev/nvidia{missing}") from None
+        raise HardwareError(
+            f"NVML shows no GPU with the device file /dev/nvidia{missing}"
+        ) from None
 
 
 @by_gpu("device file")
@@ -50,7 +57,9 @@ class Ecc(NamedTuple):
 def ecc_errors(nvml: ModuleType, handle: Any) -> Ecc:
     """Volatile ECC errors of a GPU with ECC switched on."""
     kinds = (nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED)
-    return Ecc(*(nvml.nvmlDeviceGetTotalEccErrors(handle, kind, nvml.NVML_VOLATILE_ECC) for kind in kinds))
+    return Ecc(
+        *(nvml.nvmlDeviceGetTotalEccErrors(handle, kind, nvml.NVML_VOLATILE_ECC) for kind in kinds)
+    )
 
 
 class Rows(NamedTuple):
@@ -139,7 +148,11 @@ def fabric(nvml: ModuleType, handle: Any) -> Fabric | None:
     if info.state == nvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED:
         return None
     state = FABRIC_STATES[info.state] if info.state < len(FABRIC_STATES) else f"state {info.state}"
-    degraded = (name for name, (at, mask, bad) in _FABRIC_HEALTH.items() if info.healthMask >> at & mask in bad)
+    degraded = (
+        name
+        for name, (at, mask, bad) in _FABRIC_HEALTH.items()
+        if info.healthMask >> at & mask in bad
+    )
     return Fabric(state, int(info.status), tuple(degraded))
 
 
@@ -168,18 +181,26 @@ def nvlink_errors(nvml: ModuleType, handle: Any) -> dict[int, int] | None:
     Counters begin at 0 when the GPU is reset, and end at their width.
     """
     links = range(nvml.NVML_NVLINK_MAX_LINKS)
-    active = [link for link in links if known(nvml, partial(nvml.nvmlDeviceGetNvLinkState, handle, link))]
+    active = [
+        link for link in links if known(nvml, partial(nvml.nvmlDeviceGetNvLinkState, handle, link))
+    ]
     by_scope = [(link, (getattr(nvml, name, None), link)) for link in active for name in _BY_SCOPE]
-    by_field = [(link, (getattr(nvml, f"{name}{link}", None), 0)) for link in active for name in _BY_FIELD]
+    by_field = [
+        (link, (getattr(nvml, f"{name}{link}", None), 0)) for link in active for name in _BY_FIELD
+    ]
     return _counted(nvml, handle, by_scope) or _counted(nvml, handle, by_field) or None
 
 
-def _counted(nvml: ModuleType, handle: Any, fields: Iterable[tuple[int, tuple[int | None, int]]]) -> dict[int, int]:
+def _counted(
+    nvml: ModuleType, handle: Any, fields: Iterable[tuple[int, tuple[int | None, int]]]
+) -> dict[int, int]:
     """Sum of the fields of each link, without fields that this GPU does not know."""
     asked = [(link, field) for link, field in fields if field[0] is not None]
     if not asked:
         return {}
-    values = known(nvml, lambda: nvml.nvmlDeviceGetFieldValues(handle, [field for _, field in asked]))
+    values = known(
+        nvml, lambda: nvml.nvmlDeviceGetFieldValues(handle, [field for _, field in asked])
+    )
     found: dict[int, int] = {}
     for (link, _), value in zip(asked, values or (), strict=False):
         if value.nvmlReturn == nvml.NVML_SUCCESS:

@@ -26,11 +26,31 @@ NO_ACTION = "NONE"
 LIBRARY = "libnvidia-ml.so.1"
 
 # NVML says one of these where there is no (usable) driver, and where a GPU or driver does not know what is asked.
-_NO_NVML = ("LIBRARY_NOT_FOUND", "DRIVER_NOT_LOADED", "NO_PERMISSION", "LIB_RM_VERSION_MISMATCH", "FUNCTION_NOT_FOUND")
-_NOT_KNOWN = ("NOT_SUPPORTED", "INVALID_ARGUMENT", "FUNCTION_NOT_FOUND", "NOT_FOUND", "NO_DATA", "NO_PERMISSION")
+_NO_NVML = (
+    "LIBRARY_NOT_FOUND",
+    "DRIVER_NOT_LOADED",
+    "NO_PERMISSION",
+    "LIB_RM_VERSION_MISMATCH",
+    "FUNCTION_NOT_FOUND",
+)
+_NOT_KNOWN = (
+    "NOT_SUPPORTED",
+    "INVALID_ARGUMENT",
+    "FUNCTION_NOT_FOUND",
+    "NOT_FOUND",
+    "NO_DATA",
+    "NO_PERMISSION",
+)
 # Errors of the calling process, or of library and driver; they say nothing about a GPU.
 SAYS_NOTHING = frozenset(
-    {"UNINITIALIZED", "ALREADY_INITIALIZED", "INSUFFICIENT_SIZE", "FUNCTION_NOT_FOUND", "NO_PERMISSION", "MEMORY"}
+    {
+        "UNINITIALIZED",
+        "ALREADY_INITIALIZED",
+        "INSUFFICIENT_SIZE",
+        "FUNCTION_NOT_FOUND",
+        "NO_PERMISSION",
+        "MEMORY",
+    }
     | {"INSUFFICIENT_RESOURCES", "ARGUMENT_VERSION_MISMATCH", "DEPRECATED"}
 )
 _MIB = 1 << 20
@@ -98,7 +118,9 @@ def keep_open() -> None:
     _Process.keep = True
 
 
-def by_gpu(what: str) -> Callable[[Callable[[ModuleType, Any], T | None]], Callable[..., dict[str, T]]]:
+def by_gpu(
+    what: str,
+) -> Callable[[Callable[[ModuleType, Any], T | None]], Callable[..., dict[str, T]]]:
     """Make the decorated `read_one(nvml, handle)`, which returns None for "not known", a reading of the chosen GPUs.
 
     Its parameters: `env` (its CUDA_VISIBLE_DEVICES chooses; {} = all), `device_index` (one of those by CUDA's number,
@@ -109,7 +131,10 @@ def by_gpu(what: str) -> Callable[[Callable[[ModuleType, Any], T | None]], Calla
     def declare(read_one: Callable[[ModuleType, Any], T | None]) -> Callable[..., dict[str, T]]:
         @wraps(read_one)
         def chosen(
-            env: Env, device_index: int | None = None, timeout_s: float = TIMEOUT_S, say: Say = quiet
+            env: Env,
+            device_index: int | None = None,
+            timeout_s: float = TIMEOUT_S,
+            say: Say = quiet,
         ) -> dict[str, T]:
             def read_all(nvml: ModuleType) -> dict[str, T]:
                 found: dict[str, T] = {}
@@ -150,7 +175,9 @@ def recovery_actions(nvml: ModuleType, handle: Any) -> str | None:
 def nvlinks(nvml: ModuleType, handle: Any) -> dict[int, bool] | None:
     """Whether each NVLink of a GPU is active, by link number; None for a GPU without NVLink."""
     links = range(nvml.NVML_NVLINK_MAX_LINKS)
-    states = {link: known(nvml, partial(nvml.nvmlDeviceGetNvLinkState, handle, link)) for link in links}
+    states = {
+        link: known(nvml, partial(nvml.nvmlDeviceGetNvLinkState, handle, link)) for link in links
+    }
     told = {link: state for link, state in states.items() if state is not None}
     return {link: bool(state == nvml.NVML_FEATURE_ENABLED) for link, state in told.items()} or None
 
@@ -169,7 +196,8 @@ def memory_used_mb(nvml: ModuleType, handle: Any) -> float:
         used: int = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2).used
     except nvml.NVMLError as error:
         if _code(nvml, error) != "FUNCTION_NOT_FOUND":
-            raise  # what the old function tells of a driver that has the new one counts the driver's own
+            # what the old function tells of a driver that has the new one counts the driver's own
+            raise
         used = nvml.nvmlDeviceGetMemoryInfo(handle).used
     return used / _MIB
 
@@ -234,7 +262,11 @@ def _code(nvml: ModuleType, error: Any) -> str:
 @cache
 def _names(nvml: ModuleType, prefix: str) -> dict[int, str]:
     """Names of NVML's constants, without their prefix, by number. Kept, as there are a thousand names to search."""
-    return {getattr(nvml, name): name.removeprefix(prefix) for name in dir(nvml) if name.startswith(prefix)}
+    return {
+        getattr(nvml, name): name.removeprefix(prefix)
+        for name in dir(nvml)
+        if name.startswith(prefix)
+    }
 
 
 def _chosen(nvml: ModuleType, env: Env, device_index: int | None) -> list[int]:
@@ -269,7 +301,9 @@ def _number(nvml: ModuleType, entry: str, present: list[int]) -> int:
     if re.fullmatch(r"[0-9]{1,9}", entry):
         if int(entry) < len(present):
             return present[int(entry)]
-        raise HardwareError(f"CUDA_VISIBLE_DEVICES names GPU {entry}, but NVML shows {len(present)} GPUs")
+        raise HardwareError(
+            f"CUDA_VISIBLE_DEVICES names GPU {entry}, but NVML shows {len(present)} GPUs"
+        )
     if entry.startswith("MIG"):
         raise Absent("a MIG instance, not a whole GPU, is assigned")
     for index in present:

@@ -20,7 +20,9 @@ _OOM_KILLS = re.compile(r"^oom_kill (\d+)", re.MULTILINE)
 def oom_kills() -> int:
     """How many processes of this one's cgroup the kernel has killed for lack of memory; 0 where it does not tell."""
     for hierarchy, group in _GROUPS.findall(_text("/proc/self/cgroup")):
-        found = _OOM_KILLS.search(_text(f"/sys/fs/cgroup/{hierarchy}{group}/{_OOM_FILES[hierarchy]}"))
+        found = _OOM_KILLS.search(
+            _text(f"/sys/fs/cgroup/{hierarchy}{group}/{_OOM_FILES[hierarchy]}")
+        )
         if found:
             return int(found[1])
     return 0
@@ -40,12 +42,15 @@ def check_start() -> None:
     os.close(lowest)
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most < lowest + _START_FILES:
-        raise UsageError(f"nvrx-run may open only {most} files, and needs more to begin; raise ulimit -n")
+        raise UsageError(
+            f"nvrx-run may open only {most} files, and needs more to begin; raise ulimit -n"
+        )
 
 
 def files_for(connections: int) -> str:
     """Make room for `connections` open streams (RLIMIT_NOFILE); returns a sentence if there is too little, else ""."""
-    needed = (connections + _OWN_FILES) * 4 // 3  # unauthenticated peers may take a quarter (control/admission.py)
+    # unauthenticated peers may take a quarter (control/admission.py)
+    needed = (connections + _OWN_FILES) * 4 // 3
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # the kernel allows no infinite number
     if soft >= needed:
         return ""

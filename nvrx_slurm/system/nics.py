@@ -53,7 +53,9 @@ def ports(root: Place, say: Callable[[str], object] = len) -> dict[str, Port]:
         for number in pci.listed(f"{root}/{_CLASS}/{nic}/ports"):
             if number.isdecimal():
                 say(f"reading port {number} of NIC {nic}")
-                found[f"{nic}/{number}"] = _port(nic, number, f"{root}/{_CLASS}/{nic}/ports/{number}")
+                found[f"{nic}/{number}"] = _port(
+                    nic, number, f"{root}/{_CLASS}/{nic}/ports/{number}"
+                )
     if not found:
         raise Absent(f"no InfiniBand or RoCE port below {root}/{_CLASS}")
     return found
@@ -69,7 +71,10 @@ def nearest(root: Place, pci_address: str) -> set[str]:
 
     Where the device is on a tree without any NIC (as on GB200): those of its NUMA node. Raises Absent without any.
     """
-    addresses = {nic: os.path.basename(os.path.realpath(f"{root}/{_CLASS}/{nic}/device")) for nic in names(root)}
+    addresses = {
+        nic: os.path.basename(os.path.realpath(f"{root}/{_CLASS}/{nic}/device"))
+        for nic in names(root)
+    }
     start = pci.way(root, f"{root}/bus/pci/devices/{pci_address}")
     if not start:
         raise Absent(f"no PCI device {pci_address} is below {root}")
@@ -89,7 +94,9 @@ def _port(nic: str, port: str, directory: str) -> Port:
     if said is None:
         raise HardwareError(f"NIC {nic} port {port}: its state cannot be read")
     rate = _RATE.match(pci.text(f"{directory}/rate") or "")  # "400 Gb/sec (4X NDR)"
-    counters = {name: pci.number(f"{directory}/counters/{name}") for name in ("link_downed", *ERRORS)}
+    counters = {
+        name: pci.number(f"{directory}/counters/{name}") for name in ("link_downed", *ERRORS)
+    }
     return Port(
         nic=nic,
         state=state(said, f"{directory}/state"),

@@ -20,7 +20,9 @@ ONLINE = Path("/sys/devices/system/node/online")
 BY_NUMBER, BY_GPU = "NVRX_GPUS_PER_NUMA", "--numa-bind auto"
 
 
-def prefixes(nproc: int, gpus_per_numa: int, strict: bool, online: Path = ONLINE) -> tuple[tuple[str, ...], ...]:
+def prefixes(
+    nproc: int, gpus_per_numa: int, strict: bool, online: Path = ONLINE
+) -> tuple[tuple[str, ...], ...]:
     """The words before the command of each local rank. `strict`: memory only from that node, else the local one first.
 
     Raises UsageError without numactl, or for a NUMA node that this machine lacks.
@@ -35,7 +37,8 @@ def prefixes(nproc: int, gpus_per_numa: int, strict: bool, online: Path = ONLINE
         )
     nodes = [local_rank // gpus_per_numa for local_rank in range(nproc)]
     return tuple(
-        ("numactl", f"--cpunodebind={node}", f"--membind={node}" if strict else "--localalloc") for node in nodes
+        ("numactl", f"--cpunodebind={node}", f"--membind={node}" if strict else "--localalloc")
+        for node in nodes
     )
 
 
@@ -56,12 +59,18 @@ class Allowed(NamedTuple):
     def now(cls) -> Allowed:
         """As the kernel says: Slurm's cpuset, a container's, an outer taskset."""
         status = Path("/proc/self/status").read_text().splitlines()
-        nodes = next((line.partition(":")[2] for line in status if line.startswith("Mems_allowed_list:")), "")
+        nodes = next(
+            (line.partition(":")[2] for line in status if line.startswith("Mems_allowed_list:")), ""
+        )
         return cls(frozenset(os.sched_getaffinity(0)), _ranges(nodes))
 
 
 def by_gpu(
-    nproc: int, env: Mapping[str, str], strict: bool, sys_root: Path = Path("/sys"), allowed: Allowed | None = None
+    nproc: int,
+    env: Mapping[str, str],
+    strict: bool,
+    sys_root: Path = Path("/sys"),
+    allowed: Allowed | None = None,
 ) -> tuple[Binding, ...]:
     """One binding per local rank: the NUMA node of the GPU with that CUDA number, on CPUs that this process may use.
 
@@ -89,7 +98,11 @@ def _at(address: str, strict: bool, sys_root: Path, allowed: Allowed) -> Binding
     if not cpus & allowed.cpus:
         return Binding((), f"not bound: none of the CPUs of NUMA node {node} ({gpu}) is allowed")
     whole = cpus <= allowed.cpus
-    where = f"--cpunodebind={node}" if whole else f"--physcpubind={','.join(map(str, sorted(cpus & allowed.cpus)))}"
+    where = (
+        f"--cpunodebind={node}"
+        if whole
+        else f"--physcpubind={','.join(map(str, sorted(cpus & allowed.cpus)))}"
+    )
     local = not strict or (allowed.nodes is not None and node not in allowed.nodes)
     memory = "--localalloc" if local else f"--membind={node}"
     part = "all" if whole else f"{len(cpus & allowed.cpus)} of {len(cpus)}"
@@ -99,7 +112,9 @@ def _at(address: str, strict: bool, sys_root: Path, allowed: Allowed) -> Binding
 def _require_numactl(what: str) -> None:
     """Raises UsageError without it; `what` needs it."""
     if shutil.which("numactl") is None:
-        raise UsageError(f"{what} needs the numactl command, which is not on PATH; install it, or unset it")
+        raise UsageError(
+            f"{what} needs the numactl command, which is not on PATH; install it, or unset it"
+        )
 
 
 def check(found: Iterable[Sequence[str]], what: str = BY_NUMBER) -> None:
@@ -109,15 +124,24 @@ def check(found: Iterable[Sequence[str]], what: str = BY_NUMBER) -> None:
         _require_numactl(what)
         try:
             done = subprocess.run(
-                [*words, "true"], stdin=subprocess.DEVNULL, capture_output=True, timeout=_TRY_TIMEOUT_S, check=False
+                [*words, "true"],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=_TRY_TIMEOUT_S,
+                check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             why = str(error)
         else:
             if done.returncode == 0:
                 continue
-            why = " ".join(done.stderr.decode(errors="replace").split())[:200] or f"exit code {done.returncode}"
-        raise UsageError(f"{what}: {' '.join(words)} fails on this node ({why}); correct that, or unset it")
+            why = (
+                " ".join(done.stderr.decode(errors="replace").split())[:200]
+                or f"exit code {done.returncode}"
+            )
+        raise UsageError(
+            f"{what}: {' '.join(words)} fails on this node ({why}); correct that, or unset it"
+        )
 
 
 def _numbers(path: Path) -> frozenset[int] | None:

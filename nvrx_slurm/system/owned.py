@@ -98,4 +98,7 @@ def _shows_all_alike(fd: int, folder: os.stat_result) -> bool:
     made = os.fstat(file)
     os.close(file)
     os.unlink(name, dir_fd=fd)
-    return (made.st_uid, made.st_mode & stat.S_IWOTH) == (folder.st_uid, folder.st_mode & stat.S_IWOTH)
+    return (made.st_uid, made.st_mode & stat.S_IWOTH) == (
+        folder.st_uid,
+        folder.st_mode & stat.S_IWOTH,
+    )

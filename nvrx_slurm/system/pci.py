@@ -17,7 +17,8 @@ _GPU_CLASSES = ("0x0300", "0x0302")  # VGA, 3D controller
 _MAX_DIGITS = 20  # of a 64-bit count
 
 Way = tuple[str, ...]
-Place: TypeAlias = "str | Path"  # a directory or file; pathlib takes long to load, and prologs do without it
+# a directory or file; pathlib takes long to load, and prologs do without it
+Place: TypeAlias = "str | Path"
 
 
 def gpus(root: Place) -> list[str]:
@@ -33,7 +34,11 @@ def gpus(root: Place) -> list[str]:
 def way(root: Place, device: Place) -> Way:
     """The way to a device's directory or to a link to it; () if it is not there."""
     top, place = f"{os.path.realpath(f'{root}/devices')}/", os.path.realpath(device)
-    return tuple(place[len(top) :].split("/")) if place.startswith(top) and os.path.exists(place) else ()
+    return (
+        tuple(place[len(top) :].split("/"))
+        if place.startswith(top) and os.path.exists(place)
+        else ()
+    )
 
 
 def numa_node(root: Place, address: str) -> int | None:

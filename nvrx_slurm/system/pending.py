@@ -15,7 +15,8 @@ import struct
 from typing import NamedTuple
 
 _ENTRY = struct.Struct("@iP")
-_FIRST = 18  # the entries of SIGALRM, SIGCHLD, SIGUSR1 and others before it may change while they are looked for
+# the entries of SIGALRM, SIGCHLD, SIGUSR1 and others before it may change while they are looked for
+_FIRST = 18
 _MAPPINGS = re.compile(rb"([0-9a-f]+)-([0-9a-f]+) (\S+) [0-9a-f]+ (\S+ \d+)")
 
 
@@ -59,9 +60,14 @@ def _own_table() -> Table:
     mappings = [(int(begin, 16), int(end, 16), access, file) for begin, end, access, file in found]
     interpreter = next(file for begin, end, _, file in mappings if begin <= id(int) < end)
     own = [mapping for mapping in mappings if mapping[3] == interpreter]
-    zeroed = [mapping for mapping in mappings if mapping[0] == own[-1][1]]  # its variables that begin as 0
+    # its variables that begin as 0
+    zeroed = [mapping for mapping in mappings if mapping[0] == own[-1][1]]
     for begin, end, access, _ in own + zeroed:
-        at = read_memory(os.getpid(), begin, end - begin).find(entries) if access.startswith(b"rw") else -1
+        at = (
+            read_memory(os.getpid(), begin, end - begin).find(entries)
+            if access.startswith(b"rw")
+            else -1
+        )
         if at >= 0:
             return Table(interpreter, begin + at - own[0][0] - _FIRST * _ENTRY.size)
     raise OSError("this Python has no table of signal handlers")

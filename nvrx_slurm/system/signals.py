@@ -42,7 +42,9 @@ class SignalReader:
     def read(self) -> list[Received]:
         """The signals that have come; empty when there are none."""
         try:
-            return [Received(*info) for info in _INFO.iter_unpack(os.read(self.fd, _INFO_BYTES * 16))]
+            return [
+                Received(*info) for info in _INFO.iter_unpack(os.read(self.fd, _INFO_BYTES * 16))
+            ]
         except BlockingIOError:
             return []
 

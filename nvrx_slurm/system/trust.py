@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _MAX_LINKS = 40  # as in the kernel
-_OVERFLOW = "/proc/sys/kernel/overflowuid"  # shown as the uid of users that have none in this user namespace
+# shown as the uid of users that have none in this user namespace
+_OVERFLOW = "/proc/sys/kernel/overflowuid"
 _NS_GET_OWNER_UID = 0xB704
-_PROC = "/proc"  # /proc/PID/root, cwd and fd/N lead into mounts that users made, whatever path they show
+# /proc/PID/root, cwd and fd/N lead into mounts that users made, whatever path they show
+_PROC = "/proc"
 
 
 def require(path: str, refused: type[Exception], known: set[str] | None = None) -> str:
@@ -43,7 +45,9 @@ def require(path: str, refused: type[Exception], known: set[str] | None = None) 
         raise refused(f"{path} cannot be used: {error.strerror}; correct or remove it") from None
     ours = as_root() or owner.st_uid in (*_ROOTS, os.geteuid())  # as root the whole way was checked
     if not ours and not stat.S_ISDIR(owner.st_mode):
-        raise refused(f"{path} is not trusted, as it is uid {owner.st_uid}'s, neither ours nor root's; use a copy")
+        raise refused(
+            f"{path} is not trusted, as it is uid {owner.st_uid}'s, neither ours nor root's; use a copy"
+        )
     return place
 
 
@@ -75,7 +79,8 @@ class Finder:
         spec = PathFinder.find_spec(name, path, target)
         if spec is None or not spec.has_location:
             return spec
-        cache = os.path.dirname(spec.cached or "")  # its owner could add the compiled form after this check
+        # its owner could add the compiled form after this check
+        cache = os.path.dirname(spec.cached or "")
         for place in (spec.origin, spec.cached, cache):
             if place and os.path.lexists(place):
                 require(place, ImportError, self._known)
@@ -86,7 +91,8 @@ def _roots() -> tuple[int, ...]:
     """Uids of files that only root can change: 0, and the overflow uid where the host's root has no other number."""
     try:
         with open(_OVERFLOW, "rb") as file:
-            nobody, owner = int(file.read()), os.fstat(file.fileno()).st_uid  # /proc/sys belongs to the host's root
+            # /proc/sys belongs to the host's root
+            nobody, owner = int(file.read()), os.fstat(file.fileno()).st_uid
     except (OSError, ValueError):
         return (0,)
     return (0,) if owner != nobody else (0, nobody)
@@ -104,7 +110,8 @@ def _owns_namespace() -> bool:
 
 
 _ROOTS = _roots()
-_OWN_NAMESPACE = len(_ROOTS) > 1 and _owns_namespace()  # the host's root makes namespaces, too, and stays root
+# the host's root makes namespaces, too, and stays root
+_OWN_NAMESPACE = len(_ROOTS) > 1 and _owns_namespace()
 
 
 def _walk(path: str, refused: type[Exception], known: set[str]) -> str:
@@ -142,10 +149,14 @@ def _mode_of(here: str, path: str, refused: type[Exception]) -> int:
     kept = kept or (stat.S_ISDIR(found.st_mode) and bool(found.st_mode & stat.S_ISVTX))
     if not as_root():
         if found.st_mode & 0o002 and not kept:
-            raise refused(f"{path} is not trusted, as everybody can change {here}; correct its mode")
+            raise refused(
+                f"{path} is not trusted, as everybody can change {here}; correct its mode"
+            )
         return found.st_mode
     if here == _PROC:
-        raise refused(f"{path} is not trusted by root, as it leads into {_PROC}; give the path of the file itself")
+        raise refused(
+            f"{path} is not trusted by root, as it leads into {_PROC}; give the path of the file itself"
+        )
     if found.st_uid not in _ROOTS or (found.st_mode & 0o022 and not kept):
         raise refused(
             f"{path} is not trusted by root, as {here} can be changed by others than root; correct owner and mode"

@@ -37,7 +37,8 @@ class Fault(Enum):
 
     GPU_ERROR = auto()  # a kernel fails: the CUDA context is lost
     GPU_SLEEP = auto()  # a kernel that does not end
-    WORKLOAD_EXC = auto()  # an InjectedException where the workload calls maybe_raise_workload_exception()
+    # an InjectedException where the workload calls maybe_raise_workload_exception()
+    WORKLOAD_EXC = auto()
     ASYNC_EXC = auto()  # an InjectedException anywhere in the main thread
     SIGNAL_EXC = auto()  # the same, out of a handler of SIGUSR1: it interrupts system calls too
     OS_ABORT = auto()
@@ -82,7 +83,9 @@ def inject_fault(
     generator = random.Random(seed)
     delay_s = generator.uniform(soonest, latest)
     targets = range(min(keep_alive, world_size), world_size)
-    hit = tuple(sorted(generator.sample(targets, min(generator.randint(fewest, most), len(targets)))))
+    hit = tuple(
+        sorted(generator.sample(targets, min(generator.randint(fewest, most), len(targets))))
+    )
     fault = generator.choice(list(faults))
     if rank in hit:
         dispatch_fault_injection(fault, delay_s, callback)
@@ -128,7 +131,9 @@ def _handler(fault: Fault | str) -> Handler:
     try:
         return _handlers[_name(fault)]
     except KeyError:
-        raise UsageError(f"no fault is called {_name(fault)!r}; there are {', '.join(_handlers)}") from None
+        raise UsageError(
+            f"no fault is called {_name(fault)!r}; there are {', '.join(_handlers)}"
+        ) from None
 
 
 def _later(deed: Callable[[], Any], prepare: Callable[[], Any] | None = None) -> Handler:
@@ -167,7 +172,8 @@ def _prepare_signal_exception() -> None:
 
 
 def _lock_gil() -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # no handler may interrupt the sleep
+    # no handler may interrupt the sleep
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     ctypes.PyDLL(None).sleep(_FOREVER_S)  # PyDLL: without releasing the GIL
 
 
@@ -196,7 +202,8 @@ def _gpu(deed: Callable[[Any], Any]) -> Handler:
 
 def _gpu_error(torch: Any) -> None:
     short = torch.zeros(1, device="cuda")
-    short[torch.ones(1, dtype=torch.int64, device="cuda")] = 0  # an index outside: the kernel asserts
+    # an index outside: the kernel asserts
+    short[torch.ones(1, dtype=torch.int64, device="cuda")] = 0
 
 
 _handlers: dict[str, Handler] = {

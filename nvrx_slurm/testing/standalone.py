@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from nvrx_slurm.types import WorkloadAction
 
 _ANSWER_TIMEOUT_S = 30.0
-_SUBSTITUTE = [sys.executable, "-I", "-S", "-c", "import sys; sys.stdin.read()"]  # ends with us, however we end
+# ends with us, however we end
+_SUBSTITUTE = [sys.executable, "-I", "-S", "-c", "import sys; sys.stdin.read()"]
 
 
 class StandaloneMonitor:
@@ -70,7 +71,9 @@ class StandaloneMonitor:
     def _nth(self, found: list[Any], count: int, timeout_s: float, what: str) -> Any:
         with self._changed:
             if not self._changed.wait_for(lambda: len(found) >= count, timeout_s):
-                raise TimeoutError(f"the rank monitor got {len(found)} {what} within {timeout_s:g} s")
+                raise TimeoutError(
+                    f"the rank monitor got {len(found)} {what} within {timeout_s:g} s"
+                )
             return found[count - 1]
 
     def _on_hang(self, local_rank: int, message: Mapping[str, Any]) -> None:
@@ -99,10 +102,14 @@ class StandaloneMonitor:
     @contextmanager
     def _watching(self, private_dir: str, config: FaultToleranceConfig) -> Iterator[str]:
         """The socket for the rank, while a substitute process is watched in its place."""
-        thread = threading.Thread(target=self._loop.run_forever, name="standalone-monitor", daemon=True)
+        thread = threading.Thread(
+            target=self._loop.run_forever, name="standalone-monitor", daemon=True
+        )
         thread.start()
         try:
-            with subprocess.Popen(_SUBSTITUTE, stdin=subprocess.PIPE, start_new_session=True) as substitute:
+            with subprocess.Popen(
+                _SUBSTITUTE, stdin=subprocess.PIPE, start_new_session=True
+            ) as substitute:
                 yield self._call(lambda: self._start(Path(private_dir), substitute.pid, config))
         finally:
             if self._monitor is not None:
@@ -118,8 +125,12 @@ class StandaloneMonitor:
         path = monitor.worker_env()[wire.SOCKET_ENV]
         pidfd = os.pidfd_open(pid)
         try:
-            rules = WatchRules(config.rank_limits(), config.rank_termination_signal, config.rank_settings())
-            monitor.watch(pid=pid, pidfd=pidfd, cycle=0, rank=int(os.environ.get("RANK", "0")), rules=rules)
+            rules = WatchRules(
+                config.rank_limits(), config.rank_termination_signal, config.rank_settings()
+            )
+            monitor.watch(
+                pid=pid, pidfd=pidfd, cycle=0, rank=int(os.environ.get("RANK", "0")), rules=rules
+            )
         finally:
             os.close(pidfd)
         return path
@@ -144,6 +155,8 @@ def standalone_monitor(**settings: Any) -> Iterator[StandaloneMonitor]:
             try:
                 yield monitor
             finally:
-                os.environ.update({name: value for name, value in before.items() if value is not None})
+                os.environ.update(
+                    {name: value for name, value in before.items() if value is not None}
+                )
                 for name in [name for name, value in before.items() if value is None]:
                     del os.environ[name]

@@ -24,10 +24,16 @@ def jobs(ctx: click.Context, param: click.Parameter, begun: str) -> list[Complet
 
     def there() -> list[str]:
         with os.scandir(log_dir()) as entries:
-            return [entry.name for entry in entries if entry.name.startswith(begun) and entry.is_dir()]
+            return [
+                entry.name for entry in entries if entry.name.startswith(begun) and entry.is_dir()
+            ]
 
     try:
-        names = sorted(bounded.call(there, _WITHIN_S, "completion"), key=lambda name: (len(name), name), reverse=True)
+        names = sorted(
+            bounded.call(there, _WITHIN_S, "completion"),
+            key=lambda name: (len(name), name),
+            reverse=True,
+        )
     except (OSError, bounded.Overrun):
         names = []
     found = [CompletionItem(name) for name in names if not name.startswith(".")]

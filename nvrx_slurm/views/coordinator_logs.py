@@ -19,8 +19,10 @@ from nvrx_slurm.system.foreign import names_in, opened, size_of
 _MOST_BYTES = 1 << 30  # at the end of a log
 _BLOCK_BYTES = 8 << 20  # read at once; more than the longest line
 _MOST_LOGS = 200  # of a run: each is an open file
-_MOST_FOUND, _LEAST_FOUND = 256 << 20, 1000  # bytes of values of one kind; what each of them takes besides its text
-_HEAD_BYTES, _TAIL_BYTES = 512 << 10, 64 << 10  # behind a plan, and up to the next one, that are searched for the rest
+# bytes of values of one kind; what each of them takes besides its text
+_MOST_FOUND, _LEAST_FOUND = 256 << 20, 1000
+# behind a plan, and up to the next one, that are searched for the rest
+_HEAD_BYTES, _TAIL_BYTES = 512 << 10, 64 << 10
 _LABEL_BYTES = 400  # at the beginning of a record
 _WALL = re.compile(rb'"wall":(\d{1,12}(?:\.\d+)?)')
 # Where a value is: the text before it, and how it begins.
@@ -48,10 +50,15 @@ class CoordinatorLog:
         self._block: tuple[int, bytes] = 0, b""  # what was read last
         self.size = self._line_at(size_of(self._file))  # without a line that is not whole yet
         self.begin = max(0, self.size - _MOST_BYTES)
-        ends = self._read(self.begin, _TAIL_BYTES), self._read(max(0, self.size - _TAIL_BYTES), _TAIL_BYTES)
+        ends = (
+            self._read(self.begin, _TAIL_BYTES),
+            self._read(max(0, self.size - _TAIL_BYTES), _TAIL_BYTES),
+        )
         head, tail = (_WALL.findall(part) for part in ends)
-        self._last: dict[tuple[bytes, bytes], tuple[bytes, Any]] = {}  # of each kind: its text, and the value
-        self.walls = [float(head[0]), float(tail[-1])] if head and tail else []  # of the first and the last step
+        # of each kind: its text, and the value
+        self._last: dict[tuple[bytes, bytes], tuple[bytes, Any]] = {}
+        # of the first and the last step
+        self.walls = [float(head[0]), float(tail[-1])] if head and tail else []
 
     def _read(self, begin: int, most: int) -> bytes:
         return os.pread(self._file.fileno(), most, begin)
@@ -78,16 +85,21 @@ class CoordinatorLog:
             yield start, lines
             begin = start + len(lines)
 
-    def find(self, what: tuple[bytes, bytes], begin: int, end: int, label: bytes = b"") -> Iterator[LogValue]:
+    def find(
+        self, what: tuple[bytes, bytes], begin: int, end: int, label: bytes = b""
+    ) -> Iterator[LogValue]:
         """Each such value between two places. `label`: a text that is at the beginning of the value.
 
         Equal neighbours are one object: they are decoded once.
         """
-        before, needle, left = what[0], b"".join(what), _MOST_FOUND
+        before = what[0]
+        needle = b"".join(what)
+        left = _MOST_FOUND
         for start, lines in self._blocks(begin, end):
             at = max(0, begin - start)
             while (at := lines.find(needle, at, end - start)) >= 0 and left > 0:
-                value, begins = at + len(before), lines.rfind(b"\n", 0, at) + 1
+                value = at + len(before)
+                begins = lines.rfind(b"\n", 0, at) + 1
                 at += len(needle)
                 if label not in lines[value : value + _LABEL_BYTES]:
                     continue
@@ -100,7 +112,9 @@ class CoordinatorLog:
                 if wall := _WALL.search(lines[begins : begins + _LABEL_BYTES]):
                     yield LogValue(float(wall[1]), found, start + value + len(text), start + ends)
 
-    def _decoded(self, what: tuple[bytes, bytes], lines: bytes, begin: int, end: int) -> tuple[bytes, Any]:
+    def _decoded(
+        self, what: tuple[bytes, bytes], lines: bytes, begin: int, end: int
+    ) -> tuple[bytes, Any]:
         """The text of a value, and the value. Raises ValueError."""
         text, value = self._last.get(what, (b"", None))
         if not text or not lines.startswith(text, begin):

@@ -19,7 +19,14 @@ from nvrx_slurm.declared import plain, replace
 from nvrx_slurm.system.foreign import first_bytes, names_in
 from nvrx_slurm.types import Counted, CycleCost, NodeTime, RestartRecord
 from nvrx_slurm.views import complete
-from nvrx_slurm.views.coordinator_logs import CoordinatorLog, Cycle, coordinators_of, counted_in, cycles_in, logs_of
+from nvrx_slurm.views.coordinator_logs import (
+    CoordinatorLog,
+    Cycle,
+    coordinators_of,
+    counted_in,
+    cycles_in,
+    logs_of,
+)
 from nvrx_slurm.views.log_tree import RUN, find_run, log_dir, result_of, runs_of, written_by_others
 from nvrx_slurm.views.screen import period_s, show
 from nvrx_slurm.views.summary import in_lines, summary
@@ -38,7 +45,10 @@ def _since(ctx: object, param: object, text: str | None) -> float | None:
 @click.command()
 @click.argument("places", nargs=-1, metavar="[JOB|RUN]...", shell_complete=complete.jobs)
 @click.option(
-    "--since", metavar="PERIOD", callback=_since, help="All jobs that ended within 12h, 7d or 4w, one a line."
+    "--since",
+    metavar="PERIOD",
+    callback=_since,
+    help="All jobs that ended within 12h, 7d or 4w, one a line.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The same as JSON.")
 def goodput(places: tuple[str, ...], since: float | None, as_json: bool) -> None:
@@ -49,7 +59,9 @@ def goodput(places: tuple[str, ...], since: float | None, as_json: bool) -> None
     --since each job of the log directory has a line. docs/reference/buckets.md defines each number.
     """
     if since is not None and places:
-        raise click.UsageError("--since is about all jobs of the log directory; name no job with it")
+        raise click.UsageError(
+            "--since is about all jobs of the log directory; name no job with it"
+        )
     if since is None:
         runs = [run for place in places or ("latest",) for run in _runs(place)]
         if not runs:
@@ -57,7 +69,11 @@ def goodput(places: tuple[str, ...], since: float | None, as_json: bool) -> None
         names = list(dict.fromkeys(run.absolute().parent.name for run in runs))
         with written_by_others(runs[0].parent):
             found = _summary(runs)
-            shown = [*in_lines(f"job {names[0]}" if len(names) == 1 else f"jobs {', '.join(names)}", found)]
+            shown = [
+                *in_lines(
+                    f"job {names[0]}" if len(names) == 1 else f"jobs {', '.join(names)}", found
+                )
+            ]
     else:
         found, shown = _of_each(_jobs(time.time() - since))
     if as_json:
@@ -69,7 +85,8 @@ def goodput(places: tuple[str, ...], since: float | None, as_json: bool) -> None
 
 def _runs(place: str) -> list[Path]:
     links = log_dir() / place
-    if links.name.startswith("chain_") and links.is_file():  # of nvrx submit --chain: the ids of its jobs
+    # of nvrx submit --chain: the ids of its jobs
+    if links.name.startswith("chain_") and links.is_file():
         jobs = first_bytes(links, _CHAIN_BYTES).decode("ascii", "replace").split()
         return [run for job in jobs if job.isdecimal() for run in runs_of(log_dir() / job)]
     run = find_run(None, None, place)
@@ -108,9 +125,12 @@ def _user(job: Path) -> str:
 def _summary(runs: Sequence[Path]) -> dict[str, Any]:
     """Raises click.UsageError, or an error of DAMAGE."""
     results = [result_of(run) or _of_logs(run) for run in runs]
-    starts, ends = [], []
+    starts = []
+    ends = []
     for result in results:
-        queue_s, before_s = ((result.get("account") or {}).get(name) or 0.0 for name in ("queue_s", "before_s"))
+        queue_s, before_s = (
+            (result.get("account") or {}).get(name) or 0.0 for name in ("queue_s", "before_s")
+        )
         try:
             ended_s = unix_s(result.get("ended"))
             began_s = ended_s - float(result.get("duration_s") or 0.0)
@@ -119,7 +139,9 @@ def _summary(runs: Sequence[Path]) -> dict[str, Any]:
         starts.append(began_s - queue_s - before_s)
         ends.append(ended_s)
     if not starts:
-        raise click.UsageError(f"{runs[0]} has neither a result.json nor a plan in its event logs: nothing is known")
+        raise click.UsageError(
+            f"{runs[0]} has neither a result.json nor a plan in its event logs: nothing is known"
+        )
     return {"schema": 1, **summary(results, min(starts), max(ends))}
 
 
@@ -130,7 +152,9 @@ def _of_logs(run: Path) -> dict[str, Any]:
 
 def _of_each(jobs: dict[Path, list[Path]]) -> tuple[dict[str, Any], list[str]]:
     """What is known of each job, and a line of it: the dearest first, and last those that cannot be read."""
-    told, unreadable, rows = dict[str, Any](), dict[str, str](), list[tuple[float, str]]()
+    told = dict[str, Any]()
+    unreadable = dict[str, str]()
+    rows = list[tuple[float, str]]()
     for job, runs in jobs.items():
         try:
             with written_by_others(job):
@@ -150,7 +174,8 @@ _COLUMNS = f"{'job':<24} {'user':<12} {'wall':>12} {'ETTR':>7} {'share':>7} {'re
 def _row(job: str, found: dict[str, Any]) -> str:
     ratios = [f"{100 * (found[name] or 0.0):.1f} %" for name in ("job_ettr", "productive_share")]
     most = found["by_cause"][0]["kind"] if found["by_cause"] else ""
-    wall, lost = in_words(found["wall_s"]), in_words(found["lost_s"])
+    wall = in_words(found["wall_s"])
+    lost = in_words(found["lost_s"])
     return (
         f"{job:<24} {found['user']:<12} {wall:>12} {ratios[0]:>7} {ratios[1]:>7} {found['restarts']:>8} {lost:>12}"
         f"  {most}"
@@ -161,17 +186,22 @@ def _row(job: str, found: dict[str, Any]) -> str:
 
 
 def of_events(
-    logs: Sequence[CoordinatorLog], cycles: Sequence[Cycle], counted: Mapping[int, Mapping[str, Any]]
+    logs: Sequence[CoordinatorLog],
+    cycles: Sequence[Cycle],
+    counted: Mapping[int, Mapping[str, Any]],
 ) -> dict[str, Any]:
     """The account until the last plan and all restarts, as in a result.json; {} where there is no account. The time
     from that plan to the last event is in the bucket "other"."""
     if not counted:
         return {}
-    known = from_plain(max(counted.values(), key=lambda one: float(one["account"]["wall_s"])), Counted)
+    known = from_plain(
+        max(counted.values(), key=lambda one: float(one["account"]["wall_s"])), Counted
+    )
     costs = {int(cost["cycle"]): cost for one in counted.values() for cost in one["costs"]}
     told = [cycle.plan["history"] for cycle in cycles if cycle.plan]
     began_s = max((float(one["began_s"]) for one in told), default=0.0) or logs[0].walls[0]
-    last_s, other = max(log.walls[1] for log in logs), list(BUCKETS).index("other")
+    last_s = max(log.walls[1] for log in logs)
+    other = list(BUCKETS).index("other")
     wall_s = last_s - began_s
 
     def filled(node: NodeTime) -> NodeTime:
@@ -184,6 +214,9 @@ def of_events(
     records = from_plain([restarts[cycle] for cycle in sorted(restarts)], tuple[RestartRecord, ...])
     all_restarts = priced(records, from_plain(list(costs.values()), tuple[CycleCost, ...]))
     return {
-        "account": to_json(account), "duration_s": wall_s, "ended": utc(last_s), "unfinished": True,
+        "account": to_json(account),
+        "duration_s": wall_s,
+        "ended": utc(last_s),
+        "unfinished": True,
         "restarts": plain(all_restarts),
-    }  # fmt: skip
+    }

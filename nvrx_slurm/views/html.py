@@ -14,8 +14,12 @@ from nvrx_slurm.views import svg
 from nvrx_slurm.views.svg import COLOURS, colour_of, safe
 from nvrx_slurm.views.timeline import ACTIVE, Incident, ReportFacts
 
-IN_FULL, _OPEN = 200, 8  # incidents: of more, the rest is in the table only; of more, all are closed
-_UNIT, _TOGETHER = re.compile(r"(?<=\d) (?=\w|%)|(?<= lost) (?=node)|(?<= used) (?=spare)"), "\u00a0"
+# incidents: of more, the rest is in the table only; of more, all are closed
+IN_FULL, _OPEN = 200, 8
+_UNIT, _TOGETHER = (
+    re.compile(r"(?<=\d) (?=\w|%)|(?<= lost) (?=node)|(?<= used) (?=spare)"),
+    "\u00a0",
+)
 
 
 def page(job: ReportFacts, css: str) -> str:
@@ -35,21 +39,33 @@ def page(job: ReportFacts, css: str) -> str:
 
 
 def _tiles(job: ReportFacts) -> Iterator[str]:
-    ratios, steps = (job.summary[name] for name in ("job_ettr", "productive_share")), job.summary["lost_steps"]
-    told: list[object] = [f"{100 * ratio:.1f} %" if ratio is not None else "not known" for ratio in ratios]
+    ratios, steps = (
+        (job.summary[name] for name in ("job_ettr", "productive_share")),
+        job.summary["lost_steps"],
+    )
+    told: list[object] = [
+        f"{100 * ratio:.1f} %" if ratio is not None else "not known" for ratio in ratios
+    ]
     lost = in_words(job.summary["lost_s"]) + (f", {steps} steps" if steps is not None else "")
     nodes = sum(len(row.nodes) for row in job.rows) or len(job.nodes)
     told += [job.summary["restarts"], lost, in_words(job.wall_s), nodes]
     names = ("productive time", "of all nodes", "restarts", "lost by them", "lasted", "nodes")
-    yield from (f"<div><dt>{name}</dt><dd>{safe(value)}</dd></div>" for name, value in zip(names, told, strict=True))
+    yield from (
+        f"<div><dt>{name}</dt><dd>{safe(value)}</dd></div>"
+        for name, value in zip(names, told, strict=True)
+    )
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[object]], numbers: int = 0) -> str:
     """`heads`: of columns, the last `numbers` of which are numbers. A cell that is a Markup stays as it is."""
     kinds = [' class="n"' * (place >= len(heads) - numbers) for place in range(len(heads))]
-    head = "".join(f'<th scope="col"{kind}>{safe(name)}</th>' for kind, name in zip(kinds, heads, strict=True))
+    head = "".join(
+        f'<th scope="col"{kind}>{safe(name)}</th>' for kind, name in zip(kinds, heads, strict=True)
+    )
     cells = (zip(kinds, map(_text, row), strict=True) for row in rows)
-    body = "".join(f"<tr>{''.join(f'<td{kind}>{cell}</td>' for kind, cell in row)}</tr>" for row in cells)
+    body = "".join(
+        f"<tr>{''.join(f'<td{kind}>{cell}</td>' for kind, cell in row)}</tr>" for row in cells
+    )
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
@@ -79,7 +95,11 @@ def _band(job: ReportFacts) -> Iterator[str]:
         took[colour_of(one.bucket)] += one.took_s
     used = {name for name, took_s in took.items() if took_s > job.wall_s / 2000}
     used |= {colour_of(role) for row in job.rows for _, role in row.roles[1:] if role != ACTIVE}
-    legend = [f'<li><i class="{name}"></i>{words}</li>' for name, (_, words, _) in COLOURS.items() if name in used]
+    legend = [
+        f'<li><i class="{name}"></i>{words}</li>'
+        for name, (_, words, _) in COLOURS.items()
+        if name in used
+    ]
     yield f'<ul class="legend">{"".join(legend)}</ul>{svg.band(job)}'
     groups = [name for name in COLOURS if any(_of(node, name) for node in job.nodes)]
     heads = ["node", *(COLOURS[name][1] for name in groups)]
@@ -101,7 +121,10 @@ def _time(job: ReportFacts) -> Iterator[str]:
     for bucket in sorted(seconds, key=[*BUCKETS, *seconds].index):  # they say "from there"
         took_s = seconds[bucket]
         name = Markup(f'<i class="{colour_of(bucket)}"></i>{safe(bucket)}')
-        what, grade = BUCKETS.get(bucket, ("", "sections of that name"))[1], job.summary["grades"].get(bucket, "")
+        what, grade = (
+            BUCKETS.get(bucket, ("", "sections of that name"))[1],
+            job.summary["grades"].get(bucket, ""),
+        )
         rows.append([name, what, in_words(took_s), f"{100 * took_s / total:.1f} %", grade])
     yield _table(["bucket", "what it counts", "of all nodes", "share", "known"], rows, 3)
     yield f'<ul class="hint">{"".join(f"<li>{safe(line, 400)}</li>" for line in job.summary["advice"])}</ul>'
@@ -118,8 +141,13 @@ def _incidents(job: ReportFacts) -> Iterator[str]:
             brief = one.number <= len(job.incidents) - IN_FULL  # its number is linked to this row
             name = Markup(f'<a id="i{one.number}">{one.number}</a>' if brief else _links([one]))
             rows.append([name, _plus(one.at_s), one.host, one.cause, in_words(one.lost_s)])
-        yield _folded(f"Table of all {len(rows)}", _table(["", "when", "node", "first cause", "lost"], rows, 1))
-    yield from (_incident(one, job.began_s, len(job.incidents) <= _OPEN) for one in job.incidents[-IN_FULL:])
+        yield _folded(
+            f"Table of all {len(rows)}",
+            _table(["", "when", "node", "first cause", "lost"], rows, 1),
+        )
+    yield from (
+        _incident(one, job.began_s, len(job.incidents) <= _OPEN) for one in job.incidents[-IN_FULL:]
+    )
 
 
 def _links(found: Sequence[Incident]) -> str:
@@ -127,8 +155,14 @@ def _links(found: Sequence[Incident]) -> str:
 
 
 def _incident(one: Incident, began_s: float, is_open: bool) -> str:
-    clock, cost = _clock(began_s + one.at_s), "ended the job" if one.ends else f"{in_words(one.lost_s)} lost"
-    evidence, said = "\n".join(safe(line, 400) for line in one.lines), [(_plus(at_s), line) for at_s, line in one.said]
+    clock, cost = (
+        _clock(began_s + one.at_s),
+        "ended the job" if one.ends else f"{in_words(one.lost_s)} lost",
+    )
+    evidence, said = (
+        "\n".join(safe(line, 400) for line in one.lines),
+        [(_plus(at_s), line) for at_s, line in one.said],
+    )
     facts = {
         "time": f"{clock}, cycle {one.cycle}",
         "where": f"rank {one.rank} on {one.host}" if one.rank >= 0 else one.host,
@@ -141,10 +175,15 @@ def _incident(one: Incident, began_s: float, is_open: bool) -> str:
         "evidence": Markup(f"<pre>{evidence}</pre>") if evidence else "",
         "decided": Markup(_table(["when", "what"], said)) if said else "",
     }
-    rows = "".join(f"<dt>{name}</dt><dd>{_text(value)}</dd>" for name, value in facts.items() if value != "")
+    rows = "".join(
+        f"<dt>{name}</dt><dd>{_text(value)}</dd>" for name, value in facts.items() if value != ""
+    )
     phases = ""
     if one.phases:
-        cells = [[svg.PHASES.get(p.bucket, p.bucket), _plus(p.begin_s), in_words(p.took_s)] for p in one.phases]
+        cells = [
+            [svg.PHASES.get(p.bucket, p.bucket), _plus(p.begin_s), in_words(p.took_s)]
+            for p in one.phases
+        ]
         table = _folded("Table of the phases", _table(["phase", "from", "took"], cells, 2))
         phases = svg.waterfall(one) + table
     return (
@@ -158,15 +197,22 @@ def _steps(job: ReportFacts) -> Iterator[str]:
     if job.paces:
         yield "<h2>Step time</h2><p>The mean of each cycle whose first and last iteration are known.</p>"
         yield svg.steps(job.paces, job.wall_s)
-        rows = [[_plus(one.begin_s), _plus(one.end_s), one.steps, f"{one.step_s:.4g} s"] for one in job.paces]
+        rows = [
+            [_plus(one.begin_s), _plus(one.end_s), one.steps, f"{one.step_s:.4g} s"]
+            for one in job.paces
+        ]
         yield _folded("Table of the step times", _table(["from", "to", "steps", "each"], rows, 2))
 
 
 def _again(job: ReportFacts) -> Iterator[str]:
     """Nodes that came up more than once."""
     rows = []
-    for one in (one for one in job.summary["by_node"] if one["restarts"] > 1 and one["host"] != "unknown"):
-        found = Markup(_links([incident for incident in job.incidents if incident.host == one["host"]]))
+    for one in (
+        one for one in job.summary["by_node"] if one["restarts"] > 1 and one["host"] != "unknown"
+    ):
+        found = Markup(
+            _links([incident for incident in job.incidents if incident.host == one["host"]])
+        )
         rows.append([one["host"], found, one["restarts"], in_words(one["lost_s"])])
     if rows:
         yield "<h2>Nodes that came up more than once</h2><p>As the first cause of an incident. Have them checked.</p>"

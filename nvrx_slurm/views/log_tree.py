@@ -14,7 +14,8 @@ import click
 from nvrx_slurm.core.progress import DAMAGE
 from nvrx_slurm.system.foreign import document, names_in
 
-LOG_DIR_ENV, LOG_DIR = "PET_LOG_DIR", "./nvrx_logs"  # as --log-dir has them; the settings take 0.2 s to import
+# as --log-dir has them; the settings take 0.2 s to import
+LOG_DIR_ENV, LOG_DIR = "PET_LOG_DIR", "./nvrx_logs"
 _RESULT_BYTES = 8 << 20  # result.json lists at most 3,000 entries and 10,000 nodes
 RUN = re.compile(r"r(\d{1,9})(?:_(?:step)?(\d{1,9}))?", re.ASCII)
 
@@ -33,7 +34,9 @@ def find_run(ctx: click.Context | None, param: click.Parameter | None, place: st
     try:
         return _found(place)
     except OSError as error:  # its owner lets nobody in
-        raise click.BadParameter(f"{place} cannot be read: {error.strerror}; ask its owner") from None
+        raise click.BadParameter(
+            f"{place} cannot be read: {error.strerror}; ask its owner"
+        ) from None
 
 
 def _found(place: str) -> Path:
@@ -41,7 +44,8 @@ def _found(place: str) -> Path:
     if (path / "latest").exists():
         path /= "latest"
     if not path.exists():
-        tried = " and no ".join(dict.fromkeys((place, str(log_dir() / place))))  # one place, if it is absolute
+        # one place, if it is absolute
+        tried = " and no ".join(dict.fromkeys((place, str(log_dir() / place))))
         raise click.BadParameter(f"there is no {tried}; give a job id, or the directory of a run")
     while path.is_symlink():
         path = path.parent / path.readlink()
@@ -57,7 +61,9 @@ def _found(place: str) -> Path:
 
 def runs_of(job: Path) -> list[Path]:
     """The runs of a job, the oldest first."""
-    runs = {(int(m[1]), int(m[2] or 0)): name for name in names_in(job) if (m := RUN.fullmatch(name))}
+    runs = {
+        (int(m[1]), int(m[2] or 0)): name for name in names_in(job) if (m := RUN.fullmatch(name))
+    }
     return [job / runs[key] for key in sorted(runs)]
 
 
@@ -75,7 +81,9 @@ def written_by_others(place: Path) -> Iterator[None]:
     try:
         yield
     except DAMAGE as error:
-        raise click.UsageError(f"{place} holds what nvrx-run has not written like this: {error!r:.200}") from None
+        raise click.UsageError(
+            f"{place} holds what nvrx-run has not written like this: {error!r:.200}"
+        ) from None
 
 
 def title(run: Path) -> str:

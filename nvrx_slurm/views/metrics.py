@@ -30,7 +30,8 @@ from nvrx_slurm.system.foreign import names_in
 from nvrx_slurm.views.log_tree import log_dir, result_of, runs_of
 from nvrx_slurm.views.status import VERSION, content
 
-_ENDED_S, _SILENT_S, _SILENT = 600.0, 86400.0, 3  # how long a run is shown after its end, or its silence (intervals)
+# how long a run is shown after its end, or its silence (intervals)
+_ENDED_S, _SILENT_S, _SILENT = 600.0, 86400.0, 3
 _FORGET_S = 3600.0  # a job may be suspended for longer than _SILENT_S
 _TREE_S = 30.0  # for the jobs of one of them, in one scan
 _ONCE_S = 60.0  # for `nvrx metrics`
@@ -53,12 +54,15 @@ class Trees:
         self.pattern = pattern
         self.runs: dict[tuple[str, str], _Lines] = {}  # by job and run
         self.own: tuple[tuple[str, str], ...] = ()
-        self._over: dict[str, int] = {}  # jobs of which nothing is shown: path -> mtime (ns), until `_forget_at`
+        # jobs of which nothing is shown: path -> mtime (ns), until `_forget_at`
+        self._over: dict[str, int] = {}
         self._forget_at = 0.0
 
     def scan(self) -> None:
         """Read all that may have changed. Raises OSError."""
-        began, now, unreadable = time.monotonic(), time.time(), 0
+        began = time.monotonic()
+        now = time.time()
+        unreadable = 0
         runs: dict[tuple[str, str], _Lines] = {}
         if now > self._forget_at:
             self._over, self._forget_at = {}, now + _FORGET_S
@@ -70,7 +74,9 @@ class Trees:
                     if found is not None:
                         told = samples(found)
                         who = told[0].labels["job_id"], told[0].labels["run"]
-                        runs[who] = _Lines(found["written"], tuple((one.name, line(one)) for one in told))
+                        runs[who] = _Lines(
+                            found["written"], tuple((one.name, line(one)) for one in told)
+                        )
                         shown += 1
                 except FileNotFoundError:
                     shown += latest == 0 and now - mtime / 1e9 < _SILENT_S  # it has just begun
@@ -81,7 +87,9 @@ class Trees:
         values = {"scan_timestamp_seconds": now, "scan_duration_seconds": time.monotonic() - began}
         values |= {"runs": len(runs), "unreadable_runs": unreadable}
         labels = {"log_dir": self.pattern}
-        own = [Sample(f"nvrx_exporter_{name}", labels, float(value)) for name, value in values.items()]
+        own = [
+            Sample(f"nvrx_exporter_{name}", labels, float(value)) for name, value in values.items()
+        ]
         self.runs, self.own = runs, tuple((one.name, line(one)) for one in own)
 
     def _jobs(self) -> Iterator[tuple[Path, int]]:
@@ -97,7 +105,9 @@ class Trees:
                 with suppress(OSError):
                     job = os.path.join(tree, name)
                     status = os.lstat(job)
-                    found = stat.S_ISDIR(status.st_mode) and self._over.get(job) != status.st_mtime_ns
+                    found = (
+                        stat.S_ISDIR(status.st_mode) and self._over.get(job) != status.st_mtime_ns
+                    )
                     yield from [(Path(job), status.st_mtime_ns)] if found else ()
 
 
@@ -108,12 +118,19 @@ def _current(run: Path, now: float, latest: bool) -> dict[str, Any] | None:
     if found["version"] > VERSION:
         raise ValueError("a later version")
     age_s = now - found["written"]
-    if found["state"] != "ended" and age_s > _SILENT * found["interval_s"] and (result := result_of(run)):
-        age_s = now - (run / "result.json").lstat().st_mtime  # ended by Slurm, with all of its coordinators
+    if (
+        found["state"] != "ended"
+        and age_s > _SILENT * found["interval_s"]
+        and (result := result_of(run))
+    ):
+        # ended by Slurm, with all of its coordinators
+        age_s = now - (run / "result.json").lstat().st_mtime
         found |= {"state": "ended", "end": {"code": int(result["code"])}}
     if found["state"] == "ended":
         return found if age_s < _ENDED_S else None
-    return found if age_s < _SILENT * found["interval_s"] or (latest and age_s < _SILENT_S) else None
+    return (
+        found if age_s < _SILENT * found["interval_s"] or (latest and age_s < _SILENT_S) else None
+    )
 
 
 def _text(trees: Iterable[Trees], openmetrics: bool = False) -> bytes:
@@ -149,14 +166,23 @@ def metrics(ctx: click.Context, places: tuple[str, ...]) -> None:
 
 @metrics.command()
 @_places
-@click.option("--address", default="127.0.0.1", help="Where to listen (default: on this machine only).")
-@click.option("--port", default=9489, type=click.IntRange(0, 65535), help="0: any that is free (default: 9489).")
+@click.option(
+    "--address", default="127.0.0.1", help="Where to listen (default: on this machine only)."
+)
+@click.option(
+    "--port",
+    default=9489,
+    type=click.IntRange(0, 65535),
+    help="0: any that is free (default: 9489).",
+)
 @click.option(
     "--every", "every_s", default=10.0, type=click.FloatRange(0.1, 3600.0), metavar="S",
     help="Read the log trees every S seconds (default: 10).",
 )  # fmt: skip
 @click.pass_obj
-def serve(inherited: tuple[str, ...], places: tuple[str, ...], address: str, port: int, every_s: float) -> None:
+def serve(
+    inherited: tuple[str, ...], places: tuple[str, ...], address: str, port: int, every_s: float
+) -> None:
     """Serve the metrics of all jobs over HTTP, path /metrics: one for a cluster.
 
     There is no encryption and no password: who reaches the port sees the names of jobs and users.
@@ -171,8 +197,11 @@ async def _serve(trees: list[Trees], address: str, port: int, every_s: float) ->
     try:
         server = await asyncio.start_server(exporter.answer, address, port, limit=_HEAD_BYTES)
     except OSError as error:
-        why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror  # asyncio's text is long
-        raise UsageError(f"cannot listen on {address} port {port}: {why}; give another --address or --port") from None
+        # asyncio's text is long
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+        raise UsageError(
+            f"cannot listen on {address} port {port}: {why}; give another --address or --port"
+        ) from None
     for tree in trees:
         threading.Thread(target=partial(_scan, tree, every_s), daemon=True).start()
     for signum in (signal.SIGINT, signal.SIGTERM):
@@ -208,7 +237,12 @@ class Exporter:
         try:
             await bounded.wait_for(self._talk(reader, writer), _CLIENT_S)
             writer.close()
-        except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+        except (
+            OSError,
+            asyncio.TimeoutError,
+            asyncio.IncompleteReadError,
+            asyncio.LimitOverrunError,
+        ):
             writer.transport.abort()
         finally:
             self._clients -= 1
@@ -217,7 +251,9 @@ class Exporter:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         method, path, *_ = [*head.split("\r\n", 1)[0].split(" "), "", ""]
         openmetrics = "application/openmetrics-text" in head.lower()
-        code, kind, body = "200 OK", OPENMETRICS if openmetrics else TEXT, b""
+        code = "200 OK"
+        kind = OPENMETRICS if openmetrics else TEXT
+        body = b""
         if method not in ("GET", "HEAD"):
             code = "405 Method Not Allowed"
         elif path.partition("?")[0] != "/metrics":
@@ -226,5 +262,7 @@ class Exporter:
             body = _text(self._trees, openmetrics)
         writer.transport.set_write_buffer_limits(0)  # drain() waits until the client has taken all
         fields = f"Content-Type: {kind}\r\nContent-Length: {len(body)}\r\nConnection: close"
-        writer.write(f"HTTP/1.1 {code}\r\n{fields}\r\n\r\n".encode() + (body if method == "GET" else b""))
+        writer.write(
+            f"HTTP/1.1 {code}\r\n{fields}\r\n\r\n".encode() + (body if method == "GET" else b"")
+        )
         await writer.drain()

@@ -26,7 +26,9 @@ def replay(place: Path) -> None:
     replayed in the order of their terms, then each agent's. Exit code 0: the same decisions throughout (a torn last
     line, as a killed program leaves it, is reported only); 1: they differ, with the line and the difference.
     """
-    logs = [place / "events" / name for name in names_in(place / "events") if name.endswith(".jsonl")]
+    logs = [
+        place / "events" / name for name in names_in(place / "events") if name.endswith(".jsonl")
+    ]
     files = sorted(logs, key=_in_order) if place.is_dir() else [place]
     if not files:
         raise click.UsageError(
@@ -38,12 +40,18 @@ def replay(place: Path) -> None:
 
 def _in_order(file: Path) -> tuple[bool, list[int], str]:
     """Coordinators by their terms, then agents by their infra ranks."""
-    return file.stem.startswith("agent"), [int(part) for part in file.stem.split("_") if part.isdecimal()], file.stem
+    return (
+        file.stem.startswith("agent"),
+        [int(part) for part in file.stem.split("_") if part.isdecimal()],
+        file.stem,
+    )
 
 
 def _replay(file: Path) -> bool:
     try:
-        with TextIOWrapper(BufferedReader(opened(file.parent, file.name)), "utf-8", "replace") as text:
+        with TextIOWrapper(
+            BufferedReader(opened(file.parent, file.name)), "utf-8", "replace"
+        ) as text:
             found = run_again(iter(partial(text.readline, MAX_LINE_CHARS + 2), ""))
     except OSError as error:
         click.echo(f"{file}: {error.strerror}", err=True)

@@ -37,7 +37,8 @@ from nvrx_slurm.views.summary import summary
 from nvrx_slurm.views.timeline import CyclePlan, Incident, ReportFacts, Stretch
 
 _MOST_LINES, _MOST_SAID, _MOST_PLACES, _MOST_RANKS = 12, 12, 12, 16
-_MOST_HANG_BYTES = 4 << 20  # of a hang.json; of a job of many ranks it has more, and the verdict is told without it
+# of a hang.json; of a job of many ranks it has more, and the verdict is told without it
+_MOST_HANG_BYTES = 4 << 20
 _NOT_KNOWN = LineRole.UNCLEAR, Blame.UNKNOWN, Confidence.GUESS, Remedy.NONE
 _STARTED: dict[object, str] = {True: "forked", False: "executed"}
 _UNSEEN = Cycle(-1, 0.0, {}, [], [])
@@ -48,9 +49,12 @@ _CSS = Path(__file__).with_suffix(".css")
 @click.command()
 @click.argument("place", default="latest", callback=find_run, shell_complete=complete.jobs)
 @click.option(
-    "--output", "-o", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    "--output",
+    "-o",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
     help="Where to write it (default: nvrx_report_JOB_RUN.html in this directory).",
-)  # fmt: skip
+)
 def report(place: Path, output: Path | None) -> None:
     """Write what happened to a job as one HTML file, with pictures and their tables.
 
@@ -72,7 +76,9 @@ def report(place: Path, output: Path | None) -> None:
     try:
         write_atomic(output, text.encode("utf-8", "replace"))
     except OSError as error:
-        raise click.UsageError(f"{output} cannot be written: {error.strerror}; choose another --output") from None
+        raise click.UsageError(
+            f"{output} cannot be written: {error.strerror}; choose another --output"
+        ) from None
     click.echo(output.absolute())
 
 
@@ -80,34 +86,56 @@ def facts_of(run: Path) -> ReportFacts:
     """All that the page shows. Raises click.UsageError where nothing is known, errors of DAMAGE for strange files."""
     cycles = cycles_in(logs := logs_of(run))
     counted = counted_in(logs)
-    told, result = of_events(logs, cycles, counted), result_of(run)
+    told = of_events(logs, cycles, counted)
+    result = result_of(run)
     known = told | result
     if not known.get("account"):
-        raise click.UsageError(f"{run} has neither the account of a job nor a plan in its event logs: nothing is known")
-    restarts = {int(one["cycle"]): one for one in (*told.get("restarts", ()), *result.get("restarts", ()))}
+        raise click.UsageError(
+            f"{run} has neither the account of a job nor a plan in its event logs: nothing is known"
+        )
+    restarts = {
+        int(one["cycle"]): one for one in (*told.get("restarts", ()), *result.get("restarts", ()))
+    }
     known["restarts"] = [restarts[cycle] for cycle in sorted(restarts)]
     nodes = {node["node_id"]: node for cycle in cycles for node in cycle.nodes()}
-    keys = {name: str(node["infra_rank"]) if node["infra_rank"] >= 0 else name for name, node in nodes.items()}
-    plans, wall_s = [*_plans(cycles, counted, keys)], float(known["duration_s"])
+    keys = {
+        name: str(node["infra_rank"]) if node["infra_rank"] >= 0 else name
+        for name, node in nodes.items()
+    }
+    plans = [*_plans(cycles, counted, keys)]
+    wall_s = float(known["duration_s"])
     began = [float(cycle.plan["history"]["began_s"]) for cycle in cycles[1:]]
-    began_s = began[-1] if began else datetime.fromisoformat(str(known["ended"])).timestamp() - wall_s
+    began_s = (
+        began[-1] if began else datetime.fromisoformat(str(known["ended"])).timestamp() - wall_s
+    )
     found = timeline.stretches(plans, known["restarts"], known["account"]["node_seconds"], wall_s)
-    shown, seen = [*known["restarts"], *_end_of(known)], {cycle.number: cycle for cycle in cycles}
+    shown = [*known["restarts"], *_end_of(known)]
+    seen = {cycle.number: cycle for cycle in cycles}
     incidents = tuple(
         _incident(run, number, one, seen, began_s, found, number > len(shown) - IN_FULL)
         for number, one in enumerate(shown, 1)
     )
-    kinds = [{"cycle": one.cycle, "rank": None, "kind": one.kind, "rule": one.rule} for one in incidents]
+    kinds = [
+        {"cycle": one.cycle, "rank": None, "kind": one.kind, "rule": one.rule} for one in incidents
+    ]
     known["faults"] = [*(known.get("faults") or ()), *kinds]  # the first one of a cycle counts
     lost_at = {int(one["cycle"]): float(one["at_s"]) for one in known["restarts"]}
     hosts = {keys[name]: str(node["host"]) for name, node in nodes.items()}
-    numbers, job = summary([known], began_s, began_s + wall_s), f"job {run.parent.name}, run {run.name}"
+    numbers = summary([known], began_s, began_s + wall_s)
+    job = f"job {run.parent.name}, run {run.name}"
     return ReportFacts(
-        f"nvrx report · {job if RUN.fullmatch(run.name) else run}", _sentence(run, known, numbers), began_s, wall_s,
-        tuple(one for some in found.values() for one in some), timeline.node_rows(plans, hosts, lost_at),
-        tuple(known["account"]["nodes"]), incidents,
-        tuple(timeline.paces(found, known["restarts"])), numbers, f"Made by nvrx report from {run}",
-    )  # fmt: skip
+        f"nvrx report · {job if RUN.fullmatch(run.name) else run}",
+        _sentence(run, known, numbers),
+        began_s,
+        wall_s,
+        tuple(one for some in found.values() for one in some),
+        timeline.node_rows(plans, hosts, lost_at),
+        tuple(known["account"]["nodes"]),
+        incidents,
+        tuple(timeline.paces(found, known["restarts"])),
+        numbers,
+        f"Made by nvrx report from {run}",
+    )
 
 
 # --- what was planned -------------------------------------------------------------------------------------------------
@@ -122,12 +150,18 @@ def _plans(
         name, rank, _ = one.rsplit(" ", 2)
         return keys.get(name, name), timeline.ACTIVE if int(rank) >= 0 else timeline.SPARE
 
-    before, who, roles, active = list[list[str]](), frozenset[str](), dict[str, str](), 0
-    buckets, began_s = Counter[str](), cycles[1].plan["history"]["began_s"] if cycles[1:] else 0.0
+    before = list[list[str]]()
+    who = frozenset[str]()
+    roles = dict[str, str]()
+    active = 0
+    buckets = Counter[str]()
+    began_s = cycles[1].plan["history"]["began_s"] if cycles[1:] else 0.0
     for cycle in cycles[1:]:
         changed = dict[str, str]()
         if cycle.to != before:
-            before, old, who = cycle.to, who, frozenset(chain.from_iterable(cycle.to))
+            before = cycle.to
+            old = who
+            who = frozenset(chain.from_iterable(cycle.to))
             told = {key: timeline.EXCLUDED for key, _ in map(role_of, old - who)}
             told |= dict(sorted(map(role_of, who - old), key=lambda one: one[1] == timeline.ACTIVE))
             changed = {key: role for key, role in told.items() if roles.get(key) != role}
@@ -135,7 +169,8 @@ def _plans(
             active = Counter(roles.values())[timeline.ACTIVE]
         at_s = cycle.wall_s - float(began_s or cycles[0].wall_s)
         if account := counted.get(cycle.number, {}).get("account"):
-            nodes, at_s = account["nodes"], float(account["wall_s"])
+            nodes = account["nodes"]
+            at_s = float(account["wall_s"])
             sums = map(sum, zip(*(node["seconds"] for node in nodes), strict=True))
             buckets = Counter(dict(zip(BUCKETS, sums, strict=False)))
             for section in (section for node in nodes for section in node["sections"]):
@@ -145,12 +180,19 @@ def _plans(
 
 def _end_of(known: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The failure that ended the job, in the form of a restart; nothing where a restart that failed tells it."""
-    cause, last = known.get("first_cause"), known.get("last_faults") or ()
+    cause = known.get("first_cause")
+    last = known.get("last_faults") or ()
     if known.get("code") and cause:
         cycle = int(last[0]["cycle"]) if last else int(known["cycles"]) - 1
         restarts = [one for one in known["restarts"] if int(one["cycle"]) == cycle]
         at_s = min((float(fault["at_s"]) for fault in last), default=float(known["duration_s"]))
-        end = {"cycle": cycle, "at_s": at_s, "cause": headline(_fault(cause)), "first": cause, "ends": True}
+        end = {
+            "cycle": cycle,
+            "at_s": at_s,
+            "cause": headline(_fault(cause)),
+            "first": cause,
+            "ends": True,
+        }
         same = {name: cause[name] for name in ("host", "rank", "infra_rank")}
         yield from [] if restarts else [{**same, **end}]
         for one in restarts:
@@ -171,33 +213,49 @@ def _incident(
 ) -> Incident:
     """With what result.json (`first`, of the failure that ended the job), events and hang.json say of it; `full`: also
     with the lines of logs."""
-    cycle, rank = int(one["cycle"]), int(one.get("rank", -1))
-    seen, following = cycles.get(cycle, _UNSEEN), cycles.get(cycle + 1, _UNSEEN)
+    cycle = int(one["cycle"])
+    rank = int(one.get("rank", -1))
+    seen = cycles.get(cycle, _UNSEEN)
+    following = cycles.get(cycle + 1, _UNSEEN)
     hung = any(True for _ in seen.find(HANG))
     label = f'"infra_rank":{one.get("infra_rank")},"rank":{rank},'.encode()
     first = one.get("first") or next((fault.value for fault in seen.find(FAULT, label)), None)
     kind = "hang" if hung else "node-lost" if rank < 0 else ""
-    if first is None or (hung and first["kind"] != kind):  # what the other ranks report then is a consequence
+    # what the other ranks report then is a consequence
+    if first is None or (hung and first["kind"] != kind):
         first = {"kind": kind or "exit", "host": "", "infra_rank": -1}
-    fault, known = _fault(first), bool(kind or first["host"])
+    fault = _fault(first)
+    known = bool(kind or first["host"])
     finding = fault.finding or Finding(HANG_RULE if hung else "", *_NOT_KNOWN)
     lines = [finding.line, *fault.traceback.splitlines()[-_MOST_LINES:]]
     said = [*seen.said().items()] if full else []
-    evidence = without_secrets("\n".join(dict.fromkeys(line for line in lines if full and line.strip())))
+    evidence = without_secrets(
+        "\n".join(dict.fromkeys(line for line in lines if full and line.strip()))
+    )
     return Incident(
-        number, cycle, float(one["at_s"]), without_secrets(str(one["cause"])), str(one.get("host") or ""),
-        str(one.get("infra_rank", "")), rank, timeline.phases(found, cycle), lost_s(one), lost_steps(one),
+        number,
+        cycle,
+        float(one["at_s"]),
+        without_secrets(str(one["cause"])),
+        str(one.get("host") or ""),
+        str(one.get("infra_rank", "")),
+        rank,
+        timeline.phases(found, cycle),
+        lost_s(one),
+        lost_steps(one),
         said=tuple((at_s - began_s, without_secrets(line)) for line, at_s in said[-_MOST_SAID:]),
         kind=fault.kind.value if known else "",
         rule=finding.rule,
-        blame=f"{finding.blame.value} ({finding.confidence.value})" if fault.finding and finding.rule else "",
+        blame=f"{finding.blame.value} ({finding.confidence.value})"
+        if fault.finding and finding.rule
+        else "",
         lines=tuple(evidence.splitlines()),
         log=fault.log,
         waits=tuple(_waits(run, cycle)) if hung and full else (),
         advice=what_to_do(fault) if known else "",
         again=_STARTED.get(following.plan.get("forked"), ""),
         ends=bool(one.get("ends")),
-    )  # fmt: skip
+    )
 
 
 def _fault(told: Mapping[str, Any]) -> RankFault:
@@ -216,7 +274,9 @@ def _waits(run: Path, cycle: int) -> Iterator[tuple[str, str]]:
         ranks = document(_MOST_HANG_BYTES, run, f"cycle_{cycle}", "hang.json")["ranks"]
         where = defaultdict[str, list[int]](list)
         for one in ranks:
-            at = place(RankEvidence(int(one["rank"]), -1, "", frames=tuple(map(str, one["frames"]))))
+            at = place(
+                RankEvidence(int(one["rank"]), -1, "", frames=tuple(map(str, one["frames"])))
+            )
             where[at or f"no stack, process state {one['state']}"].append(int(one["rank"]))
     except DAMAGE:
         return
@@ -232,9 +292,15 @@ def _sentence(run: Path, known: Mapping[str, Any], numbers: Mapping[str, Any]) -
     lasted = in_words(float(known["duration_s"]))
     if "code" in known:
         how = "finished" if known["code"] == 0 else f"ended with code {known['code']}"
-        why = f" First cause: {headline(_fault(known['first_cause']))}." if known.get("first_cause") else ""
+        why = (
+            f" First cause: {headline(_fault(known['first_cause']))}."
+            if known.get("first_cause")
+            else ""
+        )
         return f"The job {how} after {lasted}: {known.get('summary') or 'no fault was seen'}.{why}"
     seen = observe(run, time.time())
-    runs = "The job runs" if seen.code in (HEALTHY, NEEDS_A_PERSON) else "The job has left no result"
+    runs = (
+        "The job runs" if seen.code in (HEALTHY, NEEDS_A_PERSON) else "The job has left no result"
+    )
     restarts = f"{numbers['restarts']} restarts, which cost {in_words(numbers['lost_s'])}"
     return f"{runs}. Its logs reach to {lasted} and tell {restarts}. Status: {seen.verdict.partition('; before')[0]}."

@@ -32,7 +32,9 @@ def show(line: str, colour: str | None = None, bold: bool = False, hang: int | N
 
     One that is too wide ends with "..."; with `hang` it goes on in further lines, so many columns to the right.
     """
-    click.echo(click.style(_fitted(line, width(), hang), colour, bold=bold or None), color=colours())
+    click.echo(
+        click.style(_fitted(line, width(), hang), colour, bold=bold or None), color=colours()
+    )
 
 
 def show_all(lines: Iterable[str]) -> None:
@@ -46,7 +48,11 @@ def _fitted(line: str, most: int, hang: int | None = None) -> str:
     if not 0 < most < len(text):
         return text
     within = max(most, 2 * (hang or 0), 4)
-    return text[: within - 3] + "..." if hang is None else click.wrap_text(text, within, "", " " * hang)
+    return (
+        text[: within - 3] + "..."
+        if hang is None
+        else click.wrap_text(text, within, "", " " * hang)
+    )
 
 
 def period_s(text: str) -> int | None:

@@ -78,7 +78,12 @@ def status(place: str, as_json: bool, ranks: bool, watch: float | None) -> int:
 
 
 @click.command("list")
-@click.option("--log-dir", "where", type=click.Path(path_type=Path), help="The log tree (default: that of nvrx-run).")
+@click.option(
+    "--log-dir",
+    "where",
+    type=click.Path(path_type=Path),
+    help="The log tree (default: that of nvrx-run).",
+)
 @click.option("--all", "every", is_flag=True, help=f"All runs, not the newest {_RUNS_SHOWN}.")
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON for each run.")
 def list_runs(where: Path | None, every: bool, as_json: bool) -> None:
@@ -90,7 +95,11 @@ def list_runs(where: Path | None, every: bool, as_json: bool) -> None:
     for run in runs if every else runs[:_RUNS_SHOWN]:
         seen = observe(run, now)
         if as_json:
-            click.echo(json.dumps({"run": str(run), "code": seen.code, "verdict": seen.verdict, **seen.found}))
+            click.echo(
+                json.dumps(
+                    {"run": str(run), "code": seen.code, "verdict": seen.verdict, **seen.found}
+                )
+            )
         else:
             show(f"{seen.head}: {seen.verdict}", _COLOURS[seen.code])
     if not runs and not as_json:
@@ -112,14 +121,18 @@ def observe(run: Path, now: float, ranks: bool = False) -> Seen:
         if result := result_of(run):
             return _ended(run, result)
         if not (run / "status.json").exists():
-            return Seen(CANNOT_TELL, "cannot tell: no coordinator has written a status yet", _name(run))
+            return Seen(
+                CANNOT_TELL, "cannot tell: no coordinator has written a status yet", _name(run)
+            )
         found = content(run)
         if found["version"] > VERSION:
             why = f"its status.json is of version {int(found['version'])}: use the nvrx of the job"
             return Seen(CANNOT_TELL, f"cannot tell: {why}", _name(run))
         return _told(run, found, now, ranks)
     except progress.DAMAGE as error:
-        return Seen(CANNOT_TELL, f"cannot tell: {run} holds no readable status: {error!r:.200}", _name(run))
+        return Seen(
+            CANNOT_TELL, f"cannot tell: {run} holds no readable status: {error!r:.200}", _name(run)
+        )
 
 
 def content(run: Path) -> dict[str, Any]:
@@ -128,7 +141,8 @@ def content(run: Path) -> dict[str, Any]:
 
 
 def _ended(run: Path, result: dict[str, Any]) -> Seen:
-    code, lasted = int(result["code"]), in_words(float(result.get("duration_s") or 0.0))
+    code = int(result["code"])
+    lasted = in_words(float(result.get("duration_s") or 0.0))
     by = str(result.get("ended_by") or result.get("summary") or "")
     verdict = f"ended with code {code} after {lasted}" + (f" ({by})" if by else "")
     told = tuple(f"reason      {line}" for line in str(result.get("reason") or "").splitlines()[:1])
@@ -137,22 +151,30 @@ def _ended(run: Path, result: dict[str, Any]) -> Seen:
 
 def _told(run: Path, found: dict[str, Any], now: float, ranks: bool) -> Seen:
     """What a status says. Ages are of the coordinator's clock, but for that of the status itself."""
-    written, silent_s = float(found["written"]), progress.SILENT * float(found["interval_s"])
-    ahead_s, age_s = written - now, max(0.0, now - written)
+    written = float(found["written"])
+    silent_s = progress.SILENT * float(found["interval_s"])
+    ahead_s = written - now
+    age_s = max(0.0, now - written)
     found["age_s"] = age_s
     state_s = max(0.0, written - float(found["since"])) + age_s
     reasons = needs_a_person(found, state_s).values()
     lines = [*_lines(found, written, ranks)]
     if age_s > silent_s:
-        code, verdict = CANNOT_TELL, f"cannot tell: coordinator silent since {in_words(age_s)}"
+        code = CANNOT_TELL
+        verdict = f"cannot tell: coordinator silent since {in_words(age_s)}"
         lines.insert(0, "before that:")
     elif ahead_s > silent_s:
-        code, verdict = CANNOT_TELL, f"cannot tell: the coordinator's clock is {in_words(ahead_s)} ahead of this one"
+        code = CANNOT_TELL
+        verdict = f"cannot tell: the coordinator's clock is {in_words(ahead_s)} ahead of this one"
     elif reasons:
-        code, verdict = NEEDS_A_PERSON, f"needs a person: {'; '.join(reasons)}"
+        code = NEEDS_A_PERSON
+        verdict = f"needs a person: {'; '.join(reasons)}"
     else:
-        code, verdict = HEALTHY, "healthy"
-    return Seen(code, verdict, f"{_name(run)}  {_head(found, state_s)}", tuple(lines), {"status": found})
+        code = HEALTHY
+        verdict = "healthy"
+    return Seen(
+        code, verdict, f"{_name(run)}  {_head(found, state_s)}", tuple(lines), {"status": found}
+    )
 
 
 # --- in words ---------------------------------------------------------------------------------------------------------
@@ -164,14 +186,19 @@ def _name(run: Path) -> str:
 
 
 def _head(found: dict[str, Any], state_s: float) -> str:
-    job, cycle = found["job"], int(found["cycle"])
+    job = found["job"]
+    cycle = int(found["cycle"])
     who = ", ".join(filter(None, (job["user"], job["partition"])))
     name = " ".join(filter(None, (job["name"], f"({who}) " if who else "")))
-    return f"{name} {found['state']} for {in_words(state_s)}".strip() + (f", cycle {cycle}" if cycle >= 0 else "")
+    return f"{name} {found['state']} for {in_words(state_s)}".strip() + (
+        f", cycle {cycle}" if cycle >= 0 else ""
+    )
 
 
 def _lines(found: dict[str, Any], written: float, ranks: bool) -> Iterator[str]:
-    nodes, restarts, ends = found["nodes"], found["restarts"], found["allocation_ends"]
+    nodes = found["nodes"]
+    restarts = found["restarts"]
+    ends = found["allocation_ends"]
     began = float(found["began"])
     if why := progress.waits(found, written):
         yield f"waits       {why}"
@@ -181,7 +208,8 @@ def _lines(found: dict[str, Any], written: float, ranks: bool) -> Iterator[str]:
     kinds |= {"missing": "missing", "excluded": "excluded"}
     counts = ", ".join(f"{nodes[kind]} {what}" for kind, what in kinds.items())
     gone = ", ".join(
-        f"{one['host']} {one['how']}" + (f" {clock(one['time'], began, written)}" if one["time"] is not None else "")
+        f"{one['host']} {one['how']}"
+        + (f" {clock(one['time'], began, written)}" if one["time"] is not None else "")
         for one in nodes["gone"][-3:]
     )
     yield f"nodes       {counts}" + (f"; {gone}" if gone else "")
@@ -196,10 +224,18 @@ def _lines(found: dict[str, Any], written: float, ranks: bool) -> Iterator[str]:
     if checkpoint := found.get("checkpoint"):
         age = in_words(max(0.0, written - checkpoint["time"]))
         name = f" ({checkpoint['name']}), complete" if "name" in checkpoint else ""
-        every = f", one every {in_words(checkpoint['every_s'])}" if checkpoint.get("every_s") else ""
-        lost = "; that work would be lost now" if "name" in checkpoint and found["state"] == "running" else ""
+        every = (
+            f", one every {in_words(checkpoint['every_s'])}" if checkpoint.get("every_s") else ""
+        )
+        lost = (
+            "; that work would be lost now"
+            if "name" in checkpoint and found["state"] == "running"
+            else ""
+        )
         yield f"checkpoint  iteration {int(checkpoint['iteration'])}{name}, {age} old{lost}{every}"
-        yield from (f"            {name} is torn: {why}" for name, why in checkpoint.get("torn", {}).items())
+        yield from (
+            f"            {name} is torn: {why}" for name, why in checkpoint.get("torn", {}).items()
+        )
     if ends:
         yield f"allocation  ends in {in_words(max(0.0, ends - written))}"
     if end := found["end"]:
@@ -216,7 +252,8 @@ def _lines(found: dict[str, Any], written: float, ranks: bool) -> Iterator[str]:
 def _warmths(nodes: dict[str, Any]) -> list[tuple[str, str]]:
     """Host, and how it starts ranks, of the active nodes and then of the spares. "": it has not told."""
     hosts = [*(row[0] for row in nodes["table"]), *nodes["spares"]]
-    texts, numbers = nodes.get("warmth") or [""], nodes.get("warmth_of") or [0] * len(hosts)
+    texts = nodes.get("warmth") or [""]
+    numbers = nodes.get("warmth_of") or [0] * len(hosts)
     return [(host, texts[number]) for host, number in zip(hosts, numbers, strict=True)]
 
 
@@ -231,12 +268,16 @@ def _by_warmth(nodes: dict[str, Any]) -> dict[str, list[str]]:
 
 def _ranks(nodes: dict[str, Any], told: dict[str, Any]) -> Iterator[str]:
     """Each node with its ranks, the spares at the end."""
-    inside = {rank: f"{rank} in {name} for {in_words(age)}" for rank, name, age in told.get("open", ())}
+    inside = {
+        rank: f"{rank} in {name} for {in_words(age)}" for rank, name, age in told.get("open", ())
+    }
     warmths = [text for _, text in _warmths(nodes)]
     for (host, first, nproc, what), warmth in zip(nodes["table"], warmths, strict=False):
         here = range(first, first + min(nproc, _RANKS_SHOWN))
         sections = ", ".join(inside[rank] for rank in here if rank in inside)
-        yield "  ".join(filter(None, [host, f"ranks {first}-{first + nproc - 1}", what, sections, warmth]))
+        yield "  ".join(
+            filter(None, [host, f"ranks {first}-{first + nproc - 1}", what, sections, warmth])
+        )
     for host, warmth in zip(nodes["spares"], warmths[len(nodes["table"]) :], strict=True):
         yield "  ".join(filter(None, [host, "spare", warmth]))
 

@@ -26,8 +26,15 @@ def summary(runs: Sequence[Result], began_s: float, ended_s: float) -> dict[str,
     accounts = [run["account"] for run in runs if run.get("account")]
     for account in accounts:
         total.update(account["node_seconds"])
-    restarts = [dict(restart) | _fault(run, restart) for run in runs for restart in run.get("restarts") or ()]
-    allocated_s, productive_s = sum(total.values()), sum(account["productive_s"] for account in accounts)
+    restarts = [
+        dict(restart) | _fault(run, restart)
+        for run in runs
+        for restart in run.get("restarts") or ()
+    ]
+    allocated_s, productive_s = (
+        sum(total.values()),
+        sum(account["productive_s"] for account in accounts),
+    )
     training_s = allocated_s - total["spare_idle"] - total["excluded"]
     estimated = {
         bucket for account in accounts for bucket, grade in account["grades"].items() if grade == "estimated"
@@ -57,7 +64,9 @@ def summary(runs: Sequence[Result], began_s: float, ended_s: float) -> dict[str,
 def _fault(run: Result, restart: Mapping[str, Any]) -> dict[str, str]:
     """Kind (or rule) and host of the first cause of a restart."""
     faults = [fault for fault in run.get("faults") or () if fault["cycle"] == restart["cycle"]]
-    first = next((fault for fault in faults if fault["rank"] == restart["rank"]), faults[0] if faults else {})
+    first = next(
+        (fault for fault in faults if fault["rank"] == restart["rank"]), faults[0] if faults else {}
+    )
     kind = " ".join(filter(None, [first.get("kind", "unknown"), first.get("rule", "")]))
     return {"kind": kind, "host": restart.get("host") or first.get("host", "")}
 
@@ -67,20 +76,33 @@ def _by(restarts: Sequence[Mapping[str, Any]], name: str) -> list[dict[str, Any]
     found: dict[str, list[float]] = defaultdict(list)
     for restart in restarts:
         found[str(restart[name]) or "unknown"].append(lost_s(restart))
-    costs = [{name: what, "restarts": len(lost), "lost_s": round(sum(lost), 3)} for what, lost in found.items()]
+    costs = [
+        {name: what, "restarts": len(lost), "lost_s": round(sum(lost), 3)}
+        for what, lost in found.items()
+    ]
     return sorted(costs, key=lambda one: -float(one["lost_s"]))
 
 
 def _advice(
-    runs: Sequence[Result], accounts: Sequence[Result], restarts: Sequence[Any], total: Mapping[str, float]
+    runs: Sequence[Result],
+    accounts: Sequence[Result],
+    restarts: Sequence[Any],
+    total: Mapping[str, float],
 ) -> Iterator[str]:
     saves = sum(account["saves"] for account in accounts)
     took_s = sum(account["save_s"] * account["saves"] for account in accounts if account["saves"])
     wall_s = sum(account["wall_s"] for account in accounts)
     if saves and restarts and took_s > 0.0:
         save_s, mtbf_s = took_s / saves, wall_s / len(restarts)
-        best_s, now_s = best_interval_s(save_s, mtbf_s), (total["productive"] + total.get("recomputed", 0.0)) / saves
-        costs = [100 * (save_s / every_s + every_s / 2 / mtbf_s) for every_s in (now_s, best_s) if every_s > 0.0]
+        best_s, now_s = (
+            best_interval_s(save_s, mtbf_s),
+            (total["productive"] + total.get("recomputed", 0.0)) / saves,
+        )
+        costs = [
+            100 * (save_s / every_s + every_s / 2 / mtbf_s)
+            for every_s in (now_s, best_s)
+            if every_s > 0.0
+        ]
         measured = f"a save takes {in_words(save_s)}, a fault comes every {in_words(mtbf_s)}"
         if len(costs) == 2:
             yield (
@@ -92,19 +114,30 @@ def _advice(
             "nothing tells when checkpoints are saved: use start_section() and end_section() around them, with a"
             " timeout for that section, to learn what restarts repeat and how often to save"
         )
-    spare_s, took_over = total.get("spare_idle", 0.0), sum(len(run.get("spares_used") or ()) for run in runs)
+    spare_s, took_over = (
+        total.get("spare_idle", 0.0),
+        sum(len(run.get("spares_used") or ()) for run in runs),
+    )
     if spare_s > 0.0:
         share = 100 * spare_s / sum(total.values())
         often = f"{took_over} time{'s' * (took_over != 1)}"
-        told = f"spares waited {spare_s / 3600:.2f} node-hours ({share:.1f} %) and took over {often}"
+        told = (
+            f"spares waited {spare_s / 3600:.2f} node-hours ({share:.1f} %) and took over {often}"
+        )
         queues = [account["queue_s"] for account in accounts if account.get("queue_s") is not None]
         if took_over and queues:
+            mean_s = sum(queues) / len(queues)
             told += (
-                f"; without them the job would have queued again, here {in_words(sum(queues) / len(queues))} each time"
+                f"; without them the job would have queued again, here {in_words(mean_s)} each time"
             )
         yield told
     worst = next(iter(_by(restarts, "host")), None)
-    if worst is not None and worst["restarts"] > 1 and worst["host"] != "unknown" and len(accounts[0]["nodes"]) > 1:
+    if (
+        worst is not None
+        and worst["restarts"] > 1
+        and worst["host"] != "unknown"
+        and len(accounts[0]["nodes"]) > 1
+    ):
         yield f"node {worst['host']} caused {worst['restarts']} of {len(restarts)} restarts: have it checked"
 
 
@@ -132,7 +165,9 @@ def in_lines(title: str, found: Mapping[str, Any]) -> Iterator[str]:
         yield f"  {bucket:<24} {in_words(took_s):>12} {100 * took_s / total_s:6.1f} %  {found['grades'][bucket]}"
     if found["restarts"] or found["inprocess_restarts"]:
         steps = "" if found["lost_steps"] is None else f"{found['lost_steps']} steps and "
-        inside = f", and {found['inprocess_restarts']} in process" if found["inprocess_restarts"] else ""
+        inside = (
+            f", and {found['inprocess_restarts']} in process" if found["inprocess_restarts"] else ""
+        )
         yield f"  {found['restarts']} restarts{inside}; they lost {steps}{in_words(found['lost_s'])}"
     for name, what in (("kind", "by_cause"), ("host", "by_node")):
         for one in found[what][:_SHOWN]:

@@ -15,7 +15,16 @@ from itertools import groupby
 from nvrx_slurm.core.account.account import SECTION
 from nvrx_slurm.core.logs.printable import printable
 from nvrx_slurm.core.words import in_words
-from nvrx_slurm.views.timeline import ACTIVE, AGAIN, DOWN, Incident, NodeRow, ReportFacts, StepTime, Stretch
+from nvrx_slurm.views.timeline import (
+    ACTIVE,
+    AGAIN,
+    DOWN,
+    Incident,
+    NodeRow,
+    ReportFacts,
+    StepTime,
+    Stretch,
+)
 
 WIDTH = 960
 # Colour -> its value for pixels, what it stands for, and its buckets. report.css has them, too, light and dark.
@@ -31,12 +40,33 @@ COLOURS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "gone": ("", "lost or excluded", ("excluded",)),
     "other": ("9aa0a6", "suspended, or not known", ("suspended", "other")),
 }
-_DARK = {"train": "2f9c8e", "down": "7c889c", "spare": "3d4650", "other": "6d747c"}  # where pixels differ then
+# where pixels differ then
+_DARK = {"train": "2f9c8e", "down": "7c889c", "spare": "3d4650", "other": "6d747c"}
 _CODES = {colour: number for number, colour in enumerate(COLOURS)}
 _OF_BUCKET = {bucket: colour for colour, (_, _, buckets) in COLOURS.items() for bucket in buckets}
-_LABEL, _ROW, _COLUMNS = 150, 20, 1620  # of a band: units for host names, of a row; pixels from left to right
+# of a band: units for host names, of a row; pixels from left to right
+_LABEL, _ROW, _COLUMNS = 150, 20, 1620
 _NAME_CHARS, _MOST_RECTANGLES, _MOST_ROWS, _PIXEL_ROWS = 17, 4000, 64, 480
-_TICKS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
+_TICKS = (
+    1,
+    2,
+    5,
+    10,
+    20,
+    30,
+    60,
+    120,
+    300,
+    600,
+    1200,
+    1800,
+    3600,
+    7200,
+    14400,
+    21600,
+    43200,
+    86400,
+)
 
 
 def safe(text: object, most: int = 300) -> str:
@@ -70,12 +100,15 @@ def _rect(x: float, y: float, wide: float, high: float, colour: str, title: str 
 
 def band(job: ReportFacts) -> str:
     """Nodes from top to bottom, time from left to right. Incidents are numbered above, and have a ring in their row."""
-    scale, unit, top = (WIDTH - _LABEL) / max(job.wall_s, 1e-9), (WIDTH - _LABEL) / _COLUMNS, 26.0
+    scale = (WIDTH - _LABEL) / max(job.wall_s, 1e-9)
+    unit = (WIDTH - _LABEL) / _COLUMNS
+    top = 26.0
     rows = job.rows or (NodeRow((("all nodes", ""),), ((0.0, ACTIVE),)),)
     template = _columns(job.stretches, job.wall_s)
     pixels = [_row(row, template, job.wall_s) for row in rows]
     runs = [list(_runs(row)) for row in pixels[: _MOST_ROWS + 1]]
-    parts, tall = list(_marks(job, scale)), _ROW * len(rows)
+    parts = list(_marks(job, scale))
+    tall = _ROW * len(rows)
     if sum(map(len, runs)) > _MOST_RECTANGLES or len(rows) > _MOST_ROWS:
         tall = max(_ROW, min(_PIXEL_ROWS, 3 * len(rows)))
         place = f'x="{_LABEL}" y="{top:g}" width="{WIDTH - _LABEL}" height="{tall}" preserveAspectRatio="none"'
@@ -87,7 +120,10 @@ def band(job: ReportFacts) -> str:
     else:
         for y, row, some in zip(range(int(top), 10**9, _ROW), rows, runs, strict=False):
             parts.append(text(_LABEL - 10, y + 14, _name(row), ' class="label"'))
-            parts += (_rect(_LABEL + x * unit, y + 2, (end - x) * unit, _ROW - 4, colour) for x, end, colour in some)
+            parts += (
+                _rect(_LABEL + x * unit, y + 2, (end - x) * unit, _ROW - 4, colour)
+                for x, end, colour in some
+            )
         parts += _rings(job, rows, top, scale)
     told = f"{len(job.nodes)} nodes over {in_words(job.wall_s)}, {len(job.incidents)} incidents"
     return picture(top + tall + 24, told, [*parts, *_axis(job.wall_s, top + tall, scale)])
@@ -95,16 +131,20 @@ def band(job: ReportFacts) -> str:
 
 def _name(row: NodeRow) -> str:
     """What stands before a row; the middle of a long name is left out."""
-    name, half = row.nodes[0][0] if len(row.nodes) == 1 else f"{len(row.nodes)} nodes", _NAME_CHARS // 2
+    name = row.nodes[0][0] if len(row.nodes) == 1 else f"{len(row.nodes)} nodes"
+    half = _NAME_CHARS // 2
     return name if len(name) <= _NAME_CHARS else f"{name[: half - 1]}…{name[half - _NAME_CHARS :]}"
 
 
 def _columns(found: Sequence[Stretch], wall_s: float) -> bytes:
     """For each column of pixels the colour of the longest stretch in it."""
-    colours, longest = bytearray([_CODES["other"]]) * _COLUMNS, [0.0] * _COLUMNS
+    colours = bytearray([_CODES["other"]]) * _COLUMNS
+    longest = [0.0] * _COLUMNS
     per_s = _COLUMNS / max(wall_s, 1e-9)
     for one in found:
-        begin, end, code = one.begin_s * per_s, (one.begin_s + one.took_s) * per_s, _CODES[colour_of(one.bucket)]
+        begin = one.begin_s * per_s
+        end = (one.begin_s + one.took_s) * per_s
+        code = _CODES[colour_of(one.bucket)]
         for column in range(max(0, int(begin)), min(_COLUMNS, int(end) + 1)):
             share = min(end, column + 1.0) - max(begin, column)
             if share > longest[column]:
@@ -113,7 +153,8 @@ def _columns(found: Sequence[Stretch], wall_s: float) -> bytes:
 
 
 def _row(row: NodeRow, template: bytes, wall_s: float) -> bytes:
-    pixels, per_s = bytearray(template), _COLUMNS / max(wall_s, 1e-9)
+    pixels = bytearray(template)
+    per_s = _COLUMNS / max(wall_s, 1e-9)
     for (at_s, role), (until_s, _) in zip(row.roles, [*row.roles[1:], (wall_s, "")], strict=True):
         begin, end = (min(_COLUMNS, max(0, round(s * per_s))) for s in (at_s, until_s))
         if role != ACTIVE:
@@ -123,7 +164,8 @@ def _row(row: NodeRow, template: bytes, wall_s: float) -> bytes:
 
 def _runs(pixels: bytes) -> Iterator[tuple[int, int, str]]:
     """Begin, end and colour of neighbours of one colour."""
-    names, begin = list(COLOURS), 0
+    names = list(COLOURS)
+    begin = 0
     for code, some in groupby(pixels):
         end = begin + len(list(some))
         yield begin, end, names[code]
@@ -134,10 +176,12 @@ def _marks(job: ReportFacts, scale: float) -> Iterator[str]:
     """A number above the band for each incident; only a line where the last number is near."""
     free = 0.0
     for one in job.incidents:
-        x, half = _LABEL + one.at_s * scale, 4.5 * len(str(one.number))
+        x = _LABEL + one.at_s * scale
+        half = 4.5 * len(str(one.number))
         yield f'<path class="mark" d="M{x:.5g} 20v6"/>'
         if x - half > free:
-            free, number = x + half + 4, text(x, 15, one.number, ' class="number"')
+            free = x + half + 4
+            number = text(x, 15, one.number, ' class="number"')
             yield f'<a href="#i{one.number}">{number}</a>'
 
 
@@ -152,12 +196,20 @@ def _rings(job: ReportFacts, rows: Sequence[NodeRow], top: float, scale: float) 
 
 def _axis(wall_s: float, y: float, scale: float) -> Iterator[str]:
     """Times below a picture, at most 9."""
-    step = next((tick for tick in _TICKS if wall_s / tick <= 8), 0) or 86400 * -(-wall_s // (8 * 86400))
+    step = next((tick for tick in _TICKS if wall_s / tick <= 8), 0) or 86400 * -(
+        -wall_s // (8 * 86400)
+    )
     yield f'<path class="axis" d="M{_LABEL} {y + 2:g}H{WIDTH}"/>'
     for number in range(int(wall_s / step) + 1):
         x = _LABEL + number * step * scale
         days = number * step / 86400
-        told = "0" if not number else f"{days:g} d" if step >= 43200 else in_words(number * step).replace(".0 s", " s")
+        told = (
+            "0"
+            if not number
+            else f"{days:g} d"
+            if step >= 43200
+            else in_words(number * step).replace(".0 s", " s")
+        )
         if x < WIDTH - 24:
             yield f'<path class="axis" d="M{x:.5g} {y + 2:g}v4"/>'
             yield text(x, y + 18, told, ' class="tick"')
@@ -166,13 +218,22 @@ def _axis(wall_s: float, y: float, scale: float) -> Iterator[str]:
 def png(rows: Sequence[bytes], other: Mapping[str, str]) -> bytes:
     """Rows of colour codes as a PNG image with a palette; the colour without a value is transparent. `other`: values
     that are not as in COLOURS."""
-    palette = b"".join(bytes.fromhex(other.get(name, value) or "000000") for name, (value, _, _) in COLOURS.items())
+    palette = b"".join(
+        bytes.fromhex(other.get(name, value) or "000000") for name, (value, _, _) in COLOURS.items()
+    )
     clear = bytes(255 if value else 0 for value, _, _ in COLOURS.values())
     head = struct.pack(">IIBBBBB", len(rows[0]), len(rows), 8, 3, 0, 0, 0)
     data = zlib.compress(b"".join(b"\0" + row for row in rows))
-    chunks = ((b"IHDR", head), (b"PLTE", palette), (b"tRNS", clear), (b"IDAT", data), (b"IEND", b""))
+    chunks = (
+        (b"IHDR", head),
+        (b"PLTE", palette),
+        (b"tRNS", clear),
+        (b"IDAT", data),
+        (b"IEND", b""),
+    )
     return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body)) for name, body in chunks
+        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+        for name, body in chunks
     )
 
 
@@ -181,31 +242,52 @@ def png(rows: Sequence[bytes], other: Mapping[str, str]) -> bytes:
 
 def waterfall(one: Incident) -> str:
     """The phases of an incident, one below the other, on one axis of time; the line is where it was noticed."""
-    begin_s, end_s = one.phases[0].begin_s, one.phases[-1].begin_s + one.phases[-1].took_s
+    begin_s = one.phases[0].begin_s
+    end_s = one.phases[-1].begin_s + one.phases[-1].took_s
     scale = (WIDTH - _LABEL - 90) / max(end_s - begin_s, 1e-9)
-    parts, high = list[str](), _ROW * len(one.phases)
+    parts = list[str]()
+    high = _ROW * len(one.phases)
     if begin_s <= one.at_s <= end_s:
-        parts.append(f'<path class="noticed" d="M{_LABEL + (one.at_s - begin_s) * scale:.5g} 0v{high + 2}"/>')
+        parts.append(
+            f'<path class="noticed" d="M{_LABEL + (one.at_s - begin_s) * scale:.5g} 0v{high + 2}"/>'
+        )
     for number, phase in enumerate(one.phases):
-        x, y, wide = _LABEL + (phase.begin_s - begin_s) * scale, number * _ROW, max(2.0, phase.took_s * scale)
-        parts.append(text(_LABEL - 10, y + 15, PHASES.get(phase.bucket, phase.bucket), ' class="label"'))
+        x = _LABEL + (phase.begin_s - begin_s) * scale
+        y = number * _ROW
+        wide = max(2.0, phase.took_s * scale)
+        parts.append(
+            text(_LABEL - 10, y + 15, PHASES.get(phase.bucket, phase.bucket), ' class="label"')
+        )
         parts.append(_rect(x, y + 4, wide, _ROW - 7, colour_of(phase.bucket)))
         parts.append(text(x + wide + 6, y + 15, in_words(phase.took_s), ' class="value"'))
     return picture(high + 4, f"phases of incident {one.number}", parts)
 
 
 PHASES = {
-    "recomputed": "work lost", "detect": "not noticed yet", "stop": "stop", "plan": "plan",
-    "wait_nodes": "wait for nodes", "start": "start", "import": "import", "init": "init", "reload": "reload",
-}  # fmt: skip
+    "recomputed": "work lost",
+    "detect": "not noticed yet",
+    "stop": "stop",
+    "plan": "plan",
+    "wait_nodes": "wait for nodes",
+    "start": "start",
+    "import": "import",
+    "init": "init",
+    "reload": "reload",
+}
 
 
 def bar(seconds: Mapping[str, float]) -> str:
     """Node-seconds as one bar."""
-    total, x, parts = sum(seconds.values()) or 1.0, 0.0, list[str]()
-    for bucket, took_s in sorted(seconds.items(), key=lambda one: list(COLOURS).index(colour_of(one[0]))):
+    total = sum(seconds.values()) or 1.0
+    x = 0.0
+    parts = list[str]()
+    for bucket, took_s in sorted(
+        seconds.items(), key=lambda one: list(COLOURS).index(colour_of(one[0]))
+    ):
         wide = WIDTH * took_s / total
-        parts.append(_rect(x, 0, max(0.5, wide - 1), 34, colour_of(bucket), f"{bucket}: {in_words(took_s)}"))
+        parts.append(
+            _rect(x, 0, max(0.5, wide - 1), 34, colour_of(bucket), f"{bucket}: {in_words(took_s)}")
+        )
         told = f"{bucket.removeprefix(SECTION)[:14]} {100 * took_s / total:.0f} %"
         if wide > 7 * len(told):
             parts.append(text(x + 8, 22, told, f' class="inside {colour_of(bucket)}-text"'))
@@ -215,15 +297,20 @@ def bar(seconds: Mapping[str, float]) -> str:
 
 def steps(found: Sequence[StepTime], wall_s: float) -> str:
     """The mean time of a step, cycle after cycle."""
-    scale, high = (WIDTH - _LABEL) / max(wall_s, 1e-9), 120
+    scale = (WIDTH - _LABEL) / max(wall_s, 1e-9)
+    high = 120
     most_s = max(one.step_s for one in found) * 1.15
     parts = []
     for share in (0.0, 0.5, 1.0):
         y = 8 + high * (1 - share)
         parts.append(f'<path class="grid" d="M{_LABEL} {y:g}H{WIDTH}"/>')
-        parts.append(text(_LABEL - 10, y + 4, f"{most_s * share:.3g} s" if share else "0", ' class="label"'))
+        parts.append(
+            text(_LABEL - 10, y + 4, f"{most_s * share:.3g} s" if share else "0", ' class="label"')
+        )
     for one in found:
         y = 8 + high * (1 - one.step_s / most_s)
         wide = max(3.0, (one.end_s - one.begin_s) * scale)
         parts.append(_rect(_LABEL + one.begin_s * scale, y - 1.5, wide, 3, "train"))
-    return picture(high + 34, "mean time of a step in each cycle", [*parts, *_axis(wall_s, high + 8, scale)])
+    return picture(
+        high + 34, "mean time of a step in each cycle", [*parts, *_axis(wall_s, high + 8, scale)]
+    )

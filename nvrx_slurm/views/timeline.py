@@ -15,7 +15,12 @@ AGAIN, DOWN, WAITS = ("start", "import", "init", "reload"), ("stop", "plan"), "w
 ACTIVE, SPARE, EXCLUDED = "active", "spare_idle", "excluded"
 _FAILS = ("recomputed", "detect", *DOWN, WAITS)
 _STEPS = ("productive", "recomputed")
-_UNSPLIT = {"again_s": "start", "recomputed_s": "recomputed", "detect_s": "detect", "down_s": "plan"}
+_UNSPLIT = {
+    "again_s": "start",
+    "recomputed_s": "recomputed",
+    "detect_s": "detect",
+    "down_s": "plan",
+}
 _OF_NODE = (SPARE, EXCLUDED, WAITS)  # no part of a cycle, as its active nodes see it
 _BRIEF_S = 0.01  # shorter waits are a part of the plan
 _ROWS = 64  # nodes that each have a row; where there are more, equal ones share one
@@ -97,22 +102,33 @@ class ReportFacts(Record):
 
 
 def stretches(
-    plans: Sequence[CyclePlan], restarts: Sequence[Mapping[str, Any]], total: Mapping[str, float], wall_s: float
+    plans: Sequence[CyclePlan],
+    restarts: Sequence[Mapping[str, Any]],
+    total: Mapping[str, float],
+    wall_s: float,
 ) -> dict[int, tuple[Stretch, ...]]:
     """The job from its beginning to `wall_s`, by cycle; what was before the first one is cycle -1.
 
     `total`: node-seconds at the end. A cycle without a plan here is told by its restart.
     """
     by_cycle = {int(one["cycle"]): one for one in restarts}
-    begins = {cycle + 1: float(one["at_s"]) + float(one["down_s"]) for cycle, one in by_cycle.items()}
+    begins = {
+        cycle + 1: float(one["at_s"]) + float(one["down_s"]) for cycle, one in by_cycle.items()
+    }
     begins |= dict.fromkeys({0} & {*by_cycle}, 0.0) | {plan.cycle: plan.at_s for plan in plans}
-    split, numbers = _split(plans, total), sorted(begins)
+    split = _split(plans, total)
+    numbers = sorted(begins)
     before_s = begins[numbers[0]] if numbers else wall_s
-    found: dict[int, tuple[Stretch, ...]] = {-1: (Stretch(0.0, before_s, WAITS if 0 in begins else "other"),)}
+    found: dict[int, tuple[Stretch, ...]] = {
+        -1: (Stretch(0.0, before_s, WAITS if 0 in begins else "other"),)
+    }
     for cycle, following in zip(numbers, [*numbers[1:], -1], strict=False):
-        before, after, known = by_cycle.get(cycle - 1), by_cycle.get(cycle), split.get(cycle)
+        before = by_cycle.get(cycle - 1)
+        after = by_cycle.get(cycle)
+        known = split.get(cycle)
         rest = WAITS if known and after else "productive" if known or after else "other"
-        took, end_s = known or _of_restarts(before, after), begins.get(following, wall_s)
+        took = known or _of_restarts(before, after)
+        end_s = begins.get(following, wall_s)
         found[cycle] = tuple(_in_order(begins[cycle], end_s, took, rest))
     return found
 
@@ -130,13 +146,19 @@ def _split(plans: Sequence[CyclePlan], total: Mapping[str, float]) -> dict[int, 
         if following is not None and following.cycle != plan.cycle + 1:
             continue
         after = total if following is None else following.buckets
-        took = {bucket: s - plan.buckets.get(bucket, 0.0) for bucket, s in after.items() if bucket not in _OF_NODE}
+        took = {
+            bucket: s - plan.buckets.get(bucket, 0.0)
+            for bucket, s in after.items()
+            if bucket not in _OF_NODE
+        }
         if plan.active and any(s > 0.0 for bucket, s in took.items() if bucket != "other"):
             found[plan.cycle] = {bucket: s / plan.active for bucket, s in took.items() if s > 0.0}
     return found
 
 
-def _of_restarts(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> dict[str, float]:
+def _of_restarts(
+    before: Mapping[str, Any] | None, after: Mapping[str, Any] | None
+) -> dict[str, float]:
     """The same as far as the restarts before and after a cycle tell it."""
     told = {"again_s": before, "recomputed_s": after, "detect_s": after, "down_s": after}
     return {_UNSPLIT[name]: float(one[name]) for name, one in told.items() if one is not None}
@@ -148,7 +170,8 @@ def _in_order(begin_s: float, end_s: float, took: Mapping[str, float], rest: str
     rest = "plan" if rest == WAITS and end_s - begin_s - sum(took.values()) < _BRIEF_S else rest
     work = [bucket for bucket in took if bucket not in (*AGAIN, "productive", *_FAILS)]
     took = {**took, rest: took.get(rest, 0.0) + max(0.0, end_s - begin_s - sum(took.values()))}
-    found, at_s = list[Stretch](), begin_s
+    found = list[Stretch]()
+    at_s = begin_s
     for bucket in dict.fromkeys((*AGAIN, "productive", *sorted(work), "other", *_FAILS)):
         if (seconds := min(took.get(bucket, 0.0), end_s - at_s)) > 0.0:
             found.append(Stretch(at_s, seconds, bucket))
@@ -168,18 +191,23 @@ def node_rows(
     names = Counter(hosts.get(key, key) for key in roles)
     alike: dict[tuple[object, ...], list[tuple[str, str]]] = defaultdict(list)
     for key in sorted(roles, key=lambda key: (len(key), key)):
-        host, row = hosts.get(key, key), (*roles[key], "" if len(roles) > _ROWS else key)
+        host = hosts.get(key, key)
+        row = (*roles[key], "" if len(roles) > _ROWS else key)
         alike[row].append((host if names[host] == 1 else f"{host} (node {key})", key))
     rows = sorted(alike.values(), key=len, reverse=True)
     return tuple(NodeRow(tuple(some), tuple(roles[some[0][1]])) for some in rows)
 
 
-def paces(found: Mapping[int, Sequence[Stretch]], restarts: Iterable[Mapping[str, Any]]) -> Iterator[StepTime]:
+def paces(
+    found: Mapping[int, Sequence[Stretch]], restarts: Iterable[Mapping[str, Any]]
+) -> Iterator[StepTime]:
     """Of each cycle whose first and last iteration are known: a restart goes on at its checkpoint."""
     begins = {0: 0} | {int(one["cycle"]) + 1: int(one["checkpoint"]) for one in restarts}
     for one in restarts:
         cycle = int(one["cycle"])
-        begin, worked = begins.get(cycle, -1), [s for s in found.get(cycle, ()) if s.bucket in _STEPS]
-        steps, took_s = int(one["iteration"]) - begin, sum(s.took_s for s in worked)
+        begin = begins.get(cycle, -1)
+        worked = [s for s in found.get(cycle, ()) if s.bucket in _STEPS]
+        steps = int(one["iteration"]) - begin
+        took_s = sum(s.took_s for s in worked)
         if begin >= 0 and steps > 0 and took_s > 0.0:
             yield StepTime(worked[0].begin_s, float(one["at_s"]), steps, took_s / steps)

@@ -24,7 +24,8 @@ from nvrx_slurm.views.log_tree import find_run, result_of, title, written_by_oth
 from nvrx_slurm.views.screen import clock, show
 
 _NOTES_SHOWN = 5
-_MOST_LOG_BYTES, _PIECE_BYTES = 256 << 20, 1 << 20  # of a log whose lines are counted; of it at once
+# of a log whose lines are counted; of it at once
+_MOST_LOG_BYTES, _PIECE_BYTES = 256 << 20, 1 << 20
 _MATCH_CHARS = 200
 _COLOURS = {"first cause": "red", "what to do": "green"}
 
@@ -40,7 +41,9 @@ def why(place: Path, as_json: bool) -> None:
     """
     result, found = place / "result.json", result_of(place)
     if not found and os.path.lexists(result):
-        raise click.UsageError(f"{result} is not the result of a job: it holds no JSON object that can be read")
+        raise click.UsageError(
+            f"{result} is not the result of a job: it holds no JSON object that can be read"
+        )
     with written_by_others(result if found else place):
         story = _story(found, place) if found else {}
         if "cycles" not in found:
@@ -58,7 +61,10 @@ def why(place: Path, as_json: bool) -> None:
 def _story(result: dict[str, Any], place: Path) -> dict[str, Any]:
     """All that there is to say about an ended job, each thing once."""
     cause, reason = result.get("first_cause"), str(result.get("reason"))
-    story: dict[str, Any] = {"code": result.get("code"), "lasted_s": float(result.get("duration_s") or 0.0)}
+    story: dict[str, Any] = {
+        "code": result.get("code"),
+        "lasted_s": float(result.get("duration_s") or 0.0),
+    }
     story["ended_by"], story["summary"] = result.get("ended_by") or "", result.get("summary") or ""
     if cause is not None:
         same = _headline(cause)
@@ -79,19 +85,29 @@ def _story(result: dict[str, Any], place: Path) -> dict[str, Any]:
         for one in result.get("restarts") or ()
     ]
     story["inprocess_restarts"] = list(result.get("inprocess_restarts") or ())
-    story |= {what: list(result.get(what) or ()) for what in ("excluded_nodes", "lost_nodes", "spares_used")}
+    story |= {
+        what: list(result.get(what) or ())
+        for what in ("excluded_nodes", "lost_nodes", "spares_used")
+    }
     story["hangs"] = [str(report) for report in sorted(place.glob("cycle_*/hang.json"))]
     return story
 
 
 def _headline(cause: dict[str, Any]) -> str:
     known = ("host", "infra_rank", "rank", "local_rank", "pid", "exit_code", "message")
-    return headline(RankFault(FaultKind(cause["kind"]), **{name: cause[name] for name in known if name in cause}))
+    return headline(
+        RankFault(
+            FaultKind(cause["kind"]), **{name: cause[name] for name in known if name in cause}
+        )
+    )
 
 
 def _of_cause(cause: dict[str, Any], faults: Any, place: Path) -> dict[str, Any]:
     finding = cause.get("finding") or {}
-    line, others = str(finding.get("line") or ""), [fault for fault in faults if _where(fault) != _where(cause)]
+    line, others = (
+        str(finding.get("line") or ""),
+        [fault for fault in faults if _where(fault) != _where(cause)],
+    )
     return {
         "what_happened": cause["message"] or _ended(cause),
         "kind": cause["kind"],
@@ -106,7 +122,9 @@ def _of_cause(cause: dict[str, Any], faults: Any, place: Path) -> dict[str, Any]
         "log": cause.get("log", ""),
         "log_line": _number_of(line.rpartition(BETWEEN_LINES)[2], place, str(cause.get("log", ""))),
         "code_line": cause.get("line", ""),
-        "with_it": dict(Counter(fault.get("rule") or fault["kind"] for fault in others).most_common()),
+        "with_it": dict(
+            Counter(fault.get("rule") or fault["kind"] for fault in others).most_common()
+        ),
         "what_to_do": cause.get("what_to_do", ""),
     }
 
@@ -114,7 +132,11 @@ def _of_cause(cause: dict[str, Any], faults: Any, place: Path) -> dict[str, Any]
 def _ended(cause: dict[str, Any]) -> str:
     """How it ended, where it has said nothing."""
     is_exit = cause["kind"] == FaultKind.EXIT.value
-    return f"it exited with code {cause.get('exit_code')}, without an exception" if is_exit else str(cause["kind"])
+    return (
+        f"it exited with code {cause.get('exit_code')}, without an exception"
+        if is_exit
+        else str(cause["kind"])
+    )
 
 
 def _where(fault: dict[str, Any]) -> tuple[int, str]:
@@ -123,9 +145,13 @@ def _where(fault: dict[str, Any]) -> tuple[int, str]:
 
 def _number_of(line: str, run: Path, log: str) -> int:
     """The number of the last line of a log of the run that holds `line`, from 1; 0 where that cannot be told."""
-    wanted, text, number, last = line[:_MATCH_CHARS].encode("utf-8", "replace"), b"", 1, 0
+    wanted = line[:_MATCH_CHARS].encode("utf-8", "replace")
+    text = b""
+    number = 1
+    last = 0
     try:
-        with opened(run, *Path(log).parts[-3:]) as file:  # cycle, node, rank: the tree may have been moved
+        # cycle, node, rank: the tree may have been moved
+        with opened(run, *Path(log).parts[-3:]) as file:
             whole = wanted and size_of(file) <= _MOST_LOG_BYTES
             while whole and (piece := file.read(_PIECE_BYTES)):
                 text += piece
@@ -145,10 +171,16 @@ def _of_events(place: Path, result: dict[str, Any]) -> list[dict[str, Any]]:
     if not logs and not result:
         if any((place / "events").glob("*.jsonl")):
             raise click.UsageError(f"the event logs in {place} cannot be read, or have no step yet")
-        raise click.UsageError(f"{place} has neither result.json nor events; give the directory of a run")
-    said = sorted((found.wall_s, found.value) for log in logs for found in log.find(SAID, log.begin, log.size))
+        raise click.UsageError(
+            f"{place} has neither result.json nor events; give the directory of a run"
+        )
+    said = sorted(
+        (found.wall_s, found.value) for log in logs for found in log.find(SAID, log.begin, log.size)
+    )
     began = said[0][0] if said else 0.0
-    return [{"time": utc(wall), "after_s": round(wall - began, 1), "text": text} for wall, text in said]
+    return [
+        {"time": utc(wall), "after_s": round(wall - began, 1), "text": text} for wall, text in said
+    ]
 
 
 # --- in words ---------------------------------------------------------------------------------------------------------
@@ -171,7 +203,11 @@ def _in_words(story: dict[str, Any], place: Path) -> Iterator[str]:
 
 
 def _of_blame(story: dict[str, Any]) -> Iterator[str]:
-    where = f"rank {story['rank']} on node {story['node']}" if story["rank"] >= 0 else f"node {story['node']}"
+    where = (
+        f"rank {story['rank']} on node {story['node']}"
+        if story["rank"] >= 0
+        else f"node {story['node']}"
+    )
     yield f"first cause: {story['what_happened']}"
     if story["rule"]:
         what = f"rule {story['rule']}" + (f" of {story['class']}" if story["class"] else "")
@@ -190,13 +226,19 @@ def _of_blame(story: dict[str, Any]) -> Iterator[str]:
 def _done(story: dict[str, Any]) -> Iterator[str]:
     done = [f"ended by {story['ended_by']}"] if story["ended_by"] else []
     for one in story["restarts"]:
-        why = (f": {one['cause']}" if one["cause"] else " for this") + ("; then on other nodes" * one["elsewhere"])
+        why = (f": {one['cause']}" if one["cause"] else " for this") + (
+            "; then on other nodes" * one["elsewhere"]
+        )
         steps = "" if one["lost_steps"] is None else f"{one['lost_steps']} steps and "
         at = unix_s(one["time"])
         when = clock(at, at - one["at_s"], time.time())
-        done.append(f"{when}  cycle {one['cycle']} failed, {steps}{in_words(one['lost_s'])} lost{why}")
+        done.append(
+            f"{when}  cycle {one['cycle']} failed, {steps}{in_words(one['lost_s'])} lost{why}"
+        )
     for note in story["inprocess_restarts"][-_NOTES_SHOWN:]:
-        done.append(f"cycle {note['cycle']} iteration {note['iteration']} was restarted in process: {note['why']}")
+        done.append(
+            f"cycle {note['cycle']} iteration {note['iteration']} was restarted in process: {note['why']}"
+        )
     for what in ("excluded_nodes", "lost_nodes", "spares_used"):
         if story[what]:
             done.append(f"{what.replace('_', ' ')}: {', '.join(story[what])}")

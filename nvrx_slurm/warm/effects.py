@@ -23,7 +23,13 @@ def change(variables):
 def become(variables):
     """Have these variables (bytes), and no others."""
     names = {*os.environb, *variables}
-    change({name: variables.get(name) for name in names if variables.get(name) != os.environb.get(name)})
+    change(
+        {
+            name: variables.get(name)
+            for name in names
+            if variables.get(name) != os.environb.get(name)
+        }
+    )
 
 
 def known():
@@ -70,7 +76,9 @@ def _new_items(now, before):
     are_new = [not any(item is old for old in before) for item in now]
     front = [*are_new, False].index(False) if before else 0
     yield from ((item, True) for item in reversed(now[:front]))
-    yield from ((item, False) for item, is_new in zip(now[front:], are_new[front:], strict=True) if is_new)
+    yield from (
+        (item, False) for item, is_new in zip(now[front:], are_new[front:], strict=True) if is_new
+    )
 
 
 class _Effect:
@@ -106,7 +114,10 @@ class AtExit(_Effect):
     """A function that was registered for the end of the process."""
 
     def __init__(self, register, function, args, kwargs):
-        self._register, self._function, self._args, self._kwargs = register, function, args, kwargs
+        self._register = register
+        self._function = function
+        self._args = args
+        self._kwargs = kwargs
 
     def redo(self):
         self._register(self._function, *self._args, **self._kwargs)
@@ -119,7 +130,9 @@ class _Item(_Effect):
     """One more in a list of the interpreter."""
 
     def __init__(self, get, item, is_first):
-        self._get, self._item, self._is_first = get, item, is_first
+        self._get = get
+        self._item = item
+        self._is_first = is_first
 
     def is_there(self):
         return any(item is self._item for item in self._get())
@@ -140,7 +153,9 @@ class _TableRow(_Effect):
     """One more in a table of the standard library."""
 
     def __init__(self, table, key):
-        self._table, self._key, self._value = table, key, table[key]
+        self._table = table
+        self._key = key
+        self._value = table[key]
 
     def is_there(self):
         return self._key in self._table
@@ -183,7 +198,10 @@ class _Patch(_Effect):
     """A function or class of a module that another import has replaced."""
 
     def __init__(self, names, name, before):
-        self._names, self._name, self._before, self._after = names, name, before, names[name]
+        self._names = names
+        self._name = name
+        self._before = before
+        self._after = names[name]
 
     def redo(self):
         self._names[self._name] = self._after
@@ -210,7 +228,8 @@ class _Logger(_Effect):
         self._loggers[self.logger] = self._made
 
     def undo(self):
-        self._made = self._loggers.pop(self.logger)  # when it is made: there may have been only a place for it
+        # when it is made: there may have been only a place for it
+        self._made = self._loggers.pop(self.logger)
         getattr(self._made, "_cache", {}).clear()  # of levels: the script may change the root's
 
 
@@ -220,7 +239,11 @@ class _TempDir(_Effect):
         self._value = self._tempfile.tempdir
 
     def taken(self):
-        return "" if self._tempfile.tempdir in (None, self._value) else "another folder for temporary files"
+        return (
+            ""
+            if self._tempfile.tempdir in (None, self._value)
+            else "another folder for temporary files"
+        )
 
     def redo(self):
         self._tempfile.tempdir = self._value
@@ -232,7 +255,9 @@ class _TempDir(_Effect):
 def loggers():
     """What is in the place of each name of a logger: the logger, or a place for it."""
     logging = sys.modules.get("logging")
-    return {} if logging is None or not hasattr(logging, "root") else logging.root.manager.loggerDict
+    return (
+        {} if logging is None or not hasattr(logging, "root") else logging.root.manager.loggerDict
+    )
 
 
 def _tempdir():

@@ -39,7 +39,9 @@ class Exact:
     """
 
     def __init__(self, journal, hooks, env):
-        self._journal, self._hooks, self._env = journal, hooks, env
+        self._journal = journal
+        self._hooks = hooks
+        self._env = env
         self._finders = [*sys.meta_path]
         self._path_hooks = [*sys.path_hooks]
         self._import = builtins.__import__
@@ -55,7 +57,8 @@ class Exact:
         The same is not done for an unset, which is often for a moment (accelerate's clear_environment).
         """
         self._putenv(key, value)
-        name, new = os.fsencode(key), os.fsencode(value)
+        name = os.fsencode(key)
+        new = os.fsencode(value)
         if self._journal.is_replaying or name in self._journal.rank_names:
             return
         expected, listed = self._expected(name)
@@ -64,7 +67,9 @@ class Exact:
 
     def _expected(self, name):
         """The values that the parked modules expect, and the import of one of them."""
-        expected, listed, parked = set(), "", self._journal.parked
+        expected = set()
+        listed = ""
+        parked = self._journal.parked
         for entry in [entry for number, entry in parked.readers.items() if parked.hidden[number]]:
             if name in entry.reads:
                 expected.add(entry.reads[name])
@@ -77,7 +82,8 @@ class Exact:
 
     def changes(self):
         """The variables that the script has changed, with their values."""
-        now, before = self._hooks.c_environ(), {**self._env, **self._journal.written}
+        now = self._hooks.c_environ()
+        before = {**self._env, **self._journal.written}
         names = (now.keys() | before.keys()) - self._journal.rank_names
         return {name: now.get(name) for name in names if now.get(name) != before.get(name)}
 
@@ -90,7 +96,9 @@ class Exact:
             self._why_not_read(readers)
             or self._why_not_free(name, some)
             or self._why_not_loaded([entry for entry in readers if entry.reads_all])
-            or self._why_not_found([parked.names[number] for number in some if parked.is_found[number]])
+            or self._why_not_found(
+                [parked.names[number] for number in some if parked.is_found[number]]
+            )
         )
 
     def _why_not_read(self, readers):
@@ -106,13 +114,20 @@ class Exact:
         parked = self._journal.parked
         loggers_taken = {parked.makers[name]: name for name in loggers() if name in parked.makers}
         for number in some:
-            name, module = parked.names[number], parked.modules[number]
+            name = parked.names[number]
+            module = parked.modules[number]
             own = sys.modules.get(name, module)
-            if name != imported and own is not module and not (_is_empty(own) and _is_empty(module)):
+            if (
+                name != imported
+                and own is not module
+                and not (_is_empty(own) and _is_empty(module))
+            ):
                 return f"the script has another module {name}"
             if number in loggers_taken:
                 return f"the script uses the logger {loggers_taken[number]}"
-            if taken := next(filter(None, (effect.taken() for effect in parked.guarded.get(number, ()))), ""):
+            if taken := next(
+                filter(None, (effect.taken() for effect in parked.guarded.get(number, ()))), ""
+            ):
                 return f"the script uses {taken}"
         return ""
 

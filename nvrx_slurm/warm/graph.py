@@ -25,10 +25,12 @@ class Graph:
         self.effects = {}  # of those that have some
         self.makers = {}  # of loggers, by the names of these
         self.guarded = {}  # other effects for which the script may have made something itself
-        needs, ends = [], [0]
+        needs = []
+        ends = [0]
         self._packages = []  # namespaces to which they are bound
         for number, entry in enumerate(entries.values()):
-            entry.needs = [name for name in entry.needs if name in entries]  # other names are no modules
+            # other names are no modules
+            entry.needs = [name for name in entry.needs if name in entries]
             needs += [self._numbers[name] for name in entry.needs]
             ends.append(len(needs))
             package = loaded(entry.name.rpartition(".")[0])
@@ -48,7 +50,9 @@ class Graph:
 
     def closure(self, name):
         """The hidden modules that come with this one, in the order in which their execution would end."""
-        first, waits, found = self._numbers[name], bytearray(self.hidden), []
+        first = self._numbers[name]
+        waits = bytearray(self.hidden)
+        found = []
         waits[first] = False
         todo = [(first, self._needed(first))]
         while todo:
@@ -73,7 +77,9 @@ class Graph:
         if not self.hidden[number]:
             return False
         self.hidden[number] = False
-        name, module, package = self.names[number], self.modules[number], self._packages[number]
+        name = self.names[number]
+        module = self.modules[number]
+        package = self._packages[number]
         if name != imported:
             sys.modules.setdefault(name, module)
         if package is not None:

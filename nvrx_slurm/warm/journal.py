@@ -39,11 +39,14 @@ class Entry:
         self.name = name
         self.listed = listed  # the module whose import executed it
         self.settings = settings  # changes of variables under which that was
-        self.module = self.spec = None  # no spec: the code of another module has put it into sys.modules
-        self.needs = {}  # names that were imported while it was executed, in their order; not all are modules
+        # no spec: the code of another module has put it into sys.modules
+        self.module = self.spec = None
+        # names that were imported while it was executed, in their order; not all are modules
+        self.needs = {}
         self.reads = {}  # variables that Python code has read, with their values
         self.loads = False  # it is a shared library of a package
-        self.reads_all = False  # and the import of that package began with it: any variable may have been read
+        # and the import of that package began with it: any variable may have been read
+        self.reads_all = False
         self.effects = []  # changes outside of modules, in their order
         self.is_bound = False  # its parent package has it as an attribute
 
@@ -52,7 +55,8 @@ class Journal:
     """The finder. Invariant: all of `entries` that is not in `parked` is visible."""
 
     def __init__(self):
-        self.entries = {}  # all that was executed here or in the template, by name, as in sys.modules
+        # all that was executed here or in the template, by name, as in sys.modules
+        self.entries = {}
         self.parked = Graph({}, None)  # the hidden part of it
         self.rank_reads = set()  # variables of a rank that imports have read
         self.rank_names = set()  # variables that differ from rank to rank
@@ -88,7 +92,9 @@ class Journal:
             (_frozen_importlib, "_gcd_import", self._importing_by_name),
         ]
         real = [getattr(owner, own_name) for owner, own_name, _ in replaced]
-        self._namespaces = {one: dict(namespace(entry.module)) for one, entry in self.entries.items()}
+        self._namespaces = {
+            one: dict(namespace(entry.module)) for one, entry in self.entries.items()
+        }
         self._is_recording, self._count = True, len(sys.modules)
         change(settings)
         for (owner, own_name, make), one in zip(replaced, real, strict=True):
@@ -257,10 +263,13 @@ class Journal:
                 entry.needs.setdefault(name)
             elif name not in self._seen:
                 self._seen.add(name)
-                own = self.entries[name] = Entry(name, self._stack[0].listed, self._stack[0].settings)
+                own = self.entries[name] = Entry(
+                    name, self._stack[0].listed, self._stack[0].settings
+                )
                 own.module = module
                 spec = getattr(module, "__spec__", None)
-                if getattr(spec, "submodule_search_locations", None) and spec.name == name:  # a namespace package
+                # a namespace package
+                if getattr(spec, "submodule_search_locations", None) and spec.name == name:
                     own.spec = spec
                 entry.needs.setdefault(name)
         self._count = len(sys.modules)
@@ -276,7 +285,9 @@ class Journal:
     def begin_worker(self, hooks, watched, env):
         """From now on the script's imports come back as they are needed. `env`: all variables at this moment."""
         self._hooks, self._watched = hooks, set(watched)
-        self._exact = Exact(self, hooks, {name: value for name, value in env.items() if name not in self.rank_names})
+        self._exact = Exact(
+            self, hooks, {name: value for name, value in env.items() if name not in self.rank_names}
+        )
 
     def _replay(self, name):
         """Make the module visible with all that its execution has made."""
@@ -289,7 +300,8 @@ class Journal:
             for number in some:
                 if self.parked.show(number, name):
                     effects.extend(self.parked.effects.get(number, ()))
-            for effect in sorted(effects, key=_number):  # a module may do something before it imports others
+            # a module may do something before it imports others
+            for effect in sorted(effects, key=_number):
                 effect.redo()
         finally:
             self.is_replaying = False
@@ -301,7 +313,8 @@ class Journal:
     def find_spec(self, name, path=None, target=None):
         if name in self._watched and not self._is_recording:
             self._watched.discard(name)
-            if name in self.parked or find(self, name, path) is not None:  # torch tries triton, which may be missing
+            # torch tries triton, which may be missing
+            if name in self.parked or find(self, name, path) is not None:
                 self._hooks.imported(name, self._exact.changes())
         entry = self.entries[name] if name in self.parked else None
         if entry is not None and entry.spec is not None and target is None:
@@ -322,7 +335,9 @@ class _Record:
     """The loader of a module that is executed in the template: notes what happens meanwhile."""
 
     def __init__(self, journal, spec):
-        self._journal, self._spec, self._loader = journal, spec, spec.loader
+        self._journal = journal
+        self._spec = spec
+        self._loader = spec.loader
         self._entry = None
 
     def __getattr__(self, name):
@@ -363,7 +378,8 @@ class _Replay:
         return getattr(self._entry.spec.loader, name)
 
     def create_module(self, spec):
-        return None  # importlib writes attributes of the module that it is given here, so it gets an empty one
+        # importlib writes attributes of the module that it is given here, so it gets an empty one
+        return None
 
     def exec_module(self, module):
         self._journal._replay(self._entry.name)

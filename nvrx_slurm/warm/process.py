@@ -14,7 +14,8 @@ import os
 import sys
 import time
 
-_LIBC = ctypes.CDLL(None)  # one for all: it makes a class, which writes to many pages that a worker shares
+# one for all: it makes a class, which writes to many pages that a worker shares
+_LIBC = ctypes.CDLL(None)
 _LIBC.sbrk.restype = ctypes.c_void_p
 _PR_SET_PDEATHSIG, _PR_SET_MM, _PR_SET_MM_MAP = 1, 35, 14
 _NO_FILE = 0xFFFFFFFF  # -1 of 32 bits
@@ -86,7 +87,13 @@ def state():
     """What an import may change in the process, and a journal does not take back. By what people call it."""
     mask = os.umask(0)
     os.umask(mask)
-    limits = sys.getrecursionlimit(), sys.getswitchinterval(), sys.getdlopenflags(), sys.gettrace(), sys.getprofile()
+    limits = (
+        sys.getrecursionlimit(),
+        sys.getswitchinterval(),
+        sys.getdlopenflags(),
+        sys.gettrace(),
+        sys.getprofile(),
+    )
     return {
         "how signals are handled": [_signal.getsignal(number) for number in range(1, _signal.NSIG)],
         "the working directory": os.getcwd(),
@@ -127,11 +134,21 @@ def show(text):
     See prctl(2), PR_SET_MM_MAP. It sets all places at once, so the others get what they have. A kernel may refuse it.
     """
     kept = ctypes.create_string_buffer(text)
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))  # never freed: the kernel reads it until this process ends
+    # never freed: the kernel reads it until this process ends
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
     field = list(map(int, _stat()))
     start = ctypes.addressof(kept)
-    places = [*field[26:28], *field[45:48], _LIBC.sbrk(0), field[28], *field[48:50], start, start + len(kept)]
-    area = (ctypes.c_uint64 * 13)(*places, 0, _NO_FILE << 32)  # struct prctl_mm_map; no new auxv, no new executable
+    places = [
+        *field[26:28],
+        *field[45:48],
+        _LIBC.sbrk(0),
+        field[28],
+        *field[48:50],
+        start,
+        start + len(kept),
+    ]
+    # struct prctl_mm_map; no new auxv, no new executable
+    area = (ctypes.c_uint64 * 13)(*places, 0, _NO_FILE << 32)
     _LIBC.prctl(_PR_SET_MM, _PR_SET_MM_MAP, area, ctypes.c_ulong(ctypes.sizeof(area)), 0)
 
 
@@ -153,9 +170,15 @@ def libraries():
 
 def encoded(changes):
     """Variables as the kernel has them; None: not set."""
-    return {os.fsencode(name): None if value is None else os.fsencode(value) for name, value in changes.items()}
+    return {
+        os.fsencode(name): None if value is None else os.fsencode(value)
+        for name, value in changes.items()
+    }
 
 
 def decoded(changes):
     """Variables as JSON has them."""
-    return {os.fsdecode(name): None if value is None else os.fsdecode(value) for name, value in changes.items()}
+    return {
+        os.fsdecode(name): None if value is None else os.fsdecode(value)
+        for name, value in changes.items()
+    }

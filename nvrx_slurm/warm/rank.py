@@ -20,7 +20,10 @@ class Rank(Hooks):
     """A worker, as its journal and the agent see it."""
 
     def __init__(self, setup, env, hook_dir, mask):
-        self._setup, self._env, self._hook_dir, self._mask = setup, env, hook_dir, mask
+        self._setup = setup
+        self._env = env
+        self._hook_dir = hook_dir
+        self._mask = mask
         self._pid, self._cwd, self._affinity = os.getpid(), os.getcwd(), os.sched_getaffinity(0)
         self._umask = os.umask(0)
         os.umask(self._umask)
@@ -50,7 +53,9 @@ class Rank(Hooks):
     def _is_known(self):
         """Whether it has connections, devices, children or other threads."""
         opened = map(os.fstat, descriptors() - self._descriptors)
-        is_harmless = all(stat.S_ISREG(one.st_mode) or os.major(one.st_rdev) == _MEMORY for one in opened)
+        is_harmless = all(
+            stat.S_ISREG(one.st_mode) or os.major(one.st_rdev) == _MEMORY for one in opened
+        )
         return bool(children()) or len(sys._current_frames()) > 1 or not is_harmless
 
     def execute(self):
@@ -60,7 +65,8 @@ class Rank(Hooks):
         os.umask(self._umask)
         os.chdir(self._cwd)
         os.sched_setaffinity(0, self._affinity)
-        path, names = self._env.get("PYTHONPATH"), ("told", "watched", "rank_names")
+        path = self._env.get("PYTHONPATH")
+        names = ("told", "watched", "rank_names")
         setup = {"anew": True, "python_path": path, **{name: self._setup[name] for name in names}}
         path = f"{self._hook_dir}{os.pathsep}{path}" if path else self._hook_dir
         env = {**self._env, "PYTHONPATH": path, "NVRX_TEMPLATE": json.dumps(setup)}

@@ -22,10 +22,14 @@ raise SystemExit({HOOK_FAILED} if before is None else {SITE_CHANGES} if after !=
 
 def main() -> None:
     """Try the hook, then execute the command with it."""
-    hook_dir, python, command = sys.argv[1], sys.argv[2], sys.argv[3:]
+    hook_dir = sys.argv[1]
+    python = sys.argv[2]
+    command = sys.argv[3:]
     path = os.environ.get("PYTHONPATH")
     env = {**os.environ, "PYTHONPATH": f"{hook_dir}{os.pathsep}{path}" if path else hook_dir}
-    failed = os.spawnve(os.P_WAIT, python, [python, "-c", _TRIAL], {**env, "NVRX_TEMPLATE": "trial"})
+    failed = os.spawnve(
+        os.P_WAIT, python, [python, "-c", _TRIAL], {**env, "NVRX_TEMPLATE": "trial"}
+    )
     if failed:
         os._exit(SITE_CHANGES if failed == SITE_CHANGES else HOOK_FAILED)
     os.execvpe(command[0], command, env)

@@ -58,9 +58,11 @@ from nvrx_rank import Rank, begin_anew
 
 _MAX_STANDBYS = 253  # SCM_MAX_FD of the kernel
 _MESSAGE_BYTES = 1 << 16
-_NO_COLLECTION = 1 << 30  # a threshold that imports do not reach: the collector takes a fifth of their time
+# a threshold that imports do not reach: the collector takes a fifth of their time
+_NO_COLLECTION = 1 << 30
 _USER_SIGNALS = {signal.SIGUSR1, signal.SIGUSR2}
-_LITTLE_GARBAGE = {"numpy", "torch", "torch._dynamo"}  # less than a collection is worth, a tenth of their time
+# less than a collection is worth, a tenth of their time
+_LITTLE_GARBAGE = {"numpy", "torch", "torch._dynamo"}
 
 
 class Stale(Exception):
@@ -71,7 +73,9 @@ class Template:
     """The template until it is a worker. `setup`: see above."""
 
     def __init__(self, setup, journal, hook_dir):
-        self._journal, self._setup, self._hook_dir = journal, setup, hook_dir
+        self._journal = journal
+        self._setup = setup
+        self._hook_dir = hook_dir
         self._control = socket.socket(fileno=setup["control"])
         self._agent = setup["agent"]
         self._modules = setup["modules"]
@@ -86,7 +90,8 @@ class Template:
         self._title = Title()
         self._title.show(b"nvrx-template")
         self._descriptors = descriptors()
-        self._stamps = {}  # of files that people change while a job runs: each standby looks at them
+        # of files that people change while a job runs: each standby looks at them
+        self._stamps = {}
         self._installed = {}  # of all others: the template does, when it is asked
 
     def run(self):
@@ -100,7 +105,9 @@ class Template:
 
         Others go first, unless workers wait. Most users may not go back from a lower priority, but from this policy.
         """
-        module, began_s, threshold = "", time.monotonic(), gc.get_threshold()
+        module = ""
+        began_s = time.monotonic()
+        threshold = gc.get_threshold()
         low = not hurry and os.sched_getscheduler(0) == os.SCHED_OTHER
         try:
             if low:
@@ -122,7 +129,8 @@ class Template:
             gc.freeze()
             gc.collect()  # frees what Python keeps for new objects, nothing else
             self._journal.settle([*sys.path], libraries())
-            gc.freeze()  # the collector would write to pages that are shared; it must not run before
+            # the collector would write to pages that are shared; it must not run before
+            gc.freeze()
             if gc.get_threshold()[0] == _NO_COLLECTION:  # else a module has chosen another one
                 gc.set_threshold(*threshold)
             if self._path0 in sys.path:
@@ -168,7 +176,9 @@ class Template:
         for name, module in (*sys.modules.items(), *self._journal.modules()):
             files[name] = str(getattr(module, "__dict__", {}).get("__file__"))
         for name, path in files.items():
-            stamps = self._stamps if name in named or not path.startswith(prefixes) else self._installed
+            stamps = (
+                self._stamps if name in named or not path.startswith(prefixes) else self._installed
+            )
             if path not in stamps and os.path.isfile(path):  # the stamp of a predecessor is older
                 stamps[path] = stamp(path)
 
@@ -177,7 +187,9 @@ class Template:
     def _serve(self):
         """Do what the agent asks for. Returns in a standby: the socket of its release."""
         while True:
-            data, ancillary, _, _ = self._control.recvmsg(_MESSAGE_BYTES, socket.CMSG_SPACE(4 * _MAX_STANDBYS))
+            data, ancillary, _, _ = self._control.recvmsg(
+                _MESSAGE_BYTES, socket.CMSG_SPACE(4 * _MAX_STANDBYS)
+            )
             sockets = [socket.socket(fileno=fd) for fd in sent(ancillary)]
             message = json.loads(data) if data else {"end": 0}
             if "end" in message:
@@ -281,7 +293,9 @@ class Template:
         rank = Rank(self._setup, env, self._hook_dir, self._mask)
         try:
             _check_stamps(self._stamps)
-            if {name: value for name, value in env.items() if name not in self._rank_names} != self._env:
+            if {
+                name: value for name, value in env.items() if name not in self._rank_names
+            } != self._env:
                 raise Stale("the environment")
             self._take(env)
             show(text)

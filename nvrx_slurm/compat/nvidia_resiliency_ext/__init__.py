@@ -27,7 +27,8 @@ class _Alias(MetaPathFinder, Loader):
             return None
         first, dot, rest = name.partition(".")
         ours = f"nvrx_slurm.{_HERE.get(first, '')}{dot}{rest}"
-        is_inside = first == "attribution" and rest not in ("", "straggler")  # ours, but not for others
+        # ours, but not for others
+        is_inside = first == "attribution" and rest not in ("", "straggler")
         if first not in _HERE or is_inside or util.find_spec(ours) is None:
             raise ModuleNotFoundError(
                 f"{fullname} is not here: by --nvrx-compat, nvrx_slurm answers to this name, and it has "

@@ -26,21 +26,48 @@ class Grade(str, Enum):
 
 # Name -> grade at best, and definition. Time in other named sections has the bucket "section:NAME".
 BUCKETS: dict[str, tuple[Grade, str]] = {
-    "queue": (Grade.COUNTED, "of the job, not of its nodes: from submission to the start of the allocation"),
-    "wait_nodes": (Grade.COUNTED, "until enough nodes are ready: before the first plan, or before a later one"),
-    "start": (Grade.COUNTED, "from the plan until the last rank of the node was executed or released"),
+    "queue": (
+        Grade.COUNTED,
+        "of the job, not of its nodes: from submission to the start of the allocation",
+    ),
+    "wait_nodes": (
+        Grade.COUNTED,
+        "until enough nodes are ready: before the first plan, or before a later one",
+    ),
+    "start": (
+        Grade.COUNTED,
+        "from the plan until the last rank of the node was executed or released",
+    ),
     "import": (Grade.COUNTED, "from there until the last rank called init_workload_monitoring()"),
-    "init": (Grade.COUNTED, 'from there until its first heartbeat or "step", and sections "init" and "setup"'),
-    "reload": (Grade.COUNTED, "how much longer the first step was than the others; sections that load, and warm-up"),
+    "init": (
+        Grade.COUNTED,
+        'from there until its first heartbeat or "step", and sections "init" and "setup"',
+    ),
+    "reload": (
+        Grade.COUNTED,
+        "how much longer the first step was than the others; sections that load, and warm-up",
+    ),
     "productive": (Grade.COUNTED, "the ranks train, and the work was not lost"),
-    "recomputed": (Grade.BOUNDED, "work between the last checkpoint and the last sign of life of the culprit"),
+    "recomputed": (
+        Grade.BOUNDED,
+        "work between the last checkpoint and the last sign of life of the culprit",
+    ),
     "checkpoint": (Grade.COUNTED, "sections that save"),
     "detect": (Grade.COUNTED, "from the culprit's last sign of life until its fault was reported"),
-    "stop": (Grade.COUNTED, "from there until no rank of the job was left; at the end, until the job was over"),
-    "plan": (Grade.COUNTED, "from there until the next plan: health checks, progress, fences, pauses"),
+    "stop": (
+        Grade.COUNTED,
+        "from there until no rank of the job was left; at the end, until the job was over",
+    ),
+    "plan": (
+        Grade.COUNTED,
+        "from there until the next plan: health checks, progress, fences, pauses",
+    ),
     "spare_idle": (Grade.COUNTED, "the node was a spare"),
     "excluded": (Grade.BOUNDED, "the node was excluded, or lost: it may have left the allocation"),
-    "suspended": (Grade.COUNTED, "the node's processes were stopped (scontrol suspend, a paused machine)"),
+    "suspended": (
+        Grade.COUNTED,
+        "the node's processes were stopped (scontrol suspend, a paused machine)",
+    ),
     "other": (Grade.COUNTED, "nothing is known"),
 }
 SECTION = "section:"
@@ -109,7 +136,9 @@ def account(cycle: Marks, node: NodeCycle) -> Bucketed:
     """The buckets of one node in one cycle: each >= 0, their sum is `end_s` - `plan_s` (to rounding)."""
     found = Bucketed()
     starts = [_within(cycle, since_s) for since_s, _ in node.roles]
-    for (_, role), begin_s, end_s in zip(node.roles, starts, [*starts[1:], cycle.end_s], strict=True):
+    for (_, role), begin_s, end_s in zip(
+        node.roles, starts, [*starts[1:], cycle.end_s], strict=True
+    ):
         if role is Role.ACTIVE and not cycle.first:
             _active(cycle, node, begin_s, end_s, found)
         else:

@@ -10,7 +10,16 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
-from nvrx_slurm.core.account.account import BUCKETS, SECTION, Bucketed, Marks, NodeCycle, Role, account, kind
+from nvrx_slurm.core.account.account import (
+    BUCKETS,
+    SECTION,
+    Bucketed,
+    Marks,
+    NodeCycle,
+    Role,
+    account,
+    kind,
+)
 from nvrx_slurm.declared import replace
 from nvrx_slurm.types import Account, NodeTime, SectionTime, Spent
 
@@ -27,7 +36,8 @@ class _Row:
     key: str
     host: str
     roles: list[tuple[float, Role]]
-    times: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # until the last plan
+    # until the last plan
+    times: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     spent: Spent | None = None  # in this cycle
     done_at: float | None = None
 
@@ -45,10 +55,14 @@ class Book:
 
     def __init__(self, now: float, expected: Iterable[str] = ()) -> None:
         hosts = list(expected)
-        self._rows = {str(rank): _Row(str(rank), host, [(now, Role.AWAY)]) for rank, host in enumerate(hosts)}
-        self._marks = Marks(now, now, first=True)  # of the cycle that runs; its end is not known yet
+        self._rows = {
+            str(rank): _Row(str(rank), host, [(now, Role.AWAY)]) for rank, host in enumerate(hosts)
+        }
+        # of the cycle that runs; its end is not known yet
+        self._marks = Marks(now, now, first=True)
         self._estimated: set[str] = set()
-        self._told: set[str] = set()  # what ranks of this job tell: "import" and "init" are over, "checkpoint"
+        # what ranks of this job tell: "import" and "init" are over, "checkpoint"
+        self._told: set[str] = set()
         self._saves = SectionTime("", 0.0)  # of all nodes
         self._productive_s = 0.0
         self._found_at = float("-inf")  # the last save, as the files say
@@ -59,19 +73,27 @@ class Book:
         """What was counted until a plan that an earlier coordinator has sent at `counted_at`. Nodes that have
         registered here, or not yet, have that role since then."""
         self._marks = replace(self._marks, plan_s=counted_at, first=False)
-        self._productive_s, self._estimated, self._saves = past.productive_s, {*past.estimated}, past.saves
+        self._productive_s = past.productive_s
+        self._estimated = {*past.estimated}
+        self._saves = past.saves
         for row in self._rows.values():
             (_, role), *later = row.roles[1:] or row.roles
             row.roles = [(counted_at, role), *later]
         for told in past.nodes:
-            row = self._rows.setdefault(told.key, _Row(told.key, told.host, [(counted_at, Role(told.role))]))
+            row = self._rows.setdefault(
+                told.key, _Row(told.key, told.host, [(counted_at, Role(told.role))])
+            )
             row.roles = [(counted_at, Role(told.role))]
             row.times.update(zip(_NAMES, told.seconds, strict=False))
-            row.times.update({f"{SECTION}{section.name}": section.took_s for section in told.sections})
+            row.times.update(
+                {f"{SECTION}{section.name}": section.took_s for section in told.sections}
+            )
             known = (bucket for bucket in ("import", "init", "checkpoint") if row.times.get(bucket))
             self._told.update(bucket for bucket in known if bucket not in self._estimated)
 
-    def resume(self, active: Collection[str], here: Collection[str], lost_at: float, gap: bool = False) -> None:
+    def resume(
+        self, active: Collection[str], here: Collection[str], lost_at: float, gap: bool = False
+    ) -> None:
         """After `load`: these nodes run the cycle; of the others, those that are not here are lost since then. `gap`:
         there was another plan in between. Where only a sum was told, a node that has not come was lost or excluded
         before: a cycle ran without it."""
@@ -100,7 +122,8 @@ class Book:
         """No rank is left on a node."""
         row = self._rows.get(key)
         if row is not None and row.done_at is None:
-            row.spent, row.done_at = spent, now
+            row.spent = spent
+            row.done_at = now
 
     def failed(self, fault_at: float, sign_at: float) -> None:
         """The cycle has failed. Later its first cause may be known better."""
@@ -143,18 +166,27 @@ class Book:
     def _settle(self, now: float, lost: bool, again: bool) -> Mapping[str, float]:
         """Add the cycle to what was counted. `again`: another one follows."""
         found = self._of_cycle(now, lost, again)
-        were_active = {key for key, row in self._rows.items() if any(role is Role.ACTIVE for _, role in row.roles)}
+        were_active = {
+            key
+            for key, row in self._rows.items()
+            if any(role is Role.ACTIVE for _, role in row.roles)
+        }
         means: dict[str, float] = defaultdict(float)
         for key, times in found.items():
             row = self._rows[key]
             self._estimated |= times.estimated
             for bucket, took_s in times.items():
-                known = bucket in row.times or not bucket.startswith(SECTION) or len(row.times) < 16 + _MOST_NAMES
+                known = (
+                    bucket in row.times
+                    or not bucket.startswith(SECTION)
+                    or len(row.times) < 16 + _MOST_NAMES
+                )
                 row.times[bucket if known else "other"] += took_s
                 if key in were_active:
                     means[bucket] += took_s / len(were_active)
         for save in _saves(self._rows.values()):
-            all_s, count = self._saves.took_s + save.took_s, self._saves.times + save.times
+            all_s = self._saves.took_s + save.took_s
+            count = self._saves.times + save.times
             self._saves = replace(self._saves, took_s=all_s, times=count)
         self._productive_s += means["productive"]
         return means
@@ -168,7 +200,11 @@ class Book:
             ("checkpoint", any(_saves(rows))),
         ):
             self._told |= {bucket} if tells else set()
-        ended = [(row.done_at, row.spent) for row in rows if row.spent is not None and row.done_at is not None]
+        ended = [
+            (row.done_at, row.spent)
+            for row in rows
+            if row.spent is not None and row.done_at is not None
+        ]
         saved = [done_at - spent.saved_s for done_at, spent in ended if spent.saved_s >= 0.0]
         marks = self._marks
         stops = ended and marks.fault_s is not None and (again or marks.waits_s is not None)
@@ -182,7 +218,10 @@ class Book:
             tells_steps="init" in self._told,
         )
         typical = _typical(spents[:TOLD]) if len(spents) < len(rows) else None
-        return {row.key: account(cycle, NodeCycle(tuple(row.roles), row.spent or typical, row.done_at)) for row in rows}
+        return {
+            row.key: account(cycle, NodeCycle(tuple(row.roles), row.spent or typical, row.done_at))
+            for row in rows
+        }
 
     def _saved_at(self) -> float | None:
         """The last save in this cycle, where no rank has told it: -inf = none, None = not known."""
@@ -205,7 +244,8 @@ class Book:
 
     def told(self, wall_s: float, most: int = LISTED) -> Account:
         """The account until the last plan; after `ended`, of the whole job. Beyond `most` nodes their sum."""
-        nodes, estimated = _nodes(self._rows.values(), most), tuple(sorted(self._estimated))
+        nodes = _nodes(self._rows.values(), most)
+        estimated = tuple(sorted(self._estimated))
         return Account(wall_s, self._productive_s, nodes, estimated, self._saves)
 
 
@@ -216,13 +256,18 @@ def _saves(rows: Iterable[_Row]) -> list[SectionTime]:
 
 def _told(row: _Row) -> NodeTime:
     times = {bucket: round(took_s, 6) for bucket, took_s in row.times.items()}
-    sections = [(name, took_s) for name, took_s in times.items() if name.startswith(SECTION) and took_s]
+    sections = [
+        (name, took_s) for name, took_s in times.items() if name.startswith(SECTION) and took_s
+    ]
     return NodeTime(
         row.key,
         row.host,
         row.role.value,
         tuple(times.get(name, 0.0) for name in _NAMES),
-        tuple(SectionTime(name.removeprefix(SECTION), took_s) for name, took_s in sections[:_MOST_NAMES]),
+        tuple(
+            SectionTime(name.removeprefix(SECTION), took_s)
+            for name, took_s in sections[:_MOST_NAMES]
+        ),
     )
 
 
@@ -242,4 +287,6 @@ def _typical(spents: Collection[Spent]) -> Spent | None:
     if not spents:
         return None
     names = ("start_s", "import_s", "init_s", "reload_s", "suspended_s")
-    return replace(next(iter(spents)), **{name: median(getattr(one, name) for one in spents) for name in names})
+    return replace(
+        next(iter(spents)), **{name: median(getattr(one, name) for one in spents) for name in names}
+    )

@@ -13,9 +13,17 @@ from nvrx_slurm.types import Account, CycleCost, NodeTime, RestartRecord
 
 SCHEMA = 1
 _NOT_TRAINING = ("spare_idle", "excluded")
+_COSTS = (
+    "detect_s",
+    "down_s",
+    "again_s",
+    "recomputed_s",
+)
 
 
-def to_json(account: Account, queue_s: float | None = None, before_s: float = 0.0) -> dict[str, Any]:
+def to_json(
+    account: Account, queue_s: float | None = None, before_s: float = 0.0
+) -> dict[str, Any]:
     """The object "account" of result.json. `queue_s`: between submission and start of the allocation, None = not known;
     `before_s`: from there until the job began, on all nodes."""
     nodes = [_of_node(node, before_s) for node in account.nodes]
@@ -23,20 +31,25 @@ def to_json(account: Account, queue_s: float | None = None, before_s: float = 0.
     for node in nodes:
         total.update(node["seconds"])
     wall_s = account.wall_s + before_s
-    training_s = sum(total.values()) - sum(total[bucket] for bucket in _NOT_TRAINING)
+    allocated_s = sum(total.values())
+    training_s = allocated_s
+    for bucket in _NOT_TRAINING:
+        training_s -= total[bucket]
+    productive_s = account.productive_s
+    saves = account.saves
     return {
         "schema": SCHEMA,
         "wall_s": round(wall_s, 6),
         "queue_s": queue_s,
         "before_s": round(before_s, 3),
-        "productive_s": round(account.productive_s, 6),
-        "job_ettr": ratio(account.productive_s, wall_s + (queue_s or 0.0)),
-        "productive_share": ratio(total["productive"], sum(total.values())),
+        "productive_s": round(productive_s, 6),
+        "job_ettr": ratio(productive_s, wall_s + (queue_s or 0.0)),
+        "productive_share": ratio(total["productive"], allocated_s),
         "productive_share_of_training_nodes": ratio(total["productive"], training_s),
         "node_seconds": {bucket: round(took_s, 6) for bucket, took_s in total.items()},
         "grades": grades(total, account.estimated),
-        "saves": account.saves.times,
-        "save_s": account.saves.took_s / account.saves.times if account.saves.times else None,
+        "saves": saves.times,
+        "save_s": saves.took_s / saves.times if saves.times else None,
         "nodes": nodes,
     }
 
@@ -46,7 +59,12 @@ def _of_node(node: NodeTime, before_s: float) -> dict[str, Any]:
     times |= {f"{SECTION}{section.name}": section.took_s for section in node.sections}
     times["wait_nodes"] = times.get("wait_nodes", 0.0) + before_s
     found = {bucket: round(took_s, 6) for bucket, took_s in times.items() if took_s}
-    return {"node": node.key, "host": node.host, "wall_s": round(sum(found.values()), 6), "seconds": found}
+    return {
+        "node": node.key,
+        "host": node.host,
+        "wall_s": round(sum(found.values()), 6),
+        "seconds": found,
+    }
 
 
 def so_far(counted: Account, wall_s: float, nodes: int, active: int) -> dict[str, Any]:
@@ -57,21 +75,32 @@ def so_far(counted: Account, wall_s: float, nodes: int, active: int) -> dict[str
     for node in counted.nodes:
         for bucket, took_s in zip(BUCKETS, node.seconds, strict=False):
             total[bucket] += took_s
-        total["section"] += sum(section.took_s for section in node.sections)
+        for section in node.sections:
+            total["section"] += section.took_s
     since_s = max(0.0, wall_s - counted.wall_s)
+    trained_s = max(0.0, since_s - START_GRACE_S)
+    allocated_s = sum(total.values()) + nodes * since_s
+    productive_s = total["productive"] + active * trained_s
+    del total["queue"]
     return {
         "counted_s": round(counted.wall_s, 6),
-        "node_seconds": {bucket: round(took_s, 6) for bucket, took_s in total.items() if bucket != "queue"},
-        "allocated_s": round(sum(total.values()) + nodes * since_s, 3),
-        "productive_s": round(total["productive"] + active * max(0.0, since_s - START_GRACE_S), 3),
+        "node_seconds": {bucket: round(took_s, 6) for bucket, took_s in total.items()},
+        "allocated_s": round(allocated_s, 3),
+        "productive_s": round(productive_s, 3),
     }
 
 
 def grades(buckets: Iterable[str], estimated: Collection[str]) -> dict[str, str]:
     """How well the number of each bucket is known. Where it is not known what was lost, productive work is bounded."""
-    found = {bucket: BUCKETS[bucket][0] if bucket in BUCKETS else Grade.COUNTED for bucket in (*buckets, "recomputed")}
-    found |= {bucket: Grade.ESTIMATED for bucket in estimated if bucket in found}
-    if found.get("productive") is Grade.COUNTED and "recomputed" in [*buckets, *estimated]:
+    counted = [*buckets]
+    found: dict[str, Grade] = {}
+    for bucket in (*counted, "recomputed"):
+        found[bucket] = BUCKETS[bucket][0] if bucket in BUCKETS else Grade.COUNTED
+    for bucket in estimated:
+        if bucket in found:
+            found[bucket] = Grade.ESTIMATED
+    some_is_lost = "recomputed" in counted or "recomputed" in estimated
+    if some_is_lost and found.get("productive") is Grade.COUNTED:
         found["productive"] = Grade.BOUNDED
     return {bucket: grade.value for bucket, grade in found.items()}
 
@@ -81,25 +110,37 @@ def ratio(part: float, whole: float) -> float | None:
     return round(part / whole, 6) if whole > 0.0 else None
 
 
-def priced(restarts: Iterable[RestartRecord], costs: Iterable[CycleCost]) -> tuple[RestartRecord, ...]:
+def priced(
+    restarts: Iterable[RestartRecord], costs: Iterable[CycleCost]
+) -> tuple[RestartRecord, ...]:
     """`restarts` with what the cycle before each of them has lost, and until the next one trained. `costs`: of cycles,
     oldest first."""
     known = list(costs)
-    lost = {cost.cycle: cost.recomputed_s for cost in known}
-    again = {before.cycle: after.again_s for before, after in pairwise(known)}
-    return tuple(
-        replace(one, recomputed_s=lost.get(one.cycle, 0.0), again_s=again.get(one.cycle, 0.0)) for one in restarts
-    )
+    lost = {}
+    for cost in known:
+        lost[cost.cycle] = cost.recomputed_s
+    again = {}
+    for before, after in pairwise(known):
+        again[before.cycle] = after.again_s
+    found = []
+    for one in restarts:
+        recomputed_s = lost.get(one.cycle, 0.0)
+        again_s = again.get(one.cycle, 0.0)
+        found.append(replace(one, recomputed_s=recomputed_s, again_s=again_s))
+    return tuple(found)
 
 
 def lost_s(restart: RestartRecord | Mapping[str, Any]) -> float:
     """What a restart cost: from the last sign of life of its cause until the next cycle trained, and repeated work."""
     one = restart if isinstance(restart, Mapping) else plain(restart)
-    return sum(float(one.get(name) or 0.0) for name in ("detect_s", "down_s", "again_s", "recomputed_s"))
+    return sum(float(one.get(name) or 0.0) for name in _COSTS)
 
 
 def lost_steps(restart: RestartRecord | Mapping[str, Any]) -> int | None:
     """Steps that a restart repeated; None where they are not known."""
     one = restart if isinstance(restart, Mapping) else plain(restart)
-    reached, saved = (int(one.get(name, -1)) for name in ("iteration", "checkpoint"))
-    return max(0, reached - saved) if reached >= 0 and saved >= 0 else None
+    reached = int(one.get("iteration", -1))
+    saved = int(one.get("checkpoint", -1))
+    if reached < 0 or saved < 0:
+        return None
+    return max(0, reached - saved)

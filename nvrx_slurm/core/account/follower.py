@@ -28,26 +28,33 @@ class JobAccount:
     """Follows `core`, which has not stepped yet. Times are monotonic seconds of its clock."""
 
     def __init__(self, core: Coordinator) -> None:
-        self._core, self._members, self._ledger = core, core.roster.members, core.ledger
+        self._core = core
+        self._members = core.roster.members
+        self._ledger = core.ledger
         self._book = Book(core.started, core.settings.expected)
-        self._past: Counted | None = None  # what was told last, until the first cycle here by agents
+        # what was told last, until the first cycle here by agents
+        self._past: Counted | None = None
         self._loaded = False
         self._cycle = -1  # the one that runs
-        self._planned: tuple[set[str], float] | None = None  # a plan that has still to be counted: nodes, and when
+        # a plan that has still to be counted: nodes, and when
+        self._planned: tuple[set[str], float] | None = None
         self._costs: dict[int, CycleCost] = {}
         core.follower = self.follow
 
     def follow(self, state: Enum, event: Any, now: float) -> None:
         """The core has handled `event` in `state`."""
         self._settle()
-        book, members, job = self._book, self._members, self._core.job
+        book = self._book
+        members = self._members
+        job = self._core.job
         cycle = job.inherited.last_cycle if job.fresh else job.cycle
         if isinstance(event, ev.FromAgent) and isinstance(event.message, Spent):
             member = members.get(event.node_id)
             if member is not None and event.message.cycle == cycle:
                 book.spent(peer_key(member.node), event.message, now)
         elif isinstance(event, ev.Joined):
-            counted, node = event.message.counted, event.message.node
+            counted = event.message.counted
+            node = event.message.node
             newest_s = -1.0 if self._past is None else self._past.account.wall_s
             if not self._loaded and counted is not None and counted.account.wall_s > newest_s:
                 self._past = counted
@@ -100,12 +107,17 @@ class JobAccount:
     def _resume(self, cycle: int, active: Iterable[str]) -> None:
         """An earlier coordinator planned this cycle; these nodes had a group rank in it."""
         self._close_cycle()
-        self._cycle, gap = cycle, self._past is None or self._past.cycle != cycle
-        self._book.resume(self._keys(active), {*self._members.keys_of_nodes}, self._core.started, gap)
+        self._cycle = cycle
+        gap = self._past is None or self._past.cycle != cycle
+        self._book.resume(
+            self._keys(active), {*self._members.keys_of_nodes}, self._core.started, gap
+        )
 
     def _close_cycle(self) -> None:
         """No earlier coordinator is heard of any more, and all is known about the cycle that runs."""
-        past, first, self._loaded = self._past, not self._loaded, True
+        past = self._past
+        first = not self._loaded
+        self._loaded = True
         if past is not None and first:
             before_s = past.account.wall_s - self._ledger.at_s(self._core.started)
             self._book.load(past.account, self._core.started + min(before_s, 0.0))
@@ -141,7 +153,9 @@ class JobAccount:
         """The account until the last plan, for all agents."""
         self._settle()
         wall_s = max(0.0, self._ledger.at_s(self._book.counted_at))
-        counted = Counted(self._cycle, self._book.told(wall_s, TOLD), tuple(self._costs.values())[-_COSTS:])
+        counted = Counted(
+            self._cycle, self._book.told(wall_s, TOLD), tuple(self._costs.values())[-_COSTS:]
+        )
         self._past = counted if self._loaded else self._past
         return counted
 
@@ -157,6 +171,7 @@ class JobAccount:
 
     def complete(self, done: ev.JobOver) -> ev.JobOver:
         """The end of the job with the account, and with what each restart has cost."""
-        report, account = done.report, self._book.told(done.report.duration_s)
+        report = done.report
+        account = self._book.told(done.report.duration_s)
         restarts = priced(report.restarts, self._costs.values())
         return replace(done, report=replace(report, account=account, restarts=restarts))

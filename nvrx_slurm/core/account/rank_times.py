@@ -37,17 +37,25 @@ class RankTimes(Record):
     @property
     def pace_s(self) -> float:
         """Mean time between heartbeats after the second; 0 = not known."""
-        return (self.last_s - self.second_s) / (self.beats - 2) if self.beats > 2 and self.second_s else 0.0
+        return (
+            (self.last_s - self.second_s) / (self.beats - 2)
+            if self.beats > 2 and self.second_s
+            else 0.0
+        )
 
     def silent_s(self, kind: FaultKind, now_s: float) -> float:
         """From its last sign of life until `now_s`. The end of a rank that did not hang is such a sign, unless it was
         silent for several of its steps before that."""
         sign_s = max(self.released_s, self.init_s, self.last_s, self.turn_s)
-        stuck = self.pace_s > 0.0 and not self.section and self.until_s - sign_s > _STUCK * self.pace_s
+        stuck = (
+            self.pace_s > 0.0 and not self.section and self.until_s - sign_s > _STUCK * self.pace_s
+        )
         return max(0.0, now_s - (sign_s if kind is FaultKind.HANG or stuck else self.until_s))
 
 
-def node_spent(ranks: Collection[RankTimes], plan_s: float, now_s: float, term: int, cycle: int) -> Spent:
+def node_spent(
+    ranks: Collection[RankTimes], plan_s: float, now_s: float, term: int, cycle: int
+) -> Spent:
     """The record for the coordinator. The slowest rank of the node counts for each phase."""
     if not ranks:
         return Spent(term, cycle)
@@ -63,7 +71,9 @@ def node_spent(ranks: Collection[RankTimes], plan_s: float, now_s: float, term: 
         cycle,
         start_s=released_s - plan_s,
         import_s=max(0.0, init_s - released_s) if init_s else -1.0,
-        init_s=max(0.0, first_s - init_s - min(rank.before_s for rank in ranks)) if init_s and first_s else -1.0,
+        init_s=max(0.0, first_s - init_s - min(rank.before_s for rank in ranks))
+        if init_s and first_s
+        else -1.0,
         reload_s=max(_longer_s(rank) for rank in ranks),
         suspended_s=max(rank.suspended_s for rank in ranks),
         saved_s=now_s - min(saved) if saved else -1.0,

@@ -13,7 +13,12 @@ _ROOM = 1.1  # free space, as a multiple of the last checkpoint
 
 
 def worries(
-    age_s: float, saved_s: list[float], same_as: str, sizes: tuple[int, int], save_s: float, warned_s: float
+    age_s: float,
+    saved_s: list[float],
+    same_as: str,
+    sizes: tuple[int, int],
+    save_s: float,
+    warned_s: float,
 ) -> dict[str, str]:
     """Sentences by what they are about; {} = all is well.
 
@@ -27,12 +32,18 @@ def worries(
         dict[str, str](),
     )
     if usual_s > 0.0 and age_s > max(2 * usual_s, _LATE_S):
-        found["late"] = f"the last checkpoint is {in_words(age_s)} old, one came every {in_words(usual_s)}"
+        found["late"] = (
+            f"the last checkpoint is {in_words(age_s)} old, one came every {in_words(usual_s)}"
+        )
     if same_as:
-        found["same"] = f"the last checkpoint has the same bytes as {same_as}: does the script save what it trains?"
+        found["same"] = (
+            f"the last checkpoint has the same bytes as {same_as}: does the script save what it trains?"
+        )
     if sizes[1] < _ROOM * sizes[0]:
         taken, free = (f"{size >> 20} MiB" for size in sizes)
-        found["disk"] = f"the next checkpoint may not fit: {free} are free, the last one took {taken}"
+        found["disk"] = (
+            f"the next checkpoint may not fit: {free} are free, the last one took {taken}"
+        )
     if 0.0 < warned_s < 1.5 * save_s:
         told = f"a save takes {in_words(save_s)}, but ranks are warned {in_words(warned_s)} before the end"
         found["time"] = f"{told}: --ft-warn-before-end {2 * save_s:.0f}"

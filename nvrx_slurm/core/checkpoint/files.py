@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 
 Read = Callable[[int, int], bytes]  # (offset, length) -> bytes, fewer at the end of the file
 
-_MOST_PARSED = 1 << 18  # bytes of a text or of a `.metadata`: parsing more would hold up the event loop
+# bytes of a text or of a `.metadata`: parsing more would hold up the event loop
+_MOST_PARSED = 1 << 18
 _MOST_HEADER = 100_000_000  # bytes; the limit of safetensors itself
 _EOCD, _LOCATOR = 22, 20  # bytes of the records at the end of a zip file
 _SHARD = re.compile(rb"__\d+_\d+\.distcp")
@@ -39,7 +40,8 @@ def damage(name: str, size: int, read: Read) -> str:
 
 def _zip(size: int, read: Read) -> str:
     head = read(0, 4)
-    if head != b"PK\3\4":  # a bare pickle, as torch wrote before 1.6, or of another kind: its length is not known
+    # a bare pickle, as torch wrote before 1.6, or of another kind: its length is not known
+    if head != b"PK\3\4":
         return "" if any(head) else "its first bytes were never written"
     end = read(max(0, size - _EOCD), _EOCD)
     if len(end) < _EOCD or end[:4] != b"PK\5\6":
@@ -60,7 +62,11 @@ def _safetensors(size: int, read: Read) -> str:
         return "its header is longer than the file"
     try:
         header = json.loads(read(8, length))
-        ends = [int(tensor["data_offsets"][1]) for name, tensor in header.items() if name != "__metadata__"]
+        ends = [
+            int(tensor["data_offsets"][1])
+            for name, tensor in header.items()
+            if name != "__metadata__"
+        ]
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
         return "its header cannot be read"
     told = 8 + length + max(ends, default=0)
@@ -77,7 +83,10 @@ def _text(size: int, read: Read) -> str:
         return "it is not complete JSON"
 
 
-_JUDGES = dict.fromkeys(("pt", "pth", "ckpt", "bin", "npz"), _zip) | {"safetensors": _safetensors, "json": _text}
+_JUDGES = dict.fromkeys(("pt", "pth", "ckpt", "bin", "npz"), _zip) | {
+    "safetensors": _safetensors,
+    "json": _text,
+}
 
 
 def needed(name: str, size: int, read: Read) -> Mapping[str, int]:
@@ -111,7 +120,13 @@ def _of_metadata(data: bytes) -> dict[str, int]:
             if op.name in _MEMO:
                 memo[len(memo) if arg is None else arg] = text
                 continue
-            text = arg if isinstance(arg, str) else memo.get(int(arg or 0), "") if op.name in _RECALL else ""
+            text = (
+                arg
+                if isinstance(arg, str)
+                else memo.get(int(arg or 0), "")
+                if op.name in _RECALL
+                else ""
+            )
             if text in ("relative_path", "offset", "length"):
                 key = text
             elif key == "relative_path" and text:

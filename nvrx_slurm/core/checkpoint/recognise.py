@@ -63,20 +63,33 @@ def iteration_of(name: str, pattern: str | None = None) -> int:
 
 
 def examine(
-    name: str, iteration: int, files: Sequence[SavedFile], tracker: int | None = None, before: Collection[str] = ()
+    name: str,
+    iteration: int,
+    files: Sequence[SavedFile],
+    tracker: int | None = None,
+    before: Collection[str] = (),
 ) -> Checkpoint:
     """Judge one checkpoint. `tracker`: what Megatron's tracker file says; `before`: names of the files of the
     checkpoint before it."""
     times = [file.mtime for file in files] or [0.0]
     why = next(_faults(name, iteration, files, tracker, before), "")
     size = sum(file.size for file in files)
-    return Checkpoint(name, iteration, why, len(files), size, max(times), max(times) - min(times), _names(files))
+    return Checkpoint(
+        name, iteration, why, len(files), size, max(times), max(times) - min(times), _names(files)
+    )
 
 
 def _faults(
-    name: str, iteration: int, files: Sequence[SavedFile], tracker: int | None, before: Collection[str]
+    name: str,
+    iteration: int,
+    files: Sequence[SavedFile],
+    tracker: int | None,
+    before: Collection[str],
 ) -> Iterator[str]:
-    by_path, megatron = {file.path: file for file in files}, tracker is not None and name.startswith("iter_")
+    by_path, megatron = (
+        {file.path: file for file in files},
+        tracker is not None and name.startswith("iter_"),
+    )
     if _UNFINISHED.search(name):
         yield "its name is that of an unfinished one"
     if megatron and iteration > (tracker or 0):
@@ -86,11 +99,17 @@ def _faults(
             yield f"{file.path or name}: {file.damage}"
         yield from _unmet(file, by_path)
     yield from _unmarked_shards(by_path)
-    if megatron and any(path.endswith(".distcp") for path in by_path) and "common.pt" not in by_path:
+    if (
+        megatron
+        and any(path.endswith(".distcp") for path in by_path)
+        and "common.pt" not in by_path
+    ):
         yield "common.pt is missing"
     if "training_args.bin" in by_path and "trainer_state.json" not in by_path:
         yield "trainer_state.json is missing"
-    if "trainer_state.json" in by_path and not any(_has_tensors(p) and not _OF_TRAINER.match(p) for p in by_path):
+    if "trainer_state.json" in by_path and not any(
+        _has_tensors(p) and not _OF_TRAINER.match(p) for p in by_path
+    ):
         yield "it has no model"
     if ".metadata" not in by_path and not megatron:
         for lacking in sorted(set(before) - _names(files))[:1]:

@@ -62,21 +62,29 @@ class BarrierResult(Record):
 
     def to_text(self) -> str:
         """For the store: about 60 bytes and the reason, ranks as runs."""
-        return "\n".join([self.outcome.value, to_runs(self.terminated), to_runs(self.gone), self.why])
+        return "\n".join(
+            [self.outcome.value, to_runs(self.terminated), to_runs(self.gone), self.why]
+        )
 
     @classmethod
     def from_text(cls, text: str) -> BarrierResult:
         """The inverse of `to_text`."""
         outcome, terminated, gone, why = text.split("\n", 3)
-        return cls(Outcome(outcome), frozenset(from_runs(terminated)), frozenset(from_runs(gone)), why)
+        return cls(
+            Outcome(outcome), frozenset(from_runs(terminated)), frozenset(from_runs(gone)), why
+        )
 
 
-def barrier_result(arrivals: Mapping[int, Arrival], gone: Iterable[int], why: str = "") -> BarrierResult:
+def barrier_result(
+    arrivals: Mapping[int, Arrival], gone: Iterable[int], why: str = ""
+) -> BarrierResult:
     """Result from the arrivals of all members, by initial rank; `gone` are initial ranks that were no members.
 
     The result is REFUSED if the living ranks do not agree on the world size (they were started differently).
     """
-    alive = {initial: one for initial, one in arrivals.items() if one.status is not Status.TERMINATED}
+    alive = {
+        initial: one for initial, one in arrivals.items() if one.status is not Status.TERMINATED
+    }
     left = frozenset(gone) | (arrivals.keys() - alive.keys())
     if not alive:
         return BarrierResult(Outcome.EMPTY, gone=left, why=why)

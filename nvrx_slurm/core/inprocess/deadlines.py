@@ -45,7 +45,8 @@ class Deadlines(Record):
         )
         due_s = []
         for action, limit_s, since_s, missing in running:
-            began_s = now_s if since_s is None else max(since_s, seen.resumed_s)  # it may begin to run just after this
+            # it may begin to run just after this
+            began_s = now_s if since_s is None else max(since_s, seen.resumed_s)
             if now_s - began_s >= limit_s:
                 return action, now_s, f"{missing} for {now_s - began_s:.1f} s"
             due_s.append(began_s + limit_s)

@@ -25,7 +25,9 @@ class RestartPhase(Enum):
     STOPPING = "the function has ended here: tells all others of a fault; `abort` is being called"
     RECOVERING = "calls `finalize` and the health checks before another iteration"
     ARRIVED = "waits until all ranks are ready for another iteration, or gone (iteration barrier)"
-    COMPLETING = "calls `completion`, waits until all ranks are about to return (termination barrier)"
+    COMPLETING = (
+        "calls `completion`, waits until all ranks are about to return (termination barrier)"
+    )
     LEAVING = "leaves for good: tells the others, calls `terminate`"
     DONE = "the wrapper returns"
     GONE = "the wrapper raises"
@@ -75,7 +77,15 @@ class CannotGoOn:
 
 
 _P = RestartPhase
-_INSIDE = (_P.ENTERING, _P.ASSIGNING, _P.STARTING, _P.RUNNING, _P.RETURNED, _P.STOPPING, _P.RECOVERING)
+_INSIDE = (
+    _P.ENTERING,
+    _P.ASSIGNING,
+    _P.STARTING,
+    _P.RUNNING,
+    _P.RETURNED,
+    _P.STOPPING,
+    _P.RECOVERING,
+)
 
 
 class Restarts(Machine):
@@ -88,13 +98,31 @@ class Restarts(Machine):
         (_P.ASSIGNING, AssignmentFailed, "go", (_P.ARRIVED,), "with the ranks they had before"),
         (_P.STARTING, StepDone, "go", (_P.RUNNING,), "healthy"),
         (_P.RUNNING, Returned, "go", (_P.RETURNED,), "perhaps not yet on the others"),
-        ((_P.ASSIGNING, _P.STARTING, _P.RUNNING), FunctionEnded, "go", (_P.STOPPING,), "all ranks try again"),
+        (
+            (_P.ASSIGNING, _P.STARTING, _P.RUNNING),
+            FunctionEnded,
+            "go",
+            (_P.STOPPING,),
+            "all ranks try again",
+        ),
         ((_P.RUNNING, _P.RETURNED), Completed, "go", (_P.COMPLETING,), "all have returned"),
         (_P.STOPPING, Completed, "go", (_P.LEAVING,), "a fault after all had returned"),
-        ((_P.RUNNING, _P.RETURNED, _P.STOPPING), Interrupted, "go", (_P.RECOVERING,), "nothing blocks any more"),
+        (
+            (_P.RUNNING, _P.RETURNED, _P.STOPPING),
+            Interrupted,
+            "go",
+            (_P.RECOVERING,),
+            "nothing blocks any more",
+        ),
         (_P.RECOVERING, StepDone, "go", (_P.ARRIVED,), "fit for another iteration"),
         (_P.COMPLETING, Released, "go", (_P.DONE,), "all return together"),
-        ((*_INSIDE, _P.ARRIVED, _P.COMPLETING), CannotGoOn, "go", (_P.LEAVING,), "the others go on"),
+        (
+            (*_INSIDE, _P.ARRIVED, _P.COMPLETING),
+            CannotGoOn,
+            "go",
+            (_P.LEAVING,),
+            "the others go on",
+        ),
         (_P.LEAVING, StepDone, "go", (_P.GONE,), "raised to the caller"),
     )
 

@@ -24,7 +24,8 @@ def filled(rank: int, world_size: int, terminated: Collection[int]) -> int:
     if rank < new_world_size:
         return rank
     gaps = sorted(terminated)
-    moved_before = (rank - new_world_size) - (bisect_left(gaps, rank) - bisect_left(gaps, new_world_size))
+    gaps_between = bisect_left(gaps, rank) - bisect_left(gaps, new_world_size)
+    moved_before = (rank - new_world_size) - gaps_between
     return gaps[moved_before]
 
 

@@ -46,7 +46,8 @@ class Topology:
         """`keys[slot]` has one key per level; raises TopologyError unless the first is the same for all."""
         self.levels = list(levels)
         self.slots: list[int] = []  # by leaf
-        self.lineages: list[list[int]] = []  # by leaf: the branches around it, from the innermost to the root
+        # by leaf: the branches around it, from the innermost to the root
+        self.lineages: list[list[int]] = []
         paths: dict[tuple[str, ...], list[int]] = {}
         for slot in sorted(keys):
             paths.setdefault(tuple(keys[slot]), []).append(slot)
@@ -57,8 +58,12 @@ class Topology:
                     "the key of the first layer must be the same on all ranks, "
                     f"but rank {ranks[0]} has {root[0]!r} and rank {slots[0]} has {path[0]!r}"
                 )
-        numbers: dict[tuple[str, ...], int] = {}  # of the branches, in the order of their first slots
-        down = {path: [numbers.setdefault(path[: n + 1], len(numbers)) for n in range(len(path))] for path in paths}
+        # of the branches, in the order of their first slots
+        numbers: dict[tuple[str, ...], int] = {}
+        down = {
+            path: [numbers.setdefault(path[: n + 1], len(numbers)) for n in range(len(path))]
+            for path in paths
+        }
         self.depth = [len(path) - 1 for path in numbers]  # by branch: its level
         self.spans = [range(0)] * len(numbers)
         for path in sorted(paths, key=down.__getitem__):
@@ -68,7 +73,10 @@ class Topology:
                 span = self.spans[branch] or range(len(self.slots) - len(paths[path]), 0)
                 self.spans[branch] = range(span.start, len(self.slots))
         maxima = [self.levels[depth].max_ranks for depth in self.depth]
-        self.limit = [len(span) if most is None else most for most, span in zip(maxima, self.spans, strict=True)]
+        self.limit = [
+            len(span) if most is None else most
+            for most, span in zip(maxima, self.spans, strict=True)
+        ]
 
     def first_places(self, world_size_filter: Callable[[int], int] | None = None) -> Places:
         """Activate leaves in depth-first order, up to the `max_ranks` of every branch around them."""
@@ -77,7 +85,10 @@ class Topology:
         return step.finish(world_size_filter)
 
     def next_places(
-        self, places: Places, died: Iterable[int], world_size_filter: Callable[[int], int] | None = None
+        self,
+        places: Places,
+        died: Iterable[int],
+        world_size_filter: Callable[[int], int] | None = None,
     ) -> Places:
         """The places after the deaths of the leaves in `died`. `world_size_filter(n)` returns a number from 0 to n.
 
@@ -90,7 +101,8 @@ class Topology:
         step = _Reassignment(self, after, active_order(places))
         step.replace_from_reserve()
         step.backfill()
-        step.order = [leaf for leaf in step.order if after[leaf] > DEAD]  # close up the remaining gaps
+        # close up the remaining gaps
+        step.order = [leaf for leaf in step.order if after[leaf] > DEAD]
         return step.finish(world_size_filter)
 
 
@@ -115,17 +127,24 @@ class _Reassignment:
         self.topology = topology
         self.places = places
         self.order = list(order)
-        self._left: dict[int, Iterator[int]] = {}  # by branch: its leaves that were not yet looked at for a spare
+        # by branch: its leaves that were not yet looked at for a spare
+        self._left: dict[int, Iterator[int]] = {}
         self._terminate_below_minimum()
-        self.active = [sum(map((0).__le__, places[span.start : span.stop])) for span in topology.spans]
+        self.active = [
+            sum(map((0).__le__, places[span.start : span.stop])) for span in topology.spans
+        ]
 
     def _terminate_below_minimum(self) -> None:
         """Terminate branches with too few healthy leaves, children before parents."""
-        for depth, span in zip(reversed(self.topology.depth), reversed(self.topology.spans), strict=True):
+        for depth, span in zip(
+            reversed(self.topology.depth), reversed(self.topology.spans), strict=True
+        ):
             inside = self.places[span.start : span.stop]
             if sum(map(DEAD.__lt__, inside)) < self.topology.levels[depth].min_ranks:
                 gone = DEAD - 1 - depth
-                self.places[span.start : span.stop] = [gone if place > DEAD else place for place in inside]
+                self.places[span.start : span.stop] = [
+                    gone if place > DEAD else place for place in inside
+                ]
 
     def _activate(self, leaf: int, active_rank: int) -> None:
         self.places[leaf] = active_rank
@@ -158,7 +177,9 @@ class _Reassignment:
             if not topology.levels[topology.depth[branch]].reserve:
                 return None
             left = self._left.setdefault(branch, iter(topology.spans[branch]))
-            spares = (leaf for leaf in left if places[leaf] in (SPARE, FILTERED) and self._fits(leaf))
+            spares = (
+                leaf for leaf in left if places[leaf] in (SPARE, FILTERED) and self._fits(leaf)
+            )
             if (spare := next(spares, None)) is not None:
                 return spare
         return None
@@ -166,7 +187,8 @@ class _Reassignment:
     def backfill(self) -> None:
         """In each BACKFILL domain, swap the lowest gaps with the highest active ranks."""
         levels, order = self.topology.levels, self.order
-        domains: dict[int, list[int]] = {}  # active ranks by the outermost branch to which the flag reaches
+        # active ranks by the outermost branch to which the flag reaches
+        domains: dict[int, list[int]] = {}
         reach = sum(1 for _ in takewhile(lambda level: level.backfill, reversed(levels)))
         for active_rank, leaf in enumerate(order if reach else ()):
             domains.setdefault(self.topology.lineages[leaf][reach - 1], []).append(active_rank)

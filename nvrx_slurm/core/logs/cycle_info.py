@@ -27,7 +27,9 @@ class CycleFiles(Record):
         return f"{self.directory}/cycle_info.{self.job}.current"
 
 
-def document(files: CycleFiles, assignment: Assignment, nodes: Iterable[Node], log_file: str) -> dict[str, object]:
+def document(
+    files: CycleFiles, assignment: Assignment, nodes: Iterable[Node], log_file: str
+) -> dict[str, object]:
     """The content for the cycle of `assignment`, without times. `nodes`: all that the coordinator knows."""
     assert assignment.shared is not None
     by_id = {node.node_id: node for node in nodes}
@@ -40,8 +42,14 @@ def document(files: CycleFiles, assignment: Assignment, nodes: Iterable[Node], l
         "cycle_start_time": "",
         "cycle_end_time": "",
         "cycle_log_file": log_file,
-        "active_nodes": ",".join(by_id[slot.node_id].host for slot in slots if slot.node_id in by_id),
-        "standby_nodes": ",".join(node.host for node in by_id.values() if node.node_id not in active),
+        "active_nodes": ",".join(
+            by_id[slot.node_id].host for slot in slots if slot.node_id in by_id
+        ),
+        "standby_nodes": ",".join(
+            node.host for node in by_id.values() if node.node_id not in active
+        ),
         "generation": str(assignment.shared.term),
-        "active_ranks": ",".join(f"{slot.first_rank}-{slot.first_rank + slot.nproc - 1}" for slot in slots),
+        "active_ranks": ",".join(
+            f"{slot.first_rank}-{slot.first_rank + slot.nproc - 1}" for slot in slots
+        ),
     }

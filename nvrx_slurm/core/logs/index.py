@@ -54,7 +54,9 @@ class Index:
         """
         at = data.rfind(b"\n" + _STATE) + 1 if start else 0
         index = cls(size=start + at)
-        while (newline := data.find(b"\n", at)) >= 0 and (index.term or data.startswith(_STATE, at)):
+        while (newline := data.find(b"\n", at)) >= 0 and (
+            index.term or data.startswith(_STATE, at)
+        ):
             try:
                 index.apply(data[at:newline], merged_size)
             except ValueError:
@@ -83,7 +85,11 @@ class Index:
             return None
         if record["end"] > merged_size:
             raise ValueError("it is about bytes that are lost")
-        self.term, self.owner, self.end = int(record["term"]), str(record["owner"]), int(record["end"])
+        self.term, self.owner, self.end = (
+            int(record["term"]),
+            str(record["owner"]),
+            int(record["end"]),
+        )
         self.sources, self._by_number = {}, {}
         for file, (number, rank, to) in record["sources"].items():
             self._add(Source(file, number, rank, to))
@@ -98,7 +104,9 @@ class Index:
         """The whole state: an aggregator begins, or goes on. `owner`: the run; `at`: Unix milliseconds."""
         self.term, self.owner = term, owner
         sources = {file: [one.number, one.rank, one.to] for file, one in self.sources.items()}
-        record = _line({"v": 2, "term": term, "owner": owner, "at": at, "end": self.end, "sources": sources})
+        record = _line(
+            {"v": 2, "term": term, "owner": owner, "at": at, "end": self.end, "sources": sources}
+        )
         self._since_state = -len(record)
         return record
 

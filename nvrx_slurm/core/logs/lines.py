@@ -29,7 +29,9 @@ class Lines:
         """
         end = data.rfind(b"\n") + 1
         if final:
-            return self._dressed(data if data.endswith(b"\n") or not data else data + b"\n"), len(data)
+            return self._dressed(data if data.endswith(b"\n") or not data else data + b"\n"), len(
+                data
+            )
         if end:
             return self._dressed(data[:end]), end
         if len(data) < LONGEST_LINE:
@@ -38,7 +40,8 @@ class Lines:
         if states and not self._as_written:
             return b"", states
         cut = LONGEST_LINE
-        while cut > LONGEST_LINE - 4 and cut < len(data) and data[cut] & 0xC0 == 0x80:  # not within a character
+        # not within a character
+        while cut > LONGEST_LINE - 4 and cut < len(data) and data[cut] & 0xC0 == 0x80:
             cut -= 1
         return self._dressed(data[:cut] + (b"" if self._as_written else CUT) + b"\n"), cut
 

@@ -24,12 +24,20 @@ def check(template: str) -> None:
     """Raises ValueError ("must ...") for a placeholder that does not exist."""
     for found in _PLACEHOLDER.finditer(template):
         if not found[1] or found[1] not in _KNOWN:
-            raise ValueError("must have no placeholders but %j (job), %A (array), %a (task), %r (requeues) and %%")
+            raise ValueError(
+                "must have no placeholders but %j (job), %A (array), %a (task), %r (requeues) and %%"
+            )
 
 
 def expand(template: str, name: JobName) -> str:
     """The path with its placeholders replaced. An id with a slash cannot leave the directory."""
-    values = {"j": name.job, "A": name.array_job or name.job, "a": name.task or "0", "r": str(name.restart), "%": "%"}
+    values = {
+        "j": name.job,
+        "A": name.array_job or name.job,
+        "a": name.task or "0",
+        "r": str(name.restart),
+        "%": "%",
+    }
     return _PLACEHOLDER.sub(lambda found: values[found[1]].replace("/", "_"), template)
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-_MOST_CPU = 0.2  # of a core, by all threads: 100 gloo groups, or a profiler that takes a sample every 10 ms
+# of a core, by all threads: 100 gloo groups, or a profiler that takes a sample every 10 ms
+_MOST_CPU = 0.2
 _MOST_BYTES = 1 << 16
 
 
@@ -19,7 +20,8 @@ class Signs(NamedTuple):
     """What a rank and the processes below it do at one moment."""
 
     pending: bool  # the signal has come, and its handler has not begun
-    place: bytes  # where the main thread sleeps: system call, stack and instruction pointer; b"": it does not sleep
+    # where the main thread sleeps: system call, stack and instruction pointer; b"": it does not sleep
+    place: bytes
     busy: frozenset[int]  # threads that compute, wait for a disk, or send
     cpu_s: float  # processor time of all threads
     written: int  # bytes, by write(2) and its like

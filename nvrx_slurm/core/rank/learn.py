@@ -94,12 +94,16 @@ def learn_sections(
     """
     names = list(longest_s if selected is None else dict.fromkeys(selected))
     if unknown := [name for name in names if name not in longest_s]:
-        raise ValueError(f"section {unknown[0]!r} is not in rank_section_timeouts: {', '.join(longest_s) or 'none is'}")
+        raise ValueError(
+            f"section {unknown[0]!r} is not in rank_section_timeouts: {', '.join(longest_s) or 'none is'}"
+        )
     missing = [f"section {name!r}" for name in names if not longest_s[name]]
     if outside and not longest_outside_s:
         missing.append("time out of all sections")
     if missing:
-        raise NotReady(f"section timeouts cannot be calculated yet: no rank has completed {', '.join(missing)}")
+        raise NotReady(
+            f"section timeouts cannot be calculated yet: no rank has completed {', '.join(missing)}"
+        )
     limits = dict(current.section)
     for name in names:
         before = current.section.get(name) if name in current.calculated_sections else None
@@ -125,7 +129,10 @@ def with_learned(configured: SectionTimeouts, learned: SectionTimeouts) -> Secti
     names = learned.calculated_sections & set(configured.section)
     use_outside = learned.is_out_of_section_calculated
     return SectionTimeouts(
-        {name: learned.section[name] if name in names else limit for name, limit in configured.section.items()},
+        {
+            name: learned.section[name] if name in names else limit
+            for name, limit in configured.section.items()
+        },
         learned.out_of_section if use_outside else configured.out_of_section,
         configured.calculated_sections | names,
         configured.is_out_of_section_calculated or use_outside,
@@ -141,7 +148,9 @@ def to_message(heartbeats: HeartbeatTimeouts, sections: SectionTimeouts) -> dict
     if sections.is_out_of_section_calculated:
         told["rank_out_of_section_timeout"] = sections.out_of_section
     if sections.calculated_sections:
-        told["rank_section_timeouts"] = {name: sections.section[name] for name in sorted(sections.calculated_sections)}
+        told["rank_section_timeouts"] = {
+            name: sections.section[name] for name in sorted(sections.calculated_sections)
+        }
     return told
 
 
@@ -161,9 +170,13 @@ def from_state(state: Mapping[str, Any]) -> tuple[HeartbeatTimeouts, SectionTime
     """The calculated limits in a result of to_state(), also of NVRx. Raises ValueError, one sentence."""
     try:
         saved = state[STATE_KEY]
-        return _heartbeats_from(saved.get("heartbeat") or {}), _sections_from(saved.get("section") or {})
+        return _heartbeats_from(saved.get("heartbeat") or {}), _sections_from(
+            saved.get("section") or {}
+        )
     except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"it is no state with learned timeouts: {type(error).__name__}: {error}") from error
+        raise ValueError(
+            f"it is no state with learned timeouts: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _heartbeats_from(saved: Mapping[str, Any]) -> HeartbeatTimeouts:

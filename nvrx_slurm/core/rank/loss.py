@@ -12,7 +12,8 @@ from statistics import median
 from typing import NamedTuple
 
 _WINDOW = 128  # reports that the median is of
-_DEVIATIONS, _SHARE = 8.0, 0.5  # above the median: so many robust deviations, and such a part of the median itself
+# above the median: so many robust deviations, and such a part of the median itself
+_DEVIATIONS, _SHARE = 8.0, 0.5
 _MAD = 1.4826  # median absolute deviations of a normal distribution are one standard deviation
 _STAYS = 64  # reports in a row above half of the peak
 _OVERFLOWS = 16  # not finite in a row: with loss scaling some gradients are
@@ -99,5 +100,9 @@ class Agreement:
         self._equal = 0 if others else self._equal + 1
         if not others or not learned:
             return ""
-        odd = [str(rank) for rank, bits in sorted(told.items()) if bits != usual or 2 * most <= len(told)]
+        odd = [
+            str(rank)
+            for rank, bits in sorted(told.items())
+            if bits != usual or 2 * most <= len(told)
+        ]
         return f"the loss of iteration {report.iteration} has other bits on rank {', '.join(odd)} of {len(told)} ranks"

@@ -31,7 +31,9 @@ def kind_of(name: str) -> str:
 
 def is_wait(name: str) -> bool:
     """Whether ranks wait for each other in section `name`, by its name."""
-    return any(word in name.lower() for word in ("wait", "barrier", "allreduce", "all_reduce", "sync"))
+    return any(
+        word in name.lower() for word in ("wait", "barrier", "allreduce", "all_reduce", "sync")
+    )
 
 
 class SectionError(ValueError):
@@ -63,7 +65,9 @@ class Sections:
         slots = slots_of(list(names))
         self.slots = {name: slot for slot, (name, own) in enumerate(slots) if own}
         self._owners = [name for name, _ in slots]
-        self.saves = frozenset(slot for slot, (name, _) in enumerate(slots) if kind_of(name) == "checkpoint")
+        self.saves = frozenset(
+            slot for slot, (name, _) in enumerate(slots) if kind_of(name) == "checkpoint"
+        )
         self._others = [slot for slot, (name, _) in enumerate(slots) if name != STEP_SECTION]
         # Slot of a "step" during warm-up; -1: there is no warm-up, or it is over.
         self._warm_step = next((slot for slot, (_, own) in enumerate(slots) if not own), -1)
@@ -76,7 +80,9 @@ class Sections:
         self._longest_ns = [0] * len(slots)
         self.spent_ns, self.turn, self._turn_ns = list(spent_ns) or [0] * len(slots), 0, now_ns
         self._longest_outside_ns = 0
-        self._outside_counts = bool(names) and (STEP_SECTION not in self.slots or WARMUP_SECTION in self.slots)
+        self._outside_counts = bool(names) and (
+            STEP_SECTION not in self.slots or WARMUP_SECTION in self.slots
+        )
         self.outside_ns = now_ns if self._outside_counts else 0
 
     @property
@@ -95,7 +101,8 @@ class Sections:
                 slot = self._warm_step
         self._end_outside(now_ns)
         self.outside_ns = 0
-        if self._last >= 0:  # the time since the last start or end is of the section that began last
+        # the time since the last start or end is of the section that began last
+        if self._last >= 0:
             self.turn = self._last
             self.spent_ns[self._last] += now_ns - self._turn_ns
         self._turn_ns = now_ns
@@ -109,7 +116,8 @@ class Sections:
         if found is None:
             self.slots[name]  # raises KeyError for a name that is not configured
             raise SectionError(f"section {name!r} is not open: start_section({name!r}) first")
-        self.turn = turn = self._last  # as in start(): a method for both would cost a tenth of the whole call
+        # as in start(): a method for both would cost a tenth of the whole call
+        self.turn = turn = self._last
         self.spent_ns[turn] += now_ns - self._turn_ns
         self._turn_ns = now_ns
         slot, since_ns = found

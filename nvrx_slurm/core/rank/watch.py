@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections import namedtuple
 
-STACKS_GRACE_S = 2.0  # for faulthandler to print all threads; it needs milliseconds unless stderr is stuck
+# for faulthandler to print all threads; it needs milliseconds unless stderr is stuck
+STACKS_GRACE_S = 2.0
 SIGNAL_GRACE_S = 10.0  # for a worker to act on a `rank_termination_signal` of the user's choice
 LATE_END_S = 60.0  # an end that takes longer is said
 LATE_S = 1.0  # a monitor that wakes up this late was stopped, and so probably was its rank
@@ -55,7 +56,10 @@ class RankLimits(
     def slots(self) -> list[tuple[str, float | None]]:
         """(name for messages, limit) of each section word of the page; see `slots_of()`."""
         return [
-            (f"section {name!r}" if own else f"section {STEP_SECTION!r} (warm-up)", self.rank_section_timeouts[name])
+            (
+                f"section {name!r}" if own else f"section {STEP_SECTION!r} (warm-up)",
+                self.rank_section_timeouts[name],
+            )
             for name, own in slots_of(list(self.rank_section_timeouts))
         ]
 
@@ -69,7 +73,9 @@ class RankLimits(
         for name, value in told.items():
             if name == "rank_section_timeouts":
                 if not isinstance(value, dict) or not value.keys() <= sections.keys():
-                    raise ValueError("a section that is not in rank_section_timeouts has no limit to change")
+                    raise ValueError(
+                        "a section that is not in rank_section_timeouts has no limit to change"
+                    )
                 for section, told_s in value.items():
                     learned = _limit(f"the timeout of section {section!r}", told_s)
                     sections[section] = self._enforced(learned, sections[section])
@@ -81,10 +87,18 @@ class RankLimits(
 
     def _enforced(self, learned: float | None, configured: float | None) -> float | None:
         least_s = self.workload_check_interval
-        return None if learned is None else max(learned, least_s if configured is None else min(least_s, configured))
+        return (
+            None
+            if learned is None
+            else max(learned, least_s if configured is None else min(least_s, configured))
+        )
 
 
-_LEARNED = ("initial_rank_heartbeat_timeout", "rank_heartbeat_timeout", "rank_out_of_section_timeout")
+_LEARNED = (
+    "initial_rank_heartbeat_timeout",
+    "rank_heartbeat_timeout",
+    "rank_out_of_section_timeout",
+)
 
 
 def slots_of(sections: list[str]) -> list[tuple[str, bool]]:
@@ -103,7 +117,9 @@ def _limit(name: str, value: object) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e9:
-        raise ValueError(f"{name} must be a number of seconds above 0 (or none for no limit), not {value!r}")
+        raise ValueError(
+            f"{name} must be a number of seconds above 0 (or none for no limit), not {value!r}"
+        )
     return float(value)
 
 
@@ -170,14 +186,19 @@ def _running(limits: RankLimits, view: View) -> list[tuple[float, float, str]]:
         return running
     if view.initialized_s is None:
         if limits.rank_init_timeout is not None:
-            running.append((view.started_s, limits.rank_init_timeout, "no init_workload_monitoring()"))
+            running.append(
+                (view.started_s, limits.rank_init_timeout, "no init_workload_monitoring()")
+            )
         return running
     if view.heartbeat_s is None:
         if limits.initial_rank_heartbeat_timeout is not None:
-            running.append((view.initialized_s, limits.initial_rank_heartbeat_timeout, "no first heartbeat"))
+            running.append(
+                (view.initialized_s, limits.initial_rank_heartbeat_timeout, "no first heartbeat")
+            )
     elif limits.rank_heartbeat_timeout is not None:
         running.append((view.heartbeat_s, limits.rank_heartbeat_timeout, "no heartbeat"))
-    for since_s, (what, limit_s) in zip(view.sections, limits.slots, strict=False):  # () = none is open
+    # () = none is open
+    for since_s, (what, limit_s) in zip(view.sections, limits.slots, strict=False):
         if since_s is not None and limit_s is not None:
             running.append((since_s, limit_s, f"in {what}"))
     if _is_outside(view) and limits.rank_out_of_section_timeout is not None:
@@ -193,7 +214,8 @@ def _startable(limits: RankLimits, view: View) -> list[float]:
     """The limits that do not run but that the rank can start through its page, in seconds."""
     if view.finished or view.initialized_s is None:
         return []
-    startable: list[float | None] = [min(limits.rank_exit_timeout or LATE_END_S, LATE_END_S)]  # by its shutdown
+    # by its shutdown
+    startable: list[float | None] = [min(limits.rank_exit_timeout or LATE_END_S, LATE_END_S)]
     startable += [] if view.heartbeat_s is not None else [limits.rank_heartbeat_timeout]
     for slot, (_, limit_s) in enumerate(limits.slots):
         if slot >= len(view.sections) or view.sections[slot] is None:

@@ -8,7 +8,17 @@ from functools import partial, wraps
 from typing import Any
 
 from nvrx_slurm.health import kept
-from nvrx_slurm.health.check import NVML, OUTSIDE_PREFLIGHT, Check, Expected, NodeView, SiteKey, Verdict, check, judged
+from nvrx_slurm.health.check import (
+    NVML,
+    OUTSIDE_PREFLIGHT,
+    Check,
+    Expected,
+    NodeView,
+    SiteKey,
+    Verdict,
+    check,
+    judged,
+)
 from nvrx_slurm.system import gpu_facts, gpus, pci, trust
 from nvrx_slurm.system.gpu_facts import Ecc, Fabric, Heat, Rows
 from nvrx_slurm.system.hardware import Absent, HardwareError
@@ -27,7 +37,9 @@ def visible(node: NodeView) -> Mapping[str, str]:
 
 def in_script(env: Mapping[str, str]) -> bool:
     """Whether this is a prolog or epilog of a job, by Slurm's variable, or the few variables that hook.sh passes on."""
-    return "SLURM_SCRIPT_CONTEXT" in env or ("SLURM_JOB_ID" in env and "SLURM_JOB_NODELIST" not in env)
+    return "SLURM_SCRIPT_CONTEXT" in env or (
+        "SLURM_JOB_ID" in env and "SLURM_JOB_NODELIST" not in env
+    )
 
 
 def gpu_check(
@@ -42,7 +54,9 @@ def gpu_check(
         @wraps(problem)
         def examine(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
             facts = read(visible(node), say=node.doing)
-            wrong = [f"{gpu} {said}" for gpu, fact in facts.items() if (said := problem(fact, expected))]
+            wrong = [
+                f"{gpu} {said}" for gpu, fact in facts.items() if (said := problem(fact, expected))
+            ]
             return judged(wrong, f"{len(facts)} GPUs {well}")
 
         return nvml_check(name, reads, **more)(examine)
@@ -69,7 +83,9 @@ def given_gpus(env: Mapping[str, str]) -> int | None:
     (MIG), which Slurm counts and NVML does not."""
     if in_script(env):
         return None
-    if any(part.strip().startswith("MIG") for part in env.get("CUDA_VISIBLE_DEVICES", "").split(",")):
+    if any(
+        part.strip().startswith("MIG") for part in env.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    ):
         raise Absent("MIG instances, not whole GPUs, are assigned")
     word = env.get("SLURM_GPUS_ON_NODE", "")
     return int(word) if word.isdecimal() and len(word) < 6 else None
@@ -84,7 +100,8 @@ def given_gpus(env: Mapping[str, str]) -> int | None:
 def gpu_count(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
     """NVML shows fewer GPUs than the job was given; outside of jobs not gpus, else not those on the PCI bus."""
     given, of_site = given_gpus(node.env), expected["gpus"]
-    all_seen = node.is_host() and (trust.as_root() or not node.live)  # a cgroup may hide some from other users
+    # a cgroup may hide some from other users
+    all_seen = node.is_host() and (trust.as_root() or not node.live)
     on_bus = len(pci.gpus(node.path("/sys"))) if all_seen else None
     wanted = next((count for count in (given, of_site, on_bus) if count is not None), None)
     node.doing("asking NVML for the number of GPUs")
@@ -92,11 +109,15 @@ def gpu_count(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
         shown = gpus.seen()
     except (gpus.NoNvml, HardwareError) as why:
         # A node without a driver has no GPUs, unless some are expected, or the library is there without a driver.
-        is_cpu_node = isinstance(why, gpus.NoNvml) and (why.code == "LIBRARY_NOT_FOUND" or not on_bus)
+        is_cpu_node = isinstance(why, gpus.NoNvml) and (
+            why.code == "LIBRARY_NOT_FOUND" or not on_bus
+        )
         if _says_nothing(why) or (is_cpu_node and not given and not of_site):
             raise
         return Verdict.FAIL, f"{f'{wanted} GPUs' if wanted else 'the GPUs'} cannot be used: {why}"
-    if wanted is not None and (shown < wanted or (given is None and of_site is not None and shown > wanted)):
+    if wanted is not None and (
+        shown < wanted or (given is None and of_site is not None and shown > wanted)
+    ):
         return Verdict.FAIL, f"NVML shows {shown} GPUs instead of {wanted}"
     if not shown:
         raise Absent("there is no GPU")
@@ -139,7 +160,10 @@ def gpu_driver(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
     except FileNotFoundError:
         module = None
     if module and module[1] != library:
-        return Verdict.FAIL, f"the kernel module is {module[1]}, the library {library}: reboot the node"
+        return (
+            Verdict.FAIL,
+            f"the kernel module is {module[1]}, the library {library}: reboot the node",
+        )
     if wanted and library != wanted:
         return Verdict.FAIL, f"the driver is {library} instead of {wanted}"
     return Verdict.PASS, f"the driver is {library}"
@@ -167,8 +191,12 @@ def gpu_persistence(on: bool, expected: Expected) -> str:
     "NVML: volatile ECC errors, corrected and not",
     "have few ECC errors or none",
     settings=(
-        SiteKey("gpu_ecc_uncorrected_max", "count", 0, "uncorrected ECC errors that a GPU may have"),
-        SiteKey("gpu_ecc_corrected_max", "count", 50_000_000, "corrected ECC errors that a GPU may have"),
+        SiteKey(
+            "gpu_ecc_uncorrected_max", "count", 0, "uncorrected ECC errors that a GPU may have"
+        ),
+        SiteKey(
+            "gpu_ecc_corrected_max", "count", 50_000_000, "corrected ECC errors that a GPU may have"
+        ),
     ),
 )
 def gpu_ecc(found: Ecc, expected: Expected) -> str:
@@ -179,7 +207,12 @@ def gpu_ecc(found: Ecc, expected: Expected) -> str:
     return f"has {found.corrected} corrected ECC errors" if many else ""
 
 
-@gauge("gpu-row-remap", gpu_facts.remapped_rows, "NVML: remapped rows (Ampere and later)", "have no row to remap")
+@gauge(
+    "gpu-row-remap",
+    gpu_facts.remapped_rows,
+    "NVML: remapped rows (Ampere and later)",
+    "have no row to remap",
+)
 def gpu_row_remap(rows: Rows, expected: Expected) -> str:
     """A row could not be remapped, or is to be remapped by a reset."""
     if rows.failed:
@@ -209,7 +242,9 @@ def gpu_throttle(reasons: tuple[str, ...], expected: Expected) -> str:
     gpu_facts.temperatures,
     "NVML: temperature of the chip, and where it slows down",
     "are cool enough",
-    settings=(SiteKey("gpu_temperature_max", "number", None, "degrees Celsius that a GPU may have"),),
+    settings=(
+        SiteKey("gpu_temperature_max", "number", None, "degrees Celsius that a GPU may have"),
+    ),
 )
 def gpu_temperature(heat: Heat, expected: Expected) -> str:
     """A GPU is so hot that it slows down, or hotter than gpu_temperature_max."""
@@ -245,7 +280,8 @@ def nvlink(links: Mapping[int, bool], expected: Expected) -> str:
     if wanted is not None:
         return f"has {up} NVLinks up instead of {wanted}" if up < wanted else ""
     down = ", ".join(str(link) for link, is_up in links.items() if not is_up)
-    return f"has NVLink {down} down" if up and down else ""  # a GPU without a bridge or switch has none up
+    # a GPU without a bridge or switch has none up
+    return f"has NVLink {down} down" if up and down else ""
 
 
 @nvml_check(
@@ -253,8 +289,15 @@ def nvlink(links: Mapping[int, bool], expected: Expected) -> str:
     "NVML: receive errors, replays and recoveries of each NVLink, compared with earlier runs",
     contexts=OUTSIDE_PREFLIGHT,
     settings=(
-        SiteKey("nvlink_errors_max", "count", 1000, "errors that an NVLink may count within nvlink_window_s"),
-        SiteKey("nvlink_window_s", "seconds", 3600.0, "how long errors of an NVLink count, in seconds"),
+        SiteKey(
+            "nvlink_errors_max",
+            "count",
+            1000,
+            "errors that an NVLink may count within nvlink_window_s",
+        ),
+        SiteKey(
+            "nvlink_window_s", "seconds", 3600.0, "how long errors of an NVLink count, in seconds"
+        ),
     ),
 )
 def nvlink_errors(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
@@ -265,8 +308,13 @@ def nvlink_errors(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
         for link, count in links.items()
     }
     risen = kept.rises(node, _LINK_ERRORS, now, expected["nvlink_window_s"])
-    many = sorted((-count, link) for link, count in risen.items() if count > expected["nvlink_errors_max"])
-    return judged([f"{link} counted {-count} errors" for count, link in many], f"{sum(risen.values())} errors lately")
+    many = sorted(
+        (-count, link) for link, count in risen.items() if count > expected["nvlink_errors_max"]
+    )
+    return judged(
+        [f"{link} counted {-count} errors" for count, link in many],
+        f"{sum(risen.values())} errors lately",
+    )
 
 
 @gpu_check(

@@ -30,7 +30,9 @@ def gpu_use(node: NodeView, expected: Expected) -> GpuUse:
     env, allowed = chosen(node), may_be_there(node.env)
     processes: dict[str, dict[str, bool]] = {}
     for gpu, pids in gpu_facts.processes(env, say=node.doing).items():
-        processes[gpu] = dict(found for pid in pids if (found := _process(node, pid, allowed, expected)))
+        processes[gpu] = dict(
+            found for pid in pids if (found := _process(node, pid, allowed, expected))
+        )
     try:
         return GpuUse(gpus.memory_used_mb(env, say=node.doing), processes)
     except Absent:  # GPUs that have no memory of their own
@@ -58,7 +60,9 @@ def may_be_there(env: Mapping[str, str]) -> frozenset[str] | None:
     return frozenset(env[name] for name in ("SLURM_JOB_ID", "SLURM_JOB_SLUID") if env.get(name))
 
 
-def _process(node: NodeView, pid: int, allowed: frozenset[str] | None, expected: Expected) -> tuple[str, bool] | None:
+def _process(
+    node: NodeView, pid: int, allowed: frozenset[str] | None, expected: Expected
+) -> tuple[str, bool] | None:
     """("name (pid)", whether it may be there); None if it has ended."""
     try:
         name = node.text(f"/proc/{pid}/comm", 64).strip()
@@ -78,9 +82,24 @@ _SERVICES = ("nvidia-persiste", "nv-hostengine", "nvidia-cuda-mps", "Xorg", "dcg
     group=NVML,
     contexts=("prolog", "epilog", "manual"),
     settings=(
-        SiteKey("gpu_memory_used_mb", "number", 512.0, "MiB that may be in use on a GPU without a process"),
-        SiteKey("gpu_settle_s", "seconds", 2.5, "how long a killed process may take to be gone, in seconds"),
-        SiteKey("gpu_processes", "names", _SERVICES, "processes that may be on GPUs, by name (15 characters)"),
+        SiteKey(
+            "gpu_memory_used_mb",
+            "number",
+            512.0,
+            "MiB that may be in use on a GPU without a process",
+        ),
+        SiteKey(
+            "gpu_settle_s",
+            "seconds",
+            2.5,
+            "how long a killed process may take to be gone, in seconds",
+        ),
+        SiteKey(
+            "gpu_processes",
+            "names",
+            _SERVICES,
+            "processes that may be on GPUs, by name (15 characters)",
+        ),
     ),
     budget_s=5.0,
 )
@@ -98,7 +117,9 @@ def gpu_processes(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
 
 def judge(use: GpuUse, expected: Expected) -> tuple[Verdict, str]:
     """By one reading."""
-    left = {name: gpu for gpu, found in use.processes.items() for name, may in found.items() if not may}
+    left = {
+        name: gpu for gpu, found in use.processes.items() for name, may in found.items() if not may
+    }
     wrong = [f"left over: {name} on {gpu}" for name, gpu in left.items()]
     for gpu, mb in use.used_mb.items():
         if mb > expected["gpu_memory_used_mb"] and not use.processes.get(gpu):

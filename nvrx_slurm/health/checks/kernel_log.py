@@ -68,7 +68,11 @@ XIDS: dict[int, tuple[Repair, str]] = {
     158: (Repair.RESET, "fatal timeout of the GPU"),
     168: (Repair.REBOOT, "GPU memory could not be initialized"),
 }
-_NEEDS = {Repair.RESET: "a GPU reset", Repair.REBOOT: "a reboot", Repair.ISOLATE: "a person at the node"}
+_NEEDS = {
+    Repair.RESET: "a GPU reset",
+    Repair.REBOOT: "a reboot",
+    Repair.ISOLATE: "a person at the node",
+}
 
 # "NVRM: Xid (PCI:0000:3b:00): 79, pid=..., GPU has ...", "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, ..."
 # Only the beginning of a record is the driver's: further on the kernel quotes names that users choose (of cgroups).
@@ -83,16 +87,23 @@ _ACTIONS = (("Node Reboot", Repair.REBOOT), ("GPU Reset", Repair.RESET), ("Drain
 def parsed(line: str, sequence: int) -> DriverEvent | None:
     """The event in a record of the kernel's log, or None."""
     found = _LINE.match(line)
-    return DriverEvent(found[1].upper(), int(found[3]), found[2], found[4].strip(), sequence) if found else None
+    return (
+        DriverEvent(found[1].upper(), int(found[3]), found[2], found[4].strip(), sequence)
+        if found
+        else None
+    )
 
 
 def repair(event: DriverEvent) -> Repair:
     """The repair that an event asks for."""
     if event.kind == "SXID":
         return Repair.RESET if event.text.startswith("Fatal") else Repair.MONITOR
-    if event.code == 154:  # "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
+    # "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
+    if event.code == 154:
         now = event.text.rpartition(" to ")[2]
-        return next((due for words, due in _ACTIONS if words.lower() in now.lower()), Repair.MONITOR)
+        return next(
+            (due for words, due in _ACTIONS if words.lower() in now.lower()), Repair.MONITOR
+        )
     return XIDS.get(event.code, (Repair.MONITOR, ""))[0]
 
 
@@ -130,7 +141,11 @@ def _record(chunk: bytes) -> tuple[int, str] | None:
     """
     head, separator, text = chunk.partition(b";")
     fields = head.split(b",")
-    if not separator or len(fields) < 3 or not (fields[0].isdigit() and fields[1].isdigit() and len(head) < 100):
+    if (
+        not separator
+        or len(fields) < 3
+        or not (fields[0].isdigit() and fields[1].isdigit() and len(head) < 100)
+    ):
         return None
     if int(fields[0]) >> _LEVEL_BITS != _KERNEL:
         return None
@@ -176,7 +191,9 @@ def judge(found: Iterable[DriverEvent], expected: Expected) -> tuple[Verdict, st
     grave: dict[str, Repair] = {}
     others: Counter[str] = Counter()
     for event in found:
-        name, due, is_xid = f"{event.kind} {event.code}", repair(event), event.kind == "XID"
+        name = f"{event.kind} {event.code}"
+        due = repair(event)
+        is_xid = event.kind == "XID"
         if is_xid and event.code in expected["xid_fail"]:
             due = max(due, Repair.RESET)
         if due is Repair.MONITOR or (is_xid and event.code in expected["xid_ignore"]):

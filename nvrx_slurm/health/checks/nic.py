@@ -8,7 +8,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from nvrx_slurm.health import kept
-from nvrx_slurm.health.check import QUICK, Expected, NodeView, SiteKey, Verdict, check, judged, system_check
+from nvrx_slurm.health.check import (
+    QUICK,
+    Expected,
+    NodeView,
+    SiteKey,
+    Verdict,
+    check,
+    judged,
+    system_check,
+)
 from nvrx_slurm.system import nics, pci
 from nvrx_slurm.system.hardware import Absent
 from nvrx_slurm.system.nics import ACTIVE, Port
@@ -21,7 +30,9 @@ _LINK_UP = "LinkUp"
 _SETTLE_S, _APART_S, _MARGIN_S = 3.0, 0.2, 0.5
 _PATHS = (
     SiteKey("link_state_path", "text", None, "where a NIC's state is instead, with {nic} in it"),
-    SiteKey("link_downed_path", "text", None, "where a NIC's link_downed is instead, with {nic} in it"),
+    SiteKey(
+        "link_downed_path", "text", None, "where a NIC's link_downed is instead, with {nic} in it"
+    ),
 )
 
 
@@ -54,7 +65,9 @@ def earlier(node: NodeView, found: Mapping[str, Port]) -> dict[str, float]:
     """Rates of the ports that were ACTIVE before this run, which is kept for the next one; {} if none can be kept."""
     try:
         before: dict[str, float] = kept.recall(node, _PORTS).get("rates", {})
-        rates = before | {name: max(rate, before.get(name, 0.0)) for name, rate in active(found).items()}
+        rates = before | {
+            name: max(rate, before.get(name, 0.0)) for name, rate in active(found).items()
+        }
         if rates != before:
             kept.remember(node, _PORTS, {"rates": rates})
         return before
@@ -94,7 +107,10 @@ def nic_ports(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
     before = earlier(node, found)
     wanted = list(expected["nic_ports"] or before)  # not ports without a cable
     while (lacking := _lacking(found, wanted)) and time.monotonic() + _APART_S < until_s:
-        if not all(port and port.state in _COMING and port.phys_state == _LINK_UP for port in lacking.values()):
+        if not all(
+            port and port.state in _COMING and port.phys_state == _LINK_UP
+            for port in lacking.values()
+        ):
             break
         node.doing("waiting for the subnet manager")
         time.sleep(_APART_S)
@@ -114,8 +130,15 @@ def nic_ports(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
     _ERRORS,
     "/sys/class/infiniband/*/ports/*/counters: link_downed and errors, compared with earlier runs",
     settings=(
-        SiteKey("nic_link_downed_max", "count", 0, "how often a link may go down within nic_window_s"),
-        SiteKey("nic_errors_max", "count", 1000, "errors of a kind that a port may count within nic_window_s"),
+        SiteKey(
+            "nic_link_downed_max", "count", 0, "how often a link may go down within nic_window_s"
+        ),
+        SiteKey(
+            "nic_errors_max",
+            "count",
+            1000,
+            "errors of a kind that a port may count within nic_window_s",
+        ),
         SiteKey("nic_window_s", "seconds", 3600.0, "how long errors of a port count, in seconds"),
         *_PATHS,
     ),
@@ -165,7 +188,11 @@ def _lanes(directory: str, which: str) -> float | None:
 def _gt_per_s(directory: str, which: str) -> float | None:
     """Of "16.0 GT/s PCIe"; None for "Unknown"."""
     number, _, unit = (pci.text(f"{directory}/{which}_link_speed") or "").partition(" ")
-    return float(number) if unit.startswith("GT/s") and number.replace(".", "", 1).isdecimal() else None
+    return (
+        float(number)
+        if unit.startswith("GT/s") and number.replace(".", "", 1).isdecimal()
+        else None
+    )
 
 
 @check(
@@ -173,12 +200,19 @@ def _gt_per_s(directory: str, which: str) -> float | None:
     f"{_DEVICES}/*/current_link_* and max_link_* of GPUs and RDMA NICs and of the ports above them",
     group=QUICK,
     settings=(
-        SiteKey("pcie_gpu_speed", "bool", False, "whether a GPU's link must have full speed even when it is idle"),
+        SiteKey(
+            "pcie_gpu_speed",
+            "bool",
+            False,
+            "whether a GPU's link must have full speed even when it is idle",
+        ),
     ),
 )
 def pcie_links(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
     """A link has fewer lanes, or a NIC's less speed, than both its ends can have."""
-    wrong, unknown, devices = [], [], pci_devices(node)
+    wrong = []
+    unknown = []
+    devices = pci_devices(node)
     if not devices:
         raise Absent("no GPU and no RDMA NIC is on PCI Express here")
     for name, device in devices.items():

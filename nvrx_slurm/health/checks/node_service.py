@@ -20,7 +20,11 @@ METHOD = "/nvhcd.HealthCheckService/RunHealthCheck"
 ARGS = ("--no-slurm",)
 TIMEOUT_S = 60.0
 _MARGIN_S = 0.25  # to report a missing answer before this check's own time is up
-_OPTIONS = (("grpc.max_receive_message_length", 4 << 20), ("grpc.enable_http_proxy", 0), ("grpc.enable_retries", 0))
+_OPTIONS = (
+    ("grpc.max_receive_message_length", 4 << 20),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.enable_retries", 0),
+)
 _SHOWN = 80  # characters of what is wrong
 
 
@@ -50,19 +54,23 @@ def _call(path: str, timeout_s: float) -> Any:
     from nvrx_slurm.health.service import nvhcd_pb2 as pb
 
     with grpc.insecure_channel(f"unix:{quote(path)}", options=_OPTIONS) as channel:
-        run = channel.unary_unary(METHOD, pb.HealthCheckRequest.SerializeToString, pb.HealthCheckResponse.FromString)
+        run = channel.unary_unary(
+            METHOD, pb.HealthCheckRequest.SerializeToString, pb.HealthCheckResponse.FromString
+        )
         try:
             return run(pb.HealthCheckRequest(args=ARGS), timeout=timeout_s)
         except grpc.RpcError as error:  # it is a grpc.Call, too
             kind = error.code().name.lower().replace("_", " ")
-            why = str(error.details()).rpartition(" error: ")[2]  # gRPC's own sentences name the address several times
+            # gRPC's own sentences name the address several times
+            why = str(error.details()).rpartition(" error: ")[2]
             raise ValueError(f"no answer from {path}: {kind}: {why}") from None
 
 
 def parse_output(text: str) -> dict[str, Any] | None:
     """The JSON object in `text` if its fail_count is a number (a float here); None for anything else."""
     try:
-        found = json.loads(text, parse_int=float)  # whatever its length: a number of a million digits is infinite
+        # whatever its length: a number of a million digits is infinite
+        found = json.loads(text, parse_int=float)
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) and isinstance(found.get("fail_count"), float) else None
@@ -72,7 +80,11 @@ def parse_output(text: str) -> dict[str, Any] | None:
     "node-service",
     "the answer of the nvhcd-compatible daemon at node_service",
     contexts=("preflight", "manual"),
-    settings=(SiteKey("node_service", "unix-socket", None, "socket of the service: a path or unix:///path"),),
+    settings=(
+        SiteKey(
+            "node_service", "unix-socket", None, "socket of the service: a path or unix:///path"
+        ),
+    ),
     only_if="node_service",
     budget_s=TIMEOUT_S + 1,
 )
@@ -84,7 +96,9 @@ def node_service(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
     try:
         mode = os.stat(place).st_mode
     except FileNotFoundError:
-        raise ValueError(f"there is no {path}: its daemon does not run, or it is not mounted in here") from None
+        raise ValueError(
+            f"there is no {path}: its daemon does not run, or it is not mounted in here"
+        ) from None
     if not stat.S_ISSOCK(mode):
         raise ValueError(f"{path} is no socket")
     if trust.as_root():  # a user's agent may believe the user's service; root believes no user
@@ -99,12 +113,24 @@ def judge(success: bool, output: str, error: str) -> tuple[Verdict, str]:
     found = parse_output(output)
     said = f": {error}" if error.strip() else ""
     if found is None:
-        return Verdict.FAIL, f"its output is no JSON with a number fail_count, but {output[:_SHOWN]!r}{said}"
+        return (
+            Verdict.FAIL,
+            f"its output is no JSON with a number fail_count, but {output[:_SHOWN]!r}{said}",
+        )
     if found["fail_count"] != 0:
         failed = found.get("failed_checks") or []
-        names = listed(str(name)[:_SHOWN] for name in (failed if isinstance(failed, list) else [failed]))
-        return Verdict.FAIL, f"fail_count is {found['fail_count']:g}{f' ({names})' if names else ''}{said}"
-    return (Verdict.PASS, "the service found nothing wrong") if success else (Verdict.FAIL, f"success is false{said}")
+        names = listed(
+            str(name)[:_SHOWN] for name in (failed if isinstance(failed, list) else [failed])
+        )
+        return (
+            Verdict.FAIL,
+            f"fail_count is {found['fail_count']:g}{f' ({names})' if names else ''}{said}",
+        )
+    return (
+        (Verdict.PASS, "the service found nothing wrong")
+        if success
+        else (Verdict.FAIL, f"success is false{said}")
+    )
 
 
 CHECKS = (node_service,)

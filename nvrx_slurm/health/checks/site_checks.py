@@ -32,7 +32,9 @@ def check(own: SiteCheck, where: str) -> Check:
     """The check that a site file describes. Raises UsageError for a command without an absolute path."""
     argv = list(own.run)
     if not argv[0].startswith("/"):
-        raise UsageError(f"{where}: own check {own.name}: run must begin with an absolute path; hooks have no PATH")
+        raise UsageError(
+            f"{where}: own check {own.name}: run must begin with an absolute path; hooks have no PATH"
+        )
     return Check(
         name=own.name,
         reads=" ".join(argv),
@@ -74,7 +76,9 @@ def run(argv: list[str], node: NodeView) -> Ended:
     orphans = processes.Orphans()
     left_s = node.deadline_s - _MARGIN_S - time.monotonic()
     try:
-        return bounded_process.run(argv, {"PATH": _PATH, "LC_ALL": "C", **slurm}, left_s, limit=_KEPT_BYTES)
+        return bounded_process.run(
+            argv, {"PATH": _PATH, "LC_ALL": "C", **slurm}, left_s, limit=_KEPT_BYTES
+        )
     finally:
         orphans.kill()
 
@@ -86,5 +90,12 @@ def judge(ended: Ended) -> tuple[Verdict, str]:
     if ended.code in _VERDICTS:
         return _VERDICTS[ended.code], line or f"exit code {ended.code}"
     by_signal = ended.code is not None and ended.code < 0
-    how = f"ended by signal {-(ended.code or 0)}" if by_signal else f"exit code {ended.code}, not 0, 1 or 2"
-    return Verdict.UNKNOWN, f"{'timed out' if ended.code is None else how}{f': {line}' if line else ''}"
+    how = (
+        f"ended by signal {-(ended.code or 0)}"
+        if by_signal
+        else f"exit code {ended.code}, not 0, 1 or 2"
+    )
+    return (
+        Verdict.UNKNOWN,
+        f"{'timed out' if ended.code is None else how}{f': {line}' if line else ''}",
+    )

@@ -12,7 +12,16 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import NamedTuple
 
-from nvrx_slurm.health.check import Expected, NodeView, SiteKey, Verdict, check, judged, listed, system_check
+from nvrx_slurm.health.check import (
+    Expected,
+    NodeView,
+    SiteKey,
+    Verdict,
+    check,
+    judged,
+    listed,
+    system_check,
+)
 from nvrx_slurm.system.hardware import Absent
 
 # --- Lustre and NFS ---------------------------------------------------------------------------------------------------
@@ -22,7 +31,8 @@ _LUSTRE = "/sys/fs/lustre/health_check"
 _MOUNTINFO = "/proc/self/mountinfo"
 _FIRST_BYTES = 4096  # seed: a file is readable if a small block of it is
 _MAX_NAMES = 1000  # of a directory; more tells nothing new about its server
-_ESCAPES = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\043", "#"), ("\\134", "\\"))  # proc(5) mountinfo
+# proc(5) mountinfo
+_ESCAPES = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\043", "#"), ("\\134", "\\"))
 
 
 class Mount(NamedTuple):
@@ -37,7 +47,8 @@ def mounts(node: NodeView) -> list[tuple[str, Mount]]:
 
     Raises OSError, and ValueError where no line is a mount.
     """
-    lines = node.text(_MOUNTINFO, 16 << 20).split("\n")  # str.splitlines would split names with other separators
+    # str.splitlines would split names with other separators
+    lines = node.text(_MOUNTINFO, 16 << 20).split("\n")
     there = [mount for line in lines if (mount := _mount(line))]
     if not there:
         raise ValueError(f"{_MOUNTINFO} holds no line that is a mount")
@@ -59,12 +70,23 @@ def _mount(line: str) -> tuple[str, Mount] | None:
 @system_check("lustre", _LUSTRE)
 def lustre(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
     """Lustre says anything but healthy."""
-    word = node.text(_LUSTRE, 4096, absent="no Lustre client is loaded here").strip().partition("\n")[0]
-    wrong = [f"{_LUSTRE} says {word[:60]!r} instead of healthy"] if word not in ("", "healthy") else []
+    word = (
+        node.text(_LUSTRE, 4096, absent="no Lustre client is loaded here")
+        .strip()
+        .partition("\n")[0]
+    )
+    wrong = (
+        [f"{_LUSTRE} says {word[:60]!r} instead of healthy"] if word not in ("", "healthy") else []
+    )
     return judged(wrong, "Lustre says healthy", [] if word else [f"{_LUSTRE} is empty"])
 
 
-_HANG = SiteKey("storage_hang_is_failure", "bool", False, "whether a mount or path that gives no answer in time fails")
+_HANG = SiteKey(
+    "storage_hang_is_failure",
+    "bool",
+    False,
+    "whether a mount or path that gives no answer in time fails",
+)
 _MOUNTS = (
     SiteKey("mounts", "paths", (), "mount targets that must be there and answer"),
     SiteKey("writable_mounts", "paths", (), "mount targets that must not be mounted read-only"),
@@ -80,7 +102,10 @@ def learn_mounts(node: NodeView, expected: Expected) -> dict[str, tuple[str, ...
     remote = {target: mount for target, mount in there.items() if mount.type in REMOTE_TYPES}
     answers = node.at_once(lambda target: reach(node, target), remote)
     found = tuple(target for target in remote if target in answers)
-    return {"mounts": found, "writable_mounts": tuple(name for name in found if "ro" not in remote[name].options)}
+    return {
+        "mounts": found,
+        "writable_mounts": tuple(name for name in found if "ro" not in remote[name].options),
+    }
 
 
 @system_check(
@@ -99,7 +124,11 @@ def mounts_check(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
         raise Absent("no Lustre or NFS is mounted, and none is expected")
     wanted = dict.fromkeys([*remote, *(target for target in needed if target in there)])
     answers = node.at_once(lambda target: reach(node, target), wanted)
-    frozen = [target for target in expected["writable_mounts"] if target in there and "ro" in there[target].options]
+    frozen = [
+        target
+        for target in expected["writable_mounts"]
+        if target in there and "ro" in there[target].options
+    ]
     wrong = [f"not mounted: {target}" for target in needed if target not in there]
     wrong += [f"mounted read-only: {target}" for target in frozen]
     return _judged(wrong, wanted, answers, f"{len(answers)} mounts can be reached", expected)
@@ -115,10 +144,16 @@ def reach(node: NodeView, target: str) -> None:
 
 
 def _judged(
-    wrong: list[str], asked: Iterable[str], answers: Mapping[str, Exception | None], well: str, expected: Expected
+    wrong: list[str],
+    asked: Iterable[str],
+    answers: Mapping[str, Exception | None],
+    well: str,
+    expected: Expected,
 ) -> tuple[Verdict, str]:
     """`answers`: None or why there is no access, by path, without paths that gave no answer in time."""
-    wrong += [f"{path}: {getattr(why, 'strerror', None) or why}" for path, why in answers.items() if why]
+    wrong += [
+        f"{path}: {getattr(why, 'strerror', None) or why}" for path, why in answers.items() if why
+    ]
     silent = [path for path in asked if path not in answers]
     # NVRx always calls silence a failure. A slow server is silent for all nodes at once.
     said = [f"timed out: {listed(silent)} did not answer"] if silent else []
@@ -128,7 +163,10 @@ def _judged(
 @check(
     "storage-paths",
     "the paths of storage_paths: 4 KiB of a file, the names in a directory, else stat",
-    settings=(SiteKey("storage_paths", "paths", (), "files and directories that must be readable"), _HANG),
+    settings=(
+        SiteKey("storage_paths", "paths", (), "files and directories that must be readable"),
+        _HANG,
+    ),
     only_if="storage_paths",
     budget_s=5.0,
 )
@@ -166,7 +204,8 @@ def lacking(room: os.statvfs_result, expected: Expected) -> str:
     """What a file system has too little of, or "". A packed image (squashfs) has no room, nor needs it."""
     rows = (
         ("", room.f_bavail, room.f_blocks, expected["disk_free_percent"]),
-        (" of its inodes", room.f_favail, room.f_files, expected["inodes_free_percent"]),  # 0: it does not count them
+        # 0: it does not count them
+        (" of its inodes", room.f_favail, room.f_files, expected["inodes_free_percent"]),
     )
     for what, free, total, least in rows:
         if not room.f_flag & os.ST_RDONLY and total and 100.0 * free / total < least:
@@ -177,17 +216,22 @@ def lacking(room: os.statvfs_result, expected: Expected) -> str:
 @system_check("disk-space", "statvfs(3) of each path of disk_paths", settings=_DISKS)
 def disk_space(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
     """A local file system that only the system writes to has too little room or too few inodes."""
-    there = {path: node.path(path) for path in expected["disk_paths"] if os.path.exists(node.path(path))}
+    there = {
+        path: node.path(path) for path in expected["disk_paths"] if os.path.exists(node.path(path))
+    }
     users = {os.stat(node.path(path)).st_dev for path in _USERS if os.path.exists(node.path(path))}
     rooms: dict[str, os.statvfs_result] = {}
     for path, place in there.items():
         node.doing(f"asking for the free space of {path}")
         found = os.stat(place)
-        if found.st_dev not in users and not found.st_mode & _WORLD_WRITABLE:  # a job may fill the others
+        # a job may fill the others
+        if found.st_dev not in users and not found.st_mode & _WORLD_WRITABLE:
             rooms[path] = os.statvfs(place)
     if not rooms:
         raise Absent("users can write to the file systems of all disk_paths")
-    wrong = [f"{path} has {lack}" for path, room in rooms.items() if (lack := lacking(room, expected))]
+    wrong = [
+        f"{path} has {lack}" for path, room in rooms.items() if (lack := lacking(room, expected))
+    ]
     return judged(wrong, f"{len(rooms)} file systems have room")
 
 
@@ -222,7 +266,9 @@ def shm_space(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
     if least_gb is not None and size_gb < least_gb:
         wrong.append(f"{_SHM} has {size_gb:.1f} GB instead of {least_gb:g} GB")
     if free_gb < expected["shm_free_gb"]:
-        wrong.append(f"{_SHM} has {free_gb:.1f} GB free, at least {expected['shm_free_gb']:g} are needed")
+        wrong.append(
+            f"{_SHM} has {free_gb:.1f} GB free, at least {expected['shm_free_gb']:g} are needed"
+        )
     return judged(wrong, f"{_SHM} has {free_gb:.1f} of {size_gb:.1f} GB free")
 
 

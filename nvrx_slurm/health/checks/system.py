@@ -5,7 +5,16 @@ from __future__ import annotations
 import os
 import time
 
-from nvrx_slurm.health.check import Expected, NodeView, SiteKey, Verdict, judged, listed, system_check, whole
+from nvrx_slurm.health.check import (
+    Expected,
+    NodeView,
+    SiteKey,
+    Verdict,
+    judged,
+    listed,
+    system_check,
+    whole,
+)
 from nvrx_slurm.system.hardware import Absent
 
 # --- processors -------------------------------------------------------------------------------------------------------
@@ -32,7 +41,9 @@ def cpus_online(node: NodeView) -> int:
 def cpu_count(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
     """Not as many logical CPUs are online as expected."""
     online, wanted = cpus_online(node), expected["cpus"]
-    wrong = [f"{online} CPUs are online instead of {wanted}"] if wanted not in (None, online) else []
+    wrong = (
+        [f"{online} CPUs are online instead of {wanted}"] if wanted not in (None, online) else []
+    )
     return judged(wrong, f"{online} CPUs are online")
 
 
@@ -45,9 +56,13 @@ _INTERRUPTS = "/proc/interrupts"
 
 def memory_gb(node: NodeView) -> tuple[float, float]:
     """(total, available) memory in 10^9 bytes, by /proc/meminfo (proc(5)). Raises OSError and ValueError."""
-    rows = dict(line.split(":", 1) for line in node.text("/proc/meminfo").splitlines() if ":" in line)
+    rows = dict(
+        line.split(":", 1) for line in node.text("/proc/meminfo").splitlines() if ":" in line
+    )
     try:
-        total, available = (whole(rows[name].split()[0], "/proc/meminfo") for name in ("MemTotal", "MemAvailable"))
+        total, available = (
+            whole(rows[name].split()[0], "/proc/meminfo") for name in ("MemTotal", "MemAvailable")
+        )
     except (KeyError, IndexError):
         raise ValueError("/proc/meminfo has no MemTotal or MemAvailable") from None
     return total / _KIB_PER_GB, available / _KIB_PER_GB
@@ -66,7 +81,10 @@ def memory_gb(node: NodeView) -> tuple[float, float]:
 def memory_size(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
     """The node has less memory than it should, or less available than needed."""
     total, available = memory_gb(node)
-    rows = ((total, "", expected["memory_gb"]), (available, " available", expected["memory_free_gb"]))
+    rows = (
+        (total, "", expected["memory_gb"]),
+        (available, " available", expected["memory_free_gb"]),
+    )
     wrong = [
         f"{gb:.0f} GB of memory{what} instead of {least:g} GB"
         for gb, what, least in rows
@@ -78,15 +96,21 @@ def memory_size(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
 @system_check("memory-errors", f"{_EDAC}/mc*/ue_count and the row MCE of {_INTERRUPTS}")
 def memory_errors(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
     """An uncorrected memory error or a machine check exception happened since boot."""
-    controllers = [name for name in node.names(_EDAC) if name.startswith("mc") and name[2:].isdecimal()]
+    controllers = [
+        name for name in node.names(_EDAC) if name.startswith("mc") and name[2:].isdecimal()
+    ]
     errors = {name: node.number(f"{_EDAC}/{name}/ue_count") for name in controllers}
     rows = node.text(_INTERRUPTS, 16 << 20).splitlines()
     for name, _, rest in (row.partition(":") for row in rows):
         if name.strip() == "MCE":  # counts by CPU, then words
-            errors["machine checks"] = sum(whole(word, _INTERRUPTS) for word in rest.split() if word.isdecimal())
+            errors["machine checks"] = sum(
+                whole(word, _INTERRUPTS) for word in rest.split() if word.isdecimal()
+            )
     if not errors:
         raise Absent("the kernel counts no memory errors here (no EDAC driver, no MCE)")
-    wrong = [f"uncorrected memory errors: {count} on {name}" for name, count in errors.items() if count]
+    wrong = [
+        f"uncorrected memory errors: {count} on {name}" for name, count in errors.items() if count
+    ]
     return judged(wrong, "no uncorrected error since boot")
 
 
@@ -107,7 +131,11 @@ def running_services(node: NodeView, names: list[str]) -> list[str]:
         raise Absent("systemd is asked on the node itself only")
     node.doing("asking systemctl about the services")
     left_s = max(0.1, node.deadline_s - _MARGIN_S - time.monotonic())
-    command = [_SYSTEMCTL, "is-active", *(f"{name.removesuffix('.service')}.service" for name in names)]
+    command = [
+        _SYSTEMCTL,
+        "is-active",
+        *(f"{name.removesuffix('.service')}.service" for name in names),
+    ]
     try:
         ended = bounded_process.run(command, os.environ, left_s, dies_with_parent=False)
     except FileNotFoundError:
@@ -117,7 +145,9 @@ def running_services(node: NodeView, names: list[str]) -> list[str]:
     states = ended.stdout.decode(errors="replace").split()
     if len(states) != len(names):
         raise Absent("systemd does not run here")
-    return [name for name, state in zip(names, states, strict=True) if state in ("active", "reloading")]
+    return [
+        name for name, state in zip(names, states, strict=True) if state in ("active", "reloading")
+    ]
 
 
 @system_check(
@@ -127,7 +157,9 @@ def running_services(node: NodeView, names: list[str]) -> list[str]:
     group="",
     only_if=_SERVICES.name,
     budget_s=4.0,
-    learn=lambda node, expected: {"services": tuple(running_services(node, list(expected["services"])))},
+    learn=lambda node, expected: {
+        "services": tuple(running_services(node, list(expected["services"])))
+    },
 )
 def services(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
     """A service of `services` does not run."""

@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from nvrx_slurm.slurm.api.cli import Slurm  # needed for a drain only
     from nvrx_slurm.slurm.api.facts import NodeFacts
 
-ASK_AGAIN_S = 3600.0  # a drain of ours that was missed, as one that slurmctld confirmed late, is found then
+# a drain of ours that was missed, as one that slurmctld confirmed late, is found then
+ASK_AGAIN_S = 3600.0
 _SCONTROL_S = 10.0  # for both calls of a drain together; the prolog has less
-_MARGIN_S = 0.8  # to give up a scontrol that is blocked in the kernel, and to write LOG, before hook.sh ends the hook
+# to give up a scontrol that is blocked in the kernel, and to write LOG, before hook.sh ends the hook
+_MARGIN_S = 0.8
 
 # --- the rules --------------------------------------------------------------------------------------------------------
 
@@ -36,10 +38,31 @@ _REASON = re.compile(r"nvrx:([a-z0-9-]+(?:,[a-z0-9-]+)*):(.*)", re.ASCII)
 _UNFIT = re.compile(r"[^A-Za-z0-9 ._/:,;()%+*<>'-]", re.ASCII)
 # Words of scontrol(1), "NODE STATES", and of older versions. _PLAIN: states that a node drained by us may have besides;
 # any other state means that others changed the node.
-_PLAIN = frozenset({"DRAIN", "IDLE", "ALLOCATED", "MIXED", "COMPLETING", "RESERVED", "PLANNED", "BLOCKED"})
+_PLAIN = frozenset(
+    {"DRAIN", "IDLE", "ALLOCATED", "MIXED", "COMPLETING", "RESERVED", "PLANNED", "BLOCKED"}
+)
 _PLAIN |= {"CLOUD", "DYNAMIC_NORM", "DYNAMIC_FUTURE"}
-_OUT = frozenset({"DRAIN", "DRAINED", "DRAINING", "DOWN", "FAIL", "FAILING", "NOT_RESPONDING", "MAINT", "MAINTENANCE"})
-_OUT |= {"REBOOT", "REBOOT_REQUESTED", "REBOOT_ISSUED", "POWER_DOWN", "POWERING_DOWN", "POWERED_DOWN"}
+_OUT = frozenset(
+    {
+        "DRAIN",
+        "DRAINED",
+        "DRAINING",
+        "DOWN",
+        "FAIL",
+        "FAILING",
+        "NOT_RESPONDING",
+        "MAINT",
+        "MAINTENANCE",
+    }
+)
+_OUT |= {
+    "REBOOT",
+    "REBOOT_REQUESTED",
+    "REBOOT_ISSUED",
+    "POWER_DOWN",
+    "POWERING_DOWN",
+    "POWERED_DOWN",
+}
 
 
 class Reason(NamedTuple):
@@ -92,7 +115,9 @@ def extended(note: NodeFacts, checks: Iterable[str]) -> str:
 
 def recovered(checks: Iterable[str], findings: Iterable[CheckFinding]) -> bool:
     """Whether all these checks pass now. UNKNOWN and NOT_APPLICABLE do not count as a pass."""
-    return {finding.check for finding in findings if finding.verdict is Verdict.PASS}.issuperset(checks)
+    return {finding.check for finding in findings if finding.verdict is Verdict.PASS}.issuperset(
+        checks
+    )
 
 
 # --- scontrol ---------------------------------------------------------------------------------------------------------
@@ -111,7 +136,11 @@ class Drains:
         say: Callable[[int, str], None],
         evidence: str = "",
     ) -> None:
-        self._node, self._name, self._path, self._until_s, self._say = node, name, scontrol, until_s, say
+        self._node = node
+        self._name = name
+        self._path = scontrol
+        self._until_s = until_s
+        self._say = say
         self._evidence = evidence
 
     def drain(self, failed: list[CheckFinding]) -> bool:
@@ -125,12 +154,18 @@ class Drains:
                 self._say(syslog.LOG_ERR, f"drained: {why}")
                 return True
             states = "+".join(sorted(note.states))
-            self._say(syslog.LOG_NOTICE, f"not drained for {why!r}: it is {states} already ({note.reason})")
+            self._say(
+                syslog.LOG_NOTICE,
+                f"not drained for {why!r}: it is {states} already ({note.reason})",
+            )
             if both := extended(note, [finding.check for finding in failed]):
                 slurm.set_reason(self._name, both)
                 self._say(syslog.LOG_ERR, f"drained for more: {both}")
             return True
-        except (NvrxError, ImportError) as error:  # ImportError: a module is missing, or others can change it
+        except (
+            NvrxError,
+            ImportError,
+        ) as error:  # ImportError: a module is missing, or others can change it
             self._say(syslog.LOG_ERR, f"the node cannot be drained for {why!r}: {error}")
             return False
         finally:

@@ -40,14 +40,17 @@ def end(node: NodeView, job: Collection[str]) -> tuple[Verdict, str]:
     if not any(_GPU.fullmatch(name) for name in node.names("/dev")):
         raise Absent("there is no GPU")
     waiting: dict[int, str] = {}  # pidfd -> "name (pid)"
-    for pid in [int(name) for name in node.names("/proc") if name.isdecimal() and int(name) != os.getpid()]:
+    for pid in [
+        int(name) for name in node.names("/proc") if name.isdecimal() and int(name) != os.getpid()
+    ]:
         if not _is_to_end(node, job, pid):
             continue
         try:
             pidfd = os.pidfd_open(pid)
         except OSError:
             continue  # gone
-        if _is_to_end(node, job, pid):  # asked again with the pidfd open: the pid was not recycled in between
+        # asked again with the pidfd open: the pid was not recycled in between
+        if _is_to_end(node, job, pid):
             try:
                 waiting[pidfd] = f"{node.text(f'/proc/{pid}/comm', 64).strip()} ({pid})"
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
@@ -55,7 +58,10 @@ def end(node: NodeView, job: Collection[str]) -> tuple[Verdict, str]:
                 continue  # gone; its end is seen below
     ended = _wait(waiting, min(time.monotonic() + WAIT_S, node.deadline_s - _MARGIN_S))
     if waiting:
-        return Verdict.FAIL, f"GPU processes of a job that ended do not end: {listed(waiting.values())}"
+        return (
+            Verdict.FAIL,
+            f"GPU processes of a job that ended do not end: {listed(waiting.values())}",
+        )
     if ended:
         return Verdict.PASS, f"ended {len(ended)} left-over GPU processes: {listed(ended)}"
     return Verdict.PASS, "no GPU process was left over"

@@ -40,7 +40,9 @@ class HookLog:
             _socket.socket(_socket.AF_UNIX, flags).sendto(text.encode(errors="replace"), _SOCKET)
         with contextlib.suppress(OSError, ValueError):  # the terminal is gone
             print(f"{self._tag}: {line}", file=sys.stderr)
-        self._lines.append(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {self._tag}: {line}\n")
+        self._lines.append(
+            f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {self._tag}: {line}\n"
+        )
 
     def taken(self) -> bytes:
         """All lines so far, which are in LOG only if they are added again."""
@@ -61,8 +63,12 @@ class HookLog:
             return
         try:
             wait_s = min(_LOG_S, until_s - _MARGIN_S - time.monotonic())
-            ended = bounded_process.fork(lambda pipe: _append(self.file, lines, pipe), wait_s).finish()
-            problem = ended.stdout.decode(errors="replace") or ("" if ended.code == 0 else "no answer in time")
+            ended = bounded_process.fork(
+                lambda pipe: _append(self.file, lines, pipe), wait_s
+            ).finish()
+            problem = ended.stdout.decode(errors="replace") or (
+                "" if ended.code == 0 else "no answer in time"
+            )
         except OSError as error:
             problem = f"no process could be started: {error.strerror}"
         if problem:
@@ -73,7 +79,9 @@ def _append(file: str, data: bytes, pipe: int) -> None:
     """In the child: append `data` to `file`, or write to `pipe` why that failed."""
     try:
         trust.require(os.path.dirname(file), UsageError)
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        flags = (
+            os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        )
         files.write_all(os.open(file, flags, 0o640), data)
     except (OSError, UsageError) as error:
         os.write(pipe, str(error.strerror if isinstance(error, OSError) else error).encode())

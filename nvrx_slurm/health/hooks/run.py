@@ -29,7 +29,12 @@ _END_S = 0.7  # of the budget, to end after a drain that hangs
 _MIN_S = 0.2
 _ASSUMED_S = 0.5  # since hook.sh began, where /proc/uptime tells nonsense, as in some containers
 _SKIP = re.compile(r"(?:^|[\s;])nvrx:skip(?:=([a-z0-9,-]+))?(?=[\s;]|$)")
-_LEVELS = {"drain": syslog.LOG_ERR, "fail": syslog.LOG_ERR, "warn": syslog.LOG_WARNING, "": syslog.LOG_INFO}
+_LEVELS = {
+    "drain": syslog.LOG_ERR,
+    "fail": syslog.LOG_ERR,
+    "warn": syslog.LOG_WARNING,
+    "": syslog.LOG_INFO,
+}
 
 
 class Hook:
@@ -39,23 +44,33 @@ class Hook:
     def __init__(self, when: str, env: Mapping[str, str]) -> None:
         budget_s, now_s = _number(env.get("NVRX_BUDGET"), 6.0), kept.now_s()
         elapsed_s = now_s - _number(env.get("NVRX_SINCE"), now_s)
-        self.until_s = time.monotonic() + budget_s - (elapsed_s if 0 <= elapsed_s <= budget_s else _ASSUMED_S)
+        self.until_s = (
+            time.monotonic() + budget_s - (elapsed_s if 0 <= elapsed_s <= budget_s else _ASSUMED_S)
+        )
         self.when = when
         self.node, self.name = NodeView(env.get("NVRX_SYSROOT") or "/"), policy.node_name()
         job = env.get("SLURM_JOB_ID", "")
         self.job_ids = (job, env.get("SLURM_JOB_SLUID", job)) if job else ()
         self.comment = env.get("SLURM_JOB_COMMENT", "")
-        codes = [env.get(f"SLURM_JOB_{name}", "0") for name in ("EXIT_CODE", "EXIT_CODE2", "DERIVED_EC")]
+        codes = [
+            env.get(f"SLURM_JOB_{name}", "0") for name in ("EXIT_CODE", "EXIT_CODE2", "DERIVED_EC")
+        ]
         self.failed = any(code.strip("0:") for code in codes)
         self.config = env.get("NVRX_CONFIG") or None
         self.log = HookLog(when, env.get("NVRX_LOG", ""))
         # Slurm's own words about the job; those of the user are not trusted here.
-        evidence = f"after job {job}, exit code {codes[1]}" if when == "epilog" and self.failed else ""
-        self.drains = Drains(self.node, self.name, env.get("NVRX_SCONTROL", ""), self.until_s, self.say, evidence)
+        evidence = (
+            f"after job {job}, exit code {codes[1]}" if when == "epilog" and self.failed else ""
+        )
+        self.drains = Drains(
+            self.node, self.name, env.get("NVRX_SCONTROL", ""), self.until_s, self.say, evidence
+        )
 
     def say(self, level: int, text: str) -> None:
         """As HookLog.say, with the names of node and job."""
-        self.log.say(level, f"{self.name}{f' job {self.job_ids[0]}' if self.job_ids else ''}: {text}")
+        self.log.say(
+            level, f"{self.name}{f' job {self.job_ids[0]}' if self.job_ids else ''}: {text}"
+        )
 
 
 def main(when: str, env: Mapping[str, str] | None = None) -> int:
@@ -86,7 +101,9 @@ def _number(text: str | None, otherwise: float) -> float:
 
 def _prolog(hook: Hook, rules: policy.Rules) -> int:
     skipped = _skipped(hook, rules)
-    found = _examine(hook, rules, [check for check in _of(rules, hook.when) if check.name not in skipped])
+    found = _examine(
+        hook, rules, [check for check in _of(rules, hook.when) if check.name not in skipped]
+    )
     if not found.grave:
         return OK
     _drained(hook, found.grave)
@@ -98,7 +115,9 @@ def _skipped(hook: Hook, rules: policy.Rules) -> set[str]:
     asked = _SKIP.search(hook.comment)
     if asked is None:
         return set()
-    allowed = set(rules.checks if "all" in rules.hooks.allow_skip else rules.hooks.allow_skip) & set(rules.checks)
+    allowed = set(
+        rules.checks if "all" in rules.hooks.allow_skip else rules.hooks.allow_skip
+    ) & set(rules.checks)
     names = set((asked[1] or "all").split(","))
     skipped = allowed if "all" in names else allowed & names
     said = ", ".join(sorted(skipped)) or "nothing that the site allows"
@@ -130,7 +149,10 @@ def _drained(hook: Hook, failed: list[CheckFinding]) -> bool:
     ended = bounded_process.fork(work, left_s).finish()
     hook.log.add(ended.stdout)
     if ended.code is None:
-        hook.say(syslog.LOG_ERR, "the node cannot be drained: scontrol, or its file system, does not answer")
+        hook.say(
+            syslog.LOG_ERR,
+            "the node cannot be drained: scontrol, or its file system, does not answer",
+        )
     return ended.code == 0
 
 
@@ -142,14 +164,25 @@ def _periodic(hook: Hook, rules: policy.Rules) -> int:
         if any(finding.check not in drained_for for finding in failed):
             hook.drains.drain(failed)
     elif why and rules.hooks.undrain:
-        off = [name for name in drained_for if name in rules.checks and not _in_hooks(rules.checks[name])]
+        off = [
+            name
+            for name in drained_for
+            if name in rules.checks and not _in_hooks(rules.checks[name])
+        ]
         if recovered(set(drained_for).difference(off), found.findings):
-            said = [f"{name} {'is switched off' if name in off else 'passes again'}" for name in drained_for]
+            said = [
+                f"{name} {'is switched off' if name in off else 'passes again'}"
+                for name in drained_for
+            ]
             hook.drains.undrain(why, ", ".join(said))
     return OK
 
 
-_HOOKS: dict[str, Callable[[Hook, policy.Rules], int]] = {"prolog": _prolog, "epilog": _epilog, "periodic": _periodic}
+_HOOKS: dict[str, Callable[[Hook, policy.Rules], int]] = {
+    "prolog": _prolog,
+    "epilog": _epilog,
+    "periodic": _periodic,
+}
 
 
 # --- checks -----------------------------------------------------------------------------------------------------------
@@ -158,7 +191,11 @@ _HOOKS: dict[str, Callable[[Hook, policy.Rules], int]] = {"prolog": _prolog, "ep
 def _of(rules: policy.Rules, when: str, named: Iterable[str] = ()) -> list[Check]:
     """The checks of this hook, and those of `named` that the site has in any hook."""
     checks = rules.checks.values()
-    return [check for check in checks if when in check.contexts or (check.name in named and _in_hooks(check))]
+    return [
+        check
+        for check in checks
+        if when in check.contexts or (check.name in named and _in_hooks(check))
+    ]
 
 
 def _in_hooks(check: Check) -> bool:
@@ -168,15 +205,21 @@ def _in_hooks(check: Check) -> bool:
 def _examine(hook: Hook, rules: policy.Rules, checks: list[Check]) -> report.Report:
     """Run the checks and log their failures."""
     left_s = max(_MIN_S, hook.until_s - _RESERVE_S - time.monotonic())
-    result = runner.run(checks, hook.node, rules.expected, min(rules.deadlines_s[hook.when], left_s))
+    result = runner.run(
+        checks, hook.node, rules.expected, min(rules.deadlines_s[hook.when], left_s)
+    )
     found = report.Report(hook.name, hook.when, result.findings, result.notes, result.seconds)
     for note in found.notes:
         hook.say(syslog.LOG_WARNING, note)
     for finding in found.findings:
         if finding.verdict in (Verdict.FAIL, Verdict.UNKNOWN) or finding.check == policy.LEFTOVERS:
-            hook.say(_LEVELS[finding.action], f"{finding.check}: {finding.verdict.value}: {finding.text}")
+            hook.say(
+                _LEVELS[finding.action], f"{finding.check}: {finding.verdict.value}: {finding.text}"
+            )
     if checks:
-        hook.say(syslog.LOG_INFO, f"{found.verdict.value}: {len(checks)} checks in {found.seconds:.2f} s")
+        hook.say(
+            syslog.LOG_INFO, f"{found.verdict.value}: {len(checks)} checks in {found.seconds:.2f} s"
+        )
     return found
 
 

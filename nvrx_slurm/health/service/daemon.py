@@ -72,10 +72,15 @@ def main(path: str, sysroot: str = "/") -> int:
     server = _server(runs, frozenset(settings.args))
     with _published(settings, server.add_insecure_port):
         server.start()
-        log.info("listening on %s; runs %s", settings.socket_path, settings.healthcheck_path or "our own checks")
+        log.info(
+            "listening on %s; runs %s",
+            settings.socket_path,
+            settings.healthcheck_path or "our own checks",
+        )
         signal.sigwait(_STOPPING)
     runs.kill()
-    os._exit(ExitCode.OK)  # calls end with their connection; gRPC would wait for a peer that does not read
+    # calls end with their connection; gRPC would wait for a peer that does not read
+    os._exit(ExitCode.OK)
 
 
 def _server(runs: Runs, known: frozenset[str]) -> grpc.Server:
@@ -92,7 +97,9 @@ def _server(runs: Runs, known: frozenset[str]) -> grpc.Server:
             log.error("no answer: %s", one_line(error))
             context.abort(grpc.StatusCode.ABORTED, one_line(error))
         level = logging.INFO if answer.success else logging.WARNING
-        log.log(level, "exit code %d: %s", answer.exit_code, one_line(f"{answer.output} {answer.error}"))
+        log.log(
+            level, "exit code %d: %s", answer.exit_code, one_line(f"{answer.output} {answer.error}")
+        )
         return answer
 
     server = grpc.server(ThreadPoolExecutor(1), maximum_concurrent_rpcs=MAX_CALLS, options=_LIMITS)
@@ -100,7 +107,9 @@ def _server(runs: Runs, known: frozenset[str]) -> grpc.Server:
     handler = grpc.unary_unary_rpc_method_handler(
         run_health_check, pb.HealthCheckRequest.FromString, pb.HealthCheckResponse.SerializeToString
     )
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {name: handler}),))
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(service, {name: handler}),)
+    )
     return server
 
 
@@ -124,7 +133,9 @@ class Runs:
     def answer(self, args: Sequence[str]) -> pb.HealthCheckResponse:
         """The answer of one run. `args` are for scripts. Raises UsageError and OSError where the run tells nothing."""
         if self._blocked in children(os.getpid()):
-            raise UsageError(f"process {self._blocked} of an earlier run is blocked in the kernel and cannot be ended")
+            raise UsageError(
+                f"process {self._blocked} of an earlier run is blocked in the kernel and cannot be ended"
+            )
         if not self._script:
             return _of_own_checks(*self._run(self._own_checks))
         require_usable([self._script])
@@ -138,7 +149,9 @@ class Runs:
         """(exit code, stdout, stderr) of a command. Kills what it leaves running. Raises as `answer`."""
         log.debug("running %s", one_line(" ".join(argv)))
         env = {"PATH": _PATH, **os.environ}
-        process = bounded_process.execute(argv, env, self._timeout_s, limit=MAX_OUTPUT_BYTES, last=True)
+        process = bounded_process.execute(
+            argv, env, self._timeout_s, limit=MAX_OUTPUT_BYTES, last=True
+        )
         try:
             ended = process.finish()
         finally:
@@ -146,7 +159,11 @@ class Runs:
         self._blocked = process.pid if ended.blocked else 0
         error = ended.stderr[-MAX_ERROR_BYTES:].decode(errors="replace").strip()
         if ended.code is None or ended.code < 0:
-            how = "did not end in time and was killed" if ended.code is None else f"was ended by signal {-ended.code}"
+            how = (
+                "did not end in time and was killed"
+                if ended.code is None
+                else f"was ended by signal {-ended.code}"
+            )
             raise UsageError(f"{argv[0]} {how}: {error}")
         return ended.code, ended.stdout.decode(errors="replace").strip(), error
 
@@ -174,7 +191,9 @@ def _of_own_checks(code: int, printed: str, error: str) -> pb.HealthCheckRespons
     try:
         grave = report.from_json(printed).grave
     except ValueError:
-        raise UsageError(f"the checks could not be run: {error or f'they ended with {code}'}") from None
+        raise UsageError(
+            f"the checks could not be run: {error or f'they ended with {code}'}"
+        ) from None
     said = "; ".join(f"{finding.check}: {finding.text}" for finding in grave)[:MAX_ERROR_BYTES]
     output = _output([finding.check for finding in grave])
     return pb.HealthCheckResponse(success=not grave, exit_code=code, output=output, error=said)
@@ -185,6 +204,13 @@ def _output(failed: list[str]) -> str:
 
 
 # --- the socket -------------------------------------------------------------------------------------------------------
+
+
+def _mode(settings: config.NvhcdFile) -> int:
+    """The mode of the socket: who may ask."""
+    if settings.everybody:
+        return 0o666
+    return 0o660 if settings.group is not None else 0o600
 
 
 @contextmanager
@@ -204,10 +230,12 @@ def _published(settings: config.NvhcdFile, listen: Callable[[str], int]) -> Iter
             listen(f"unix:{quote(made)}")
             if settings.group is not None:
                 shutil.chown(made, group=settings.group)
-            os.chmod(made, 0o666 if settings.everybody else 0o660 if settings.group is not None else 0o600)
+            os.chmod(made, _mode(settings))
             os.rename(made, path)
     except (OSError, LookupError, RuntimeError) as error:  # of an unknown group; of gRPC
-        raise UsageError(f"socket_path {path}: {error}; correct it or choose another path") from None
+        raise UsageError(
+            f"socket_path {path}: {error}; correct it or choose another path"
+        ) from None
     try:
         yield
     finally:
@@ -218,8 +246,12 @@ def _published(settings: config.NvhcdFile, listen: Callable[[str], int]) -> Iter
 def _require_free(path: str) -> None:
     """Raises UsageError unless there is nothing, or a socket on which no process listens."""
     if os.path.lexists(path) and not stat.S_ISSOCK(os.lstat(path).st_mode):
-        raise UsageError(f"socket_path {path} is there already and not a socket; remove it or choose another path")
+        raise UsageError(
+            f"socket_path {path} is there already and not a socket; remove it or choose another path"
+        )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(_PROBE_S)
         if probe.connect_ex(path) not in (errno.ENOENT, errno.ECONNREFUSED):
-            raise UsageError(f"socket_path {path}: a process listens there already; stop it or choose another path")
+            raise UsageError(
+                f"socket_path {path}: a process listens there already; stop it or choose another path"
+            )

@@ -11,7 +11,15 @@ from nvrx_slurm.core.inprocess.deadlines import Action, Deadlines, Observation
 from nvrx_slurm.core.rank.watch import KILL, LATE_S, stop_ladder
 from nvrx_slurm.inprocess.attribution import Interruption
 from nvrx_slurm.inprocess.environment import CallFacts
-from nvrx_slurm.inprocess.guard.page import GONE, ITERATION, LEFT, SEEN, STOPPING, UNPROTECTED, WATCHED
+from nvrx_slurm.inprocess.guard.page import (
+    GONE,
+    ITERATION,
+    LEFT,
+    SEEN,
+    STOPPING,
+    UNPROTECTED,
+    WATCHED,
+)
 from nvrx_slurm.inprocess.guard.store_link import StoreLink
 from nvrx_slurm.monitor import kill
 
@@ -30,12 +38,19 @@ class HangWatch:
 
     def __init__(self, me: CallFacts, pidfd: int, link: StoreLink) -> None:
         arguments = me.arguments
-        soft_s, hard_s = arguments.soft_timeout.total_seconds(), arguments.hard_timeout.total_seconds()
+        soft_s, hard_s = (
+            arguments.soft_timeout.total_seconds(),
+            arguments.hard_timeout.total_seconds(),
+        )
         self._deadlines = Deadlines(soft_s, hard_s, arguments.restart_s)
         self._grace_s = arguments.termination_grace_time.total_seconds()
         # SEEN has to move a few times per heartbeat timeout, and the soft timeout may begin just after a check.
-        self.longest_s = min(_LONGEST_PAUSE_S, arguments.heartbeat_timeout.total_seconds() / 5, soft_s / 2)
-        self._page, self._pidfd, self._link = me.page, pidfd, link
+        self.longest_s = min(
+            _LONGEST_PAUSE_S, arguments.heartbeat_timeout.total_seconds() / 5, soft_s / 2
+        )
+        self._page = me.page
+        self._pidfd = pidfd
+        self._link = link
         self._told = -2  # the last iteration that a soft timeout was reported for
         self._resumed_s = 0.0
 
@@ -45,7 +60,9 @@ class HangWatch:
         """
         now_s, words = time.monotonic(), self._page.words
         if now_s > due_s + LATE_S:
-            logger.info("this process was suspended for %.1f s: all limits begin anew", now_s - due_s)
+            logger.info(
+                "this process was suspended for %.1f s: all limits begin anew", now_s - due_s
+            )
             self._resumed_s = now_s
         words[SEEN] = time.monotonic_ns()
         if words[LEFT]:
@@ -74,7 +91,11 @@ class HangWatch:
         self._page.words[GONE] = 1
         self._link.interrupt(number, Interruption.HARD_TIMEOUT, why)
         for step, grace_s in stop_ladder(signal.SIGTERM, False, self._grace_s):
-            for signum in (signal.SIGCONT, signal.SIGTERM, *([signal.SIGKILL] if step == KILL else [])):
+            for signum in (
+                signal.SIGCONT,
+                signal.SIGTERM,
+                *([signal.SIGKILL] if step == KILL else []),
+            ):
                 kill.send(self._pidfd, signum)
             if self._gone_within(_KILL_WAIT_S if step == KILL else grace_s):
                 return
@@ -83,8 +104,11 @@ class HangWatch:
     def _gone_within(self, timeout_s: float) -> bool:
         """Whether the rank has ended, or has left by itself."""
         deadline_s = time.monotonic() + timeout_s
-        while not select.select([self._pidfd], [], [], max(0.0, min(1.0, deadline_s - time.monotonic())))[0]:
+        while not select.select(
+            [self._pidfd], [], [], max(0.0, min(1.0, deadline_s - time.monotonic()))
+        )[0]:
             if self._page.words[LEFT] or time.monotonic() >= deadline_s:
                 return bool(self._page.words[LEFT])
-            self._page.words[SEEN] = time.monotonic_ns()  # the rank's watchdog must not miss this process meanwhile
+            # the rank's watchdog must not miss this process meanwhile
+            self._page.words[SEEN] = time.monotonic_ns()
         return True

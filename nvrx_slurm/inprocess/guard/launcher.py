@@ -38,7 +38,9 @@ def note_restart(iteration: int, why: str) -> None:
         try:
             bounded.call(write, _NOTE_S, "nvrx log tree")
         except (OSError, bounded.Overrun) as error:
-            logger.info("result.json will not tell of the restart after iteration %d: %s", iteration, error)
+            logger.info(
+                "result.json will not tell of the restart after iteration %d: %s", iteration, error
+            )
 
 
 class LauncherFile:
@@ -59,7 +61,11 @@ class LauncherFile:
     def from_env(cls) -> LauncherFile | None:
         """The file that NVRX_BOARD names, for the cycle NVRX_CYCLE."""
         path, cycle = os.environ.get("NVRX_BOARD"), os.environ.get("NVRX_CYCLE", "")
-        return cls(path, int(cycle) if cycle.isdecimal() and len(cycle) < 10 else None) if path else None
+        return (
+            cls(path, int(cycle) if cycle.isdecimal() and len(cycle) < 10 else None)
+            if path
+            else None
+        )
 
     @property
     def fd(self) -> int | None:
@@ -89,4 +95,6 @@ class LauncherFile:
         except (ValueError, TypeError, KeyError) as error:
             logger.warning("%s: %s: %s in %r", self._path, type(error).__name__, error, line[:120])
             return []
-        return [InterruptionRecord(rank, Interruption.TERMINATED, f"launcher: {why}") for rank in ranks]
+        return [
+            InterruptionRecord(rank, Interruption.TERMINATED, f"launcher: {why}") for rank in ranks
+        ]

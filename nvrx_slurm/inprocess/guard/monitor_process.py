@@ -155,7 +155,9 @@ class _MonitorProgram:
     """The program of the monitor process."""
 
     def __init__(self, me: CallFacts, rank_pidfd: int, channel: socket.socket) -> None:
-        self._me, self._arguments, self._page = me, me.arguments, me.page
+        self._me = me
+        self._arguments = me.arguments
+        self._page = me.page
         self._pidfd, self._channel = rank_pidfd, channel
         self._left = False
 
@@ -216,7 +218,8 @@ class _MonitorProgram:
     def _is_lost(self) -> bool:
         """Whether the store is lost. A store that does not answer is, since the link waits for it without a bound."""
         link = self._link
-        entered = link.passes or self._page.words[ITERATION] > ENTRY  # before, there may be no server yet
+        # before, there may be no server yet
+        entered = link.passes or self._page.words[ITERATION] > ENTRY
         if entered and not link.lost:
             silent_s = self._link_stall.seconds(link.passes)
             if silent_s >= self._arguments.heartbeat_timeout.total_seconds():
@@ -232,8 +235,13 @@ class _MonitorProgram:
         self._link_stall = Stall(self._hangs.longest_s)
         barriers = None
         if me.leads:
-            barrier_s, overdue_s = me.arguments.barrier_timeout.total_seconds(), me.arguments.overdue_s
-            barriers = BarrierServer(self._make_view, me.world_size, barrier_s, overdue_s, self._serves)
+            barrier_s, overdue_s = (
+                me.arguments.barrier_timeout.total_seconds(),
+                me.arguments.overdue_s,
+            )
+            barriers = BarrierServer(
+                self._make_view, me.world_size, barrier_s, overdue_s, self._serves
+            )
             barriers.start()
         self._link.start()
         gc.freeze()
@@ -276,7 +284,9 @@ class _MonitorProgram:
                 self._declare_dead("its process has ended")
                 return
             if launcher is not None and (records := launcher.read()):
-                logger.info("reported from outside: %s", "; ".join(record.sentence() for record in records))
+                logger.info(
+                    "reported from outside: %s", "; ".join(record.sentence() for record in records)
+                )
                 self._link.declare(records)
             self._is_lost()
 
@@ -292,7 +302,8 @@ class _MonitorProgram:
         if message.startswith(_LEAVE):
             self._declare_dead(f"it leaves: {message[len(_LEAVE) :].decode(errors='replace')}")
             return False
-        poll.unregister(self._channel.fileno())  # closed: the rank is dying, and the pidfd tells when it is dead
+        # closed: the rank is dying, and the pidfd tells when it is dead
+        poll.unregister(self._channel.fileno())
         return True
 
     def _declare_dead(self, why: str) -> None:
@@ -319,7 +330,8 @@ def detach(kept: Collection[int]) -> None:
     _disconnect_all_but(kept)
     _unmap_devices()
     ctypes.CDLL(None).prctl(_PR_SET_NAME, b"nvrx-monitor", 0, 0, 0)
-    with contextlib.suppress(OSError, ValueError):  # on rank 0 it holds the connections of all ranks
+    # on rank 0 it holds the connections of all ranks
+    with contextlib.suppress(OSError, ValueError):
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     gc.freeze()
@@ -334,7 +346,8 @@ def _disconnect_all_but(kept: Collection[int]) -> None:
     names = os.listdir("/proc/self/fd")
     with open(os.devnull, "r+b", buffering=0) as null:
         for fd in {0, 1, 2, *map(int, names)} - {*kept, null.fileno()}:
-            with contextlib.suppress(FileNotFoundError):  # a standard stream that is closed, or the list's own number
+            # a standard stream that is closed, or the list's own number
+            with contextlib.suppress(FileNotFoundError):
                 if os.readlink(f"/proc/self/fd/{fd}") in _EVENTS:
                     continue
             os.dup2(null.fileno(), fd)

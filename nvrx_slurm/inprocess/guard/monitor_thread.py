@@ -18,7 +18,9 @@ import torch.distributed as dist
 from nvrx_slurm.inprocess.arguments import Arguments
 from nvrx_slurm.inprocess.exception import RankDiscarded
 from nvrx_slurm.inprocess.guard.page import STOPPING, WAITING, CallPage
-from nvrx_slurm.inprocess.guard.stopping import RankShouldRestart as RankShouldRestart  # a name of NVRx
+
+# a name of NVRx
+from nvrx_slurm.inprocess.guard.stopping import RankShouldRestart as RankShouldRestart
 from nvrx_slurm.inprocess.guard.stopping import Stopper
 from nvrx_slurm.inprocess.plugins.abort import cut_again
 from nvrx_slurm.inprocess.state import FrozenState
@@ -27,10 +29,13 @@ from nvrx_slurm.inprocess.store.stores import StoreLost
 
 logger = logging.getLogger(__name__)
 
-_UNWIND_S = 0.2  # for a function whose collective `abort` has ended: longest clean-up that is not interrupted
+# for a function whose collective `abort` has ended: longest clean-up that is not interrupted
+_UNWIND_S = 0.2
 
 
-def await_end(arguments: Arguments, page: CallPage, this: Iteration, state: FrozenState, stopper: Stopper) -> bool:
+def await_end(
+    arguments: Arguments, page: CallPage, this: Iteration, state: FrozenState, stopper: Stopper
+) -> bool:
     """In the monitor thread, until the iteration ends; True if the function has returned on all active ranks.
 
     After a fault, also of the store, it calls `abort` and stops the function. Raises StoreLost and RankDiscarded.
@@ -47,10 +52,12 @@ def await_end(arguments: Arguments, page: CallPage, this: Iteration, state: Froz
         time.sleep(wait_s)
     stopper.begin()
     was_initialized = dist.is_initialized()
-    breaks = arguments.abort is not None and was_initialized  # a collective, so the function may end
+    # a collective, so the function may end
+    breaks = arguments.abort is not None and was_initialized
     _abort(arguments, state)
     stopper.stop(arguments.soft_timeout.total_seconds(), _UNWIND_S if breaks else 0.0, cut_again)
-    if dist.is_initialized() and not was_initialized:  # `init_process_group` has ended between the two
+    # `init_process_group` has ended between the two
+    if dist.is_initialized() and not was_initialized:
         _abort(arguments, state)
     if lost is not None:
         raise lost
@@ -106,7 +113,9 @@ class MonitorThread(threading.Thread):
     def __init__(self, page: CallPage) -> None:
         super().__init__(name="nvrx-monitor-thread", daemon=True)
         self._page = page
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], JobResult] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], JobResult] | None] = (
+            queue.SimpleQueue()
+        )
 
     def run(self) -> None:
         """Until `stop`."""

@@ -19,18 +19,21 @@ logger = logging.getLogger(__name__)
 
 PAGE_BYTES = 4096
 
-AUTO = 0  # watchdog: the main thread was last seen to execute bytecode, or to wait inside the wrapper
+# watchdog: the main thread was last seen to execute bytecode, or to wait inside the wrapper
+AUTO = 0
 ITERATION = 1  # main: its iteration (-1: at the initial barrier)
 WATCHED = 2  # main: 1 while the soft timeout applies (the function and what is called before it)
 WAITING = 3  # main: 1 while it waits inside the wrapper, with a bound of its own
 UNPROTECTED = 4  # main: number of open blocks without hang protection
-STOPPING = 5  # main, monitor thread: since when the rank ends its iteration, or assigns ranks (0 = it does not)
+# main, monitor thread: since when the rank ends its iteration, or assigns ranks (0 = it does not)
+STOPPING = 5
 LEFT = 6  # main: 1 when it has left the wrapper, and need not be watched any more
 LOST = 7  # monitor process, or the watchdog on its behalf: 1 when it cannot reach the store
 SEEN = 8  # monitor process (own cache line): when it last checked its rank, 0 until it does
 GONE = 9  # monitor process: 1 when the others have declared the rank gone, or it is being killed
 MANUAL = 16  # main (own cache line): last ping, 0 until the first one of an iteration
-COUNTED = 17  # main: 1 while the others count on the rank, so that its monitor has to report its end
+# main: 1 while the others count on the rank, so that its monitor has to report its end
+COUNTED = 17
 _SEMAPHORE = 24  # from here on: a sem_t, at most 64 bytes
 
 
@@ -63,7 +66,9 @@ class Stall:
 
     def __init__(self, interval_s: float) -> None:
         self._late_s = 2 * interval_s + LATE_S
-        self._value, self._since_s, self._read_s = -1, 0.0, 0.0
+        self._value = -1
+        self._since_s = 0.0
+        self._read_s = 0.0
 
     def seconds(self, value: int) -> float:
         """To be called every interval with the counter's value."""
@@ -108,7 +113,9 @@ class ProgressWatchdog(threading.Thread):
     A check that raises is logged, and the thread goes on: without signs of life the rank would be killed.
     """
 
-    def __init__(self, page: CallPage, interval_s: float, checks: tuple[Callable[[], None], ...] = ()) -> None:
+    def __init__(
+        self, page: CallPage, interval_s: float, checks: tuple[Callable[[], None], ...] = ()
+    ) -> None:
         super().__init__(name="nvrx-progress-watchdog", daemon=True)
         self._page = page
         self._interval_s = interval_s
@@ -122,7 +129,9 @@ class ProgressWatchdog(threading.Thread):
             if beats.answered():
                 self._page.beat()
                 beats.ask()
-            elif words[WAITING]:  # blocked inside the wrapper; that this thread runs shows that the process does
+            elif words[
+                WAITING
+            ]:  # blocked inside the wrapper; that this thread runs shows that the process does
                 self._page.beat()
             for check in self._checks:
                 try:

@@ -52,16 +52,22 @@ _MODULES = (
 )
 _LIBRARY = frozenset(module.__file__ for module in _MODULES)
 # Functions of the library that block; an exception while they block does no harm.
-_WAITS = frozenset({"wait", "join", "_wait_for_tstate_lock", "poll", "_try_wait", "communicate", "_communicate"})
+_WAITS = frozenset(
+    {"wait", "join", "_wait_for_tstate_lock", "poll", "_try_wait", "communicate", "_communicate"}
+)
 _NAMES = ("__del__", "__enter__", "__exit__")
-_STARTS = frozenset(start.__code__ for start in (multiprocessing.process.BaseProcess.start, subprocess.Popen.__init__))
+_STARTS = frozenset(
+    start.__code__
+    for start in (multiprocessing.process.BaseProcess.start, subprocess.Popen.__init__)
+)
 
 
 class Defer(enum.Enum):
     """For how long a stop is deferred."""
 
     NOT = enum.auto()
-    A_STEP = enum.auto()  # of the interpreter: lock-heavy code may be at the same line at every question
+    # of the interpreter: lock-heavy code may be at the same line at every question
+    A_STEP = enum.auto()
     A_WHILE = enum.auto()
 
 
@@ -95,7 +101,11 @@ class Deferral:
             self._since_s = now_s
         if now_s - self._since_s > _LONGEST_S:
             return Defer.NOT
-        if self._step is not None and not by_signal and self._step == (frame, frame and frame.f_lasti):
+        if (
+            self._step is not None
+            and not by_signal
+            and self._step == (frame, frame and frame.f_lasti)
+        ):
             return Defer.A_STEP  # asked again before the step was made
         users = list(_users(frame))
         if not users:
@@ -103,7 +113,9 @@ class Deferral:
         blocked = by_signal and self._is_blocked(users[0])
         codes = [one.f_code for one in users]
         changes = any(code.co_name in _NAMES or code in _STARTS for code in codes)
-        if codes[0].co_filename in _LIBRARY and (changes or not blocked or codes[0].co_name not in _WAITS):
+        if codes[0].co_filename in _LIBRARY and (
+            changes or not blocked or codes[0].co_name not in _WAITS
+        ):
             self._step = frame and (frame, frame.f_lasti)
             return Defer.A_STEP
         return Defer.A_WHILE if changes else Defer.NOT
@@ -199,7 +211,9 @@ class Stopper:
         with self._block:
             self.stopping = True
 
-    def stop(self, period_s: float, unwind_s: float = 0.0, meanwhile: Callable[[], object] = lambda: None) -> None:
+    def stop(
+        self, period_s: float, unwind_s: float = 0.0, meanwhile: Callable[[], object] = lambda: None
+    ) -> None:
         """Raise in the main thread until `run` has ended; again every `period_s` seconds if a reference is kept.
 
         Not before `unwind_s` seconds: a function whose collective raised may be in its clean-up. `meanwhile` is called
@@ -212,7 +226,9 @@ class Stopper:
         wanted_s, self._deferral = time.monotonic(), Deferral()
         self._wanted = self._raised() is None  # else it is on its way already, by `atomic`
         while True:
-            if not self._wanted and (self._raised() is None or time.monotonic() >= wanted_s + period_s):
+            if not self._wanted and (
+                self._raised() is None or time.monotonic() >= wanted_s + period_s
+            ):
                 if self._ended(0.0):  # the exception has done its work
                     break
                 self._tell_where()
@@ -283,7 +299,9 @@ def _ours(signum: signal.Signals) -> tuple[signal.Signals, ...]:
 @contextlib.contextmanager
 def stop_signals() -> Iterator[None]:
     """Handle the signals, unless the user does; main thread only."""
-    before: dict[signal.Signals, Any] = {signum: signal.getsignal(signum) for signum in (_INTERRUPT, _STEP)}
+    before: dict[signal.Signals, Any] = {
+        signum: signal.getsignal(signum) for signum in (_INTERRUPT, _STEP)
+    }
     for signum, handler in before.items():
         if handler in (signal.SIG_DFL, signal.SIG_IGN):
             signal.signal(signum, on_stop_signal)

@@ -25,7 +25,8 @@ from nvrx_slurm.inprocess.store.stores import StoreLost, StoreView, serve
 
 logger = logging.getLogger(__name__)
 
-_GRACE_S = 0.4  # a restart that is over by then needs no fallback server, and torch pauses for longer
+# a restart that is over by then needs no fallback server, and torch pauses for longer
+_GRACE_S = 0.4
 _SUSPICIOUS = 3  # heartbeat intervals of silence after which the other ranks are watched too
 
 
@@ -36,9 +37,14 @@ class Heartbeats:
     too, so that the loss of a whole host is found at once and not one neighbour after the other.
     """
 
-    def __init__(self, call: StoreView, me: int, world_size: int, interval_s: float, timeout_s: float) -> None:
-        self._call, self._me, self._world_size = call, me, world_size
-        self._interval_s, self._timeout_s = interval_s, timeout_s
+    def __init__(
+        self, call: StoreView, me: int, world_size: int, interval_s: float, timeout_s: float
+    ) -> None:
+        self._call = call
+        self._me = me
+        self._world_size = world_size
+        self._interval_s = interval_s
+        self._timeout_s = timeout_s
         self._sequence = 0
         self._seen: dict[int, tuple[bytes | None, float]] = {}  # rank -> its last value, since when
         self._checked_s = time.monotonic()
@@ -52,7 +58,8 @@ class Heartbeats:
     def silent(self, gone: Collection[int]) -> dict[int, float]:
         """Members that have been silent for the timeout, and for how many seconds; to be called every interval."""
         now_s = time.monotonic()
-        if now_s - self._checked_s > 2 * self._interval_s + LATE_S:  # this process was suspended, as others may be
+        # this process was suspended, as others may be
+        if now_s - self._checked_s > 2 * self._interval_s + LATE_S:
             self._seen.clear()
         self._checked_s = now_s
         members = [rank for rank in self._others() if rank not in gone]
@@ -61,7 +68,8 @@ class Heartbeats:
             return {}
         self._read(watched, now_s)
         silent_s = {rank: now_s - self._seen[rank][1] for rank in watched}
-        before, limit_s = self._suspicious, min(_SUSPICIOUS * self._interval_s, self._timeout_s / 2)
+        before = self._suspicious
+        limit_s = min(_SUSPICIOUS * self._interval_s, self._timeout_s / 2)
         self._suspicious = silent_s[watched[0]] > limit_s
         if self._suspicious and not before:
             self._read(members[1:], now_s)
@@ -75,7 +83,11 @@ class Heartbeats:
         keys = {rank: f"hb/{rank}" for rank in sorted(ranks)}
         new = {rank for rank in keys if self._seen.get(rank, (None, 0.0))[0] is None}
         if new and not self._call.check([keys[rank] for rank in new]):  # some have never sent one
-            keys = {rank: key for rank, key in keys.items() if rank not in new or self._call.check([key])}
+            keys = {
+                rank: key
+                for rank, key in keys.items()
+                if rank not in new or self._call.check([key])
+            }
         values: dict[int, bytes | None] = dict.fromkeys(ranks)
         values.update(zip(keys, self._call.multi_get(list(keys.values())), strict=True))
         for rank, value in values.items():
@@ -97,7 +109,9 @@ class FallbackServer:
 
     def __init__(self, this: Iteration, address: str, port: int, wait_s: float) -> None:
         self.number = this.number
-        self._this, self._address, self._port = this, address, port
+        self._this = this
+        self._address = address
+        self._port = port
         self._wait_s = wait_s + _GRACE_S
         self._from_s = 0.0  # 0.0: the iteration goes on
         self._server: dist.Store | None = None
@@ -114,7 +128,9 @@ class FallbackServer:
             logger.warning("iteration %d: no server at port %d: %s", self.number, self._port, error)
             self._from_s = math.inf
         if self._server is not None:
-            logger.info("iteration %d: a fallback server listens at port %d", self.number, self._port)
+            logger.info(
+                "iteration %d: a fallback server listens at port %d", self.number, self._port
+            )
 
 
 class StoreLink(threading.Thread):
@@ -127,11 +143,15 @@ class StoreLink(threading.Thread):
 
     def __init__(self, make_view: Callable[[], StoreView], me: CallFacts) -> None:
         super().__init__(name="nvrx-link", daemon=True)
-        self._make_view, self._me, self._world_size, self._stays = make_view, me.rank, me.world_size, me.leads
+        self._make_view = make_view
+        self._me = me.rank
+        self._world_size = me.world_size
+        self._stays = me.leads
         self._interval_s = me.arguments.heartbeat_interval.total_seconds()
         self._timeout_s = me.arguments.heartbeat_timeout.total_seconds()
         self._words = me.page.words
-        self._requests: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # about one per iteration
+        # about one per iteration
+        self._requests: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._dead: dict[int, InterruptionRecord] = {}
         self._marked: set[tuple[int, int]] = set()  # (iteration, rank)
         self._gone: frozenset[int] = frozenset()
@@ -153,7 +173,11 @@ class StoreLink(threading.Thread):
     def declare(self, records: Collection[InterruptionRecord]) -> None:
         """These ranks are gone; their marks are written in every iteration from now on."""
         mine = {record.rank: record for record in records if 0 <= record.rank < self._world_size}
-        self._requests.put(lambda: self._dead.update({rank: mine[rank] for rank in mine.keys() - self._dead.keys()}))
+        self._requests.put(
+            lambda: self._dead.update(
+                {rank: mine[rank] for rank in mine.keys() - self._dead.keys()}
+            )
+        )
 
     def expect(self, number: int, address: str, port: int) -> None:
         """This rank is rank 0 of iteration `number`, and its process group meets here."""
@@ -176,7 +200,9 @@ class StoreLink(threading.Thread):
             self._call = self._make_view()
             self.passes += 1  # from here on silence of the store counts
             self._this = Iteration(self._call, ENTRY)
-            self._heartbeats = Heartbeats(self._call, self._me, self._world_size, self._interval_s, self._timeout_s)
+            self._heartbeats = Heartbeats(
+                self._call, self._me, self._world_size, self._interval_s, self._timeout_s
+            )
             self._loop()
         except Exception as error:
             if not isinstance(error, StoreLost):
@@ -202,7 +228,9 @@ class StoreLink(threading.Thread):
             # After this rank's mark the result is about to come, and this process is about to end.
             soon = self._me in self._dead and not self._stays
             try:
-                what = self._requests.get(timeout=0.002 if soon else max(0.0, next_s - time.monotonic()))
+                what = self._requests.get(
+                    timeout=0.002 if soon else max(0.0, next_s - time.monotonic())
+                )
             except queue.Empty:
                 continue
             what()
@@ -241,10 +269,17 @@ class StoreLink(threading.Thread):
 
     def _mark_gones(self) -> bool:
         """Of all dead ranks in this iteration; whether there was one to write."""
-        todo = [rank for rank in self._dead if rank not in self._gone and (self._this.number, rank) not in self._marked]
+        todo = [
+            rank
+            for rank in self._dead
+            if rank not in self._gone and (self._this.number, rank) not in self._marked
+        ]
         for rank in todo:
-            logger.info("iteration %d: rank %d is gone: %s", self._this.number, rank, self._dead[rank].text)
-            if not self._this.is_marked_gone(rank):  # else its end is no new fault: it was discarded, or left by itself
+            logger.info(
+                "iteration %d: rank %d is gone: %s", self._this.number, rank, self._dead[rank].text
+            )
+            # else its end is no new fault: it was discarded, or left by itself
+            if not self._this.is_marked_gone(rank):
                 self._this.interrupt(self._dead[rank])
             self._this.mark_gone(rank)
             self._marked.add((self._this.number, rank))

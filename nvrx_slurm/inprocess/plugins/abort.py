@@ -27,7 +27,15 @@ _ABORT_TIMEOUT_S = 20.0  # a slower abort of the process groups is abandoned in 
 # From torch 2.8 on one recorder serves all backends; before, there was only NCCL's.
 _DUMPS = ("_dump_fr_trace", "_dump_nccl_trace")
 _WORLD = (  # torch's tables of process groups; 2.13 has `comms` too
-    *("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg", "pg_coalesce_state"),
+    *(
+        "pg_map",
+        "pg_names",
+        "pg_group_ranks",
+        "pg_backend_config",
+        "pg_to_tag",
+        "tags_to_pg",
+        "pg_coalesce_state",
+    ),
     "comms",
 )
 
@@ -43,7 +51,8 @@ class Abort(PlugIn):
 class _Memory:
     """What is known from one call of the function to the next."""
 
-    kept: frozenset[int] | None = None  # inodes of connections; None: unknown, so no store's connection is ever cut
+    # inodes of connections; None: unknown, so no store's connection is ever cut
+    kept: frozenset[int] | None = None
     has_cut: bool = False  # AbortTorchDistributed has run since keep_connections()
     groups: list[Any] = field(default_factory=list)  # that were aborted, see release_groups()
 
@@ -161,7 +170,10 @@ class AbortPersistentCheckpointProcesses(Abort):
     def __call__(self, state: FrozenState) -> FrozenState:
         """See the class; returns `state`, raises nothing."""
         if _imported(_DCP_PROCESS, "_CHECKPOINT_PROCESS") is not None:
-            _step("killing the checkpoint process", lambda: _kill_checkpoint_process(sys.modules[_DCP_PROCESS]))
+            _step(
+                "killing the checkpoint process",
+                lambda: _kill_checkpoint_process(sys.modules[_DCP_PROCESS]),
+            )
         return state
 
 
@@ -201,7 +213,9 @@ def _cut_store() -> int:
     port = os.environ.get("MASTER_PORT", "")
     if _memory.kept is None or not (port.isdecimal() and len(port) < 6):
         return 0
-    return connections.cut(found for found in connections.to_port(int(port)) if found.inode not in _memory.kept)
+    return connections.cut(
+        found for found in connections.to_port(int(port)) if found.inode not in _memory.kept
+    )
 
 
 def _abort_groups(c10d: ModuleType) -> None:

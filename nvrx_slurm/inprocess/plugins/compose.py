@@ -34,9 +34,13 @@ class Compose:
             raise TypeError("Compose needs at least one member")
         for instance in instances:
             if not callable(instance):
-                raise TypeError(f"Compose: {instance!r} is not callable (is it a class without __call__?)")
+                raise TypeError(
+                    f"Compose: {instance!r} is not callable (is it a class without __call__?)"
+                )
             if isinstance(instance, type):
-                raise TypeError(f"Compose needs an instance, not the class: write {instance.__name__}()")
+                raise TypeError(
+                    f"Compose needs an instance, not the class: write {instance.__name__}()"
+                )
         bases = (cls, _common_base(instances))
         made: type[Compose] = type(f"Composed{bases[1].__name__}", bases, {"__module__": __name__})
         return super().__new__(made)
@@ -53,7 +57,8 @@ class Compose:
                 args = value if isinstance(value, tuple) else (value,)
             elif place:
                 warnings.warn(
-                    f"{instance!r} returned None; its own argument goes to the next member of Compose", stacklevel=2
+                    f"{instance!r} returned None; its own argument goes to the next member of Compose",
+                    stacklevel=2,
                 )
         return value
 

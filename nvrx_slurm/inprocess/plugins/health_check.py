@@ -62,7 +62,9 @@ class CudaHealthCheck(HealthCheck):
             device = torch.cuda.current_device()
             bounded.call(synchronize_twice, timeout_s, "nvrx CUDA check")
         except bounded.Overrun:
-            raise exception.TimeoutError(f"the GPU did not finish its work within {timeout_s:g} s") from None
+            raise exception.TimeoutError(
+                f"the GPU did not finish its work within {timeout_s:g} s"
+            ) from None
         except Exception as error:
             raise exception.HealthCheckError(f"CUDA: {error}") from error
         return state
@@ -124,7 +126,9 @@ class _HardwareCheck(HealthCheck, ABC):
         except HardwareError as failure:
             raise exception.HealthCheckError(f"{self.what}: {failure}") from None
         problems = [f"{name} is gone" for name in sorted(self._first.keys() - now.keys())]
-        problems += [problem for name, fact in now.items() if (problem := self._problem(name, fact))]
+        problems += [
+            problem for name, fact in now.items() if (problem := self._problem(name, fact))
+        ]
         if problems:
             raise exception.HealthCheckError(f"{self.what}: {'; '.join(problems)}")
         self._first = self._first or now
@@ -187,9 +191,13 @@ class ChainedNicHealthCheck(_HardwareCheck):
 
     def _read(self) -> dict[str, nics.Port]:
         try:
-            found = bounded.call(lambda: nics.ports(self._sysfs_root), _SYSFS_TIMEOUT_S, "nvrx NIC check")
+            found = bounded.call(
+                lambda: nics.ports(self._sysfs_root), _SYSFS_TIMEOUT_S, "nvrx NIC check"
+            )
         except bounded.Overrun:
-            raise HardwareError(f"the NICs' driver did not answer within {_SYSFS_TIMEOUT_S:g} s") from None
+            raise HardwareError(
+                f"the NICs' driver did not answer within {_SYSFS_TIMEOUT_S:g} s"
+            ) from None
         if self.device_index is None:
             return found
         if self._nics is None:  # kept: a GPU that is lost later has no PCI address

@@ -16,7 +16,15 @@ from enum import Flag, auto
 from typing import Any
 
 from nvrx_slurm.core.inprocess import ranks
-from nvrx_slurm.core.inprocess.tree import DEAD, Level, Places, Topology, TopologyError, healthy, killed_by
+from nvrx_slurm.core.inprocess.tree import (
+    DEAD,
+    Level,
+    Places,
+    Topology,
+    TopologyError,
+    healthy,
+    killed_by,
+)
 from nvrx_slurm.inprocess.checks import check_whole
 from nvrx_slurm.inprocess.exception import InternalError, RankDiscarded
 from nvrx_slurm.inprocess.plugins.rank_assignment import (
@@ -30,7 +38,8 @@ from nvrx_slurm.inprocess.plugins.rank_assignment import (
 )
 from nvrx_slurm.inprocess.state import Mode, State
 
-_TIMEOUT = timedelta(seconds=60)  # in the first iteration a wait for other ranks lasts at most twice as long
+# in the first iteration a wait for other ranks lasts at most twice as long
+_TIMEOUT = timedelta(seconds=60)
 
 
 class LayerFlag(Flag):
@@ -59,12 +68,16 @@ class Layer:
         if self.max_ranks is not None:
             check_whole("max_ranks of a Layer", self.max_ranks, 1)
             if self.min_ranks > self.max_ranks:
-                raise ValueError(f"a Layer's min_ranks={self.min_ranks} is more than its max_ranks={self.max_ranks}")
+                raise ValueError(
+                    f"a Layer's min_ranks={self.min_ranks} is more than its max_ranks={self.max_ranks}"
+                )
 
     def level(self) -> Level:
         """The bounds and flags, without the key."""
         flag = self.flag or LayerFlag(0)
-        return Level(self.min_ranks, self.max_ranks, LayerFlag.RESERVE in flag, LayerFlag.BACKFILL in flag)
+        return Level(
+            self.min_ranks, self.max_ranks, LayerFlag.RESERVE in flag, LayerFlag.BACKFILL in flag
+        )
 
 
 class Tree(RankAssignment):
@@ -99,7 +112,9 @@ class Tree(RankAssignment):
         refuse_terminated(ctx)
         try:
             first = ctx.state.mode is Mode.INITIALIZED
-            self._places = places = self._first_places(ctx) if first else self._next_places(ctx.terminated_ranks)
+            self._places = places = (
+                self._first_places(ctx) if first else self._next_places(ctx.terminated_ranks)
+            )
         except TopologyError as error:
             raise InternalError(f"Tree: {error}") from error
         left = healthy(places)
@@ -123,11 +138,15 @@ class Tree(RankAssignment):
 
     def _first_places(self, ctx: RankAssignmentCtx) -> Places:
         leadership = Leadership(ctx, "Tree", 0, _TIMEOUT)
-        leadership.give(lambda: json.dumps([key_of(layer.key_or_fn, ctx.state) for layer in self.layers]))
+        leadership.give(
+            lambda: json.dumps([key_of(layer.key_or_fn, ctx.state) for layer in self.layers])
+        )
         keys = _unpacked(leadership.decide(lambda: _packed(leadership.healthy, leadership.given())))
         depths = {len(path) for path in keys.values()}
         if depths != {len(self.layers)}:
-            raise TopologyError(f"ranks have trees of {sorted(depths)} layers; give all ranks the same layers")
+            raise TopologyError(
+                f"ranks have trees of {sorted(depths)} layers; give all ranks the same layers"
+            )
         self._topology = Topology([layer.level() for layer in self.layers], keys)
         self._leaf = self._topology.slots.index(ctx.state.rank)
         return self._topology.first_places(self.world_size_filter)

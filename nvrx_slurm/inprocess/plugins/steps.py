@@ -30,7 +30,10 @@ class RetryController(Initialize):
     """
 
     def __init__(
-        self, max_iterations: int | None = None, min_world_size: int = 1, min_active_world_size: int = 1
+        self,
+        max_iterations: int | None = None,
+        min_world_size: int = 1,
+        min_active_world_size: int = 1,
     ) -> None:
         if max_iterations is not None:
             check_whole("RetryController: max_iterations", max_iterations, 1)
@@ -43,13 +46,22 @@ class RetryController(Initialize):
     def __call__(self, state: FrozenState) -> FrozenState:
         """See the class; returns `state`."""
         if self.max_iterations is not None and state.iteration >= self.max_iterations:
-            raise exception.RestartAbort(f"not tried again: max_iterations={self.max_iterations} tries are used up")
+            raise exception.RestartAbort(
+                f"not tried again: max_iterations={self.max_iterations} tries are used up"
+            )
         for size, kind, least, name in (
             (state.world_size, "healthy", self.min_world_size, "min_world_size"),
-            (state.active_world_size, "active", self.min_active_world_size, "min_active_world_size"),
+            (
+                state.active_world_size,
+                "active",
+                self.min_active_world_size,
+                "min_active_world_size",
+            ),
         ):
             if size is not None and size < least:
-                raise exception.RestartAbort(f"not tried again: {size} {kind} ranks are left, {name}={least}")
+                raise exception.RestartAbort(
+                    f"not tried again: {size} {kind} ranks are left, {name}={least}"
+                )
         return state
 
 
@@ -79,7 +91,9 @@ class ThreadedFinalize(Finalize):
         if not callable(fn):
             raise TypeError(f"ThreadedFinalize: fn must be a function, not {fn!r}")
         if isinstance(args, str):
-            raise TypeError(f"ThreadedFinalize: args must be a tuple, as ({args!r},), or None, not {args!r}")
+            raise TypeError(
+                f"ThreadedFinalize: args must be a tuple, as ({args!r},), or None, not {args!r}"
+            )
         self.timeout = timeout
         self.fn = fn
         self.args = tuple(args or ())
@@ -89,18 +103,27 @@ class ThreadedFinalize(Finalize):
         """See the class; returns `state`."""
         torch = sys.modules.get("torch")
         # CUDA's current device belongs to a thread; a new thread starts with device 0.
-        device = torch.cuda.current_device() if torch is not None and torch.cuda.is_initialized() else None
+        device = (
+            torch.cuda.current_device()
+            if torch is not None and torch.cuda.is_initialized()
+            else None
+        )
 
         def run() -> None:
             if torch is not None and device is not None:
                 torch.cuda.set_device(device)
             self.fn(*self.args, **self.kwargs)
 
-        name, timeout_s = getattr(self.fn, "__qualname__", repr(self.fn)), self.timeout.total_seconds()
+        name, timeout_s = (
+            getattr(self.fn, "__qualname__", repr(self.fn)),
+            self.timeout.total_seconds(),
+        )
         try:
             bounded.call(run, timeout_s, f"nvrx finalize: {name}")
         except bounded.Overrun:
-            raise exception.TimeoutError(f"finalize: {name} did not return within {timeout_s:g} s") from None
+            raise exception.TimeoutError(
+                f"finalize: {name} did not return within {timeout_s:g} s"
+            ) from None
         return state
 
 

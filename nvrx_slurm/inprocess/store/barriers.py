@@ -36,7 +36,13 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 
-from nvrx_slurm.core.inprocess.barrier import Arrival, BarrierResult, Outcome, Status, barrier_result
+from nvrx_slurm.core.inprocess.barrier import (
+    Arrival,
+    BarrierResult,
+    Outcome,
+    Status,
+    barrier_result,
+)
 from nvrx_slurm.core.inprocess.ranks import to_runs
 from nvrx_slurm.inprocess.attribution import OUTRIGHT, Interruption, InterruptionRecord
 from nvrx_slurm.inprocess.guard.launcher import note_restart
@@ -49,7 +55,8 @@ _LAST_READ_S = 5.0
 ENTRY = -1  # number of the initial barrier, before iteration 0
 COMPLETED, INTERRUPTED = b"completed", b"interrupted"
 NO_START = b"-"  # instead of an address: the iteration is over before it began
-FOREVER_S = 86400.0  # longest single wait for an event that may rightly never come; the wait is then repeated
+# longest single wait for an event that may rightly never come; the wait is then repeated
+FOREVER_S = 86400.0
 _LATEST = "latest"
 _MAX_RECORDS = 64
 _ASSIGN_WAIT_S = 2.0
@@ -103,7 +110,9 @@ class Iteration:
         Peers of a dead rank raise from their collectives, which can be recorded sooner than the death.
         """
         places = range(1, min(self.keys.add("records", 0), _MAX_RECORDS) + 1)
-        texts = [text for place in places if (text := read(self.keys, f"record/{place}")) is not None]
+        texts = [
+            text for place in places if (text := read(self.keys, f"record/{place}")) is not None
+        ]
         records = [InterruptionRecord.from_str(text.decode()) for text in texts]
         outright = [record for record in records if record.interruption in OUTRIGHT]
         return next(iter(outright or records), None)
@@ -200,17 +209,24 @@ def serve_barrier(
         if this.has_result():
             break
         if ended_s is not None and time.monotonic() - ended_s > overdue_s:
-            missing = [rank for rank, key in zip(members, keys, strict=True) if not this.keys.check([key])]
+            missing = [
+                rank for rank, key in zip(members, keys, strict=True) if not this.keys.check([key])
+            ]
             if this.number == ENTRY:
                 if closes:
                     this.call.store.set(CLOSED, "1")
                 why = f"ranks {to_runs(missing)} did not call the wrapped function within {overdue_s:g} s"
-                return publish(this, BarrierResult(Outcome.REFUSED, gone=frozenset(missing).union(gone), why=why))
+                return publish(
+                    this,
+                    BarrierResult(Outcome.REFUSED, gone=frozenset(missing).union(gone), why=why),
+                )
             _declare_overdue(this, missing, overdue_s)
     if this.has_result():
         return _announced(this)
     texts = this.keys.multi_get(keys)
-    arrivals = {rank: Arrival.parse(text.decode()) for rank, text in zip(members, texts, strict=True)}
+    arrivals = {
+        rank: Arrival.parse(text.decode()) for rank, text in zip(members, texts, strict=True)
+    }
     cause = this.cause()
     result = barrier_result(arrivals, gone, cause.sentence() if cause else "")
     if closes and result.outcome is not Outcome.NEXT:
@@ -261,10 +277,17 @@ class BarrierServer(threading.Thread):
     """
 
     def __init__(
-        self, make_view: Callable[[], StoreView], world_size: int, barrier_s: float, overdue_s: float, closes: bool
+        self,
+        make_view: Callable[[], StoreView],
+        world_size: int,
+        barrier_s: float,
+        overdue_s: float,
+        closes: bool,
     ) -> None:
         super().__init__(name="nvrx-barriers", daemon=True)
-        self._make_view, self._world_size, self._closes = make_view, world_size, closes
+        self._make_view = make_view
+        self._world_size = world_size
+        self._closes = closes
         self._barrier_s, self._overdue_s = barrier_s, overdue_s
         self.over = threading.Event()
 
@@ -283,7 +306,9 @@ class BarrierServer(threading.Thread):
         while result.outcome is Outcome.NEXT:
             gone, number = result.gone, number + 1
             overdue_s = self._barrier_s if number == ENTRY else self._overdue_s
-            result = serve_barrier(Iteration(call, number), self._world_size, gone, overdue_s, self._closes)
+            result = serve_barrier(
+                Iteration(call, number), self._world_size, gone, overdue_s, self._closes
+            )
             logger.info("iteration %d: %s %s", number, result.outcome.name, result.why)
             if result.outcome is Outcome.NEXT and number > ENTRY:
                 note_restart(number, result.why)

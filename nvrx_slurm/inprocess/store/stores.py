@@ -20,7 +20,9 @@ import torch.distributed as dist
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.inprocess.checks import variable
-from nvrx_slurm.inprocess.exception import BarrierError as BarrierError  # NVRx has these names here, too
+
+# NVRx has these names here, too
+from nvrx_slurm.inprocess.exception import BarrierError as BarrierError
 from nvrx_slurm.inprocess.exception import BarrierOverflow as BarrierOverflow
 from nvrx_slurm.inprocess.exception import BarrierTimeout as BarrierTimeout
 from nvrx_slurm.inprocess.exception import InternalError
@@ -28,9 +30,11 @@ from nvrx_slurm.system import bounded, connections
 
 logger = logging.getLogger(__name__)
 
-_BACKOFF_S = (0.001, 0.05)  # first and longest pause between two tries to reach a server that is not up yet
+# first and longest pause between two tries to reach a server that is not up yet
+_BACKOFF_S = (0.001, 0.05)
 _PROBE_S = 5.0  # longest wait for a connection to be accepted
-CLOSED = "nvrx_inprocess_closed"  # without a prefix: a server that is about to end accepts no new call
+# without a prefix: a server that is about to end accepts no new call
+CLOSED = "nvrx_inprocess_closed"
 _CHUNK = 8192  # keys in one request: torch's TCPStore takes 131072 keys and 8 MiB
 _SHORTEST_WAIT_S = 0.5  # a FileStore needs a second for any wait that times out
 _LAST_WAIT_S = 0.01  # torch truncates the timeout to whole milliseconds
@@ -73,7 +77,11 @@ class StoreView:
         """Until it has closed all connections of this process, for `timeout_s` seconds at most."""
         port = getattr(_innermost(self.store), "port", None)
         if port and not connections.await_end(connections.to_port(port), timeout_s):
-            logger.warning("the store at %s, which ends with the call, has not ended in %g s", self.place, timeout_s)
+            logger.warning(
+                "the store at %s, which ends with the call, has not ended in %g s",
+                self.place,
+                timeout_s,
+            )
 
     def disconnect(self) -> bool:
         """Shut down all connections of this process to the store's server, so that waiting calls raise.
@@ -126,7 +134,10 @@ class StoreView:
 
     def came(self, keys: Sequence[str], timeout_s: float) -> bool:
         """Whether all keys exist before `timeout_s` seconds are over."""
-        deadline_s, wait_s = time.monotonic() + timeout_s, max(timeout_s / _WAITS, min(timeout_s, _SHORTEST_WAIT_S))
+        deadline_s, wait_s = (
+            time.monotonic() + timeout_s,
+            max(timeout_s / _WAITS, min(timeout_s, _SHORTEST_WAIT_S)),
+        )
         while not self.wait_once(keys, wait_s):
             left_s = deadline_s - time.monotonic()
             if left_s <= 0.0:
@@ -140,7 +151,8 @@ class StoreView:
         try:
             self.store.wait(self._keys(keys), timedelta(seconds=timeout_s))
         except RuntimeError as error:
-            if time.monotonic() - began_s < 0.9 * timeout_s:  # no timeout, so the connection is broken
+            # no timeout, so the connection is broken
+            if time.monotonic() - began_s < 0.9 * timeout_s:
                 raise StoreLost(self._sentence("wait", error)) from error
             return self.check(keys)
         return True
@@ -191,15 +203,20 @@ def listen(host: str, port: int) -> socket.socket | None:
     except OSError as error:
         raise UsageError(f"MASTER_ADDR={host!r} cannot be resolved: {error}") from error
     try:
-        if is_loopback(host):  # as written: a host's own name may resolve to loopback on that host only
+        # as written: a host's own name may resolve to loopback on that host only
+        if is_loopback(host):
             return socket.create_server(address[:2], family=family, backlog=4096)
         if socket.has_dualstack_ipv6():
-            return socket.create_server(("", port), family=socket.AF_INET6, backlog=4096, dualstack_ipv6=True)
+            return socket.create_server(
+                ("", port), family=socket.AF_INET6, backlog=4096, dualstack_ipv6=True
+            )
         return socket.create_server(("", port), backlog=4096)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             return None
-        raise UsageError(f"rank 0 cannot listen on port {port} for MASTER_ADDR={host}: {error.strerror}") from error
+        raise UsageError(
+            f"rank 0 cannot listen on port {port} for MASTER_ADDR={host}: {error.strerror}"
+        ) from error
 
 
 def _await_server(host: str, port: int, timeout_s: float) -> bool:
@@ -219,7 +236,8 @@ def _await_server(host: str, port: int, timeout_s: float) -> bool:
 def _refused(host: str, port: int, timeout_s: float) -> bool:
     try:
         with socket.create_connection((host, port), timeout=timeout_s) as probe:
-            return bool(probe.getsockname()[:2] == probe.getpeername()[:2])  # TCP can connect to itself
+            # TCP can connect to itself
+            return bool(probe.getsockname()[:2] == probe.getpeername()[:2])
     except ConnectionRefusedError:
         return True
     except OSError:
@@ -277,7 +295,8 @@ class TCPStore(StoreMixin, dist.TCPStore):
             master_listen_fd=None if listening is None else listening.detach(),
             use_libuv=use_libuv,
         )
-        try:  # torch waits for the server's first answer without a bound, and for the connection as long as we do
+        # torch waits for the server's first answer without a bound, and for the connection as long as we do
+        try:
             bounded.call(lambda: _connect(self, arguments), timeout_s, "nvrx-store")
         except (bounded.Overrun, dist.DistNetworkError):
             raise StoreLost(
@@ -306,7 +325,14 @@ def serve(host: str, port: int) -> dist.TCPStore | None:
     fd = listening.detach()
     _connect(
         store,
-        dict(host_name=host, port=port, is_master=True, wait_for_workers=False, master_listen_fd=fd, use_libuv=True),
+        dict(
+            host_name=host,
+            port=port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=fd,
+            use_libuv=True,
+        ),
     )
     return store
 

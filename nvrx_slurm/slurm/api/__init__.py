@@ -28,5 +28,7 @@ def connect(choice: str = "auto") -> tuple[Slurm, str]:
         return cli.Slurm(), "as --slurm-api says"
     found, why = by_pyslurm.load()
     if found is None and choice == "pyslurm":
-        raise NotUsable(f"--slurm-api pyslurm: {why}; install it for this cluster's version, or use cli")
+        raise NotUsable(
+            f"--slurm-api pyslurm: {why}; install it for this cluster's version, or use cli"
+        )
     return found or cli.Slurm(), why

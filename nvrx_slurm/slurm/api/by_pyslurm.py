@@ -18,7 +18,14 @@ from typing import IO, Any
 from nvrx_slurm.child import bootstrap
 from nvrx_slurm.slurm.api import text
 from nvrx_slurm.slurm.api.cli import Slurm
-from nvrx_slurm.slurm.api.facts import JobFacts, NoAnswer, NodeFacts, NotKnown, SlurmError, StepFacts
+from nvrx_slurm.slurm.api.facts import (
+    JobFacts,
+    NoAnswer,
+    NodeFacts,
+    NotKnown,
+    SlurmError,
+    StepFacts,
+)
 from nvrx_slurm.system import bounded
 
 _ERROR_BYTES = 4096
@@ -46,7 +53,8 @@ class PySlurm(Slurm):
 
     name = "pyslurm"
     _child: subprocess.Popen[str] | None = None
-    _errors: IO[bytes]  # what the child says on stderr; a file is never full, unlike a pipe that is not read
+    # what the child says on stderr; a file is never full, unlike a pipe that is not read
+    _errors: IO[bytes]
 
     def ask(self, call: str, *args: Any) -> Any:
         """One request to the child. Raises SlurmError; NoAnswer after 10 s."""
@@ -55,7 +63,9 @@ class PySlurm(Slurm):
             request = json.dumps({"call": call, "args": args})
             try:
                 child = self._running()
-                answer = json.loads(bounded.call(lambda: _exchange(child, request), bound_s, "nvrx pyslurm"))
+                answer = json.loads(
+                    bounded.call(lambda: _exchange(child, request), bound_s, "nvrx pyslurm")
+                )
             except (OSError, ValueError):
                 why = f"pyslurm's process ended: {self._last_line() or 'it does not say why'}"
                 self.close()

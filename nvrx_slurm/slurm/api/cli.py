@@ -34,9 +34,10 @@ class Slurm:
     def steps(self, job_id: int) -> list[StepFacts]:
         """The steps of a job that run now; [] when none does."""
         try:
-            return text.steps(self.tools.run("squeue", "--steps", "-h", "-j", str(job_id), "-o", "%i|%j"))
+            told = self.tools.run("squeue", "--steps", "-h", "-j", str(job_id), "-o", "%i|%j")
         except NotKnown:
             return []
+        return text.steps(told)
 
     def nodes(self, names: Iterable[str] = ()) -> dict[str, NodeFacts]:
         """These nodes, or all, in one call. A name that Slurm does not know raises NotKnown."""
@@ -48,7 +49,9 @@ class Slurm:
         return found
 
     def _nodes(self, wanted: list[str]) -> dict[str, NodeFacts]:
-        return text.nodes(self._scontrol("show", "node", *([",".join(wanted)] if wanted else []), "-o"))
+        which = [",".join(wanted)] if wanted else []
+        told = self._scontrol("show", "node", *which, "-o")
+        return text.nodes(told)
 
     def config(self) -> dict[str, str]:
         """slurm.conf as slurmctld runs it, by name; "(null)" is "". Values of Prolog[0], Prolog[1] are joined."""
@@ -74,7 +77,9 @@ class Slurm:
 
     def exclude(self, job_id: int, nodes: Sequence[str]) -> None:
         """Set the nodes that a waiting job must not get (sbatch --exclude)."""
-        self._scontrol("update", f"JobId={job_id}", f"ExcNodeList={','.join(map(text.node_name, nodes))}")
+        self._scontrol(
+            "update", f"JobId={job_id}", f"ExcNodeList={','.join(map(text.node_name, nodes))}"
+        )
 
     def set_comment(self, job_id: int, text: str) -> None:
         """Set what `squeue -O Comment` shows of the job; its owner may."""
@@ -82,7 +87,9 @@ class Slurm:
 
     def drain(self, node: str, reason: str) -> None:
         """Let no new jobs start on the node."""
-        self._scontrol("update", f"NodeName={text.node_name(node)}", "State=DRAIN", f"Reason={reason}")
+        self._scontrol(
+            "update", f"NodeName={text.node_name(node)}", "State=DRAIN", f"Reason={reason}"
+        )
 
     def set_reason(self, node: str, reason: str) -> None:
         """Change the reason and leave the state as it is."""

@@ -20,7 +20,9 @@ _NO_VAL = 0xFFFFFFFE  # slurm.h
 
 def run(job_id: int, code: int, version: str, plugins: str) -> None:
     """End the job with `code` (0..255). `version`, `plugins`: SLURM_VERSION and PluginDir. Raises SlurmError."""
-    argv = bootstrap.command("nvrx_slurm.slurm.api.completion", str(job_id), str(code), version, plugins)
+    argv = bootstrap.command(
+        "nvrx_slurm.slurm.api.completion", str(job_id), str(code), version, plugins
+    )
     try:
         ended = bounded_process.run(argv, os.environ, TIMEOUT_S)
     except OSError as error:  # no process can be started now
@@ -29,7 +31,10 @@ def run(job_id: int, code: int, version: str, plugins: str) -> None:
         return
     if ended.code is None:
         raise NoAnswer(f"slurm_complete_job did not end within {TIMEOUT_S:g} s")
-    said = ended.stderr.decode(errors="replace").strip() or f"slurm_complete_job ended with {ended.code}"
+    said = (
+        ended.stderr.decode(errors="replace").strip()
+        or f"slurm_complete_job ended with {ended.code}"
+    )
     raise text.error("slurm_complete_job", said.splitlines()[-1])
 
 
@@ -39,7 +44,10 @@ def run(job_id: int, code: int, version: str, plugins: str) -> None:
 class _StepId(ctypes.Structure):
     """slurm_step_id_t of slurm.h, 25.11 and 26.05."""
 
-    _fields_ = (("sluid", ctypes.c_uint64), *((name, ctypes.c_uint32) for name in ("job", "het_comp", "step")))
+    _fields_ = (
+        ("sluid", ctypes.c_uint64),
+        *((name, ctypes.c_uint32) for name in ("job", "het_comp", "step")),
+    )
 
 
 def _job(job_id: int, version: str) -> ctypes.c_uint32 | ctypes._Pointer[_StepId]:
@@ -51,17 +59,24 @@ def _job(job_id: int, version: str) -> ctypes.c_uint32 | ctypes._Pointer[_StepId
 
 def _library(plugins: str) -> ctypes.CDLL:
     """libslurm of this Slurm: in its PluginDir, or where the linker finds it. Raises OSError."""
-    found = [path for folder in plugins.split(":") for path in glob.glob(f"{folder}/libslurmfull*.so")]
+    found = [
+        path for folder in plugins.split(":") for path in glob.glob(f"{folder}/libslurmfull*.so")
+    ]
     path = found[0] if found else "libslurm.so"
-    return ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL, use_errno=True)  # its plugins need its symbols
+    # its plugins need its symbols
+    return ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL, use_errno=True)
 
 
 def main(arguments: list[str]) -> str | int:
     """Call slurm_complete_job. Returns Slurm's reason against it, 0 if there is none. Raises OSError."""
-    job_id, code, version, plugins = int(arguments[0]), int(arguments[1]), arguments[2], arguments[3]
+    job_id = int(arguments[0])
+    code = int(arguments[1])
+    version = arguments[2]
+    plugins = arguments[3]
     slurm = _library(plugins)
     slurm.slurm_init(None)
-    if slurm.slurm_complete_job(_job(job_id, version), ctypes.c_uint32(code << 8)) == 0:  # as wait(2) tells a code
+    # as wait(2) tells a code
+    if slurm.slurm_complete_job(_job(job_id, version), ctypes.c_uint32(code << 8)) == 0:
         return 0
     error = slurm.slurm_get_errno() if hasattr(slurm, "slurm_get_errno") else ctypes.get_errno()
     slurm.slurm_strerror.restype = ctypes.c_char_p

@@ -16,7 +16,8 @@ from typing import Any
 
 ALARM_S = 30  # above the bound of the parent, which kills this process; for a parent that is gone
 
-os.environ["PYSLURM_DISABLE_AUTO_INIT"] = "1"  # slurm_init would run at import, and end the process without a config
+# slurm_init would run at import, and end the process without a config
+os.environ["PYSLURM_DISABLE_AUTO_INIT"] = "1"
 _out = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)  # what libslurm prints is no answer
 
@@ -64,7 +65,8 @@ def _nodes(names: list[str]) -> list[dict[str, Any]]:
             "name": node.name,
             "states": node.state.replace("*", "").split("+"),
             "reason": node.reason or "",
-            "reason_by": node.reason_user or "" if node.reason else "",  # Slurm remembers it also after the reason
+            # Slurm remembers it also after the reason
+            "reason_by": node.reason_user or "" if node.reason else "",
             "address": node.address or "",
             "port": node.slurmd_port or 0,
             "partitions": node.partitions or [],
@@ -76,7 +78,8 @@ def _nodes(names: list[str]) -> list[dict[str, Any]]:
 
 def _signal(step_id: str, signum: int) -> None:
     job, _, step = step_id.partition(".")
-    pyslurm.JobStep.load(int(job), int(step) if step.isdigit() else step).send_signal(signum)  # without load: no effect
+    # without load: no effect
+    pyslurm.JobStep.load(int(job), int(step) if step.isdigit() else step).send_signal(signum)
 
 
 def _exclude(job_id: int, nodes: list[str]) -> None:

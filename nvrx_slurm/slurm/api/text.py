@@ -12,7 +12,15 @@ from datetime import datetime
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm import nodelist
-from nvrx_slurm.slurm.api.facts import JobFacts, NoAnswer, NodeFacts, NotAllowed, NotKnown, SlurmError, StepFacts
+from nvrx_slurm.slurm.api.facts import (
+    JobFacts,
+    NoAnswer,
+    NodeFacts,
+    NotAllowed,
+    NotKnown,
+    SlurmError,
+    StepFacts,
+)
 
 _DURATION = re.compile(r"(?:(\d{1,6})-)?(?:(\d{1,6}):)?(\d{1,6}):(\d{1,2})", re.ASCII)
 _JOB_NAME = re.compile(r"(?<=\sJobName=).*?(?=\sUserId=)", re.DOTALL)
@@ -35,8 +43,13 @@ _KINDS: dict[type[SlurmError], str] = {
 
 def error(by: str, said: str) -> SlurmError:
     """The error for what `by` (a tool, or libslurm) says: one sentence with at most 200 characters of it."""
-    text = "".join(c if c.isprintable() else "?" for c in " ".join(said.split())[:200]) or "it does not say why"
-    kind = next((kind for kind, words in _KINDS.items() if re.search(words, text, re.I)), SlurmError)
+    text = (
+        "".join(c if c.isprintable() else "?" for c in " ".join(said.split())[:200])
+        or "it does not say why"
+    )
+    kind = next(
+        (kind for kind, words in _KINDS.items() if re.search(words, text, re.I)), SlurmError
+    )
     return kind(f"{by} failed: {text}")
 
 
@@ -55,7 +68,8 @@ def records(text: str, first: str) -> list[str]:
 
 def job(text: str, job_id: int) -> JobFacts:
     """The job with this id in `scontrol show job ID -o`; of an array, whose id its last task has, the first record."""
-    found = [_JOB_NAME.sub("", record, count=1) for record in records(text, "JobId")]  # `Key=` in it is no field
+    # `Key=` in it is no field
+    found = [_JOB_NAME.sub("", record, count=1) for record in records(text, "JobId")]
     if not found:
         raise SlurmError(f"Slurm's answer about job {job_id} has no field JobId: {text[:80]!r}")
     one = next((one for one in found if _field(one, "JobId") == str(job_id)), found[0])
@@ -90,9 +104,13 @@ def nodes(text: str) -> dict[str, NodeFacts]:
     """Of `scontrol show node -o`: "IDLE+DRAIN", "DOWN*", "MIXED+CLOUD+NOT_RESPONDING"."""
     found: dict[str, NodeFacts] = {}
     for one in records(text, "NodeName"):
-        name, state, reason = _field(one, "NodeName"), _field(one, "State"), _REASON.search(one)
+        name = _field(one, "NodeName")
+        state = _field(one, "State")
+        reason = _REASON.search(one)
         set_by = _SET_BY.search(reason[1]) if reason else None
-        words = re.findall(r"[A-Z_]+", state.upper()) + [word for mark, word in _MARKS.items() if mark in state]
+        words = re.findall(r"[A-Z_]+", state.upper()) + [
+            word for mark, word in _MARKS.items() if mark in state
+        ]
         if not words:
             raise SlurmError(f"Slurm's answer about node {name} has no field State")
         found[name] = NodeFacts(
@@ -142,7 +160,8 @@ def _unix(text: str) -> int:
 
 
 def _time_left_s(job: str) -> float | None:
-    limit_s, run_s = seconds(_field(job, "TimeLimit")), seconds(_field(job, "RunTime"))
+    limit_s = seconds(_field(job, "TimeLimit"))
+    run_s = seconds(_field(job, "RunTime"))
     return None if limit_s is None or run_s is None else max(0.0, limit_s - run_s)
 
 

@@ -19,7 +19,8 @@ from nvrx_slurm.slurm.api.facts import NoAnswer, NotInstalled, SlurmError
 from nvrx_slurm.system import trust
 
 TIMEOUT_S = 10.0  # of one tool; Slurm's own MessageTimeout is 10 s by default
-PLACES = ("/usr/bin", "/usr/local/bin", "/opt/slurm/bin")  # where root's hooks, which have no PATH, look
+# where root's hooks, which have no PATH, look
+PLACES = ("/usr/bin", "/usr/local/bin", "/opt/slurm/bin")
 _MAX_BYTES = 64 << 20  # of an answer: each node takes about a kilobyte
 _ERROR_BYTES = 4096
 _MIN_S = 0.05
@@ -52,7 +53,9 @@ class Turn:
                 answered = False
                 raise
             finally:
-                self._pause_s = 0.0 if answered else min(_LONGEST_PAUSE_S, 2 * self._pause_s or _FIRST_PAUSE_S)
+                self._pause_s = (
+                    0.0 if answered else min(_LONGEST_PAUSE_S, 2 * self._pause_s or _FIRST_PAUSE_S)
+                )
                 self._until_s = time.monotonic() + self._pause_s
         finally:
             self._lock.release()
@@ -86,7 +89,9 @@ class Tools:
             if self.trusted:
                 ended = _run_trusted([path, *words], bound_s)
             else:  # a tool ends with the calling thread, because an agent that ends does not wait for it
-                ended = bounded_process.run([path, *words], _environment(), bound_s, limit=_MAX_BYTES)
+                ended = bounded_process.run(
+                    [path, *words], _environment(), bound_s, limit=_MAX_BYTES
+                )
         except OSError as error:
             raise NotInstalled(f"{path} cannot be run: {error.strerror}") from None
         call = f"{path} {words[0]}"
