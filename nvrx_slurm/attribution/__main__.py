@@ -48,7 +48,9 @@ class Attribution(Program):
         self._tasks = set[asyncio.Task[None]]()
         self._export = Web(spec.export_url) if spec.export_url else None
         if not spec.endpoint:
-            from nvrx_slurm.attribution.service import AttributionService  # its server is not for clients
+            from nvrx_slurm.attribution.service import (
+                AttributionService,
+            )  # its server is not for clients
 
             service = AttributionService(spec, self.say)
             self._answer, where = service.answer, service.where
@@ -85,7 +87,9 @@ class Attribution(Program):
         _log.info("cycle %d: %s", news.cycle, answer.text or "nothing to tell")
         # The console has what the coordinator's rules say: only more than that is news.
         is_known = not self._spec.endpoint and answer.source == "rules" and answer.action != "STOP"
-        self.tell(cycle=news.cycle, stop=answer.action == "STOP", text="" if is_known else answer.text)
+        self.tell(
+            cycle=news.cycle, stop=answer.action == "STOP", text="" if is_known else answer.text
+        )
         if self._export is not None and news.fault:
             content = record(self._spec, news, answer, time.monotonic() - began_s)
             try:
@@ -94,7 +98,9 @@ class Attribution(Program):
                 _log.warning("the result of cycle %d was not exported: %s", news.cycle, trouble)
 
 
-def record(spec: AttributionSpec, news: CycleNews, answer: Recommendation, took_s: float) -> dict[str, Any]:
+def record(
+    spec: AttributionSpec, news: CycleNews, answer: Recommendation, took_s: float
+) -> dict[str, Any]:
     """One result, with the names that dashboards of NVRx know: s text, l whole number, d number, ts time."""
     primary = answer.result.get("primary_failure", {})
     hung = [news.fault["rank"]] if news.fault.get("kind") == "hang" else []
@@ -108,7 +114,9 @@ def record(spec: AttributionSpec, news: CycleNews, answer: Recommendation, took_
         "s_recommendation_source": answer.source,
         "s_auto_resume": "STOP" if answer.action == "STOP" else "RESTART",
         "s_auto_resume_explanation": answer.reason,
-        "s_primary_issues": json.dumps([primary.get("line") or primary.get("failure_class", "unknown")]),
+        "s_primary_issues": json.dumps(
+            [primary.get("line") or primary.get("failure_class", "unknown")]
+        ),
         "s_attribution_result_json": json.dumps(answer.result)[:_MAX_RESULT_CHARS],
         "s_fr_dump_path": "",
         "s_fr_analysis": "",

@@ -37,25 +37,40 @@ class Client:
 
     async def answer(self, news: CycleNews) -> Recommendation:
         """What the service says. Raises Trouble where it says nothing in time."""
-        until_s = self._now() + _ANSWER_WITHIN_S  # no cancellation: before Python 3.12 wait_for can lose one
-        about = {"log_path": news.log, "cycle_id": news.cycle, "user": self._spec.user, "job_id": self._spec.job_id}
+        # no cancellation: before Python 3.12 wait_for can lose one
+        until_s = self._now() + _ANSWER_WITHIN_S
+        about = {
+            "log_path": news.log,
+            "cycle_id": news.cycle,
+            "user": self._spec.user,
+            "job_id": self._spec.job_id,
+        }
         about["analysis_intent"] = "terminal" if news.over else "progressive"
         async with self._order.setdefault(news.cycle, asyncio.Lock()):
-            await self._ask(news, until_s, "POST", json={name: value for name, value in about.items() if value != ""})
+            await self._ask(
+                news,
+                until_s,
+                "POST",
+                json={name: value for name, value in about.items() if value != ""},
+            )
         if news.over:
             self._order.pop(news.cycle, None)
         pause_s = _FIRST_POLL_S
         while news.fault:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _POLL_S)
-            reply = await self._ask(news, until_s, "GET", params={"log_path": news.log, "wait": "false"})
+            reply = await self._ask(
+                news, until_s, "GET", params={"log_path": news.log, "wait": "false"}
+            )
             if (answer := _answer_in(reply)) is not None:
                 return answer
             if self._now() > until_s:
                 raise Trouble(f"no answer within {_ANSWER_WITHIN_S:g} s")
         return Recommendation()
 
-    async def _ask(self, news: CycleNews, until_s: float, method: str, **what: Any) -> dict[str, Any]:
+    async def _ask(
+        self, news: CycleNews, until_s: float, method: str, **what: Any
+    ) -> dict[str, Any]:
         """The reply, after as many requests as it takes: a log may come to the file system after its news."""
         refusals, pause_s = 0, _FIRST_POLL_S
         while True:

@@ -43,7 +43,9 @@ class CycleNews:
     log: str  # the merged log of the cycle
     over: bool = False
     lasted_s: float = 0.0
-    fault: dict[str, Any] = field(default_factory=dict)  # the first cause, as the coordinator knows it; {} = none
+    fault: dict[str, Any] = field(
+        default_factory=dict
+    )  # the first cause, as the coordinator knows it; {} = none
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,11 @@ _FOUND = {"candidate_recommendation": _NOTHING, "wl_restart": 0, "wl_restart_cou
           "fr_analysis": None}  # fmt: skip
 _MAX_BODY_BYTES = 64 << 10
 _POLL_S = 1e6  # how often it looks whether it was told to end; it is not
-_NO_REQUEST = 422, "invalid_parameter", f"a body must be a JSON object of at most {_MAX_BODY_BYTES} bytes"
+_NO_REQUEST = (
+    422,
+    "invalid_parameter",
+    f"a body must be a JSON object of at most {_MAX_BODY_BYTES} bytes",
+)
 _TCP = Path("/proc/self/net/tcp")
 
 
@@ -47,7 +51,9 @@ class AttributionService:
         try:
             _Server(spec.port, self)
         except OSError as error:
-            self._say(f"the attribution service cannot listen on {self.where}: {error.strerror}; it goes on without")
+            self._say(
+                f"the attribution service cannot listen on {self.where}: {error.strerror}; it goes on without"
+            )
             self.where = ""
 
     async def answer(self, news: CycleNews) -> Recommendation:
@@ -67,7 +73,9 @@ class AttributionService:
     async def _keep(self, news: CycleNews, answer: Recommendation) -> None:
         self._results[news.log] = news.cycle, answer
         try:
-            await bounded.call_async(lambda: keep(news, answer, self._spec.tree), _FILE_S, "the log tree")
+            await bounded.call_async(
+                lambda: keep(news, answer, self._spec.tree), _FILE_S, "the log tree"
+            )
         except (bounded.Overrun, OSError) as error:
             _log.warning("cycle %d: the log tree cannot be used: %s", news.cycle, error)
 

@@ -81,7 +81,11 @@ class CallableId:
 
     def __str__(self) -> str:
         of = self.obj
-        owner = f"{of.__module__}.{of.__name__}" if inspect.isclass(of) else getattr(of, "__name__", type(of).__name__)
+        owner = (
+            f"{of.__module__}.{of.__name__}"
+            if inspect.isclass(of)
+            else getattr(of, "__name__", type(of).__name__)
+        )
         return f"{owner}.{self.name}"
 
 
@@ -115,7 +119,11 @@ class Report:
         """The ranks whose score is below a threshold, as sets of StragglerId; those of sections by section."""
 
         def below(scores: Mapping[int, float], threshold: float) -> set[StragglerId]:
-            return {StragglerId(rank, self.rank_to_node[rank]) for rank, one in scores.items() if one < threshold}
+            return {
+                StragglerId(rank, self.rank_to_node[rank])
+                for rank, one in scores.items()
+                if one < threshold
+            }
 
         def by_section(scores: Scores, threshold: float) -> dict[str, set[StragglerId]]:
             found = {name: below(of_ranks, threshold) for name, of_ranks in scores.items()}
@@ -123,9 +131,15 @@ class Report:
 
         return {
             "straggler_gpus_relative": below(self.gpu_relative_perf_scores, gpu_rel_threshold),
-            "straggler_gpus_individual": below(self.gpu_individual_perf_scores, gpu_indiv_threshold),
-            "straggler_sections_relative": by_section(self.section_relative_perf_scores, section_rel_threshold),
-            "straggler_sections_individual": by_section(self.section_individual_perf_scores, section_indiv_threshold),
+            "straggler_gpus_individual": below(
+                self.gpu_individual_perf_scores, gpu_indiv_threshold
+            ),
+            "straggler_sections_relative": by_section(
+                self.section_relative_perf_scores, section_rel_threshold
+            ),
+            "straggler_sections_individual": by_section(
+                self.section_individual_perf_scores, section_indiv_threshold
+            ),
         }
 
 
@@ -171,11 +185,19 @@ class Detector:
         """
         if cls.initialized:
             raise RuntimeError("Detector is initialized already")
-        cls.scores_to_compute = (RELATIVE, INDIVIDUAL) if scores_to_compute == "all" else scores_to_compute
+        cls.scores_to_compute = (
+            (RELATIVE, INDIVIDUAL) if scores_to_compute == "all" else scores_to_compute
+        )
         cls.gather_on_rank0, cls.profiling_interval = gather_on_rank0, profiling_interval
         cls.report_time_interval, cls._group = report_time_interval, process_group
         cls._node = node_name or socket.gethostname()
-        cls._sections, cls._wrapped, cls._step_ends, cls._steps, cls._steps_between = {}, [], [], 0, 0
+        cls._sections, cls._wrapped, cls._step_ends, cls._steps, cls._steps_between = (
+            {},
+            [],
+            [],
+            0,
+            0,
+        )
         cls.initialized, cls._has_shared = True, False
 
     @classmethod
@@ -190,7 +212,9 @@ class Detector:
 
     @classmethod
     @contextmanager
-    def detection_section(cls, name: str | None = None, profile_cuda: bool = True) -> Iterator[None]:
+    def detection_section(
+        cls, name: str | None = None, profile_cuda: bool = True
+    ) -> Iterator[None]:
         """Time what is inside. Without a name, it is FILE:LINE of the `with`. `profile_cuda` has no effect.
 
         What ends with an exception does not count. Raises RuntimeError before initialize().
@@ -249,19 +273,31 @@ class Detector:
         told = [mine]
         if others and (RELATIVE in cls.scores_to_compute or cls.gather_on_rank0):
             cls._has_shared = True
-            told = [json.loads(one) for one in distributed.texts_of_all(json.dumps(mine), cls._group)]
+            told = [
+                json.loads(one) for one in distributed.texts_of_all(json.dumps(mine), cls._group)
+            ]
         if cls.gather_on_rank0 and rank:
             return None
         shown = told if cls.gather_on_rank0 else [mine]
         names = dict.fromkeys(name for _, _, times_ms, _ in shown for name in times_ms)
-        fastest = {name: min(times_ms.get(name, math.inf) for _, _, times_ms, _ in told) for name in names}
-        relative = {name: {who: _score(fastest, times_ms, name) for who, _, times_ms, _ in shown} for name in names}
-        individual = {name: {who: _score(best, times_ms, name) for who, _, times_ms, best in shown} for name in names}
+        fastest = {
+            name: min(times_ms.get(name, math.inf) for _, _, times_ms, _ in told) for name in names
+        }
+        relative = {
+            name: {who: _score(fastest, times_ms, name) for who, _, times_ms, _ in shown}
+            for name in names
+        }
+        individual = {
+            name: {who: _score(best, times_ms, name) for who, _, times_ms, best in shown}
+            for name in names
+        }
         return Report(
             gpu_relative_perf_scores={},
             section_relative_perf_scores=relative if RELATIVE in cls.scores_to_compute else {},
             gpu_individual_perf_scores={},
-            section_individual_perf_scores=individual if INDIVIDUAL in cls.scores_to_compute else {},
+            section_individual_perf_scores=individual
+            if INDIVIDUAL in cls.scores_to_compute
+            else {},
             rank_to_node={who: node for who, node, _, _ in shown},
             local_section_summaries=summaries,
             local_kernel_summaries={},
@@ -283,7 +319,11 @@ class Detector:
             if len(cls._step_ends) > _TIMED_STEPS:
                 step_s = median_low([end - begin for begin, end in pairwise(cls._step_ends)])
                 steps = [int(cls.report_time_interval / max(step_s, 1e-6))]
-                most = distributed.largest(steps, cls._group) if distributed.place(cls._group)[1] else steps
+                most = (
+                    distributed.largest(steps, cls._group)
+                    if distributed.place(cls._group)[1]
+                    else steps
+                )
                 cls._steps_between = max(*most, cls.profiling_interval, 1)
         return cls.generate_report() if cls.is_interval_elapsed() else None
 

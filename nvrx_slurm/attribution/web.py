@@ -57,10 +57,16 @@ class Web:
             trust_env=False,
             follow_redirects=False,
             timeout=httpx.Timeout(None, connect=CONNECT_S),
-            headers={"Accept-Encoding": "identity", "Connection": "close", "User-Agent": "nvrx-slurm"},
+            headers={
+                "Accept-Encoding": "identity",
+                "Connection": "close",
+                "User-Agent": "nvrx-slurm",
+            },
         )
 
-    async def ask(self, method: str, path: str, total_s: float, *, tries: int = 1, **what: Any) -> bytes:
+    async def ask(
+        self, method: str, path: str, total_s: float, *, tries: int = 1, **what: Any
+    ) -> bytes:
         """The body of the reply to a request, which is tried again where that may help. Raises Trouble.
 
         `total_s`: for each try. `what`: see `_once`.
@@ -88,7 +94,10 @@ class Web:
                     raise Trouble(f"a reply of more than {_MAX_REPLY_BYTES} bytes")
         if reply.is_success:
             return body
-        said = "" if secret else one_line(body[:200].decode("utf-8", "replace"))  # it may repeat what was sent
+        # it may repeat what was sent
+        said = "" if secret else one_line(body[:200].decode("utf-8", "replace"))
         after = reply.headers.get("retry-after", "")
         retry_after_s = min(60.0, float(after)) if after.isdecimal() else 0.0
-        raise Trouble(f"status {reply.status_code} {said}".strip(), reply.status_code, retry_after_s)
+        raise Trouble(
+            f"status {reply.status_code} {said}".strip(), reply.status_code, retry_after_s
+        )

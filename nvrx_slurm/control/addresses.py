@@ -20,7 +20,9 @@ async def find(host: str, port: int) -> Found:
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     try:
         return await bounded.call_async(
-            lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM), _RESOLVE_TIMEOUT_S, "the resolver"
+            lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM),
+            _RESOLVE_TIMEOUT_S,
+            "the resolver",
         )
     except bounded.Overrun as error:
         raise OSError(str(error)) from None
@@ -42,5 +44,9 @@ async def resolve(host: str) -> str:
         raise UsageError(f"the coordinator's host name {host} does not resolve: {why}") from None
     if host == "localhost" or host in addresses:
         return addresses[0]
-    reachable = [address for address in addresses if not ipaddress.ip_address(address.partition("%")[0]).is_loopback]
+    reachable = [
+        address
+        for address in addresses
+        if not ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    ]
     return reachable[0] if reachable else "::" if ":" in addresses[0] else "0.0.0.0"

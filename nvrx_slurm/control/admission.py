@@ -32,7 +32,9 @@ HANDSHAKES, _HANDSHAKES_EACH = 128, 96  # at once in all, and for one address
 _BACKLOG = 4096  # connections that the kernel accepts before us
 _ACCEPTS = 64  # at a time, before the loop does something else
 _ACCEPT_PAUSE_S = 0.5  # when no descriptor is left
-_FULL_PAUSE_S = 0.1  # after a turn in which callers had to make room: they may come back as fast as they like
+_FULL_PAUSE_S = (
+    0.1  # after a turn in which callers had to make room: they may come back as fast as they like
+)
 _MOST_CALLERS = 8192
 _REFUSALS_SAID = 5
 _TLS_HANDSHAKE = b"\x16"  # first byte of a TLS record; that of a short frame is 0
@@ -79,9 +81,19 @@ class Admission(Generic[Connection]):
 
     def late(self, now: float) -> list[Connection]:
         """Connections whose time is over: to be closed, and then to `leave`."""
-        gone = [g for g, _ in takewhile(lambda item: item[1][1] + HANDSHAKE_TIMEOUT_S <= now, self._arrived.items())]
+        gone = [
+            g
+            for g, _ in takewhile(
+                lambda item: item[1][1] + HANDSHAKE_TIMEOUT_S <= now, self._arrived.items()
+            )
+        ]
         if self._waiting:
-            gone += [g for g, _ in takewhile(lambda item: item[1] + _SHARED_TIMEOUT_S <= now, self._begun.items())]
+            gone += [
+                g
+                for g, _ in takewhile(
+                    lambda item: item[1] + _SHARED_TIMEOUT_S <= now, self._begun.items()
+                )
+            ]
         return list(dict.fromkeys(gone))
 
     def admit(self, now: float) -> list[Connection]:
@@ -91,7 +103,8 @@ class Admission(Generic[Connection]):
         self._taken += Counter()  # forget addresses without a slot
         admitted = []
         while self._waiting and self._taken.total() < HANDSHAKES:
-            fresh = (one for one in self._waiting if not self._taken[one])  # of 10,000 addresses, as a rule the first
+            # of 10,000 addresses, as a rule the first
+            fresh = (one for one in self._waiting if not self._taken[one])
             address = next(fresh, None) or min(self._waiting, key=lambda one: self._taken[one])
             if self._taken[address] >= _HANDSHAKES_EACH:
                 break
@@ -123,7 +136,9 @@ class Caller:
         self.task: asyncio.Task[None] | None = None  # hands the token over
         self.greeted = False
         self.node_id = ""  # "" = not registered
-        self.answered_s = self.sent_s = monotonic()  # our last answer; not before that it has sent its last beat
+        self.answered_s = self.sent_s = (
+            monotonic()
+        )  # our last answer; not before that it has sent its last beat
 
     def abort(self, why: Exception) -> None:
         """End its stream."""
@@ -138,11 +153,17 @@ class Listener:
     """
 
     def __init__(
-        self, begin: Callable[[Caller], Stream], tokens: TokenServer | None, say: Callable[[str], None]
+        self,
+        begin: Callable[[Caller], Stream],
+        tokens: TokenServer | None,
+        say: Callable[[str], None],
     ) -> None:
         self._begin_stream, self._tokens, self._say = begin, tokens, say
-        callers = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4  # descriptors are for the job first
-        self._admission: Admission[Caller] = Admission(max(2 * HANDSHAKES, min(_MOST_CALLERS, callers)))
+        # descriptors are for the job first
+        callers = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
+        self._admission: Admission[Caller] = Admission(
+            max(2 * HANDSHAKES, min(_MOST_CALLERS, callers))
+        )
         self._refusals = 0
         self._listener: socket.socket | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -168,9 +189,13 @@ class Listener:
         """Listen on the first free one of `ports` at the IP `address`. Raises UsageError when none is free."""
         family, both = socket.AF_INET6 if ":" in address else socket.AF_INET, address == "::"
         for port in ports:
-            with contextlib.suppress(OSError, ValueError):  # ValueError: "::" where there is no IPv6
+            with contextlib.suppress(
+                OSError, ValueError
+            ):  # ValueError: "::" where there is no IPv6
                 end = (address, port)
-                return self.take(socket.create_server(end, family=family, backlog=_BACKLOG, dualstack_ipv6=both))
+                return self.take(
+                    socket.create_server(end, family=family, backlog=_BACKLOG, dualstack_ipv6=both)
+                )
         raise UsageError(
             f"the coordinator cannot listen on {address}: ports {', '.join(map(str, ports))} are taken or the address"
             f" is not this host's; give another with --rdzv-endpoint HOST:PORT"
@@ -213,13 +238,18 @@ class Listener:
                 connection, source = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 break
-            except OSError as error:  # no descriptor (EMFILE, ENFILE) or no memory: members must not notice
+            except (
+                OSError
+            ) as error:  # no descriptor (EMFILE, ENFILE) or no memory: members must not notice
                 self.say_refusal(f"cannot accept connections: {error.strerror}; trying again")
                 self._pause(_ACCEPT_PAUSE_S)
                 break
             connection.setblocking(False)
-            address = source[0].removeprefix("::ffff:") if source else ""  # a Unix socket's has none
-            for peer in self._admission.arrive(Caller(connection, address), address, self._loop.time()):
+            # a Unix socket's has none
+            address = source[0].removeprefix("::ffff:") if source else ""
+            for peer in self._admission.arrive(
+                Caller(connection, address), address, self._loop.time()
+            ):
                 full = True
                 self._close(peer, ConnectionError("newer connections took its slot"))
         if full:
@@ -273,7 +303,12 @@ class Listener:
         elif first == b"\0":
             self._close(peer, AuthError("it asks for a token, and this coordinator hands out none"))
         else:
-            self._close(peer, ProtocolError("it speaks another protocol") if first else ConnectionError("it left"))
+            self._close(
+                peer,
+                ProtocolError("it speaks another protocol")
+                if first
+                else ConnectionError("it left"),
+            )
 
     async def _hand_over(self, peer: Caller, tokens: TokenServer) -> None:
         why: Exception = ConnectionError("it has its answer")

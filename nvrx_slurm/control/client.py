@@ -115,7 +115,9 @@ class ControlClient:
         for family, _, _, _, address in await addresses.find(host, port):
             try:
                 if not self.token:
-                    self.token = await _in_time(self._ask_for_token(family, address), HANDSHAKE_TIMEOUT_S)
+                    self.token = await _in_time(
+                        self._ask_for_token(family, address), HANDSHAKE_TIMEOUT_S
+                    )
                 return await self._talk(family, address)
             except (AuthError, ProtocolError, OSError) as error:
                 problem = error
@@ -132,7 +134,12 @@ class ControlClient:
         self._ended = self._loop.create_future()
         self._wake(self._loop.time() + HANDSHAKE_TIMEOUT_S)
         self._stream = stream = Stream(
-            connection, identity(self.token, self._job), False, self._received, self._on_end, self._on_proved
+            connection,
+            identity(self.token, self._job),
+            False,
+            self._received,
+            self._on_end,
+            self._on_proved,
         )
         try:
             why = await self._ended
@@ -182,8 +189,12 @@ class ControlClient:
         since_s = now - self._beat_s
         if not self._open:
             return self._stream.abort(ConnectionError("no answer in time"))
-        if since_s >= self._interval_s + self._timeout_s:  # this call is late: nothing is known of the coordinator
-            self._stream.abort(ConnectionError(f"this agent was stopped or blocked for {since_s:.1f} s"))
+        if (
+            since_s >= self._interval_s + self._timeout_s
+        ):  # this call is late: nothing is known of the coordinator
+            self._stream.abort(
+                ConnectionError(f"this agent was stopped or blocked for {since_s:.1f} s")
+            )
         elif not self._answered:
             self.silent = True
             self._stream.abort(ConnectionError(f"the coordinator was silent for {since_s:.1f} s"))
@@ -207,7 +218,9 @@ async def _connect(family: int, address: Any) -> socket.socket:
     try:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        await _in_time(asyncio.get_running_loop().sock_connect(connection, address), _CONNECT_TIMEOUT_S)
+        await _in_time(
+            asyncio.get_running_loop().sock_connect(connection, address), _CONNECT_TIMEOUT_S
+        )
     except BaseException:
         connection.close()
         raise
@@ -218,4 +231,6 @@ def _report_defect(task: asyncio.Task[None]) -> None:
     """The task ends only by cancellation. Report any other end at once: no code awaits its result."""
     error = None if task.cancelled() else task.exception()
     if error is not None:
-        task.get_loop().call_exception_handler({"message": "the control client broke", "exception": error})
+        task.get_loop().call_exception_handler(
+            {"message": "the control client broke", "exception": error}
+        )

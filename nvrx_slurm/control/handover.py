@@ -78,8 +78,14 @@ async def _receive(connection: socket.socket) -> bytes:
     while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "big"):
         more = await loop.sock_recv(connection, 4096)
         data += more
-        if not more or len(data) > UNPROVED_BYTES or int.from_bytes(data[:4], "big") > UNPROVED_BYTES:
-            raise ProtocolError("the peer sent no whole frame" if not more else "the peer sent too long a frame")
+        if (
+            not more
+            or len(data) > UNPROVED_BYTES
+            or int.from_bytes(data[:4], "big") > UNPROVED_BYTES
+        ):
+            raise ProtocolError(
+                "the peer sent no whole frame" if not more else "the peer sent too long a frame"
+            )
     return data[4:]
 
 

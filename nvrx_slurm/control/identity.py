@@ -23,7 +23,9 @@ _SIGNED_PART = bytes.fromhex(
     "170d3439313233313233353935395a300f310d300b06035504030c046e767278302a300506032b6570032100"
 )
 _AFTER = bytes.fromhex("300506032b6570034100")
-_PRIVATE_KEY = bytes.fromhex("302e020100300506032b657004220420")  # PKCS #8 before the seed (RFC 8410)
+_PRIVATE_KEY = bytes.fromhex(
+    "302e020100300506032b657004220420"
+)  # PKCS #8 before the seed (RFC 8410)
 
 
 class JobIdentity(NamedTuple):
@@ -44,7 +46,10 @@ def identity(token: str, job: str) -> JobIdentity:
         certificate, pem = _made(seed)
         return JobIdentity(
             certificate,
-            *(_context(end, certificate, pem) for end in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)),
+            *(
+                _context(end, certificate, pem)
+                for end in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)
+            ),
         )
     except (ssl.SSLError, ValueError, UnsupportedAlgorithm) as error:
         raise UsageError(
@@ -55,7 +60,9 @@ def identity(token: str, job: str) -> JobIdentity:
 
 def _made(seed: bytes) -> tuple[bytes, str]:
     """The self-signed certificate of the key with this seed (DER), and both (PEM)."""
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # 15 ms: only with several nodes
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+        Ed25519PrivateKey,
+    )  # 15 ms: only with several nodes
 
     key = Ed25519PrivateKey.from_private_bytes(seed)
     signed = _SIGNED_PART + key.public_key().public_bytes_raw()

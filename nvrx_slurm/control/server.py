@@ -129,7 +129,13 @@ class ControlServer:
     # --- streams ---------------------------------------------------------------------------------------------
 
     def _begin(self, peer: Caller) -> Stream:
-        return Stream(peer.socket, self._identity, True, partial(self._on_frame, peer), partial(self._on_end, peer))
+        return Stream(
+            peer.socket,
+            self._identity,
+            True,
+            partial(self._on_frame, peer),
+            partial(self._on_end, peer),
+        )
 
     def _on_frame(self, peer: Caller, frame: bytes) -> None:
         """A frame of a peer that holds the token. Raises ProtocolError."""
@@ -145,14 +151,18 @@ class ControlServer:
         message = FROM_AGENTS.decode(frame)
         if isinstance(message, t.Hello) == peer.greeted:
             raise ProtocolError(
-                "the agent sent its hello twice" if peer.greeted else "the agent did not send its hello"
+                "the agent sent its hello twice"
+                if peer.greeted
+                else "the agent did not send its hello"
             )
         if isinstance(message, t.Hello):
             return self._greet(peer, message)
         if isinstance(message, t.WhoLeads) and not peer.node_id and self._where is not None:
             return self._send_on(peer, self._where())
         if isinstance(message, t.Register) == bool(peer.node_id):
-            raise ProtocolError("it registers twice" if peer.node_id else "the agent did not register first")
+            raise ProtocolError(
+                "it registers twice" if peer.node_id else "the agent did not register first"
+            )
         if isinstance(message, t.Register):
             return self._register(peer, message)
         if self._members.get(peer.node_id) is peer:
@@ -162,7 +172,10 @@ class ControlServer:
         peer.greeted = True
         if hello.version != auth.VERSION:
             why = f"the agent speaks protocol {hello.version}, this coordinator {auth.VERSION}"
-            self._send_on(peer, t.Refused(ExitCode.COORDINATOR_LOST, f"{why}; install one version on all nodes"))
+            self._send_on(
+                peer,
+                t.Refused(ExitCode.COORDINATOR_LOST, f"{why}; install one version on all nodes"),
+            )
             self.listener.say_refusal(f"refused {peer.address}: {why}")
 
     def _send_on(self, peer: Caller, message: t.CoordinatorMessage) -> None:
@@ -175,7 +188,9 @@ class ControlServer:
 
     def _register(self, peer: Caller, register: t.Register) -> None:
         if register.doing in _WITH_PLAN and not register.busy:
-            raise ProtocolError(f"its registration says {register.doing.value} without the plan of an active node")
+            raise ProtocolError(
+                f"its registration says {register.doing.value} without the plan of an active node"
+            )
         if not register.node.addr:  # the agent does not know it: its connection's source
             register = replace(register, node=replace(register.node, addr=peer.address))
         peer.node_id = register.node.node_id
@@ -192,10 +207,18 @@ class ControlServer:
     def _drop_silent(self) -> None:
         """Drop silent members; look again when the next one may be silent."""
         now = self._loop.time()
-        while self._heard and (oldest := next(iter(self._heard))) and self._heard[oldest] + self._silence_s <= now:
+        while (
+            self._heard
+            and (oldest := next(iter(self._heard)))
+            and self._heard[oldest] + self._silence_s <= now
+        ):
             oldest.abort(_Silent(f"it was silent for {self._silence_s:g} s"))
         since = next(iter(self._heard.values()), None)
-        self._timer = None if since is None else self._loop.call_at(since + self._silence_s, self._drop_silent)
+        self._timer = (
+            None
+            if since is None
+            else self._loop.call_at(since + self._silence_s, self._drop_silent)
+        )
 
     def _on_end(self, peer: Caller, why: Exception) -> None:
         self._heard.pop(peer, None)

@@ -17,7 +17,8 @@ from nvrx_slurm.control.identity import JobIdentity
 from nvrx_slurm.errors import AuthError, NvrxError, ProtocolError
 
 MAX_MESSAGE_BYTES = 1 << 20  # both ends refuse longer messages
-UNPROVED_BYTES = 16 * 1024  # that a peer may send before its proof; a handshake takes less than 1 KiB
+# that a peer may send before its proof; a handshake takes less than 1 KiB
+UNPROVED_BYTES = 16 * 1024
 MAX_UNSENT_BYTES = 2 * MAX_MESSAGE_BYTES  # waiting for a slow peer; more means that it is lost
 BEAT = b""  # the frame without content: the answer to a beat
 AGE = struct.Struct("!xd")  # a beat: no message begins with 0; how long ago the last answer came
@@ -43,7 +44,10 @@ class Stream:
         on_proved: Callable[[], None] = lambda: None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._socket, self._fd = connection, connection.fileno()  # asyncio is slower with sockets than with numbers
+        self._socket, self._fd = (
+            connection,
+            connection.fileno(),
+        )  # asyncio is slower with sockets than with numbers
         self._certificate = identity.certificate
         self._on_frame, self._on_end, self._on_proved = on_frame, on_end, on_proved
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -153,7 +157,9 @@ class Stream:
         while len(frames) - at >= _LENGTH.size and not (self._ended or self._finishing):
             (size,) = _LENGTH.unpack_from(frames, at)
             if size > MAX_MESSAGE_BYTES:
-                raise ProtocolError(f"it sent a message of {size} bytes; at most {MAX_MESSAGE_BYTES} are allowed")
+                raise ProtocolError(
+                    f"it sent a message of {size} bytes; at most {MAX_MESSAGE_BYTES} are allowed"
+                )
             end = at + _LENGTH.size + size
             if len(frames) < end:
                 break

@@ -40,7 +40,18 @@ STAYS = (*EMPTY, *BUSY)
 _LEAVES = (AgentState.LEAVING, AgentState.ENDED)
 _LATE = (
     *(ev.HangSeen, ev.Inspected, ev.RankAsked, ev.Warned, ev.Sick),
-    *(t.Plan, t.Counted, t.Stop, t.CheckNode, t.Collect, t.Examine, t.RanksGone, t.Warn, t.Lead, ev.LeaseOver),
+    *(
+        t.Plan,
+        t.Counted,
+        t.Stop,
+        t.CheckNode,
+        t.Collect,
+        t.Examine,
+        t.RanksGone,
+        t.Warn,
+        t.Lead,
+        ev.LeaseOver,
+    ),
 )
 
 
@@ -80,15 +91,45 @@ class Leaving:
         (BUSY, ev.Signalled, "on_signalled", (AgentState.LEAVING,), "end the job"),
         (AgentState.LEAVING, t.Finish, "on_finish_leaving", (), "the same end for all"),
         (AgentState.LEAVING, ev.Signalled, "on_signalled_again", (), "a second signal: kill now"),
-        (AgentState.LEAVING, Tick, "on_tick", (AgentState.ENDED, AgentState.GONE), "next step of the stop ladder"),
+        (
+            AgentState.LEAVING,
+            Tick,
+            "on_tick",
+            (AgentState.ENDED, AgentState.GONE),
+            "next step of the stop ladder",
+        ),
         (AgentState.STOPPING, Tick, "on_tick", (AgentState.GONE,), "next step of the stop ladder"),
-        ((AgentState.STOPPING, AgentState.LEAVING), ev.Idle, "on_idle", (), "kill them: waiting is of no use"),
+        (
+            (AgentState.STOPPING, AgentState.LEAVING),
+            ev.Idle,
+            "on_idle",
+            (),
+            "kill them: waiting is of no use",
+        ),
         (AgentState.LEAVING, (*_LATE, t.Refused, t.Leave), "ignore", (), "leaving anyway"),
         (_LEAVES, ev.Connected, "on_connected", (), "tell the end to a new coordinator"),
         (_LEAVES, ev.Disconnected, "on_disconnected", (), "leaving anyway"),
-        (AgentState.ENDED, (t.Leave, Tick, t.Refused), "on_leave", (AgentState.GONE,), "all agents know the end"),
-        (AgentState.ENDED, t.Finish, "on_finish_ended", (), "a new coordinator tells the end again"),
-        (AgentState.ENDED, (*_LATE, ev.WorkerExited, ev.Signalled, ev.Prepared), "ignore", (), "nothing runs"),
+        (
+            AgentState.ENDED,
+            (t.Leave, Tick, t.Refused),
+            "on_leave",
+            (AgentState.GONE,),
+            "all agents know the end",
+        ),
+        (
+            AgentState.ENDED,
+            t.Finish,
+            "on_finish_ended",
+            (),
+            "a new coordinator tells the end again",
+        ),
+        (
+            AgentState.ENDED,
+            (*_LATE, ev.WorkerExited, ev.Signalled, ev.Prepared),
+            "ignore",
+            (),
+            "nothing runs",
+        ),
         (STAYS, t.Leave, "ignore", (), "of an end that this agent has not heard"),
     )
 
@@ -113,7 +154,9 @@ class Leaving:
         self._end = event if isinstance(event, t.Finish) else None
         grace_s = self._s.term_timeout_s if signum else self._s.stop_timeout_s
         wait_s = self._s.same_signal_s if signum and self._s.in_step else 0.0
-        return self.leave(ev.Exit(event.code, event.reason), signum or SIGTERM, grace_s, now, wait_s)
+        return self.leave(
+            ev.Exit(event.code, event.reason), signum or SIGTERM, grace_s, now, wait_s
+        )
 
     def on_finish_leaving(self, event: t.Finish, now: float) -> None:
         """The agent leaves already, but the job ends for one reason, with one code, on all nodes."""
@@ -145,7 +188,9 @@ class Leaving:
 
     # --- the workers are stopped --------------------------------------------------------------------------------
 
-    def stop(self, signum: int, grace_s: float, now: float, idle_s: float = 0.0, wait_s: float = 0.0) -> None:
+    def stop(
+        self, signum: int, grace_s: float, now: float, idle_s: float = 0.0, wait_s: float = 0.0
+    ) -> None:
         """Signal the workers after `wait_s` seconds; those that are alive `grace_s` seconds later are killed."""
         if wait_s:
             self.ladder = StopLadder(now + wait_s, signum, now + wait_s + grace_s, idle_s=idle_s)
@@ -162,14 +207,18 @@ class Leaving:
     def on_idle(self, event: ev.Idle, now: float) -> None:
         """Their handlers of SIGTERM do not begin, because the main threads wait in C for ranks that are gone."""
         if self.ladder.kill_at is not None:
-            self._agent.emit(Say(f"workers do nothing {self._s.idle_s:g} s after SIGTERM: they are killed"))
+            self._agent.emit(
+                Say(f"workers do nothing {self._s.idle_s:g} s after SIGTERM: they are killed")
+            )
             self.ladder = StopLadder(kill_at=now)
 
     def on_tick(self, event: Tick, now: float) -> AgentState | None:
         """SIGTERM was not enough: SIGKILL. SIGKILL was not enough: this node is of no use any more."""
         signum = self.ladder.step(now, self._s.kill_timeout_s)
         if signum is not None:
-            self._agent.emit(ev.SignalWorkers(signum, 0.0 if signum == SIGKILL else self.ladder.idle_s))
+            self._agent.emit(
+                ev.SignalWorkers(signum, 0.0 if signum == SIGKILL else self.ladder.idle_s)
+            )
             return None
         if self.ladder.give_up_at is None or now < self.ladder.give_up_at:
             return None
@@ -179,13 +228,20 @@ class Leaving:
         return self.gone(now)
 
     def leave(
-        self, end: ev.Exit, signum: int, grace_s: float, now: float, wait_s: float = 0.0, signalled: bool = False
+        self,
+        end: ev.Exit,
+        signum: int,
+        grace_s: float,
+        now: float,
+        wait_s: float = 0.0,
+        signalled: bool = False,
     ) -> AgentState:
         """Stop for good. The workers get `signum` once: after `wait_s`, or (`signalled`) from somebody else."""
         self.exit = end
         if not self._agent.alive:
             return self.gone(now)
-        told = self.ladder.signal_at is None or not signalled  # or they are to end by themselves for a moment
+        # or they are to end by themselves for a moment
+        told = self.ladder.signal_at is None or not signalled
         if self._agent.state is AgentState.STOPPING and told:  # only the wait gets shorter
             if self.ladder.kill_at is not None:
                 self.ladder.kill_at = min(self.ladder.kill_at, now + grace_s)

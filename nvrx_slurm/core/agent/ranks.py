@@ -21,17 +21,35 @@ class Ranks:
 
     table = rows(
         (AgentState.RUNNING, ev.HangSeen, "on_hang", (), "it should be dead in a moment"),
-        ((*EMPTY, AgentState.STOPPING), ev.HangSeen, "ignore", (), "the rank is gone, or is being stopped"),
+        (
+            (*EMPTY, AgentState.STOPPING),
+            ev.HangSeen,
+            "ignore",
+            (),
+            "the rank is gone, or is being stopped",
+        ),
         (AgentState.RUNNING, t.Collect, "on_collect", (), "inspect the ranks"),
         (STAYS, ev.Inspected, "on_inspected", (), "pass it on"),
         (EMPTY, t.Collect, "on_collect_empty", (), "no rank is here"),
         (AgentState.STOPPING, t.Collect, "ignore", (), "too late"),
         (AgentState.RUNNING, t.Examine, "on_examine", (), "a rank of this node is slow"),
-        ((*EMPTY, AgentState.STOPPING), t.Examine, "ignore", (), "no rank is left that could be slow"),
+        (
+            (*EMPTY, AgentState.STOPPING),
+            t.Examine,
+            "ignore",
+            (),
+            "no rank is left that could be slow",
+        ),
         (STAYS, ev.RankAsked, "on_asked", (), "pass it on, also if the rank is gone"),
         (AgentState.RUNNING, t.RanksGone, "on_ranks_gone", (), "pass it on"),
         ((*EMPTY, AgentState.STOPPING), t.RanksGone, "ignore", (), "no wrappers to tell"),
-        (EMPTY, ev.Warned, "on_warned", (AgentState.GONE,), "for the ranks that will run; the second ends it"),
+        (
+            EMPTY,
+            ev.Warned,
+            "on_warned",
+            (AgentState.GONE,),
+            "for the ranks that will run; the second ends it",
+        ),
         (BUSY, ev.Warned, "on_warned", (AgentState.LEAVING,), "pass on; the second ends it"),
         (STAYS, t.Warn, "on_warn", (), "warn the ranks, also those that will run"),
     )
@@ -41,7 +59,9 @@ class Ranks:
         self._leaving = leaving
         self._s = agent.settings
         self.warn_job: t.WarnJob | None = None  # told on every stream
-        self._hung: dict[int, tuple[float, t.RankFault]] = {}  # local rank -> until when its monitor may kill it
+        self._hung: dict[
+            int, tuple[float, t.RankFault]
+        ] = {}  # local rank -> until when its monitor may kill it
         self._warned = False
         self._warned_at: float | None = None  # when this very agent got the signal
         self._continues = 0  # requests to continue in this cycle
@@ -76,7 +96,10 @@ class Ranks:
         self._agent.emit(Say(f"local rank {fault.local_rank} hangs: its monitor ends it"))
         if self._s.hang_collect_s:
             self._agent.send(t.Hung(plan.term, plan.cycle, fault))
-        self._hung[fault.local_rank] = now + 2 * self._s.hang_collect_s + self._s.kill_timeout_s, fault
+        self._hung[fault.local_rank] = (
+            now + 2 * self._s.hang_collect_s + self._s.kill_timeout_s,
+            fault,
+        )
 
     def on_collect(self, event: t.Collect, now: float) -> None:
         """The monitors answer, not the ranks."""
@@ -104,7 +127,9 @@ class Ranks:
         if plan is None or not plan.active:
             return
         rank = plan.rank_offset + event.local_rank
-        why = "".join(c if c.isprintable() else " " for c in event.description)  # it goes to terminals and logs
+        why = "".join(
+            c if c.isprintable() else " " for c in event.description
+        )  # it goes to terminals and logs
         request = t.Asked(plan.term, plan.cycle, event.action, rank, why)
         if event.action is not t.WorkloadAction.Continue:
             self._agent.request = request
@@ -112,7 +137,9 @@ class Ranks:
             return  # a rank that asks in a loop shall not fill everybody's log
         else:
             self._continues += 1
-        what = "reports" if event.action is t.WorkloadAction.Continue else f"asks: {event.action.name}"
+        what = (
+            "reports" if event.action is t.WorkloadAction.Continue else f"asks: {event.action.name}"
+        )
         self._agent.emit(Say(f"rank {rank} {what}: {why}"))
         self._agent.send(request)
 

@@ -73,7 +73,9 @@ class HangVerdict(Record):
         rank = self.culprits[0]
         print_ = hashlib.sha256(f"{RULE}\0{place(rank)}".encode()).hexdigest()[:16]
         remedy = Remedy.RESTART if self.node is None else Remedy.ELSEWHERE
-        finding = Finding(RULE, LineRole.CAUSE, self.blame, self.confidence, remedy, print_, self.why[:300])
+        finding = Finding(
+            RULE, LineRole.CAUSE, self.blame, self.confidence, remedy, print_, self.why[:300]
+        )
         return RankFault(
             FaultKind.HANG, rank.host, rank.infra_rank, rank.rank, rank.local_rank, rank.pid, 0,
             self.why, stack(rank), rank.log, finding,
@@ -89,7 +91,9 @@ def stack(rank: RankEvidence) -> str:
 
 def doing(rank: RankEvidence) -> Doing:
     """What it does. A rank without a stack is taken to wait, unless its process is stopped or blocked."""
-    in_collective = any(_WAITS.search(frame) for frame in rank.frames) or any(c.open for c in rank.collectives)
+    in_collective = any(_WAITS.search(frame) for frame in rank.frames) or any(
+        c.open for c in rank.collectives
+    )
     # A rank that waits in a collective may be seen in D for a moment: a page is read in, or a driver works.
     if rank.state in _STATES and not (rank.state == "D" and rank.frames and in_collective):
         return Doing.ABSENT
@@ -98,7 +102,9 @@ def doing(rank: RankEvidence) -> Doing:
 
 def place(rank: RankEvidence) -> str:
     """Its innermost frame outside libraries, else its innermost one; "" if not known."""
-    return next((frame for frame in rank.frames if not _LIBRARY.search(frame)), (rank.frames or ("",))[0])
+    return next(
+        (frame for frame in rank.frames if not _LIBRARY.search(frame)), (rank.frames or ("",))[0]
+    )
 
 
 def compare(ranks: Collection[RankEvidence], first: int = -1) -> HangVerdict:
@@ -110,23 +116,39 @@ def compare(ranks: Collection[RankEvidence], first: int = -1) -> HangVerdict:
     late, what = _late(ranks)
     if late:  # what the flight recorder proves comes before what one look shows
         return _named(late, len(ranks) - len(late), f", and has not entered {what}")
-    for some in (absent, found[Doing.OWN_CODE], found[Doing.ABSENT]):  # last, ranks of nodes that do not answer
+    for some in (
+        absent,
+        found[Doing.OWN_CODE],
+        found[Doing.ABSENT],
+    ):  # last, ranks of nodes that do not answer
         if some:
             return _named(some, len(found[Doing.WAITS]))
     mute = [rank for rank in ranks if not rank.frames]
-    if any(rank.rank == first for rank in mute) and len(mute) < len(ranks):  # it may never have begun
+    if any(rank.rank == first for rank in mute) and len(mute) < len(
+        ranks
+    ):  # it may never have begun
         return _named(mute, len(ranks) - len(mute), ", and shows no stack")
     return _mismatch(ranks) or _deadlock(ranks) or _by_place(ranks)
 
 
 def _named(found: list[RankEvidence], waiting: int, more: str = "") -> HangVerdict:
     longest_s = max(rank.silent_s for rank in found)
-    culprits = [rank for rank in found if rank.silent_s < 0 or rank.silent_s >= longest_s / 2]  # the others live
+    culprits = [
+        rank for rank in found if rank.silent_s < 0 or rank.silent_s >= longest_s / 2
+    ]  # the others live
     first = culprits[0]
     if not waiting and len(culprits) > 1:  # no rank waits: each may be as slow as the others
-        return HangVerdict((), Blame.UNKNOWN, Confidence.GUESS, f"no rank waits for another: {_places(culprits)}")
+        return HangVerdict(
+            (), Blame.UNKNOWN, Confidence.GUESS, f"no rank waits for another: {_places(culprits)}"
+        )
     few = waiting and len(culprits) <= max(1, int(_MINORITY * (waiting + len(culprits))))
-    blame = Blame.STORAGE if first.state == "D" else Blame.UNKNOWN if first.state in _STATES else Blame.USER
+    blame = (
+        Blame.STORAGE
+        if first.state == "D"
+        else Blame.UNKNOWN
+        if first.state in _STATES
+        else Blame.USER
+    )
     what = _STATES.get(first.state, "it moves" if first.moves else "it sleeps")
     at = f" at {place(first)}" if place(first) else ""
     for_s = f", silent for {first.silent_s:.1f} s" if first.silent_s >= 0 else ""
@@ -134,7 +156,9 @@ def _named(found: list[RankEvidence], waiting: int, more: str = "") -> HangVerdi
     wait = "1 rank waits" if waiting == 1 else f"{waiting} ranks wait"
     others = f"; {wait} for it" if waiting else ""
     sure = Confidence.LIKELY if few and first.state else Confidence.GUESS
-    return HangVerdict(tuple(culprits[:_MOST_NAMED]), blame, sure, f"{what}{at}{for_s}{more}{others}{same}")
+    return HangVerdict(
+        tuple(culprits[:_MOST_NAMED]), blame, sure, f"{what}{at}{for_s}{more}{others}{same}"
+    )
 
 
 # --- torch's flight recorder ------------------------------------------------------------------------------------
@@ -170,10 +194,21 @@ def _mismatch(ranks: Sequence[RankEvidence]) -> HangVerdict | None:
             few = [(rank, where) for rank, where in at if where != most]
             if len(few) <= max(1, int(_MINORITY * len(members))) and len(members) > 2:
                 rank, where = few[0]
-                why = f"it has entered {where} at {place(rank)}, {entered[most]} ranks wait in {most}"
-                return HangVerdict(tuple(rank for rank, _ in few[:_MOST_NAMED]), Blame.USER, Confidence.LIKELY, why)
-            told = ", ".join(f"{count} in {where}" for where, count in entered.most_common(_MOST_NAMED))
-            return HangVerdict((), Blame.USER, Confidence.LIKELY, f"ranks of one group wait in different ones: {told}")
+                why = (
+                    f"it has entered {where} at {place(rank)}, {entered[most]} ranks wait in {most}"
+                )
+                return HangVerdict(
+                    tuple(rank for rank, _ in few[:_MOST_NAMED]), Blame.USER, Confidence.LIKELY, why
+                )
+            told = ", ".join(
+                f"{count} in {where}" for where, count in entered.most_common(_MOST_NAMED)
+            )
+            return HangVerdict(
+                (),
+                Blame.USER,
+                Confidence.LIKELY,
+                f"ranks of one group wait in different ones: {told}",
+            )
     return None
 
 
@@ -199,17 +234,27 @@ def _by_place(ranks: Sequence[RankEvidence]) -> HangVerdict:
     places = Counter(place(rank) for rank in ranks)
     if len(places) <= 1:
         where = f" at {place(ranks[0])}" if ranks and place(ranks[0]) else ""
-        return HangVerdict((), Blame.UNKNOWN, Confidence.GUESS, f"all {len(ranks)} ranks wait in one collective{where}")
+        return HangVerdict(
+            (),
+            Blame.UNKNOWN,
+            Confidence.GUESS,
+            f"all {len(ranks)} ranks wait in one collective{where}",
+        )
     most, count = places.most_common(1)[0]
     few = tuple(rank for rank in ranks if place(rank) != most)
     if len(few) <= _MINORITY * len(ranks):
         why = f"it waits at {place(few[0])}, {count} ranks wait at {most}"
         return HangVerdict(few[:_MOST_NAMED], Blame.USER, Confidence.LIKELY, why)
-    return HangVerdict((), Blame.USER, Confidence.GUESS, f"ranks wait for each other: {_places(ranks)}")
+    return HangVerdict(
+        (), Blame.USER, Confidence.GUESS, f"ranks wait for each other: {_places(ranks)}"
+    )
 
 
 def _places(ranks: Sequence[RankEvidence]) -> str:
     """ "rank 0 at a.py:1, rank 3 at b.py:2": one rank for each place."""
     first = {place(rank): rank for rank in reversed(ranks)}
-    told = [f"rank {rank.rank} at {where or 'an unknown place'}" for where, rank in sorted(first.items())]
+    told = [
+        f"rank {rank.rank} at {where or 'an unknown place'}"
+        for where, rank in sorted(first.items())
+    ]
     return ", ".join(told[:_MOST_NAMED])

@@ -30,7 +30,13 @@ def _places(table: str) -> Iterator[RaisedPlace]:
         head, _, packages = block.partition("]\n")
         name, _, rest = head.partition(": ")
         rule, proves, vetoes = (part.strip() for part in f" {rest}".split(";"))
-        yield RaisedPlace(name, rule, frozenset(proves.split()), frozenset(vetoes.split()), tuple(packages.split()))
+        yield RaisedPlace(
+            name,
+            rule,
+            frozenset(proves.split()),
+            frozenset(vetoes.split()),
+            tuple(packages.split()),
+        )
 
 
 with open(f"{__file__.removesuffix('.py')}.txt", encoding="utf-8") as file:
@@ -46,7 +52,10 @@ def place_of(headline: str, traceback: str) -> RaisedPlace | None:
         for one in PLACES:
             if any(_holds(frame, package) for package in one.packages):
                 return one
-    return next((one for one in PLACES if headline.startswith(tuple(f"{name}." for name in one.packages))), None)
+    return next(
+        (one for one in PLACES if headline.startswith(tuple(f"{name}." for name in one.packages))),
+        None,
+    )
 
 
 def _holds(frame: str, package: str) -> bool:

@@ -14,8 +14,12 @@ _FRAME = re.compile(r'^[ |]*File "([^"\n]+)", line (\d+)(?:,? in (\S+))?', re.MU
 _LIBRARY = re.compile(r"^<|/(?:site|dist)-packages/|/lib(?:64)?/python\d|/nvrx_slurm/")
 _CURRENT = "Current thread "  # of faulthandler's dump, whose frames begin with the most recent call
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_NUMBER = re.compile(r"(rank:? ?\d+|pid=\d+)|\d+")  # a time differs from line to line, a rank's number does not
-_LOG_LINE = re.compile(r"(?:\d+: )?(?:\[rank\d|\[?\d{4}-\d\d-|\[?[EWIF]\d{4} |\S+:\d+:\d+ \[\d+\] |WARNING|ERROR)")
+_NUMBER = re.compile(
+    r"(rank:? ?\d+|pid=\d+)|\d+"
+)  # a time differs from line to line, a rank's number does not
+_LOG_LINE = re.compile(
+    r"(?:\d+: )?(?:\[rank\d|\[?\d{4}-\d\d-|\[?[EWIF]\d{4} |\S+:\d+:\d+ \[\d+\] |WARNING|ERROR)"
+)
 _OTHER = re.compile(r"(?!nccl)(?:\w+\.)*\w+(?:Error|Exception|Warning): ")
 _FRAME_LINES, _DETAIL_LINES, _PREFIX_CHARS = 600, 16, 200
 # Exceptions that only tell of another one, which is printed before them.
@@ -46,7 +50,11 @@ def raised_in(text: str) -> RaisedException | None:
         if _TRACEBACK not in lines[number] or before.startswith("Exception ignored in"):
             continue
         found = _raised_at(lines, number)
-        if found is not None and not WRAPPERS.search(found.headline) and not before.startswith("Exception in thread"):
+        if (
+            found is not None
+            and not WRAPPERS.search(found.headline)
+            and not before.startswith("Exception in thread")
+        ):
             return found
         wrapper = wrapper or found
     return wrapper
@@ -68,10 +76,19 @@ def _raised_at(lines: list[str], first: int) -> RaisedException | None:
                 break  # another program's line
             continue
         line = line[found.end() :] if found else line
-        again = _TRACEBACK in line and "(RANK " not in line  # a checkpoint's exception quotes those of its ranks
-        if again or (headline and (_LOG_LINE.match(line) or _is_other(line, told))) or details > _DETAIL_LINES:
+        # a checkpoint's exception quotes those of its ranks
+        again = _TRACEBACK in line and "(RANK " not in line
+        if (
+            again
+            or (headline and (_LOG_LINE.match(line) or _is_other(line, told)))
+            or details > _DETAIL_LINES
+        ):
             break
-        if not headline and line[:1] not in ("", " ", "\t", "|", "│", "╰") and not line.startswith("[rank"):
+        if (
+            not headline
+            and line[:1] not in ("", " ", "\t", "|", "│", "╰")
+            and not line.startswith("[rank")
+        ):
             headline = line.rstrip()
         elif headline and line[:1] != " ":  # a message may hold another traceback
             details += 1
@@ -107,4 +124,7 @@ def frames(traceback: str) -> list[tuple[str, bool]]:
         found = _FRAME.findall(traceback[traceback.rfind(_TRACEBACK) :])[::-1]
     else:
         found = _FRAME.findall(traceback.partition(_CURRENT)[2].partition("\n\n")[0] or traceback)
-    return [(f"{file}:{line} in {function}", bool(_LIBRARY.search(file))) for file, line, function in found]
+    return [
+        (f"{file}:{line} in {function}", bool(_LIBRARY.search(file)))
+        for file, line, function in found
+    ]

@@ -48,7 +48,9 @@ def repeats(fingerprint: str, restarts: Sequence[RestartRecord]) -> int:
 
 def nodes_of(one: RestartRecord) -> dict[Place, int]:
     """The nodes that showed this failure, the first cause first, each with a rank that did."""
-    return {place(one): one.rank} | {(other.infra_rank, other.host): other.rank for other in one.alike}
+    return {place(one): one.rank} | {
+        (other.infra_rank, other.host): other.rank for other in one.alike
+    }
 
 
 def suspects(past: Sequence[RestartRecord]) -> list[Place]:
@@ -99,7 +101,9 @@ def _has_moved(one: RestartRecord, other: RestartRecord, company: Set[Place]) ->
     return same and not _longer(max(one.ran_s, other.ran_s), min(one.ran_s, other.ran_s))
 
 
-def struck(past: Sequence[RestartRecord], reached: int | None, ran_s: float) -> tuple[Sequence[str], str]:
+def struck(
+    past: Sequence[RestartRecord], reached: int | None, ran_s: float
+) -> tuple[Sequence[str], str]:
     """The hosts whose failure is gone since other nodes run the ranks, and the sentence about it; () = none.
     `reached`: iteration that the next cycle has got to, in `ran_s` seconds; None = the job has succeeded."""
     last = past[-1] if past else None

@@ -26,7 +26,10 @@ def used() -> Sequence[Signature]:
 
 def named(rule: str, of_site: bool = False) -> Signature | None:
     """The rule of that name, perhaps one of the site; None where no signature has it."""
-    return next((signature for signature in (_used if of_site else SIGNATURES) if signature.name == rule), None)
+    return next(
+        (signature for signature in (_used if of_site else SIGNATURES) if signature.name == rule),
+        None,
+    )
 
 
 def topic(fault: RankFault) -> str:

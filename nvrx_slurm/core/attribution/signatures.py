@@ -17,7 +17,9 @@ class Signature(NamedTuple):
 
     name: str
     topic: str  # the class of failures that it is of
-    texts: tuple[str, ...]  # lower case, as the line is; "*" stands for anything, "?" marks common words: a guess
+    texts: tuple[
+        str, ...
+    ]  # lower case, as the line is; "*" stands for anything, "?" marks common words: a guess
     role: LineRole
     blame: Blame
     confidence: Confidence
@@ -25,9 +27,13 @@ class Signature(NamedTuple):
     advice: str  # what the user can do, one line
     pattern: str = ""  # of the lower-case line; "" = the texts are enough
     one_node: bool = False  # on the ranks of one node only: that node is to blame
-    printed: bool = False  # counts anywhere in the output, not only in the exception that ended the rank
+    printed: bool = (
+        False  # counts anywhere in the output, not only in the exception that ended the rank
+    )
     is_field: bool = False  # what a vendor's own verdict says, with its number or node; no later progress makes it void
-    kills: bool = False  # although it blames the user, it explains a signal that no program sends itself
+    kills: bool = (
+        False  # although it blames the user, it explains a signal that no program sends itself
+    )
 
 
 def _signatures(table: str) -> Iterator[Signature]:
@@ -41,15 +47,31 @@ def _signatures(table: str) -> Iterator[Signature]:
         elif not row.startswith("#"):
             name, _, rest = row.partition(":")
             texts, _, pattern = rest.partition(" ~ ")
-            words = tuple(texts.strip().split("; ")) if texts.strip() else ()  # none: of a place only
-            kind = LineRole(role), Blame(blame), Confidence(confidence), Remedy(remedy), advice[topic], pattern.strip()
+            # none: of a place only
+            words = tuple(texts.strip().split("; ")) if texts.strip() else ()
+            kind = (
+                LineRole(role),
+                Blame(blame),
+                Confidence(confidence),
+                Remedy(remedy),
+                advice[topic],
+                pattern.strip(),
+            )
             known = ("one-node" in flags, "printed" in flags, "field" in flags, "kills" in flags)
             yield Signature(name, topic, words, *kind, *known)
 
 
 with open(f"{__file__.removesuffix('.py')}.txt", encoding="utf-8") as table:
     SIGNATURES = tuple(_signatures(table.read()))
-ADVICE = ("asynchronously reported", "cuda_launch_blocking", "torch_use_cuda_dsa", "may be caused by", "to debug")
+ADVICE = (
+    "asynchronously reported",
+    "cuda_launch_blocking",
+    "torch_use_cuda_dsa",
+    "may be caused by",
+    "to debug",
+)
 RETRIED = re.compile(rb"\bretrying\b|\bretry in\b|\bsucceeded\b|\battempt \d+ ?(/|of) ?\d+")
 PROGRESS = re.compile(rb"\b(?:step|iter|iteration|epoch|loss)\b\W{0,3}\d")
-NO_PROGRESS = re.compile(rb"\A  |error|\bnan\b|failed|exception|traceback")  # of a line with such a word
+NO_PROGRESS = re.compile(
+    rb"\A  |error|\bnan\b|failed|exception|traceback"
+)  # of a line with such a word

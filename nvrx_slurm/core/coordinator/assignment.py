@@ -25,19 +25,29 @@ class Slot(Record):
 class Assignment:
     """`slots` by group rank; `shared` is the plan as a spare gets it (None: nothing was planned yet)."""
 
-    def __init__(self, shared: t.Plan | None = None, slots: Mapping[int, Slot] | None = None) -> None:
+    def __init__(
+        self, shared: t.Plan | None = None, slots: Mapping[int, Slot] | None = None
+    ) -> None:
         self.shared = shared
         self.slots = dict(slots or {})
-        self.places = {g: slot.node_id for g, slot in self.slots.items()}  # kept by the next plan where possible
+        self.places = {
+            g: slot.node_id for g, slot in self.slots.items()
+        }  # kept by the next plan where possible
         self.group_ranks = {slot.node_id: g for g, slot in self.slots.items()}
         self.succeeded: set[int] = set()  # group ranks whose workers all ended with 0
         self.early = False  # some of them because they were warned
         self.broken: set[int] = set()  # group ranks with a fault (min-healthy goes on without them)
-        self.gone: set[int] = set()  # those of them that are out for good: their ranks were declared dead
+        # those of them that are out for good: their ranks were declared dead
+        self.gone: set[int] = set()
 
     @classmethod
     def plan(
-        cls, active: Sequence[tuple[t.Node, int]], term: int, cycle: int, history: t.History, max_restarts: int
+        cls,
+        active: Sequence[tuple[t.Node, int]],
+        term: int,
+        cycle: int,
+        history: t.History,
+        max_restarts: int,
     ) -> Assignment:
         """The plan of a new cycle: `active` nodes (at least one) in the order of their group ranks, with the ports that
         they offer."""
@@ -48,7 +58,9 @@ class Assignment:
             world_size += node.nproc
         first, port = active[0]
         addr = first.addr or first.host
-        return cls(t.Plan(term, cycle, history, max_restarts, len(active), world_size, addr, port), slots)
+        return cls(
+            t.Plan(term, cycle, history, max_restarts, len(active), world_size, addr, port), slots
+        )
 
     def add(self, group_rank: int, slot: Slot) -> None:
         """Give a node a slot; it loses the one that it had."""
@@ -75,9 +87,19 @@ class Assignment:
 
     def ends(self, members: Mapping[str, Member]) -> tuple[tuple[int, t.Node], ...]:
         """The first and the last global rank, each with its node, as far as these are members."""
-        slots = sorted(self.slots.values(), key=lambda slot: slot.first_rank)[:: max(1, len(self.slots) - 1)]
-        ranks = {rank: slot.node_id for slot in slots for rank in (slot.first_rank, slot.first_rank + slot.nproc - 1)}
-        here = [(rank, members[node_id].node) for rank, node_id in sorted(ranks.items()) if node_id in members]
+        slots = sorted(self.slots.values(), key=lambda slot: slot.first_rank)[
+            :: max(1, len(self.slots) - 1)
+        ]
+        ranks = {
+            rank: slot.node_id
+            for slot in slots
+            for rank in (slot.first_rank, slot.first_rank + slot.nproc - 1)
+        }
+        here = [
+            (rank, members[node_id].node)
+            for rank, node_id in sorted(ranks.items())
+            if node_id in members
+        ]
         return tuple(here[:: max(1, len(here) - 1)])
 
     def __len__(self) -> int:
@@ -105,4 +127,6 @@ class Assignment:
         group_rank = self.group_ranks.get(node_id)
         if group_rank is None:
             return self.shared
-        return replace(self.shared, group_rank=group_rank, rank_offset=self.slots[group_rank].first_rank)
+        return replace(
+            self.shared, group_rank=group_rank, rank_offset=self.slots[group_rank].first_rank
+        )

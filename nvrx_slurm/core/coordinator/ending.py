@@ -15,7 +15,14 @@ from nvrx_slurm.core.coordinator.exclusion import Exclusion
 from nvrx_slurm.core.coordinator.members import Use
 from nvrx_slurm.core.coordinator.report import Ledger
 from nvrx_slurm.core.coordinator.roster import Roster
-from nvrx_slurm.core.coordinator.states import CYCLE, FAILED, SIGUSR1, CoordinatorSettings, JobState, Stage
+from nvrx_slurm.core.coordinator.states import (
+    CYCLE,
+    FAILED,
+    SIGUSR1,
+    CoordinatorSettings,
+    JobState,
+    Stage,
+)
 from nvrx_slurm.core.election.quorum import peer_of
 from nvrx_slurm.core.machine import Entered, Outbox, Say, Tick, earliest, rows
 from nvrx_slurm.errors import ExitCode, signal_exit_code
@@ -25,7 +32,18 @@ _SIGTERM = 15
 _MINE = (Stage.FINISHED, Stage.RETURNING)
 _NAMES_SHOWN = 16
 _TOO_LATE = (
-    *(ev.Raised, ev.Left, t.Hung, t.Evidence, t.Succeeded, t.Ready, t.Warmth, t.Asked, t.NodeUnfit, t.WarnJob),
+    *(
+        ev.Raised,
+        ev.Left,
+        t.Hung,
+        t.Evidence,
+        t.Succeeded,
+        t.Ready,
+        t.Warmth,
+        t.Asked,
+        t.NodeUnfit,
+        t.WarnJob,
+    ),
     *(t.EndJob, *ev.ANSWERS),
 )
 
@@ -42,7 +60,9 @@ class Due(Enum):
 class JobClock:
     """Asks for the time left at the start, and again shortly before a warning or a stop; then warns or stops."""
 
-    def __init__(self, limited: bool, warn_before_s: float, stop_before_s: float, now: float) -> None:
+    def __init__(
+        self, limited: bool, warn_before_s: float, stop_before_s: float, now: float
+    ) -> None:
         self._warn_before_s, self._stop_before_s = warn_before_s, stop_before_s
         self.end_at: float | None = None  # of the allocation; None: not known
         self._ask_at: float | None = now if limited else None
@@ -58,7 +78,11 @@ class JobClock:
         if self._ask_at is not None and now >= self._ask_at:
             self._ask_at, self._act_at = None, now + _ANSWER_S
             return Due.ASK
-        return self.answer(None, now) if self._act_at is not None and now >= self._act_at else Due.NOTHING
+        return (
+            self.answer(None, now)
+            if self._act_at is not None and now >= self._act_at
+            else Due.NOTHING
+        )
 
     def answer(self, left_s: float | None, now: float) -> Due:
         """`left_s` seconds are left; None = no answer: the time that was known before holds."""
@@ -70,7 +94,9 @@ class JobClock:
             return Due.STOP
         warns = not self._warned and now >= self.end_at - self._warn_before_s
         self._warned = self._warned or warns
-        before_s = self._stop_before_s if self._warned else max(self._warn_before_s, self._stop_before_s)
+        before_s = (
+            self._stop_before_s if self._warned else max(self._warn_before_s, self._stop_before_s)
+        )
         due = self.end_at - before_s
         if before_s > 0.0 and (warns or due - now > 2 * _ANSWER_S):
             self._ask_at = max(now, due - _ANSWER_S)
@@ -94,7 +120,9 @@ class Ending:
         (Stage.FINISHED, ev.Known, "ignore", (), "it has learned the end with all others"),
     )
 
-    def __init__(self, s: CoordinatorSettings, out: Outbox, roster: Roster, exclusion: Exclusion, now: float) -> None:
+    def __init__(
+        self, s: CoordinatorSettings, out: Outbox, roster: Roster, exclusion: Exclusion, now: float
+    ) -> None:
         self._s = s
         self._out = out
         self._roster = roster
@@ -152,7 +180,9 @@ class Ending:
         reached = None if self.end.code == ExitCode.OK else self._ledger.reached
         self._exclusion.strike(*struck(self._ledger.restarts, reached, now - self._job.started_at))
         self._leave_by = now + self._s.drain_timeout_s
-        self._stay_until = self._quorum.missed_at + self._s.return_grace_s if self._quorum.needed else now
+        self._stay_until = (
+            self._quorum.missed_at + self._s.return_grace_s if self._quorum.needed else now
+        )
         self._roster.send_all(self.end)
         return self._close_if_alone(now)
 

@@ -28,7 +28,9 @@ class Exclusion:
         self._roster = roster
         self._members = roster.members
 
-    def exclude(self, node: t.Node, rank: int, why: str, now: float, quiet: bool = False) -> t.Finish | None:
+    def exclude(
+        self, node: t.Node, rank: int, why: str, now: float, quiet: bool = False
+    ) -> t.Finish | None:
         """The node leaves at once and is not taken again; the end of the job if no node can ever take its place.
 
         `rank`: the rank that asked; -1 = a health check or a rule says so. `quiet`: the cycle fails and says why.
@@ -61,7 +63,9 @@ class Exclusion:
     def by_rule(self, place: t.Node | t.RankFault, why: str, now: float) -> None:
         """A node is certainly bad: it leaves the job where enough nodes are left."""
         for node in self._members.in_order():
-            if (node.infra_rank, node.host) == (place.infra_rank, place.host) and self._may_exclude(node):
+            if (node.infra_rank, node.host) == (place.infra_rank, place.host) and self._may_exclude(
+                node
+            ):
                 self.exclude(node, -1, why, now)
 
     def _may_exclude(self, node: t.Node) -> bool:

@@ -33,8 +33,20 @@ class HangSearch:
 
     table = rows(
         (Stage.RUNNING, t.Hung, "on_hung", (), "look at all ranks before any is stopped"),
-        (Stage.RUNNING, t.Evidence, "on_evidence", (Stage.STOPPING,), "when all nodes have answered"),
-        (Stage.RUNNING, ev.Timer, "on_timer", (Stage.STOPPING,), "the answers about a hang take too long"),
+        (
+            Stage.RUNNING,
+            t.Evidence,
+            "on_evidence",
+            (Stage.STOPPING,),
+            "when all nodes have answered",
+        ),
+        (
+            Stage.RUNNING,
+            ev.Timer,
+            "on_timer",
+            (Stage.STOPPING,),
+            "the answers about a hang take too long",
+        ),
     )
 
     def __init__(self, s: CoordinatorSettings, out: Outbox, roster: Roster) -> None:
@@ -51,17 +63,29 @@ class HangSearch:
         if self.search is not None or message.cycle != job.cycle or not any_failed:
             return
         nodes = self._members.not_ready(job.assignment.places.values())
-        self.search = Search(message.fault, set(nodes), now + self._s.hang_collect_s + _ON_THE_WAY_S)
-        self._out += [ev.SendTo(node_id, t.Collect(job.term, job.cycle)) for node_id in sorted(nodes)]
+        self.search = Search(
+            message.fault, set(nodes), now + self._s.hang_collect_s + _ON_THE_WAY_S
+        )
+        self._out += [
+            ev.SendTo(node_id, t.Collect(job.term, job.cycle)) for node_id in sorted(nodes)
+        ]
 
     def on_evidence(self, event: ev.FromAgent[t.Evidence], now: float) -> Stage | None:
         """One node has looked at its ranks."""
         search = self.search
-        if search is None or event.message.cycle != self._job.cycle or event.node_id not in search.pending:
+        if (
+            search is None
+            or event.message.cycle != self._job.cycle
+            or event.node_id not in search.pending
+        ):
             return None
         search.pending.discard(event.node_id)
         search.seen += event.message.ranks_seen
-        signs = ((one.rank, now - one.silent_s) for one in event.message.ranks_seen if one.silent_s >= 0.0)
+        signs = (
+            (one.rank, now - one.silent_s)
+            for one in event.message.ranks_seen
+            if one.silent_s >= 0.0
+        )
         search.sign_at.update(signs)
         return None if search.pending else self._end(search, now)
 
@@ -72,13 +96,18 @@ class HangSearch:
 
     def _end(self, search: Search, now: float) -> Stage:
         """Compare what has been seen, and fail the cycle. A node that has not answered is a candidate, too."""
-        from nvrx_slurm.core.attribution.hang import compare, stack  # not at the start: its patterns take 3 ms
+        from nvrx_slurm.core.attribution.hang import (
+            compare,
+            stack,
+        )  # not at the start: its patterns take 3 ms
 
         job = self._job
         for _, slot in sorted(job.assignment.slots.items()):
             if slot.node_id in search.pending and slot.node_id in self._members:
                 node = self._members[slot.node_id].node
-                search.seen.append(t.RankEvidence(slot.ranks[0], node.infra_rank, node.host, local_rank=0))
+                search.seen.append(
+                    t.RankEvidence(slot.ranks[0], node.infra_rank, node.host, local_rank=0)
+                )
         verdict = compare(search.seen, search.first.rank)
         self._out.append(ev.HangFound(job.cycle, verdict.why, verdict.culprits, tuple(search.seen)))
         cause, first = verdict.fault, search.first
@@ -87,7 +116,9 @@ class HangSearch:
             stacks = (stack(rank) for rank in search.seen if rank.rank == first.rank)
             cause = replace(first, traceback=next(stacks, ""))
         else:
-            whose = "" if cause.rank == first.rank else f"rank {first.rank} was the first to be seen: "
+            whose = (
+                "" if cause.rank == first.rank else f"rank {first.rank} was the first to be seen: "
+            )
             cause = replace(cause, message=f"{cause.message} ({whose}{first.message})")
         sign_at = search.sign_at.get(cause.rank, search.sign_at.get(first.rank, now))
         cause = replace(cause, silent_s=now - sign_at)

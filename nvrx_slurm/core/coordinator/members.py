@@ -25,7 +25,9 @@ def complete_segments(nodes: Iterable[t.Node], segment: int) -> int:
 
 def is_possible(ready: Collection[t.Node], min_nodes: int, segment: int | None) -> bool:
     """Whether `place` has enough nodes."""
-    return len(ready) >= min_nodes and (not segment or complete_segments(ready, segment) * segment >= min_nodes)
+    return len(ready) >= min_nodes and (
+        not segment or complete_segments(ready, segment) * segment >= min_nodes
+    )
 
 
 class Use(Enum):
@@ -90,7 +92,11 @@ class MemberTable(dict[str, Member]):
 
     def not_ready(self, node_ids: Iterable[str]) -> set[str]:
         """Those of them that are connected and may have workers."""
-        return {node_id for node_id in node_ids if node_id in self and self[node_id].use is not Use.READY}
+        return {
+            node_id
+            for node_id in node_ids
+            if node_id in self and self[node_id].use is not Use.READY
+        }
 
     def note_ready(self, node_id: str, message: t.Ready) -> bool:
         """Whether this message makes a busy member ready; a repeated or stale one does not."""
@@ -117,8 +123,12 @@ class MemberTable(dict[str, Member]):
         ready = self.ready_nodes()
         have = f"{complete_segments(ready, segment)} of {min_nodes // segment} complete segments of {segment}"
         left = Counter(node.domain for node in sorted(ready, key=infra_order))
-        some = [f"domain {name} has {count} nodes" for name, count in left.items() if count % segment]
-        return f"{len(ready)} nodes are ready, but only {have}" + (f": {_listed(some)}" if some else "")
+        some = [
+            f"domain {name} has {count} nodes" for name, count in left.items() if count % segment
+        ]
+        return f"{len(ready)} nodes are ready, but only {have}" + (
+            f": {_listed(some)}" if some else ""
+        )
 
 
 def missing(here: Collection[str], expected: Sequence[str], at_least: int) -> str:

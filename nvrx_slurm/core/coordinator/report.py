@@ -10,7 +10,15 @@ from typing import TypeVar
 
 from nvrx_slurm.core.attribution.verdict import JudgedCause, headline
 from nvrx_slurm.declared import replace
-from nvrx_slurm.types import FaultKind, FaultRecord, History, JobReport, RankFault, RestartRecord, StragglerRecord
+from nvrx_slurm.types import (
+    FaultKind,
+    FaultRecord,
+    History,
+    JobReport,
+    RankFault,
+    RestartRecord,
+    StragglerRecord,
+)
 
 Entry = TypeVar("Entry", FaultRecord, RestartRecord, StragglerRecord)
 LISTED = 1000  # faults and restarts that are listed one by one
@@ -45,7 +53,11 @@ class Advice:
     def why_void(self, cycle: int, running_s: float | None) -> str:
         """Why an answer about `cycle` does not hold; "" if it does. `running_s`: of the cycle that runs, or None."""
         if not 0 <= self.first <= cycle <= self.last:
-            return "the job has failed otherwise since then" if 0 <= cycle < self.first else "that cycle has not failed"
+            return (
+                "the job has failed otherwise since then"
+                if 0 <= cycle < self.first
+                else "that cycle has not failed"
+            )
         if running_s is not None and running_s > self.lasted_s:
             return "the job has got further since then"
         return ""
@@ -63,7 +75,9 @@ class Ledger:
         self.marks: tuple[int, float, float] | None = None
         self.faults: dict[RankFault, None] = {}  # of the last cycle, in order of arrival, each once
         self.cause: RankFault | None = None  # why the last cycle failed
-        self.reached = self.checkpoint = -1  # iterations of the training and of its last checkpoint; -1 = not known
+        self.reached = (
+            self.checkpoint
+        ) = -1  # iterations of the training and of its last checkpoint; -1 = not known
         self.advice = Advice()
         self.stragglers: list[StragglerRecord] = []  # at most 32; the last one may go on
         self._began_s = began_s
@@ -87,7 +101,9 @@ class Ledger:
 
     def complete(self, history: History) -> History:
         """`history` with what this report tells to the next coordinator."""
-        return replace(self._summed(history), restarts=self._last_restarts(_TOLD_RESTARTS)[-_TOLD_RESTARTS:])
+        return replace(
+            self._summed(history), restarts=self._last_restarts(_TOLD_RESTARTS)[-_TOLD_RESTARTS:]
+        )
 
     def _summed(self, history: History) -> History:
         past = self._past
@@ -130,7 +146,11 @@ class Ledger:
         """Note faults of the last cycle; whether one is new. A fault, and the hang of a rank, counts once."""
         known = len(self.faults)
         for fault in faults:
-            if fault not in self.faults and not self._is_known_hang(fault) and len(self.faults) < _MAX_FAULTS:
+            if (
+                fault not in self.faults
+                and not self._is_known_hang(fault)
+                and len(self.faults) < _MAX_FAULTS
+            ):
                 self.faults[fault] = None
                 self.add_fault(fault, cycle, now)
         return len(self.faults) > known
@@ -174,7 +194,9 @@ class Ledger:
         self.advice.failed(cycle, self.cause, lasted_s)
         if restarts:
             first = self._last.get(self.cause) if cycle == self._last_cycle else None
-            at_s, told = (now, headline(self.cause)) if first is None else (first.at_s, first.message)
+            at_s, told = (
+                (now, headline(self.cause)) if first is None else (first.at_s, first.message)
+            )
             self._open = RestartRecord(cycle, at_s, 0.0, told[:_MESSAGE_CHARS], ran_s=lasted_s)
         self._mark(self.cause, cycle, now)
 
@@ -183,7 +205,11 @@ class Ledger:
         fails after a hang does not tell that, the hang does."""
         known = self._last if cycle == self._last_cycle else {}
         first_at = min((one.at_s for one in known.values()), default=now)
-        signs = [one.at_s - max(0.0, fault.silent_s) for fault, one in known.items() if _place(fault) == _place(cause)]
+        signs = [
+            one.at_s - max(0.0, fault.silent_s)
+            for fault, one in known.items()
+            if _place(fault) == _place(cause)
+        ]
         sign_at = min(signs, default=first_at - max(0.0, cause.silent_s))
         self.marks = (cycle, first_at, sign_at)
         if self._open is not None:
@@ -245,7 +271,9 @@ class Ledger:
         way counts. O(most)."""
         history = self._summed(history)
         last = list(self._last.values())[-most:]
-        under_way = () if self._open is None else (replace(self._open, down_s=now - self._open.at_s),)
+        under_way = (
+            () if self._open is None else (replace(self._open, down_s=now - self._open.at_s),)
+        )
         return JobReport(
             duration_s=self.at_s(now),
             cycles=cycle + 1,

@@ -13,8 +13,12 @@ from nvrx_slurm.types import RERUN, FaultKind, History, KindCount, Node, RankFau
 
 _PORT_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 _PORT_START_S = 120.0  # a port that another program took, and a script that cannot start, are noticed within this time
-_MAX_PORT_RETRIES = 3  # per job; a script that binds a port of its own twice must not restart for ever
-_MAX_INEXACT = 3  # starts per job that are done again because forked workers differ from executed ones
+_MAX_PORT_RETRIES = (
+    3  # per job; a script that binds a port of its own twice must not restart for ever
+)
+_MAX_INEXACT = (
+    3  # starts per job that are done again because forked workers differ from executed ones
+)
 _MAX_RERUNS = 3  # in a row that use no restart
 # A null byte is of a file that is half written.
 _NOT_COMPILED = re.compile(r"(?:SyntaxError|IndentationError|TabError): (?!.*null byte)")
@@ -29,7 +33,9 @@ class RestartLimits(Record, kw_only=True):
     no_restart_code: int
     poison_iterations: int  # failures so soon after one checkpoint may come from it; 0 = never
     max_failed_starts: int  # that all ranks end in the same way, in a row; 0 = no bound
-    stops_on_repeats: bool  # end the job where the user's code fails in the same way again and again
+    stops_on_repeats: (
+        bool  # end the job where the user's code fails in the same way again and again
+    )
     crash_loop_s: float  # a cycle that fails sooner than this has died at its start
     crash_loop_pause_s: float  # before the third cycle that would; doubles from there; 0 = no pause
     longest_pause_s: float = 60.0
@@ -58,7 +64,9 @@ class Budget:
         self.history = self._before = History()  # as it was before the last restart was counted
         self._early_deaths = 0  # cycles in a row in which a rank died at its start
         self._port_retries = self._inexact = 0
-        self.saved: tuple[Resumable, ...] | None = None  # complete checkpoints, newest first; None = not known
+        self.saved: tuple[Resumable, ...] | None = (
+            None  # complete checkpoints, newest first; None = not known
+        )
 
     @property
     def may_fork(self) -> bool:
@@ -82,34 +90,61 @@ class Budget:
         """Whether this node is not to be taken."""
         return _key(node) in self.history.excluded
 
-    def after(self, cause: RankFault, lasted_s: float, agent_port: int = 0, reruns: int | None = None) -> Decision:
+    def after(
+        self, cause: RankFault, lasted_s: float, agent_port: int = 0, reruns: int | None = None
+    ) -> Decision:
         """Whether the job may start another cycle after one that lasted `lasted_s`; if so, it is counted as used.
         `agent_port`: where the agent of that node listens; 0 = it does not. `reruns`: how many cycles before this one
         have ended with RERUN in a row; None = there are no other GPUs."""
         self._before = self.history
         used = self.history.restarts_used
         what = headline(cause)
-        if lasted_s < _PORT_START_S and cannot_be_compiled(cause):  # later a file may be just written
+        if lasted_s < _PORT_START_S and cannot_be_compiled(
+            cause
+        ):  # later a file may be just written
             why = f"{what}; no restart: Python would find the same error again"
             return Decision(False, self._limits.hopeless_code, why)
-        if agent_port and lost_its_port(cause, lasted_s) and re.search(rf"\b{agent_port}\b", cause.message):
+        if (
+            agent_port
+            and lost_its_port(cause, lasted_s)
+            and re.search(rf"\b{agent_port}\b", cause.message)
+        ):
             why = f"{what}; nvrx-run itself listens on port {agent_port} (--rdzv-endpoint, --master-port)"
-            return Decision(False, ExitCode.FAILED, f"{why}: use init_method env://, or another port in the script")
+            return Decision(
+                False,
+                ExitCode.FAILED,
+                f"{why}: use init_method env://, or another port in the script",
+            )
         if self._port_retries < _MAX_PORT_RETRIES and lost_its_port(cause, lasted_s):
             self._port_retries += 1
             some = f"retry {self._port_retries} of {_MAX_PORT_RETRIES}, which uses no restart"
-            return Decision(True, ExitCode.OK, f"{what}; another program took MASTER_PORT: another port, {some}")
+            return Decision(
+                True, ExitCode.OK, f"{what}; another program took MASTER_PORT: another port, {some}"
+            )
         if cause.kind is FaultKind.INEXACT and self._inexact < _MAX_INEXACT:
             self._inexact += 1
-            return Decision(True, ExitCode.OK, f"{what}; all ranks start again, executed, which uses no restart")
-        if cause.kind is FaultKind.EXIT and cause.exit_code == RERUN and reruns is not None and reruns < _MAX_RERUNS:
+            return Decision(
+                True, ExitCode.OK, f"{what}; all ranks start again, executed, which uses no restart"
+            )
+        if (
+            cause.kind is FaultKind.EXIT
+            and cause.exit_code == RERUN
+            and reruns is not None
+            and reruns < _MAX_RERUNS
+        ):
             some = f"run {reruns + 1} of {_MAX_RERUNS} on other nodes, which uses no restart"
-            return Decision(True, ExitCode.OK, f"{what}; a rejected result is to be computed again: {some}")
+            return Decision(
+                True, ExitCode.OK, f"{what}; a rejected result is to be computed again: {some}"
+            )
         spent = {entry.kind: entry.count for entry in self.history.spent}
         allowed = {entry.kind: entry.count for entry in self._limits.by_kind}
         of_kind, left = spent.get(cause.kind, 0), ""
         if used >= self._max:
-            left = f"all {self._max} restarts are used" if self._max else "no restart was allowed (--max-restarts=0)"
+            left = (
+                f"all {self._max} restarts are used"
+                if self._max
+                else "no restart was allowed (--max-restarts=0)"
+            )
         elif of_kind >= allowed.get(cause.kind, self._max):
             left = f"no restart for {cause.kind.value} faults is left (--ft-max-restarts-by-fault)"
         if left:
@@ -118,8 +153,14 @@ class Budget:
         by_kind = tuple(KindCount(kind, spent[kind]) for kind in FaultKind if kind in spent)
         self.history = replace(self.history, restarts_used=used + 1, spent=by_kind)
         pause_s = self._pause_s(cause, lasted_s)
-        pause = f" in {pause_s:g} s, because ranks die at their start again and again" if pause_s else ""
-        return Decision(True, ExitCode.OK, f"{what}; restart {used + 1} of {self._max}{pause}", pause_s)
+        pause = (
+            f" in {pause_s:g} s, because ranks die at their start again and again"
+            if pause_s
+            else ""
+        )
+        return Decision(
+            True, ExitCode.OK, f"{what}; restart {used + 1} of {self._max}{pause}", pause_s
+        )
 
     def refund(self) -> None:
         """The last cause allows no restart: none is used."""
@@ -146,7 +187,9 @@ class Budget:
     def _aim(self) -> None:
         if self.saved is not None:  # else an earlier coordinator may have known it
             before = self.history.resume_before
-            path = next((one.path for one in self.saved if before < 0 or one.iteration < before), "")
+            path = next(
+                (one.path for one in self.saved if before < 0 or one.iteration < before), ""
+            )
             self.history = replace(self.history, resume_from=path)
 
     def begin_at(self, iteration: int | None) -> None:

@@ -25,7 +25,9 @@ class Roster:
 
     table = rows((LIVE, t.Ready, "on_ready", (), "the state decides what that means"))
 
-    def __init__(self, s: CoordinatorSettings, out: Outbox, job: JobState, ledger: Ledger, budget: Budget) -> None:
+    def __init__(
+        self, s: CoordinatorSettings, out: Outbox, job: JobState, ledger: Ledger, budget: Budget
+    ) -> None:
         self._s, self._out = s, out
         self.job = job
         self.ledger = ledger
@@ -52,7 +54,9 @@ class Roster:
 
     def stop_workers(self, node_id: str, cycle: int) -> None:
         """An agent has workers of `cycle` that are not, or no longer, part of the job."""
-        self._out.append(ev.SendTo(node_id, t.Stop(self.job.term, cycle, f"its part in cycle {cycle} is over")))
+        self._out.append(
+            ev.SendTo(node_id, t.Stop(self.job.term, cycle, f"its part in cycle {cycle} is over"))
+        )
 
     def stop_old_workers(self, message: t.Register, now: float) -> None:
         """The same for an agent that has just registered, if it has any."""
@@ -72,7 +76,9 @@ class Roster:
             quorum.newcomer(node, message.votes)
             self.note_dead()
         quorum.back(peer_key(node), self.members.keys_of_nodes)
-        self._out.append(ev.SendTo(node.node_id, t.Lead(self.job.term, peer_key(node) not in quorum.dead)))
+        self._out.append(
+            ev.SendTo(node.node_id, t.Lead(self.job.term, peer_key(node) not in quorum.dead))
+        )
 
     def on_ready(self, event: ev.FromAgent[t.Ready], now: float) -> None:
         """A node has stopped its workers; a repeated or stale message changes nothing."""
@@ -95,10 +101,18 @@ class Roster:
         assert plan is not None
         self.job.assignment = assignment
         if peer is not None:
-            others = [peer_of(node) for node in self.members.in_order() if peer_key(node) != peer.key and node.port]
+            others = [
+                peer_of(node)
+                for node in self.members.in_order()
+                if peer_key(node) != peer.key and node.port
+            ]
             step = max(1, len(others) / MOST_SUCCESSORS)
-            successors = tuple(others[int(i * step)] for i in range(min(len(others), MOST_SUCCESSORS)))
-            quorum.electors = max(quorum.electors, len(quorum.dead.union(self.members.keys_of_nodes)))
+            successors = tuple(
+                others[int(i * step)] for i in range(min(len(others), MOST_SUCCESSORS))
+            )
+            quorum.electors = max(
+                quorum.electors, len(quorum.dead.union(self.members.keys_of_nodes))
+            )
             quorum.plan(plan.term, plan.cycle, self.members.keys_of_nodes)
             plan = replace(plan, leader=peer, successors=successors, electors=quorum.electors)
         assignment.shared = plan
@@ -170,7 +184,8 @@ class Roster:
     def mind_quorum(self, now: float) -> None:
         """Without a quorum nothing is planned, and after a while this coordinator resigns."""
         peer = self._s.peer
-        own = {peer.key} if peer is not None else set()  # also where the agent of this node was refused
+        # also where the agent of this node was refused
+        own = {peer.key} if peer is not None else set()
         self.quorum.mind(self.members.keys_of_nodes | own, now, self._s.prove_s)
 
     def regain(self, node: t.Node, now: float) -> None:

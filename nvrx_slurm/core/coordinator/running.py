@@ -22,11 +22,29 @@ class Running:
     states = RUNS
     table = rows(
         (Stage.RUNNING, Entered, "on_entered", (), "one that was taken over may be done already"),
-        (Stage.RUNNING, ev.Review, "on_review", (Stage.LAST_RANKS, Stage.FINISHED), "the end when all are done"),
+        (
+            Stage.RUNNING,
+            ev.Review,
+            "on_review",
+            (Stage.LAST_RANKS, Stage.FINISHED),
+            "the end when all are done",
+        ),
         (Stage.LAST_RANKS, ev.Review, "on_review", (Stage.FINISHED,), "the end when all are done"),
-        (RUNS, ev.Arrived, "on_arrived", (Stage.STOPPING,), "it goes on, is a spare, or has stopped its workers"),
+        (
+            RUNS,
+            ev.Arrived,
+            "on_arrived",
+            (Stage.STOPPING,),
+            "it goes on, is a spare, or has stopped its workers",
+        ),
         (Stage.RUNNING, ev.Left, "on_left", (Stage.STOPPING,), "a fault, if it was active"),
-        (Stage.RUNNING, ev.Available, "on_available", (Stage.STOPPING,), "a returned node is a spare now"),
+        (
+            Stage.RUNNING,
+            ev.Available,
+            "on_available",
+            (Stage.STOPPING,),
+            "a returned node is a spare now",
+        ),
         (Stage.LAST_RANKS, ev.Left, "on_left", (), "it had a fault, or was done"),
         (Stage.LAST_RANKS, ev.Available, "on_available", (), "its last ranks have ended"),
         (RUNS, ev.Cleared, "ignore", (), "no plan waits"),
@@ -35,7 +53,9 @@ class Running:
         (Stage.LAST_RANKS, ev.Timer, "on_timer", (Stage.FINISHED,), "the last ranks take too long"),
     )
 
-    def __init__(self, s: CoordinatorSettings, out: Outbox, roster: Roster, ending: Ending, hangs: HangSearch) -> None:
+    def __init__(
+        self, s: CoordinatorSettings, out: Outbox, roster: Roster, ending: Ending, hangs: HangSearch
+    ) -> None:
         self._s = s
         self._out = out
         self._roster = roster
@@ -81,7 +101,9 @@ class Running:
             self._roster.stop_old_workers(message, now)
         elif group_rank not in assignment.succeeded:
             unseen = lost(node, "its agent had no coordinator for a while and stopped its workers")
-            return self._node_failed(group_rank, (current and message.faults) or (unseen,), now, gone=True)
+            return self._node_failed(
+                group_rank, (current and message.faults) or (unseen,), now, gone=True
+            )
         return None
 
     def on_left(self, event: ev.Left, now: float) -> Stage | None:
@@ -120,7 +142,9 @@ class Running:
         elif group_rank in assignment.broken:
             self._out.posted.append(ev.Review())
         elif group_rank not in assignment.succeeded:
-            unasked = lost(self._roster.members[event.node_id].node, "it stopped its workers unasked")
+            unasked = lost(
+                self._roster.members[event.node_id].node, "it stopped its workers unasked"
+            )
             return self._node_failed(group_rank, (unasked,), now, gone=True)
         return None
 
@@ -194,7 +218,9 @@ class Running:
             return self._ending.decide(t.Finish(ExitCode.OK, "all ranks finished"))
         warning = self._ending.warning
         signum = warning.signum if warning is not None else self._s.warning_signum
-        return self._ending.decide(t.Finish(signal_exit_code(signum), "the ranks were warned and saved their work"))
+        return self._ending.decide(
+            t.Finish(signal_exit_code(signum), "the ranks were warned and saved their work")
+        )
 
     def timer_at(self, state: Stage) -> float | None:
         """How long the last ranks of nodes with a fault may take to end, or nodes to answer about a hang."""

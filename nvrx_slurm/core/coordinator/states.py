@@ -50,38 +50,60 @@ class CoordinatorSettings(Record, kw_only=True):
     """What the coordinator is told once. All times in seconds."""
 
     term: int = 1
-    min_nodes: int = 1  # any-failed: active nodes of every cycle; min-healthy: fewest good ones; >= 1
+    min_nodes: int = (
+        1  # any-failed: active nodes of every cycle; min-healthy: fewest good ones; >= 1
+    )
     max_nodes: int = 1  # how many are expected at the start; waiting for more makes no sense
     max_restarts: int  # per job
     policy: RestartPolicy
     limits: RestartLimits
-    max_active: int  # min-healthy: most active nodes of a cycle, the others are spares; 0 = all are active
-    segment: int | None  # group ranks go in segments of so many nodes of one domain; None: domains do not matter
-    hang_collect_s: float  # how long nodes may take to look at their ranks when one hangs; 0 = they do not
+    max_active: (
+        int  # min-healthy: most active nodes of a cycle, the others are spares; 0 = all are active
+    )
+    segment: (
+        int | None
+    )  # group ranks go in segments of so many nodes of one domain; None: domains do not matter
+    hang_collect_s: (
+        float  # how long nodes may take to look at their ranks when one hangs; 0 = they do not
+    )
     hang_exclude: bool  # the node of the rank that the others wait for leaves the job
     straggler_window_s: float  # in which slow ranks are looked for; 0 = never
     straggler_exclude: bool  # a slow node leaves the job
     tells_of_cycles: bool  # to an attribution service, or for --ft-cycle-info-dir
     stops_on_advice: bool  # its STOP ends the job
     tracks_progress: bool  # there is a checkpoint iteration file to read
-    finds_checkpoints: bool  # there is a directory of checkpoints: the first plan waits for what it holds
+    finds_checkpoints: (
+        bool  # there is a directory of checkpoints: the first plan waits for what it holds
+    )
     join_timeout_s: float  # how long to wait for min_nodes
     last_call_s: float  # first cycle: how long to wait for the rest once min_nodes are here
-    announce_s: float = 3.0  # after how long to say which nodes are missing, where some are still being checked
-    stop_timeout_s: float  # agents that still run workers this long after a stop are taken out of the job
+    announce_s: float = (
+        3.0  # after how long to say which nodes are missing, where some are still being checked
+    )
+    stop_timeout_s: (
+        float  # agents that still run workers this long after a stop are taken out of the job
+    )
     drain_timeout_s: float  # how long the end waits for agents to leave
-    return_grace_s: float = 3.0  # how long the end waits for a node whose stream has just broken to hear of it
+    return_grace_s: float = (
+        3.0  # how long the end waits for a node whose stream has just broken to hear of it
+    )
     time_limited: bool = False  # the allocation ends, and Slurm knows when
     warn_before_end_s: float  # how long before that ranks are warned; 0 = left to Slurm (--signal)
-    stop_before_end_s: float  # how long before that the job is stopped; 0 = left to Slurm (time limit)
+    stop_before_end_s: (
+        float  # how long before that the job is stopped; 0 = left to Slurm (time limit)
+    )
     warning_signum: int
     expected: tuple[str, ...] = ()  # host names by infra rank, to name the missing ones
-    peer: Peer | None = None  # where this coordinator listens; None where the job elects no coordinator
+    peer: Peer | None = (
+        None  # where this coordinator listens; None where the job elects no coordinator
+    )
     electors: int = 0  # nodes of the job, of which most must be members; 0 = no quorum is needed
     one_life: bool = False  # no second agent begins on a node, as in a step of Slurm
     known: tuple[Peer, ...] = ()  # where other nodes may listen, before the first plan
     last_leader: str = ""  # key of the coordinator before this one
-    quorum_timeout_s: float = 0.0  # how long this node stands without a quorum; its voters end with 94; 0 = for ever
+    quorum_timeout_s: float = (
+        0.0  # how long this node stands without a quorum; its voters end with 94; 0 = for ever
+    )
     began_s: float = 0.0  # when this coordinator began (Unix seconds)
     lease_s: float = 10.0  # how long ranks may run on a node whose stream broke
     prove_s: float = 2.0  # without a quorum: how long to wait for a proof of death before resigning
@@ -99,7 +121,9 @@ class JobState:
     fresh: bool = True  # nothing has been planned, carried on or given up in this term
     pause_until: float = 0.0  # no cycle starts before
     elsewhere: bool = False  # the next cycle runs on other nodes
-    suspect: str = ""  # node_id that a spare should replace then; "" = group ranks move on by a node
+    suspect: str = (
+        ""  # node_id that a spare should replace then; "" = group ranks move on by a node
+    )
     unwanted: tuple[Node, str] | None = None  # leaves the job before the next plan, and why
     before: Assignment | None = None  # of the cycle before, where this coordinator planned it
     warmth: dict[str, Warmth] = field(default_factory=dict)  # what each node told last, by node_id

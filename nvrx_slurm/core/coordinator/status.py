@@ -24,7 +24,11 @@ MOST_NODES = 2048  # that are listed one by one
 _MOST_INCIDENTS, _MOST_GONE = 16, 8
 _CAUSE_CHARS, _NAME_CHARS = 240, 64
 _MOST_WARMTHS, _MODULES_NAMED = 8, 6
-_GONE = {FaultKind.NODE_LOST: "lost", FaultKind.EXCLUDED: "excluded", FaultKind.UNHEALTHY: "excluded"}
+_GONE = {
+    FaultKind.NODE_LOST: "lost",
+    FaultKind.EXCLUDED: "excluded",
+    FaultKind.UNHEALTHY: "excluded",
+}
 _WORDS = {
     Stage.ELECTING: "electing", Stage.JOINING: "waiting", Stage.LAST_CALL: "waiting", Stage.TAKEOVER: "taking over",
     Stage.PAUSED: "paused", Stage.RUNNING: "running", Stage.LAST_RANKS: "running", Stage.STOPPING: "stopping",
@@ -41,7 +45,9 @@ class JobLabels(Record):
     name: str = ""
     user: str = ""
     partition: str = ""
-    hangs_watched: bool | None = None  # by a configured timeout; None: the in-process wrapper does, or not
+    hangs_watched: bool | None = (
+        None  # by a configured timeout; None: the in-process wrapper does, or not
+    )
 
 
 def state_of(core: Coordinator) -> str:
@@ -68,7 +74,9 @@ def status(
         "began": began_s,
         "cycle": core.job.cycle,
         "waits": {"why": why, "until": None if until is None else until + ahead_s} if why else None,
-        "end": None if end is None else {"code": int(end.code), "reason": end.reason[:_CAUSE_CHARS]},
+        "end": None
+        if end is None
+        else {"code": int(end.code), "reason": end.reason[:_CAUSE_CHARS]},
         "allocation_ends": None if ends_at is None else ends_at + ahead_s,
         "nodes": _nodes(core) | {"gone": _gone(report, began_s)},
         "restarts": {
@@ -77,7 +85,9 @@ def status(
             "by_kind": {one.kind.value: one.count for one in history.spent},
         },
         "spares_used": list(report.spares_used[-_MOST_GONE:]),
-        "hang": None if search is None else {"rank": search.first.rank, "host": search.first.host[:_NAME_CHARS]},
+        "hang": None
+        if search is None
+        else {"rank": search.first.rank, "host": search.first.host[:_NAME_CHARS]},
         "incidents": _incidents(report, began_s, core.state),
         "slow": _slow(core, report),
         "no_progress": history.no_progress,
@@ -111,13 +121,20 @@ def _awaited(core: Coordinator) -> tuple[str, float | None]:
     if state is Stage.RUNNING and search is None and core.ending.warning is not None:
         return f"ranks save their work: {core.ending.warning.reason}", core.ending.clock.end_at
     if state is Stage.RUNNING:
-        return ("", None) if search is None else (f"{len(search.pending)} nodes look at their ranks", search.by)
+        return (
+            ("", None)
+            if search is None
+            else (f"{len(search.pending)} nodes look at their ranks", search.by)
+        )
     if state is Stage.ELECTING:
         return core.electing.missing(), None
     if state in (Stage.JOINING, Stage.LAST_CALL):
         return core.gathering.missing(), core.gathering.join_by
     if state is Stage.STOPPING:
-        return f"the workers of {len(core.stopping.pending)} nodes have not ended yet", core.timer_at()
+        return (
+            f"the workers of {len(core.stopping.pending)} nodes have not ended yet",
+            core.timer_at(),
+        )
     return state.value, core.deadline()
 
 
@@ -125,7 +142,9 @@ def _nodes(core: Coordinator) -> dict[str, Any]:
     """How many nodes are what."""
     s, members = core.settings, core.roster.members
     here = core.electing.votes if core.state is Stage.ELECTING else len(members)
-    active = len(core.job.assignment.group_ranks.keys() & members.keys()) if core.state in CYCLE else 0
+    active = (
+        len(core.job.assignment.group_ranks.keys() & members.keys()) if core.state in CYCLE else 0
+    )
     excluded = len(core.budget.history.excluded)
     missing = 0 if core.state in OVER else max(0, s.max_nodes - here - excluded)
     counts = {"active": active, "spare": here - active, "missing": missing, "excluded": excluded}
@@ -136,11 +155,22 @@ def snapshot(core: Coordinator) -> Callable[[], dict[str, Any]]:
     """What is known of each node at this moment. The result lists it, which may be called in a thread."""
     assignment, members = core.job.assignment, dict(core.roster.members)
     slots = dict(assignment.slots) if core.state in CYCLE else {}
-    return partial(_table, slots, members, set(assignment.broken), set(assignment.succeeded), dict(core.job.warmth))
+    return partial(
+        _table,
+        slots,
+        members,
+        set(assignment.broken),
+        set(assignment.succeeded),
+        dict(core.job.warmth),
+    )
 
 
 def _table(
-    slots: dict[int, Slot], members: dict[str, Member], broken: set[int], done: set[int], told: dict[str, Warmth]
+    slots: dict[int, Slot],
+    members: dict[str, Member],
+    broken: set[int],
+    done: set[int],
+    told: dict[str, Warmth],
 ) -> dict[str, Any]:
     """The nodes with their ranks and state, the spares, and how each of them would start ranks."""
     table, warmth = [], []
@@ -174,7 +204,9 @@ def _warmth(told: Warmth | None) -> str:
     if told.reason:
         return f"cold: {told.reason[:_CAUSE_CHARS]}"
     more = ["..."] if len(told.modules) > _MODULES_NAMED else []
-    return f"warm: {', '.join([*told.modules[:_MODULES_NAMED], *more]) or 'without modules'}"[:_CAUSE_CHARS]
+    return f"warm: {', '.join([*told.modules[:_MODULES_NAMED], *more]) or 'without modules'}"[
+        :_CAUSE_CHARS
+    ]
 
 
 def _account(core: Coordinator, report: JobReport, counted: Account) -> dict[str, Any]:
@@ -185,11 +217,17 @@ def _account(core: Coordinator, report: JobReport, counted: Account) -> dict[str
 def _gone(report: JobReport, began_s: float) -> list[dict[str, Any]]:
     """The last nodes that were lost or excluded; where an earlier coordinator saw it, without the time."""
     seen: dict[str, dict[str, Any]] = {
-        fault.host: {"host": fault.host[:_NAME_CHARS], "how": _GONE[fault.kind], "time": began_s + fault.at_s}
+        fault.host: {
+            "host": fault.host[:_NAME_CHARS],
+            "how": _GONE[fault.kind],
+            "time": began_s + fault.at_s,
+        }
         for fault in report.faults
         if fault.kind in _GONE
     }
-    names = dict.fromkeys(report.lost_nodes, "lost") | dict.fromkeys(report.excluded_nodes, "excluded")
+    names = dict.fromkeys(report.lost_nodes, "lost") | dict.fromkeys(
+        report.excluded_nodes, "excluded"
+    )
     for host, how in names.items():
         if host not in seen:
             seen = {host: {"host": host[:_NAME_CHARS], "how": how, "time": None}} | seen

@@ -34,9 +34,27 @@ class Stopping:
         (Stage.STOPPING, ev.Left, "on_left", _NEXT, "it is not waited for"),
         (Stage.STOPPING, ev.Available, "on_available", _NEXT, "one fewer"),
         (Stage.STOPPING, ev.Timer, "on_timer", _NEXT, "a node does not stop"),
-        (Stage.STOPPING, ev.ProgressRead, "on_progress", (Stage.SCORING, Stage.FINISHED), "score this cycle"),
-        (Stage.SCORING, ev.ProgressRead, "on_progress", (Stage.JOINING, Stage.FINISHED), "score this cycle"),
-        (Stage.SCORING, ev.Timer, "on_timer", (Stage.JOINING, Stage.FINISHED), "progress cannot be read"),
+        (
+            Stage.STOPPING,
+            ev.ProgressRead,
+            "on_progress",
+            (Stage.SCORING, Stage.FINISHED),
+            "score this cycle",
+        ),
+        (
+            Stage.SCORING,
+            ev.ProgressRead,
+            "on_progress",
+            (Stage.JOINING, Stage.FINISHED),
+            "score this cycle",
+        ),
+        (
+            Stage.SCORING,
+            ev.Timer,
+            "on_timer",
+            (Stage.JOINING, Stage.FINISHED),
+            "progress cannot be read",
+        ),
         (Stage.SCORING, ev.Arrived, "on_arrived", (), "no worker of the cycle is left"),
         (Stage.SCORING, (ev.Left, ev.Available), "ignore", (), "no worker of the cycle is left"),
         (FAILED, ev.Cleared, "ignore", (), "no plan waits"),
@@ -44,7 +62,12 @@ class Stopping:
     )
 
     def __init__(
-        self, s: CoordinatorSettings, out: Outbox, roster: Roster, ending: Ending, exclusion: Exclusion
+        self,
+        s: CoordinatorSettings,
+        out: Outbox,
+        roster: Roster,
+        ending: Ending,
+        exclusion: Exclusion,
     ) -> None:
         self._s = s
         self._out = out
@@ -57,7 +80,9 @@ class Stopping:
         self.pending: set[str] = set()  # node_ids of agents that have yet to stop
         self._stop_by = 0.0
         self._score_by = 0.0  # no plan before the cycle is scored, or this
-        self._end_unless_scored: t.Finish | None = None  # what the budget says, if progress does not say more
+        self._end_unless_scored: t.Finish | None = (
+            None  # what the budget says, if progress does not say more
+        )
 
     def on_entered(self, event: Entered, now: float) -> Stage | None:
         """Stop all workers for the next cycle, or end the job."""
@@ -66,8 +91,16 @@ class Stopping:
         if s.tells_of_cycles and event.was is Stage.TAKEOVER:
             out.append(ev.CycleBegan(job.cycle))
         members, lasted_s = self._roster.members, now - job.started_at
-        ports = [member.node.port for member in members.values() if member.node.infra_rank == cause.infra_rank]
-        before = vd.reruns(self._ledger.restarts) if cause.exit_code == t.RERUN and len(job.assignment) > 1 else None
+        ports = [
+            member.node.port
+            for member in members.values()
+            if member.node.infra_rank == cause.infra_rank
+        ]
+        before = (
+            vd.reruns(self._ledger.restarts)
+            if cause.exit_code == t.RERUN and len(job.assignment) > 1
+            else None
+        )
         decision = self._budget.after(cause, lasted_s, ports[0] if ports else 0, before)
         failed = f"{f'rank {cause.rank}' if cause.rank >= 0 else 'node'} ({cause.host}) failed"
         if decision.restart:
@@ -79,20 +112,35 @@ class Stopping:
         end = None if decision.restart else t.Finish(decision.code, decision.why)
         if decision.restart:
             out.append(ev.ReadReached(job.cycle))
-        if s.tracks_progress:  # lack of progress comes first: "do not start it again" is more than "failed"
+        if (
+            s.tracks_progress
+        ):  # lack of progress comes first: "do not start it again" is more than "failed"
             out.append(ev.ReadProgress(job.cycle))
         elif end is not None:
             return self._decide(end)
-        self._end_unless_scored, self._score_by = end, now + _PROGRESS_S if s.tracks_progress else now
+        self._end_unless_scored, self._score_by = (
+            end,
+            now + _PROGRESS_S if s.tracks_progress else now,
+        )
         wait_s = recurrence.grace_s(cause, self._ledger.restarts)
         self._stop_by = now + wait_s + s.stop_timeout_s
         job.pause_until = now + decision.pause_s
         nodes = job.assignment.places.values()
-        self.pending = {node_id for node_id in nodes if node_id in members and members[node_id].use is not Use.READY}
+        self.pending = {
+            node_id
+            for node_id in nodes
+            if node_id in members and members[node_id].use is not Use.READY
+        }
         stop = t.Stop(job.term, job.cycle, failed, wait_s)
         out += [ev.SendTo(node_id, stop) for node_id in nodes if node_id in self.pending]
-        spares = [node.node_id for node in members.ready_nodes() if node.node_id not in job.assignment.group_ranks]
-        for node_id in spares:  # they say whether they are fit, too; one that is not needed is not waited for
+        spares = [
+            node.node_id
+            for node in members.ready_nodes()
+            if node.node_id not in job.assignment.group_ranks
+        ]
+        for (
+            node_id
+        ) in spares:  # they say whether they are fit, too; one that is not needed is not waited for
             members.set_use(node_id, Use.BUSY, job.cycle)
             out.append(ev.SendTo(node_id, t.CheckNode(job.term, job.cycle)))
         return self._go_on_if_stopped(now)
@@ -122,7 +170,11 @@ class Stopping:
         if event.cycle < 0 or now >= self._score_by:
             return None
         decision = self._budget.score(event.iteration)
-        end = t.Finish(decision.code, decision.why) if decision is not None else self._end_unless_scored
+        end = (
+            t.Finish(decision.code, decision.why)
+            if decision is not None
+            else self._end_unless_scored
+        )
         self._score_by = now
         if end is not None:
             return self._decide(end)
@@ -139,7 +191,11 @@ class Stopping:
         stubborn, self.pending = sorted(self.pending), set()
         for node_id in stubborn:
             why = f"its workers did not end within {self._s.stop_timeout_s:g} s"
-            self._out.append(Say(f"node {self._roster.members[node_id].node.host} is taken out of the job: {why}"))
+            self._out.append(
+                Say(
+                    f"node {self._roster.members[node_id].node.host} is taken out of the job: {why}"
+                )
+            )
             self._roster.refuse(node_id, why, now)
         return self._go_on_if_stopped(now)
 
@@ -171,21 +227,33 @@ class Stopping:
         self._end_unless_scored, self._score_by = end, resign_at + 1.0
         return Stage.SCORING
 
-    def _act_on(self, verdict: vd.JudgedCause, past: Sequence[t.RestartRecord], now: float) -> t.Finish | None:
+    def _act_on(
+        self, verdict: vd.JudgedCause, past: Sequence[t.RestartRecord], now: float
+    ) -> t.Finish | None:
         """All faults of the cycle are known. What they say decides about the nodes of the next cycle, or the end."""
         job = self._job
         ledger = self._ledger
         roster = self._roster
         cause = verdict.cause
-        held = self._exclusion.holder(job.before, cause.rank) if cause.exit_code == t.REJECTED else None
+        held = (
+            self._exclusion.holder(job.before, cause.rank)
+            if cause.exit_code == t.REJECTED
+            else None
+        )
         told = self._budget.history.resume_before
-        nodes, ranks = len(job.assignment), sum(slot.nproc for slot in job.assignment.slots.values())
+        nodes, ranks = (
+            len(job.assignment),
+            sum(slot.nproc for slot in job.assignment.slots.values()),
+        )
         spare = len(roster.members) > nodes
         first = job.cycle == 0
         lasted_s = ledger.advice.lasted_s
-        failed = vd.FailedCycle(nodes, ranks, spare, first, lasted_s, ledger.reached, ledger.checkpoint, told, held)
+        failed = vd.FailedCycle(
+            nodes, ranks, spare, first, lasted_s, ledger.reached, ledger.checkpoint, told, held
+        )
         course = vd.course(verdict, failed, past, self._s.limits, self._s.hang_exclude)
-        tried = course.elsewhere and course.resume_before < 0  # with both it stays open which of them has helped
+        # with both it stays open which of them has helped
+        tried = course.elsewhere and course.resume_before < 0
         ledger.cause_known(verdict, tried, restarts=not course.end)
         if course.end:
             self._budget.refund()

@@ -34,7 +34,8 @@ class Quorum:
         self.begin_until = 0.0  # until then a refusal may come from an agent that has not begun
         self.elected = electors <= 1
         self.dead: set[str] = set()  # keys of nodes without a vote: proven dead, or back since then
-        self.returned: frozenset[str] = frozenset()  # those of them to which the last plan offers a vote
+        # those of them to which the last plan offers a vote
+        self.returned: frozenset[str] = frozenset()
         self.knowing: set[str] = set()  # keys of the nodes that have that plan
         self.offer = (0, -1)  # (term, cycle) of that plan
         self.probed: dict[str, Peer] = {}  # which life of a node a proof of death is about
@@ -42,12 +43,15 @@ class Quorum:
         self.fence_until = 0.0  # ranks of older terms may run on nodes that did not register
         self.unsure = False  # such ranks may run on a node that is proven dead: its next agent may have begun them
         self.silent_s: float | None = None  # how long the member that is removed now was not heard
-        self.loyal_until: dict[str, float] = {}  # key of a lost node -> until when it votes for no other
+        self.loyal_until: dict[
+            str, float
+        ] = {}  # key of a lost node -> until when it votes for no other
         self.fences: dict[str, float] = {}  # key of a lost node -> until when its ranks may run
         self.absent: tuple[Peer, ...] = ()  # nodes that had not registered at the election
         self.missed_at = -1e9  # when a node was last lost, or was not there at the election
         self.resign_at: float | None = None  # without a quorum
-        self.strays: set[str] = set()  # keys of nodes that came back meanwhile, too late to be counted
+        # keys of nodes that came back meanwhile, too late to be counted
+        self.strays: set[str] = set()
 
     @property
     def needed(self) -> bool:
@@ -98,7 +102,10 @@ class Quorum:
     def missing(self, members: Collection[str], but: str | None = None) -> int:
         """How many nodes, without the node `but`, are neither members nor proven dead."""
         others = len(members) + (but is not None and but not in members)
-        return max(0, self.electors - others - sum(key not in members and key != but for key in self.proven))
+        return max(
+            0,
+            self.electors - others - sum(key not in members and key != but for key in self.proven),
+        )
 
     def is_proof(self, peer: Peer, now: float) -> bool:
         """Whether the death of this life of a node was asked for. That of an older life says nothing about a later.

@@ -81,20 +81,28 @@ class Detector:
         self._last.update(known)
         self._news.update(known)
         took_s = now - self._closed_at
-        return took_s >= self._window_s and (len(self._news) >= len(self._base) or took_s >= 2 * self._window_s)
+        return took_s >= self._window_s and (
+            len(self._news) >= len(self._base) or took_s >= 2 * self._window_s
+        )
 
     def close(self, now: float) -> Slowness | None:
         """End the window; None: nothing is slow. O(ranks)."""
         self._closed_at = now
         self._news.clear()
-        spans = {rank: span for rank, at in self._last.items() if (span := _span(self._base.get(rank), at))}
+        spans = {
+            rank: span
+            for rank, at in self._last.items()
+            if (span := _span(self._base.get(rank), at))
+        }
         self._base = dict(self._last)
         found: dict[int, float] = {}
         for peers in _peers(spans):
             middle = median_low([spans[rank][1] for rank in peers])
             found.update({rank: spans[rank][1] / middle - 1.0 for rank in peers if middle > 0.0})
         for rank in self._last:
-            self._excess.setdefault(rank, deque(maxlen=_POOLED[-1])).append(found.get(rank, math.nan))
+            self._excess.setdefault(rank, deque(maxlen=_POOLED[-1])).append(
+                found.get(rank, math.nan)
+            )
         if not found:
             return None
         self.windows += 1
@@ -115,14 +123,21 @@ class Detector:
         ]
         slow: dict[int, float] = {}
         for most in _POOLED if often else ():
-            means = {r: m for r, seen in self._excess.items() if (m := _mean(list(seen)[-most:], most)) is not None}
+            means = {
+                r: m
+                for r, seen in self._excess.items()
+                if (m := _mean(list(seen)[-most:], most)) is not None
+            }
             if len(means) < _FEWEST_PEERS:
                 continue
             middle, needed = median_low(means.values()), _needed(len(means))
             deviation = _SIGMA * median_low([abs(mean - middle) for mean in means.values()])
             for rank in often:
                 excess = means.get(rank, 0.0)
-                if excess >= max(EXCESS, middle + needed * deviation) and excess * self._work_share >= SHARE:
+                if (
+                    excess >= max(EXCESS, middle + needed * deviation)
+                    and excess * self._work_share >= SHARE
+                ):
                     slow[rank] = excess
         return slow
 
@@ -144,7 +159,9 @@ class Detector:
         if whole and None not in shared and len(shared) == 1:
             same = [seat for seat in self.seats if seat.switch in shared]
             return Where.SWITCH if len(same) == len(touched) else Where.STAGE
-        alike = {tuple(rank - seat.ranks[0] for rank in seat.ranks if rank in ranks) for seat in touched}
+        alike = {
+            tuple(rank - seat.ranks[0] for rank in seat.ranks if rank in ranks) for seat in touched
+        }
         return Where.STAGE if len(touched) > 2 or (whole and len(alike) == 1) else Where.RANK
 
     def _all_together(self) -> Slowness | None:
@@ -165,7 +182,11 @@ def _span(since: Reading | None, until: Reading) -> tuple[int, float, float] | N
     """Waits, and work and period (s) of each; None: the readings make no sense. A rank can write anything."""
     if since is None:
         return None
-    waits, took_s, waited_s = until.waits - since.waits, until.until_s - since.until_s, until.waited_s - since.waited_s
+    waits, took_s, waited_s = (
+        until.waits - since.waits,
+        until.until_s - since.until_s,
+        until.waited_s - since.waited_s,
+    )
     if waits < _FEWEST_WAITS or not 0.0 <= waited_s < took_s:
         return None
     return waits, (took_s - waited_s) / waits, took_s / waits

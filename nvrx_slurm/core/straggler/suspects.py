@@ -40,12 +40,20 @@ class Suspects:
 
     table = rows(
         (Stage.RUNNING, ev.SlowSeen, "on_slow", (), "say it; it may cost the node its place"),
-        ((Stage.ELECTING, *live_but(Stage.RUNNING), *OVER[:2]), ev.SlowSeen, "ignore", (), "of a cycle that is over"),
+        (
+            (Stage.ELECTING, *live_but(Stage.RUNNING), *OVER[:2]),
+            ev.SlowSeen,
+            "ignore",
+            (),
+            "of a cycle that is over",
+        ),
         ((*LIVE, *OVER[:2]), t.Examined, "on_examined", (), "say what slows the node down"),
         ((*LIVE, *OVER[:2]), t.Counted, "on_counted", (), "what restarts have cost"),
     )
 
-    def __init__(self, s: CoordinatorSettings, out: Outbox, roster: Roster, exclusion: Exclusion) -> None:
+    def __init__(
+        self, s: CoordinatorSettings, out: Outbox, roster: Roster, exclusion: Exclusion
+    ) -> None:
         self._s = s
         self._out = out
         self._roster = roster
@@ -56,12 +64,18 @@ class Suspects:
         self._last_at = 0.0
         self._costs: tuple[t.CycleCost, ...] = ()
         self._struck: set[str] = set()
-        self._placed: dict[int, tuple[int, str]] = {}  # rank -> cycle in which it was slow, and its host then
+        self._placed: dict[
+            int, tuple[int, str]
+        ] = {}  # rank -> cycle in which it was slow, and its host then
 
     @property
     def goes_on(self) -> bool:
         """Whether the last record is of what is slow now."""
-        return bool(self._records) and self._records[-1].cycle == self._job.cycle and self._quiet < _QUIET
+        return (
+            bool(self._records)
+            and self._records[-1].cycle == self._job.cycle
+            and self._quiet < _QUIET
+        )
 
     @property
     def watches(self) -> bool:
@@ -101,7 +115,15 @@ class Suspects:
         """Something else is slow than before."""
         follows, what = self._followed(found), sentence(found)
         record = t.StragglerRecord(
-            now, self._job.cycle, found.where.value, found.ranks, found.hosts, what, found.excess, lost_s, follows
+            now,
+            self._job.cycle,
+            found.where.value,
+            found.ranks,
+            found.hosts,
+            what,
+            found.excess,
+            lost_s,
+            follows,
         )
         if len(self._records) >= _LISTED:
             del self._records[0]
@@ -109,13 +131,21 @@ class Suspects:
         if found.where not in (Where.RANK, Where.NODE):
             self._out.append(Say(f"slow: {what}"))
             return
-        told = {"": "", "host": "; so was its host with other ranks", "rank": "; so was this rank on another host"}
+        told = {
+            "": "",
+            "host": "; so was its host with other ranks",
+            "rank": "; so was this rank on another host",
+        }
         self._out.append(Say(f"slow: {what}{told[follows]}"))
         if follows == "host":
             self._strike(found.hosts[0], what)
         self._placed.update({rank: (self._job.cycle, self._host(rank)) for rank in found.ranks})
         nodes = dict.fromkeys(self._job.assignment.node_of(rank) for rank in found.ranks)
-        self._out += [ev.SendTo(node, t.Examine(self._job.term, self._job.cycle)) for node in [*nodes][:_SHOWN] if node]
+        self._out += [
+            ev.SendTo(node, t.Examine(self._job.term, self._job.cycle))
+            for node in [*nodes][:_SHOWN]
+            if node
+        ]
 
     def _host(self, rank: int) -> str:
         node = self._exclusion.holder(self._job.assignment, rank)
@@ -123,10 +153,17 @@ class Suspects:
 
     def _followed(self, found: Slowness) -> str:
         """What slowness of an earlier cycle has stayed with."""
-        before = {rank: host for rank, (cycle, host) in self._placed.items() if cycle < self._job.cycle}
-        if any(before.get(rank, host) != host for rank, host in ((rank, self._host(rank)) for rank in found.ranks)):
+        before = {
+            rank: host for rank, (cycle, host) in self._placed.items() if cycle < self._job.cycle
+        }
+        if any(
+            before.get(rank, host) != host
+            for rank, host in ((rank, self._host(rank)) for rank in found.ranks)
+        ):
             return "rank"
-        others = {host for rank, host in before.items() if self._host(rank) != host}  # their rank has left them
+        others = {
+            host for rank, host in before.items() if self._host(rank) != host
+        }  # their rank has left them
         return "host" if others.intersection(found.hosts) else ""
 
     def _settle(self) -> None:
@@ -147,7 +184,12 @@ class Suspects:
     def on_examined(self, event: ev.FromAgent[t.Examined], now: float) -> None:
         """A node tells what slows it down."""
         member, told = self._roster.members.get(event.node_id), event.message.message
-        if member is None or event.message.cycle != self._job.cycle or not told or not self._records:
+        if (
+            member is None
+            or event.message.cycle != self._job.cycle
+            or not told
+            or not self._records
+        ):
             return
         self._out.append(Say(f"node {member.node.host}, of a slow rank: {told}"))
         self._records[-1] = replace(self._records[-1], signs=told)
@@ -159,7 +201,8 @@ class Suspects:
             return
         why = f"its ranks are slow: {self._records[-1].what}"
         costs = [
-            one.down_s + one.recomputed_s + one.again_s for one in priced(self._roster.ledger.restarts, self._costs)
+            one.down_s + one.recomputed_s + one.again_s
+            for one in priced(self._roster.ledger.restarts, self._costs)
         ]
         if costs and lost_s > sum(costs) / len(costs):
             cost = f"this has cost {in_words(lost_s)}, a restart costs {in_words(sum(costs) / len(costs))}"
