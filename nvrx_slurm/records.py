@@ -229,3 +229,11 @@ class Counted(Record):
     cycle: Count  # of that plan
     account: Account  # with at most 32 nodes
     costs: AtMost16[CycleCost] = ()  # of the last 9 cycles
+
+
+class Alike(Record):
+    """Another node that failed like the first cause, at the same time."""
+
+    infra_rank: Count
+    host: Name
+    rank: Count

@@ -33,6 +33,7 @@ from nvrx_slurm.declared import (
     Workers,
 )
 from nvrx_slurm.records import Account as Account
+from nvrx_slurm.records import Alike as Alike
 from nvrx_slurm.records import Blame as Blame
 from nvrx_slurm.records import Collective as Collective
 from nvrx_slurm.records import Confidence as Confidence
@@ -170,14 +171,6 @@ class KindCount(Record):
 
     kind: FaultKind
     count: Count
-
-
-class Alike(Record):
-    """Another node that failed like the first cause, at the same time."""
-
-    infra_rank: Count
-    host: Name
-    rank: Count
 
 
 class RestartRecord(Record):
