@@ -237,3 +237,12 @@ class Alike(Record):
     infra_rank: Count
     host: Name
     rank: Count
+
+
+class Peer(Record):
+    """Where another agent of the job listens."""
+
+    key: Name  # names the node over all lives of its agent: its infra rank, or its node_id where it has none
+    host: Name  # for people
+    addr: Name
+    port: Port  # 0 = one of the ports that the job may use there

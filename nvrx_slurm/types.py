@@ -48,6 +48,7 @@ from nvrx_slurm.records import LineRole as LineRole
 from nvrx_slurm.records import LogServer as LogServer
 from nvrx_slurm.records import NodeTime as NodeTime
 from nvrx_slurm.records import Pace as Pace
+from nvrx_slurm.records import Peer as Peer
 from nvrx_slurm.records import RankPace as RankPace
 from nvrx_slurm.records import Remedy as Remedy
 from nvrx_slurm.records import SectionTime as SectionTime
@@ -115,15 +116,6 @@ class Node(Record):
     order: AtMost8[Place] = ()  # position in the network topology, sorted before infra_rank
     port: Port = 0  # where its agent listens for the other agents; 0 = it does not
     domain: Name = ""  # its NVLink domain, block or replacement group, where the job has segments
-
-
-class Peer(Record):
-    """Where another agent of the job listens."""
-
-    key: Name  # names the node over all lives of its agent: its infra rank, or its node_id where it has none
-    host: Name  # for people
-    addr: Name
-    port: Port  # 0 = one of the ports that the job may use there
 
 
 class RankFault(Record):
