@@ -233,3 +233,20 @@ class Counted(Record):
     cycle: Count  # of that plan
     account: Account  # with at most 32 nodes
     costs: AtMost16[CycleCost] = ()  # of the last 9 cycles
+
+
+class Alike(Record):
+    """Another node that failed like the first cause, at the same time."""
+
+    infra_rank: Count
+    host: Name
+    rank: Count
+
+
+class Peer(Record):
+    """Where another agent of the job listens."""
+
+    key: Name  # names the node over all lives of its agent: its infra rank, or its node_id where it has none
+    host: Name  # for people
+    addr: Name
+    port: Port  # 0 = one of the ports that the job may use there

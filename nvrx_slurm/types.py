@@ -33,6 +33,7 @@ from nvrx_slurm.declared import (
     Workers,
 )
 from nvrx_slurm.records import Account as Account
+from nvrx_slurm.records import Alike as Alike
 from nvrx_slurm.records import Blame as Blame
 from nvrx_slurm.records import Collective as Collective
 from nvrx_slurm.records import Confidence as Confidence
@@ -47,6 +48,7 @@ from nvrx_slurm.records import LineRole as LineRole
 from nvrx_slurm.records import LogServer as LogServer
 from nvrx_slurm.records import NodeTime as NodeTime
 from nvrx_slurm.records import Pace as Pace
+from nvrx_slurm.records import Peer as Peer
 from nvrx_slurm.records import RankPace as RankPace
 from nvrx_slurm.records import Remedy as Remedy
 from nvrx_slurm.records import SectionTime as SectionTime
@@ -116,15 +118,6 @@ class Node(Record):
     domain: Name = ""  # its NVLink domain, block or replacement group, where the job has segments
 
 
-class Peer(Record):
-    """Where another agent of the job listens."""
-
-    key: Name  # names the node over all lives of its agent: its infra rank, or its node_id where it has none
-    host: Name  # for people
-    addr: Name
-    port: Port  # 0 = one of the ports that the job may use there
-
-
 class RankFault(Record):
     """Why one rank (or, with `rank` -1, one node) failed."""
 
@@ -170,14 +163,6 @@ class KindCount(Record):
 
     kind: FaultKind
     count: Count
-
-
-class Alike(Record):
-    """Another node that failed like the first cause, at the same time."""
-
-    infra_rank: Count
-    host: Name
-    rank: Count
 
 
 class RestartRecord(Record):

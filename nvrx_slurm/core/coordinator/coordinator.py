@@ -31,6 +31,7 @@ from nvrx_slurm.core.coordinator.running import Running
 from nvrx_slurm.core.coordinator.states import FAILED, LIVE, OVER, RUNS, CoordinatorSettings, JobState, Stage, live_but
 from nvrx_slurm.core.coordinator.stopping import Stopping
 from nvrx_slurm.core.coordinator.takeover import Electing, Inherited, Takeover
+from nvrx_slurm.core.election.quorum import peer_key
 from nvrx_slurm.core.machine import Machine, Say, Tick, earliest, rows
 from nvrx_slurm.core.straggler.suspects import Suspects
 from nvrx_slurm.core.words import in_words
@@ -102,12 +103,19 @@ class AnyTime:
             return
         old = self._members.same_place(node)
         self._members.put(node, message.port, Use.JOINING)
-        roster.regain(node, now)
+        self._regain(peer_key(node), now)
         if self._ending.warning is not None:
             self._out.append(ev.SendTo(node.node_id, self._ending.warning))
         if old is not None and old.node.node_id != node.node_id:
             roster.refuse(old.node.node_id, f"a newer agent of node {node.host} has joined in its place", now)
         self._out.posted.append(ev.Known(message))
+
+    def _regain(self, key: str, now: float) -> None:
+        """A node has registered. Where a quorum was missing, it counts if it cannot have voted for another one."""
+        if self._quorum.strayed(key, now):
+            self._quorum.strays.add(key)
+        elif self._quorum.resign_at is not None:
+            self._roster.mind_quorum(now)
 
     def _learn(self, message: t.Register, now: float) -> None:
         """Take over what the agent knows of earlier terms."""

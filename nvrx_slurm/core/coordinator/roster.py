@@ -188,14 +188,6 @@ class Roster:
         own = {peer.key} if peer is not None else set()
         self.quorum.mind(self.members.keys_of_nodes | own, now, self._s.prove_s)
 
-    def regain(self, node: t.Node, now: float) -> None:
-        """A node has registered. Where a quorum was missing, it counts if it cannot have voted for another one."""
-        quorum = self.quorum
-        if quorum.strayed(peer_key(node), now):
-            quorum.strays.add(peer_key(node))
-        elif quorum.resign_at is not None:
-            self.mind_quorum(now)
-
     def refuse(self, node_id: str, why: str, now: float, fault: t.RankFault | None = None) -> None:
         """Tell an agent that it is not taken, and close its stream; a member is removed."""
         self._out += [ev.SendTo(node_id, t.Refused(ExitCode.NODE_REFUSED, why)), ev.Drop(node_id)]

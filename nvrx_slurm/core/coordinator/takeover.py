@@ -201,13 +201,12 @@ class Electing:
         if self._led_at is None:
             return
         lease_s = s.lease_s + FENCE_MARGIN_S
-        until = led_until = self._led_at + lease_s
-        if not quorum.enough_without(self._proven, voters):  # those may have led others until they died
-            until = now + lease_s
+        # Those that are proven dead may have led others until they died.
+        until = (self._led_at if quorum.enough_without(self._proven, voters) else now) + lease_s
         if s.last_leader and s.last_leader not in quorum.proven.union(voters):
             quorum.leader, quorum.fences[s.last_leader] = s.last_leader, until
         # Another node may have heard the leader for so much longer.
-        quorum.fence_until = max(until, led_until + MEMBER_SHARE * s.lease_s)
+        quorum.fence_until = max(until, self._led_at + lease_s + MEMBER_SHARE * s.lease_s)
         # A plan that no voter has got may have given ranks to an agent that is back: no proof is about that life.
         quorum.unsure = not s.one_life and self._led_term > quorum.offer[0] > 0
         quorum.unfence(voters)
