@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvrx_slurm.core.coordinator.gathering import place
 from nvrx_slurm.core.coordinator.members import complete_segments
+from nvrx_slurm.core.coordinator.placement import place
 from nvrx_slurm.declared import replace
 from nvrx_slurm.types import Node
 

@@ -22,6 +22,7 @@ from nvrx_slurm.core.coordinator.assignment import Assignment
 from nvrx_slurm.core.coordinator.ending import Due, Ending
 from nvrx_slurm.core.coordinator.exclusion import Exclusion
 from nvrx_slurm.core.coordinator.gathering import Gathering
+from nvrx_slurm.core.coordinator.inherited import Inherited
 from nvrx_slurm.core.coordinator.hangs import HangSearch
 from nvrx_slurm.core.coordinator.members import Use, lost
 from nvrx_slurm.core.coordinator.report import Ledger
@@ -30,7 +31,7 @@ from nvrx_slurm.core.coordinator.roster import Roster
 from nvrx_slurm.core.coordinator.running import Running
 from nvrx_slurm.core.coordinator.states import FAILED, LIVE, OVER, RUNS, CoordinatorSettings, JobState, Stage, live_but
 from nvrx_slurm.core.coordinator.stopping import Stopping
-from nvrx_slurm.core.coordinator.takeover import Electing, Inherited, Takeover
+from nvrx_slurm.core.coordinator.takeover import Electing, Takeover
 from nvrx_slurm.core.election.quorum import peer_key
 from nvrx_slurm.core.machine import Machine, Say, Tick, earliest, rows
 from nvrx_slurm.core.straggler.suspects import Suspects

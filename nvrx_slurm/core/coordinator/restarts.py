@@ -97,54 +97,50 @@ class Budget:
         `agent_port`: where the agent of that node listens; 0 = it does not. `reruns`: how many cycles before this one
         have ended with RERUN in a row; None = there are no other GPUs."""
         self._before = self.history
-        used = self.history.restarts_used
+        decided = self._without_a_restart(cause, lasted_s, agent_port, reruns)
+        return decided or self._with_a_restart(cause, lasted_s)
+
+    def _without_a_restart(
+        self, cause: RankFault, lasted_s: float, agent_port: int, reruns: int | None
+    ) -> Decision | None:
+        """Another cycle that uses no restart, or an end that restarts cannot help; None = neither."""
         what = headline(cause)
-        if lasted_s < _PORT_START_S and cannot_be_compiled(
-            cause
-        ):  # later a file may be just written
+        # Later a file may be just written.
+        if lasted_s < _PORT_START_S and cannot_be_compiled(cause):
             why = f"{what}; no restart: Python would find the same error again"
             return Decision(False, self._limits.hopeless_code, why)
-        if (
-            agent_port
-            and lost_its_port(cause, lasted_s)
-            and re.search(rf"\b{agent_port}\b", cause.message)
-        ):
-            why = f"{what}; nvrx-run itself listens on port {agent_port} (--rdzv-endpoint, --master-port)"
-            return Decision(
-                False,
-                ExitCode.FAILED,
-                f"{why}: use init_method env://, or another port in the script",
-            )
-        if self._port_retries < _MAX_PORT_RETRIES and lost_its_port(cause, lasted_s):
+        lost_port = lost_its_port(cause, lasted_s)
+        if agent_port and lost_port and re.search(rf"\b{agent_port}\b", cause.message):
+            why = f"nvrx-run itself listens on port {agent_port} (--rdzv-endpoint, --master-port)"
+            cure = "use init_method env://, or another port in the script"
+            return Decision(False, ExitCode.FAILED, f"{what}; {why}: {cure}")
+        if lost_port and self._port_retries < _MAX_PORT_RETRIES:
             self._port_retries += 1
             some = f"retry {self._port_retries} of {_MAX_PORT_RETRIES}, which uses no restart"
-            return Decision(
-                True, ExitCode.OK, f"{what}; another program took MASTER_PORT: another port, {some}"
-            )
+            why = f"another program took MASTER_PORT: another port, {some}"
+            return Decision(True, ExitCode.OK, f"{what}; {why}")
         if cause.kind is FaultKind.INEXACT and self._inexact < _MAX_INEXACT:
             self._inexact += 1
-            return Decision(
-                True, ExitCode.OK, f"{what}; all ranks start again, executed, which uses no restart"
-            )
-        if (
-            cause.kind is FaultKind.EXIT
-            and cause.exit_code == RERUN
-            and reruns is not None
-            and reruns < _MAX_RERUNS
-        ):
+            why = "all ranks start again, executed, which uses no restart"
+            return Decision(True, ExitCode.OK, f"{what}; {why}")
+        rejects = cause.kind is FaultKind.EXIT and cause.exit_code == RERUN
+        if rejects and reruns is not None and reruns < _MAX_RERUNS:
             some = f"run {reruns + 1} of {_MAX_RERUNS} on other nodes, which uses no restart"
-            return Decision(
-                True, ExitCode.OK, f"{what}; a rejected result is to be computed again: {some}"
-            )
+            why = f"a rejected result is to be computed again: {some}"
+            return Decision(True, ExitCode.OK, f"{what}; {why}")
+        return None
+
+    def _with_a_restart(self, cause: RankFault, lasted_s: float) -> Decision:
+        """Another cycle while restarts are left, in all and for faults of this kind."""
+        what = headline(cause)
+        used = self.history.restarts_used
         spent = {entry.kind: entry.count for entry in self.history.spent}
         allowed = {entry.kind: entry.count for entry in self._limits.by_kind}
-        of_kind, left = spent.get(cause.kind, 0), ""
+        of_kind = spent.get(cause.kind, 0)
+        left = ""
         if used >= self._max:
-            left = (
-                f"all {self._max} restarts are used"
-                if self._max
-                else "no restart was allowed (--max-restarts=0)"
-            )
+            none = "no restart was allowed (--max-restarts=0)"
+            left = f"all {self._max} restarts are used" if self._max else none
         elif of_kind >= allowed.get(cause.kind, self._max):
             left = f"no restart for {cause.kind.value} faults is left (--ft-max-restarts-by-fault)"
         if left:
@@ -152,15 +148,11 @@ class Budget:
         spent[cause.kind] = of_kind + 1
         by_kind = tuple(KindCount(kind, spent[kind]) for kind in FaultKind if kind in spent)
         self.history = replace(self.history, restarts_used=used + 1, spent=by_kind)
+        why = f"{what}; restart {used + 1} of {self._max}"
         pause_s = self._pause_s(cause, lasted_s)
-        pause = (
-            f" in {pause_s:g} s, because ranks die at their start again and again"
-            if pause_s
-            else ""
-        )
-        return Decision(
-            True, ExitCode.OK, f"{what}; restart {used + 1} of {self._max}{pause}", pause_s
-        )
+        if pause_s:
+            why += f" in {pause_s:g} s, because ranks die at their start again and again"
+        return Decision(True, ExitCode.OK, why, pause_s)
 
     def refund(self) -> None:
         """The last cause allows no restart: none is used."""

@@ -12,7 +12,7 @@ from nvrx_slurm.types import Node, Peer, RestartPolicy, Warmth
 
 if TYPE_CHECKING:
     from nvrx_slurm.core.coordinator.assignment import Assignment
-    from nvrx_slurm.core.coordinator.takeover import Inherited
+    from nvrx_slurm.core.coordinator.inherited import Inherited
 
 SIGUSR1 = 10
 

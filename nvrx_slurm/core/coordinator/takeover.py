@@ -6,7 +6,6 @@ cycle of an older term; it carries on with that cycle, or gives it up.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 from nvrx_slurm import types as t
@@ -45,7 +44,13 @@ class Electing:
         (_ELECTING, ev.ProvenDead, "on_dead", (Stage.JOINING,), "it is not counted any more"),
         (_ELECTING, ev.Raised, "on_raised", (), "stand for a later term"),
         (_ELECTING, (*ev.ANSWERS, t.Counted), "ignore", (), "nothing was asked yet"),
-        (_ELECTING, Tick, "on_tick", (Stage.FINISHED,), "which of the nodes that are missing are dead?"),
+        (
+            _ELECTING,
+            Tick,
+            "on_tick",
+            (Stage.FINISHED,),
+            "which of the nodes that are missing are dead?",
+        ),
     )
 
     def __init__(self, s: CoordinatorSettings, out: Outbox, roster: Roster, ending: Ending, now: float) -> None:
@@ -139,7 +144,10 @@ class Electing:
         self._job.term = event.term
         for key, node_id in list(self._voters.items()):
             if s.peer is not None and key != s.peer.key:
-                self._out += [ev.SendTo(node_id, t.Elsewhere(event.term, s.peer, False)), ev.Drop(node_id)]
+                self._out += [
+                    ev.SendTo(node_id, t.Elsewhere(event.term, s.peer, False)),
+                    ev.Drop(node_id),
+                ]
                 del self._voters[key], self._held[node_id]
 
     def deadline(self) -> float | None:
@@ -180,7 +188,10 @@ class Electing:
             members.put(held[0].message.node, held[0].message.port, Use.READY)
         why = f"no majority of the job's nodes came within {s.quorum_timeout_s:g} s"
         told = [held[0].message.end for held in self._held.values() if held[0].message.end is not None]
-        end = t.Finish(ExitCode.TOO_FEW_NODES, f"{why}; {missing(members.keys_of_nodes, s.expected, self._least)}")
+        end = t.Finish(
+            ExitCode.TOO_FEW_NODES,
+            f"{why}; {missing(members.keys_of_nodes, s.expected, self._least)}",
+        )
         return self._ending.decide(told[0] if told else end)
 
     # --- the end of the election ----------------------------------------------------------------------------
@@ -189,9 +200,9 @@ class Electing:
         self._quorum.elected, self._quorum.missed_at = True, now
         self._fence_the_missing(now)
         self._out.append(ev.Won())
-        held = self._held.values()
-        self._out.posted += [events[0] for events in held]  # first all registrations: no message finds a member missing
-        self._out.posted += [event for events in held for event in events[1:]]
+        # First all registrations: no message finds a member missing.
+        self._out.posted += [events[0] for events in self._held.values()]
+        self._out.posted += [event for events in self._held.values() for event in events[1:]]
         return Stage.JOINING
 
     def _fence_the_missing(self, now: float) -> None:
@@ -212,76 +223,19 @@ class Electing:
         quorum.unfence(voters)
 
 
-# --- agents of an older term ----------------------------------------------------------------------------------------
-
-
-class Inherited:
-    """The last cycle of which any agent has a plan, and the agents with a group rank in it. O(1) per message."""
-
-    def __init__(self) -> None:
-        self.last_cycle = -1
-        self.plan: t.Plan | None = None  # of that cycle, from an agent that was active in it
-        self.places: dict[int, str] = {}  # group rank -> node_id, of that cycle only
-        self.running = Assignment()  # of the agents that still run it, or are done with it
-
-    def learn(self, plan: t.Plan) -> list[str]:
-        """Note a plan that an agent has seen; returns the runners of a cycle that turns out not to be the last one."""
-        if plan.cycle <= self.last_cycle:
-            return []
-        self.last_cycle = plan.cycle
-        overtaken = sorted(self.running.places.values())
-        self.forget()
-        return overtaken
-
-    def place(self, message: t.Register) -> t.Plan | None:
-        """Note an agent's group rank in the last cycle; its plan, or None if it has none or another agent has it."""
-        plan, node = message.plan, message.node
-        if plan is None or not plan.active or plan.cycle != self.last_cycle:
-            return None
-        return plan if self.places.setdefault(plan.group_rank, node.node_id) == node.node_id else None
-
-    def claim(self, message: t.Register) -> bool:
-        """The same for an agent that may run on; whether it has that group rank."""
-        plan, node = self.place(message), message.node
-        if plan is None:
-            return False
-        self.plan = plan
-        if message.doing in (t.Activity.RUNNING, t.Activity.SUCCEEDED):
-            self.running.add(plan.group_rank, Slot(node.node_id, plan.rank_offset, node.nproc))
-            if message.doing is t.Activity.SUCCEEDED:
-                self.finished(node.node_id, message.early)
-            elif message.faults:
-                self.running.broken.add(plan.group_rank)
-        return True
-
-    def finished(self, node_id: str, early: bool) -> None:
-        """This agent is done with the last cycle."""
-        if node_id in self.running.group_ranks:
-            self.running.done(self.running.group_ranks[node_id], early)
-
-    def complete(self, sizes: Collection[int]) -> bool:
-        """Whether all of the last cycle is here and goes on, and it is of a size that we would plan."""
-        return self.plan is not None and len(self.running) == self.plan.active_nodes and len(self.running) in sizes
-
-    def assignment(self, term: int, history: t.History) -> Assignment:
-        """That cycle, carried on in `term`. A node that is not here has no slot in it, but keeps its place."""
-        assert self.plan is not None
-        self.running.shared = replace(self.plan, term=term, history=history, group_rank=-1, rank_offset=-1)
-        self.running.places = self.places
-        return self.running
-
-    def forget(self) -> None:
-        """That cycle is over, or carried on."""
-        self.plan, self.places, self.running = None, {}, Assignment()
-
-
 class Takeover:
     """Owns the state in which agents with workers of an older term are here."""
 
     states = (_MINE,)
     table = rows(
         (_MINE, Entered, "on_entered", _DECIDED, "all of the cycle may be here, or nothing of it"),
-        (_MINE, ev.Arrived, "on_arrived", (*_DECIDED, Stage.JOINING), "one more of that cycle, or of an older one"),
+        (
+            _MINE,
+            ev.Arrived,
+            "on_arrived",
+            (*_DECIDED, Stage.JOINING),
+            "one more of that cycle, or of an older one",
+        ),
         (_MINE, ev.Left, "on_left", (Stage.JOINING,), "that node cannot carry on"),
         (_MINE, ev.Available, "on_available", (Stage.JOINING,), "that node cannot carry on"),
         (_MINE, ev.Cleared, "on_cleared", _DECIDED, "there may be nobody to wait for"),

@@ -1,0 +1,77 @@
+"""What agents of an older term run, as a new coordinator hears of it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from nvrx_slurm import types as t
+from nvrx_slurm.core.coordinator.assignment import Assignment, Slot
+from nvrx_slurm.declared import replace
+
+
+class Inherited:
+    """The last cycle of which any agent has a plan, and the agents with a group rank in it. O(1) per message."""
+
+    def __init__(self) -> None:
+        self.last_cycle = -1
+        self.plan: t.Plan | None = None  # of that cycle, from an agent that was active in it
+        self.places: dict[int, str] = {}  # group rank -> node_id, of that cycle only
+        self.running = Assignment()  # of the agents that still run it, or are done with it
+
+    def learn(self, plan: t.Plan) -> list[str]:
+        """Note a plan that an agent has seen; returns the runners of a cycle that turns out not to be the last one."""
+        if plan.cycle <= self.last_cycle:
+            return []
+        self.last_cycle = plan.cycle
+        overtaken = sorted(self.running.places.values())
+        self.forget()
+        return overtaken
+
+    def place(self, message: t.Register) -> t.Plan | None:
+        """Note an agent's group rank in the last cycle; its plan, or None if it has none or another agent has it."""
+        plan, node = message.plan, message.node
+        if plan is None or not plan.active or plan.cycle != self.last_cycle:
+            return None
+        return (
+            plan if self.places.setdefault(plan.group_rank, node.node_id) == node.node_id else None
+        )
+
+    def claim(self, message: t.Register) -> bool:
+        """The same for an agent that may run on; whether it has that group rank."""
+        plan, node = self.place(message), message.node
+        if plan is None:
+            return False
+        self.plan = plan
+        if message.doing in (t.Activity.RUNNING, t.Activity.SUCCEEDED):
+            self.running.add(plan.group_rank, Slot(node.node_id, plan.rank_offset, node.nproc))
+            if message.doing is t.Activity.SUCCEEDED:
+                self.finished(node.node_id, message.early)
+            elif message.faults:
+                self.running.broken.add(plan.group_rank)
+        return True
+
+    def finished(self, node_id: str, early: bool) -> None:
+        """This agent is done with the last cycle."""
+        if node_id in self.running.group_ranks:
+            self.running.done(self.running.group_ranks[node_id], early)
+
+    def complete(self, sizes: Collection[int]) -> bool:
+        """Whether all of the last cycle is here and goes on, and it is of a size that we would plan."""
+        return (
+            self.plan is not None
+            and len(self.running) == self.plan.active_nodes
+            and len(self.running) in sizes
+        )
+
+    def assignment(self, term: int, history: t.History) -> Assignment:
+        """That cycle, carried on in `term`. A node that is not here has no slot in it, but keeps its place."""
+        assert self.plan is not None
+        self.running.shared = replace(
+            self.plan, term=term, history=history, group_rank=-1, rank_offset=-1
+        )
+        self.running.places = self.places
+        return self.running
+
+    def forget(self) -> None:
+        """That cycle is over, or carried on."""
+        self.plan, self.places, self.running = None, {}, Assignment()
