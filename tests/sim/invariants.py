@@ -263,7 +263,7 @@ class Invariants:
                 self.check(reign.can_run(node_id), f"{node_id} is in a plan, but it is lost or busy")
             if not self._world.settings.segment:  # tests/core/test_gathering.py has any situation with segments
                 self._check_order(reign, active, receivers, plan.history.restarts)
-        reign.active = active
+        reign.before, reign.active = reign.active, active
         for node_id in active.values():
             reign.busy[node_id] = plan.cycle
 
@@ -275,10 +275,11 @@ class Invariants:
         chosen, weak = set(active.values()), suspects(past)
         last = {n for n, node in reign.connected.items() if place(node) in weak}  # also one that joins in this step
         moved = nodes_of(past[-1]).keys() | nodes_of(past[-2]).keys() if followed(past) else set()
+        came = {node for g, node in reign.active.items() if followed(past) and reign.before.get(g) != node}
         self.check(not last & chosen or receivers <= last | chosen, f"{last} are active, and others are spares")
         for group_rank, node_id in reign.active.items():
             free = not reign.can_run(node_id) or group_rank >= len(active)  # min-healthy may shrink
-            free = free or node_id in last or place(reign.connected[node_id]) in moved
+            free = free or node_id in last | came or place(reign.connected[node_id]) in moved
             stays = free or active[group_rank] == node_id
             self.check(stays, f"{node_id} could go on as group rank {group_rank}, but is not let")
         before = set(reign.active.values())

@@ -22,6 +22,7 @@ class Reign:
     fresh: bool = True  # nothing was planned or given up in this term
     anew: bool = False  # its voters knew nothing of the job: its term may be an earlier one
     active: dict[int, str] = field(default_factory=dict)  # group rank -> node_id of the last plan, or as reported
+    before: dict[int, str] = field(default_factory=dict)  # the same of the plan before
 
     def hear(self, event: Any) -> None:
         if isinstance(event, ev.Joined):
