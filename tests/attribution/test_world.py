@@ -16,6 +16,8 @@ from nvrx_slurm.core.attribution.signatures import SIGNATURES
 from nvrx_slurm.core.attribution.verdict import judge, what_to_do
 from nvrx_slurm.types import Blame, Confidence, FaultKind, RankFault, Remedy
 
+pytestmark = pytest.mark.fast
+
 WHERE = RankFault(FaultKind.SPAWN, "n1", 1, 3, 1, 4711)
 
 

@@ -9,6 +9,8 @@ import pytest
 
 from nvrx_slurm.core import coordinator
 
+pytestmark = pytest.mark.fast
+
 CORE = Path(coordinator.__file__).parents[1]
 PARTS = (*sorted((CORE / "coordinator").glob("*.py")), CORE / "straggler" / "suspects.py")
 # A field with several writers is a debt: this table may only get shorter.

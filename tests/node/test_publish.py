@@ -30,6 +30,8 @@ from nvrx_slurm.node.publish.metrics import MetricsFile, MetricsPush
 from nvrx_slurm.node.publish.publisher import Publisher, View, Viewer
 from nvrx_slurm.node.publish.status import StatusFile
 
+pytestmark = pytest.mark.process
+
 MOST_S = 0.05
 WAIT_S = 10.0
 

@@ -11,6 +11,8 @@ import pytest
 from nvrx_slurm.node.output.faults import of_stopped
 from nvrx_slurm.types import FaultKind, RankFault
 
+pytestmark = pytest.mark.process
+
 TRACE = 'Traceback (most recent call last):\n  File "/w/t.py", line 1, in f\n    g()\n'
 PEER = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection closed by peer [10.0.0.7]:4711"
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from agent_harness import UP, Rig
 
+pytestmark = pytest.mark.process
+
 WAITS = {"0": 0.0, "10 ms": 0.01, "50 ms": 0.05, "300 ms": 0.3, "2 s": 2.0}
 # What the culprit does. `left()` lets the victim end, and waits for that, and longer.
 IGNORE = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
