@@ -32,9 +32,8 @@ HANDSHAKES, _HANDSHAKES_EACH = 128, 96  # at once in all, and for one address
 _BACKLOG = 4096  # connections that the kernel accepts before us
 _ACCEPTS = 64  # at a time, before the loop does something else
 _ACCEPT_PAUSE_S = 0.5  # when no descriptor is left
-_FULL_PAUSE_S = (
-    0.1  # after a turn in which callers had to make room: they may come back as fast as they like
-)
+# after a turn in which callers had to make room: they may come back as fast as they like
+_FULL_PAUSE_S = 0.1
 _MOST_CALLERS = 8192
 _REFUSALS_SAID = 5
 _TLS_HANDSHAKE = b"\x16"  # first byte of a TLS record; that of a short frame is 0

@@ -42,6 +42,7 @@ WRITERS = {
     "quorum.resign_at": {"coordinator"},
     "quorum.returned": {"takeover"},
     "quorum.silent_s": {"coordinator", "roster"},
+    "quorum.unsure": {"takeover"},
 }
 SHARED = ("job", "ledger", "quorum", "budget", "hangs", "ending")
 

@@ -28,15 +28,13 @@ class AgentSettings(Record, kw_only=True):
     term_timeout_s: float  # the same when a signal ends the job; below Slurm's KillWait
     kill_timeout_s: float  # SIGKILL -> giving up on a worker that does not end (D state)
     same_signal_s: float = 3.0  # signals this close together are one wish to end
-    in_step: bool = (
-        False  # Slurm signals the workers itself, at about the time the coordinator tells us
-    )
+    # Slurm signals the workers itself, at about the time the coordinator tells us
+    in_step: bool = False
     orphan_grace_s: float = 2.0  # how long workers go on without a coordinator
     join_timeout_s: float  # how long to look for a coordinator at the start
     reconnect_timeout_s: float = 30.0  # the same after having lost one
-    end_timeout_s: float = (
-        10.0  # how long an agent that knows the end waits until all others know it, too
-    )
+    # how long an agent that knows the end waits until all others know it, too
+    end_timeout_s: float = 10.0
     elects: bool = False  # the coordinator is elected: one that is only a candidate is none yet
     policy: RestartPolicy
     hang_collect_s: float  # how long all ranks may be looked at when one hangs; 0 = they are not
@@ -104,9 +102,8 @@ class Signalled(Record):
     """This agent got a signal that ends the job (TERM, INT, HUP, QUIT)."""
 
     signum: int
-    everybody: bool = (
-        False  # Slurm sends it to every process of the step, so the workers have had it, too
-    )
+    # Slurm sends it to every process of the step, so the workers have had it, too
+    everybody: bool = False
 
 
 class Warned(Record):

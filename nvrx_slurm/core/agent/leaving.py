@@ -91,47 +91,17 @@ class Leaving:
         (BUSY, ev.Signalled, "on_signalled", (AgentState.LEAVING,), "end the job"),
         (AgentState.LEAVING, t.Finish, "on_finish_leaving", (), "the same end for all"),
         (AgentState.LEAVING, ev.Signalled, "on_signalled_again", (), "a second signal: kill now"),
-        (
-            AgentState.LEAVING,
-            Tick,
-            "on_tick",
-            (AgentState.ENDED, AgentState.GONE),
-            "next step of the stop ladder",
-        ),
+        (AgentState.LEAVING, Tick, "on_tick", (AgentState.ENDED, AgentState.GONE), "next step of the stop ladder"),
         (AgentState.STOPPING, Tick, "on_tick", (AgentState.GONE,), "next step of the stop ladder"),
-        (
-            (AgentState.STOPPING, AgentState.LEAVING),
-            ev.Idle,
-            "on_idle",
-            (),
-            "kill them: waiting is of no use",
-        ),
+        ((AgentState.STOPPING, AgentState.LEAVING), ev.Idle, "on_idle", (), "kill them: waiting is of no use"),
         (AgentState.LEAVING, (*_LATE, t.Refused, t.Leave), "ignore", (), "leaving anyway"),
         (_LEAVES, ev.Connected, "on_connected", (), "tell the end to a new coordinator"),
         (_LEAVES, ev.Disconnected, "on_disconnected", (), "leaving anyway"),
-        (
-            AgentState.ENDED,
-            (t.Leave, Tick, t.Refused),
-            "on_leave",
-            (AgentState.GONE,),
-            "all agents know the end",
-        ),
-        (
-            AgentState.ENDED,
-            t.Finish,
-            "on_finish_ended",
-            (),
-            "a new coordinator tells the end again",
-        ),
-        (
-            AgentState.ENDED,
-            (*_LATE, ev.WorkerExited, ev.Signalled, ev.Prepared),
-            "ignore",
-            (),
-            "nothing runs",
-        ),
+        (AgentState.ENDED, (t.Leave, Tick, t.Refused), "on_leave", (AgentState.GONE,), "all agents know the end"),
+        (AgentState.ENDED, t.Finish, "on_finish_ended", (), "a new coordinator tells the end again"),
+        (AgentState.ENDED, (*_LATE, ev.WorkerExited, ev.Signalled, ev.Prepared), "ignore", (), "nothing runs"),
         (STAYS, t.Leave, "ignore", (), "of an end that this agent has not heard"),
-    )
+    )  # fmt: skip
 
     def __init__(self, agent: Agent) -> None:
         self._agent, self._s = agent, agent.settings

@@ -21,38 +21,20 @@ class Ranks:
 
     table = rows(
         (AgentState.RUNNING, ev.HangSeen, "on_hang", (), "it should be dead in a moment"),
-        (
-            (*EMPTY, AgentState.STOPPING),
-            ev.HangSeen,
-            "ignore",
-            (),
-            "the rank is gone, or is being stopped",
-        ),
+        ((*EMPTY, AgentState.STOPPING), ev.HangSeen, "ignore", (), "the rank is gone, or is being stopped"),
         (AgentState.RUNNING, t.Collect, "on_collect", (), "inspect the ranks"),
         (STAYS, ev.Inspected, "on_inspected", (), "pass it on"),
         (EMPTY, t.Collect, "on_collect_empty", (), "no rank is here"),
         (AgentState.STOPPING, t.Collect, "ignore", (), "too late"),
         (AgentState.RUNNING, t.Examine, "on_examine", (), "a rank of this node is slow"),
-        (
-            (*EMPTY, AgentState.STOPPING),
-            t.Examine,
-            "ignore",
-            (),
-            "no rank is left that could be slow",
-        ),
+        ((*EMPTY, AgentState.STOPPING), t.Examine, "ignore", (), "no rank is left that could be slow"),
         (STAYS, ev.RankAsked, "on_asked", (), "pass it on, also if the rank is gone"),
         (AgentState.RUNNING, t.RanksGone, "on_ranks_gone", (), "pass it on"),
         ((*EMPTY, AgentState.STOPPING), t.RanksGone, "ignore", (), "no wrappers to tell"),
-        (
-            EMPTY,
-            ev.Warned,
-            "on_warned",
-            (AgentState.GONE,),
-            "for the ranks that will run; the second ends it",
-        ),
+        (EMPTY, ev.Warned, "on_warned", (AgentState.GONE,), "for the ranks that will run; the second ends it"),
         (BUSY, ev.Warned, "on_warned", (AgentState.LEAVING,), "pass on; the second ends it"),
         (STAYS, t.Warn, "on_warn", (), "warn the ranks, also those that will run"),
-    )
+    )  # fmt: skip
 
     def __init__(self, agent: Agent, leaving: Leaving) -> None:
         self._agent = agent

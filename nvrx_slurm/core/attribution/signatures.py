@@ -27,13 +27,11 @@ class Signature(NamedTuple):
     advice: str  # what the user can do, one line
     pattern: str = ""  # of the lower-case line; "" = the texts are enough
     one_node: bool = False  # on the ranks of one node only: that node is to blame
-    printed: bool = (
-        False  # counts anywhere in the output, not only in the exception that ended the rank
-    )
+    # counts anywhere in the output, not only in the exception that ended the rank
+    printed: bool = False
     is_field: bool = False  # what a vendor's own verdict says, with its number or node; no later progress makes it void
-    kills: bool = (
-        False  # although it blames the user, it explains a signal that no program sends itself
-    )
+    # although it blames the user, it explains a signal that no program sends itself
+    kills: bool = False
 
 
 def _signatures(table: str) -> Iterator[Signature]:

@@ -182,6 +182,8 @@ class AnyTime:
 
     def on_late_faults(self, event: ev.FromAgent[t.RanksFailed], now: float) -> None:
         """Faults of the last cycle that arrive after it was given up."""
+        if self._ending.end is not None and not self._ledger.faults:
+            return  # the job ends without a fault: what ranks say while they are stopped is no cause
         job = self._job
         if event.message.cycle == job.cycle and event.node_id in job.assignment.group_ranks:
             for fault in event.message.faults:

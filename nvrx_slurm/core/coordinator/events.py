@@ -22,9 +22,8 @@ class Lost(Record):
 
     node_id: str
     why: str
-    silent_s: float = (
-        0.0  # how long ago it was heard last; for the length of a lease: its ranks are gone
-    )
+    # how long ago it was heard last; for the length of a lease: its ranks are gone
+    silent_s: float = 0.0
 
 
 class ProvenDead(Record):

@@ -33,42 +33,18 @@ class Gathering:
 
     states = _MINE
     table = rows(
-        (
-            Stage.JOINING,
-            Entered,
-            "on_entered",
-            (Stage.PAUSED, *_PLANNED),
-            "plan at once, or wait for nodes",
-        ),
+        (Stage.JOINING, Entered, "on_entered", (Stage.PAUSED, *_PLANNED), "plan at once, or wait for nodes"),
         (Stage.JOINING, ev.Review, "on_review", _PLANNED, "enough nodes may be ready now"),
-        (
-            Stage.JOINING,
-            ev.Timer,
-            "on_timer",
-            (Stage.FINISHED,),
-            "say who is missing; the join timeout",
-        ),
-        (
-            Stage.LAST_CALL,
-            ev.Review,
-            "on_review_in_last_call",
-            (Stage.JOINING, *_PLANNED),
-            "all are here, or too few",
-        ),
-        (
-            Stage.LAST_CALL,
-            ev.Timer,
-            "on_last_call_over",
-            (Stage.JOINING, *_PLANNED),
-            "start without the rest",
-        ),
+        (Stage.JOINING, ev.Timer, "on_timer", (Stage.FINISHED,), "say who is missing; the join timeout"),
+        (Stage.LAST_CALL, ev.Review, "on_review_in_last_call", (Stage.JOINING, *_PLANNED), "all are here, or too few"),
+        (Stage.LAST_CALL, ev.Timer, "on_last_call_over", (Stage.JOINING, *_PLANNED), "start without the rest"),
         (_OPEN, ev.Arrived, "on_arrived", (Stage.TAKEOVER,), "it may run a cycle"),
         (_OPEN, (ev.Available, ev.Cleared, ev.Left), "on_change", (), "one more or fewer"),
         (Stage.PAUSED, ev.Arrived, "on_arrived_in_pause", (), "no cycle starts yet"),
         (Stage.PAUSED, (ev.Available, ev.Cleared, ev.Left), "ignore", (), "no cycle starts yet"),
         (Stage.PAUSED, ev.Timer, "on_pause_over", (Stage.JOINING,), "the pause is over"),
         (_MINE, (t.RanksFailed, t.Succeeded), "ignore", (), "of a cycle that is over"),
-    )
+    )  # fmt: skip
 
     def __init__(
         self,

@@ -33,21 +33,9 @@ class HangSearch:
 
     table = rows(
         (Stage.RUNNING, t.Hung, "on_hung", (), "look at all ranks before any is stopped"),
-        (
-            Stage.RUNNING,
-            t.Evidence,
-            "on_evidence",
-            (Stage.STOPPING,),
-            "when all nodes have answered",
-        ),
-        (
-            Stage.RUNNING,
-            ev.Timer,
-            "on_timer",
-            (Stage.STOPPING,),
-            "the answers about a hang take too long",
-        ),
-    )
+        (Stage.RUNNING, t.Evidence, "on_evidence", (Stage.STOPPING,), "when all nodes have answered"),
+        (Stage.RUNNING, ev.Timer, "on_timer", (Stage.STOPPING,), "the answers about a hang take too long"),
+    )  # fmt: skip
 
     def __init__(self, s: CoordinatorSettings, out: Outbox, roster: Roster) -> None:
         self._s, self._out = s, out

@@ -13,12 +13,10 @@ from nvrx_slurm.types import RERUN, FaultKind, History, KindCount, Node, RankFau
 
 _PORT_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 _PORT_START_S = 120.0  # a port that another program took, and a script that cannot start, are noticed within this time
-_MAX_PORT_RETRIES = (
-    3  # per job; a script that binds a port of its own twice must not restart for ever
-)
-_MAX_INEXACT = (
-    3  # starts per job that are done again because forked workers differ from executed ones
-)
+# per job; a script that binds a port of its own twice must not restart for ever
+_MAX_PORT_RETRIES = 3
+# starts per job that are done again because forked workers differ from executed ones
+_MAX_INEXACT = 3
 _MAX_RERUNS = 3  # in a row that use no restart
 # A null byte is of a file that is half written.
 _NOT_COMPILED = re.compile(r"(?:SyntaxError|IndentationError|TabError): (?!.*null byte)")
@@ -64,9 +62,8 @@ class Budget:
         self.history = self._before = History()  # as it was before the last restart was counted
         self._early_deaths = 0  # cycles in a row in which a rank died at its start
         self._port_retries = self._inexact = 0
-        self.saved: tuple[Resumable, ...] | None = (
-            None  # complete checkpoints, newest first; None = not known
-        )
+        # complete checkpoints, newest first; None = not known
+        self.saved: tuple[Resumable, ...] | None = None
 
     @property
     def may_fork(self) -> bool:

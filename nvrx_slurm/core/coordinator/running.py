@@ -22,36 +22,18 @@ class Running:
     states = RUNS
     table = rows(
         (Stage.RUNNING, Entered, "on_entered", (), "one that was taken over may be done already"),
-        (
-            Stage.RUNNING,
-            ev.Review,
-            "on_review",
-            (Stage.LAST_RANKS, Stage.FINISHED),
-            "the end when all are done",
-        ),
+        (Stage.RUNNING, ev.Review, "on_review", (Stage.LAST_RANKS, Stage.FINISHED), "the end when all are done"),
         (Stage.LAST_RANKS, ev.Review, "on_review", (Stage.FINISHED,), "the end when all are done"),
-        (
-            RUNS,
-            ev.Arrived,
-            "on_arrived",
-            (Stage.STOPPING,),
-            "it goes on, is a spare, or has stopped its workers",
-        ),
+        (RUNS, ev.Arrived, "on_arrived", (Stage.STOPPING,), "it goes on, is a spare, or has stopped its workers"),
         (Stage.RUNNING, ev.Left, "on_left", (Stage.STOPPING,), "a fault, if it was active"),
-        (
-            Stage.RUNNING,
-            ev.Available,
-            "on_available",
-            (Stage.STOPPING,),
-            "a returned node is a spare now",
-        ),
+        (Stage.RUNNING, ev.Available, "on_available", (Stage.STOPPING,), "a returned node is a spare now"),
         (Stage.LAST_RANKS, ev.Left, "on_left", (), "it had a fault, or was done"),
         (Stage.LAST_RANKS, ev.Available, "on_available", (), "its last ranks have ended"),
         (RUNS, ev.Cleared, "ignore", (), "no plan waits"),
         (RUNS, t.RanksFailed, "on_failed", (Stage.STOPPING,), "restart, or go on"),
         (RUNS, t.Succeeded, "on_succeeded", (), "the end when all have"),
         (Stage.LAST_RANKS, ev.Timer, "on_timer", (Stage.FINISHED,), "the last ranks take too long"),
-    )
+    )  # fmt: skip
 
     def __init__(
         self, s: CoordinatorSettings, out: Outbox, roster: Roster, ending: Ending, hangs: HangSearch

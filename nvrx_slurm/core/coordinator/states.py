@@ -50,9 +50,8 @@ class CoordinatorSettings(Record, kw_only=True):
     """What the coordinator is told once. All times in seconds."""
 
     term: int = 1
-    min_nodes: int = (
-        1  # any-failed: active nodes of every cycle; min-healthy: fewest good ones; >= 1
-    )
+    # any-failed: active nodes of every cycle; min-healthy: fewest good ones; >= 1
+    min_nodes: int = 1
     max_nodes: int = 1  # how many are expected at the start; waiting for more makes no sense
     max_restarts: int  # per job
     policy: RestartPolicy
@@ -77,16 +76,14 @@ class CoordinatorSettings(Record, kw_only=True):
     )
     join_timeout_s: float  # how long to wait for min_nodes
     last_call_s: float  # first cycle: how long to wait for the rest once min_nodes are here
-    announce_s: float = (
-        3.0  # after how long to say which nodes are missing, where some are still being checked
-    )
+    # after how long to say which nodes are missing, where some are still being checked
+    announce_s: float = 3.0
     stop_timeout_s: (
         float  # agents that still run workers this long after a stop are taken out of the job
     )
     drain_timeout_s: float  # how long the end waits for agents to leave
-    return_grace_s: float = (
-        3.0  # how long the end waits for a node whose stream has just broken to hear of it
-    )
+    # how long the end waits for a node whose stream has just broken to hear of it
+    return_grace_s: float = 3.0
     time_limited: bool = False  # the allocation ends, and Slurm knows when
     warn_before_end_s: float  # how long before that ranks are warned; 0 = left to Slurm (--signal)
     stop_before_end_s: (
@@ -94,16 +91,14 @@ class CoordinatorSettings(Record, kw_only=True):
     )
     warning_signum: int
     expected: tuple[str, ...] = ()  # host names by infra rank, to name the missing ones
-    peer: Peer | None = (
-        None  # where this coordinator listens; None where the job elects no coordinator
-    )
+    # where this coordinator listens; None where the job elects no coordinator
+    peer: Peer | None = None
     electors: int = 0  # nodes of the job, of which most must be members; 0 = no quorum is needed
     one_life: bool = False  # no second agent begins on a node, as in a step of Slurm
     known: tuple[Peer, ...] = ()  # where other nodes may listen, before the first plan
     last_leader: str = ""  # key of the coordinator before this one
-    quorum_timeout_s: float = (
-        0.0  # how long this node stands without a quorum; its voters end with 94; 0 = for ever
-    )
+    # how long this node stands without a quorum; its voters end with 94; 0 = for ever
+    quorum_timeout_s: float = 0.0
     began_s: float = 0.0  # when this coordinator began (Unix seconds)
     lease_s: float = 10.0  # how long ranks may run on a node whose stream broke
     prove_s: float = 2.0  # without a quorum: how long to wait for a proof of death before resigning
@@ -121,9 +116,8 @@ class JobState:
     fresh: bool = True  # nothing has been planned, carried on or given up in this term
     pause_until: float = 0.0  # no cycle starts before
     elsewhere: bool = False  # the next cycle runs on other nodes
-    suspect: str = (
-        ""  # node_id that a spare should replace then; "" = group ranks move on by a node
-    )
+    # node_id that a spare should replace then; "" = group ranks move on by a node
+    suspect: str = ""
     unwanted: tuple[Node, str] | None = None  # leaves the job before the next plan, and why
     before: Assignment | None = None  # of the cycle before, where this coordinator planned it
     warmth: dict[str, Warmth] = field(default_factory=dict)  # what each node told last, by node_id

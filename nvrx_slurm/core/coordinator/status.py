@@ -45,9 +45,8 @@ class JobLabels(Record):
     name: str = ""
     user: str = ""
     partition: str = ""
-    hangs_watched: bool | None = (
-        None  # by a configured timeout; None: the in-process wrapper does, or not
-    )
+    # by a configured timeout; None: the in-process wrapper does, or not
+    hangs_watched: bool | None = None
 
 
 def state_of(core: Coordinator) -> str:

@@ -34,32 +34,14 @@ class Stopping:
         (Stage.STOPPING, ev.Left, "on_left", _NEXT, "it is not waited for"),
         (Stage.STOPPING, ev.Available, "on_available", _NEXT, "one fewer"),
         (Stage.STOPPING, ev.Timer, "on_timer", _NEXT, "a node does not stop"),
-        (
-            Stage.STOPPING,
-            ev.ProgressRead,
-            "on_progress",
-            (Stage.SCORING, Stage.FINISHED),
-            "score this cycle",
-        ),
-        (
-            Stage.SCORING,
-            ev.ProgressRead,
-            "on_progress",
-            (Stage.JOINING, Stage.FINISHED),
-            "score this cycle",
-        ),
-        (
-            Stage.SCORING,
-            ev.Timer,
-            "on_timer",
-            (Stage.JOINING, Stage.FINISHED),
-            "progress cannot be read",
-        ),
+        (Stage.STOPPING, ev.ProgressRead, "on_progress", (Stage.SCORING, Stage.FINISHED), "score this cycle"),
+        (Stage.SCORING, ev.ProgressRead, "on_progress", (Stage.JOINING, Stage.FINISHED), "score this cycle"),
+        (Stage.SCORING, ev.Timer, "on_timer", (Stage.JOINING, Stage.FINISHED), "progress cannot be read"),
         (Stage.SCORING, ev.Arrived, "on_arrived", (), "no worker of the cycle is left"),
         (Stage.SCORING, (ev.Left, ev.Available), "ignore", (), "no worker of the cycle is left"),
         (FAILED, ev.Cleared, "ignore", (), "no plan waits"),
         (FAILED, t.Succeeded, "ignore", (), "too late: the cycle is being stopped"),
-    )
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -80,9 +62,8 @@ class Stopping:
         self.pending: set[str] = set()  # node_ids of agents that have yet to stop
         self._stop_by = 0.0
         self._score_by = 0.0  # no plan before the cycle is scored, or this
-        self._end_unless_scored: t.Finish | None = (
-            None  # what the budget says, if progress does not say more
-        )
+        # what the budget says, if progress does not say more
+        self._end_unless_scored: t.Finish | None = None
 
     def on_entered(self, event: Entered, now: float) -> Stage | None:
         """Stop all workers for the next cycle, or end the job."""

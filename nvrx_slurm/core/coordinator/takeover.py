@@ -44,14 +44,8 @@ class Electing:
         (_ELECTING, ev.ProvenDead, "on_dead", (Stage.JOINING,), "it is not counted any more"),
         (_ELECTING, ev.Raised, "on_raised", (), "stand for a later term"),
         (_ELECTING, (*ev.ANSWERS, t.Counted), "ignore", (), "nothing was asked yet"),
-        (
-            _ELECTING,
-            Tick,
-            "on_tick",
-            (Stage.FINISHED,),
-            "which of the nodes that are missing are dead?",
-        ),
-    )
+        (_ELECTING, Tick, "on_tick", (Stage.FINISHED,), "which of the nodes that are missing are dead?"),
+    )  # fmt: skip
 
     def __init__(self, s: CoordinatorSettings, out: Outbox, roster: Roster, ending: Ending, now: float) -> None:
         self._s, self._out, self._roster, self._ending = s, out, roster, ending
@@ -229,20 +223,14 @@ class Takeover:
     states = (_MINE,)
     table = rows(
         (_MINE, Entered, "on_entered", _DECIDED, "all of the cycle may be here, or nothing of it"),
-        (
-            _MINE,
-            ev.Arrived,
-            "on_arrived",
-            (*_DECIDED, Stage.JOINING),
-            "one more of that cycle, or of an older one",
-        ),
+        (_MINE, ev.Arrived, "on_arrived", (*_DECIDED, Stage.JOINING), "one more of that cycle, or of an older one"),
         (_MINE, ev.Left, "on_left", (Stage.JOINING,), "that node cannot carry on"),
         (_MINE, ev.Available, "on_available", (Stage.JOINING,), "that node cannot carry on"),
         (_MINE, ev.Cleared, "on_cleared", _DECIDED, "there may be nobody to wait for"),
         (_MINE, ev.Timer, "on_timer", _DECIDED, "carry on without the missing nodes, or give up"),
         (_MINE, t.RanksFailed, "on_failed", (Stage.STOPPING,), "of the cycle to carry on with?"),
         (_MINE, t.Succeeded, "on_succeeded", (), "the cycle to carry on with is done on one node"),
-    )
+    )  # fmt: skip
 
     def __init__(self, s: CoordinatorSettings, out: Outbox, roster: Roster) -> None:
         self._s, self._out, self._roster = s, out, roster

@@ -40,16 +40,10 @@ class Suspects:
 
     table = rows(
         (Stage.RUNNING, ev.SlowSeen, "on_slow", (), "say it; it may cost the node its place"),
-        (
-            (Stage.ELECTING, *live_but(Stage.RUNNING), *OVER[:2]),
-            ev.SlowSeen,
-            "ignore",
-            (),
-            "of a cycle that is over",
-        ),
+        ((Stage.ELECTING, *live_but(Stage.RUNNING), *OVER[:2]), ev.SlowSeen, "ignore", (), "of a cycle that is over"),
         ((*LIVE, *OVER[:2]), t.Examined, "on_examined", (), "say what slows the node down"),
         ((*LIVE, *OVER[:2]), t.Counted, "on_counted", (), "what restarts have cost"),
-    )
+    )  # fmt: skip
 
     def __init__(
         self, s: CoordinatorSettings, out: Outbox, roster: Roster, exclusion: Exclusion

@@ -41,7 +41,9 @@ class Writer:
         """Wait until all is written, at most `within_s` seconds. What hangs is said, and left alone."""
         self._go_on()
         thread = self._thread
-        if thread is not None:
+        if thread is None:
+            self._work_off()  # Only where no thread can be made is something left: it is written here.
+        else:
             await bounded.call_or_none(thread.join, within_s, "writer")
             self._say_what_hangs(HANGS_S - within_s)
 
