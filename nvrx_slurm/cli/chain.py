@@ -17,6 +17,7 @@ from nvrx_slurm.core.words import unix_s
 from nvrx_slurm.node.run_dir import RunDir
 from nvrx_slurm.slurm.api.cli import Slurm
 from nvrx_slurm.slurm.api.facts import NoAnswer, SlurmError
+from nvrx_slurm.slurm.control import start_again
 from nvrx_slurm.slurm.env import SlurmContext
 from nvrx_slurm.views.log_tree import RUN, result_of
 
@@ -98,7 +99,7 @@ class Chain:
         if found.next is not Next.CONTINUE:
             self._say(f"the job is not requeued: {found.why}")
             return
-        _until_answered(lambda: self._slurm.requeue(self._job.job_id))
+        _until_answered(lambda: start_again(self._slurm, self._job.job_id))
         self._say(f"the job is requeued: {found.why}")
         # Slurm now sends SIGTERM to all processes here, also to the tool that asks it, and SIGKILL after KillWait.
         if excluded:

@@ -182,7 +182,7 @@ class Control:
         gone = f"the batch host of job {job_id} is gone"
         try:
             if requeue:
-                self.slurm.requeue(job_id)
+                start_again(self.slurm, job_id)
                 return f"{gone}: the job is requeued"
             self.slurm.complete(job_id, code)
             return f"{gone}: the job was ended with code {code}"
@@ -192,6 +192,17 @@ class Control:
             self.slurm.cancel(job_id)
             failed = "requeue" if requeue else "slurm_complete_job"
             return f"{gone}, and {failed} failed ({error}); scancel ended the job"
+
+
+def start_again(slurm: Slurm, job_id: int) -> None:
+    """Requeue a job, unless it waits already: Slurm may have done what it did not answer. Raises SlurmError."""
+    try:
+        slurm.requeue(job_id)
+    except NoAnswer:
+        raise
+    except SlurmError:
+        if slurm.job(job_id).state != "PENDING":
+            raise
 
 
 def seconds(config: Mapping[str, str], name: str, otherwise: float) -> float:
