@@ -139,7 +139,9 @@ def test_under_the_launcher_a_node_that_lost_a_rank_leaves_and_the_other_one_goe
     assert "cycle 0 iteration 0: 4 ranks" in text and "cycle 0 iteration 1: 2 ranks" in text
     assert "was killed by SIGKILL; going on: 1 of 2 nodes are good, 1 are needed" in text
     neighbour = who_was_hit(text) ^ 1  # on the same node
-    assert f"RankDiscarded: rank {neighbour} of iteration 1 was terminated" in text, text
+    left = rf"RankDiscarded: rank {neighbour} of iteration 1 was terminated"
+    ended = rf"rank {neighbour} \(.*\) was killed by SIGTERM"  # by its own monitor, where torch's store answers late
+    assert re.search(f"{left}|{ended}", text), text
     assert "restart 1" not in text
 
 
