@@ -125,8 +125,11 @@ def _of_exception(found: list[_Match], headline: bytes) -> _Match | None:
 
 
 def _weighed(match: _Match, where: RaisedPlace | None) -> _Match:
-    """The match. Where the place proves its class, what was likely is certain, unless that would end the job. Elsewhere
-    common words are a guess."""
+    """The match with the confidence that its place gives it.
+
+    A likely finding is certain where the place proves its class, unless it would end the job. Common words without such
+    a place are a guess.
+    """
     s = match.signature
     is_proved = where is not None and s.topic in where.proves
     if match.is_common and not is_proved:

@@ -70,7 +70,7 @@ class Writer:
             what, write = work
             try:
                 write()
-            except Exception as error:  # also a defect: it costs this writer's readers, and nobody else
+            except Exception as error:  # A defect, too, costs the readers of this writer alone.
                 self._complain(what, getattr(error, "strerror", None) or error)
 
     def _next(self) -> tuple[object, Callable[[], None]] | None:

@@ -42,7 +42,7 @@ class Viewer(Protocol):
         """A new view, in a thread. Must not block. A view with term 0 is of a candidate that is not elected."""
 
     async def close(self) -> None:
-        """Wait, bounded, until what was told is written."""
+        """Wait until all views that were told are written. Bounded."""
 
 
 class Facts(Protocol):
