@@ -43,6 +43,7 @@ LAYERS["slurm"] = LAYERS["control"] = LAYERS["child"] | {"child"}
 # A tool of the system (a scheduler's, a file's) may be used by the edge beside it, but control and slurm stay apart.
 LAYERS["health"] = LAYERS["control"] | {"control", "slurm"}
 LAYERS["monitor"] = LAYERS["logs"] = LAYERS["health"]
+LAYERS["checkpoint"] = LAYERS["child"] | {"child"}
 LAYERS["attribution"] = LAYERS["logs"] | {"logs", "health", "monitor"}
 LAYERS["fault_tolerance"] = LAYERS["monitor"] | {"monitor"}
 LAYERS["ptl_resiliency"] = LAYERS["huggingface"] = {"fault_tolerance", "monitor", "system"}
@@ -67,7 +68,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "pynvml": ("system/gpus.py",),
     "filelock": ("system/files.py",),
     "pyslurm": ("slurm/api/pyslurm_child.py",),
-    "torch": ("inprocess/", "testing/"),
+    "torch": ("inprocess/", "testing/", "checkpoint/tree.py", "checkpoint/rank.py"),
     "sitecustomize": ("warm/",),
     **{f"nvrx_{path.stem}": ("warm/",) for path in (PACKAGE / "warm").glob("*.py")},  # their names in a template
     "transformers": ("huggingface.py",),
@@ -403,6 +404,7 @@ def loaded(code: str) -> set[str]:
         "import nvrx_slurm.node.program, nvrx_slurm.control.client, nvrx_slurm.control.server",
         "import nvrx_slurm.monitor.main",
         "import nvrx_slurm.fault_tolerance",
+        "import nvrx_slurm.checkpoint.keeper",
         "import nvrx_slurm.health.__main__, nvrx_slurm.health.hooks.run",
         "from nvrx_slurm.config.layers import resolve; resolve({}, {})",
     ],
