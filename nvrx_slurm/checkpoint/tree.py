@@ -1,0 +1,223 @@
+"""A state as a description and bytes, and back. Nothing is pickled: only tensors and plain values are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from nvrx_slurm.checkpoint.link import CheckpointError
+from nvrx_slurm.codec import Wire
+from nvrx_slurm.declared import Big, Name, Path, Record
+from nvrx_slurm.errors import ProtocolError
+
+_ALIGNED_BYTES = 64
+_MAX_DEPTH = 64
+_MAX_INT = 1 << 63
+ABSENT = object()  # there is nothing to overwrite
+
+
+class SavedTensor(Record):
+    """Where the bytes of a tensor are."""
+
+    at: Big
+    shape: tuple[Big, ...]
+    dtype: Name
+    layout: Path = ""  # of which DTensor it is the local part
+
+
+class SavedDict(Record):
+    """Keys are plain values."""
+
+    keys: tuple[Value, ...]
+    values: tuple[Value, ...]
+
+
+class SavedList(Record):
+    """A list, or a tuple."""
+
+    items: tuple[Value, ...]
+    is_tuple: bool = False
+
+
+class SavedInt(Record):
+    """An integer of more than 64 bits."""
+
+    text: str
+
+
+class SavedBytes(Record):
+    """Bytes."""
+
+    data: bytes
+
+
+Value = None | bool | int | float | str | SavedBytes | SavedTensor | SavedDict | SavedList | SavedInt
+_wire: Wire[Any] = Wire(SavedList)
+
+
+@dataclass
+class Flat:
+    """A state, ready to be copied. `tensors`: each with its place; `size`: bytes of all."""
+
+    tree: bytes = b""
+    tensors: list[tuple[int, torch.Tensor]] = field(default_factory=list)
+    size: int = 0
+
+    def copy_to(self, memory: torch.Tensor) -> None:
+        """All tensors and the description, into bytes."""
+        with torch.no_grad():
+            for at, tensor in self.tensors:
+                view(memory, at, tuple(tensor.shape), tensor.dtype).copy_(tensor)
+            described = torch.frombuffer(bytearray(self.tree), dtype=torch.uint8)
+            memory[self.size : self.size + len(self.tree)].copy_(described)
+
+
+def flatten(state: Any) -> Flat:
+    """Raises CheckpointError, which names the place of what cannot be saved."""
+    flat = Flat()
+    root = _saved(state, "state", flat, 0)
+    flat.tree = _wire.encode(SavedList((root,)))
+    return flat
+
+
+def unpacked(tree: bytes) -> Value:
+    """The description. Raises CheckpointError."""
+    try:
+        return _wire.decode(tree).items[0]  # type: ignore[no-any-return]
+    except (ProtocolError, IndexError) as error:
+        raise CheckpointError(f"the description of the state is damaged: {error}") from None
+
+
+def view(memory: torch.Tensor, at: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor in bytes."""
+    count = dtype.itemsize
+    for length in shape:
+        count *= length
+    return memory[at : at + count].view(dtype).view(shape)
+
+
+def _saved(value: Any, where: str, flat: Flat, depth: int) -> Value:
+    if depth > _MAX_DEPTH:
+        raise CheckpointError(f"{where[:80]} is nested more than {_MAX_DEPTH} deep")
+    if isinstance(value, torch.Tensor):
+        return _saved_tensor(value, where, flat)
+    if isinstance(value, Mapping):
+        keys = tuple(_plain(key, f"a key of {where}") for key in value)
+        return SavedDict(keys, tuple(_saved(one, f"{where}[{key!r}]", flat, depth + 1) for key, one in value.items()))
+    if isinstance(value, (list, tuple)):
+        items = (_saved(one, f"{where}[{index}]", flat, depth + 1) for index, one in enumerate(value))
+        return SavedList(tuple(items), isinstance(value, tuple))
+    return _plain(value, where)
+
+
+def _plain(value: Any, where: str) -> Value:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return int(value) if -_MAX_INT <= value < _MAX_INT else SavedInt(hex(value))
+    if isinstance(value, bytes):
+        return SavedBytes(value)
+    for kind in (float, str):  # also their subclasses, as numpy.float64
+        if isinstance(value, kind):
+            return kind(value)  # type: ignore[no-any-return]
+    if value is None or isinstance(value, bool):
+        return value
+    raise CheckpointError(
+        f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be saved; "
+        "make a tensor, number or text of it"
+    )
+
+
+def _saved_tensor(value: torch.Tensor, where: str, flat: Flat) -> SavedTensor:
+    local, layout = local_part(value, where)
+    at = -(-flat.size // _ALIGNED_BYTES) * _ALIGNED_BYTES
+    flat.tensors.append((at, local))
+    flat.size = at + local.numel() * local.element_size()
+    return SavedTensor(at, tuple(local.shape), str(local.dtype), layout)
+
+
+def local_part(value: torch.Tensor, where: str) -> tuple[torch.Tensor, str]:
+    """The tensor, or the local part of a DTensor, and the layout of that. Raises CheckpointError."""
+    layout = ""
+    if hasattr(value, "device_mesh") and hasattr(value, "placements"):
+        mesh = tuple(value.device_mesh.shape)
+        layout = f"{tuple(value.shape)} over {mesh} as {value.placements}"
+        with torch.no_grad():
+            value = value.to_local()
+    is_ordinary = type(value) is torch.Tensor or isinstance(value, torch.nn.Parameter)
+    if not is_ordinary or value.layout is not torch.strided or value.is_meta or value.is_quantized:
+        kind = f"{type(value).__qualname__} ({value.layout}, {value.device}, {value.dtype})"
+        raise CheckpointError(f"{where} is a tensor of the kind {kind}, which cannot be saved")
+    return value.detach(), layout
+
+
+def check(saved: Value, target: Any, where: str) -> None:
+    """Raises CheckpointError where `target` has no place for what was saved."""
+    if isinstance(saved, SavedTensor):
+        return _check_tensor(saved, target, where)
+    if isinstance(saved, SavedDict):
+        if target is not ABSENT and not isinstance(target, dict):
+            raise CheckpointError(f"{where} is no dict, and the saved one is")
+        pairs = {_key(key): one for key, one in zip(saved.keys, saved.values, strict=True)}
+        missing = [key for key in (() if target is ABSENT else target) if key not in pairs]
+        if missing:
+            raise CheckpointError(f"{where}[{missing[0]!r}] was not saved")
+        for key, one in pairs.items():
+            check(one, ABSENT if target is ABSENT else target.get(key, ABSENT), f"{where}[{key!r}]")
+    elif isinstance(saved, SavedList):
+        given = target if isinstance(target, (list, tuple)) else ()
+        if given and len(given) != len(saved.items):
+            raise CheckpointError(f"{where} has {len(given)} items, and the saved one has {len(saved.items)}")
+        for index, one in enumerate(saved.items):
+            check(one, given[index] if given else ABSENT, f"{where}[{index}]")
+    elif isinstance(target, (torch.Tensor, dict)):
+        raise CheckpointError(f"{where} is a {type(target).__name__}, and the saved one is not")
+
+
+def _check_tensor(saved: SavedTensor, target: Any, where: str) -> None:
+    if not isinstance(target, torch.Tensor):
+        if saved.layout:
+            raise CheckpointError(f"{where} is a part of a DTensor: call load with a state that has it")
+        if target is not ABSENT and target is not None:
+            raise CheckpointError(f"{where} is a {type(target).__name__}, and the saved one is a tensor")
+        return
+    local, layout = local_part(target, where)
+    mine, theirs = (tuple(local.shape), str(local.dtype), layout), (saved.shape, saved.dtype, saved.layout)
+    if mine != theirs:
+        raise CheckpointError(f"{where} is {_told(*mine)}, and the saved one is {_told(*theirs)}")
+
+
+def _told(shape: tuple[int, ...], dtype: str, layout: str) -> str:
+    return f"{list(shape)} {dtype}" + (f" of {layout}" if layout else "")
+
+
+def restored(saved: Value, target: Any, memory: torch.Tensor) -> Any:
+    """What was saved, in place where `target`, which was checked, has a tensor, dict or list for it."""
+    if isinstance(saved, SavedTensor):
+        dtype = getattr(torch, saved.dtype.removeprefix("torch."))
+        found = view(memory, saved.at, saved.shape, dtype)
+        if not isinstance(target, torch.Tensor):
+            return found.clone()
+        with torch.no_grad():
+            local_part(target, "")[0].copy_(found)
+        return target
+    if isinstance(saved, SavedDict):
+        into = target if isinstance(target, dict) else {}
+        for key, one in zip(map(_key, saved.keys), saved.values, strict=True):
+            into[key] = restored(one, into.get(key, ABSENT), memory)
+        return into
+    if isinstance(saved, SavedList):
+        given = target if isinstance(target, (list, tuple)) else ()
+        items = [restored(one, given[at] if given else ABSENT, memory) for at, one in enumerate(saved.items)]
+        if isinstance(given, list):
+            given[:] = items
+            return given
+        return tuple(items) if saved.is_tuple else items
+    return _key(saved)
+
+
+def _key(saved: Value) -> Any:
+    if isinstance(saved, SavedBytes):
+        return saved.data
+    return int(saved.text, 16) if isinstance(saved, SavedInt) else saved
