@@ -9,7 +9,7 @@ import logging
 import mmap
 import os
 import threading
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,8 @@ from nvrx_slurm.core.checkpoint.memory import GENERATIONS, newest_common
 
 _LOG = logging.getLogger("nvrx_slurm.checkpoint")
 _lock = threading.RLock()
+
+A = TypeVar("A")
 
 
 class _Keeper:
@@ -47,6 +49,14 @@ class _Keeper:
             start(name, os.environ, launcher)
             self._link = Link(name, joins)
         return self._link
+
+    def ask(self, request: m.Request, kind: type[A]) -> tuple[A, int]:
+        """As `Link.ask`, of a keeper that runs. Once more over a new link, where the old one has ended."""
+        try:
+            return self.link(begin=False).ask(request, kind)
+        except KeeperGone:
+            self.drop()
+            return self.link(begin=False).ask(request, kind)
 
     def drop(self) -> None:
         """Forget the link and the memory; the next call makes them anew."""
@@ -139,9 +149,8 @@ def _held() -> list[int]:
     """Iterations of this rank, newest first; with NVRX_RESUME_BEFORE, only those that are older."""
     before = int(os.environ.get("NVRX_RESUME_BEFORE") or 1 << 62)
     try:
-        answer, _ = _of_this_process().link(begin=False).ask(m.AskHeld(), m.HeldSaves)
+        answer, _ = _of_this_process().ask(m.AskHeld(), m.HeldSaves)
     except KeeperGone:
-        _of_this_process().drop()
         return []
     except CheckpointError as error:
         _LOG.warning("nothing is loaded from memory: %s", error)
@@ -160,7 +169,7 @@ def _fetched(iteration: int, state: Any) -> tuple[tree.Value, Any, torch.Tensor]
     """What `tree.restored` needs; None, and a warning: it is damaged, or does not fit."""
     try:
         keeper = _of_this_process()
-        saved, fd = keeper.link(begin=False).ask(m.AskSaved(iteration), m.Saved)
+        saved, fd = keeper.ask(m.AskSaved(iteration), m.Saved)
         memory = keeper.map(fd)
         described = memory[saved.tree_at : saved.tree_at + saved.tree_size]
         root = tree.unpacked(bytes(described.numpy()))

@@ -16,7 +16,7 @@ from nvrx_slurm.errors import ProtocolError
 _ALIGNED_BYTES = 64
 _MAX_DEPTH = 64
 _MAX_INT = 1 << 63
-ABSENT = object()  # there is nothing to overwrite
+ABSENT: Any = object()  # there is nothing to overwrite
 
 
 class SavedTensor(Record):
@@ -86,7 +86,8 @@ def flatten(state: Any) -> Flat:
 def unpacked(tree: bytes) -> Value:
     """The description. Raises CheckpointError."""
     try:
-        return _wire.decode(tree).items[0]  # type: ignore[no-any-return]
+        root: Value = _wire.decode(tree).items[0]
+        return root
     except (ProtocolError, IndexError) as error:
         raise CheckpointError(f"the description of the state is damaged: {error}") from None
 
@@ -120,7 +121,7 @@ def _plain(value: Any, where: str) -> Value:
         return SavedBytes(value)
     for kind in (float, str):  # also their subclasses, as numpy.float64
         if isinstance(value, kind):
-            return kind(value)  # type: ignore[no-any-return]
+            return kind(value)
     if value is None or isinstance(value, bool):
         return value
     raise CheckpointError(
@@ -144,7 +145,7 @@ def local_part(value: torch.Tensor, where: str) -> tuple[torch.Tensor, str]:
         mesh = tuple(value.device_mesh.shape)
         layout = f"{tuple(value.shape)} over {mesh} as {value.placements}"
         with torch.no_grad():
-            value = value.to_local()
+            value = value.to_local()  # type: ignore[attr-defined]
     is_ordinary = type(value) is torch.Tensor or isinstance(value, torch.nn.Parameter)
     if not is_ordinary or value.layout is not torch.strided or value.is_meta or value.is_quantized:
         kind = f"{type(value).__qualname__} ({value.layout}, {value.device}, {value.dtype})"
