@@ -31,7 +31,7 @@ class _Keeper:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self._link: Link | None = None
-        self._mapped: dict[int, torch.Tensor] = {}  # by inode, in the order of use
+        self._mapped: dict[int, tree.Mapped] = {}  # by inode, in the order of use
 
     def link(self, begin: bool) -> Link:
         """`begin`: start the keeper where there is none. Raises CheckpointError."""
@@ -64,15 +64,14 @@ class _Keeper:
             self._link.close()
         self._link, self._mapped = None, {}
 
-    def map(self, fd: int) -> torch.Tensor:
+    def map(self, fd: int) -> tree.Mapped:
         """The bytes of a descriptor, which is closed. Pages are there at once: later copies take no faults."""
         try:
             status = os.fstat(fd)
             found = self._mapped.pop(status.st_ino, None)
             if found is None:
-                found = torch.frombuffer(
-                    mmap.mmap(fd, status.st_size, mmap.MAP_SHARED | mmap.MAP_POPULATE), dtype=torch.uint8
-                )
+                pages = mmap.mmap(fd, status.st_size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+                found = tree.Mapped(torch.frombuffer(pages, dtype=torch.uint8))
         finally:
             os.close(fd)
         self._mapped[status.st_ino] = found
@@ -170,7 +169,7 @@ def _fetched(iteration: int, state: Any) -> tuple[tree.Value, Any, torch.Tensor]
     try:
         keeper = _of_this_process()
         saved, fd = keeper.ask(m.AskSaved(iteration), m.Saved)
-        memory = keeper.map(fd)
+        memory = keeper.map(fd).memory
         described = memory[saved.tree_at : saved.tree_at + saved.tree_size]
         root = tree.unpacked(bytes(described.numpy()))
         tree.check(root, state, "state")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,21 +59,37 @@ Value = None | bool | int | float | str | SavedBytes | SavedTensor | SavedDict |
 _wire: Wire[Any] = Wire(SavedList)
 
 
+class Mapped:
+    """Bytes, and tensors in them. These are kept for the next state, which mostly has the same places."""
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self.memory = memory
+        self._places: list[SavedTensor] = []
+        self._views: list[torch.Tensor] = []
+
+    def views(self, places: list[SavedTensor]) -> list[torch.Tensor]:
+        """A tensor at each of these places."""
+        if places != self._places:
+            self._places, self._views = places, [view(self.memory, one) for one in places]
+        return self._views
+
+
 @dataclass
 class Flat:
-    """A state, ready to be copied. `tensors`: each with its place; `size`: bytes of all."""
+    """A state, ready to be copied. `size`: bytes of all tensors."""
 
     tree: bytes = b""
-    tensors: list[tuple[int, torch.Tensor]] = field(default_factory=list)
+    places: list[SavedTensor] = field(default_factory=list)
+    tensors: list[torch.Tensor] = field(default_factory=list)
     size: int = 0
 
-    def copy_to(self, memory: torch.Tensor) -> None:
+    def copy_to(self, mapped: Mapped) -> None:
         """All tensors and the description, into bytes."""
         with torch.no_grad():
-            for at, tensor in self.tensors:
-                view(memory, at, tuple(tensor.shape), tensor.dtype).copy_(tensor)
+            for into, tensor in zip(mapped.views(self.places), self.tensors, strict=True):
+                into.copy_(tensor)
             described = torch.frombuffer(bytearray(self.tree), dtype=torch.uint8)
-            memory[self.size : self.size + len(self.tree)].copy_(described)
+            mapped.memory[self.size : self.size + len(self.tree)].copy_(described)
 
 
 def flatten(state: Any) -> Flat:
@@ -92,12 +109,11 @@ def unpacked(tree: bytes) -> Value:
         raise CheckpointError(f"the description of the state is damaged: {error}") from None
 
 
-def view(memory: torch.Tensor, at: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def view(memory: torch.Tensor, saved: SavedTensor) -> torch.Tensor:
     """A tensor in bytes."""
-    count = dtype.itemsize
-    for length in shape:
-        count *= length
-    return memory[at : at + count].view(dtype).view(shape)
+    dtype = getattr(torch, saved.dtype.removeprefix("torch."))
+    count = math.prod(saved.shape) * dtype.itemsize
+    return memory[saved.at : saved.at + count].view(dtype).view(saved.shape)
 
 
 def _saved(value: Any, where: str, flat: Flat, depth: int) -> Value:
@@ -133,15 +149,17 @@ def _plain(value: Any, where: str) -> Value:
 def _saved_tensor(value: torch.Tensor, where: str, flat: Flat) -> SavedTensor:
     local, layout = local_part(value, where)
     at = -(-flat.size // _ALIGNED_BYTES) * _ALIGNED_BYTES
-    flat.tensors.append((at, local))
-    flat.size = at + local.numel() * local.element_size()
-    return SavedTensor(at, tuple(local.shape), str(local.dtype), layout)
+    saved = SavedTensor(at, tuple(local.shape), str(local.dtype), layout)
+    flat.places.append(saved)
+    flat.tensors.append(local)
+    flat.size = at + local.nbytes
+    return saved
 
 
 def local_part(value: torch.Tensor, where: str) -> tuple[torch.Tensor, str]:
     """The tensor, or the local part of a DTensor, and the layout of that. Raises CheckpointError."""
     layout = ""
-    if hasattr(value, "device_mesh") and hasattr(value, "placements"):
+    if type(value) is not torch.Tensor and hasattr(value, "device_mesh") and hasattr(value, "placements"):
         mesh = tuple(value.device_mesh.shape)
         layout = f"{tuple(value.shape)} over {mesh} as {value.placements}"
         with torch.no_grad():
@@ -150,7 +168,7 @@ def local_part(value: torch.Tensor, where: str) -> tuple[torch.Tensor, str]:
     if not is_ordinary or value.layout is not torch.strided or value.is_meta or value.is_quantized:
         kind = f"{type(value).__qualname__} ({value.layout}, {value.device}, {value.dtype})"
         raise CheckpointError(f"{where} is a tensor of the kind {kind}, which cannot be saved")
-    return value.detach(), layout
+    return value, layout
 
 
 def check(saved: Value, target: Any, where: str) -> None:
@@ -196,8 +214,7 @@ def _told(shape: tuple[int, ...], dtype: str, layout: str) -> str:
 def restored(saved: Value, target: Any, memory: torch.Tensor) -> Any:
     """What was saved, in place where `target`, which was checked, has a tensor, dict or list for it."""
     if isinstance(saved, SavedTensor):
-        dtype = getattr(torch, saved.dtype.removeprefix("torch."))
-        found = view(memory, saved.at, saved.shape, dtype)
+        found = view(memory, saved)
         if not isinstance(target, torch.Tensor):
             return found.clone()
         with torch.no_grad():

@@ -52,7 +52,7 @@ for step in range(begin, steps):
         print("fault", rank, os.getppid(), flush=True)
         if rank == 1 and fault != "agent":
             if fault == "in-a-save":
-                keeping.tree.view = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+                keeping.tree.Mapped.views = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
                 checkpoint.save(state(), step + 1)
             os.kill(os.getpid(), signal.SIGKILL)
         if fault == "in-a-save":

@@ -285,16 +285,16 @@ rank.launcher_pid = lambda environ: int(sys.argv[1])
 state = {name: torch.full((100_000,), 1.0) for name in "abc"}
 assert checkpoint.save(state, 1)
 assert checkpoint.save({name: one + 1 for name, one in state.items()}, 2)
-views, view = [], tree.view
+views = tree.Mapped.views
 
 def dying(*args):
-    views.append(args)
-    if len(views) == 3:
-        print("in the middle", flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
-    return view(*args)
+    for index, one in enumerate(views(*args)):
+        if index == 2:
+            print("in the middle", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield one
 
-tree.view = dying
+tree.Mapped.views = dying
 checkpoint.save({name: one + 2 for name, one in state.items()}, 3)
 """
 
@@ -319,7 +319,7 @@ def test_an_exception_in_a_save_costs_that_one(job: Job, monkeypatch: pytest.Mon
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(rank.tree, "view", interrupted)
+        patch.setattr(rank.tree.Mapped, "views", interrupted)
         checkpoint.save(state, 3)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(socket, "recv_fds", interrupted)  # between a request and its answer
