@@ -6,24 +6,22 @@ thread decides; checksums and the making of memory are in others.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import selectors
 import signal
 import socket
 import struct
 import time
-import zlib
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from io import FileIO
 from typing import Any
 
 from nvrx_slurm.checkpoint import messages as m
 from nvrx_slurm.checkpoint.link import THREAD_NAME
+from nvrx_slurm.checkpoint.memory import UNREADABLE, Memory
 from nvrx_slurm.core.checkpoint.memory import Generation, MemoryState, RankMemory, Room, lacks
 from nvrx_slurm.errors import ProtocolError
 from nvrx_slurm.system.memory import free_bytes
@@ -32,35 +30,8 @@ _MAX_CLIENTS = 512
 _MAX_RANKS = 256
 _BACKLOG = 128
 _THREADS = 4
-_CHUNK_BYTES = 1 << 20
-_PAGE_BYTES = 4096
 _NICE = 10
-_UNREADABLE = -2  # no checksum
 _CREDENTIALS = struct.Struct("=iII")  # pid, uid, gid: struct ucred
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL  # no reader can be cut off from its bytes
-
-
-class Memory:
-    """Bytes of one generation. The kernel frees them when no process has them open or mapped."""
-
-    def __init__(self, size: int) -> None:
-        """All of it is allocated here: who writes into it never runs out of memory. Raises OSError."""
-        self.size = -(-size // _PAGE_BYTES) * _PAGE_BYTES
-        self.file = FileIO(os.memfd_create("nvrx-checkpoint", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "r+")
-        os.posix_fallocate(self.file.fileno(), 0, self.size)
-        fcntl.fcntl(self.file, fcntl.F_ADD_SEALS, _SEALS)
-        self.used = self.tree_at = self.tree_size = 0
-
-    def checksum(self) -> int:
-        """Of the bytes of the save."""
-        buffer, at, found = memoryview(bytearray(_CHUNK_BYTES)), 0, 0
-        while at < self.used:
-            read = os.preadv(self.file.fileno(), [buffer[: self.used - at]], at)
-            if not read:
-                return _UNREADABLE  # it is sealed, so this does not happen
-            found = zlib.crc32(buffer[:read], found)
-            at += read
-        return found
 
 
 class RankClient:
@@ -301,7 +272,7 @@ class Keeper:
         serial = what.serial
 
         def checked(found: Any) -> None:
-            fits = rank.checked(serial, found if isinstance(found, int) else _UNREADABLE)
+            fits = rank.checked(serial, found if isinstance(found, int) else UNREADABLE)
             if what.serial == serial and not what.holds:
                 self._memory.pop(id(what), None)  # that memory may be bad
             then(fits)
@@ -342,27 +313,37 @@ def _listen(name: str) -> socket.socket | None:
     return listener
 
 
-def main(argv: list[str]) -> int:
-    """NAME LIMIT LAUNCHER LINGER_S [stay]: listen, then become a process of nobody, or `stay` the caller's child.
+def _leave(listener: socket.socket) -> None:
+    """Become a process of nobody: an orphan that the launcher, where it is a subreaper, or init reaps."""
+    ready, told = os.pipe()
+    if os.fork():
+        os.close(told)
+        os._exit(0 if os.read(ready, 1) else 1)
+    os.setsid()
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    listener.listen(_BACKLOG)  # for who connects, the process that listened last is the peer
+    os.write(told, b"x")
+    for fd in (ready, told, null):
+        os.close(fd)
 
-    It has no parent of its own: it is the launcher's orphan, which a subreaper or init reaps.
-    """
+
+def main(argv: list[str]) -> int:
+    """NAME LIMIT LAUNCHER LINGER_S: listen, then go on without a parent; the caller's child ends."""
+    limit, launcher, linger_s = int(argv[1]), int(argv[2]), float(argv[3])
     listener = _listen("\0" + argv[0])
     if listener is None:
         return 0
-    if "stay" not in argv[4:]:
-        if os.fork():
-            os._exit(0)
-        os.setsid()
-        listener.listen(_BACKLOG)  # for who connects, the process that listened last is the peer
+    with suppress(OSError), open("/proc/self/comm", "w") as comm:
+        comm.write(THREAD_NAME)
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         # Slurm sends them to each process of a step. A process that ignores them counts as a helper that cleans up.
         signal.signal(signum, lambda *_: None)
-    with suppress(OSError), open("/proc/self/comm", "w") as comm:
-        comm.write(THREAD_NAME)
     with suppress(OSError):
         os.sched_setaffinity(0, range(os.cpu_count() or 1))  # not that of the rank that was first
         os.nice(_NICE)
     os.chdir("/")
-    Keeper(listener, int(argv[1]), int(argv[2]), float(argv[3])).run()
+    _leave(listener)
+    Keeper(listener, limit, launcher, linger_s).run()
     os._exit(0)  # a thread may be at work

@@ -6,17 +6,17 @@ import hashlib
 import os
 import socket
 import struct
-import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import TypeVar
 
 from nvrx_slurm.checkpoint import messages as m
+from nvrx_slurm.child import bounded_process
 from nvrx_slurm.child.bootstrap import command
 from nvrx_slurm.errors import NvrxError, ProtocolError
 
 THREAD_NAME = "nvrx-keeper"  # as ps shows it
-LIMIT = "NVRX_CHECKPOINT_MEMORY"  # bytes; unset = what the cgroup and the machine allow
+LIMIT = "NVRX_KEEPER_BYTES"  # bytes; unset = what the cgroup and the machine allow
 _PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "TMPDIR")
 LINGER_S = 30.0  # that a keeper waits for ranks of another launcher when its own has ended
 _START_S = 30.0
@@ -60,11 +60,14 @@ def start(name: str, environ: Mapping[str, str], launcher: int, linger_s: float 
     limit = environ.get(LIMIT) or "0"
     argv = command("nvrx_slurm.checkpoint.keeper", name, limit, str(launcher), str(linger_s))
     env = {key: environ[key] for key in _PASSED_ON if key in environ}
-    null = subprocess.DEVNULL
+    what = "the keeper of checkpoints cannot be started"
     try:
-        subprocess.run(argv, env=env, stdin=null, stdout=null, stderr=null, timeout=_START_S, check=True)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise CheckpointError(f"the keeper of checkpoints cannot be started: {error}") from None
+        ended = bounded_process.run(argv, env, _START_S, dies_with_parent=False)
+    except OSError as error:
+        raise CheckpointError(f"{what}: {error}") from None
+    if ended.code != 0:
+        last = ended.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise CheckpointError(f"{what}: {last or f'exit code {ended.code}'}")
 
 
 class Link:
