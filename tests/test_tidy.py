@@ -47,7 +47,7 @@ LAYERS["checkpoint"] = LAYERS["child"] | {"child"}
 LAYERS["attribution"] = LAYERS["logs"] | {"logs", "health", "monitor"}
 LAYERS["fault_tolerance"] = LAYERS["monitor"] | {"monitor"}
 LAYERS["ptl_resiliency"] = LAYERS["huggingface"] = {"fault_tolerance", "monitor", "system"}
-LAYERS["node"] = LAYERS["monitor"] | {"monitor", "health", "fault_tolerance", "logs", "attribution"}
+LAYERS["node"] = LAYERS["monitor"] | {"monitor", "health", "fault_tolerance", "logs", "attribution", "checkpoint"}
 LAYERS["inprocess"] = LAYERS["node"] | {"testing"}  # tools.inject_fault
 LAYERS["cli"] = LAYERS["node"] | {"node", "inprocess", "logs", "compat"}
 LAYERS["__main__"] = {"cli"}

@@ -187,7 +187,8 @@ def _worker_spec(here: Here, shape: Layout, script: str, args: tuple[str, ...], 
 def contract(here: Here, shape: Layout, cycle_info: str = "") -> WorkerContract:
     """What the environment of each worker says."""
     run, local = shape.run_dir, shape.on_node
-    return WorkerContract(run.job_id, here.launch.role, str(run.path), cycle_info, local.first, local.world)
+    memory = here.ft.checkpoint_memory or 0
+    return WorkerContract(run.job_id, here.launch.role, str(run.path), cycle_info, local.first, local.world, memory)
 
 
 def worker_argv(launch: LaunchConfig, script: str, args: tuple[str, ...]) -> list[str]:

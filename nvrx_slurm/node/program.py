@@ -140,6 +140,10 @@ class NodeProgram:
         workers = Workers(job, self._console, shell.post, path, lease, self._tell)
         post, refuse = shell.post, shell.finish_with
         preflight = Preflight(job.preflight, rank, state_dir, say, post, refuse, checks, workers.cleaned)
+        if job.spec.contract.checkpoint_memory:
+            from nvrx_slurm.node.workers.memory import KeeperStart
+
+            await self.add(KeeperStart(job.spec.contract, job.node, say))
         action = (job.spec.settings or {}).get("loss_action", "warn")
         await self.add(preflight, workers, LossWatch(action, workers.monitors, shell.post))
         if job.logs is not None:

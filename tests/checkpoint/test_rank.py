@@ -237,7 +237,7 @@ def test_a_state_that_does_not_fit_is_left_as_it_is(
 def test_too_little_memory_costs_no_training(
     job: Job, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("NVRX_CHECKPOINT_MEMORY", "1000000")
+    monkeypatch.setenv("NVRX_KEEPER_BYTES", "1000000")
     small = {"w": torch.ones(1000)}
     assert checkpoint.save(small, 1)
     assert not checkpoint.save({"w": torch.ones(1_000_000)}, 2)
