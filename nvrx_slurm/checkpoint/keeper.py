@@ -10,7 +10,6 @@ import os
 import selectors
 import signal
 import socket
-import struct
 import time
 from collections import deque
 from collections.abc import Callable
@@ -20,18 +19,17 @@ from functools import partial
 from typing import Any
 
 from nvrx_slurm.checkpoint import messages as m
-from nvrx_slurm.checkpoint.link import THREAD_NAME
+from nvrx_slurm.checkpoint.link import THREAD_NAME, is_stranger
 from nvrx_slurm.checkpoint.memory import UNREADABLE, Memory
-from nvrx_slurm.core.checkpoint.memory import Generation, MemoryState, RankMemory, Room, lacks
+from nvrx_slurm.core.checkpoint.memory import Generation, MemoryEvent, MemoryState, RankMemory, Room, lacks
 from nvrx_slurm.errors import ProtocolError
 from nvrx_slurm.system.memory import free_bytes
 
-_MAX_CLIENTS = 512
-_MAX_RANKS = 256
+_MAX_CLIENTS = 256
+_MAX_RANKS = 128
 _BACKLOG = 128
 _THREADS = 4
 _NICE = 10
-_CREDENTIALS = struct.Struct("=iII")  # pid, uid, gid: struct ucred
 
 
 class RankClient:
@@ -63,6 +61,7 @@ class Keeper:
         self._serial = 0
         self._making = 0  # bytes that threads allocate now
         self._launcher = -1  # pidfd; -1 = it has ended
+        self._ended = set[int]()  # launchers
         self._ends_at = 0.0
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._woken, selectors.EVENT_READ, self._wake)
@@ -79,24 +78,28 @@ class Keeper:
 
     def _follow(self, launcher: int) -> None:
         self._ends_at = time.monotonic() + self._linger_s
-        with suppress(OSError, OverflowError):  # it has ended, or is of another pid namespace
-            self._launcher = os.pidfd_open(launcher)
-            self._selector.register(self._launcher, selectors.EVENT_READ, self._launcher_ended)
+        with suppress(OSError):  # it has ended, or is of another pid namespace
+            self._launcher = -1 if launcher in self._ended else os.pidfd_open(launcher)
+        if self._launcher >= 0:
+            ended = partial(self._launcher_ended, launcher)
+            self._selector.register(self._launcher, selectors.EVENT_READ, ended)
 
-    def _launcher_ended(self) -> None:
+    def _launcher_ended(self, launcher: int) -> None:
+        self._ended.add(launcher)  # nobody may have reaped it yet
         self._selector.unregister(self._launcher)
         os.close(self._launcher)
         self._launcher = -1
         self._ends_at = time.monotonic() + self._linger_s
+        for client in self._owners.values():  # a keeper may serve ranks of several
+            if self._launcher < 0 and client.joined is not None:
+                self._follow(client.joined.launcher)
 
     # --- connections --------------------------------------------------------------------------------------------
 
     def _accept(self) -> None:
         with suppress(OSError):
             connection, _ = self._listener.accept()
-            peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            _, uid, _ = _CREDENTIALS.unpack(peer)
-            if uid not in (0, os.geteuid()) or len(self._clients) >= _MAX_CLIENTS:
+            if is_stranger(connection) or len(self._clients) >= _MAX_CLIENTS:
                 connection.close()
                 return
             connection.setblocking(False)
@@ -171,6 +174,8 @@ class Keeper:
         if before is not None:  # the newer process is the rank
             self._abandon(rank)
         self._owners[rank] = client
+        if len(self._owners) >= request.local_world:
+            self._forget()
         if self._launcher < 0:
             self._follow(request.launcher)
         self._say(client, m.Accepted())
@@ -184,8 +189,6 @@ class Keeper:
         if request.size <= 0 or request.iteration < 0:
             return self._drop(client)
         problem = self._lacks(joined, request.size)
-        if problem and self._forget():
-            problem = self._lacks(joined, request.size)
         if problem:
             return self._say(client, m.NotKept(problem))
         self._serial += 1
@@ -196,8 +199,8 @@ class Keeper:
             return self._say(client, m.Space(chosen.serial), memory)
         self._memory.pop(id(chosen), None)
         self._making += request.size
-        serial = chosen.serial
-        self._work(client, partial(Memory, request.size), lambda made: self._made(client, request, serial, made))
+        client.waits, serial = True, chosen.serial
+        self._work(partial(Memory, request.size), partial(self._made, client, request.size, chosen, serial))
 
     def _lacks(self, joined: m.Join, size: int) -> str:
         sizes = {number: self._size(rank) for number, rank in self._ranks.items()}
@@ -210,24 +213,20 @@ class Keeper:
     def _size(self, rank: RankMemory) -> int:
         return sum(self._memory[id(one)].size for one in rank.generations if id(one) in self._memory)
 
-    def _forget(self) -> bool:
-        """Free the memory of ranks that do not run here any more; whether there was some."""
-        gone = [number for number in self._ranks if number not in self._owners]
-        for number in gone:
+    def _forget(self) -> None:
+        """All ranks of the node are here: free the memory of those that have gone elsewhere."""
+        for number in [number for number in self._ranks if number not in self._owners]:
             for one in self._ranks.pop(number).generations:
                 self._memory.pop(id(one), None)
-        return bool(gone)
 
-    def _made(self, client: RankClient, request: m.AskSpace, serial: int, made: Memory | OSError) -> None:
-        self._making -= request.size
-        joined, rank = self._of(client)
-        chosen = rank.of(serial)
-        if chosen is None or chosen.state is not MemoryState.WRITING or client.gone:
-            return self._say(client, m.NotKept(f"another process is rank {joined.rank} now"))
+    def _made(self, client: RankClient, size: int, chosen: Generation, serial: int, made: Memory | OSError) -> None:
+        self._making -= size
+        if chosen.serial != serial or chosen.state is not MemoryState.WRITING:
+            return self._drop(client)  # another process is the rank now
         if isinstance(made, OSError):
-            rank.abandon()
+            chosen.step(MemoryEvent.ABANDON)
             return self._say(client, m.NotKept(f"the kernel gives no memory for it: {made.strerror}"))
-        made.used = request.size
+        made.used = size
         self._memory[id(chosen)] = made
         self._say(client, m.Space(serial), made)
 
@@ -277,12 +276,10 @@ class Keeper:
                 self._memory.pop(id(what), None)  # that memory may be bad
             then(fits)
 
-        self._work(None, memory.checksum, checked)
+        self._work(memory.checksum, checked)
 
-    def _work(self, client: RankClient | None, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
+    def _work(self, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
         """Do `work` in a thread, `then` here with its result or OSError."""
-        if client is not None:
-            client.waits = True
 
         def do() -> None:
             try:

@@ -34,6 +34,12 @@ class KeeperGone(CheckpointError):
     """There is no keeper, or no longer."""
 
 
+def is_stranger(connection: socket.socket) -> bool:
+    """Whether the peer belongs to another user, who is not root."""
+    _, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return uid not in (0, os.geteuid())
+
+
 def launcher_pid(environ: Mapping[str, str]) -> int:
     """The process that started this rank: it made the rank's session. Without a launcher, the parent."""
     if "NVRX_RUN_DIR" not in environ and "TORCHELASTIC_RUN_ID" not in environ:
@@ -80,14 +86,12 @@ class Link:
         self._asks = False
         try:
             self._connection.connect("\0" + name)
-            peer = self._connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         except OSError as error:
             self.close()
             raise KeeperGone(f"there is no keeper of checkpoints: {error}") from None
-        _, uid, _ = _CREDENTIALS.unpack(peer)
-        if uid not in (0, os.geteuid()):
+        if is_stranger(self._connection):
             self.close()
-            raise CheckpointError(f"uid {uid} answers as the keeper of checkpoints, which is not this job's user")
+            raise CheckpointError("a process of another user answers as the keeper of checkpoints")
         self.ask(joins, m.Accepted)
 
     def ask(self, request: m.Request, kind: type[A]) -> tuple[A, int]:

@@ -36,7 +36,8 @@ class _Keeper:
     def link(self, begin: bool) -> Link:
         """`begin`: start the keeper where there is none. Raises CheckpointError."""
         launcher = launcher_pid(os.environ)
-        joins = m.Join(*_place(), int(os.environ.get("LOCAL_WORLD_SIZE") or 1), launcher)
+        followed = launcher if launcher > 1 else self.pid  # init does not end with the job
+        joins = m.Join(*_place(), int(os.environ.get("LOCAL_WORLD_SIZE") or 1), followed)
         if self._link is not None and self._link.joins == joins:
             return self._link
         self.drop()
@@ -46,7 +47,7 @@ class _Keeper:
         except KeeperGone:
             if not begin:
                 raise
-            start(name, os.environ, launcher)
+            start(name, os.environ, followed)
             self._link = Link(name, joins)
         return self._link
 
@@ -71,7 +72,7 @@ class _Keeper:
             found = self._mapped.pop(status.st_ino, None)
             if found is None:
                 pages = mmap.mmap(fd, status.st_size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
-                found = tree.Mapped(torch.frombuffer(pages, dtype=torch.uint8))
+                found = tree.Mapped(pages)
         finally:
             os.close(fd)
         self._mapped[status.st_ino] = found
@@ -169,11 +170,10 @@ def _fetched(iteration: int, state: Any) -> tuple[tree.Value, Any, torch.Tensor]
     try:
         keeper = _of_this_process()
         saved, fd = keeper.ask(m.AskSaved(iteration), m.Saved)
-        memory = keeper.map(fd).memory
-        described = memory[saved.tree_at : saved.tree_at + saved.tree_size]
-        root = tree.unpacked(bytes(described.numpy()))
+        mapped = keeper.map(fd)
+        root = tree.unpacked(mapped.pages[saved.tree_at : saved.tree_at + saved.tree_size])
         tree.check(root, state, "state")
-        return root, state, memory
+        return root, state, mapped.memory
     except (CheckpointError, OSError) as error:
         _LOG.warning("iteration %d is not loaded from memory: %s", iteration, error)
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,8 +63,9 @@ _wire: Wire[Any] = Wire(SavedList)
 class Mapped:
     """Bytes, and tensors in them. These are kept for the next state, which mostly has the same places."""
 
-    def __init__(self, memory: torch.Tensor) -> None:
-        self.memory = memory
+    def __init__(self, pages: mmap.mmap) -> None:
+        self.pages = pages
+        self.memory = torch.frombuffer(pages, dtype=torch.uint8)
         self._places: list[SavedTensor] = []
         self._views: list[torch.Tensor] = []
 
@@ -88,8 +90,7 @@ class Flat:
         with torch.no_grad():
             for into, tensor in zip(mapped.views(self.places), self.tensors, strict=True):
                 into.copy_(tensor)
-            described = torch.frombuffer(bytearray(self.tree), dtype=torch.uint8)
-            mapped.memory[self.size : self.size + len(self.tree)].copy_(described)
+        mapped.pages[self.size : self.size + len(self.tree)] = self.tree
 
 
 def flatten(state: Any) -> Flat:

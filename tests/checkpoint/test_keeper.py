@@ -278,6 +278,19 @@ def test_it_outlives_its_launcher_for_another_one_and_then_ends(node: Node) -> N
     assert node.ended()
 
 
+def test_it_goes_on_for_ranks_of_another_launcher_and_does_not_spin(node: Node) -> None:
+    """The first launcher is not reaped, as by a busy parent."""
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as second:
+        one, other = node.join(0), node.join(1, launcher=second.pid)
+        node.launcher.kill()
+        assert not node.ended(1.0)
+        save(other, 1)
+        second.kill()
+        assert node.ended()
+        one.close(), other.close()
+        end(second)
+
+
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
 def test_signals_to_all_processes_of_a_step_do_not_end_it(node: Node, signum: int) -> None:
     one = node.join()
@@ -321,6 +334,6 @@ def test_a_keeper_of_another_user_is_not_believed() -> None:
     argv = [sys.executable, "-c", program, name]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as stranger:
         assert stranger.stdout is not None and stranger.stdout.readline() == b"ready\n"
-        with pytest.raises(CheckpointError, match="uid 65534"):
+        with pytest.raises(CheckpointError, match="another user"):
             Link(name, m.Join(0, 1, 1, 1))
         end(stranger)
