@@ -138,7 +138,8 @@ def load(state: Any = None) -> tuple[Any, int] | None:
             found = _fetched(iteration, tree.ABSENT if state is None else state)
             if all(one[0] for one in _told_to_all([int(found is not None)])):
                 assert found is not None
-                return tree.restored(*found), iteration
+                fitting, memory = found
+                return fitting.fill(memory), iteration
             _LOG.warning("iteration %d cannot be loaded from memory on each rank", iteration)
         if held:
             _LOG.warning("no state in memory is the same iteration on each rank: read the disk")
@@ -165,15 +166,14 @@ def _common(held: list[int]) -> list[int]:
     return [one for one in newest_common(_told_to_all(padded)) if one >= 0]
 
 
-def _fetched(iteration: int, state: Any) -> tuple[tree.Value, Any, torch.Tensor] | None:
-    """What `tree.restored` needs; None, and a warning: it is damaged, or does not fit."""
+def _fetched(iteration: int, state: Any) -> tuple[tree.Fitting, torch.Tensor] | None:
+    """What is to be filled, and from where; None, and a warning: it is damaged, or does not fit."""
     try:
         keeper = _of_this_process()
         saved, fd = keeper.ask(m.AskSaved(iteration), m.Saved)
         mapped = keeper.map(fd)
         root = tree.unpacked(mapped.pages[saved.tree_at : saved.tree_at + saved.tree_size])
-        tree.check(root, state, "state")
-        return root, state, mapped.memory
+        return tree.Fitting(root, state), mapped.memory
     except (CheckpointError, OSError) as error:
         _LOG.warning("iteration %d is not loaded from memory: %s", iteration, error)
         return None

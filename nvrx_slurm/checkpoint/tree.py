@@ -112,7 +112,7 @@ def unpacked(tree: bytes) -> Value:
 
 def view(memory: torch.Tensor, saved: SavedTensor) -> torch.Tensor:
     """A tensor in bytes."""
-    dtype = getattr(torch, saved.dtype.removeprefix("torch."))
+    dtype = _dtype(saved)
     count = math.prod(saved.shape) * dtype.itemsize
     return memory[saved.at : saved.at + count].view(dtype).view(saved.shape)
 
@@ -172,68 +172,86 @@ def local_part(value: torch.Tensor, where: str) -> tuple[torch.Tensor, str]:
     return value, layout
 
 
-def check(saved: Value, target: Any, where: str) -> None:
-    """Raises CheckpointError where `target` has no place for what was saved."""
-    if isinstance(saved, SavedTensor):
-        return _check_tensor(saved, target, where)
-    if isinstance(saved, SavedDict):
-        if target is not ABSENT and not isinstance(target, dict):
+class Fitting:
+    """What was saved, brought into `target`: nothing of it changes before all is known to fit.
+
+    Raises CheckpointError, which names the place that does not.
+    """
+
+    def __init__(self, saved: Value, target: Any) -> None:
+        self._copies: list[tuple[torch.Tensor, SavedTensor]] = []
+        self._fills: list[tuple[Any, Any]] = []  # dict or list, and its new content
+        self._state = self._fit(saved, target, "state")
+
+    def fill(self, memory: torch.Tensor) -> Any:
+        """The state: `target`, where it was given."""
+        with torch.no_grad():
+            for into, saved in self._copies:
+                into.copy_(view(memory, saved))
+        for container, content in self._fills:
+            if isinstance(container, dict):
+                container.update(content)
+            else:
+                container[:] = content
+        return self._state
+
+    def _fit(self, saved: Value, target: Any, where: str) -> Any:
+        if isinstance(saved, SavedTensor):
+            return self._fit_tensor(saved, target, where)
+        if isinstance(saved, SavedDict):
+            return self._fit_dict(saved, target, where)
+        if isinstance(saved, SavedList):
+            return self._fit_list(saved, target, where)
+        if isinstance(target, (torch.Tensor, dict)):
+            raise CheckpointError(f"{where} is a {type(target).__name__}, and the saved one is not")
+        return _key(saved)
+
+    def _fit_tensor(self, saved: SavedTensor, target: Any, where: str) -> torch.Tensor:
+        if not isinstance(target, torch.Tensor):
+            if saved.layout:
+                raise CheckpointError(f"{where} is a part of a DTensor: call load with a state that has it")
+            if target is not ABSENT and target is not None:
+                raise CheckpointError(f"{where} is a {type(target).__name__}, and the saved one is a tensor")
+            target = torch.empty(saved.shape, dtype=_dtype(saved))
+        local, layout = local_part(target, where)
+        mine, theirs = (tuple(local.shape), str(local.dtype), layout), (saved.shape, saved.dtype, saved.layout)
+        if mine != theirs:
+            raise CheckpointError(f"{where} is {_told(*mine)}, and the saved one is {_told(*theirs)}")
+        self._copies.append((local, saved))
+        return target
+
+    def _fit_dict(self, saved: SavedDict, target: Any, where: str) -> Any:
+        given = {} if target is ABSENT else target
+        if not isinstance(given, dict):
             raise CheckpointError(f"{where} is no dict, and the saved one is")
         pairs = {_key(key): one for key, one in zip(saved.keys, saved.values, strict=True)}
-        missing = [key for key in (() if target is ABSENT else target) if key not in pairs]
-        if missing:
-            raise CheckpointError(f"{where}[{missing[0]!r}] was not saved")
-        for key, one in pairs.items():
-            check(one, ABSENT if target is ABSENT else target.get(key, ABSENT), f"{where}[{key!r}]")
-    elif isinstance(saved, SavedList):
-        given = target if isinstance(target, (list, tuple)) else ()
-        if given and len(given) != len(saved.items):
+        for key in given:
+            if key not in pairs:
+                raise CheckpointError(f"{where}[{key!r}] was not saved")
+        content = {key: self._fit(one, given.get(key, ABSENT), f"{where}[{key!r}]") for key, one in pairs.items()}
+        self._fills.append((given, content))
+        return given
+
+    def _fit_list(self, saved: SavedList, target: Any, where: str) -> Any:
+        given = target if isinstance(target, (list, tuple)) else [ABSENT] * len(saved.items)
+        if len(given) != len(saved.items):
             raise CheckpointError(f"{where} has {len(given)} items, and the saved one has {len(saved.items)}")
-        for index, one in enumerate(saved.items):
-            check(one, given[index] if given else ABSENT, f"{where}[{index}]")
-    elif isinstance(target, (torch.Tensor, dict)):
-        raise CheckpointError(f"{where} is a {type(target).__name__}, and the saved one is not")
+        pairs = enumerate(zip(saved.items, given, strict=True))
+        content = [self._fit(one, old, f"{where}[{index}]") for index, (one, old) in pairs]
+        if saved.is_tuple:
+            return tuple(content)
+        if not isinstance(target, list):
+            return content
+        self._fills.append((target, content))
+        return target
 
 
-def _check_tensor(saved: SavedTensor, target: Any, where: str) -> None:
-    if not isinstance(target, torch.Tensor):
-        if saved.layout:
-            raise CheckpointError(f"{where} is a part of a DTensor: call load with a state that has it")
-        if target is not ABSENT and target is not None:
-            raise CheckpointError(f"{where} is a {type(target).__name__}, and the saved one is a tensor")
-        return
-    local, layout = local_part(target, where)
-    mine, theirs = (tuple(local.shape), str(local.dtype), layout), (saved.shape, saved.dtype, saved.layout)
-    if mine != theirs:
-        raise CheckpointError(f"{where} is {_told(*mine)}, and the saved one is {_told(*theirs)}")
+def _dtype(saved: SavedTensor) -> Any:
+    return getattr(torch, saved.dtype.removeprefix("torch."))
 
 
 def _told(shape: tuple[int, ...], dtype: str, layout: str) -> str:
     return f"{list(shape)} {dtype}" + (f" of {layout}" if layout else "")
-
-
-def restored(saved: Value, target: Any, memory: torch.Tensor) -> Any:
-    """What was saved, in place where `target`, which was checked, has a tensor, dict or list for it."""
-    if isinstance(saved, SavedTensor):
-        found = view(memory, saved)
-        if not isinstance(target, torch.Tensor):
-            return found.clone()
-        with torch.no_grad():
-            local_part(target, "")[0].copy_(found)
-        return target
-    if isinstance(saved, SavedDict):
-        into = target if isinstance(target, dict) else {}
-        for key, one in zip(map(_key, saved.keys), saved.values, strict=True):
-            into[key] = restored(one, into.get(key, ABSENT), memory)
-        return into
-    if isinstance(saved, SavedList):
-        given = target if isinstance(target, (list, tuple)) else ()
-        items = [restored(one, given[at] if given else ABSENT, memory) for at, one in enumerate(saved.items)]
-        if isinstance(given, list):
-            given[:] = items
-            return given
-        return tuple(items) if saved.is_tuple else items
-    return _key(saved)
 
 
 def _key(saved: Value) -> Any:
