@@ -57,7 +57,6 @@ class Keeper:
         self._clients: set[RankClient] = set()
         self._owners: dict[int, RankClient] = {}  # by rank: the process that may save
         self._ranks: dict[int, RankMemory] = {}
-        self._memory: dict[int, Memory] = {}  # by id of its generation
         self._serial = 0
         self._making = 0  # bytes that threads allocate now
         self._launcher = -1  # pidfd; -1 = it has ended
@@ -145,12 +144,7 @@ class Keeper:
         rank = client.joined.rank if client.joined is not None else -1
         if self._owners.get(rank) is client:
             del self._owners[rank]
-            self._abandon(rank)
-
-    def _abandon(self, rank: int) -> None:
-        written = self._ranks[rank].abandon()
-        if written is not None:  # the process may live and write: another one gets other memory
-            self._memory.pop(id(written), None)
+            self._ranks[rank].abandon()
 
     def _say(self, client: RankClient, answer: m.Answer, memory: Memory | None = None) -> None:
         client.waits = False
@@ -169,13 +163,10 @@ class Keeper:
         if client.joined is not None or rank < 0 or (rank not in self._ranks and len(self._ranks) >= _MAX_RANKS):
             return self._drop(client)
         client.joined = request
-        before = self._owners.get(rank)
-        self._ranks.setdefault(rank, RankMemory())
-        if before is not None:  # the newer process is the rank
-            self._abandon(rank)
+        self._ranks.setdefault(rank, RankMemory()).abandon()  # the newer process is the rank
         self._owners[rank] = client
-        if len(self._owners) >= request.local_world:
-            self._forget()
+        if len(self._owners) >= request.local_world:  # all of the node: others run elsewhere by now
+            self._ranks = {number: self._ranks[number] for number in self._owners}
         if self._launcher < 0:
             self._follow(request.launcher)
         self._say(client, m.Accepted())
@@ -193,31 +184,24 @@ class Keeper:
             return self._say(client, m.NotKept(problem))
         self._serial += 1
         chosen = rank.begin(request.iteration, joined.world, self._serial)
-        memory = self._memory.get(id(chosen))
-        if memory is not None and memory.size >= request.size:
-            memory.used = request.size
-            return self._say(client, m.Space(chosen.serial), memory)
-        self._memory.pop(id(chosen), None)
+        if chosen.memory is not None and chosen.memory.size >= request.size:
+            chosen.memory.used = request.size
+            return self._say(client, m.Space(chosen.serial), chosen.memory)
+        chosen.memory = None
         self._making += request.size
         client.waits, serial = True, chosen.serial
         self._work(partial(Memory, request.size), partial(self._made, client, request.size, chosen, serial))
 
     def _lacks(self, joined: m.Join, size: int) -> str:
-        sizes = {number: self._size(rank) for number, rank in self._ranks.items()}
+        sizes = {
+            number: sum(one.memory.size for one in rank.generations if one.memory is not None)
+            for number, rank in self._ranks.items()
+        }
         others = [number for number, held in sizes.items() if held and number != joined.rank]
         missing = max(0, joined.local_world - 1 - len(others))
         free, of = free_bytes()
         room = Room(free - self._making, of, self._limit, self._making + sum(sizes.values()))
         return lacks(room, size, sizes[joined.rank], missing)
-
-    def _size(self, rank: RankMemory) -> int:
-        return sum(self._memory[id(one)].size for one in rank.generations if id(one) in self._memory)
-
-    def _forget(self) -> None:
-        """All ranks of the node are here: free the memory of those that have gone elsewhere."""
-        for number in [number for number in self._ranks if number not in self._owners]:
-            for one in self._ranks.pop(number).generations:
-                self._memory.pop(id(one), None)
 
     def _made(self, client: RankClient, size: int, chosen: Generation, serial: int, made: Memory | OSError) -> None:
         self._making -= size
@@ -226,22 +210,21 @@ class Keeper:
         if isinstance(made, OSError):
             chosen.step(MemoryEvent.ABANDON)
             return self._say(client, m.NotKept(f"the kernel gives no memory for it: {made.strerror}"))
-        made.used = size
-        self._memory[id(chosen)] = made
+        made.used, chosen.memory = size, made
         self._say(client, m.Space(serial), made)
 
     def _save_done(self, client: RankClient, request: m.SaveDone) -> None:
         _, rank = self._of(client)
         written = rank.of(request.serial)
-        memory = self._memory.get(id(written))
+        memory = None if written is None else written.memory
         end = request.tree_at + request.tree_size
-        if written is None or memory is None or min(request.tree_at, request.tree_size) < 0 or end > memory.used:
+        if memory is None or min(request.tree_at, request.tree_size) < 0 or end > memory.used:
             return self._drop(client)
-        if not rank.complete(request.serial):
+        if written is None or not rank.complete(request.serial):
             return self._drop(client)
         memory.used, memory.tree_at, memory.tree_size = end, request.tree_at, request.tree_size
         self._say(client, m.Accepted())
-        self._check(rank, written, memory, lambda fits: None)
+        self._check(rank, written, lambda fits: None)
 
     def _ask_held(self, client: RankClient, request: m.AskHeld) -> None:
         joined, rank = self._of(client)
@@ -252,10 +235,9 @@ class Keeper:
     def _ask_saved(self, client: RankClient, request: m.AskSaved) -> None:
         joined, rank = self._of(client)
         found = next((one for one in rank.held(joined.world) if one.iteration == request.iteration), None)
-        memory = self._memory.get(id(found))
-        if found is None or memory is None:
+        if found is None:
             return self._say(client, m.NotKept(f"rank {joined.rank} has no iteration {request.iteration}"))
-        client.waits = True
+        client.waits, memory = True, found.memory
 
         def answer(fits: bool) -> None:
             if fits:
@@ -263,20 +245,17 @@ class Keeper:
             why = f"iteration {request.iteration} of rank {joined.rank} is damaged: its checksum differs"
             self._say(client, m.NotKept(why))
 
-        self._check(rank, found, memory, answer)
+        self._check(rank, found, answer)
 
     # --- work in threads ----------------------------------------------------------------------------------------
 
-    def _check(self, rank: RankMemory, what: Generation, memory: Memory, then: Callable[[bool], None]) -> None:
+    def _check(self, rank: RankMemory, what: Generation, then: Callable[[bool], None]) -> None:
         serial = what.serial
 
         def checked(found: Any) -> None:
-            fits = rank.checked(serial, found if isinstance(found, int) else UNREADABLE)
-            if what.serial == serial and not what.holds:
-                self._memory.pop(id(what), None)  # that memory may be bad
-            then(fits)
+            then(rank.checked(serial, found if isinstance(found, int) else UNREADABLE))
 
-        self._work(memory.checksum, checked)
+        self._work(what.memory.checksum, checked)
 
     def _work(self, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
         """Do `work` in a thread, `then` here with its result or OSError."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from nvrx_slurm.errors import UnknownTransition
 
@@ -36,6 +37,7 @@ class MemoryEvent(str, Enum):
 
 _S, _E = MemoryState, MemoryEvent
 _HOLDS = (_S.WHOLE, _S.VERIFIED)
+_LOSE_MEMORY = (_E.DAMAGED, _E.ABANDON)  # it may be bad; a process that was not killed may write into it
 TABLE: dict[tuple[MemoryState, MemoryEvent], MemoryState] = {
     **{(state, _E.BEGIN): _S.WRITING for state in _S},
     **{(state, _E.OUTDATE): _S.EMPTY for state in _HOLDS},
@@ -55,6 +57,7 @@ class Generation:
     iteration: int = -1
     world: int = 0  # how many ranks the job had
     checksum: int = -1  # -1 = not made yet
+    memory: Any = None  # where the bytes are, for the keeper; kept for the next save
 
     @property
     def holds(self) -> bool:
@@ -67,6 +70,8 @@ class Generation:
             self.state = TABLE[self.state, event]
         except KeyError:
             raise UnknownTransition(f"a generation: no row for {event.value} in {self.state.value}") from None
+        if event in _LOSE_MEMORY:
+            self.memory = None
 
 
 class RankMemory:
@@ -109,13 +114,11 @@ class RankMemory:
         found.step(MemoryEvent.CHECKED if fits else MemoryEvent.DAMAGED)
         return fits
 
-    def abandon(self) -> Generation | None:
-        """The generation that is being written, which is empty now; None: there was none."""
+    def abandon(self) -> None:
+        """The generation that is being written, if there is one, is empty now."""
         for one in self.generations:
             if one.state is MemoryState.WRITING:
                 one.step(MemoryEvent.ABANDON)
-                return one
-        return None
 
     def of(self, serial: int) -> Generation | None:
         """The generation with this save."""
