@@ -20,7 +20,8 @@ LIMIT = "NVRX_KEEPER_BYTES"  # bytes; unset = what the cgroup and the machine al
 _PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "TMPDIR")
 LINGER_S = 30.0  # that a keeper waits for ranks of another launcher when its own has ended
 _START_S = 30.0
-_ANSWER_S = 600.0  # making memory, or a checksum, of hundreds of gigabytes
+_ANSWER_S = 30.0
+_LONG_S = 600.0  # for an answer after making memory, or a checksum, of hundreds of gigabytes
 _CREDENTIALS = struct.Struct("=iII")  # pid, uid, gid: struct ucred
 
 A = TypeVar("A")
@@ -62,7 +63,7 @@ def address(environ: Mapping[str, str], launcher: int) -> str:
 
 
 def start(name: str, environ: Mapping[str, str], launcher: int, linger_s: float = LINGER_S) -> None:
-    """Start the keeper unless there is one; it listens when this returns. Raises CheckpointError."""
+    """Start the keeper unless there is one; it listens when this returns. Raises KeeperGone."""
     limit = environ.get(LIMIT) or "0"
     argv = command("nvrx_slurm.checkpoint.keeper", name, limit, str(launcher), str(linger_s))
     env = {key: environ[key] for key in _PASSED_ON if key in environ}
@@ -70,10 +71,10 @@ def start(name: str, environ: Mapping[str, str], launcher: int, linger_s: float 
     try:
         ended = bounded_process.run(argv, env, _START_S, dies_with_parent=False)
     except OSError as error:
-        raise CheckpointError(f"{what}: {error}") from None
+        raise KeeperGone(f"{what}: {error}") from None
     if ended.code != 0:
         last = ended.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        raise CheckpointError(f"{what}: {last or f'exit code {ended.code}'}")
+        raise KeeperGone(f"{what}: {last or f'exit code {ended.code}'}")
 
 
 class Link:
@@ -82,7 +83,7 @@ class Link:
     def __init__(self, name: str, joins: m.Join) -> None:
         self.joins = joins
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._connection.settimeout(_ANSWER_S)
+        self._connection.settimeout(_ANSWER_S)  # connecting, too
         self._asks = False
         try:
             self._connection.connect("\0" + name)
@@ -103,6 +104,7 @@ class Link:
             self.close()
         self._asks, fds = True, list[int]()
         try:
+            self._connection.settimeout(_LONG_S if isinstance(request, (m.AskSpace, m.AskSaved)) else _ANSWER_S)
             self._connection.send(m.requests.encode(request), socket.MSG_NOSIGNAL)
             flags = socket.MSG_CMSG_CLOEXEC
             data, fds, _, _ = socket.recv_fds(self._connection, m.MAX_PACKET_BYTES, 1, flags)

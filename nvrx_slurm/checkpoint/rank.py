@@ -9,6 +9,7 @@ import logging
 import mmap
 import os
 import threading
+import time
 from typing import Any, TypeVar
 
 import torch
@@ -21,6 +22,7 @@ from nvrx_slurm.core.checkpoint.memory import GENERATIONS, newest_common
 
 _LOG = logging.getLogger("nvrx_slurm.checkpoint")
 _lock = threading.RLock()
+_RETRY_S = 60.0
 
 A = TypeVar("A")
 
@@ -31,6 +33,8 @@ class _Keeper:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self._link: Link | None = None
+        self.warned = False  # that saves fail, since the last one that did not
+        self.retry_at = 0.0  # no save asks a keeper that does not answer before
         self._mapped: dict[int, tree.Mapped] = {}  # by inode, in the order of use
 
     def link(self, begin: bool) -> Link:
@@ -104,6 +108,8 @@ def save(state: Any, iteration: int) -> bool:
         raise CheckpointError(f"an iteration is a whole number >= 0, not {iteration!r}")
     flat = tree.flatten(state)
     with _lock:
+        if time.monotonic() < _of_this_process().retry_at:
+            return False
         try:
             try:
                 _copy(flat, iteration)
@@ -111,8 +117,13 @@ def save(state: Any, iteration: int) -> bool:
                 _of_this_process().drop()
                 _copy(flat, iteration)
         except (CheckpointError, OSError) as error:
-            _LOG.warning("iteration %d is not kept in memory: %s", iteration, error)
+            if not _keeper.warned:
+                _LOG.warning("checkpoints are not kept in memory from iteration %d on: %s", iteration, error)
+            _keeper.warned = True
+            if isinstance(error, KeeperGone):
+                _keeper.retry_at = time.monotonic() + _RETRY_S
             return False
+        _keeper.warned = False
     return True
 
 

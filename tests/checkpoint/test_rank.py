@@ -21,7 +21,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from nvrx_slurm import checkpoint  # noqa: E402
-from nvrx_slurm.checkpoint import rank  # noqa: E402
+from nvrx_slurm.checkpoint import link, rank  # noqa: E402
 from nvrx_slurm.checkpoint.link import CheckpointError, address, start  # noqa: E402
 
 pytestmark = pytest.mark.process
@@ -240,8 +240,9 @@ def test_too_little_memory_costs_no_training(
     monkeypatch.setenv("NVRX_KEEPER_BYTES", "1000000")
     small = {"w": torch.ones(1000)}
     assert checkpoint.save(small, 1)
-    assert not checkpoint.save({"w": torch.ones(1_000_000)}, 2)
-    assert "--ft-checkpoint-memory" in caplog.text
+    for iteration in (2, 3):
+        assert not checkpoint.save({"w": torch.ones(1_000_000)}, iteration)
+    assert caplog.text.count("--ft-checkpoint-memory") == 1  # not with each step
     found = checkpoint.load()
     assert found is not None and found[1] == 1 and equal(found[0], small)
 
@@ -255,6 +256,24 @@ def test_a_killed_keeper_costs_what_it_held(job: Job) -> None:
     job.kill_keeper()
     assert checkpoint.save(state, 4)
     assert checkpoint.available() == 4
+
+
+def test_a_keeper_that_does_not_answer_is_not_asked_with_each_step(
+    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert checkpoint.save({"i": 1}, 1)
+    keeper = job.keeper_pid()
+    monkeypatch.setattr(rank, "_keeper", rank._Keeper())
+    monkeypatch.setattr(link, "_ANSWER_S", 0.2)
+    os.kill(keeper, signal.SIGSTOP)
+    try:
+        assert not any(checkpoint.save({"i": 2}, iteration) for iteration in range(2, 100))
+    finally:
+        os.kill(keeper, signal.SIGCONT)
+    assert caplog.text.count("timed out") == 1
+    rank._keeper.retry_at = 0.0
+    monkeypatch.setattr(link, "_ANSWER_S", BOUND_S)
+    assert checkpoint.save({"i": 3}, 100) and checkpoint.load() == ({"i": 3}, 100)
 
 
 def test_of_another_number_of_ranks(

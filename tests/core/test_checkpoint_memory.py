@@ -107,18 +107,18 @@ def test_common_iterations() -> None:
     assert memory.newest_common([[3, 2], []]) == []
 
 
-GB = 10**9
+GB = 1 << 30
 
 
 @pytest.mark.parametrize(
     ("room", "own", "others", "said"),
     [
         (Room(100 * GB, "the machine"), 0, 7, ""),
-        (Room(79 * GB, "the machine"), 0, 7, "80 GB"),
+        (Room(79 * GB, "the machine"), 0, 7, "80G"),
         (Room(1, "the machine"), 10 * GB, 0, ""),  # in its own place
         (Room(100 * GB, "the machine", 20 * GB), 0, 1, ""),
         (Room(100 * GB, "the machine", 19 * GB), 0, 1, "--ft-checkpoint-memory"),
-        (Room(100 * GB, "the machine", 20 * GB, 11 * GB), 0, 0, "give 21 GB"),
+        (Room(100 * GB, "the machine", 20 * GB, 11 * GB), 0, 0, "give 21504M"),
         (Room(5 * GB, "cgroup a"), 0, 0, "cgroup a"),
     ],
 )

@@ -12,7 +12,7 @@ from typing import Any
 from nvrx_slurm.errors import UnknownTransition
 
 GENERATIONS = 2  # of a rank
-_GB = 1e9
+_MIB, _GIB = 1 << 20, 1 << 30
 
 
 class MemoryState(str, Enum):
@@ -158,13 +158,14 @@ def lacks(room: Room, size: int, own: int, missing_ranks: int) -> str:
     needed = GENERATIONS * size * (1 + missing_ranks) - own
     total = room.used + needed
     ranks = f"{1 + missing_ranks} rank{'s' if missing_ranks else ''}"
-    what = f"checkpoints of {ranks}, two generations each, need {_gb(needed)} more"
+    what = f"checkpoints of {ranks}, two generations each, need {_shown(needed)} more memory"
     if room.limit and total > room.limit:
-        return f"{what}, and --ft-checkpoint-memory allows {_gb(max(0, room.limit - room.used))}; give {_gb(total)}"
+        left = _shown(max(0, room.limit - room.used))
+        return f"{what}, and --ft-checkpoint-memory leaves {left}; give {-(-total // _MIB)}M"
     if needed > room.free:
-        return f"{what}, and {room.of} leaves {_gb(room.free)}; ask Slurm for more memory, or save less"
+        return f"{what}, and {room.of} leaves {_shown(room.free)}; ask Slurm for more, or save less"
     return ""
 
 
-def _gb(number: int) -> str:
-    return f"{number / _GB:.3g} GB"
+def _shown(size: int) -> str:
+    return f"{size / _GIB:.3g}G"  # as Slurm writes it
