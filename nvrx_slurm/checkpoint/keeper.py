@@ -6,6 +6,7 @@ thread decides; checksums and the making of memory are in others.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import selectors
 import signal
@@ -30,6 +31,7 @@ _MAX_RANKS = 128
 _BACKLOG = 128
 _THREADS = 4
 _NICE = 10
+_SET_MEMPOLICY, _MPOL_DEFAULT = {"x86_64": 238, "aarch64": 237}, 0  # set_mempolicy(2), which libc does not have
 
 
 class RankClient:
@@ -319,6 +321,8 @@ def main(argv: list[str]) -> int:
     with suppress(OSError):
         os.sched_setaffinity(0, range(os.cpu_count() or 1))  # not that of the rank that was first
         os.nice(_NICE)
+    if os.uname().machine in _SET_MEMPOLICY:  # nor its NUMA node
+        ctypes.CDLL(None).syscall(_SET_MEMPOLICY[os.uname().machine], _MPOL_DEFAULT, None, 0)
     os.chdir("/")
     _leave(listener)
     Keeper(listener, limit, launcher, linger_s).run()

@@ -337,3 +337,28 @@ def test_a_keeper_of_another_user_is_not_believed() -> None:
         with pytest.raises(CheckpointError, match="another user"):
             Link(name, m.Join(0, 1, 1, 1))
         end(stranger)
+
+
+BOUND_RANK = """
+import ctypes, os, sys
+from nvrx_slurm.checkpoint import link
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+ctypes.CDLL(None).syscall(238, 2, ctypes.byref(ctypes.c_ulong(1)), 64)  # set_mempolicy(MPOL_BIND, node 0)
+print(open("/proc/self/numa_maps").readline().split()[1], flush=True)
+link.start(sys.argv[1], os.environ, int(sys.argv[2]), linger_s=0.5)
+"""
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="has another number of set_mempolicy")
+def test_it_is_not_bound_as_the_rank_that_started_it(make: Callable[..., Node]) -> None:
+    other = make()  # whose launcher is used
+    name = f"{other.name}-bound"
+    argv = [sys.executable, "-c", BOUND_RANK, name, str(other.launcher.pid)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=BOUND_S)
+    if done.stdout.strip() != "bind:0":
+        pytest.skip("the kernel binds no memory")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as one:
+        one.connect("\0" + name)
+        pid = struct.unpack("iII", one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+    assert Path(f"/proc/{pid}/numa_maps").read_text().split()[1] == "default"
+    assert os.sched_getaffinity(pid) == os.sched_getaffinity(0)
