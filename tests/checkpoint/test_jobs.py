@@ -80,10 +80,13 @@ def directory() -> Iterator[Path]:
 
 
 def start(directory: Path, fault: str, *more: str) -> subprocess.Popen[str]:
+    return launch(directory, [str(directory / "train.py"), fault, str(FAULT_AT), str(STEPS)], *more)
+
+
+def launch(directory: Path, words: list[str], *more: str) -> subprocess.Popen[str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "NVRX_", "PET_", "TORCHELASTIC_"))}
     env = kept | {"PYTHONPATH": str(REPO), "TMPDIR": str(directory)}
     flags = (f"--log-dir={directory / 'logs'}", "--nproc-per-node=2", "--max-restarts=1", *more)
-    words = [str(directory / "train.py"), fault, str(FAULT_AT), str(STEPS)]
     return subprocess.Popen(
         [sys.executable, "-m", "nvrx_slurm.cli.run", *flags, *words],
         env=env, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -130,6 +133,35 @@ def test_all_ranks_take_the_iteration_that_each_of_them_has(directory: Path) -> 
     assert "saves may be refused" in text  # the keeper is there before the first save
     assert begins(text, 1) == {FAULT_AT}
     assert len(weights) == 1
+
+
+def test_the_example_loses_no_more_than_a_step(directory: Path) -> None:
+    """Its disk has nothing yet when a rank is killed."""
+    ends = []
+    for faulty in (False, True):
+        progress, place = directory / f"progress{faulty}", directory / f"disk{faulty}"
+        words = ("--steps=60", "--step-time=0.02", "--memory-every=1", "--checkpoint-every=50")
+        words += (f"--progress-file={progress}", f"--checkpoint-dir={place}")
+        with launch(directory, [str(REPO / "examples/ddp.py"), *words]) as job:
+            step, pid = 0, 0
+            while faulty and step < 10:
+                step, pid = map(int, read(Path(f"{progress}.1")).split() or (0, 0))
+                select.select([], [], [], 0.01)
+            if faulty:
+                os.kill(pid, signal.SIGKILL)
+            text, _ = job.communicate(timeout=BOUND_S)
+        assert job.returncode == 0, text
+        resumed = re.findall(r"resumed from step (\d+), in memory", text)
+        assert [int(one) >= step - 1 for one in resumed] == [True] * faulty, text
+        ends += re.findall(r"weights sha256=\w+", text)
+    assert len(ends) == 2 and len(set(ends)) == 1
+
+
+def read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return ""
 
 
 def test_the_keeper_outlives_a_killed_agent_for_a_while(directory: Path) -> None:
