@@ -21,7 +21,7 @@ from typing import Any
 
 from nvrx_slurm.checkpoint import messages as m
 from nvrx_slurm.checkpoint.link import THREAD_NAME, is_stranger
-from nvrx_slurm.checkpoint.memory import UNREADABLE, Memory
+from nvrx_slurm.checkpoint.memory import UNREADABLE, Memory, rounded
 from nvrx_slurm.core.checkpoint.memory import Generation, MemoryEvent, MemoryState, RankMemory, Room, lacks
 from nvrx_slurm.errors import ProtocolError
 from nvrx_slurm.system.memory import free_bytes
@@ -181,7 +181,8 @@ class Keeper:
         joined, rank = self._of(client)
         if request.size <= 0 or request.iteration < 0:
             return self._drop(client)
-        problem = self._lacks(joined, request.size)
+        size = rounded(request.size)
+        problem = self._lacks(joined, size)
         if problem:
             return self._say(client, m.NotKept(problem))
         self._serial += 1
@@ -190,9 +191,9 @@ class Keeper:
             chosen.memory.used = request.size
             return self._say(client, m.Space(chosen.serial), chosen.memory)
         chosen.memory = None
-        self._making += request.size
+        self._making += size
         client.waits, serial = True, chosen.serial
-        self._work(partial(Memory, request.size), partial(self._made, client, request.size, chosen, serial))
+        self._work(partial(Memory, size), partial(self._made, client, request, chosen, serial))
 
     def _lacks(self, joined: m.Join, size: int) -> str:
         sizes = {
@@ -205,14 +206,16 @@ class Keeper:
         room = Room(free - self._making, of, self._limit, self._making + sum(sizes.values()))
         return lacks(room, size, sizes[joined.rank], missing)
 
-    def _made(self, client: RankClient, size: int, chosen: Generation, serial: int, made: Memory | OSError) -> None:
-        self._making -= size
+    def _made(
+        self, client: RankClient, request: m.AskSpace, chosen: Generation, serial: int, made: Memory | OSError
+    ) -> None:
+        self._making -= rounded(request.size)
         if chosen.serial != serial or chosen.state is not MemoryState.WRITING:
             return self._drop(client)  # another process is the rank now
         if isinstance(made, OSError):
             chosen.step(MemoryEvent.ABANDON)
             return self._say(client, m.NotKept(f"the kernel gives no memory for it: {made.strerror}"))
-        made.used, chosen.memory = size, made
+        made.used, chosen.memory = request.size, made
         self._say(client, m.Space(serial), made)
 
     def _save_done(self, client: RankClient, request: m.SaveDone) -> None:

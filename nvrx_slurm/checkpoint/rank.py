@@ -69,6 +69,10 @@ class _Keeper:
             self._link.close()
         self._link, self._mapped = None, {}
 
+    def unmap_smaller(self, size: int) -> None:
+        """Memory that is to be replaced by larger one is free only when nobody has it mapped."""
+        self._mapped = {inode: one for inode, one in self._mapped.items() if len(one.pages) >= size}
+
     def map(self, fd: int) -> tree.Mapped:
         """The bytes of a descriptor, which is closed. Pages are there at once: later copies take no faults."""
         try:
@@ -129,8 +133,9 @@ def save(state: Any, iteration: int) -> bool:
 
 def _copy(flat: tree.Flat, iteration: int) -> None:
     keeper = _of_this_process()
-    link = keeper.link(begin=True)
-    space, fd = link.ask(m.AskSpace(iteration, flat.size + len(flat.tree)), m.Space)
+    link, size = keeper.link(begin=True), flat.size + len(flat.tree)
+    keeper.unmap_smaller(size)
+    space, fd = link.ask(m.AskSpace(iteration, size), m.Space)
     flat.copy_to(keeper.map(fd))
     link.ask(m.SaveDone(space.serial, flat.size, len(flat.tree)), m.Accepted)
 

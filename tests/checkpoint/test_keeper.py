@@ -176,7 +176,7 @@ def test_memory_cannot_be_cut_off(node: Node) -> None:
     one = node.join()
     _, fd = one.ask(m.AskSpace(1, MB), m.Space)
     with open(fd, "r+b") as file:
-        for size in (0, 2 * MB):
+        for size in (0, 4 * MB):
             with pytest.raises(OSError):
                 os.ftruncate(file.fileno(), size)
 
