@@ -58,6 +58,8 @@ def address(environ: Mapping[str, str], launcher: int) -> str:
     """
     run = environ.get("NVRX_RUN_DIR") or f"{launcher} {environ.get('TORCHELASTIC_RUN_ID', '')}"
     node = environ.get("NVRX_INFRA_RANK", "")
+    if node == "-1":  # several agents of one host may have none
+        node = f"launcher {launcher}"
     digest = hashlib.sha256(f"{os.geteuid()}\0{run}\0{node}".encode("utf-8", "surrogateescape")).hexdigest()
     return f"nvrx-keeper-{digest[:32]}"
 

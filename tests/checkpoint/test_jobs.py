@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from stage import free_port
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.process
@@ -133,6 +134,15 @@ def test_all_ranks_take_the_iteration_that_each_of_them_has(directory: Path) -> 
     assert "saves may be refused" in text  # the keeper is there before the first save
     assert begins(text, 1) == {FAULT_AT}
     assert len(weights) == 1
+
+
+def test_two_agents_of_one_host_have_a_keeper_each(directory: Path) -> None:
+    place = ("--nnodes=2", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=two")
+    with start(directory, "killed", *place) as one, start(directory, "killed", *place) as other:
+        texts = [job.communicate(timeout=BOUND_S)[0] for job in (one, other)]
+    assert one.returncode == other.returncode == 0, texts
+    assert [begins(text, 1) for text in texts] == [{FAULT_AT}] * 2
+    assert keepers(one.pid) == keepers(other.pid) == []
 
 
 def test_the_example_loses_no_more_than_a_step(directory: Path) -> None:
