@@ -49,8 +49,8 @@ begin = 0 if found is None else found[1]
 print("begins", cycle, rank, begin, flush=True)
 for step in range(begin, steps):
     if cycle == 0 and step == fault_at and fault != "none":
-        dist.barrier()
         print("fault", rank, os.getppid(), flush=True)
+        dist.barrier()
         if rank == 1 and fault != "agent":
             if fault == "in-a-save":
                 keeping.tree.Mapped.views = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
