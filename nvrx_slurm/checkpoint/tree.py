@@ -97,7 +97,10 @@ def flatten(state: Any) -> Flat:
     """Raises CheckpointError, which names the place of what cannot be saved."""
     flat = Flat()
     root = _saved(state, "state", flat, 0)
-    flat.tree = _wire.encode(SavedList((root,)))
+    try:
+        flat.tree = _wire.exact(SavedList((root,)))
+    except UnicodeEncodeError:
+        raise CheckpointError("a text in state is not valid Unicode, which cannot be saved; save its bytes") from None
     return flat
 
 

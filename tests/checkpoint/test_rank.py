@@ -194,6 +194,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "sparse": ({"s": torch.eye(3).to_sparse()}, "sparse"),
     "meta": ({"m": torch.empty(3, device="meta")}, "meta"),
     "complex": ({"c": 1j}, "state['c']"),
+    "surrogate": ({"s": "\udcff"}, "not valid Unicode"),
 }
 
 
