@@ -45,6 +45,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--checkpoint-dir", type=Path, default=Path("checkpoints"), help="shared by all nodes")
     parser.add_argument("--checkpoint-every", type=int, default=20, metavar="STEPS", help="(default: %(default)s)")
     parser.add_argument(
+        "--memory-every", type=int, metavar="STEPS", help="also keep the state in memory that outlives this process"
+    )
+    parser.add_argument(
         "--step-time", type=float, default=0.0, metavar="S", help="pretend each step computes this long"
     )
     parser.add_argument("--seed", type=int, default=0)
@@ -230,6 +233,27 @@ def resume(trainer: Trainer, monitor: Heartbeats, directory: Path, device: torch
     say(f"resumed from step {trainer.step}")
 
 
+def save_in_memory(trainer: Trainer, monitor: Heartbeats) -> None:
+    """Each rank saves its own state."""
+    from nvrx_slurm import checkpoint
+
+    checkpoint.save(trainer.state_dict() | {"timeouts": monitor.state_dict()}, trainer.step)
+
+
+def resume_from_memory(trainer: Trainer, monitor: Heartbeats) -> bool:
+    """The newest state that all ranks have there: a crash has cost a few steps only. A lost node has lost it."""
+    from nvrx_slurm import checkpoint
+
+    found = checkpoint.load()
+    if found is None:
+        return False
+    state, _ = found
+    trainer.load_state_dict(state)
+    monitor.load_state_dict(state["timeouts"])
+    say(f"resumed from step {trainer.step}, in memory")
+    return True
+
+
 def note_progress(prefix: str, step: int) -> None:
     path = f"{prefix}.{dist.get_rank()}"
     Path(path + ".tmp").write_text(f"{step} {os.getpid()}\n")
@@ -245,6 +269,8 @@ def train(trainer: Trainer, args: argparse.Namespace, monitor: Heartbeats) -> bo
         if args.progress_file:
             note_progress(args.progress_file, trainer.step)
         stop = trainer.step < args.steps and monitor.should_stop()
+        if args.memory_every and trainer.step % args.memory_every == 0:
+            save_in_memory(trainer, monitor)
         if stop or trainer.step % args.checkpoint_every == 0 or trainer.step == args.steps:
             with monitor.section("checkpointing"):
                 dist.all_reduce(loss)
@@ -270,7 +296,8 @@ def main(monitor_class: type[Heartbeats] = Heartbeats) -> None:
 
     trainer = Trainer(args, device)
     with monitor.section("setup"):
-        resume(trainer, monitor, args.checkpoint_dir, device)
+        if not (args.memory_every and resume_from_memory(trainer, monitor)):
+            resume(trainer, monitor, args.checkpoint_dir, device)
         trainer.distribute()
     finished = train(trainer, args, monitor)
     say(

@@ -35,6 +35,10 @@ class Wire(Generic[T]):
             frame = _wire.encode(_cut(message))
         return frame
 
+    def exact(self, message: T) -> bytes:
+        """The frame of a message that is known to fit, nothing cut. Raises UnicodeEncodeError for a lone surrogate."""
+        return _wire.encode(message)
+
     def decode(self, frame: bytes) -> T:
         """The message in a frame. Raises ProtocolError, which names the field."""
         self._decoder = self._decoder or msgspec.msgpack.Decoder(self._kind)

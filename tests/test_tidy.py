@@ -43,10 +43,11 @@ LAYERS["slurm"] = LAYERS["control"] = LAYERS["child"] | {"child"}
 # A tool of the system (a scheduler's, a file's) may be used by the edge beside it, but control and slurm stay apart.
 LAYERS["health"] = LAYERS["control"] | {"control", "slurm"}
 LAYERS["monitor"] = LAYERS["logs"] = LAYERS["health"]
+LAYERS["checkpoint"] = LAYERS["child"] | {"child"}
 LAYERS["attribution"] = LAYERS["logs"] | {"logs", "health", "monitor"}
 LAYERS["fault_tolerance"] = LAYERS["monitor"] | {"monitor"}
 LAYERS["ptl_resiliency"] = LAYERS["huggingface"] = {"fault_tolerance", "monitor", "system"}
-LAYERS["node"] = LAYERS["monitor"] | {"monitor", "health", "fault_tolerance", "logs", "attribution"}
+LAYERS["node"] = LAYERS["monitor"] | {"monitor", "health", "fault_tolerance", "logs", "attribution", "checkpoint"}
 LAYERS["inprocess"] = LAYERS["node"] | {"testing"}  # tools.inject_fault
 # Readers of the log tree: nothing that a job waits for, and nothing of what a job is made of.
 LAYERS["views"] = LAYERS["system"] | {"system"}
@@ -77,7 +78,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "pynvml": ("system/gpus.py",),
     "filelock": ("system/files.py",),
     "pyslurm": ("slurm/api/pyslurm_child.py",),
-    "torch": ("inprocess/", "testing/"),
+    "torch": ("inprocess/", "testing/", "checkpoint/tree.py", "checkpoint/rank.py"),
     "sitecustomize": ("warm/",),
     **{f"nvrx_{path.stem}": ("warm/",) for path in (PACKAGE / "warm").glob("*.py")},  # their names in a template
     "transformers": ("huggingface.py",),
@@ -417,6 +418,7 @@ def loaded(code: str) -> set[str]:
         "import nvrx_slurm.node.program, nvrx_slurm.control.client, nvrx_slurm.control.server",
         "import nvrx_slurm.monitor.main",
         "import nvrx_slurm.fault_tolerance",
+        "import nvrx_slurm.checkpoint.keeper",
         "import nvrx_slurm.health.__main__, nvrx_slurm.health.hooks.run",
         "from nvrx_slurm.config.layers import resolve; resolve({}, {})",
     ],

@@ -222,8 +222,9 @@ def _worker_spec(
 def contract(here: Here, shape: Layout, cycle_info: str = "") -> WorkerContract:
     """What the environment of each worker says."""
     run, local = shape.run_dir, shape.on_node
+    memory = here.ft.checkpoint_memory or 0
     return WorkerContract(
-        run.job_id, here.launch.role, str(run.path), cycle_info, local.first, local.world
+        run.job_id, here.launch.role, str(run.path), cycle_info, local.first, local.world, memory
     )
 
 

@@ -100,6 +100,11 @@ class FaultToleranceConfig(LogSettings):
     checkpoint_pattern: str | None = maybe(
         v.PATTERN, help="Regular expression for names in --ft-checkpoint-dir; its first group is the iteration."
     )
+    checkpoint_memory: int | None = maybe(
+        k.SIZE,
+        help="Most memory of each node for what checkpoint.save() keeps, as 64G; its keeper starts with the job. "
+        "Without: with the first save, and as much as cgroup and node leave.",
+    )  # fmt: skip
     max_no_progress_cycles: int = setting(
         k.integer(-1),
         3,

@@ -8,6 +8,7 @@ Loaded by Slurm's prolog where there is a site file: only cheap imports.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -183,6 +184,26 @@ def _unix_socket(raw: object) -> str:
     return path
 
 
+_UNITS = {"": 1, **{unit: 1 << 10 * power for power, unit in enumerate("KMGT", 1)}}
+_LEAST_BYTES = _UNITS["M"]  # a number without a unit is rarely meant as bytes
+
+
+def _size(raw: object) -> int:
+    found = re.fullmatch(
+        r"\s*(\d{1,15})\s*([KMGT]?)\s*", "" if isinstance(raw, bool) else str(raw), re.IGNORECASE
+    )
+    size = int(found[1]) * _UNITS[found[2].upper()] if found else 0
+    if not _LEAST_BYTES <= size < 1 << 62:
+        raise ValueError("must be a size of at least 1M with a unit K, M, G or T, for example 64G")
+    return size
+
+
+def _shown_size(size: int) -> str:
+    unit = next(one for one in ("T", "G", "M", "K", "") if size % _UNITS[one] == 0)
+    return f"{size // _UNITS[unit]}{unit}"
+
+
+SIZE = Kind("SIZE", _size, _shown_size)  # its value is bytes
 UNIX_SOCKET = Kind("PATH|unix://PATH", _unix_socket)  # its value is the path
 
 

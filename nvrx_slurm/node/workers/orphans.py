@@ -15,8 +15,9 @@ from nvrx_slurm.child import processes
 from nvrx_slurm.child.descendants import SHM_MANAGER, cleans, name, nobody
 from nvrx_slurm.system import bounded
 
-# A standby or a template's successor is a child of this agent a moment before the agent hears of it.
-_UNHEARD = (b"nvrx-standby", b"nvrx-template")
+# A standby or a template's successor is a child of this agent a moment before the agent hears of it. The keeper, which
+# the first save of a rank has started, keeps checkpoints for the next cycle.
+_UNHEARD = (b"nvrx-standby", b"nvrx-template", b"nvrx-keeper")
 _END_TIMEOUT_S = 1.0  # for killed orphans to end when the agent does
 _CLEAN_S = 1.0  # for helpers that clean up
 _MANAGER_S = 3.0  # where one is torch's: it waits 2 s for new clients, and holds the pipes of resource trackers

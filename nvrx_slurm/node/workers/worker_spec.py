@@ -23,7 +23,7 @@ RANK_NAMES = (
     *("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID"),
     *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"),
     *("NVRX_TERM", "NVRX_CYCLE", "NVRX_INFRA_RANK", "NVRX_RUN_DIR", "NVRX_CURRENT_CYCLE_INFO", "NVRX_BOARD"),
-    *("NVRX_RESUME_BEFORE", "NVRX_RESUME_FROM", "NVRX_MTBF"),
+    *("NVRX_RESUME_BEFORE", "NVRX_RESUME_FROM", "NVRX_MTBF", "NVRX_KEEPER_BYTES"),
     "FT_RANK_MONITOR_IPC_SOCKET",
 )
 LINE_PREFIX = "[rank {rank}] "
@@ -39,6 +39,7 @@ class WorkerContract(Record):
     cycle_info: str = ""  # the link to the file of --ft-cycle-info-dir; "" = there is none
     first_local: int = 0  # LOCAL_RANK of the first worker, where several agents share a node
     local_world: int = 0  # LOCAL_WORLD_SIZE; 0 = the workers of this agent
+    checkpoint_memory: int = 0  # bytes, of --ft-checkpoint-memory; 0 = it was not given
 
 
 class WarmSpec(Record):
@@ -114,6 +115,8 @@ def rank_env(contract: WorkerContract, plan: Plan, node: Node, local_rank: int, 
         extra["NVRX_RESUME_BEFORE"] = str(past.resume_before)
     if past.resume_from:
         extra["NVRX_RESUME_FROM"] = past.resume_from
+    if contract.checkpoint_memory:
+        extra["NVRX_KEEPER_BYTES"] = str(contract.checkpoint_memory)
     return extra | {
         "RANK": str(rank),
         "LOCAL_RANK": str(contract.first_local + local_rank),

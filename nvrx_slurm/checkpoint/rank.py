@@ -1,0 +1,212 @@
+"""The rank's side: copies of its state into the keeper's memory, and back.
+
+Which iteration is loaded is the same on all ranks: the newest that each of them has, undamaged.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import threading
+import time
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from nvrx_slurm.checkpoint import messages as m
+from nvrx_slurm.checkpoint import tree
+from nvrx_slurm.checkpoint.link import CheckpointError, KeeperGone, Link, address, launcher_pid, start
+from nvrx_slurm.core.checkpoint.memory import GENERATIONS, newest_common
+
+_LOG = logging.getLogger("nvrx_slurm.checkpoint")
+_lock = threading.RLock()
+_RETRY_S = 60.0
+
+A = TypeVar("A")
+
+
+class _Keeper:
+    """This process's link, and the memory that it has mapped."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self._link: Link | None = None
+        self.warned = False  # that saves fail, since the last one that did not
+        self.retry_at = 0.0  # no save asks a keeper that does not answer before
+        self._mapped: dict[int, tree.Mapped] = {}  # by inode, in the order of use
+
+    def link(self, begin: bool) -> Link:
+        """`begin`: start the keeper where there is none. Raises CheckpointError."""
+        launcher = launcher_pid(os.environ)
+        followed = launcher if launcher > 1 else self.pid  # init does not end with the job
+        joins = m.Join(*_place(), int(os.environ.get("LOCAL_WORLD_SIZE") or 1), followed)
+        if self._link is not None and self._link.joins == joins:
+            return self._link
+        self.drop()
+        name = address(os.environ, launcher)
+        try:
+            self._link = Link(name, joins)
+        except KeeperGone:
+            if not begin:
+                raise
+            start(name, os.environ, followed)
+            self._link = Link(name, joins)
+        return self._link
+
+    def ask(self, request: m.Request, kind: type[A]) -> tuple[A, int]:
+        """As `Link.ask`, of a keeper that runs. Once more over a new link, where the old one has ended."""
+        try:
+            return self.link(begin=False).ask(request, kind)
+        except KeeperGone:
+            self.drop()
+            return self.link(begin=False).ask(request, kind)
+
+    def drop(self) -> None:
+        """Forget the link and the memory; the next call makes them anew."""
+        if self._link is not None:
+            self._link.close()
+        self._link, self._mapped = None, {}
+
+    def unmap_smaller(self, size: int) -> None:
+        """Memory that is to be replaced by larger one is free only when nobody has it mapped."""
+        self._mapped = {inode: one for inode, one in self._mapped.items() if len(one.pages) >= size}
+
+    def map(self, fd: int) -> tree.Mapped:
+        """The bytes of a descriptor, which is closed. Pages are there at once: later copies take no faults."""
+        try:
+            status = os.fstat(fd)
+            found = self._mapped.pop(status.st_ino, None)
+            if found is None:
+                pages = mmap.mmap(fd, status.st_size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+                found = tree.Mapped(pages)
+        finally:
+            os.close(fd)
+        self._mapped[status.st_ino] = found
+        while len(self._mapped) > GENERATIONS:
+            del self._mapped[next(iter(self._mapped))]
+        return found
+
+
+_keeper = _Keeper()
+
+
+def _of_this_process() -> _Keeper:
+    global _keeper
+    if _keeper.pid != os.getpid():  # forked: the connection is the parent's
+        _keeper = _Keeper()
+    return _keeper
+
+
+def _place() -> tuple[int, int]:
+    """Rank and number of ranks."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return int(os.environ.get("RANK") or 0), int(os.environ.get("WORLD_SIZE") or 1)
+
+
+def save(state: Any, iteration: int) -> bool:
+    """See `checkpoint.save`."""
+    if not isinstance(iteration, int) or not 0 <= iteration < 1 << 62:
+        raise CheckpointError(f"an iteration is a whole number >= 0, not {iteration!r}")
+    flat = tree.flatten(state)
+    with _lock:
+        if time.monotonic() < _of_this_process().retry_at:
+            return False
+        try:
+            try:
+                _copy(flat, iteration)
+            except KeeperGone:  # it was killed, with all that it held
+                _of_this_process().drop()
+                _copy(flat, iteration)
+        except (CheckpointError, OSError) as error:
+            if not _keeper.warned:
+                _LOG.warning("checkpoints are not kept in memory from iteration %d on: %s", iteration, error)
+            _keeper.warned = True
+            if isinstance(error, KeeperGone):
+                _keeper.retry_at = time.monotonic() + _RETRY_S
+            return False
+        _keeper.warned = False
+    return True
+
+
+def _copy(flat: tree.Flat, iteration: int) -> None:
+    keeper = _of_this_process()
+    link, size = keeper.link(begin=True), flat.size + len(flat.tree)
+    keeper.unmap_smaller(size)
+    space, fd = link.ask(m.AskSpace(iteration, size), m.Space)
+    flat.copy_to(keeper.map(fd))
+    link.ask(m.SaveDone(space.serial, flat.size, len(flat.tree)), m.Accepted)
+
+
+def available() -> int | None:
+    """See `checkpoint.available`."""
+    with _lock:
+        return next(iter(_common(_held())), None)
+
+
+def load(state: Any = None) -> tuple[Any, int] | None:
+    """See `checkpoint.load`."""
+    with _lock:
+        held = _held()
+        for iteration in _common(held):
+            found = _fetched(iteration, tree.ABSENT if state is None else state)
+            if all(one[0] for one in _told_to_all([int(found is not None)])):
+                assert found is not None
+                fitting, memory = found
+                return fitting.fill(memory), iteration
+            _LOG.warning("iteration %d cannot be loaded from memory on each rank", iteration)
+        if held:
+            _LOG.warning("no state in memory is the same iteration on each rank: read the disk")
+    return None
+
+
+def _held() -> list[int]:
+    """Iterations of this rank, newest first; with NVRX_RESUME_BEFORE, only those that are older."""
+    before = int(os.environ.get("NVRX_RESUME_BEFORE") or 1 << 62)
+    try:
+        answer, _ = _of_this_process().ask(m.AskHeld(), m.HeldSaves)
+    except KeeperGone:
+        return []
+    except CheckpointError as error:
+        _LOG.warning("nothing is loaded from memory: %s", error)
+        return []
+    if answer.other:
+        _LOG.warning("it is not loaded from memory: %s", answer.other)
+    return [one for one in answer.iterations if one < before]
+
+
+def _common(held: list[int]) -> list[int]:
+    padded = (held + [-1] * GENERATIONS)[:GENERATIONS]
+    return [one for one in newest_common(_told_to_all(padded)) if one >= 0]
+
+
+def _fetched(iteration: int, state: Any) -> tuple[tree.Fitting, torch.Tensor] | None:
+    """What is to be filled, and from where; None, and a warning: it is damaged, or does not fit."""
+    try:
+        keeper = _of_this_process()
+        saved, fd = keeper.ask(m.AskSaved(iteration), m.Saved)
+        mapped = keeper.map(fd)
+        root = tree.unpacked(mapped.pages[saved.tree_at : saved.tree_at + saved.tree_size])
+        return tree.Fitting(root, state), mapped.memory
+    except (CheckpointError, OSError) as error:
+        _LOG.warning("iteration %d is not loaded from memory: %s", iteration, error)
+        return None
+
+
+def _told_to_all(numbers: list[int]) -> list[list[int]]:
+    """The numbers of each rank. Raises CheckpointError where ranks cannot tell each other."""
+    rank, world = _place()
+    if world == 1:
+        return [numbers]
+    if not dist.is_available() or not dist.is_initialized():
+        raise CheckpointError(
+            f"rank {rank} of {world} cannot tell which iteration the others have; call "
+            "torch.distributed.init_process_group before checkpoint.load"
+        )
+    device = "cpu" if "gloo" in dist.get_backend() or "mpi" in dist.get_backend() else "cuda"
+    mine = torch.tensor(numbers, dtype=torch.int64, device=device)
+    found = [torch.empty_like(mine) for _ in range(world)]
+    dist.all_gather(found, mine)
+    return [one.tolist() for one in found]

@@ -1,0 +1,51 @@
+"""How much more memory this process's job may use."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_GROUPS = re.compile(r"^\d+:(memory|):(.*)", re.MULTILINE)  # cgroups(7): version 1, version 2
+_FILES = {
+    "": ("memory.max", "memory.current", "inactive_file"),
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+_AVAILABLE = re.compile(r"^MemAvailable: +(\d+) kB", re.MULTILINE)
+_MAX_DEPTH = 32
+
+
+def free_bytes(root: Path = Path("/")) -> tuple[int, str]:
+    """Bytes, and what limits them: the machine, or the nearest cgroup of this process and those above it.
+
+    Pages of files that the kernel drops when memory is short count as free. (0, ...) where nothing can be read.
+    """
+    found = _AVAILABLE.search(_text(root / "proc/meminfo"))
+    free, of = (int(found[1]) * 1024 if found else 0), "the machine"
+    for kind, group in _GROUPS.findall(_text(root / "proc/self/cgroup")):
+        top = root / "sys/fs/cgroup" / kind
+        here = top / group.lstrip("/")
+        for _ in range(_MAX_DEPTH):
+            left = _left(here, *_FILES[kind])
+            if left is not None and left < free:
+                free, of = left, f"the memory limit of cgroup {here.relative_to(root / 'sys/fs/cgroup')}"
+            if here == top or top not in here.parents:
+                break
+            here = here.parent
+    return max(0, free), of
+
+
+def _left(group: Path, limit: str, usage: str, reclaimable: str) -> int | None:
+    """None: the group has no limit."""
+    most, used = _text(group / limit).strip(), _text(group / usage).strip()
+    if not most.isdecimal() or not used.isdecimal():
+        return None
+    droppable = re.search(rf"^{reclaimable} (\d+)", _text(group / "memory.stat"), re.MULTILINE)
+    return int(most) - int(used) + (int(droppable[1]) if droppable else 0)
+
+
+def _text(path: Path) -> str:
+    """A file of the kernel; "" where it cannot be read."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
