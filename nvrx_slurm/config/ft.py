@@ -87,6 +87,10 @@ class FaultToleranceConfig(LogSettings):
         help="auto: fork workers from a template where each import gives them what it gives an executed worker. "
         "off: execute each worker.",
     )  # fmt: skip
+    step_hook: str = setting(
+        k.choice("auto", "off"), "auto",
+        help="auto: count the steps of torch's optimizers, for scripts that send no heartbeats. off: do not.",
+    )  # fmt: skip
     checkpoint_iteration_file: str | None = maybe(
         k.PATH,
         help="File with the iteration of the last checkpoint, that the coordinator's node can read: what counts as "

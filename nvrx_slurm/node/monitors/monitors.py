@@ -162,6 +162,14 @@ class RankMonitor(SupervisedProcess):
         env = {} if self._life is None else {wire.SOCKET_ENV: os.fspath(self._life.path)}
         return env | faulthandler_env()
 
+    @property
+    def page(self) -> str:
+        """Where the next worker finds its page (see `warm.steps`); "" = it has none. Ask after `worker_env`."""
+        if self._life is None:
+            return ""
+        fd = self._life.page_fd
+        return f"/proc/{os.getpid()}/fd/{fd} {os.fstat(fd).st_ino} {layout.PAGE_BYTES} {layout.STEP}"
+
     def watch(self, *, pid: int, pidfd: int, cycle: int, rank: int, rules: WatchRules) -> None:
         """Watch the worker just spawned with worker_env().
 

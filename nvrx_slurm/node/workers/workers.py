@@ -253,6 +253,7 @@ class Workers:
         out, err = logs.of(where.rank)
         self._show(local_rank, where.rank, [out, err])
         held = self._launcher.take(local_rank)
+        env = self._launcher.environment(held, env, "" if monitor is None else monitor.page)
         child = held.child
         if monitor is not None:  # before anything of the user's runs: this process may be stopped after that
             monitor.watch(pid=child.pid, pidfd=child.pidfd, cycle=plan.cycle, rank=where.rank, rules=self._rules)
