@@ -108,23 +108,25 @@ class Spent(Record):
     term: Count
     cycle: Count
     start_s: Seconds = -1.0  # from the plan until the last of them was released
-    import_s: Seconds = -1.0  # from there until the last one called init_workload_monitoring()
-    init_s: Seconds = -1.0  # from there until the first heartbeat, or first "step", of the last one
+    import_s: Seconds = -1.0  # from there until the last one called init_workload_monitoring() or imported torch
+    init_s: Seconds = -1.0  # from there until the first heartbeat, first "step", or step, of the last one
     reload_s: Seconds = 0.0  # by which the first step was longer than the others
     suspended_s: Seconds = 0.0  # stopped by somebody
     saved_s: Seconds = -1.0  # from the end of the last section of kind checkpoint until this message
     after_s: Seconds = 0.0  # of that, in other sections than "step"
     sections: AtMost16[SectionTime] = ()  # at most 16
+    idle: bool = False  # steps of its ranks would have been seen, and there was none
 
 
 class RankPace(Record):
     """How far a living rank is. Seconds of its node's clock."""
 
     rank: Count
-    steps: Big  # heartbeats, or sections "step", in this life
+    steps: Big  # heartbeats, sections "step", or steps of an optimizer, in this life
     step_s: Seconds  # from one to the next, lately; 0 = not known
     section: Name = ""  # that began last of those that are open; "" = none
     section_s: Seconds = 0.0  # since then
+    still_s: Seconds = 0.0  # since the last of its steps
 
 
 class Pace(Record):

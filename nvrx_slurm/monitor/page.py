@@ -40,6 +40,7 @@ STEPS = 25  # rank: steps so far of the optimizer that made the first one
 FIRST_STEP = 26  # rank: its first step
 SECOND_STEP = 27  # rank: its second step
 LONGEST_STEP = 28  # rank: longest time between two steps so far, ns
+STEPS_SINCE = 29  # rank: when its script had imported torch's optimizers, whose steps are counted from then on
 JUDGED = 48  # agent (own cache line): how many reports it has judged and found right
 REPORTED = 56  # rank (own cache line): reports so far
 SECTIONS = 64  # rank: from here on one word per slot (see core.rank.watch.slots_of): open since (0 = closed)

@@ -15,10 +15,10 @@ from time import monotonic_ns
 
 PAGE = "NVRX_PAGE"
 _MODULE = "torch.optim.optimizer"
-_WORDS = 5
+_WORDS = 6
 _READ_WRITE, _SHARED = 3, 1  # of mmap(2)
 _ENV_START = 47  # in /proc/self/stat, after the name
-_STEP, _STEPS, _FIRST, _LONGEST = 0, 1, 2, 4
+_STEP, _STEPS, _FIRST, _LONGEST, _SINCE = 0, 1, 2, 4, 5
 
 
 class StepFinder:
@@ -43,7 +43,9 @@ class StepFinder:
         try:
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
-            add_hook(counter(_words(page), os.getpid()))
+            words = _words(page)
+            add_hook(counter(words, os.getpid()))
+            words[_SINCE] = monotonic_ns()
         except Exception:
             return
 

@@ -8,6 +8,12 @@ from typing import Any
 
 import pytest
 from agent_harness import Rig
+from test_status_file import OFTEN, told
+
+from nvrx_slurm.core.progress import pace, progress
+from nvrx_slurm.monitor import page
+from nvrx_slurm.node.monitors.times import times_of
+from nvrx_slurm.types import Pace, RankPace
 
 pytestmark = pytest.mark.torch
 SCRIPT = Path(__file__).parents[1] / "data" / "step_kinds.py"
@@ -47,3 +53,67 @@ def test_steps_are_counted_and_nothing_else_changes(rig: Rig) -> None:
             assert 0 < first_ns < second_ns <= step_ns and 0 < longest_ns <= step_ns - first_ns
             same = ("kind", "made", "weights", "graphs")
             assert {name: one[name] for name in same} == {name: off[kind][name] for name in same}
+
+
+TRAINS = """
+import torch
+net = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(net.parameters(), 0.01)
+for _ in range(30 * (sys.argv[1] == "trains")):
+    net(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    time.sleep(0.02)
+gate("end")
+"""
+
+
+def test_steps_are_in_the_status_and_in_the_account(rig: Rig) -> None:
+    pytest.importorskip("torch")
+    rig.before = OFTEN
+    one = rig.run(rig.script(TRAINS), "--nproc-per-node=2", args=("trains",))
+    found = told(rig, "step 30 of this cycle")
+    assert found["progress"]["step_s"] > 0.02  # type: ignore[index]
+    rig.open("end")
+    assert one.wait(BOUND_S) == 0
+    seconds = rig.result["account"]["nodes"][0]["seconds"]
+    assert seconds["productive"] > 0.5 and seconds["import"] > 0.0 and seconds["init"] > 0.0
+    assert rig.result["account"]["grades"]["productive"] == "counted"
+
+
+@pytest.mark.parametrize("told", [None, page.BEATS, page.TIMES])
+def test_what_a_script_tells_replaces_the_steps_of_its_optimizer(told: int | None) -> None:
+    """Heartbeats, or sections "step"."""
+    words = [0] * page.WORDS
+    at_s = {page.STEPS_SINCE: 2, page.FIRST_STEP: 3, page.SECOND_STEP: 4, page.STEP: 9, page.FIRST_INIT: 1}
+    at_s |= {page.FIRST_BEAT: 5, page.SECOND_BEAT: 6, page.HEARTBEAT: 8}
+    for word, seconds in at_s.items():
+        words[word] = seconds * 10**9
+    words[page.STEPS] = 7
+    if told is not None:
+        words[told] = 3
+    times = times_of(words, ["step"], 0.0, 10.0)
+    found = times.init_s, times.first_s, times.second_s, times.last_s
+    assert found == ((1.0, 3.0, 4.0, 9.0) if told is None else (1.0, 5.0, 6.0, 8.0))
+    assert times.beats == {None: 7, page.BEATS: 3, page.TIMES: 0}[told]
+
+
+def test_no_step_for_long_is_told() -> None:
+    def told(step_s: float, still_s: float) -> list[str]:
+        ranks = tuple(RankPace(rank, 50, step_s, "", 0.0, still_s + 5.0 * rank) for rank in (0, 1))
+        found = progress([Pace(1, 0, ranks)])
+        return [one for one in pace({"progress": found, "allocation_ends": 0.0}) if "no step" in one]
+
+    assert told(0.5, 59.0) == told(30.0, 299.0) == []
+    assert told(0.5, 61.0) == ["no step for 1 min 1 s"]
+    assert len(told(30.0, 301.0)) == 1
+
+
+def test_a_job_that_never_trains_is_not_productive(rig: Rig) -> None:
+    pytest.importorskip("torch")
+    rig.before = OFTEN
+    one = rig.run(rig.script(TRAINS), "--nproc-per-node=2", args=("waits",))
+    told(rig, "0 of 2 ranks have begun to train")
+    rig.open("end")
+    assert one.wait(BOUND_S) == 0
+    account = rig.result["account"]
+    assert account["productive_share"] == 0.0 and account["nodes"][0]["seconds"]["init"] > 0.0

@@ -93,4 +93,5 @@ class Paces:
         if steps > before:
             self._seen[rank] = steps, at_s, step_s
         open_s = times.until_s - times.since_s if times.section else 0.0
-        return RankPace(rank, steps, step_s, times.section, open_s)
+        still_s = times.until_s - at_s if steps else 0.0
+        return RankPace(rank, steps, step_s, times.section, open_s, still_s)
