@@ -1,11 +1,13 @@
 """Inspects a rank at the moment of a hang: the state of its process, its stacks, and torch's flight recorder.
 
 The rank's process answers on a socket that it got with init_workload_monitoring(): a thread of it sends one line with
-the flight recorder's facts, then faulthandler prints the stacks. A rank that does not answer is known by its state.
+the flight recorder's facts, then faulthandler prints the stacks. Without a client it has no such thread, and prints the
+stacks to a file, see `warm.steps`. A rank that does not answer is known by its state.
 """
 
 from __future__ import annotations
 
+import os
 import socket
 from time import monotonic
 
@@ -24,10 +26,13 @@ _STACK_CHARS = 24_000  # the main thread comes last
 
 
 class RankInspection:
-    """One inspection. `channel`: the monitor's end of the socket. Call result() at `due_s` (monotonic seconds)."""
+    """One inspection. `channel`: the monitor's end of the socket; `stacks`: descriptor of the file.
 
-    def __init__(self, pid: int, pidfd: int, channel: socket.socket, within_s: float) -> None:
-        self._pid, self._pidfd, self._channel = pid, pidfd, channel
+    Call result() at `due_s` (monotonic seconds).
+    """
+
+    def __init__(self, pid: int, pidfd: int, channel: socket.socket, stacks: int, within_s: float) -> None:
+        self._pid, self._pidfd, self._channel, self._stacks = pid, pidfd, channel, stacks
         self._began_s = monotonic()
         self._until_s = self._began_s + max(0.0, within_s - _MARGIN_S)
         self._signalled: bool | None = None
@@ -35,7 +40,8 @@ class RankInspection:
         _, self._ticks = _stat(pid)
         self._text = b""
         self._read()  # what an earlier inspection has left
-        self._text = b""
+        self._text, self._printed = b"", 0
+        os.ftruncate(stacks, 0)
         try:
             channel.send(ASK, socket.MSG_DONTWAIT)
         except OSError:
@@ -55,6 +61,9 @@ class RankInspection:
             return None
         known = len(self._text)
         self._read()
+        printed = os.pread(self._stacks, _MOST_BYTES, self._printed)
+        self._printed += len(printed)
+        self._text += printed
         lines = self._text.decode("utf-8", "replace").splitlines(keepends=True)
         record = [line for line in lines if line.startswith(RECORD.decode())]
         stack = "".join(line for line in lines if not line.startswith(RECORD.decode()))

@@ -30,8 +30,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-# What comes with the agent's `watch`: the worker, the shared page, the rank's socket, both ends of that for inspections
-Descriptors = namedtuple("Descriptors", "pidfd page listener inspector inspected")
+# What comes with the agent's `watch`: the worker, the shared page, the rank's socket, both ends of that for
+# inspections, and the file to which a rank without a client prints its stacks
+Descriptors = namedtuple("Descriptors", "pidfd page listener inspector inspected stacks")
 
 
 class Progress:
@@ -170,7 +171,7 @@ class Watched:
 
     def inspect(self, within_s: float) -> None:
         """Find out what the rank does, within `within_s` seconds."""
-        self.inspection = RankInspection(*self._find_rank(), self._channel, within_s)
+        self.inspection = RankInspection(*self._find_rank(), self._channel, self.fds.stacks, within_s)
 
     def release(self) -> None:
         """All ranks have been inspected, so that a hung one can be ended."""
@@ -208,5 +209,5 @@ class Watched:
         """Close the page and all file descriptors but that of the listener."""
         self.progress.close()
         self._channel.close()
-        for fd in {self.fds.page, self.fds.inspected, self._rank[1], self.fds.pidfd}:
+        for fd in {self.fds.page, self.fds.inspected, self.fds.stacks, self._rank[1], self.fds.pidfd}:
             os.close(fd)

@@ -4,8 +4,10 @@ torch calls a hook after each step. It is registered as soon as the script has i
 nothing is imported earlier, or in another order. Part of a worker's start-up, see `hook.py`; imports only what every
 interpreter has loaded.
 
-PAGE is where the page is: "PATH INODE BYTES WORD", see `node.monitors.monitors.RankMonitor.page`. The words from WORD
-on are those of `monitor.page`, from STEP on.
+The same registers Python's handler that prints the stacks of all threads, for `nvrx stacks` and for a look at a hang.
+
+PAGE has eight numbers, see `node.monitors.monitors.RankMonitor.page`: the process that holds the page, its descriptor
+and inode, its bytes, the number of its word STEP; descriptor and inode of the file for stacks, and the signal for them.
 """
 
 import os
@@ -17,6 +19,7 @@ PAGE = "NVRX_PAGE"
 _MODULE = "torch.optim.optimizer"
 _WORDS = 6
 _READ_WRITE, _SHARED = 3, 1  # of mmap(2)
+_HIGHEST_FD = 1000
 _ENV_START = 47  # in /proc/self/stat, after the name
 _STEP, _STEPS, _FIRST, _LONGEST, _SINCE = 0, 1, 2, 4, 5
 
@@ -39,13 +42,15 @@ class StepFinder:
         add_hook = getattr(sys.modules.get(_MODULE), "register_optimizer_step_post_hook", None)
         if add_hook is None or not self._page:
             return
-        page, self._page = self._page, ""
+        agent, page, inode, size, word, stacks, its_inode, signum = map(int, self._page.split())
+        self._page = ""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
         try:
-            if self in sys.meta_path:
-                sys.meta_path.remove(self)
-            words = _words(page)
+            words = _words(_open(agent, page, inode, os.O_RDWR), size, word)
             add_hook(counter(words, os.getpid()))
             words[_SINCE] = monotonic_ns()
+            _print_stacks(_open(agent, stacks, its_inode, os.O_WRONLY | os.O_APPEND), signum)
         except Exception:
             return
 
@@ -94,24 +99,54 @@ def _nothing():
     return None
 
 
-def _words(page):
-    """The words, without an open descriptor: scripts close those that they do not know, or count them."""
-    path, inode, size, word = page.rsplit(" ", 3)
-    ctypes = sys.modules["ctypes"]  # torch has imported it
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        if os.fstat(fd).st_ino != int(inode):
-            raise OSError("the page of an earlier life is gone")
-        mmap = ctypes.CDLL(None, use_errno=True).mmap
-        mmap.restype = ctypes.c_void_p
-        mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *3 * [ctypes.c_int], ctypes.c_long]
-        start = mmap(None, int(size), _READ_WRITE, _SHARED, fd, 0)
-    finally:
+def _open(agent, number, inode, flags):
+    """What this process has open under this number."""
+    fd = os.open(f"/proc/{agent}/fd/{number}", flags | os.O_CLOEXEC)
+    if os.fstat(fd).st_ino != inode:
         os.close(fd)
+        raise OSError("it belonged to an earlier life")
+    return fd
+
+
+def _words(fd, size, word):
+    """The words, without an open descriptor: scripts close those that they do not know, or count them."""
+    ctypes = sys.modules["ctypes"]  # torch has imported it
+    mmap = ctypes.CDLL(None, use_errno=True).mmap
+    mmap.restype = ctypes.c_void_p
+    mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *3 * [ctypes.c_int], ctypes.c_long]
+    start = mmap(None, size, _READ_WRITE, _SHARED, fd, 0)
+    os.close(fd)
     if start == ctypes.c_void_p(-1).value:
         raise OSError(ctypes.get_errno(), "mmap")
-    mapped = memoryview((ctypes.c_char * int(size)).from_address(start)).cast("B").cast("q")
-    return mapped[int(word) : int(word) + _WORDS]
+    return memoryview((ctypes.c_char * size).from_address(start)).cast("B").cast("q")[word : word + _WORDS]
+
+
+def _print_stacks(fd, signum):
+    """On the signal, unless the script has a handler for it. A client of ours may do the same later.
+
+    The descriptor has a number that no other one gets: the script may close it, and what it opens then is its own.
+    """
+    high = next(number for number in range(min(_HIGHEST_FD, os.sysconf("SC_OPEN_MAX") - 1), fd, -1) if _is_free(number))
+    os.dup2(fd, high, inheritable=False)
+    os.close(fd)
+    faulthandler = sys.modules["faulthandler"]  # PYTHONFAULTHANDLER has imported it
+    if not _is_caught(signum):
+        faulthandler.register(signum, file=high, all_threads=True, chain=False)
+
+
+def _is_free(number):
+    try:
+        os.fstat(number)
+    except OSError:
+        return True
+    return False
+
+
+def _is_caught(signum):
+    """Or ignored (proc(5), SigCgt and SigIgn)."""
+    with open("/proc/self/status") as file:
+        masks = [line.split()[1] for line in file if line.startswith(("SigCgt", "SigIgn"))]
+    return any(int(mask, 16) >> (signum - 1) & 1 for mask in masks)
 
 
 # --- an executed worker -----------------------------------------------------------------------------------------

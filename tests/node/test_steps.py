@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_harness import Rig
+from agent_harness import WAIT_S, Rig
 from test_status_file import OFTEN, told
 
 from nvrx_slurm.core.progress import pace, progress
@@ -117,3 +119,34 @@ def test_a_job_that_never_trains_is_not_productive(rig: Rig) -> None:
     assert one.wait(BOUND_S) == 0
     account = rig.result["account"]
     assert account["productive_share"] == 0.0 and account["nodes"][0]["seconds"]["init"] > 0.0
+
+
+HANGS = """
+import torch
+def wait_for_ever():
+    say("up")
+    gate("end")
+def work():
+    wait_for_ever()
+if sys.argv[1] == "closes":
+    os.closerange(3, 4096)
+    mine = open(sys.argv[2], "w")
+work()
+"""
+
+
+@pytest.mark.parametrize("way", ["keeps", "closes"])
+@pytest.mark.parametrize("warm", ["--ft-preload=torch", "--ft-warm=off"])
+def test_stacks_of_a_rank_that_never_called_us(rig: Rig, warm: str, way: str) -> None:
+    """A script that closes descriptors has no stack, and nothing is written to its files."""
+    pytest.importorskip("torch")
+    own = rig.dir / "own"
+    one = rig.run(rig.script(HANGS), "--nproc-per-node=1", warm, args=(way, str(own)))
+    one.line("up$", BOUND_S)
+    one.monitored()
+    ask = [sys.executable, "-m", "nvrx_slurm.cli.toolbox", "stacks", str(rig.run_dir)]
+    said = subprocess.run(ask, env=rig.env(), capture_output=True, text=True, timeout=WAIT_S, check=True).stdout
+    assert ("in wait_for_ever" in said and "in work" in said) == (way == "keeps"), said
+    assert way == "keeps" or own.read_text() == ""
+    rig.open("end")
+    assert one.wait(BOUND_S) == 0
