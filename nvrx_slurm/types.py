@@ -163,6 +163,8 @@ class RankEvidence(Record):
     local_rank: Count = -1
     pid: Count = 0
     log: Path = ""  # path of its stderr file on that node
+    # ticks of processor time, and bytes read and written, by it and all below it: before and after the look
+    work: AtMost8[Big] = ()
 
 
 class KindCount(Record):
@@ -335,6 +337,7 @@ class Hung(Record):
     term: Count
     cycle: Count
     fault: RankFault
+    doubted: bool = False  # it makes no steps; whether it hangs is to be found out, and nothing ends it until then
 
 
 class Evidence(Record):

@@ -11,6 +11,7 @@ import os
 import socket
 from time import monotonic
 
+from nvrx_slurm.child import descendants
 from nvrx_slurm.monitor import kill
 
 RECORD = b"FR "  # begins the line of the flight recorder
@@ -38,6 +39,7 @@ class RankInspection:
         self._signalled: bool | None = None
         self.due_s = self._began_s + _STACKS_AFTER_S
         _, self._ticks = _stat(pid)
+        self._work = _work(pid)
         self._text = b""
         self._read()  # what an earlier inspection has left
         self._text, self._printed = b"", 0
@@ -75,6 +77,7 @@ class RankInspection:
             "state": state,
             "moves": state == "R" or ticks - self._ticks >= _MOVES_TICKS,  # on a loaded node it may wait for a core
             "stack": stack[-_STACK_CHARS:],
+            "work": [*self._work, *_work(self._pid)],
             "record": record[-1].removeprefix(RECORD.decode()) if record else "",
         }
 
@@ -84,6 +87,17 @@ class RankInspection:
                 self._text += data
         except OSError:
             pass
+
+
+def _work(root: int) -> tuple[int, int]:
+    """Processor time in ticks, and bytes that were read and written, by a process and all below it."""
+    todo, ticks, moved = [root], 0, 0
+    while todo:
+        pid = todo.pop()
+        todo += descendants.children(pid)
+        ticks += sum(map(int, descendants.read(pid, "stat").rpartition(b")")[2].split()[11:15]))
+        moved += sum(int(line.split()[1]) for line in descendants.read(pid, "io").splitlines()[:2])
+    return ticks, moved
 
 
 def _stat(pid: int) -> tuple[str, int]:

@@ -22,6 +22,7 @@ from nvrx_slurm.monitor.page import (
     OUTSIDE,
     RANK_PID,
     SECTIONS,
+    STEP,
     SUSPENDED,
     RankPage,
 )
@@ -114,7 +115,8 @@ class Progress:
         """Seconds since the last sign of life, and the names of the open sections."""
         words, now_ns = self._words, monotonic_ns()
         opened = words[SECTIONS : SECTIONS + len(self.limits.slots)].tolist()
-        last_ns = max(ns for ns in (self._started_ns, self._init_ns, words[HEARTBEAT], *opened) if ns <= now_ns)
+        signs_ns = self._started_ns, self._init_ns, words[HEARTBEAT], words[STEP], *opened
+        last_ns = max(ns for ns in signs_ns if ns <= now_ns)
         names = [name for (name, _), since in zip(self.limits.slots, opened, strict=True) if since]
         return {"silent_s": (now_ns - last_ns) / 1e9, "section": ", ".join(names)}
 

@@ -29,6 +29,7 @@ class RankTimes(Record):
     before_s: float = 0.0  # in sections other than "step" before `first_s`
     after_s: float = 0.0  # the same after `saved_s`
     beats: int = 0  # or steps
+    longest_s: float = 0.0  # pause between two steps of an optimizer; 0 = it tells more itself
     counts: bool = False  # its steps are seen, so that it has not trained where there is none
     suspended_s: float = 0.0
     sections: tuple[SectionTime, ...] = ()

@@ -58,6 +58,7 @@ class CoordinatorSettings(Record, kw_only=True):
     max_active: int  # min-healthy: most active nodes of a cycle, the others are spares; 0 = all are active
     segment: int | None  # group ranks go in segments of so many nodes of one domain; None: domains do not matter
     hang_collect_s: float  # how long nodes may take to look at their ranks when one hangs; 0 = they do not
+    look_again_s: float  # between two looks at ranks that make no steps
     hang_exclude: bool  # the node of the rank that the others wait for leaves the job
     straggler_window_s: float  # in which slow ranks are looked for; 0 = never
     straggler_exclude: bool  # a slow node leaves the job

@@ -66,6 +66,7 @@ def times_of(words: Sequence[int], names: Sequence[str], released_s: float, unti
         after_s=max(0.0, others_s - length_s(page.BEFORE_SAVED)) if saved_s else 0.0,
         before_s=length_s(page.BEFORE),
         beats=min(max(0, words[beats]), 1 << 40),
+        longest_s=0.0 if told or any(since_s) or words[page.TURN] else length_s(page.LONGEST_STEP),
         counts=at_s(page.STEPS_SINCE) > 0.0,
         suspended_s=length_s(page.SUSPENDED),
         sections=tuple(section for section in sections.values() if section.took_s > 0.0),
