@@ -87,6 +87,17 @@ class FaultToleranceConfig(LogSettings):
         help="auto: fork workers from a template where each import gives them what it gives an executed worker. "
         "off: execute each worker.",
     )  # fmt: skip
+    step_hook: str = setting(
+        k.choice("auto", "off"), "auto",
+        help="auto: count the steps of torch's optimizers, for scripts that send no heartbeats. off: do not.",
+    )  # fmt: skip
+    step_timeout_factor: float = setting(
+        k.real(1.0, metavar="X"), 10.0,
+        help="Inspect all ranks when one that sends no heartbeats makes no step for X times its longest pause so far.",
+    )  # fmt: skip
+    step_timeout_min: float = setting(
+        k.SECONDS, 600.0, "The least time without a step after which all ranks are inspected. 0: never."
+    )
     checkpoint_iteration_file: str | None = maybe(
         k.PATH,
         help="File with the iteration of the last checkpoint, that the coordinator's node can read: what counts as "

@@ -184,6 +184,8 @@ def _run(cycle: Marks, spent: Spent | None, until_s: float) -> Iterator[Part]:
         yield from ((bucket, seconds, False) for bucket, seconds in inside(spent).items())
         if spent.init_s >= 0.0:
             yield "init", spent.init_s, False
+        elif spent.idle:
+            yield _all("init")
         else:
             yield _all("init") if cycle.tells_steps else ("init", START_GRACE_S, True)
     else:

@@ -68,6 +68,9 @@ class WorkerSpec(Record):
     straggler_window_s: float = 0.0  # 0 = slow ranks are not looked for
     is_wait: Callable[[str], bool] = is_wait
     warm: WarmSpec | None = None  # None: workers are always executed
+    step_hook: bool = False  # count the steps of torch's optimizers; `argv` is a command of this Python
+    step_timeout_factor: float = 10.0  # see core.rank.stalls
+    step_timeout_s: float = 0.0
     script: str = ""  # its path, if it is one
     wrapped: bool = False  # min-healthy: a dead worker's helpers speak for it to the other ranks until the cycle ends
 
