@@ -9,6 +9,8 @@ from nvrx_slurm.core.attribution.standstill import proven, where
 from nvrx_slurm.core.rank.stalls import Stalls
 from nvrx_slurm.types import RankEvidence
 
+pytestmark = pytest.mark.fast
+
 WAITS = ("/x/site-packages/torch/distributed/c10d.py:9 in all_reduce", "/w/train.py:4 in step")
 OWN = ("/w/train.py:7 in load",)
 BETWEEN_S = 30.0

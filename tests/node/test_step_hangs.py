@@ -8,7 +8,7 @@ import re
 import pytest
 from agent_harness import Rig
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.process, pytest.mark.torch]
 BOUND_S = 150.0
 OFTEN = "from nvrx_slurm.node.monitors import paces\npaces.EVERY_S = 0.5"
 SCRIPT = """

@@ -17,7 +17,7 @@ from nvrx_slurm.monitor import page
 from nvrx_slurm.node.monitors.times import times_of
 from nvrx_slurm.types import Pace, RankPace
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.process, pytest.mark.torch]
 SCRIPT = Path(__file__).parents[1] / "data" / "step_kinds.py"
 BOUND_S = 240.0
 KINDS = (
