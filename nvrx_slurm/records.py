@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from nvrx_slurm.declared import (
+    AtMost8,
     AtMost16,
     AtMost32,
     AtMost64,
@@ -79,6 +80,25 @@ class Collective(Record):
     seq: Big  # counts the collectives of the group, from 1
     what: Name  # operation and input sizes, for example "gloo:all_reduce [[4]]"
     open: bool  # it has not completed
+
+
+class RankEvidence(Record):
+    """What one rank does at the moment of a hang."""
+
+    rank: Count
+    infra_rank: Count
+    host: Name
+    state: Name = ""  # of the process in /proc/PID/stat; "" = its node has not answered in time
+    moves: bool = False  # it used processor time between two looks
+    frames: AtMost16[Name] = ()  # of its main thread, innermost first: "FILE:LINE in FUNCTION"; at most 12
+    section: Name = ""  # that is open, as its monitor knows
+    silent_s: Seconds = -1.0  # since its last sign of life; -1 = not known
+    collectives: AtMost8[Collective] = ()  # one for each process group; at most 8
+    local_rank: Count = -1
+    pid: Count = 0
+    log: Path = ""  # path of its stderr file on that node
+    # ticks of processor time, and bytes read and written, by it and all below it: before and after the look
+    work: AtMost8[Big] = ()
 
 
 class SectionTime(Record):
