@@ -44,7 +44,7 @@ def _hang_note(spec: WorkerSpec) -> str:
         return f"hangs are watched for: {', '.join(found)}"
     if spec.step_hook and spec.step_timeout_s and spec.hang_collect_s:
         after = in_words(spec.step_timeout_s)
-        return f"ranks are inspected after {after} without a step; heartbeats and their timeout find hangs sooner"
+        return f"hangs are looked for after {after} without a step; with heartbeats and their timeout sooner"
     return "hangs are not watched for: set --ft-rank-heartbeat-timeout or section timeouts; nvrx stacks shows ranks now"
 
 

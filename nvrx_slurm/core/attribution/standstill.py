@@ -6,62 +6,99 @@ ranks: a rank that computes, reads or writes, or blocks in the kernel, may go on
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from nvrx_slurm.core.attribution.hang import Doing, doing, place
 from nvrx_slurm.types import RankEvidence
 
 _TICKS_PER_S = 100
-_IDLE_TICKS, _IDLE_SHARE = 3.0, 0.01  # processor time of a process that only waits
+_IDLE_TICKS = 3.0  # processor time of a process that only waits
+_IDLE_SHARE = 0.01
 _STOPPED = ("T", "t")
+SLEEPS = "sleeps"
 _MOST_PLACES = 8
 
 Looks = Collection[RankEvidence]
+Pair = tuple[RankEvidence, RankEvidence]  # a rank in both
 
 
 def proven(first: Looks, second: Looks, between_s: float) -> bool:
-    """Whether some rank is stopped, or the others wait for one that does nothing, or all wait and nothing moves."""
-    before = {rank.rank: rank for rank in first}
-    pairs = [(before.get(rank.rank), rank) for rank in second]
-    known = [(one, other) for one, other in pairs if one is not None and other.state]
-    if not known or len(known) < max(len(pairs), len(before)):
+    """Whether some rank is stopped, or the others wait for one that does nothing, or all wait and
+    nothing moves."""
+    pairs = _pairs(first, second)
+    if not pairs:
         return False
-    if any(one.state in _STOPPED and other.state in _STOPPED for one, other in known):
+    if any(map(_is_stopped, pairs)):
         return True
-    same = all(one.frames == other.frames and other.frames for one, other in known)
-    own = [(one, other) for one, other in known if doing(other) is not Doing.WAITS]
-    if not same or len(own) == len(known) or any(other.state == "D" for _, other in own):
+    if not all(map(_is_at_the_same_place, pairs)):
         return False
-    return all(does(one, other, between_s) == "sleeps" for one, other in own or known)
+    own = [pair for pair in pairs if doing(pair[1]) is not Doing.WAITS]
+    nobody_waits = len(own) == len(pairs)
+    if nobody_waits:
+        return False
+    decisive = own or pairs
+    return all(does(one, other, between_s) == SLEEPS for one, other in decisive)
+
+
+def _pairs(first: Looks, second: Looks) -> list[Pair]:
+    """Both looks at each rank; () where one of them has no answer."""
+    before = {rank.rank: rank for rank in first}
+    now = {rank.rank: rank for rank in second}
+    if before.keys() != now.keys():
+        return []
+    if not all(rank.state for rank in second):
+        return []
+    return [(before[rank], now[rank]) for rank in now]
+
+
+def _is_stopped(pair: Pair) -> bool:
+    return all(rank.state in _STOPPED for rank in pair)
+
+
+def _is_at_the_same_place(pair: Pair) -> bool:
+    before, now = pair
+    if not now.frames:
+        return False
+    return before.frames == now.frames
 
 
 def does(one: RankEvidence, other: RankEvidence, between_s: float) -> str:
-    """What a rank and its children have done between the two looks. `work`: see `RankEvidence`."""
-    if len(one.work) < 4 or len(other.work) < 4:
+    """What a rank and its children have done between the two looks."""
+    if len(one.work) != 4 or len(other.work) != 4:
         return "does something"
-    ticks, moved = (other.work[number] - one.work[number + 2] for number in (0, 1))
-    if abs(ticks) > _IDLE_TICKS + _IDLE_SHARE * _TICKS_PER_S * between_s:
+    _, _, ticks_before, bytes_before = one.work
+    ticks, moved, _, _ = other.work
+    idle_ticks = _IDLE_TICKS + _IDLE_SHARE * _TICKS_PER_S * between_s
+    if abs(ticks - ticks_before) > idle_ticks:
         return "computes"
-    if moved:
+    if moved != bytes_before:
         return "reads or writes"
-    return "is blocked in the kernel" if other.state == "D" else "sleeps"
+    return "is blocked in the kernel" if other.state == "D" else SLEEPS
 
 
 def where(first: Looks, second: Looks, between_s: float) -> str:
-    """One clause for each place: "3 ranks wait at train.py:40 in step, rank 0 computes at eval.py:9 in evaluate"."""
+    """One clause for each place.
+
+    "rank 3 waits at train.py:40 in step, as 2 more; rank 0 computes at eval.py:9 in evaluate"
+    """
     before = {rank.rank: rank for rank in first}
-    clauses = Counter[tuple[str, str]]()
-    names = dict[tuple[str, str], int]()
+    ranks: dict[tuple[str, str], list[int]] = {}
     for rank in second:
         what = does(before.get(rank.rank, rank), rank, between_s)
-        if doing(rank) is Doing.WAITS and rank.frames:
+        if rank.frames and doing(rank) is Doing.WAITS:
             what = "waits"
-        key = what if rank.state else "does not answer", place(rank) or "an unknown place"
-        clauses[key] += 1
-        names.setdefault(key, rank.rank)
-    told = [
-        f"rank {names[key]} {key[0]} at {key[1]}" + (f", as {count - 1} more" if count > 1 else "")
-        for key, count in clauses.most_common(_MOST_PLACES)
-    ]
-    return "; ".join(told)
+        if not rank.state:
+            what = "does not answer"
+        ranks.setdefault((what, place(rank)), []).append(rank.rank)
+    most_first = sorted(ranks, key=lambda key: -len(ranks[key]))
+    clauses = []
+    for key in most_first[:_MOST_PLACES]:
+        clauses.append(_clause(*key, ranks[key]))
+    return "; ".join(clauses)
+
+
+def _clause(what: str, at: str, ranks: Sequence[int]) -> str:
+    others = len(ranks) - 1
+    more = f", as {others} more" if others else ""
+    at = at or "an unknown place"
+    return f"rank {ranks[0]} {what} at {at}{more}"
