@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from nvrx_slurm.declared import (
+    AtMost8,
     AtMost16,
     AtMost32,
     AtMost64,
@@ -83,6 +84,27 @@ class Collective(Record):
     open: bool  # it has not completed
 
 
+class RankEvidence(Record):
+    """What one rank does at the moment of a hang."""
+
+    rank: Count
+    infra_rank: Count
+    host: Name
+    state: Name = ""  # of the process in /proc/PID/stat; "" = its node has not answered in time
+    moves: bool = False  # it used processor time between two looks
+    frames: AtMost16[
+        Name
+    ] = ()  # of its main thread, innermost first: "FILE:LINE in FUNCTION"; at most 12
+    section: Name = ""  # that is open, as its monitor knows
+    silent_s: Seconds = -1.0  # since its last sign of life; -1 = not known
+    collectives: AtMost8[Collective] = ()  # one for each process group; at most 8
+    local_rank: Count = -1
+    pid: Count = 0
+    log: Path = ""  # path of its stderr file on that node
+    # ticks of processor time, and bytes read and written, by it and all below it: before and after the look
+    work: AtMost8[Big] = ()
+
+
 class SectionTime(Record):
     """The time that ranks have spent in one section."""
 
@@ -110,24 +132,30 @@ class Spent(Record):
     term: Count
     cycle: Count
     start_s: Seconds = -1.0  # from the plan until the last of them was released
-    import_s: Seconds = -1.0  # from there until the last one called init_workload_monitoring()
-    init_s: Seconds = -1.0  # from there until the first heartbeat, or first "step", of the last one
+    import_s: Seconds = (
+        -1.0
+    )  # from there until the last one called init_workload_monitoring() or imported torch
+    init_s: Seconds = (
+        -1.0
+    )  # from there until the first heartbeat, first "step", or step, of the last one
     reload_s: Seconds = 0.0  # by which the first step was longer than the others
     suspended_s: Seconds = 0.0  # stopped by somebody
     # from the end of the last section of kind checkpoint until this message
     saved_s: Seconds = -1.0
     after_s: Seconds = 0.0  # of that, in other sections than "step"
     sections: AtMost16[SectionTime] = ()  # at most 16
+    idle: bool = False  # steps of its ranks would have been seen, and there was none
 
 
 class RankPace(Record):
     """How far a living rank is. Seconds of its node's clock."""
 
     rank: Count
-    steps: Big  # heartbeats, or sections "step", in this life
+    steps: Big  # heartbeats, sections "step", or steps of an optimizer, in this life
     step_s: Seconds  # from one to the next, lately; 0 = not known
     section: Name = ""  # that began last of those that are open; "" = none
     section_s: Seconds = 0.0  # since then
+    still_s: Seconds = 0.0  # since the last of its steps
 
 
 class Pace(Record):

@@ -49,6 +49,7 @@ from nvrx_slurm.records import LogServer as LogServer
 from nvrx_slurm.records import NodeTime as NodeTime
 from nvrx_slurm.records import Pace as Pace
 from nvrx_slurm.records import Peer as Peer
+from nvrx_slurm.records import RankEvidence as RankEvidence
 from nvrx_slurm.records import RankPace as RankPace
 from nvrx_slurm.records import Remedy as Remedy
 from nvrx_slurm.records import SectionTime as SectionTime
@@ -139,23 +140,6 @@ class RankFault(Record):
         return self.kind is FaultKind.EXIT and self.exit_code in (RERUN, REJECTED)
 
     silent_s: Seconds = -1.0  # from its last sign of life until its agent reported this; -1 = not known
-
-
-class RankEvidence(Record):
-    """What one rank does at the moment of a hang."""
-
-    rank: Count
-    infra_rank: Count
-    host: Name
-    state: Name = ""  # of the process in /proc/PID/stat; "" = its node has not answered in time
-    moves: bool = False  # it used processor time between two looks
-    frames: AtMost16[Name] = ()  # of its main thread, innermost first: "FILE:LINE in FUNCTION"; at most 12
-    section: Name = ""  # that is open, as its monitor knows
-    silent_s: Seconds = -1.0  # since its last sign of life; -1 = not known
-    collectives: AtMost8[Collective] = ()  # one for each process group; at most 8
-    local_rank: Count = -1
-    pid: Count = 0
-    log: Path = ""  # path of its stderr file on that node
 
 
 class KindCount(Record):
@@ -331,6 +315,7 @@ class Hung(Record):
     term: Count
     cycle: Count
     fault: RankFault
+    doubted: bool = False  # it makes no steps; whether it hangs is to be found out, and nothing ends it until then
 
 
 class Evidence(Record):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
-from typing import Any
 
 from nvrx_slurm.cli import rendezvous
 from nvrx_slurm.cli.here import RUN_ENV, Here
 from nvrx_slurm.cli.job import hang_limits, kill_wait_s, term_timeout_s
+from nvrx_slurm.core.words import in_words
 from nvrx_slurm.node.job import NodeJob
+from nvrx_slurm.node.workers.worker_spec import WorkerSpec
 from nvrx_slurm.slurm import srun
 from nvrx_slurm.slurm.control import END_TIME
 from nvrx_slurm.system import numa
@@ -25,11 +25,7 @@ def notes(here: Here, job: NodeJob) -> list[str]:
         _numa_note(job),
         _tools_note(here),
         _no_kill_note(here),
-        ""
-        if job.spec.wrapped
-        else _hang_note(job.spec.limits)
-        if job.spec.monitored
-        else _UNMONITORED,
+        "" if job.spec.wrapped else _hang_note(job.spec) if job.spec.monitored else _UNMONITORED,
         here.ft.attribution_note,
     ]
     if job.logs is not None:
@@ -42,10 +38,13 @@ def notes(here: Here, job: NodeJob) -> list[str]:
 _UNMONITORED = "hangs are not watched for: NVRX_DISABLE_RANK_MONITORS is set"
 
 
-def _hang_note(limits: Mapping[str, Any]) -> str:
+def _hang_note(spec: WorkerSpec) -> str:
     """Whether hangs are noticed, and how."""
-    if found := hang_limits(limits):
+    if found := hang_limits(spec.limits):
         return f"hangs are watched for: {', '.join(found)}"
+    if spec.step_hook and spec.step_timeout_s and spec.hang_collect_s:
+        after = in_words(spec.step_timeout_s)
+        return f"hangs are looked for after {after} without a step; with heartbeats and their timeout sooner"
     return "hangs are not watched for: set --ft-rank-heartbeat-timeout or section timeouts; nvrx stacks shows ranks now"
 
 

@@ -10,6 +10,7 @@ from nvrx_slurm.core.coordinator.states import CoordinatorSettings
 from nvrx_slurm.types import KindCount, RestartPolicy
 
 KILL_TIMEOUT_S = 10.0
+_LOOK_AGAIN_S = 1.0, 30.0  # the least and the most
 
 
 def agent_settings(config: Config, term_timeout_s: float | None = None) -> AgentSettings:
@@ -39,6 +40,7 @@ def coordinator_settings(
         limits=restart_limits(ft),
         max_active=launch.nnodes.max if launch.nnodes is not None else 0,
         hang_collect_s=agent.hang_collect_s,
+        look_again_s=min(max(_LOOK_AGAIN_S[0], ft.step_timeout_min / 20), _LOOK_AGAIN_S[1]),
         hang_exclude=ft.hang_exclude,
         straggler_window_s=ft.straggler_window,
         straggler_exclude=ft.straggler_exclude,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from nvrx_slurm.types import Pace
 
 SILENT = 3  # intervals without news
+_STILL_S, _STILL_STEPS = 60.0, 10  # no step for longer than both is told
 _MOST_OPEN, _NAME_CHARS = 256, 32
 # what a file raises that is damaged, or was not written by a program of ours
 DAMAGE = (
@@ -38,6 +39,7 @@ def progress(told: Sequence[Pace]) -> Found | None:
         "stepped": sum(rank.steps > 0 for rank in ranks),
         "steps": min(rank.steps for rank in ranks),
         "step_s": round(paces[len(paces) // 2], 6) if paces else None,
+        "still_s": round(min(rank.still_s for rank in ranks), 1),
         "open": [
             [rank.rank, rank.section[:_NAME_CHARS], round(rank.section_s, 1)] for rank in inside
         ],
@@ -72,6 +74,9 @@ def pace(found: Found) -> Iterator[str]:
         yield f"{told['stepped']} of {told['ranks']} ranks have begun to train"
     elif told:
         yield f"step {told['steps']} of this cycle"
+    still_s = told.get("still_s", 0.0)
+    if still_s > max(_STILL_S, _STILL_STEPS * (told.get("step_s") or 0.0)):
+        yield f"no step for {in_words(still_s)}"
     if step_s := told.get("step_s") or saved.get("iteration_s"):
         yield f"{step_s:.3g} s for each"
         if found["allocation_ends"]:

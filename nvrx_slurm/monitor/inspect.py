@@ -1,14 +1,17 @@
 """Inspects a rank at the moment of a hang: the state of its process, its stacks, and torch's flight recorder.
 
 The rank's process answers on a socket that it got with init_workload_monitoring(): a thread of it sends one line with
-the flight recorder's facts, then faulthandler prints the stacks. A rank that does not answer is known by its state.
+the flight recorder's facts, then faulthandler prints the stacks. Without a client it has no such thread, and prints the
+stacks to a file, see `warm.steps`. A rank that does not answer is known by its state.
 """
 
 from __future__ import annotations
 
+import os
 import socket
 from time import monotonic
 
+from nvrx_slurm.child import descendants
 from nvrx_slurm.monitor import kill
 
 RECORD = b"FR "  # begins the line of the flight recorder
@@ -25,20 +28,28 @@ _STACK_CHARS = 24_000  # the main thread comes last
 
 
 class RankInspection:
-    """One inspection. `channel`: the monitor's end of the socket. Call result() at `due_s` (monotonic seconds)."""
+    """One inspection. `channel`: the monitor's end of the socket; `stacks`: descriptor of the file.
 
-    def __init__(self, pid: int, pidfd: int, channel: socket.socket, within_s: float) -> None:
+    Call result() at `due_s` (monotonic seconds).
+    """
+
+    def __init__(
+        self, pid: int, pidfd: int, channel: socket.socket, stacks: int, within_s: float
+    ) -> None:
         self._pid = pid
         self._pidfd = pidfd
         self._channel = channel
+        self._stacks = stacks
         self._began_s = monotonic()
         self._until_s = self._began_s + max(0.0, within_s - _MARGIN_S)
         self._signalled: bool | None = None
         self.due_s = self._began_s + _STACKS_AFTER_S
         _, self._ticks = _stat(pid)
+        self._work = _work(pid)
         self._text = b""
         self._read()  # what an earlier inspection has left
-        self._text = b""
+        self._text, self._printed = b"", 0
+        os.ftruncate(stacks, 0)
         try:
             channel.send(ASK, socket.MSG_DONTWAIT)
         except OSError:
@@ -58,6 +69,9 @@ class RankInspection:
             return None
         known = len(self._text)
         self._read()
+        printed = os.pread(self._stacks, _MOST_BYTES, self._printed)
+        self._printed += len(printed)
+        self._text += printed
         lines = self._text.decode("utf-8", "replace").splitlines(keepends=True)
         record = [line for line in lines if line.startswith(RECORD.decode())]
         stack = "".join(line for line in lines if not line.startswith(RECORD.decode()))
@@ -71,6 +85,7 @@ class RankInspection:
             # on a loaded node it may wait for a core
             "moves": state == "R" or ticks - self._ticks >= _MOVES_TICKS,
             "stack": stack[-_STACK_CHARS:],
+            "work": [*self._work, *_work(self._pid)],
             "record": record[-1].removeprefix(RECORD.decode()) if record else "",
         }
 
@@ -82,6 +97,17 @@ class RankInspection:
                 self._text += data
         except OSError:
             pass
+
+
+def _work(root: int) -> tuple[int, int]:
+    """Processor time in ticks, and bytes that were read and written, by a process and all below it."""
+    todo, ticks, moved = [root], 0, 0
+    while todo:
+        pid = todo.pop()
+        todo += descendants.children(pid)
+        ticks += sum(map(int, descendants.read(pid, "stat").rpartition(b")")[2].split()[11:15]))
+        moved += sum(int(line.split()[1]) for line in descendants.read(pid, "io").splitlines()[:2])
+    return ticks, moved
 
 
 def _stat(pid: int) -> tuple[str, int]:

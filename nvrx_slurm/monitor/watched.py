@@ -22,6 +22,7 @@ from nvrx_slurm.monitor.page import (
     OUTSIDE,
     RANK_PID,
     SECTIONS,
+    STEP,
     SUSPENDED,
     RankPage,
 )
@@ -30,8 +31,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-# What comes with the agent's `watch`: the worker, the shared page, the rank's socket, both ends of that for inspections
-Descriptors = namedtuple("Descriptors", "pidfd page listener inspector inspected")
+# What comes with the agent's `watch`: the worker, the shared page, the rank's socket, both ends of that for
+# inspections, and the file to which a rank without a client prints its stacks
+Descriptors = namedtuple("Descriptors", "pidfd page listener inspector inspected stacks")
 
 
 class Progress:
@@ -125,11 +127,8 @@ class Progress:
         """Seconds since the last sign of life, and the names of the open sections."""
         words, now_ns = self._words, monotonic_ns()
         opened = words[SECTIONS : SECTIONS + len(self.limits.slots)].tolist()
-        last_ns = max(
-            ns
-            for ns in (self._started_ns, self._init_ns, words[HEARTBEAT], *opened)
-            if ns <= now_ns
-        )
+        signs_ns = self._started_ns, self._init_ns, words[HEARTBEAT], words[STEP], *opened
+        last_ns = max(ns for ns in signs_ns if ns <= now_ns)
         names = [name for (name, _), since in zip(self.limits.slots, opened, strict=True) if since]
         return {"silent_s": (now_ns - last_ns) / 1e9, "section": ", ".join(names)}
 
@@ -189,7 +188,9 @@ class Watched:
 
     def inspect(self, within_s: float) -> None:
         """Find out what the rank does, within `within_s` seconds."""
-        self.inspection = RankInspection(*self._find_rank(), self._channel, within_s)
+        self.inspection = RankInspection(
+            *self._find_rank(), self._channel, self.fds.stacks, within_s
+        )
 
     def release(self) -> None:
         """All ranks have been inspected, so that a hung one can be ended."""
@@ -229,5 +230,11 @@ class Watched:
         """Close the page and all file descriptors but that of the listener."""
         self.progress.close()
         self._channel.close()
-        for fd in {self.fds.page, self.fds.inspected, self._rank[1], self.fds.pidfd}:
+        for fd in {
+            self.fds.page,
+            self.fds.inspected,
+            self.fds.stacks,
+            self._rank[1],
+            self.fds.pidfd,
+        }:
             os.close(fd)

@@ -27,6 +27,9 @@ class Hooks:
     def imported(self, name, changes):
         """The script imports this watched module for the first time; it has changed these variables until now."""
 
+    def sought(self):
+        """A module is sought, or modules have become visible: the script may have imported what its owner waits for."""
+
     def inexact(self, name, why, changes):
         """The import of `name` would not do what it did in the template. Must not return."""
         raise NotImplementedError

@@ -307,10 +307,14 @@ class Journal:
             self.is_replaying = False
         if self._is_recording:
             self._stack[-1].needs.setdefault(name)
+        else:
+            self._hooks.sought()
 
     # --- the protocol of finders, see importlib.abc.MetaPathFinder --------------------------------------------
 
     def find_spec(self, name, path=None, target=None):
+        if self._hooks is not None:
+            self._hooks.sought()
         if name in self._watched and not self._is_recording:
             self._watched.discard(name)
             # torch tries triton, which may be missing

@@ -10,6 +10,7 @@ import time
 
 from nvrx_exact import Hooks
 from nvrx_process import c_environ, children, decoded, descriptors, libraries, show
+from nvrx_steps import PAGE, StepFinder
 
 _MEMORY = 1  # major number of /dev/null and its like
 _END_S = 60.0  # for the agent to end a worker that asked for it
@@ -17,13 +18,15 @@ _TELL_S = 5.0  # for a message to the agent
 
 
 class Rank(Hooks):
-    """A worker, as its journal and the agent see it."""
+    """A worker, as its journal and the agent see it. `page`: see `steps.py`."""
 
-    def __init__(self, setup, env, hook_dir, mask):
+    def __init__(self, setup, env, hook_dir, mask, page):
         self._setup = setup
         self._env = env
         self._hook_dir = hook_dir
         self._mask = mask
+        self._page = page
+        self._steps = StepFinder(page)
         self._pid, self._cwd, self._affinity = os.getpid(), os.getcwd(), os.sched_getaffinity(0)
         self._umask = os.umask(0)
         os.umask(self._umask)
@@ -34,6 +37,9 @@ class Rank(Hooks):
 
     def libraries(self):
         return libraries()
+
+    def sought(self):
+        self._steps.register()
 
     def imported(self, name, changes):
         self._tell(imported=name, changes=decoded(changes))
@@ -69,7 +75,12 @@ class Rank(Hooks):
         names = ("told", "watched", "rank_names")
         setup = {"anew": True, "python_path": path, **{name: self._setup[name] for name in names}}
         path = f"{self._hook_dir}{os.pathsep}{path}" if path else self._hook_dir
-        env = {**self._env, "PYTHONPATH": path, "NVRX_TEMPLATE": json.dumps(setup)}
+        env = {
+            **self._env,
+            "PYTHONPATH": path,
+            "NVRX_TEMPLATE": json.dumps(setup),
+            PAGE: self._page,
+        }
         os.execve(sys.executable, sys.orig_argv, env)
 
     def _tell(self, **message):
@@ -85,8 +96,9 @@ class Rank(Hooks):
 
 def begin_anew(setup, journal, hook_dir):
     """This process was a forked worker and is an executed one now: what its script imports is told, nothing else."""
+    page = os.environ.pop(PAGE)
     show(b"\0".join(name + b"=" + value for name, value in os.environb.items()))
     journal.rank_names.update(map(os.fsencode, setup["rank_names"]))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    rank = Rank(setup, dict(os.environ), hook_dir, mask)
+    rank = Rank(setup, dict(os.environ), hook_dir, mask, page)
     journal.begin_worker(rank, setup["watched"], dict(os.environ._data))

@@ -55,6 +55,7 @@ from nvrx_process import (
     threads,
 )
 from nvrx_rank import Rank, begin_anew
+from nvrx_steps import PAGE
 
 _MAX_STANDBYS = 253  # SCM_MAX_FD of the kernel
 _MESSAGE_BYTES = 1 << 16
@@ -284,13 +285,15 @@ class Template:
         with open(env_fd, "rb") as file:
             text = file.read()
         env = dict(os.fsdecode(line).split("=", 1) for line in text.split(b"\0") if b"=" in line)
+        page = env.pop(PAGE, "")
+        text = b"\0".join(os.fsencode(f"{name}={value}") for name, value in env.items())
         end_with_parent(signal.SIGKILL)
         if os.getppid() != self._agent:
             os._exit(1)
         for signum in signal.sigpending() & _USER_SIGNALS:  # for the workers of an earlier moment
             signal.signal(signum, signal.signal(signum, signal.SIG_IGN))
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
-        rank = Rank(self._setup, env, self._hook_dir, self._mask)
+        rank = Rank(self._setup, env, self._hook_dir, self._mask, page)
         try:
             _check_stamps(self._stamps)
             if {

@@ -107,6 +107,16 @@ def test_the_slowest_rank_of_a_node_counts() -> None:
     assert RankTimes(1.0, 60.0, 2.0, 3.0, 4.0, 29.0, beats=27).silent_s(FaultKind.EXIT, 61.0) == 32.0
 
 
+def test_a_node_has_trained_when_one_of_its_ranks_has_made_a_step() -> None:
+    counts = RankTimes(1.0, 30.0, 2.0, counts=True)
+    never = node_spent([counts, counts], 0.5, 31.0, 1, 0)
+    assert (never.idle, never.init_s) == (True, -1.0)
+    assert account(cycle(), NodeCycle(((10.0, Role.ACTIVE),), never, 66.0)).get("productive", 0.0) == 0.0
+    begun = node_spent([counts, replace(counts, first_s=5.0)], 0.5, 31.0, 1, 0)
+    assert (begun.idle, begun.init_s) == (False, 3.0)
+    assert not node_spent([replace(counts, counts=False)], 0.5, 31.0, 1, 0).idle
+
+
 @pytest.mark.parametrize(("saved_at", "recomputed"), [(30.0, 20.0), (5.0, 40.0), (None, 0.0)])
 def test_a_checkpoint_that_was_found_bounds_what_is_repeated(saved_at: float | None, recomputed: float) -> None:
     """The cycle begins at 10 and fails at 50; no section tells of saves."""

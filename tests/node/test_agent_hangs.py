@@ -144,6 +144,6 @@ def test_live_ranks_are_looked_at_and_go_on(rig: Rig):
         assert told.returncode == 0 and len(re.findall(r"work.py\W+line \d+ in here$", told.stdout, re.M)) == 2, told
         assert [f"rank {rank} on node" in told.stdout for rank in (0, 1)] == [True, True]
     rig.open()
-    assert one.wait() == 0 and "not watched" in one.text
+    assert one.wait() == 0 and "10 min without a step" in one.text
     ended = subprocess.run(ask, env=rig.env(), capture_output=True, text=True, check=False)
     assert ended.returncode == 2 and "no rank of" in ended.stderr

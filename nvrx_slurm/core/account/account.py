@@ -38,10 +38,14 @@ BUCKETS: dict[str, tuple[Grade, str]] = {
         Grade.COUNTED,
         "from the plan until the last rank of the node was executed or released",
     ),
-    "import": (Grade.COUNTED, "from there until the last rank called init_workload_monitoring()"),
+    "import": (
+        Grade.COUNTED,
+        "from there until the last rank called init_workload_monitoring(), or had imported torch",
+    ),
     "init": (
         Grade.COUNTED,
-        'from there until its first heartbeat or "step", and sections "init" and "setup"',
+        'from there until its first heartbeat, "step" or step of an optimizer, and sections "init" and '
+        '"setup"',
     ),
     "reload": (
         Grade.COUNTED,
@@ -184,6 +188,8 @@ def _run(cycle: Marks, spent: Spent | None, until_s: float) -> Iterator[Part]:
         yield from ((bucket, seconds, False) for bucket, seconds in inside(spent).items())
         if spent.init_s >= 0.0:
             yield "init", spent.init_s, False
+        elif spent.idle:
+            yield _all("init")
         else:
             yield _all("init") if cycle.tells_steps else ("init", START_GRACE_S, True)
     else:

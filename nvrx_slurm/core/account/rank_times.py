@@ -20,15 +20,17 @@ class RankTimes(Record):
 
     released_s: float
     until_s: float  # its end, or now
-    init_s: float = 0.0
-    first_s: float = 0.0  # heartbeat, or "step"
-    second_s: float = 0.0  # heartbeat
+    init_s: float = 0.0  # init_workload_monitoring(), or when the optimizers were imported whose steps are counted
+    first_s: float = 0.0  # heartbeat, or "step", or step of an optimizer
+    second_s: float = 0.0  # the same without "step"
     last_s: float = 0.0
     turn_s: float = 0.0  # a section began or ended
     saved_s: float = 0.0
     before_s: float = 0.0  # in sections other than "step" before `first_s`
     after_s: float = 0.0  # the same after `saved_s`
-    beats: int = 0
+    beats: int = 0  # or steps
+    longest_s: float = 0.0  # pause between two steps of an optimizer; 0 = it tells more itself
+    counts: bool = False  # its steps are seen, so that it has not trained where there is none
     suspended_s: float = 0.0
     sections: tuple[SectionTime, ...] = ()
     section: str = ""  # that began last of those that are open
@@ -60,7 +62,8 @@ def node_spent(
     if not ranks:
         return Spent(term, cycle)
     released_s = max(rank.released_s for rank in ranks)
-    init_s, first_s = (max(getattr(rank, name) for rank in ranks) for name in ("init_s", "first_s"))
+    init_s = max(rank.init_s for rank in ranks)
+    first_s = max(rank.first_s for rank in ranks)
     saved = [rank.saved_s for rank in ranks if rank.saved_s]
     longest: dict[str, SectionTime] = {}
     for section in (section for rank in ranks for section in rank.sections):
@@ -79,6 +82,7 @@ def node_spent(
         saved_s=now_s - min(saved) if saved else -1.0,
         after_s=max(rank.after_s for rank in ranks),
         sections=tuple(sorted(longest.values(), key=lambda one: -one.took_s)[:_MOST_SECTIONS]),
+        idle=not first_s and any(rank.counts for rank in ranks),
     )
 
 

@@ -86,9 +86,10 @@ class RankAsked(Record):
 
 
 class HangSeen(Record):
-    """A rank monitor found its rank hung and is killing it."""
+    """A rank monitor found its rank hung and is killing it. `doubted`: it makes no steps, and nobody kills it."""
 
     fault: RankFault
+    doubted: bool = False
 
 
 class Inspected(Record):

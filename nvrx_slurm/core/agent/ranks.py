@@ -75,6 +75,10 @@ class Ranks:
         fault, plan = event.fault, self._agent.plan
         if fault.local_rank not in self._agent.alive or plan is None:
             return  # late word: it has ended
+        if event.doubted:
+            if self._s.hang_collect_s:
+                self._agent.send(t.Hung(plan.term, plan.cycle, fault, doubted=True))
+            return
         self._agent.emit(Say(f"local rank {fault.local_rank} hangs: its monitor ends it"))
         if self._s.hang_collect_s:
             self._agent.send(t.Hung(plan.term, plan.cycle, fault))

@@ -19,11 +19,17 @@ _ON_THE_WAY_S = 0.2  # for the answers of nodes that took all the time they have
 
 @dataclass
 class Search:
-    """What is known since the first hang of a cycle. `by`: monotonic seconds."""
+    """What is known since the first hang of a cycle. `by`: monotonic seconds.
+
+    `doubted`: a rank makes no steps. All are looked at twice, and go on unless the looks prove a hang.
+    """
 
     first: t.RankFault
-    pending: set[str]  # node_ids that have yet to answer
-    by: float
+    doubted: bool = False
+    pending: set[str] = field(default_factory=set)  # node_ids that have yet to answer
+    by: float = 0.0
+    before: list[t.RankEvidence] | None = None  # the first of two looks
+    waits: bool = False  # for the second one
     seen: list[t.RankEvidence] = field(default_factory=list)
     sign_at: dict[int, float] = field(default_factory=dict)  # rank -> its last sign of life
 
@@ -48,12 +54,23 @@ class HangSearch:
         """The first one starts the search; later ones of the cycle are looked at with all others."""
         job, message = self._job, event.message
         any_failed = self._s.policy is t.RestartPolicy.ANY_FAILED
-        if self.search is not None or message.cycle != job.cycle or not any_failed:
+        is_known = self.search is not None and (message.doubted or not self.search.doubted)
+        if is_known or message.cycle != job.cycle or not any_failed:
             return
+        self.search = Search(message.fault, message.doubted)
+        self._inspect(self.search, now)
+
+    @property
+    def found(self) -> Search | None:
+        """The search for the culprit of a hang that is no doubt."""
+        return None if self.search is None or self.search.doubted else self.search
+
+    def _inspect(self, search: Search, now: float) -> None:
+        """Ask all nodes what their ranks do."""
+        job = self._job
         nodes = self._members.not_ready(job.assignment.places.values())
-        self.search = Search(
-            message.fault, set(nodes), now + self._s.hang_collect_s + _ON_THE_WAY_S
-        )
+        search.pending, search.seen, search.waits = set(nodes), [], False
+        search.by = now + self._s.hang_collect_s + _ON_THE_WAY_S
         self._out += [
             ev.SendTo(node_id, t.Collect(job.term, job.cycle)) for node_id in sorted(nodes)
         ]
@@ -77,12 +94,33 @@ class HangSearch:
         search.sign_at.update(signs)
         return None if search.pending else self._end(search, now)
 
-    def on_timer(self, event: ev.Timer, now: float) -> Stage:
-        """Some nodes have not answered in time."""
-        assert self.search is not None
-        return self._end(self.search, now)
+    def on_timer(self, event: ev.Timer, now: float) -> Stage | None:
+        """Some nodes have not answered in time, or the second look is due."""
+        search = self.search
+        assert search is not None
+        if not search.waits:
+            return self._end(search, now)
+        self._inspect(search, now)
+        return None
 
-    def _end(self, search: Search, now: float) -> Stage:
+    def _end(self, search: Search, now: float) -> Stage | None:
+        """All have been looked at."""
+        if not search.doubted:
+            return self._blame(search, now)
+        from nvrx_slurm.core.attribution.standstill import proven, where
+
+        between_s = self._s.look_again_s
+        if search.before is None:
+            search.before, search.waits, search.by = search.seen, True, now + between_s
+            return None
+        if not search.pending and proven(search.before, search.seen, between_s):
+            return self._blame(search, now)
+        at = where(search.before, search.seen, between_s)
+        self._out.append(Say(f"{search.first.message}, but nothing proves a hang: {at}"))
+        self.search = None
+        return None
+
+    def _blame(self, search: Search, now: float) -> Stage:
         """Compare what has been seen, and fail the cycle. A node that has not answered is a candidate, too."""
         from nvrx_slurm.core.attribution.hang import (
             compare,

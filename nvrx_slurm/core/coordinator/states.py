@@ -65,6 +65,7 @@ class CoordinatorSettings(Record, kw_only=True):
     hang_collect_s: (
         float  # how long nodes may take to look at their ranks when one hangs; 0 = they do not
     )
+    look_again_s: float  # between two looks at ranks that make no steps
     hang_exclude: bool  # the node of the rank that the others wait for leaves the job
     straggler_window_s: float  # in which slow ranks are looked for; 0 = never
     straggler_exclude: bool  # a slow node leaves the job

@@ -65,7 +65,7 @@ def status(
     report = core.ledger.so_far(history, core.job.cycle, now, _MOST_INCIDENTS)
     began_s = unix_s - report.duration_s
     why, until = _awaited(core)
-    ends_at, search = core.ending.clock.end_at, core.hangs.search
+    ends_at, search = core.ending.clock.end_at, core.hangs.found
     return {
         "term": core.job.term if core.roster.quorum.elected else 0,
         "state": state_of(core),
@@ -111,7 +111,7 @@ def _awaited(core: Coordinator) -> tuple[str, float | None]:
     """What the job waits for, and until when at most (monotonic seconds)."""
     state = core.state
     quorum = core.roster.quorum
-    search = core.hangs.search
+    search = core.hangs.found
     assert isinstance(state, Stage)
     if quorum.resign_at is not None and state not in OVER:
         return "most of the job's nodes are out of reach", quorum.resign_at

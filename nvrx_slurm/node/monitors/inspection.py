@@ -71,7 +71,7 @@ def _evidence(where: RankFault, message: Mapping[str, Any]) -> RankEvidence:
         collectives = ()
     return RankEvidence(
         where.rank, where.infra_rank, where.host, message["state"], message["moves"], found, message["section"],
-        message["silent_s"], collectives, where.local_rank, where.pid, where.log,
+        message["silent_s"], collectives, where.local_rank, where.pid, where.log, tuple(message.get("work", ())),
     )  # fmt: skip
 
 

@@ -80,6 +80,8 @@ class Life:
             self.ends = [stack.enter_context(end) for end in socket.socketpair()]  # for monitor.inspect
             self.page_fd = create_page()
             stack.callback(os.close, self.page_fd)
+            self.stacks_fd = os.memfd_create("nvrx-stacks", os.MFD_CLOEXEC)
+            stack.callback(os.close, self.stacks_fd)
             self.page = RankPage(self.page_fd)
             stack.callback(self.page.close)
             self.listener.bind(os.fspath(self.path))
@@ -93,7 +95,7 @@ class Life:
         self.watch, self.hung = message, False
 
     def fds(self) -> list[int]:
-        return [self.pidfd, self.page_fd, *(s.fileno() for s in (self.listener, *self.ends))]
+        return [self.pidfd, self.page_fd, *(s.fileno() for s in (self.listener, *self.ends)), self.stacks_fd]
 
     def close(self) -> None:
         """Never raises; a second call does nothing."""
@@ -161,6 +163,19 @@ class RankMonitor(SupervisedProcess):
             self._new_life()
         env = {} if self._life is None else {wire.SOCKET_ENV: os.fspath(self._life.path)}
         return env | faulthandler_env()
+
+    @property
+    def page(self) -> str:
+        """Where the next worker finds its page, and where its stacks go (see `warm.steps`); "" = it has none.
+
+        Ask after `worker_env`.
+        """
+        life = self._life
+        if life is None:
+            return ""
+        inodes = [os.fstat(fd).st_ino for fd in (life.page_fd, life.stacks_fd)]
+        found = (os.getpid(), life.page_fd, inodes[0], layout.PAGE_BYTES, layout.STEP, life.stacks_fd, inodes[1])
+        return " ".join(map(str, (*found, kill.INSPECT_SIGNAL)))
 
     def watch(self, *, pid: int, pidfd: int, cycle: int, rank: int, rules: WatchRules) -> None:
         """Watch the worker just spawned with worker_env().

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from nvrx_slurm.core.account.rank_times import RankTimes
+from nvrx_slurm.core.rank.stalls import Stalls
 from nvrx_slurm.core.rank.watch import STEP_SECTION
 from nvrx_slurm.node.monitors.monitors import RankMonitor
 from nvrx_slurm.node.monitors.times import waits_of
@@ -25,7 +26,7 @@ _START_S = 30.0  # for the first worker to be there
 
 class Paces:
     """Reads the pages of `monitors`. `alive()`: rank and release (monotonic seconds) of each living worker, by local
-    rank. `tell(pace)` sends to the coordinator."""
+    rank. `tell(pace)` sends to the coordinator. `doubt(local_rank, sentence)`: a worker makes no steps."""
 
     def __init__(
         self,
@@ -33,9 +34,12 @@ class Paces:
         spec: WorkerSpec,
         alive: Callable[[], Mapping[int, tuple[int, float]]],
         tell: Callable[[Pace | Window], None],
+        doubt: Callable[[int, str], None],
     ) -> None:
         self._monitors, self._sections, self._alive, self._tell = monitors, spec.sections, alive, tell
         self._is_wait, self._window_s = spec.is_wait, spec.straggler_window_s
+        self._doubt, self._limits = doubt, (spec.step_timeout_factor, spec.step_timeout_s)
+        self._stalls = Stalls(*self._limits)
         self._window_at = 0.0  # when the next one is told
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -50,7 +54,7 @@ class Paces:
     def begin(self, plan: Plan) -> None:
         """Workers are about to start for this plan."""
         self.end()
-        self._seen = {}
+        self._seen, self._stalls = {}, Stalls(*self._limits)
         self._window_at = 0.0
         self._wake(plan, _FIRST_S, self._loop.time() + _START_S)
 
@@ -68,6 +72,9 @@ class Paces:
         if paces := [self._pace(rank, times) for rank, times in found if times.init_s]:
             self._tell(Pace(plan.term, plan.cycle, tuple(paces)))
         self._tell_window(plan, alive)
+        for local_rank, (rank, times) in zip(alive, found, strict=True):
+            if doubted := self._stalls.judge(rank, times):
+                self._doubt(local_rank, doubted)
         if self._monitors and (alive or self._loop.time() < until_s):
             every_s = min(EVERY_S, self._window_s or EVERY_S)
             self._wake(plan, max(every_s, plan.active_nodes / _NODES_PER_S), until_s)
@@ -93,4 +100,5 @@ class Paces:
         if steps > before:
             self._seen[rank] = steps, at_s, step_s
         open_s = times.until_s - times.since_s if times.section else 0.0
-        return RankPace(rank, steps, step_s, times.section, open_s)
+        still_s = times.until_s - at_s if steps else 0.0
+        return RankPace(rank, steps, step_s, times.section, open_s, still_s)

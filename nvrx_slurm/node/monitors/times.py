@@ -11,6 +11,10 @@ from nvrx_slurm.core.straggler.detector import Reading
 from nvrx_slurm.monitor import page
 from nvrx_slurm.types import SectionTime
 
+# What a script tells of its steps replaces those of its optimizer.
+_TOLD = page.BEATS, page.FIRST_BEAT, page.SECOND_BEAT, page.HEARTBEAT
+_COUNTED = page.STEPS, page.FIRST_STEP, page.SECOND_STEP, page.STEP
+
 
 def waits_of(words: Sequence[int], names: Sequence[str], is_wait: Callable[[str], bool]) -> Reading | None:
     """How long the rank has waited for others, by its sections `names`; None: never, or it does not tell."""
@@ -46,20 +50,24 @@ def times_of(words: Sequence[int], names: Sequence[str], released_s: float, unti
     for slot, name in enumerate(slots):
         old, times = sections.get(name, SectionTime(name, 0.0)), min(max(0, words[page.TIMES + slot]), 1_000_000)
         sections[name] = SectionTime(name, old.took_s + spent_s[slot], old.times + times)
+    told = words[page.BEATS] > 0 or STEP_SECTION in sections and sections[STEP_SECTION].times > 0
+    beats, first_at, second_at, last_at = _TOLD if told else _COUNTED
     others_s = sum(section.took_s for section in sections.values() if section.name != STEP_SECTION)
     saved_s = at_s(page.SAVED)
     return RankTimes(
         released_s=released_s,
         until_s=until_s,
-        init_s=at_s(page.FIRST_INIT),
-        first_s=at_s(page.FIRST_BEAT),
-        second_s=at_s(page.SECOND_BEAT),
-        last_s=at_s(page.HEARTBEAT),
+        init_s=at_s(page.FIRST_INIT) or at_s(page.STEPS_SINCE),
+        first_s=at_s(first_at),
+        second_s=at_s(second_at),
+        last_s=at_s(last_at),
         turn_s=at_s(page.TURN),
         saved_s=saved_s,
         after_s=max(0.0, others_s - length_s(page.BEFORE_SAVED)) if saved_s else 0.0,
         before_s=length_s(page.BEFORE),
-        beats=min(max(0, words[page.BEATS]), 1 << 40),
+        beats=min(max(0, words[beats]), 1 << 40),
+        longest_s=0.0 if told or any(since_s) or words[page.TURN] else length_s(page.LONGEST_STEP),
+        counts=at_s(page.STEPS_SINCE) > 0.0,
         suspended_s=length_s(page.SUSPENDED),
         sections=tuple(section for section in sections.values() if section.took_s > 0.0),
         section=slots[last] if last >= 0 else "",

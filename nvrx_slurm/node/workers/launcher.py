@@ -17,15 +17,13 @@ from nvrx_slurm.core import preload
 from nvrx_slurm.declared import Record
 from nvrx_slurm.node.monitors.monitors import faulthandler_env
 from nvrx_slurm.node.output.console import once
+from nvrx_slurm.node.workers.start_up import StartUp
 from nvrx_slurm.node.workers.template import TemplateProcess, TemplateSpec
 from nvrx_slurm.node.workers.told import Message, Told, as_modules, as_news
 from nvrx_slurm.node.workers.worker_spec import LOCAL_RANK_MACRO, WarmSpec, WorkerSpec, worker_env
 from nvrx_slurm.system import bounded
-from nvrx_slurm.system.files import WARM_NAME
 
 _CLOSE_TIMEOUT_S = 5.0
-_WARM = Path(__file__).parents[2] / "warm"
-_PROGRAM = ("effects", "exact", "graph", "journal", "process", "rank", "template")  # called nvrx_NAME in a template
 _FORK_AFTER_S = 0.1  # the start of workers and their first imports come before the fork of standbys
 _FIRST_INSPECTION_S = 0.5  # of what the workers have loaded; also while they load more: then twice as long each time
 _LAST_INSPECTION_S = 1024.0
@@ -58,6 +56,7 @@ class Launcher:
     def __init__(self, spec: WorkerSpec, nproc: int, private_dir: Path, hooks: LauncherHooks) -> None:
         self._spec, self._warm, self._private_dir, self._hooks = spec, spec.warm, private_dir, hooks
         self._prefixes = [tuple(prefix) for prefix in spec.prefixes or [()] * nproc]  # by local rank
+        self._start_up = StartUp(private_dir)
         self._say, self._say_once, self._note_once = hooks.say, once(hooks.say), once(hooks.note)
         self._loop = asyncio.get_running_loop()
         self._held: dict[int, processes.Held] = {}  # by local rank
@@ -133,10 +132,18 @@ class Launcher:
         if held is not None and held.waits:
             if standby is not None:
                 self._ranks[held.child.pid] = local_rank
+            else:
+                self._ranks.pop(held.child.pid, None)
             return held
         if held is not None:  # it has ended
             self.end(held)
         return self._hold(local_rank)
+
+    def environment(self, held: processes.Held, env: dict[str, str], page: str) -> dict[str, str]:
+        """`env` for `held`, with what lets its start-up count steps. `page`: see `RankMonitor.page`."""
+        if not (page and self._spec.step_hook):
+            return env
+        return self._start_up.environment(env, page, forked=held.child.pid in self._ranks)
 
     def launched(self, pid: int) -> None:
         """All workers have been launched; `pid` is one of them."""
@@ -272,12 +279,9 @@ class Launcher:
     # --- templates and standbys -----------------------------------------------------------------------------
 
     def _build(self, modules: Sequence[preload.Module], hurry: bool = False) -> None:
-        hook_dir, path0 = self._private_dir / WARM_NAME, self._warm.path0 if self._warm is not None else None
+        path0 = self._warm.path0 if self._warm is not None else None
         try:
-            hook_dir.mkdir(exist_ok=True)
-            (hook_dir / "sitecustomize.py").write_bytes((_WARM / "hook.py").read_bytes())
-            for name in _PROGRAM:
-                (hook_dir / f"nvrx_{name}.py").write_bytes((_WARM / f"{name}.py").read_bytes())
+            self._start_up.write()
             self._told = self._told or Told(self._private_dir / _TOLD, self._hear)
         except OSError as error:
             self._say_once(f"workers are executed: {error.filename or self._private_dir}: {error.strerror}")
@@ -286,9 +290,8 @@ class Launcher:
         watched = [*preload.WATCHED, *(name for name, _ in modules)]
         env = worker_env(os.environ, faulthandler_env() if self._spec.monitored else {}, len(self._prefixes))
         for prefix in dict.fromkeys(self._prefixes):
-            spec = TemplateSpec(
-                prefix, self._spec.argv, env, path0, hook_dir, self._told.path, watched, self._spec.warning_signal
-            )
+            hook_dir, told, ignored = self._start_up.directory, self._told.path, self._spec.warning_signal
+            spec = TemplateSpec(prefix, self._spec.argv, env, path0, hook_dir, told, watched, ignored)
             ranks = [rank for rank, its in enumerate(self._prefixes) if its == prefix]
             renew, drop = partial(self._renew, ranks), partial(self._drop_all, ranks)
             self._templates[prefix] = TemplateProcess(

@@ -22,7 +22,14 @@ RANK_NAMES = (
     *("ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
     *("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID"),
     *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"),
-    *("NVRX_TERM", "NVRX_CYCLE", "NVRX_INFRA_RANK", "NVRX_RUN_DIR", "NVRX_CURRENT_CYCLE_INFO", "NVRX_BOARD"),
+    *(
+        "NVRX_TERM",
+        "NVRX_CYCLE",
+        "NVRX_INFRA_RANK",
+        "NVRX_RUN_DIR",
+        "NVRX_CURRENT_CYCLE_INFO",
+        "NVRX_BOARD",
+    ),
     *("NVRX_RESUME_BEFORE", "NVRX_RESUME_FROM", "NVRX_MTBF", "NVRX_KEEPER_BYTES"),
     "FT_RANK_MONITOR_IPC_SOCKET",
 )
@@ -58,7 +65,9 @@ class WorkerSpec(Record):
     contract: WorkerContract
     limits: Mapping[str, Any]  # seconds, by the names of `core.rank.watch.RankLimits`
     termination_signal: int
-    shown: Callable[[int], int]  # local rank -> bits of streams copied to the console: 1 stdout, 2 stderr
+    shown: Callable[
+        [int], int
+    ]  # local rank -> bits of streams copied to the console: 1 stdout, 2 stderr
     line_prefix: str = LINE_PREFIX  # of the lines on the console
     monitored: bool = True
     settings: Mapping[str, Any] | None = None  # for the rank's `client.cfg`
@@ -69,6 +78,11 @@ class WorkerSpec(Record):
     straggler_window_s: float = 0.0  # 0 = slow ranks are not looked for
     is_wait: Callable[[str], bool] = is_wait
     warm: WarmSpec | None = None  # None: workers are always executed
+    step_hook: bool = (
+        False  # count the steps of torch's optimizers; `argv` is a command of this Python
+    )
+    step_timeout_factor: float = 10.0  # see core.rank.stalls
+    step_timeout_s: float = 0.0
     script: str = ""  # its path, if it is one
     wrapped: bool = False  # min-healthy: a dead worker's helpers speak for it to the other ranks until the cycle ends
 
@@ -106,10 +120,15 @@ def living(alive: Mapping[int, StartedWorker]) -> dict[int, tuple[int, float]]:
     return {local_rank: (one.where.rank, one.released_s) for local_rank, one in alive.items()}
 
 
-def rank_env(contract: WorkerContract, plan: Plan, node: Node, local_rank: int, error_file: str) -> dict[str, str]:
+def rank_env(
+    contract: WorkerContract, plan: Plan, node: Node, local_rank: int, error_file: str
+) -> dict[str, str]:
     """The variables that tell one worker its place (torchrun's names and meanings). `local_rank`: in its agent."""
     rank = plan.rank_offset + local_rank
-    extra, past = {"NVRX_CURRENT_CYCLE_INFO": contract.cycle_info} if contract.cycle_info else {}, plan.history
+    extra, past = (
+        {"NVRX_CURRENT_CYCLE_INFO": contract.cycle_info} if contract.cycle_info else {},
+        plan.history,
+    )
     known_s = past.restarts[-1].at_s + past.restarts[-1].down_s if past.restarts else 0.0
     if past.resume_before >= 0:
         extra["NVRX_RESUME_BEFORE"] = str(past.resume_before)
@@ -142,7 +161,9 @@ def rank_env(contract: WorkerContract, plan: Plan, node: Node, local_rank: int, 
     }
 
 
-def worker_env(inherited: Mapping[str, str], rank_vars: Mapping[str, str], nproc: int) -> dict[str, str]:
+def worker_env(
+    inherited: Mapping[str, str], rank_vars: Mapping[str, str], nproc: int
+) -> dict[str, str]:
     """Environment of one worker: what we inherited, torchrun's defaults where unset, then `rank_vars`."""
     env = dict(inherited)
     env.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")

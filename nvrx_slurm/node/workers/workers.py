@@ -71,7 +71,7 @@ class Workers:
         self.prepare = self._launcher.hint  # for what the ranks of other nodes import
         self._board = private_dir / BOARD_NAME  # tells wrappers which ranks are dead
         self.monitors = self._monitors = list[RankMonitor]()  # once started
-        self._paces = Paces(self._monitors, spec, partial(living, self._alive), tell)
+        self._paces = Paces(self._monitors, spec, partial(living, self._alive), tell, self._doubted)
         self._starter: MonitorStarter | None = None  # of the monitors' processes, once
         self._client_check = ClientCheck(spec.limits, partial(any_connected, self._monitors), console.say)
         self._report: asyncio.Task[None] | None = None  # about the living ranks
@@ -246,14 +246,13 @@ class Workers:
         stem = logs.stem(where.rank)
         rank_vars = rank_env(self._spec.contract, plan, self._node, local_rank, f"{stem}{ERROR_FILE}")
         monitor = self._monitors[local_rank] if self._monitors else None
-        if monitor is not None:
-            rank_vars.update(monitor.worker_env())
-        if self._spec.wrapped:
-            rank_vars["NVRX_BOARD"] = str(self._board)
+        rank_vars |= {} if monitor is None else monitor.worker_env()
+        rank_vars |= {"NVRX_BOARD": str(self._board)} if self._spec.wrapped else {}
         env = worker_env(os.environ, rank_vars, self._node.nproc)
         out, err = logs.of(where.rank)
         self._show(local_rank, where.rank, [out, err])
         held = self._launcher.take(local_rank)
+        env = self._launcher.environment(held, env, "" if monitor is None else monitor.page)
         child = held.child
         if monitor is not None:  # before anything of the user's runs: this process may be stopped after that
             monitor.watch(pid=child.pid, pidfd=child.pidfd, cycle=plan.cycle, rank=where.rank, rules=self._rules)
@@ -281,6 +280,10 @@ class Workers:
         worker.hang = replace(worker.where, kind=kind, message=str(message.get("sentence", "")))
         if kind is FaultKind.HANG:
             self._post(ag.HangSeen(worker.hang))
+
+    def _doubted(self, local_rank: int, sentence: str) -> None:
+        fault = replace(self._alive[local_rank].where, kind=FaultKind.HANG, message=sentence)
+        self._post(ag.HangSeen(fault, doubted=True))
 
     def _tell_imports(self, news: t.Imports) -> None:
         if self._plan is not None and self._plan.group_rank == 0:  # those of other nodes import the same
