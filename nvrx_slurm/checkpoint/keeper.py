@@ -22,7 +22,14 @@ from typing import Any
 from nvrx_slurm.checkpoint import messages as m
 from nvrx_slurm.checkpoint.link import THREAD_NAME, is_stranger
 from nvrx_slurm.checkpoint.memory import UNREADABLE, Memory, rounded
-from nvrx_slurm.core.checkpoint.memory import Generation, MemoryEvent, MemoryState, RankMemory, Room, lacks
+from nvrx_slurm.core.checkpoint.memory import (
+    Generation,
+    MemoryEvent,
+    MemoryState,
+    RankMemory,
+    Room,
+    lacks,
+)
 from nvrx_slurm.errors import ProtocolError
 from nvrx_slurm.system.memory import free_bytes
 
@@ -31,7 +38,8 @@ _MAX_RANKS = 128
 _BACKLOG = 128
 _THREADS = 4
 _NICE = 10
-_SET_MEMPOLICY, _MPOL_DEFAULT = {"x86_64": 238, "aarch64": 237}, 0  # set_mempolicy(2), which libc does not have
+_SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}  # set_mempolicy(2), which libc does not have
+_MPOL_DEFAULT = 0
 
 
 class RankClient:
@@ -154,7 +162,9 @@ class Keeper:
             return
         data, fds = m.answers.encode(answer), [] if memory is None else [memory.file.fileno()]
         try:
-            socket.send_fds(client.connection, [data], fds, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            socket.send_fds(
+                client.connection, [data], fds, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+            )
         except OSError:  # it does not read its answers
             self._drop(client)
 
@@ -162,7 +172,11 @@ class Keeper:
 
     def _join(self, client: RankClient, request: m.Join) -> None:
         rank = request.rank
-        if client.joined is not None or rank < 0 or (rank not in self._ranks and len(self._ranks) >= _MAX_RANKS):
+        if (
+            client.joined is not None
+            or rank < 0
+            or (rank not in self._ranks and len(self._ranks) >= _MAX_RANKS)
+        ):
             return self._drop(client)
         client.joined = request
         self._ranks.setdefault(rank, RankMemory()).abandon()  # the newer process is the rank
@@ -207,14 +221,21 @@ class Keeper:
         return lacks(room, size, sizes[joined.rank], missing)
 
     def _made(
-        self, client: RankClient, request: m.AskSpace, chosen: Generation, serial: int, made: Memory | OSError
+        self,
+        client: RankClient,
+        request: m.AskSpace,
+        chosen: Generation,
+        serial: int,
+        made: Memory | OSError,
     ) -> None:
         self._making -= rounded(request.size)
         if chosen.serial != serial or chosen.state is not MemoryState.WRITING:
             return self._drop(client)  # another process is the rank now
         if isinstance(made, OSError):
             chosen.step(MemoryEvent.ABANDON)
-            return self._say(client, m.NotKept(f"the kernel gives no memory for it: {made.strerror}"))
+            return self._say(
+                client, m.NotKept(f"the kernel gives no memory for it: {made.strerror}")
+            )
         made.used, chosen.memory = request.size, made
         self._say(client, m.Space(serial), made)
 
@@ -234,14 +255,24 @@ class Keeper:
     def _ask_held(self, client: RankClient, request: m.AskHeld) -> None:
         joined, rank = self._of(client)
         others = rank.other_worlds(joined.world)
-        other = f"a state of rank {joined.rank} is of {others[0]} ranks, not of {joined.world}" if others else ""
-        self._say(client, m.HeldSaves(tuple(one.iteration for one in rank.held(joined.world)), other))
+        other = (
+            f"a state of rank {joined.rank} is of {others[0]} ranks, not of {joined.world}"
+            if others
+            else ""
+        )
+        self._say(
+            client, m.HeldSaves(tuple(one.iteration for one in rank.held(joined.world)), other)
+        )
 
     def _ask_saved(self, client: RankClient, request: m.AskSaved) -> None:
         joined, rank = self._of(client)
-        found = next((one for one in rank.held(joined.world) if one.iteration == request.iteration), None)
+        found = next(
+            (one for one in rank.held(joined.world) if one.iteration == request.iteration), None
+        )
         if found is None:
-            return self._say(client, m.NotKept(f"rank {joined.rank} has no iteration {request.iteration}"))
+            return self._say(
+                client, m.NotKept(f"rank {joined.rank} has no iteration {request.iteration}")
+            )
         client.waits, memory = True, found.memory
 
         def answer(fits: bool) -> None:

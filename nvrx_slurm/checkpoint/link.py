@@ -37,7 +37,9 @@ class KeeperGone(CheckpointError):
 
 def is_stranger(connection: socket.socket) -> bool:
     """Whether the peer belongs to another user, who is not root."""
-    _, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    _, uid, _ = _CREDENTIALS.unpack(
+        connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    )
     return uid not in (0, os.geteuid())
 
 
@@ -60,7 +62,9 @@ def address(environ: Mapping[str, str], launcher: int) -> str:
     node = environ.get("NVRX_INFRA_RANK", "")
     if node == "-1":  # several agents of one host may have none
         node = f"launcher {launcher}"
-    digest = hashlib.sha256(f"{os.geteuid()}\0{run}\0{node}".encode("utf-8", "surrogateescape")).hexdigest()
+    digest = hashlib.sha256(
+        f"{os.geteuid()}\0{run}\0{node}".encode("utf-8", "surrogateescape")
+    ).hexdigest()
     return f"nvrx-keeper-{digest[:32]}"
 
 
@@ -106,7 +110,9 @@ class Link:
             self.close()
         self._asks, fds = True, list[int]()
         try:
-            self._connection.settimeout(_LONG_S if isinstance(request, (m.AskSpace, m.AskSaved)) else _ANSWER_S)
+            self._connection.settimeout(
+                _LONG_S if isinstance(request, (m.AskSpace, m.AskSaved)) else _ANSWER_S
+            )
             self._connection.send(m.requests.encode(request), socket.MSG_NOSIGNAL)
             flags = socket.MSG_CMSG_CLOEXEC
             data, fds, _, _ = socket.recv_fds(self._connection, m.MAX_PACKET_BYTES, 1, flags)

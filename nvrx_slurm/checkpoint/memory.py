@@ -10,7 +10,9 @@ from io import FileIO
 UNREADABLE = -2  # instead of a checksum
 _CHUNK_BYTES = 1 << 20
 _STEP_BYTES = 2 << 20  # a description that grows by some bytes seldom needs other memory
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL  # no reader can be cut off from its bytes
+_SEALS = (
+    fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+)  # no reader can be cut off from its bytes
 
 
 def rounded(size: int) -> int:
@@ -24,7 +26,9 @@ class Memory:
     def __init__(self, size: int) -> None:
         """All of it is allocated here: who writes into it never runs out of memory. Raises OSError."""
         self.size = size
-        self.file = FileIO(os.memfd_create("nvrx-checkpoint", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "r+")
+        self.file = FileIO(
+            os.memfd_create("nvrx-checkpoint", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "r+"
+        )
         os.posix_fallocate(self.file.fileno(), 0, self.size)
         fcntl.fcntl(self.file, fcntl.F_ADD_SEALS, _SEALS)
         self.used = self.tree_at = self.tree_size = 0

@@ -17,7 +17,14 @@ import torch.distributed as dist
 
 from nvrx_slurm.checkpoint import messages as m
 from nvrx_slurm.checkpoint import tree
-from nvrx_slurm.checkpoint.link import CheckpointError, KeeperGone, Link, address, launcher_pid, start
+from nvrx_slurm.checkpoint.link import (
+    CheckpointError,
+    KeeperGone,
+    Link,
+    address,
+    launcher_pid,
+    start,
+)
 from nvrx_slurm.core.checkpoint.memory import GENERATIONS, newest_common
 
 _LOG = logging.getLogger("nvrx_slurm.checkpoint")
@@ -122,7 +129,9 @@ def save(state: Any, iteration: int) -> bool:
                 _copy(flat, iteration)
         except (CheckpointError, OSError) as error:
             if not _keeper.warned:
-                _LOG.warning("checkpoints are not kept in memory from iteration %d on: %s", iteration, error)
+                _LOG.warning(
+                    "checkpoints are not kept in memory from iteration %d on: %s", iteration, error
+                )
             _keeper.warned = True
             if isinstance(error, KeeperGone):
                 _keeper.retry_at = time.monotonic() + _RETRY_S

@@ -56,7 +56,9 @@ class SavedBytes(Record):
     data: bytes
 
 
-Value = None | bool | int | float | str | SavedBytes | SavedTensor | SavedDict | SavedList | SavedInt
+Value = (
+    None | bool | int | float | str | SavedBytes | SavedTensor | SavedDict | SavedList | SavedInt
+)
 _wire: Wire[Any] = Wire(SavedList)
 
 
@@ -100,7 +102,9 @@ def flatten(state: Any) -> Flat:
     try:
         flat.tree = _wire.exact(SavedList((root,)))
     except UnicodeEncodeError:
-        raise CheckpointError("a text in state is not valid Unicode, which cannot be saved; save its bytes") from None
+        raise CheckpointError(
+            "a text in state is not valid Unicode, which cannot be saved; save its bytes"
+        ) from None
     return flat
 
 
@@ -127,9 +131,14 @@ def _saved(value: Any, where: str, flat: Flat, depth: int) -> Value:
         return _saved_tensor(value, where, flat)
     if isinstance(value, Mapping):
         keys = tuple(_plain(key, f"a key of {where}") for key in value)
-        return SavedDict(keys, tuple(_saved(one, f"{where}[{key!r}]", flat, depth + 1) for key, one in value.items()))
+        return SavedDict(
+            keys,
+            tuple(_saved(one, f"{where}[{key!r}]", flat, depth + 1) for key, one in value.items()),
+        )
     if isinstance(value, (list, tuple)):
-        items = (_saved(one, f"{where}[{index}]", flat, depth + 1) for index, one in enumerate(value))
+        items = (
+            _saved(one, f"{where}[{index}]", flat, depth + 1) for index, one in enumerate(value)
+        )
         return SavedList(tuple(items), isinstance(value, tuple))
     return _plain(value, where)
 
@@ -163,7 +172,11 @@ def _saved_tensor(value: torch.Tensor, where: str, flat: Flat) -> SavedTensor:
 def local_part(value: torch.Tensor, where: str) -> tuple[torch.Tensor, str]:
     """The tensor, or the local part of a DTensor, and the layout of that. Raises CheckpointError."""
     layout = ""
-    if type(value) is not torch.Tensor and hasattr(value, "device_mesh") and hasattr(value, "placements"):
+    if (
+        type(value) is not torch.Tensor
+        and hasattr(value, "device_mesh")
+        and hasattr(value, "placements")
+    ):
         mesh = tuple(value.device_mesh.shape)
         layout = f"{tuple(value.shape)} over {mesh} as {value.placements}"
         with torch.no_grad():
@@ -212,14 +225,23 @@ class Fitting:
     def _fit_tensor(self, saved: SavedTensor, target: Any, where: str) -> torch.Tensor:
         if not isinstance(target, torch.Tensor):
             if saved.layout:
-                raise CheckpointError(f"{where} is a part of a DTensor: call load with a state that has it")
+                raise CheckpointError(
+                    f"{where} is a part of a DTensor: call load with a state that has it"
+                )
             if target is not ABSENT and target is not None:
-                raise CheckpointError(f"{where} is a {type(target).__name__}, and the saved one is a tensor")
+                raise CheckpointError(
+                    f"{where} is a {type(target).__name__}, and the saved one is a tensor"
+                )
             target = torch.empty(saved.shape, dtype=_dtype(saved))
         local, layout = local_part(target, where)
-        mine, theirs = (tuple(local.shape), str(local.dtype), layout), (saved.shape, saved.dtype, saved.layout)
+        mine, theirs = (
+            (tuple(local.shape), str(local.dtype), layout),
+            (saved.shape, saved.dtype, saved.layout),
+        )
         if mine != theirs:
-            raise CheckpointError(f"{where} is {_told(*mine)}, and the saved one is {_told(*theirs)}")
+            raise CheckpointError(
+                f"{where} is {_told(*mine)}, and the saved one is {_told(*theirs)}"
+            )
         self._copies.append((local, saved))
         return target
 
@@ -231,14 +253,19 @@ class Fitting:
         for key in given:
             if key not in pairs:
                 raise CheckpointError(f"{where}[{key!r}] was not saved")
-        content = {key: self._fit(one, given.get(key, ABSENT), f"{where}[{key!r}]") for key, one in pairs.items()}
+        content = {
+            key: self._fit(one, given.get(key, ABSENT), f"{where}[{key!r}]")
+            for key, one in pairs.items()
+        }
         self._fills.append((given, content))
         return given
 
     def _fit_list(self, saved: SavedList, target: Any, where: str) -> Any:
         given = target if isinstance(target, (list, tuple)) else [ABSENT] * len(saved.items)
         if len(given) != len(saved.items):
-            raise CheckpointError(f"{where} has {len(given)} items, and the saved one has {len(saved.items)}")
+            raise CheckpointError(
+                f"{where} has {len(given)} items, and the saved one has {len(saved.items)}"
+            )
         pairs = enumerate(zip(saved.items, given, strict=True))
         content = [self._fit(one, old, f"{where}[{index}]") for index, (one, old) in pairs]
         if saved.is_tuple:

@@ -27,7 +27,10 @@ def free_bytes(root: Path = Path("/")) -> tuple[int, str]:
         for _ in range(_MAX_DEPTH):
             left = _left(here, *_FILES[kind])
             if left is not None and left < free:
-                free, of = left, f"the memory limit of cgroup {here.relative_to(root / 'sys/fs/cgroup')}"
+                free, of = (
+                    left,
+                    f"the memory limit of cgroup {here.relative_to(root / 'sys/fs/cgroup')}",
+                )
             if here == top or top not in here.parents:
                 break
             here = here.parent

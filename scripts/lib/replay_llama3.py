@@ -15,10 +15,10 @@ from typing import Any
 
 from replay_world import KEEPALIVE_S, Latencies, ReplayWorld
 
-from nvrx_slurm.views.summary import summary
 from nvrx_slurm.core.account.figures import to_json
 from nvrx_slurm.core.chain import ChainLimits, ChainLink, Next, decide
 from nvrx_slurm.declared import plain
+from nvrx_slurm.views.summary import summary
 from tests.core.samples import agent_settings
 from tests.sim.world import WorldSettings
 

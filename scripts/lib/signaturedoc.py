@@ -49,7 +49,8 @@ looks for the signatures below. No service and no network are needed. It takes a
   ended the rank: a `SyntaxError` (or `IndentationError`, `TabError`) in a file that is not a library's; and in the
   first cycle a `ModuleNotFoundError` within 120 s on all nodes. Other ImportErrors, missing files and later cycles use
   restarts, because a file system may be away. So does a file with null bytes, which may be half written. If all ranks
-  end with the same exception [before the first step, twice](../explanation/what-follows-a-cause.md#the-start), the job ends.
+  end with the same exception [before the first step, twice](../explanation/what-follows-a-cause.md#the-start), the
+  job ends.
 - An *output* line counts only if the rank made no progress after it, and no line counts that says that the operation
   is tried again. Progress is a line such as `step 12`, or a heartbeat more than 2 s after the last byte of that log.
 - **stop** needs the exception (or the last line, without a traceback) that ended the rank; else the action is restart.

@@ -185,7 +185,8 @@ class Invariants:
         living = [agent.core.plan for agent in agents if agent.core.node.node_id not in self._told]
         living += [c.core.job.assignment.shared for c in self._world.coordinators if c.leads and c is not planner]
         self._newest = known = max(((p.term, p.cycle) for p in living if p is not None), default=(0, -1))
-        for memory in (self._plans, self._places, self._world.training.runs):
+        memories: tuple[dict[Any, Any], ...] = (self._plans, self._places, self._world.training.runs)
+        for memory in memories:
             for key in [key for key in memory if key[:2] > known]:
                 del memory[key]
         self._runners = {key for key in self._runners if key[:2] <= known}

@@ -32,12 +32,17 @@ class MemoryEvent(str, Enum):
     CHECKED = "checked"  # the checksum was made, or fits
     DAMAGED = "damaged"  # the checksum does not fit
     ABANDON = "abandon"  # the rank has ended, or another process has its place
-    OUTDATE = "outdate"  # a later save has a lower iteration: the training went on from an older one
+    OUTDATE = (
+        "outdate"  # a later save has a lower iteration: the training went on from an older one
+    )
 
 
 _S, _E = MemoryState, MemoryEvent
 _HOLDS = (_S.WHOLE, _S.VERIFIED)
-_LOSE_MEMORY = (_E.DAMAGED, _E.ABANDON)  # it may be bad; a process that was not killed may write into it
+_LOSE_MEMORY = (
+    _E.DAMAGED,
+    _E.ABANDON,
+)  # it may be bad; a process that was not killed may write into it
 TABLE: dict[tuple[MemoryState, MemoryEvent], MemoryState] = {
     **{(state, _E.BEGIN): _S.WRITING for state in _S},
     **{(state, _E.OUTDATE): _S.EMPTY for state in _HOLDS},
@@ -69,7 +74,9 @@ class Generation:
         try:
             self.state = TABLE[self.state, event]
         except KeyError:
-            raise UnknownTransition(f"a generation: no row for {event.value} in {self.state.value}") from None
+            raise UnknownTransition(
+                f"a generation: no row for {event.value} in {self.state.value}"
+            ) from None
         if event in _LOSE_MEMORY:
             self.memory = None
 
@@ -87,7 +94,12 @@ class RankMemory:
             if one.state is MemoryState.WRITING:  # the save before did not end
                 chosen = one
         chosen.step(MemoryEvent.BEGIN)
-        chosen.serial, chosen.iteration, chosen.world, chosen.checksum = serial, iteration, world, -1
+        chosen.serial, chosen.iteration, chosen.world, chosen.checksum = (
+            serial,
+            iteration,
+            world,
+            -1,
+        )
         return chosen
 
     def complete(self, serial: int) -> bool:

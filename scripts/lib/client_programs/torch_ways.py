@@ -12,10 +12,10 @@ WAY = sys.argv[1]
 if WAY == "comet":  # it asks to be imported before torch
     import comet_ml
 
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+from torch.utils.data import DataLoader, Dataset  # noqa: E402
 
 STEPS, BATCH = 40, 8
 STARTS = ("fork", "spawn", "forkserver")

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 DIRECTORY = Path(sys.argv[1])
-WORDS = "the a job node rank runs ends fails".split()
+WORDS = ["the", "a", "job", "node", "rank", "runs", "ends", "fails"]
 
 
 def prepare(directory):
@@ -40,7 +40,8 @@ if __name__ == "__main__":
         time.sleep(0.1)
     sys.argv = [
         "sft.py", f"--model_name_or_path={DIRECTORY}/model", f"--dataset_name={DIRECTORY}/data",
-        f"--output_dir={DIRECTORY}/out", "--max_steps=20", "--per_device_train_batch_size=4", "--report_to=none", "--use_cpu",
+        f"--output_dir={DIRECTORY}/out", "--max_steps=20", "--per_device_train_batch_size=4",
+        "--report_to=none", "--use_cpu",
         "--logging_steps=1", "--save_steps=100", "--bf16=False", "--disable_tqdm=True",
     ]  # fmt: skip
     runpy.run_module("trl.scripts.sft", run_name="__main__")
