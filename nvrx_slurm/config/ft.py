@@ -14,16 +14,7 @@ from nvrx_slurm.config import other_launchers
 from nvrx_slurm.config import values as v
 from nvrx_slurm.config.files import read_section, write_section
 from nvrx_slurm.config.ft_logs import LogSettings
-from nvrx_slurm.config.settings import (
-    MONITORING,
-    Layer,
-    Origin,
-    ignored,
-    maybe,
-    parsed,
-    setting,
-    settings_of,
-)
+from nvrx_slurm.config.settings import MONITORING, Layer, Origin, ignored, maybe, parsed, setting, settings_of
 from nvrx_slurm.core.rank.sections import is_wait
 from nvrx_slurm.core.rank.watch import MAX_SECTIONS
 from nvrx_slurm.errors import UsageError
@@ -39,18 +30,12 @@ class FaultToleranceConfig(LogSettings):
 
     section: ClassVar[str] = "ft"
 
-    rdzv_impl: str = ignored(
-        k.choice("barrier"), "barrier", "there is one way to meet", begins="Rendezvous"
-    )
+    rdzv_impl: str = ignored(k.choice("barrier"), "barrier", "there is one way to meet", begins="Rendezvous")
     keepalive_interval: float = setting(
-        k.POSITIVE_SECONDS,
-        5.0,
-        "A quiet connection between a node and the coordinator is probed this often.",
+        k.POSITIVE_SECONDS, 5.0, "A quiet connection between a node and the coordinator is probed this often."
     )
     keepalive_timeout: float = setting(
-        k.POSITIVE_SECONDS,
-        5.0,
-        "A probe without an answer for this long means that the node is lost.",
+        k.POSITIVE_SECONDS, 5.0, "A probe without an answer for this long means that the node is lost."
     )
 
     warning_signal: signal.Signals | None = setting(
@@ -86,9 +71,7 @@ class FaultToleranceConfig(LogSettings):
         k.SECONDS, 0.8,
         help="SIGTERM to SIGKILL at a restart where all workers of the node wait in C. 0: --workers-stop-timeout.",
     )  # fmt: skip
-    restart_check_interval: float = ignored(
-        k.POSITIVE_SECONDS, 60.0, "restarts follow from events, nothing is polled"
-    )
+    restart_check_interval: float = ignored(k.POSITIVE_SECONDS, 60.0, "restarts follow from events, nothing is polled")
     segment: int | None = maybe(
         k.integer(1, v.MAX_NODES),
         help="Give group ranks in segments of N nodes of one NVLink domain; MIN of --nnodes is a multiple of N.",
@@ -113,9 +96,7 @@ class FaultToleranceConfig(LogSettings):
         help="Inspect all ranks when one that sends no heartbeats makes no step for X times its longest pause so far.",
     )  # fmt: skip
     step_timeout_min: float = setting(
-        k.SECONDS,
-        600.0,
-        "The least time without a step after which all ranks are inspected. 0: never.",
+        k.SECONDS, 600.0, "The least time without a step after which all ranks are inspected. 0: never."
     )
     checkpoint_iteration_file: str | None = maybe(
         k.PATH,
@@ -128,8 +109,7 @@ class FaultToleranceConfig(LogSettings):
         "newest complete checkpoint as NVRX_RESUME_FROM.",
     )  # fmt: skip
     checkpoint_pattern: str | None = maybe(
-        v.PATTERN,
-        help="Regular expression for names in --ft-checkpoint-dir; its first group is the iteration.",
+        v.PATTERN, help="Regular expression for names in --ft-checkpoint-dir; its first group is the iteration."
     )
     checkpoint_memory: int | None = maybe(
         k.SIZE,
@@ -142,9 +122,7 @@ class FaultToleranceConfig(LogSettings):
         "With a checkpoint iteration file or directory: so many cycles without progress end the job; <= 0: never.",
     )
     min_progress_iterations: int = setting(
-        k.integer(1),
-        1,
-        "A cycle makes progress if it ends at least this many iterations later than the cycle before.",
+        k.integer(1), 1, "A cycle makes progress if it ends at least this many iterations later than the cycle before."
     )
     poisoned_checkpoint_iterations: int = setting(
         k.integer(0), 100,
@@ -156,12 +134,8 @@ class FaultToleranceConfig(LogSettings):
         help="End the job when all ranks have ended with the same exception before the first step, so many times in a "
         "row. 0: never.",
     )  # fmt: skip
-    no_restart_exit_code: int = setting(
-        k.integer(1, 255), 93, "Exit code of a job that should not be started again."
-    )
-    check_remaining_processes: bool = ignored(
-        k.BOOL, False, "what workers leave behind is killed in any case"
-    )
+    no_restart_exit_code: int = setting(k.integer(1, 255), 93, "Exit code of a job that should not be started again.")
+    check_remaining_processes: bool = ignored(k.BOOL, False, "what workers leave behind is killed in any case")
 
     initial_rank_heartbeat_timeout: float | None = setting(
         k.TIMEOUT, None, begins=MONITORING,
@@ -171,9 +145,7 @@ class FaultToleranceConfig(LogSettings):
         k.TIMEOUT, None, "Kill a rank when this long passed since its last heartbeat."
     )
     rank_init_timeout: float | None = setting(
-        k.TIMEOUT,
-        None,
-        "Kill a rank that was started this long ago and never called init_workload_monitoring.",
+        k.TIMEOUT, None, "Kill a rank that was started this long ago and never called init_workload_monitoring."
     )
     rank_exit_timeout: float | None = setting(
         k.TIMEOUT, None,
@@ -189,9 +161,7 @@ class FaultToleranceConfig(LogSettings):
         "polled.",
     )  # fmt: skip
     rank_section_timeouts: Mapping[str, float | None] = setting(
-        v.SECTION_TIMEOUTS,
-        {},
-        "Kill a rank that stays longer in one of these sections; none: only time it.",
+        v.SECTION_TIMEOUTS, {}, "Kill a rank that stays longer in one of these sections; none: only time it."
     )
     rank_out_of_section_timeout: float | None = setting(
         k.TIMEOUT, None,
@@ -199,9 +169,7 @@ class FaultToleranceConfig(LogSettings):
         "before the first step does not count.",
     )  # fmt: skip
     safety_factor: float = setting(
-        k.real(1.0, high=1000.0),
-        5.0,
-        "A timeout that a rank calculates is this many times the longest time seen.",
+        k.real(1.0, high=1000.0), 5.0, "A timeout that a rank calculates is this many times the longest time seen."
     )
     loss_action: str = setting(
         k.choice("warn", "restart", "stop"), "warn",
@@ -209,9 +177,7 @@ class FaultToleranceConfig(LogSettings):
         "ranks of a node: say so, restart before the next section that saves, or end the job with 93.",
     )  # fmt: skip
     num_warmup_iterations: int = setting(
-        k.integer(0),
-        5,
-        "This many first sections step have the timeout of the section warmup, if there is one.",
+        k.integer(0), 5, "This many first sections step have the timeout of the section warmup, if there is one."
     )
     skip_section_response: bool = ignored(
         k.BOOL, True, "heartbeats and sections go through shared memory, without an answer"
@@ -237,9 +203,7 @@ class FaultToleranceConfig(LogSettings):
         "sync in it.",
     )  # fmt: skip
     straggler_window: float = setting(
-        k.SECONDS,
-        30.0,
-        "Look for ranks that are slower than the others in windows of this length; 0: do not.",
+        k.SECONDS, 30.0, "Look for ranks that are slower than the others in windows of this length; 0: do not."
     )
     straggler_exclude: bool = setting(
         k.BOOL, False,
@@ -254,26 +218,17 @@ class FaultToleranceConfig(LogSettings):
         begins="Health checks",
     )
     node_health_check_interval: float = setting(
-        k.POSITIVE_SECONDS,
-        5.0,
-        "Time between two GPU (and NIC) checks while the node works or waits.",
+        k.POSITIVE_SECONDS, 5.0, "Time between two GPU (and NIC) checks while the node works or waits."
     )
     node_health_check_endpoint: str | None = maybe(
-        k.UNIX_SOCKET,
-        "Unix socket of an nvhcd-compatible service that is asked before every cycle.",
+        k.UNIX_SOCKET, "Unix socket of an nvhcd-compatible service that is asked before every cycle."
     )
-    enable_nic_healthcheck: bool = setting(
-        k.BOOL, True, "Check the links of the NICs before every cycle."
-    )
+    enable_nic_healthcheck: bool = setting(k.BOOL, True, "Check the links of the NICs before every cycle.")
     enable_nic_monitor: bool = setting(
         k.BOOL, False, "Watch the error counters of the NICs (link_downed and others) all the time."
     )
-    pci_topo_file: str | None = ignored(
-        k.optional(k.PATH), None, "the ports of all NICs are checked"
-    )
-    link_down_path_template: str | None = maybe(
-        k.PATH, "Path of a NIC's link_downed counter, with {nic}."
-    )
+    pci_topo_file: str | None = ignored(k.optional(k.PATH), None, "the ports of all NICs are checked")
+    link_down_path_template: str | None = maybe(k.PATH, "Path of a NIC's link_downed counter, with {nic}.")
     link_state_path_template: str | None = maybe(k.PATH, "Path of a NIC's port state, with {nic}.")
     enable_dist_storage_healthcheck: bool = setting(
         k.BOOL, False, "Check Lustre's health and all Lustre and NFS mounts before every cycle."
@@ -288,28 +243,16 @@ class FaultToleranceConfig(LogSettings):
     )  # fmt: skip
 
     gpu_memory_reclaim_timeout: float = setting(
-        k.SECONDS,
-        50.0,
-        "Longest wait for GPU memory to be free before a restart; 0: no wait.",
-        begins="GPUs and NUMA",
+        k.SECONDS, 50.0, "Longest wait for GPU memory to be free before a restart; 0: no wait.", begins="GPUs and NUMA"
     )
     gpu_memory_tolerance_mb: float = setting(
-        k.real(0.0, high=1e9, unit="megabytes", metavar="MB"),
-        512.0,
-        "Used GPU memory that counts as free.",
+        k.real(0.0, high=1e9, unit="megabytes", metavar="MB"), 512.0, "Used GPU memory that counts as free."
     )
-    gpu_memory_poll_interval: float = setting(
-        k.POSITIVE_SECONDS, 2.0, "Time between two readings of used GPU memory."
-    )
-    numa_bind_strict: bool = setting(
-        k.BOOL, True, "With NUMA binding: numactl --membind; false: --localalloc."
-    )
+    gpu_memory_poll_interval: float = setting(k.POSITIVE_SECONDS, 2.0, "Time between two readings of used GPU memory.")
+    numa_bind_strict: bool = setting(k.BOOL, True, "With NUMA binding: numactl --membind; false: --localalloc.")
 
     log_level: int = setting(
-        v.LOG_LEVEL,
-        logging.INFO,
-        "Level of our own messages: DEBUG, INFO, WARNING, ERROR, CRITICAL.",
-        begins="Logs",
+        v.LOG_LEVEL, logging.INFO, "Level of our own messages: DEBUG, INFO, WARNING, ERROR, CRITICAL.", begins="Logs"
     )
 
     @property
@@ -326,21 +269,13 @@ class FaultToleranceConfig(LogSettings):
         """Raises UsageError where settings contradict each other."""
         warn_s, stop_s = self.warn_before_end, self.stop_before_end
         if 0.0 < warn_s <= stop_s:
-            raise UsageError(
-                f"--ft-warn-before-end {warn_s:g} comes no sooner than --ft-stop-before-end {stop_s:g}"
-            )
+            raise UsageError(f"--ft-warn-before-end {warn_s:g} comes no sooner than --ft-stop-before-end {stop_s:g}")
         if warn_s > 0.0 and self.warning_signal is None:
-            raise UsageError(
-                "--ft-warn-before-end warns by --ft-warning-signal, which is none; give SIGUSR1"
-            )
+            raise UsageError("--ft-warn-before-end warns by --ft-warning-signal, which is none; give SIGUSR1")
         if self.segment is not None and self.restart_policy == "min-healthy":
-            raise UsageError(
-                "--ft-segment contradicts min-healthy, which goes on with broken segments; leave one out"
-            )
+            raise UsageError("--ft-segment contradicts min-healthy, which goes on with broken segments; leave one out")
         if len({*self.rank_section_timeouts, *self.waiting_sections}) > MAX_SECTIONS:
-            raise UsageError(
-                f"--ft-waiting-sections and --ft-rank-section-timeouts have over {MAX_SECTIONS} names"
-            )
+            raise UsageError(f"--ft-waiting-sections and --ft-rank-section-timeouts have over {MAX_SECTIONS} names")
         self.check_logs()
         self.check_attribution()
 
@@ -362,9 +297,7 @@ class FaultToleranceConfig(LogSettings):
         return {item.name: getattr(self, item.name) for item in shown} | self.rank_limits()
 
     @classmethod
-    def from_kwargs(
-        cls, ignore_not_recognized: bool = False, **kwargs: Any
-    ) -> FaultToleranceConfig:
+    def from_kwargs(cls, ignore_not_recognized: bool = False, **kwargs: Any) -> FaultToleranceConfig:
         """Build from keywords; an unknown one raises UsageError with the nearest name, unless it shall be ignored."""
         known = {f.name for f in fields(cls)}
         for name in kwargs:
@@ -383,15 +316,11 @@ class FaultToleranceConfig(LogSettings):
         """
         layer = yaml_layer(os.fspath(cfg_path), strict=not ignore_not_recognized)
         known = {item.name: item for item in settings_of(cls)}
-        return cls(
-            **{name: parsed(known[name], raw, origin) for name, (raw, origin) in layer.items()}
-        )
+        return cls(**{name: parsed(known[name], raw, origin) for name, (raw, origin) in layer.items()})
 
     def to_yaml_file(self, cfg_path: str | os.PathLike[str]) -> None:
         """Write all fields so that `from_yaml_file` gives an equal object. Raises OSError."""
-        plain = {
-            item.name: item.kind.show(getattr(self, item.name)) for item in settings_of(type(self))
-        }
+        plain = {item.name: item.kind.show(getattr(self, item.name)) for item in settings_of(type(self))}
         write_section(os.fspath(cfg_path), plain)
 
 

@@ -57,11 +57,7 @@ class NodeProgram:
     def __init__(self, job: NodeJob, head_start: HeadStart, notes: Sequence[str] = ()) -> None:
         self._job = job
         self._notes = notes
-        copy = (
-            job.run_dir.launcher_log(job.node)
-            if job.logs is not None and job.logs.logfile
-            else None
-        )
+        copy = job.run_dir.launcher_log(job.node) if job.logs is not None and job.logs.logfile else None
         self._console = Console(f"nvrx-run[{job.node.host}]", copy=copy)
         self._signal_reader = block_signals()
         self._head_start = head_start
@@ -83,29 +79,20 @@ class NodeProgram:
         """Run until the job's end; returns the exit code. Nothing of ours is left when it returns."""
         asyncio.get_running_loop().set_exception_handler(self._on_defect)
         self._main = asyncio.current_task()
-        self._signals = Signals(
-            self._signal_reader, self._job, self._coordinator_shell, self._interrupt
-        )
+        self._signals = Signals(self._signal_reader, self._job, self._coordinator_shell, self._interrupt)
         self._console.draw(self._job.run_dir.status)
         try:
             await self._start()
             return await self._end(await self._shell.result)
         except asyncio.CancelledError:
-            self._console.say(
-                f"node {self._job.node.host} ends with code {self._code}, without waiting for others"
-            )
+            self._console.say(f"node {self._job.node.host} ends with code {self._code}, without waiting for others")
             return self._code
         except Exception as error:
             is_defect = not isinstance(error, NvrxError) and not getattr(error, "errno", None)
-            why, trace = (
-                f"node {self._job.node.host} cannot take part: {error}",
-                traceback.format_exc(),
-            )
+            why, trace = f"node {self._job.node.host} cannot take part: {error}", traceback.format_exc()
             self._console.say(f"internal error, please report it:\n{trace}" if is_defect else why)
             self._console.say(trace, to_copy=True)
-            code = getattr(
-                error, "exit_code", ExitCode.INTERNAL if is_defect else ExitCode.NODE_REFUSED
-            )
+            code = getattr(error, "exit_code", ExitCode.INTERNAL if is_defect else ExitCode.NODE_REFUSED)
             # The machine may be the cause: then the others elect a coordinator. A defect would go round.
             others_go_on = self._elections is not None and not is_defect
             await self._close(None if others_go_on else t.Finish(code, f"the coordinator's {why}"))
@@ -145,18 +132,14 @@ class NodeProgram:
         for note in self._notes:
             say(note)
         core = Agent(job.node, job.agent, asyncio.get_running_loop().time())
-        self._shell = shell = Shell(
-            core, EventLog(job.run_dir.agent_events(job.node), core, say), ag.Exit, say
-        )
+        self._shell = shell = Shell(core, EventLog(job.run_dir.agent_events(job.node), core, say), ag.Exit, say)
         shell.on(t.Examine, self._examine)
         path, checks = self._head_start.private_dir.path, self._head_start.checks
         rank, state_dir = job.node.infra_rank, path / HEALTH_NAME
         lease = Lease(listener=self._server.listener.fileno()) if self._server is not None else None
         workers = Workers(job, self._console, shell.post, path, lease, self._tell)
         post, refuse = shell.post, shell.finish_with
-        preflight = Preflight(
-            job.preflight, rank, state_dir, say, post, refuse, checks, workers.cleaned
-        )
+        preflight = Preflight(job.preflight, rank, state_dir, say, post, refuse, checks, workers.cleaned)
         if job.spec.contract.checkpoint_memory:
             from nvrx_slurm.node.workers.memory import KeeperStart
 
@@ -170,16 +153,12 @@ class NodeProgram:
             await self.add(self._logs)
         self._signals.begin(shell)
         if self._server is not None and lease is not None:
-            self._elections = Elections(
-                job, self._server, say, shell, lease, self._logs, workers.prepare
-            )
+            self._elections = Elections(job, self._server, say, shell, lease, self._logs, workers.prepare)
             self._link = self._elections.link
             await self.add(self._elections)
         else:
             assert job.coordinator is not None
-            self._own_coordinator = host = CoordinatorHost(
-                job, job.coordinator, say, shell.finish_with, shell.post
-            )
+            self._own_coordinator = host = CoordinatorHost(job, job.coordinator, say, shell.finish_with, shell.post)
             if self._logs is not None:
                 self._logs.lead(host.members, host.term, new_token())
             self._link = AgentLink(host.local)
@@ -210,9 +189,7 @@ class NodeProgram:
 
         job, say = self._job, self._console.say
         assert job.meeting is not None and job.electable is not None
-        sentence = limits.files_for(
-            job.electable.max_nodes
-        )  # each agent may have to coordinate the job
+        sentence = limits.files_for(job.electable.max_nodes)  # each agent may have to coordinate the job
         if job.coordinator is not None and sentence:
             say(sentence)
         meeting, proof = job.meeting, await credentials(job.meeting)
@@ -221,10 +198,7 @@ class NodeProgram:
         )
         first, address = job.coordinator is not None, job.node.addr or addresses.ANY_ADDRESS
         ports, mine = meeting.ports_of(peer_key(job.node)), [port for _, port in meeting.mine]
-        others = [
-            *(ports if len(ports) > 1 else mine),
-            0,
-        ]  # a single port is the first coordinator's
+        others = [*(ports if len(ports) > 1 else mine), 0]  # a single port is the first coordinator's
         try:
             if first or job.node.addr:
                 address = await addresses.resolve(meeting.endpoints[0][0] if first else address)
@@ -253,9 +227,7 @@ class NodeProgram:
         if self._logs is not None:
             self._logs.last_call(signalled)  # Slurm kills all this KillWait after its signal
         for role in (self._link, *self._roles):
-            logs = (
-                self._logs if self._coordinator is not None else None
-            )  # until the end of the job has been said
+            logs = self._logs if self._coordinator is not None else None  # until the end of the job has been said
             if role not in (self._elections, logs):
                 await role.close()
         if self._elections is not None:
@@ -265,13 +237,9 @@ class NodeProgram:
             if signalled:  # it may have come before the agent had a coordinator to tell
                 ends = t.EndJob(end.code, end.reason, end.code - _SIGNALLED)
                 host.shell.post(ev.FromAgent(job.node.node_id, ends))
-            if (
-                end.code == ExitCode.NODE_REFUSED
-            ):  # the agent has ended, and its workers: their node is not waited for
+            if end.code == ExitCode.NODE_REFUSED:  # the agent has ended, and its workers: their node is not waited for
                 host.shell.post(ev.ProvenDead(peer_of(job.node)))
-            if (
-                signalled and not host.leads
-            ):  # its agent, which has left, was the first of its voters
+            if signalled and not host.leads:  # its agent, which has left, was the first of its voters
                 host.shell.retire()
             done = await host.finish(self._end_logs)
             if done is not None:  # else another node coordinates the job
@@ -290,35 +258,24 @@ class NodeProgram:
         from nvrx_slurm.core.chain import ChainLink, Next, decide
 
         chain = self._job.until_done
-        again = (
-            chain is not None
-            and decide([ChainLink(code, 0.0, out_of_time)], chain, 0.0).next is Next.CONTINUE
-        )
+        again = chain is not None and decide([ChainLink(code, 0.0, out_of_time)], chain, 0.0).next is Next.CONTINUE
         until_s, tries = asyncio.get_running_loop().time() + _BATCH_HOST_S, 0
         while asyncio.get_running_loop().time() < until_s:
             with_scancel = tries >= _TRIES_BEFORE_SCANCEL
-            end = partial(
-                self._job.control.end_without_batch_host, job_id, code, with_scancel, again
-            )
+            end = partial(self._job.control.end_without_batch_host, job_id, code, with_scancel, again)
             try:
                 if done := await bounded.call_async(end, _ASK_SLURM_S, "Slurm"):
                     self._console.say(done)
                 return
             except NotInstalled as error:
-                self._console.say(
-                    f"{error}: if job {job_id} has lost its batch host, end it by hand: scancel {job_id}"
-                )
+                self._console.say(f"{error}: if job {job_id} has lost its batch host, end it by hand: scancel {job_id}")
                 return
             except (bounded.Overrun, SlurmError) as error:
                 if not tries:
-                    self._console.say(
-                        f"trying to end job {job_id}, whose batch host may be gone: {error}"
-                    )
+                    self._console.say(f"trying to end job {job_id}, whose batch host may be gone: {error}")
                 tries += 1
             await asyncio.sleep(_RETRY_SLURM_S)
-        self._console.say(
-            f"job {job_id} could not be ended; if it still runs, end it by hand: scancel {job_id}"
-        )
+        self._console.say(f"job {job_id} could not be ended; if it still runs, end it by hand: scancel {job_id}")
 
     async def _close(self, last: t.Finish | None = None) -> None:
         """End everything at once; `last` tells the other nodes how the job ends, if this is the coordinator's."""
