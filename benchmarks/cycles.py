@@ -8,6 +8,7 @@ import select
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from namespaces import Network, unusable
 
@@ -17,7 +18,8 @@ from benchmarks.harness import EVENT_TIMEOUT_S, Event, Failure, Job, Launcher
 
 _NPROC = 2
 _GROUP = 3  # one dies, one waits in C, one waits for that in a collective
-SAVE_S = 10.0  # of benchmarks/worker.py
+SAVE_S = 10.0  # of benchmarks/torch_worker.py
+_TORCH_WORKER = str(Path(__file__).with_name("torch_worker.py"))
 _SETTLE_S = 0.4  # a job that has just started is not what a fault usually hits
 
 
@@ -53,7 +55,7 @@ def _restart(launcher: Launcher, nodes: int) -> float:
 
 def _killed(launcher: Launcher, mode: str, then: str, count: int) -> float:
     """From the SIGKILL of a rank to the last of `count` events `then`."""
-    with Job(launcher) as job:
+    with Job(launcher, worker=_TORCH_WORKER) as job:
         job.start("1", _GROUP, mode, ["--max-restarts=1"])
         first = job.wait(_GROUP, "blocked")
         _settle()

@@ -1,14 +1,12 @@
 """The user's script of all figures but `warm-*`. It tells the harness, through a FIFO, what happened and when.
 
+It imports torch nowhere: a launcher that reads scripts would prepare it, and the figures are of the launcher alone.
+
 worker.py wait           say "started"; on SIGUSR1 say "dying" and exit with 1
 worker.py stop | sleep   say "started"; one heartbeat, say "heartbeat"; then hang (SIGSTOP, or asleep for good)
 worker.py nested         say "started"; open three sections, one within the other, say "opened"; then hang
 worker.py time CALLS     say "started"; on SIGUSR1 time CALLS (heartbeats | sections | ends), say "took" (median in us)
 worker.py beat EVERY_S   say "started"; heartbeats for good; on SIGUSR1 one more, say "heartbeat"; then hang
-worker.py handler        say "started"; join a gloo group of torch with a handler of SIGTERM in Python, say "blocked";
-                         rank 1 waits in C for good, the first and others wait for it in a collective, the last sleeps
-worker.py saving         say "started"; join a gloo group, say "blocked"; on SIGTERM write, sync and sleep for 10 s, say
-                         "saved" and end
 worker.py shutdown       say "started"; on SIGUSR1 say "asking" and ask for the end of the job
 """
 
@@ -23,7 +21,6 @@ import sys  # noqa: E402
 LONGEST_LIFE_S = float(os.environ.get("BENCH_LIFE_S", "120"))  # nobody stays for ever, even if the harness was killed
 BATCH, BATCHES = 20, 500
 BLOCKED_AFTER_S = 5.0
-SAVE_S = 10.0
 
 
 def tell(what, at_s):
@@ -155,58 +152,6 @@ def shutdown():
         signal.sigtimedwait(set(), LONGEST_LIFE_S)
 
 
-def grouped(on_sigterm):
-    """A gloo group of all ranks, and one of all but the last; a tracker's thread that looks around now and then."""
-    import threading
-
-    signal.signal(signal.SIGTERM, on_sigterm)
-    tell("started", first_line_s)
-    import torch
-
-    def track():
-        while True:
-            time.sleep(0.1)
-            with open("/proc/self/status") as status:
-                status.read()
-
-    threading.Thread(target=track, daemon=True).start()
-    torch.distributed.init_process_group("gloo")
-    rest = torch.distributed.new_group(range(torch.distributed.get_world_size() - 1))
-    tell("blocked", time.monotonic())
-    return torch, rest
-
-
-def handler():
-    """The main thread does not come back to Python, as in a collective whose peer is dead or waits for a dead one."""
-    torch, rest = grouped(lambda *_: os._exit(0))
-    if rest == torch.distributed.GroupMember.NON_GROUP_MEMBER:
-        time.sleep(LONGEST_LIFE_S)
-    elif torch.distributed.get_rank() == 1:
-        import ctypes
-
-        lock, mutex = ctypes.CDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64)
-        while lock(mutex) == 0:
-            pass
-    torch.distributed.all_reduce(torch.ones(1), group=rest)
-
-
-def saving():
-    """A checkpoint that takes SAVE_S, to a slow disk."""
-
-    def save(*_):
-        until_s = time.monotonic() + SAVE_S
-        while time.monotonic() < until_s:
-            with open(os.path.join(os.environ["TMPDIR"], f"checkpoint{os.environ['RANK']}"), "wb") as file:
-                file.write(bytes(1 << 20))
-                os.fsync(file.fileno())
-            time.sleep(1.5)  # longer than a rank that does nothing is waited for
-        tell("saved", time.monotonic())
-        os._exit(0)
-
-    grouped(save)
-    time.sleep(LONGEST_LIFE_S)
-
-
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 mode = sys.argv[1]
 if mode == "wait":
@@ -217,8 +162,6 @@ elif mode == "time":
     time_calls(sys.argv[2])
 elif mode == "beat":
     beat(float(sys.argv[2]))
-elif mode in ("handler", "saving"):
-    {"handler": handler, "saving": saving}[mode]()
 elif mode == "shutdown":
     shutdown()
 else:
