@@ -92,8 +92,9 @@ class Invariants:
         """Those in which a coordinator acted."""
         return set(self._won)
 
-    def check(self, holds: bool, what: str) -> None:
-        if not holds and not self.forgotten:
+    def check(self, holds: bool, what: str, always: bool = False) -> None:
+        """`always`: also of a job that was begun anew beside one that nobody can hear."""
+        if not holds and (always or not self.forgotten):
             s = self._world.settings
             raise Violation(f"seed {s.seed}, {s.nodes} nodes, at {self._world.clock.now:.4f} s: {what}")
 
@@ -383,13 +384,13 @@ class Invariants:
         key = (plan.term, plan.cycle, plan.group_rank)
         self.check(key not in self._runners, f"{node_id} starts {key}, which somebody has started")
         self._runners.add(key)
-        self.check(not agent.living(), f"{node_id} starts workers while old ones live")
+        self.check(not agent.living(), f"{node_id} starts workers while old ones live", always=True)
         ranks = range(plan.rank_offset, plan.rank_offset + agent.core.node.nproc)
         if self._world.clock.now < agent.lease_until:  # otherwise it starts none
             for rank in ranks:
                 alive = [w for w in self._workers.get(rank, ()) if w.alive and not w.stuck]
                 where = [w.agent.host.name for w in alive]
-                self.check(not alive, f"{node_id} starts rank {rank}, which runs on {where}")
+                self.check(not alive, f"{node_id} starts rank {rank}, which runs on {where}", always=True)
                 self._workers[rank] = alive
             if (plan.term, plan.cycle) not in self._begun:
                 self._begun.add((plan.term, plan.cycle))
@@ -412,7 +413,9 @@ class Invariants:
     def _check_no_orphans(self, agent: SimAgent, since: float) -> None:
         alone = agent.alive and self._alone_since.get(agent.core.node.node_id) == since
         orphans = [w.rank for w in agent.living() if not w.stuck] if alone else []
-        self.check(not orphans, f"{agent.host.name} is alone since {since:.2f} s, but runs ranks {orphans}")
+        self.check(
+            not orphans, f"{agent.host.name} is alone since {since:.2f} s, but runs ranks {orphans}", always=True
+        )
 
     def left(self, agent: SimAgent) -> None:
         """An agent has exited: with the code that it was told, and for a good reason otherwise."""
