@@ -101,7 +101,7 @@ class RankEvidence(Record):
     local_rank: Count = -1
     pid: Count = 0
     log: Path = ""  # path of its stderr file on that node
-    # ticks of processor time, and bytes read and written, by it and all below it: before and after the look
+    # ticks of processor time, bytes read and written, bytes over TCP, by it and all below it: before and after the look
     work: AtMost8[Big] = ()
 
 

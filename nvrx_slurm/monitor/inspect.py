@@ -11,7 +11,7 @@ import os
 import socket
 from time import monotonic
 
-from nvrx_slurm.child import descendants
+from nvrx_slurm.child import descendants, traffic
 from nvrx_slurm.monitor import kill
 
 RECORD = b"FR "  # begins the line of the flight recorder
@@ -99,15 +99,14 @@ class RankInspection:
             pass
 
 
-def _work(root: int) -> tuple[int, int]:
-    """Processor time in ticks, and bytes that were read and written, by a process and all below it."""
-    todo, ticks, moved = [root], 0, 0
-    while todo:
-        pid = todo.pop()
-        todo += descendants.children(pid)
+def _work(root: int) -> tuple[int, int, int]:
+    """Processor time in ticks, bytes that were read and written, and bytes over TCP, by a process and all below it."""
+    pids, ticks, moved = [root], 0, 0
+    for pid in pids:  # it grows
+        pids += descendants.children(pid)
         ticks += sum(map(int, descendants.read(pid, "stat").rpartition(b")")[2].split()[11:15]))
         moved += sum(int(line.split()[1]) for line in descendants.read(pid, "io").splitlines()[:2])
-    return ticks, moved
+    return ticks, moved, traffic.moved(pids)
 
 
 def _stat(pid: int) -> tuple[str, int]:

@@ -17,7 +17,7 @@ BETWEEN_S = 30.0
 
 
 def seen(
-    rank: int, frames: tuple[str, ...] = WAITS, state: str = "S", work: tuple[int, ...] = (5, 9, 5, 9)
+    rank: int, frames: tuple[str, ...] = WAITS, state: str = "S", work: tuple[int, ...] = (5, 9, 3, 5, 9, 3)
 ) -> RankEvidence:
     return RankEvidence(rank, 0, "n0", state, frames=frames, work=work)
 
@@ -27,7 +27,8 @@ def others(*ranks: RankEvidence) -> list[RankEvidence]:
     return [seen(7), *ranks, seen(8)]
 
 
-BUSY, BYTES, AT_WORK = (5 + 60, 9, 65, 9), (5, 10, 5, 10), (35, 9, 35, 9)
+BUSY, BYTES, AT_WORK = (5 + 60, 9, 3, 65, 9, 3), (5, 10, 3, 5, 10, 3), (35, 9, 3, 35, 9, 3)
+ASKS, DOWNLOADS = (5, 9, 50_003, 5, 9, 50_003), (5, 9, 100_003, 5, 9, 100_003)
 # Name: the first look, the second one, whether they prove a hang.
 CASES = {
     "one sleeps": (others(seen(1, OWN)), others(seen(1, OWN)), True),
@@ -37,6 +38,8 @@ CASES = {
     "one is traced, all compute": ([seen(1, OWN), seen(2, (), "t")], [seen(1, OWN), seen(2, (), "t")], True),
     "one computes": (others(seen(1, OWN)), others(seen(1, OWN, "S", BUSY)), False),
     "one reads": (others(seen(1, OWN)), others(seen(1, OWN, "S", BYTES)), False),
+    "one downloads": (others(seen(1, OWN)), others(seen(1, OWN, "S", DOWNLOADS)), False),
+    "a watchdog of it asks the store": (others(seen(1, OWN)), others(seen(1, OWN, "S", ASKS)), True),
     "one is somewhere else": (others(seen(1, OWN)), others(seen(1, ("/w/train.py:8 in load",))), False),
     "one is blocked in the kernel": (others(seen(1, OWN, "D")), others(seen(1, OWN, "D")), False),
     "those that wait have gone on": (

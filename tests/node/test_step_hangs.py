@@ -4,79 +4,61 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from agent_harness import Rig
 
-pytestmark = [pytest.mark.process, pytest.mark.torch]
+pytestmark = [pytest.mark.torch]
 BOUND_S = 150.0
 OFTEN = "from nvrx_slurm.node.monitors import paces\npaces.EVERY_S = 0.5"
-SCRIPT = """
-import multiprocessing, torch, torch.distributed as dist
-dist.init_process_group("gloo")
-net = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(net.parameters(), 0.01)
-def train(steps):
-    for _ in range(steps):
-        net(torch.ones(2, 4)).sum().backward()
-        for one in net.parameters():
-            dist.all_reduce(one.grad)
-        optimizer.step()
-def until(condition):
-    while not condition():
-        pass
-def told():  # by the launcher, that nothing proves a hang
-    return os.path.exists(os.path.join(os.environ["NVRX_TEST_GATES"], "told"))
-def in_processes():
-    one = multiprocessing.get_context("fork").Process(target=until, args=(told,))
-    one.start()
-    one.join()
-def reads():
-    while not told():
-        with open(__file__, "rb") as file:
-            file.read()
-        time.sleep(0.1)
-def sleeps():
-    time.sleep(600)
-def stops():
-    os.kill(os.getpid(), signal.SIGSTOP)
-def all_wait():
-    gate("end")
-kind = sys.argv[1]
-train(25)
-if CYCLE == 0 and (RANK == 1 or kind.startswith("all")):
-    globals()[kind]()
-train(5)
-dist.barrier()
-os._exit(0)
-"""
+ZOO = Path(__file__).parents[1] / "data" / "step_zoo.py"
 FLAGS = ("--nproc-per-node=3", "--max-restarts=1", "--ft-step-timeout-min=3", "--ft-preload=torch")
+ALWAYS = {"sleeps", "stops", "forks", "reads"}  # the others need minutes together
+CULPRIT = 1
+
+# What rank 1 does, to the launcher.
+HANGS = (
+    *("sleeps", "stops", "in_c", "locks_twice", "of_a_queue", "of_a_queue_of_processes", "of_a_semaphore"),
+    *("hears_nothing", "reads_an_empty_pipe", "opens_a_fifo", "waits_for_a_child", "waits_for_a_loader"),
+    *("waits_for_a_lock_of_another", "joins_a_thread", "waits_for_a_signal", "of_an_event_loop", "asks_the_store"),
+    "leaves_out_a_collective",
+)
+COMPUTES = (
+    *("evaluates", "compresses", "counts", "in_a_thread", "forks", "in_a_pool", "in_an_executor", "compiles"),
+    *("starts_python", "loads_and_computes"),
+)
+MOVES = (
+    *("loads_and_reads", "reads", "writes", "saves", "copies", "prints", "reads_a_pipe", "downloads"),
+    *("downloads_by_http", "uploads"),
+)
+PAUSES = dict.fromkeys(COMPUTES, "computes") | dict.fromkeys(MOVES, "(reads or writes|computes)")
 
 
-@pytest.mark.parametrize("kind", ["sleeps", "stops"])
-def test_a_rank_that_does_nothing_while_others_wait_is_ended(rig: Rig, kind: str) -> None:
+def tiered(kinds):
+    """Some in each run, all in the matrix."""
+    return [
+        pytest.param(kind, marks=pytest.mark.process if kind in ALWAYS else pytest.mark.matrix, id=kind)
+        for kind in kinds
+    ]
+
+
+@pytest.mark.parametrize("kind", tiered(HANGS))
+def test_a_rank_that_does_nothing_while_others_wait_is_ended(rig: Rig, kind: str):
     rig.before = OFTEN
-    one = rig.run(rig.script(SCRIPT), *FLAGS, "--ft-crash-loop-backoff=0", args=(kind,))
+    one = rig.run(str(ZOO), *FLAGS, "--ft-crash-loop-backoff=0", args=(kind, str(CULPRIT)))
     assert one.wait(BOUND_S) == 0
     (restart,) = rig.result["restarts"]
-    assert restart["rank"] == 1
     found = json.loads((rig.run_dir / "cycle_0" / "hang.json").read_text())
-    assert found["culprits"] == [1]
+    assert (restart["rank"], found["culprits"]) == (CULPRIT, [CULPRIT])
 
 
-PAUSES = {
-    "in_processes": r"rank 1 computes",
-    "reads": r"rank 1 (reads or writes|computes)",
-    "all_wait": "rank 0 sleeps",
-}
-
-
-@pytest.mark.parametrize("kind", PAUSES)
-def test_a_rank_that_may_go_on_is_told_and_left_alone(rig: Rig, kind: str) -> None:
+@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize("kind", tiered(PAUSES))
+def test_a_rank_that_may_go_on_is_told_and_left_alone(rig: Rig, kind: str, who: int):
     rig.before = OFTEN
-    one = rig.run(rig.script(SCRIPT), *FLAGS, args=(kind,))
+    one = rig.run(str(ZOO), *FLAGS, args=(kind, str(who)))
     said = one.line("made no step for (.*) but nothing proves a hang: (.*)$", BOUND_S)
-    assert re.search(f"{PAUSES[kind]} at .*work.py", said[2])
     (rig.dir / "told").touch()
-    rig.open("end") if kind == "all_wait" else None
+    assert re.search(f"rank {who} {PAUSES[kind]} at .*step_zoo.py", said[2]), said[2]
     assert one.wait(BOUND_S) == 0 and not rig.result["restarts"]

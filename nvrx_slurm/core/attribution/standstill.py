@@ -14,6 +14,10 @@ from nvrx_slurm.types import RankEvidence
 _TICKS_PER_S = 100
 _IDLE_TICKS = 3.0  # processor time of a process that only waits
 _IDLE_SHARE = 0.01
+_IDLE_TRAFFIC = (
+    2048.0  # bytes per second: watchdogs ask the store each second whether the job goes on
+)
+_READING = 3  # numbers, at the begin and at the end of each look
 _STOPPED = ("T", "t")
 SLEEPS = "sleeps"
 _MOST_PLACES = 8
@@ -64,14 +68,14 @@ def _is_at_the_same_place(pair: Pair) -> bool:
 
 def does(one: RankEvidence, other: RankEvidence, between_s: float) -> str:
     """What a rank and its children have done between the two looks."""
-    if len(one.work) != 4 or len(other.work) != 4:
+    if len(one.work) != 2 * _READING or len(other.work) != 2 * _READING:
         return "does something"
-    _, _, ticks_before, bytes_before = one.work
-    ticks, moved, _, _ = other.work
+    before = one.work[_READING:]  # looking is work, too
+    ticks, moved, sent = (now - then for now, then in zip(other.work, before, strict=False))
     idle_ticks = _IDLE_TICKS + _IDLE_SHARE * _TICKS_PER_S * between_s
-    if abs(ticks - ticks_before) > idle_ticks:
+    if abs(ticks) > idle_ticks:
         return "computes"
-    if moved != bytes_before:
+    if moved or abs(sent) > _IDLE_TRAFFIC * between_s:
         return "reads or writes"
     return "is blocked in the kernel" if other.state == "D" else SLEEPS
 
