@@ -268,7 +268,7 @@ def _warm(here: Here, argv: list[str], script: str, nproc: int, shared: bool) ->
     if launch.module or ft.preload:
         return WarmSpec(path0, ft.preload)
     guess = preload.guess(_text(os.path.abspath(script)), nproc, partial(_text_beside, path0))
-    return WarmSpec(path0, (), guess.first, guess.later)
+    return WarmSpec(path0, (), guess.first, guess.later, guess.next)
 
 
 def _text_beside(path0: str | None, module: str) -> str:

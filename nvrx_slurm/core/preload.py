@@ -62,13 +62,15 @@ class Guess(NamedTuple):
 
     first: tuple[str, ...] = ()  # what the first workers wait for
     later: tuple[str, ...] = ()  # what they import soon, and what may turn out to be unfit
+    next: tuple[str, ...] = ()  # of these what they wait for, too, where it is fit
 
 
 def guess(source: str, nproc: int, read: Callable[[str], str]) -> Guess:
     """What `nproc` workers of this script import before anything else.
 
-    `read(module)`: the text of a module beside the script, "" if there is none. Workers wait only for torch and numpy;
-    and not where a variable is set before torch is imported, since then they would be executed in the end.
+    `read(module)`: the text of a module beside the script, "" if there is none. Workers wait for torch, numpy and what
+    they take from libraries above torch; and not where a variable is set before torch is imported, since then they
+    would be executed in the end.
     """
     texts, sets, is_found = [source], False, False
     for kind, text in _at_import(source, read, set()):
@@ -94,10 +96,11 @@ def guess(source: str, nproc: int, read: Callable[[str], str]) -> Guess:
     if sets or (sets_later and not is_found):
         return Guess((), later)
     soon = names & (_USERS_OF_TORCH - {"torch"}) or any(_DYNAMO_SOON.search(text) for text in texts)
-    # One worker reaches its first optimizer as fast by itself.
-    with_dynamo = nproc > 1 and soon and not sets_later
     first = in_order((names & {"numpy"}) | {"torch"})
-    return Guess(first if with_dynamo else tuple(name for name in first if name != _DYNAMO), later)
+    # One worker reaches its first optimizer as fast by itself.
+    if nproc > 1 and soon and not sets_later:
+        return Guess(first, later, tuple(entries))
+    return Guess(tuple(name for name in first if name != _DYNAMO), later)
 
 
 _TEXT, _SETS, _IMPORT = "text", "sets", "import"

@@ -358,7 +358,7 @@ def test_the_first_workers_are_forked_and_the_next_ones_have_what_can_be_forked_
     rig.before = HOLDS
     one = rig.run(script, "--nproc-per-node=2", "--max-restarts=2", SOON, args=("2",), **env)
     pids = [had(one, 0, rank)[1] for rank in (0, 1)]
-    assert had(one, 0)[0] == "torch._dynamo"
+    assert had(one, 0)[0] == "torch._dynamo transformers"
     assert "an interpreter waits" not in one.text
 
     def renewed() -> bool:
@@ -378,12 +378,19 @@ def test_the_first_workers_are_forked_and_the_next_ones_have_what_can_be_forked_
 @pytest.mark.parametrize(
     ("first", "more", "before", "held"),
     [
-        (FIRST, {"torch/__init__": UNFIT["thread"][0]}, "", 2),
+        (FIRST, {"torch/__init__": UNFIT["thread"][0]}, "transformers", 0),  # this one needs no torch
+        (FIRST.partition("import accel")[0], {"torch/__init__": UNFIT["thread"][0]}, "", 2),
         (FIRST.replace("import sys", "import os, sys; os.environ['X'] = '1'"), {}, "", 0),
         (FIRST, {"sitecustomize": "import sys; sys.path.append('/of/this/site')"}, "", 2),
-        (FIRST, {"sitecustomize": ""}, "torch._dynamo", 2),
+        (FIRST, {"sitecustomize": ""}, "torch._dynamo transformers", 2),
     ],
-    ids=["torch cannot be forked", "a variable is set before", "a path is set before", "it may be, and is not"],
+    ids=[
+        "torch cannot be forked",
+        "nothing can be forked",
+        "a variable is set before",
+        "a path is set before",
+        "it may be, and is not",
+    ],
 )
 def test_the_first_workers_are_executed_in_doubt(rig: Rig, first: str, more: dict[str, str], before: str, held: int):
     script, env = with_libraries(rig, first, **more)

@@ -71,6 +71,7 @@ class Launcher:
         self._forks = True  # the plan: workers come from standbys
         self._settled = asyncio.Event()  # no standby that the next workers wait for is on its way
         self._first = True  # no workers have been launched yet
+        self._loaded_s = 0.0  # how long the last workers have loaded libraries, as far as that was seen
         self._preparation: asyncio.Task[None] | None = None  # for the next start
         self._ending: set[processes.Child] = set()
         self._none_left = asyncio.Event()
@@ -80,6 +81,8 @@ class Launcher:
         if self._warm is not None:
             self._learned.found(self._warm.imports)
             self._build([(name, {}) for name in self._warm.preload or self._warm.imports], hurry=True)
+            for template in self._templates.values():
+                template.want([*template.modules, *((name, {}) for name in self._warm.next)])
         else:
             self._settled.set()
         self.hold()
@@ -108,19 +111,27 @@ class Launcher:
     async def wait(self, forked: bool = True) -> None:
         """Until no process that these workers need is on its way; at a restart no longer than their imports took.
 
+        A template imports what the last workers have loaded faster than they would do it again, all at once.
         `forked`: all workers of the job come from templates; else all are executed.
         """
         self._forks = forked
         if not forked:
             return
+        templates = self._templates.values()
+        for template in templates:
+            template.awaited = True
         self._refill()
-        took_s = max((template.imports_s for template in self._templates.values()), default=0.0)
+        took_s = max((template.imports_s for template in templates), default=0.0)
+        if any(template.grows for template in templates):
+            took_s = max(took_s, self._loaded_s)
         try:
             await bounded.wait_for(self._settled.wait(), _FIRST_WAIT_S if self._first else took_s)
         except asyncio.TimeoutError:
             if self._first:
                 self._say_once(f"no template was ready within {_FIRST_WAIT_S:g} s, workers are executed")
             self._settled.set()  # later workers do not wait
+        for template in templates:
+            template.awaited = False
 
     # The interpreter and the private directory may be on a shared file system, too. A call that blocks there blocks the
     # agent; then the lease of this node runs out, its monitors kill its ranks, and no worker is started after that.
@@ -204,6 +215,7 @@ class Launcher:
 
     async def _prepare_next(self, warm: WarmSpec, pid: int) -> None:
         """Standbys for the next workers, which have what worker `pid` loads in the course of time."""
+        began_s = self._loop.time()
         await asyncio.sleep(_FORK_AFTER_S)
         self._refill()
         has_core = len(os.sched_getaffinity(0)) > len(self._prefixes)
@@ -218,6 +230,8 @@ class Launcher:
                 self._learned.found(warm.later if self._learned.has("torch") else ())
                 self._want()
             loads_more = libraries != before
+            if loads_more:
+                self._loaded_s = self._loop.time() - began_s
             before = libraries
             after_s = _FIRST_INSPECTION_S if loads_more else after_s * 2
 

@@ -77,6 +77,7 @@ class TemplateProcess(SupervisedProcess):
         self._more: list[Module] = []  # what a successor shall import, too
         self._growth: asyncio.TimerHandle | None = None  # while a successor imports
         self._successor = 0  # its pid, once it is ready
+        self.awaited = False  # workers wait until it has all modules
 
     @property
     def modules(self) -> Sequence[Module]:
@@ -91,9 +92,15 @@ class TemplateProcess(SupervisedProcess):
         return "" if self._is_ready or self.hurry else "its template still imports"
 
     @property
+    def grows(self) -> bool:
+        """Whether more modules are imported, or will be at once, than its standbys have."""
+        return bool(self._more) or self._is_renewed
+
+    @property
     def is_busy(self) -> bool:
         """Whether it forks, or imports what workers wait for."""
-        return self._child is not None and (self.hurry or bool(self._asked) or self._is_checking)
+        imports = self.hurry or (self.awaited and self.grows)
+        return self._child is not None and (imports or bool(self._asked) or self._is_checking)
 
     def spawn(self) -> None:
         """Start the process if there is none; where that fails, workers are executed."""
@@ -223,6 +230,7 @@ class TemplateProcess(SupervisedProcess):
         self._note(f"workers import {module} themselves, since a process that has imported it cannot be forked: {why}")
         self._end_growth()
         self._grow()
+        self._on_settled()
 
     def _on_overdue(self) -> None:
         self._more = []

@@ -56,6 +56,7 @@ class WarmSpec(Record):
     preload: Sequence[str] = ()  # modules that the user named; () = those that workers load
     imports: Sequence[str] = ()  # those that the script imports first of all
     later: Sequence[str] = ()  # those that the script imports, and that may turn out to be unfit
+    next: Sequence[str] = ()  # those of them that the first workers wait for
 
 
 class WorkerSpec(Record):
