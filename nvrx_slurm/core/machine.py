@@ -53,6 +53,15 @@ class Outbox(list[Any]):
         super().__init__()
         self.posted: list[Any] = []
 
+    def post(self, *events: Any) -> None:
+        """Handle these after the present handler."""
+        self.posted += events
+
+    def take_posted(self) -> list[Any]:
+        """The inner events that wait."""
+        posted, self.posted = self.posted, []
+        return posted
+
 
 class Machine:
     """Base of the cores: `step(event, now)` looks up the row, runs it, and returns the commands of the step.
@@ -84,11 +93,14 @@ class Machine:
         # monotonic seconds; the event log needs it to build the same machine again
         self.started = now
         self.out = Outbox()
-        # told of each event, once it is handled
         self.follower: Callable[[Enum, Any, float], None] | None = None
         self._handlers: dict[tuple[Enum, type], Handler] = {}
         if not self.parts:
             self.bind()
+
+    def follow(self, follower: Callable[[Enum, Any, float], None]) -> None:
+        """Tell `follower` of each event, once it is handled."""
+        self.follower = follower
 
     def bind(self, *parts: object) -> None:
         """The methods of the rows are those of the machine and of these parts."""
@@ -123,7 +135,7 @@ class Machine:
                 f"{type(self).__name__}: no row for {kind.__name__} in {state.name}"
             )
         to = self._handlers[state, kind](event, now) if row.do != "ignore" else None
-        posted, self.out.posted = self.out.posted, []
+        posted = self.out.take_posted()
         if to is None or to is state:
             return posted
         if to not in row.to:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.agent import events as ev
-from nvrx_slurm.core.agent.leaving import BUSY, EMPTY, SIGTERM, STAYS, AgentState, Leaving, StopLadder
+from nvrx_slurm.core.agent.leaving import BUSY, EMPTY, SIGTERM, STAYS, AgentState, Leaving
 from nvrx_slurm.core.agent.ranks import Ranks
 from nvrx_slurm.core.attribution.recurrence import grace_s
 from nvrx_slurm.core.machine import Machine, Say, Tick, earliest, rows
@@ -107,6 +107,15 @@ class Agent(Machine):
         assert (ladder.deadline() is not None) == (state in (_STOPPING, _LEAVING)), f"{state.name}: {ladder}"
         assert state is not _IDLE or not self._unfit, "an unfit node waits for a plan"
         assert (self._leaving.exit is None) == (state in STAYS), f"{state.name}: {self._leaving.exit}"
+
+    def connects(self, connected: bool) -> None:
+        """Whether there is a stream to a coordinator."""
+        self.connected = connected
+
+    def ask(self, request: t.Asked | t.NodeUnfit) -> None:
+        """Ask for something that changes the job, on this stream and on each later one."""
+        self.request = request
+        self.send(request)
 
     def send(self, message: t.AgentMessage) -> None:
         """Send to the coordinator. Without a stream nothing is sent: the next Register tells the same."""
@@ -316,7 +325,7 @@ class Agent(Machine):
 
     def _stopped(self, now: float) -> AgentState:
         assert self.plan is not None
-        self._leaving.ladder = StopLadder()
+        self._leaving.stopped()
         if self._connect_by is not None:
             self._connect_by = now + self.settings.reconnect_timeout_s
         self._offer = t.Ready(self.plan.term, self.plan.cycle, 0)
@@ -354,7 +363,6 @@ class Agent(Machine):
 
     def _declare_unfit(self) -> None:
         term, cycle = (self.plan.term, self.plan.cycle) if self.plan is not None else (0, 0)
-        self.request = t.NodeUnfit(term, cycle, self._unfit)
         self.emit(ev.EndHeld())
         self.emit(Say(f"this node is not fit for the job: {self._unfit}"))
-        self.send(self.request)
+        self.ask(t.NodeUnfit(term, cycle, self._unfit))

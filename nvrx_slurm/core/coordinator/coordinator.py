@@ -18,30 +18,31 @@ from __future__ import annotations
 from nvrx_slurm import types as t
 from nvrx_slurm.core.attribution.verdict import evidence, first_cause, headline
 from nvrx_slurm.core.coordinator import events as ev
-from nvrx_slurm.core.coordinator.assignment import Assignment
+
 from nvrx_slurm.core.coordinator.ending import Due, Ending
 from nvrx_slurm.core.coordinator.exclusion import Exclusion
 from nvrx_slurm.core.coordinator.gathering import Gathering
-from nvrx_slurm.core.coordinator.inherited import Inherited
+
 from nvrx_slurm.core.coordinator.hangs import HangSearch
-from nvrx_slurm.core.coordinator.members import Use, lost
+from nvrx_slurm.core.coordinator.job import JobState
+from nvrx_slurm.core.coordinator.members import Use
 from nvrx_slurm.core.coordinator.report import Ledger
 from nvrx_slurm.core.coordinator.restarts import Budget
 from nvrx_slurm.core.coordinator.roster import Roster
 from nvrx_slurm.core.coordinator.running import Running
-from nvrx_slurm.core.coordinator.states import FAILED, LIVE, OVER, RUNS, CoordinatorSettings, JobState, Stage, live_but
+from nvrx_slurm.core.coordinator.states import FAILED, LIVE, OVER, RUNS, CoordinatorSettings, Stage, live_but
 from nvrx_slurm.core.coordinator.stopping import Stopping
 from nvrx_slurm.core.coordinator.takeover import Electing, Takeover
-from nvrx_slurm.core.election.quorum import peer_key
+from nvrx_slurm.core.election.quorum import Quorum, peer_key
 from nvrx_slurm.core.machine import Machine, Say, Tick, earliest, rows
 from nvrx_slurm.core.straggler.suspects import Suspects
 from nvrx_slurm.core.words import in_words
-from nvrx_slurm.declared import replace
 
 __all__ = ["Coordinator", "CoordinatorSettings", "Stage"]
 
 _LAST_CYCLE = 1_000_000  # a plan of a later one is a defect of its agent: the next cycle could not be numbered
 _FAULTS_SAID, _FAULTS_COMPARED = 4, 100  # per cycle; result.json has all
+_BEGIN_S = 5.0  # agents that Slurm starts together begin within this time
 _END = (Stage.FINISHED,)
 
 
@@ -96,7 +97,7 @@ class AnyTime:
         if message.plan is not None and message.plan.cycle > _LAST_CYCLE:
             roster.refuse(node.node_id, f"cycle {message.plan.cycle} of its plan is above {_LAST_CYCLE}", now)
             return
-        roster.lost_at.pop(node.node_id, None)
+        roster.is_back(node.node_id)
         roster.lead(message)
         self._learn(message, now)
         if self._budget.excludes(node):
@@ -104,24 +105,19 @@ class AnyTime:
             return
         old = self._members.same_place(node)
         self._members.put(node, message.port, Use.JOINING)
-        self._regain(peer_key(node), now)
+        if self._quorum.returns(peer_key(node), now):
+            roster.mind_quorum(now)
         if self._ending.warning is not None:
             self._out.append(ev.SendTo(node.node_id, self._ending.warning))
         if old is not None and old.node.node_id != node.node_id:
             roster.refuse(old.node.node_id, f"a newer agent of node {node.host} has joined in its place", now)
-        self._out.posted.append(ev.Known(message))
+        self._out.post(ev.Known(message))
 
-    def _regain(self, key: str, now: float) -> None:
-        """A node has registered. Where a quorum was missing, it counts if it cannot have voted for another one."""
-        if self._quorum.strayed(key, now):
-            self._quorum.strays.add(key)
-        elif self._quorum.resign_at is not None:
-            self._roster.mind_quorum(now)
 
     def _learn(self, message: t.Register, now: float) -> None:
         """Take over what the agent knows of earlier terms."""
         job, roster = self._job, self._roster
-        job.inherited.running.remove(message.node.node_id)  # unless the agent says otherwise in a moment
+        job.inherited.without(message.node.node_id)  # unless the agent says otherwise in a moment
         if message.plan is None:
             return
         overtaken, excludes = roster.inherit(message.plan)
@@ -143,19 +139,12 @@ class AnyTime:
             self._members.set_use(node_id, Use.BUSY, message.plan.cycle)
         else:
             self._members.set_use(node_id, Use.READY)
-        self._out.posted.append(ev.Arrived(message))
+        self._out.post(ev.Arrived(message))
         return None
 
     def on_lost(self, event: ev.Lost, now: float) -> None:
         """A stream broke."""
-        member = self._members.get(event.node_id)
-        silent = event.silent_s >= self._s.lease_s
-        if member is not None:
-            self._quorum.silent_s = event.silent_s
-        if member is not None and event.node_id in self._job.assignment.group_ranks:
-            self._roster.lost_at[event.node_id] = now
-        fault = replace(lost(member.node, event.why), silent_s=self._s.lease_s) if member and silent else None
-        self._roster.remove(event.node_id, event.why, now, fault)
+        self._roster.lose(event, now)
 
     def on_dead(self, event: ev.ProvenDead, now: float) -> None:
         """A plan may have waited for this. It comes too late where the node may have voted for another one before."""
@@ -166,18 +155,18 @@ class AnyTime:
             quorum.died(key, members)
             self._roster.note_dead()
             self._roster.mind_quorum(now)
-            self._out.posted.append(ev.Cleared())
+            self._out.post(ev.Cleared())
 
     def on_tick(self, event: Tick, now: float) -> Stage | None:
         """Without a quorum this coordinator resigns."""
-        quorum, due_at = self._quorum, self._core.timer_at()
-        if quorum.resign_at is not None and now >= quorum.resign_at:
-            quorum.resign_at = None
-            self._out.append(ev.Lapsed(f"most of the job's {quorum.electors} nodes are out of reach"))
+        due_at = self._core.timer_at()
+        if self._quorum.resigns(now):
+            lapsed = f"most of the job's {self._quorum.electors} nodes are out of reach"
+            self._out.append(ev.Lapsed(lapsed))
             return None
         due = self._ending.clock.check(now)
         if due is Due.NOTHING and due_at is not None and now >= due_at:
-            self._out.posted.append(ev.Timer())
+            self._out.post(ev.Timer())
         return self._ending.mind_the_clock(due)
 
     def on_late_faults(self, event: ev.FromAgent[t.RanksFailed], now: float) -> None:
@@ -218,7 +207,7 @@ class AnyTime:
 
     def on_warmth(self, event: ev.FromAgent[t.Warmth], now: float) -> None:
         """Whether a node can fork its ranks."""
-        self._job.warmth[event.node_id] = event.message
+        self._members.note_warmth(event.node_id, event.message)
 
     def on_unfit(self, event: ev.FromAgent[t.NodeUnfit], now: float) -> Stage | None:
         """A health check of the node has failed."""
@@ -239,12 +228,12 @@ class AnyTime:
     def on_checkpoints(self, event: ev.CheckpointsFound, now: float) -> None:
         """Known now, and said in the next plan."""
         self._budget.found(event.saved)
-        self._out.posted.append(ev.Cleared())
+        self._out.post(ev.Cleared())
 
     def on_reached(self, event: ev.ReachedRead, now: float) -> None:
         """An answer that comes after the next plan is of no use."""
         if event.cycle == self._job.cycle and self._core.state in FAILED:
-            self._ledger.reached = event.iteration
+            self._ledger.got_to(event.iteration)
 
     def on_time_left(self, event: ev.TimeLeftRead, now: float) -> Stage | None:
         """Say it once; warn or stop when it is time."""
@@ -285,26 +274,30 @@ class Coordinator(Machine):
 
     def __init__(self, settings: CoordinatorSettings, now: float) -> None:
         super().__init__(Stage.JOINING, now)
-        s, out = settings, self.out
-        self.settings = s
-        self.job = JobState(s.term, now, Assignment(), Inherited())
-        self.budget, self.ledger = Budget(s.max_restarts, s.limits), Ledger(now, s.began_s)
-        self.roster = roster = Roster(s, out, self.job, self.ledger, self.budget)
+        self.settings = s = settings
+        out = self.out
+        stragglers: list[t.StragglerRecord] = []
+        begin_s = min(_BEGIN_S, s.quorum_timeout_s / 2 or _BEGIN_S)
+        quorum = Quorum(s.electors, s.one_life, now + begin_s if s.one_life else 0.0)
+        self.job = JobState(s.term, now)
+        self.budget = Budget(s.max_restarts, s.limits)
+        self.ledger = Ledger(now, s.began_s, stragglers)
+        self.roster = roster = Roster(s, out, self.job, self.ledger, self.budget, quorum)
         self.exclusion = exclusion = Exclusion(s, out, roster)
         self.ending = ending = Ending(s, out, roster, exclusion, now)
         self.hangs = hangs = HangSearch(s, out, roster)
-        self.suspects = suspects = Suspects(s, out, roster, exclusion)
+        self.suspects = suspects = Suspects(s, out, roster, exclusion, stragglers)
         self.electing = Electing(s, out, roster, ending, now)
-        self.stopping = Stopping(s, out, roster, ending, exclusion)
-        self.gathering = gathering = Gathering(s, out, roster, ending, exclusion)
+        self.stopping = stopping = Stopping(s, out, roster, ending, exclusion)
+        self.gathering = gathering = Gathering(s, out, roster, ending, stopping)
         takeover = Takeover(s, out, roster)
         running = Running(s, out, roster, ending, hangs)
-        timed = (gathering, takeover, running, self.stopping)
+        timed = (gathering, takeover, running, stopping)
         self.bind(roster, *timed, self.electing, ending, hangs, suspects, AnyTime(self))
         self._owner: dict[Stage, Gathering | Takeover | Running | Stopping] = {
             state: part for part in timed for state in part.states
         }
-        if roster.quorum.elected:
+        if quorum.elected:
             gathering.begin(now)
         else:
             self.state = Stage.ELECTING

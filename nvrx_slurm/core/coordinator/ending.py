@@ -12,6 +12,7 @@ from nvrx_slurm.core.attribution.recurrence import struck
 from nvrx_slurm.core.attribution.verdict import first_cause, is_told_to_end
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.exclusion import Exclusion
+from nvrx_slurm.core.coordinator.job import JobState
 from nvrx_slurm.core.coordinator.members import Use
 from nvrx_slurm.core.coordinator.report import Ledger
 from nvrx_slurm.core.coordinator.roster import Roster
@@ -20,11 +21,11 @@ from nvrx_slurm.core.coordinator.states import (
     FAILED,
     SIGUSR1,
     CoordinatorSettings,
-    JobState,
     Stage,
 )
 from nvrx_slurm.core.election.quorum import peer_of
 from nvrx_slurm.core.machine import Entered, Outbox, Say, Tick, earliest, rows
+from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import ExitCode, signal_exit_code
 
 _ANSWER_S = 15.0  # after this time without an answer, what was known before holds
@@ -137,6 +138,7 @@ class Ending:
         self.end: t.Finish | None = None
         self._leave_by = 0.0
         self._return_by = 0.0
+        self._out_of_time = False  # the job is stopped before the time limit
         self._stay_until = 0.0  # agents stay for a node that was missed a moment ago
         self._ended: set[str] = set()  # node_ids of agents that have no workers and know the end
 
@@ -164,7 +166,7 @@ class Ending:
             self.warn(t.Warn(s.warning_signum or SIGUSR1, left))
         elif due is Due.STOP:
             left = f"less than {s.stop_before_end_s:g} s of the allocation are left"
-            self._ledger.out_of_time = True
+            self._out_of_time = True
             return self.decide(t.Finish(signal_exit_code(_SIGTERM), left, _SIGTERM))
         return None
 
@@ -190,7 +192,7 @@ class Ending:
         """A late agent learns that the job is over."""
         assert self.end is not None
         node = event.message.node
-        self._roster.lost_at.pop(node.node_id, None)
+        self._roster.is_back(node.node_id)
         self._members.put(node, event.message.port, Use.READY)
         if self._quorum.needed:
             self._out.append(ev.SendTo(node.node_id, t.Lead(self._job.term)))
@@ -260,6 +262,7 @@ class Ending:
         if cause is not None and end.code == signal_exit_code(_SIGTERM) and is_told_to_end(cause):
             cause = None  # the end from outside, which this rank has heard first
         report = ledger.build(self._budget.history, self._job.cycle, now)
+        report = replace(report, out_of_time=self._out_of_time)
         self._out.append(ev.JobOver(end.code, end.reason, cause, report))
         return Stage.CLOSED
 

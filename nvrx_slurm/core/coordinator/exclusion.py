@@ -27,6 +27,17 @@ class Exclusion:
         self._out = out
         self._roster = roster
         self._members = roster.members
+        self._unwanted: tuple[t.Node, str] | None = None
+
+    def after_this_cycle(self, node: t.Node, why: str) -> None:
+        """The node leaves the job before the next plan, by a rule."""
+        self._unwanted = node, why
+
+    def cycle_over(self, now: float) -> None:
+        """Nothing of the cycle is left."""
+        unwanted, self._unwanted = self._unwanted, None
+        if unwanted is not None:
+            self.by_rule(*unwanted, now)
 
     def exclude(
         self, node: t.Node, rank: int, why: str, now: float, quiet: bool = False

@@ -12,12 +12,12 @@ from nvrx_slurm.core.attribution.recurrence import followed, nodes_of, suspects
 from nvrx_slurm.core.attribution.recurrence import place as place_of
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.assignment import Assignment
-from nvrx_slurm.core.coordinator.ending import Ending, cycle_over
-from nvrx_slurm.core.coordinator.exclusion import Exclusion
+from nvrx_slurm.core.coordinator.ending import Ending
 from nvrx_slurm.core.coordinator.members import is_possible, missing
 from nvrx_slurm.core.coordinator.placement import Placement, place
 from nvrx_slurm.core.coordinator.roster import Roster
-from nvrx_slurm.core.coordinator.states import FAILED, CoordinatorSettings, Stage
+from nvrx_slurm.core.coordinator.states import CoordinatorSettings, Stage
+from nvrx_slurm.core.coordinator.stopping import Stopping
 from nvrx_slurm.core.machine import Entered, Outbox, Say, earliest, rows
 from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import ExitCode
@@ -52,13 +52,13 @@ class Gathering:
         out: Outbox,
         roster: Roster,
         ending: Ending,
-        exclusion: Exclusion,
+        stopping: Stopping,
     ) -> None:
         self._s = s
         self._out = out
         self._roster = roster
         self._ending = ending
-        self._exclusion = exclusion
+        self._stopping = stopping
         self._members = roster.members
         self._quorum = roster.quorum
         self._job = roster.job
@@ -81,12 +81,7 @@ class Gathering:
         """Not where a last call has come to nothing."""
         if event.was is Stage.LAST_CALL:
             return None
-        if self._s.tells_of_cycles and event.was in FAILED:
-            self._out.append(cycle_over(self._job, self._ledger, True, now))
-        unwanted, self._job.unwanted = self._job.unwanted, None
-        if unwanted is not None:
-            self._exclusion.by_rule(*unwanted, now)
-        return Stage.PAUSED if now < self._job.pause_until else self.begin(now)
+        return Stage.PAUSED if now < self._stopping.pause_until else self.begin(now)
 
     # --- nodes come and go ----------------------------------------------------------------------------------
 
@@ -100,7 +95,7 @@ class Gathering:
             self._ledger.add(message.faults, job.cycle, now)
         elif not mine:
             self._roster.stop_old_workers(message, now)
-        self._out.posted.append(ev.Review())
+        self._out.post(ev.Review())
         return None
 
     def on_arrived_in_pause(self, event: ev.Arrived, now: float) -> None:
@@ -110,7 +105,7 @@ class Gathering:
     def on_change(self, event: ev.Left | ev.Available | ev.Cleared, now: float) -> None:
         """One fewer; or a node has passed its preflight, or has stopped workers of an older cycle; or a plan may have
         waited for ranks elsewhere."""
-        self._out.posted.append(ev.Review())
+        self._out.post(ev.Review())
 
     def on_review(self, event: ev.Review, now: float) -> Stage | None:
         """Plan if that is possible now."""
@@ -127,7 +122,7 @@ class Gathering:
     def timer_at(self, state: Stage) -> float | None:
         """The end of the join timeout and the announcement, of the last call, or of the pause."""
         if state is Stage.PAUSED:
-            return self._job.pause_until
+            return self._stopping.pause_until
         if state is Stage.LAST_CALL:
             return self._last_call_until
         return earliest(self.join_by, self._announce_at, self._fenced_until)
@@ -144,7 +139,7 @@ class Gathering:
         """Say which nodes are missing, or give up."""
         if self._fenced_until is not None and now >= self._fenced_until:
             self._fenced_until = None
-            self._out.posted.append(ev.Review())
+            self._out.post(ev.Review())
             return None
         if now < self.join_by:
             self._announce(now)
@@ -219,11 +214,6 @@ class Gathering:
         self._tell_of_suspects(placement)
         if job.fresh and self._s.tracks_progress and not self._s.finds_checkpoints:
             self._out.append(ev.ReadProgress(-1))
-        job.cycle = max(job.cycle, job.inherited.last_cycle) + 1
-        job.fresh = False
-        job.elsewhere = False
-        job.suspect = ""
-        self._ledger.faults = {}
         self._send_plans(placement, now)
         return Stage.RUNNING
 
@@ -233,10 +223,14 @@ class Gathering:
         most = s.min_nodes
         if s.policy is t.RestartPolicy.MIN_HEALTHY:
             most = min(len(ready), s.max_active or len(ready))
-        job, active, last = self._job, max(most, s.min_nodes), self._last_resort()
-        places, step = self._places(), s.segment if s.segment and s.segment < active else 1
+        active = max(most, s.min_nodes)
+        last = self._last_resort()
+        places = self._places()
+        step = s.segment if s.segment and s.segment < active else 1
         placement = place(ready, places, active, s.segment, last)
-        if job.elsewhere and (not job.suspect or (placement is not None and job.suspect in placement.active)):
+        suspect = self._stopping.suspect
+        left = suspect and (placement is None or suspect not in placement.active)
+        if self._stopping.elsewhere and not left:
             moved = {(g + step) % active: node_id for g, node_id in places.items()}
             found = place(ready, moved, active, s.segment, last)
             why = f"each group rank moves on by {step} of {active} nodes"
@@ -248,13 +242,13 @@ class Gathering:
         """Nodes that are active only where others are not enough, the last suspected one last."""
         here = self._members.items()
         found = [n for one in suspects(self._ledger.failures) for n, member in here if place_of(member.node) == one]
-        return [self._job.suspect, *found]
+        return [self._stopping.suspect, *found]
 
     def _places(self) -> Mapping[int, str]:
         """Who had which group rank in the last cycle; or in the one before, where a node has lost its place for nothing
         and can have it back."""
         job = self._job
-        back = not job.elsewhere and followed(self._ledger.failures)
+        back = not self._stopping.elsewhere and followed(self._ledger.failures)
         if back and job.before is not None:
             return job.before.places
         return job.assignment.places
@@ -262,7 +256,7 @@ class Gathering:
     def _tell_of_suspects(self, placement: Placement) -> None:
         """Say that a node has lost its place because its failure has come back, or that this was for nothing."""
         job, failures = self._job, self._ledger.failures
-        if job.elsewhere or job.fresh or not failures:
+        if self._stopping.elsewhere or job.fresh or not failures:
             return
         last = failures[-1]
         replaced = job.assignment.group_ranks.keys() & placement.spares & set(self._last_resort())
@@ -310,20 +304,18 @@ class Gathering:
     def _send_plans(self, placement: Placement, now: float) -> None:
         job, s, members = self._job, self._s, self._members
         before = set(job.assignment.places.values())
-        job.before = job.assignment
+        cycle = job.next_cycle
         active = [members[node_id] for node_id in placement.active]
         promoted = [member.node.host for member in active if before and member.node.node_id not in before]
         history, took = self._ledger.cycle_began(self._budget.history, promoted, now)
         nodes = [(member.node, member.port) for member in active]
-        told = [(member.node.host, job.warmth.get(member.node.node_id)) for member in active]
+        told = [(member.node.host, members.warmth.get(member.node.node_id)) for member in active]
         cold = [f"node {host}: {warmth.reason}" for host, warmth in told if warmth is not None and warmth.reason]
         if not self._budget.may_fork:
             cold.insert(0, "they had to begin again too often")
-        plan = Assignment.plan(nodes, job.term, job.cycle, history, s.max_restarts)
-        assert plan.shared is not None
-        plan.shared = replace(plan.shared, forked=not cold)
-        self._roster.share(plan)
-        self._out.append(Say(f"cycle {job.cycle}: {placement.why}{took}"))
+        job.planned(Assignment.plan(nodes, job.term, cycle, history, s.max_restarts, not cold))
+        self._roster.share()
+        self._out.append(Say(f"cycle {cycle}: {placement.why}{took}"))
         if cold:  # ranks of two kinds may differ, and then a job may hang
-            self._out.append(Say(f"cycle {job.cycle}: all ranks are executed, not forked: {cold[0]}"))
+            self._out.append(Say(f"cycle {cycle}: all ranks are executed, not forked: {cold[0]}"))
         self._roster.send_plans(placement.active, placement.spares)

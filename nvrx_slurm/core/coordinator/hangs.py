@@ -60,6 +60,10 @@ class HangSearch:
         self.search = Search(message.fault, message.doubted)
         self._inspect(self.search, now)
 
+    def forget(self) -> None:
+        """Another cycle runs."""
+        self.search = None
+
     @property
     def found(self) -> Search | None:
         """The search for the culprit of a hang that is no doubt."""
@@ -149,5 +153,5 @@ class HangSearch:
         sign_at = search.sign_at.get(cause.rank, search.sign_at.get(first.rank, now))
         cause = replace(cause, silent_s=now - sign_at)
         self._ledger.add((cause,), job.cycle, now)
-        self._ledger.cause = cause
+        self._ledger.blame(cause)
         return Stage.STOPPING

@@ -47,8 +47,16 @@ class Inherited:
             if message.doing is t.Activity.SUCCEEDED:
                 self.finished(node.node_id, message.early)
             elif message.faults:
-                self.running.broken.add(plan.group_rank)
+                self.running.failed(plan.group_rank)
         return True
+
+    def failed(self, node_id: str) -> None:
+        """This agent has a fault in the last cycle."""
+        self.running.failed(self.running.group_ranks[node_id])
+
+    def without(self, node_id: str) -> None:
+        """This agent does not run the last cycle, or not any more."""
+        self.running.remove(node_id)
 
     def finished(self, node_id: str, early: bool) -> None:
         """This agent is done with the last cycle."""
@@ -66,11 +74,8 @@ class Inherited:
     def assignment(self, term: int, history: t.History) -> Assignment:
         """That cycle, carried on in `term`. A node that is not here has no slot in it, but keeps its place."""
         assert self.plan is not None
-        self.running.shared = replace(
-            self.plan, term=term, history=history, group_rank=-1, rank_offset=-1
-        )
-        self.running.places = self.places
-        return self.running
+        plan = replace(self.plan, term=term, history=history, group_rank=-1, rank_offset=-1)
+        return self.running.carried_on(plan, self.places)
 
     def forget(self) -> None:
         """That cycle is over, or carried on."""

@@ -56,6 +56,7 @@ class MemberTable(dict[str, Member]):
         super().__init__()
         self._holders: dict[str, str] = {}  # `peer_key` -> node_id of the latest life
         self.ready = 0  # how many have no workers
+        self.warmth: dict[str, t.Warmth] = {}  # what each node told last, by node_id
 
     def same_place(self, node: t.Node) -> Member | None:
         """The connected member that `node` replaces: the same agent life, or the same infra rank."""
@@ -89,6 +90,10 @@ class MemberTable(dict[str, Member]):
         member = self[node_id]
         self.ready += (use is Use.READY) - (member.use is Use.READY)
         member.use, member.cycle = use, cycle
+
+    def note_warmth(self, node_id: str, told: t.Warmth) -> None:
+        """Whether a node can fork its ranks."""
+        self.warmth[node_id] = told
 
     def not_ready(self, node_ids: Iterable[str]) -> set[str]:
         """Those of them that are connected and may have workers."""

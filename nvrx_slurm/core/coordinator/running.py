@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nvrx_slurm import types as t
-from nvrx_slurm.core.attribution.verdict import evidence, first_cause, headline
+from nvrx_slurm.core.attribution.verdict import evidence, headline
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.ending import Ending
 from nvrx_slurm.core.coordinator.hangs import HangSearch
@@ -51,11 +51,11 @@ class Running:
         """The plans of a cycle have been sent."""
         if self._s.tells_of_cycles:
             self._out.append(ev.CycleBegan(self._job.cycle))
-        self._job.started_at = now
-        self._hangs.search = None
+        self._job.began(now)
+        self._hangs.forget()
         self._last_ranks_by = None
         if event.was is Stage.TAKEOVER:
-            self._out.posted.append(ev.Review())
+            self._out.post(ev.Review())
 
     # --- nodes come and go ----------------------------------------------------------------------------------
 
@@ -122,7 +122,7 @@ class Running:
         if group_rank is None:
             self._roster.send_plan(event.node_id)
         elif group_rank in assignment.broken:
-            self._out.posted.append(ev.Review())
+            self._out.post(ev.Review())
         elif group_rank not in assignment.succeeded:
             unasked = lost(
                 self._roster.members[event.node_id].node, "it stopped its workers unasked"
@@ -146,21 +146,19 @@ class Running:
         s, assignment, ledger = self._s, self._job.assignment, self._ledger
         ledger.add(faults, self._job.cycle, now)
         if not self._min_healthy:
-            ledger.cause = first_cause(ledger.faults)
+            ledger.blame()
             return Stage.STOPPING
-        assignment.broken.add(group_rank)
+        assignment.failed(group_rank, gone)
         dead = tuple(fault.rank for fault in faults if fault.rank >= 0)
         if gone:
-            assignment.gone.add(group_rank)
-            assignment.succeeded.discard(group_rank)
             dead = assignment.slots[group_rank].ranks
         what = headline(faults[0])
         self._tell_wrappers(group_rank, dead, what)
         if assignment.good < s.min_nodes:
-            ledger.cause = faults[0]
+            ledger.blame(faults[0])
             return Stage.STOPPING
         if self._is_done():
-            self._out.posted.append(ev.Review())
+            self._out.post(ev.Review())
             return None
         some = f"{assignment.good} of {assignment.planned} nodes are good, {s.min_nodes} are needed"
         self._out.append(Say(f"{what}; going on: {some}{evidence(faults[0])}"))
@@ -174,7 +172,7 @@ class Running:
 
     def _node_succeeded(self, group_rank: int, early: bool) -> None:
         self._job.assignment.done(group_rank, early)
-        self._out.posted.append(ev.Review())
+        self._out.post(ev.Review())
 
     def _is_done(self) -> bool:
         """Whether enough nodes are done, and all others have a fault."""

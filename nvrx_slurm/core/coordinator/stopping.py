@@ -13,7 +13,7 @@ from nvrx_slurm.core.attribution import recurrence
 from nvrx_slurm.core.attribution import verdict as vd
 from nvrx_slurm.core.attribution.verdict import evidence, headline
 from nvrx_slurm.core.coordinator import events as ev
-from nvrx_slurm.core.coordinator.ending import Ending
+from nvrx_slurm.core.coordinator.ending import Ending, cycle_over
 from nvrx_slurm.core.coordinator.exclusion import Exclusion
 from nvrx_slurm.core.coordinator.members import Use
 from nvrx_slurm.core.coordinator.roster import Roster
@@ -60,10 +60,24 @@ class Stopping:
         self._ledger = roster.ledger
         self._budget = roster.budget
         self.pending: set[str] = set()  # node_ids of agents that have yet to stop
+        # What the last cycle that was stopped says about the next one:
+        self.pause_until = 0.0  # it does not start before
+        self._moves_after: int | None = None  # after this cycle ranks move to other nodes
+        self._suspect = ""
         self._stop_by = 0.0
         self._score_by = 0.0  # no plan before the cycle is scored, or this
         # what the budget says, if progress does not say more
         self._end_unless_scored: t.Finish | None = None
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the next cycle runs on other nodes."""
+        return self._moves_after == self._job.cycle
+
+    @property
+    def suspect(self) -> str:
+        """The node_id that a spare should replace then; "" = group ranks move on by a node."""
+        return self._suspect if self.elsewhere else ""
 
     def on_entered(self, event: Entered, now: float) -> Stage | None:
         """Stop all workers for the next cycle, or end the job."""
@@ -105,7 +119,7 @@ class Stopping:
         )
         wait_s = recurrence.grace_s(cause, self._ledger.restarts)
         self._stop_by = now + wait_s + s.stop_timeout_s
-        job.pause_until = now + decision.pause_s
+        self.pause_until = now + decision.pause_s
         nodes = job.assignment.places.values()
         self.pending = {
             node_id
@@ -147,7 +161,7 @@ class Stopping:
 
     def on_progress(self, event: ev.ProgressRead, now: float) -> Stage | None:
         """Whether the job has come further than the cycle before. An answer that comes too late is not scored."""
-        self._ledger.checkpoint = -1 if event.iteration is None else event.iteration
+        self._ledger.saved(event.iteration)
         if event.cycle < 0 or now >= self._score_by:
             return None
         decision = self._budget.score(event.iteration)
@@ -199,7 +213,12 @@ class Stopping:
         past = self._ledger.restarts
         verdict = vd.judge(self._ledger.faults, len(self._job.assignment.slots), past)
         end = None if verdict is None else self._act_on(verdict, past, now)
-        return Stage.JOINING if end is None else self._decide(end)
+        if end is not None:
+            return self._decide(end)
+        if self._s.tells_of_cycles:
+            self._out.append(cycle_over(self._job, self._ledger, True, now))
+        self._exclusion.cycle_over(now)
+        return Stage.JOINING
 
     def _decide(self, end: t.Finish) -> Stage:
         """The end, unless most nodes are out of reach: they may go on, and this coordinator is about to resign."""
@@ -249,5 +268,6 @@ class Stopping:
         if course.resume_before >= 0:
             self._budget.resume_before(course.resume_before)
         if course.elsewhere:
-            job.elsewhere, job.suspect = True, job.assignment.node_of(course.suspect)
+            self._moves_after = job.cycle
+            self._suspect = job.assignment.node_of(course.suspect)
         return None

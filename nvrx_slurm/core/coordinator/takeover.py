@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from nvrx_slurm import types as t
-from nvrx_slurm.core.attribution.verdict import first_cause
+
 from nvrx_slurm.core.coordinator import events as ev
-from nvrx_slurm.core.coordinator.assignment import Assignment, Slot
+
 from nvrx_slurm.core.coordinator.ending import Ending
 from nvrx_slurm.core.coordinator.members import Use, missing
 from nvrx_slurm.core.coordinator.roster import Roster
@@ -28,7 +28,7 @@ _LATER = (
     *(t.Ready, t.Warmth, t.Asked, t.NodeUnfit, t.WarnJob, t.EndJob),
 )
 _PROBE_S = 1.0
-_BEGIN_S = 5.0  # agents that Slurm starts together begin within this time
+
 _MOST_HELD = 1_000  # messages of one agent that wait
 _MINE = Stage.TAKEOVER
 _DECIDED = (Stage.RUNNING, Stage.STOPPING)
@@ -59,8 +59,6 @@ class Electing:
         self._led_term = 0  # the last term in which one was
         self._probe_at: float | None = None
         self._give_up_at = now + s.quorum_timeout_s if s.quorum_timeout_s else None  # no quorum will come
-        if s.one_life:
-            self._quorum.begin_until = now + min(_BEGIN_S, s.quorum_timeout_s / 2 or _BEGIN_S)
 
     def on_joined(self, event: ev.Joined, now: float) -> Stage | None:
         """One vote more. Its plan says which nodes may be missing.
@@ -93,18 +91,12 @@ class Electing:
     def _learn(self, plan: t.Plan, key: str) -> None:
         """The newest plan counts: it says which nodes have a vote, and where they listen."""
         quorum = self._quorum
-        quorum.electors = max(quorum.electors, plan.electors)
         peers = {peer.key: peer for peer in (plan.leader, *plan.successors) if peer is not None}
         if (plan.term, plan.cycle) > quorum.offer:
-            proven = {old for old in quorum.dead if old in self._proven and self._proven[old] == peers.get(old)}
-            quorum.learn(plan)
-            quorum.dead |= proven
-            quorum.returned -= proven
             self._known = peers
         elif (plan.term, plan.cycle) == quorum.offer:
-            quorum.dead.update(plan.dead)
-            quorum.returned &= set(plan.returned)
             self._known.update(peers)
+        quorum.learn(plan, [old for old, peer in self._proven.items() if peer == peers.get(old)])
         quorum.knows(key, plan.term, plan.cycle)
 
     def on_lost(self, event: ev.Lost, now: float) -> None:
@@ -135,7 +127,7 @@ class Electing:
     def on_raised(self, event: ev.Raised, now: float) -> None:
         """An agent has voted for a later term. A vote is for one term: all others vote again."""
         s = self._s
-        self._job.term = event.term
+        self._job.raised(event.term)
         for key, node_id in list(self._voters.items()):
             if s.peer is not None and key != s.peer.key:
                 self._out += [
@@ -191,29 +183,31 @@ class Electing:
     # --- the end of the election ----------------------------------------------------------------------------
 
     def _win(self, now: float) -> Stage:
-        self._quorum.elected, self._quorum.missed_at = True, now
+        self._quorum.won(self._voters, self._known.values(), now)
         self._fence_the_missing(now)
         self._out.append(ev.Won())
         # First all registrations: no message finds a member missing.
-        self._out.posted += [events[0] for events in self._held.values()]
-        self._out.posted += [event for events in self._held.values() for event in events[1:]]
+        self._out.post(*(events[0] for events in self._held.values()))
+        self._out.post(*(event for events in self._held.values() for event in events[1:]))
         return Stage.JOINING
 
     def _fence_the_missing(self, now: float) -> None:
         """Nodes that did not register may run ranks until their leases are over."""
-        s, quorum, voters = self._s, self._quorum, self._voters
-        quorum.absent = tuple(peer for key, peer in self._known.items() if key not in voters)
         if self._led_at is None:
             return
-        lease_s = s.lease_s + FENCE_MARGIN_S
+        quorum = self._quorum
+        voters = self._voters
+        last_leader = self._s.last_leader
+        if last_leader in quorum.proven.union(voters):
+            last_leader = ""
+        lease_s = self._s.lease_s + FENCE_MARGIN_S
         # Those that are proven dead may have led others until they died.
-        until = (self._led_at if quorum.enough_without(self._proven, voters) else now) + lease_s
-        if s.last_leader and s.last_leader not in quorum.proven.union(voters):
-            quorum.leader, quorum.fences[s.last_leader] = s.last_leader, until
+        led_at = self._led_at if quorum.enough_without(self._proven, voters) else now
         # Another node may have heard the leader for so much longer.
-        quorum.fence_until = max(until, self._led_at + lease_s + MEMBER_SHARE * s.lease_s)
+        others_until = self._led_at + lease_s + MEMBER_SHARE * self._s.lease_s
         # A plan that no voter has got may have given ranks to an agent that is back: no proof is about that life.
-        quorum.unsure = not s.one_life and self._led_term > quorum.offer[0] > 0
+        unsure = not self._s.one_life and self._led_term > quorum.offer[0] > 0
+        quorum.fence_the_missing(last_leader, led_at + lease_s, others_until, unsure)
         quorum.unfence(voters)
 
 
@@ -269,9 +263,9 @@ class Takeover:
         return self._without(event.node_id)
 
     def _without(self, node_id: str) -> Stage | None:
-        running = self._job.inherited.running
-        running.remove(node_id)
-        return None if running else Stage.JOINING
+        inherited = self._job.inherited
+        inherited.without(node_id)
+        return None if inherited.running else Stage.JOINING
 
     def on_failed(self, event: ev.FromAgent[t.RanksFailed], now: float) -> Stage | None:
         """The cycle to carry on with has failed; any other message is about a cycle that is over."""
@@ -281,7 +275,7 @@ class Takeover:
         self._ledger.add(event.message.faults, self._job.cycle, now)
         if not self._min_healthy:
             return self._give_up(now)
-        running.broken.add(running.group_ranks[event.node_id])
+        self._job.inherited.failed(event.node_id)
         return None
 
     def on_succeeded(self, event: ev.FromAgent[t.Succeeded], now: float) -> None:
@@ -321,9 +315,8 @@ class Takeover:
 
     def _carry_on(self, now: float) -> Stage:
         job = self._job
-        job.fresh = False
-        self._roster.share(job.inherited.assignment(job.term, self._ledger.complete(self._budget.history)))
-        job.inherited.forget()
+        job.carry_on(self._ledger.complete(self._budget.history))
+        self._roster.share()
         self._out.append(Say(f"term {job.term} carries on with cycle {job.cycle}"))
         for node in self._roster.members.in_order():
             self._roster.send_plan(node.node_id)
@@ -331,14 +324,14 @@ class Takeover:
 
     def _give_up(self, now: float) -> Stage:
         """Not all nodes that ran the cycle came to this coordinator in time: that is a fault of that cycle."""
-        job, ledger, here = self._job, self._ledger, self._roster.members.keys_of_nodes
-        job.fresh = False
-        job.assignment = Assignment(None, {g: Slot(node_id, 0, 0) for g, node_id in job.inherited.places.items()})
-        job.inherited.forget()
+        job = self._job
+        ledger = self._ledger
+        here = self._roster.members.keys_of_nodes
+        job.give_up()
         if not ledger.faults:
             gone = [peer for peer in self._roster.quorum.absent if peer.key not in here]
             ledger.add(map(_lost, gone or (t.Peer("", "", "", 0),)), job.cycle, ledger.started_at)
-        ledger.cause = first_cause(ledger.faults)
+        ledger.blame()
         return Stage.STOPPING
 
 

@@ -7,7 +7,7 @@ gets it again: the plan of one cycle offers it, that of a later cycle gives it. 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Set
+from collections.abc import Collection, Iterable, Set
 
 from nvrx_slurm.types import Node, Peer, Plan
 
@@ -28,10 +28,12 @@ class Quorum:
     Each query is O(number of dead nodes).
     """
 
-    def __init__(self, electors: int, one_life: bool = False) -> None:
+    def __init__(self, electors: int, one_life: bool = False, begin_until: float = 0.0) -> None:
         self.electors = electors  # nodes of the job, dead or alive
         self.one_life = one_life  # no second agent begins on a node
-        self.begin_until = 0.0  # until then a refusal may come from an agent that has not begun
+        self.begin_until = (
+            begin_until  # until then a refusal may come from an agent that has not begun
+        )
         self.elected = electors <= 1
         self.dead: set[str] = set()  # keys of nodes without a vote: proven dead, or back since then
         # those of them to which the last plan offers a vote
@@ -42,10 +44,8 @@ class Quorum:
         self.leader = ""  # key of the last one, where it had not registered at the election
         self.fence_until = 0.0  # ranks of older terms may run on nodes that did not register
         self.unsure = False  # such ranks may run on a node that is proven dead: its next agent may have begun them
-        self.silent_s: float | None = None  # how long the member that is removed now was not heard
-        self.loyal_until: dict[
-            str, float
-        ] = {}  # key of a lost node -> until when it votes for no other
+        # key of a lost node -> until when it votes for no other
+        self.loyal_until: dict[str, float] = {}
         self.fences: dict[str, float] = {}  # key of a lost node -> until when its ranks may run
         self.absent: tuple[Peer, ...] = ()  # nodes that had not registered at the election
         self.missed_at = -1e9  # when a node was last lost, or was not there at the election
@@ -95,9 +95,23 @@ class Quorum:
             in_vain_at = max(self.loyal_until.values(), default=now)
             self.resign_at = max(now, min(now + prove_s, in_vain_at))
 
+    def resigns(self, now: float) -> bool:
+        """Whether it is time to resign; told once."""
+        due = self.resign_at is not None and now >= self.resign_at
+        if due:
+            self.resign_at = None
+        return due
+
     def strayed(self, key: str, now: float) -> bool:
         """Whether a quorum is missing, and this lost node may have voted for another one: it proves nothing more."""
         return self.resign_at is not None and now > self.loyal_until.get(key, 0.0)
+
+    def returns(self, key: str, now: float) -> bool:
+        """A node has registered. Whether it may count where a quorum is missing."""
+        if self.strayed(key, now):
+            self.strays.add(key)
+            return False
+        return self.resign_at is not None
 
     def missing(self, members: Collection[str], but: str | None = None) -> int:
         """How many nodes, without the node `but`, are neither members nor proven dead."""
@@ -107,8 +121,12 @@ class Quorum:
             self.electors - others - sum(key not in members and key != but for key in self.proven),
         )
 
+    def probe(self, peer: Peer) -> None:
+        """The death of this life of a node is asked for."""
+        self.probed[peer.key] = peer
+
     def is_proof(self, peer: Peer, now: float) -> bool:
-        """Whether the death of this life of a node was asked for. That of an older life says nothing about a later.
+        """True if we probed exactly this address: a refusal at an older one does not prove that a later agent is dead.
 
         Nothing listens either where an agent has not begun yet. Nobody has met it, so nobody knows its port.
         """
@@ -145,17 +163,59 @@ class Quorum:
         if (term, cycle) >= self.offer:
             self.knowing.add(key)
 
-    def learn(self, plan: Plan) -> None:
-        """The newest plan that a voter has."""
-        self.dead, self.returned = set(plan.dead), frozenset(plan.returned)
-        self.offer, self.knowing = (plan.term, plan.cycle), set()
+    def learn(self, plan: Plan, proven: Collection[str] = ()) -> None:
+        """What a voter's plan says: the newest counts. `proven`: what we have proven about nodes of that plan."""
+        offer = (plan.term, plan.cycle)
+        self.electors = max(self.electors, plan.electors)
+        if offer > self.offer:
+            still_dead = self.dead.intersection(proven)
+            self.dead = still_dead.union(plan.dead)
+            self.returned = frozenset(plan.returned) - still_dead
+            self._offers(offer)
+        elif offer == self.offer:
+            self.dead.update(plan.dead)
+            self.returned &= set(plan.returned)
 
     def plan(self, term: int, cycle: int, members: Collection[str]) -> None:
         """A plan is about to be sent: give the votes that all know of, and offer those of nodes that are back."""
+        self.electors = max(self.electors, len(self.dead.union(members)))
         if self.returned and len(self.knowing - self.dead) >= self.electors - len(self.dead):
             self.dead -= self.returned
         self.returned = frozenset(key for key in self.dead if key in members)
-        self.offer, self.knowing = (term, cycle), set()
+        self._offers((term, cycle))
+
+    def _offers(self, offer: tuple[int, int]) -> None:
+        self.offer = offer
+        self.knowing = set()
+
+    # --- fences ---------------------------------------------------------------------------------------------
+
+    def won(self, voters: Collection[str], known: Iterable[Peer], now: float) -> None:
+        """This coordinator is elected. Of the nodes that are `known`, some are missing."""
+        self.elected = True
+        self.missed_at = now
+        self.absent = tuple(peer for peer in known if peer.key not in voters)
+
+    def fence_the_missing(
+        self, last_leader: str, leader_until: float, others_until: float, unsure: bool
+    ) -> None:
+        """Nodes that did not register may run ranks until their leases are over."""
+        if last_leader:
+            self.leader = last_leader
+            self.fences[last_leader] = leader_until
+        self.fence_until = max(leader_until, others_until)
+        self.unsure = unsure
+
+    def lost(self, key: str, loyal_until: float, now: float) -> None:
+        """A member is lost: until then it votes for no other coordinator."""
+        self.missed_at = now
+        self.loyal_until[key] = loyal_until
+
+    def fence(self, key: str, until: float | None) -> None:
+        """The ranks of this node may run until then; None: they are gone."""
+        self.fences.pop(key, None)
+        if until is not None:
+            self.fences[key] = until
 
     def back(self, key: str, members: Collection[str]) -> None:
         """Its ranks are known again: this node registers, or is dead. `members`: keys of all members."""

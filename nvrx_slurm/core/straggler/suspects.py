@@ -46,14 +46,19 @@ class Suspects:
     )  # fmt: skip
 
     def __init__(
-        self, s: CoordinatorSettings, out: Outbox, roster: Roster, exclusion: Exclusion
+        self,
+        s: CoordinatorSettings,
+        out: Outbox,
+        roster: Roster,
+        exclusion: Exclusion,
+        records: list[t.StragglerRecord],
     ) -> None:
         self._s = s
         self._out = out
         self._roster = roster
         self._exclusion = exclusion
         self._job = roster.job
-        self._records = roster.ledger.stragglers
+        self._records = records
         self._quiet = 0
         self._last_at = 0.0
         self._costs: tuple[t.CycleCost, ...] = ()
@@ -202,7 +207,7 @@ class Suspects:
             cost = f"this has cost {in_words(lost_s)}, a restart costs {in_words(sum(costs) / len(costs))}"
             self._exclusion.by_rule(node, f"{why}; {cost}", now)
         else:
-            self._job.unwanted = node, why
+            self._exclusion.after_this_cycle(node, why)
 
 
 def seats(assignment: Assignment, members: Mapping[str, Member]) -> list[Seat]:
