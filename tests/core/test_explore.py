@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from nvrx_slurm.core.coordinator.electing import Electing
 from nvrx_slurm.core.coordinator.roster import Roster
-from nvrx_slurm.core.coordinator.takeover import Electing, Takeover
+from nvrx_slurm.core.coordinator.takeover import Takeover
 from nvrx_slurm.core.election import election as el
 from nvrx_slurm.core.election.election import Election, Place
 from nvrx_slurm.core.election.quorum import Quorum
