@@ -9,9 +9,10 @@ from nvrx_slurm.core.attribution.verdict import evidence, first_cause, headline
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.ending import Due
 from nvrx_slurm.core.coordinator.members import Use
+from nvrx_slurm.core.coordinator.part import Part
 from nvrx_slurm.core.coordinator.states import FAILED, LIVE, OVER, RUNS, Stage, live_but
 from nvrx_slurm.core.election.quorum import peer_key
-from nvrx_slurm.core.machine import Say, Tick, rows
+from nvrx_slurm.core.machine import Tick, rows
 from nvrx_slurm.core.words import in_words
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ _FAULTS_SAID, _FAULTS_COMPARED = 4, 100  # per cycle; result.json has all
 _END = (Stage.FINISHED,)
 
 
-class AnyTime:
+class AnyTime(Part):
     """Handles arrivals and losses, requests, warnings, the end on request, and answers of the coordinator's program."""
 
     table = rows(
@@ -87,17 +88,10 @@ class AnyTime:
     )
 
     def __init__(self, core: Coordinator) -> None:
+        super().__init__(core.roster)
         self._core = core
-        self._s = core.settings
-        self._out = core.out
-        self._job = core.job
-        self._ledger = core.ledger
-        self._budget = core.budget
         self._ending = core.ending
         self._exclusion = core.exclusion
-        self._roster = core.roster
-        self._members = core.roster.members
-        self._quorum = core.roster.quorum
 
     # --- agents come and go ---------------------------------------------------------------------------------
 
@@ -107,9 +101,8 @@ class AnyTime:
         message = event.message
         node = event.message.node
         if message.plan is not None and message.plan.cycle > _LAST_CYCLE:
-            roster.refuse(
-                node.node_id, f"cycle {message.plan.cycle} of its plan is above {_LAST_CYCLE}", now
-            )
+            why = f"cycle {message.plan.cycle} of its plan is above {_LAST_CYCLE}"
+            roster.refuse(node.node_id, why, now)
             return
         roster.is_back(node.node_id)
         roster.lead(message)
@@ -122,17 +115,17 @@ class AnyTime:
         if self._quorum.returns(peer_key(node), now):
             roster.mind_quorum(now)
         if self._ending.warning is not None:
-            self._out.append(ev.SendTo(node.node_id, self._ending.warning))
+            self._send(node.node_id, self._ending.warning)
         if old is not None and old.node.node_id != node.node_id:
-            roster.refuse(
-                old.node.node_id, f"a newer agent of node {node.host} has joined in its place", now
-            )
+            why = f"a newer agent of node {node.host} has joined in its place"
+            roster.refuse(old.node.node_id, why, now)
         self._out.post(ev.Known(message))
 
     def _learn(self, message: t.Register, now: float) -> None:
         """Take over what the agent knows of earlier terms."""
-        job, roster = self._job, self._roster
-        job.inherited.without(message.node.node_id)  # unless the agent says otherwise in a moment
+        inherited = self._job.inherited
+        roster = self._roster
+        inherited.without(message.node.node_id)  # unless the agent says otherwise in a moment
         if message.plan is None:
             return
         overtaken, excludes = roster.inherit(message.plan)
@@ -141,11 +134,12 @@ class AnyTime:
                 if self._budget.excludes(node):
                     roster.refuse(node.node_id, "it was excluded in an earlier term", now)
         for node_id in overtaken:
-            roster.stop_workers(node_id, job.inherited.last_cycle)
+            roster.stop_workers(node_id, inherited.last_cycle)
 
     def on_known(self, event: ev.Known, now: float) -> Stage | None:
         """Where it knows the end of the job, this is told to all."""
-        message, node_id = event.message, event.message.node.node_id
+        message = event.message
+        node_id = message.node.node_id
         if message.end is not None:
             return self._ending.decide(message.end)
         if message.doing is t.Activity.PREPARING:
@@ -166,7 +160,9 @@ class AnyTime:
         members = self._members.keys_of_nodes
         quorum = self._quorum
         key = event.peer.key
-        if key not in members and quorum.is_proof(event.peer, now) and not quorum.strayed(key, now):
+        if key in members or quorum.strayed(key, now):
+            return
+        if quorum.is_proof(event.peer, now):
             quorum.died(key, members)
             self._roster.note_dead()
             self._roster.mind_quorum(now)
@@ -180,7 +176,8 @@ class AnyTime:
             self._out.append(ev.Lapsed(lapsed))
             return None
         due = self._ending.clock.check(now)
-        if due is Due.NOTHING and due_at is not None and now >= due_at:
+        is_due = due_at is not None and now >= due_at
+        if is_due and due is Due.NOTHING:
             self._out.post(ev.Timer())
         return self._ending.mind_the_clock(due)
 
@@ -188,27 +185,33 @@ class AnyTime:
         """Faults of the last cycle that arrive after it was given up."""
         if self._ending.end is not None and not self._ledger.faults:
             return  # the job ends without a fault: what ranks say while they are stopped is no cause
+        message = event.message
         job = self._job
-        if event.message.cycle == job.cycle and event.node_id in job.assignment.group_ranks:
-            for fault in event.message.faults:
-                if self._ledger.add((fault,), job.cycle, now):
-                    self._say_if_new(fault)
+        if message.cycle != job.cycle or event.node_id not in job.assignment.group_ranks:
+            return
+        for fault in message.faults:
+            is_new = self._ledger.add((fault,), job.cycle, now)
+            if is_new:
+                self._say_if_new(fault)
 
     def _say_if_new(self, fault: t.RankFault) -> None:
         """Comparing a fault with all others is slow: of the many ranks of a big job only the first are compared."""
-        cause, faults = self._ledger.cause, self._ledger.faults
+        cause = self._ledger.cause
+        faults = self._ledger.faults
         if fault.kind is t.FaultKind.HANG and cause is not None and cause.finding is not None:
             return  # one of the ranks that wait for the first cause
         first = len(faults) <= _FAULTS_COMPARED and first_cause(faults) == fault
-        if self._ending.end is None and (first or len(faults) <= _FAULTS_SAID):
+        is_told = first or len(faults) <= _FAULTS_SAID
+        if is_told and self._ending.end is None:
             what = "more likely the cause" if first else "also failed"
-            self._out.append(Say(f"{what}: {headline(fault)}{evidence(fault)}"))
+            self._say(f"{what}: {headline(fault)}{evidence(fault)}")
 
     # --- requests and answers -------------------------------------------------------------------------------
 
     def on_asked(self, event: ev.FromAgent[t.Asked], now: float) -> Stage | None:
         """A rank wants its node out, or the job to end."""
-        member, asked = self._members.get(event.node_id), event.message
+        member = self._members.get(event.node_id)
+        asked = event.message
         if member is None:
             return None
         if asked.action is t.WorkloadAction.ExcludeThisNode:
@@ -217,7 +220,7 @@ class AnyTime:
         if asked.action is t.WorkloadAction.ShutdownWorkload:
             why = f"{asker} asked to shut down the workload: {asked.description}"
             return self._ending.decide(t.Finish(self._s.limits.no_restart_code, why))
-        self._out.append(Say(f"{asker} reports: {asked.description}"))
+        self._say(f"{asker} reports: {asked.description}")
         return None
 
     def on_warmth(self, event: ev.FromAgent[t.Warmth], now: float) -> None:
@@ -227,14 +230,15 @@ class AnyTime:
     def on_unfit(self, event: ev.FromAgent[t.NodeUnfit], now: float) -> Stage | None:
         """A health check of the node has failed."""
         member = self._members.get(event.node_id)
-        return None if member is None else self._exclude(member.node, -1, event.message.reason, now)
+        if member is None:
+            return None
+        return self._exclude(member.node, -1, event.message.reason, now)
 
     def _exclude(self, node: t.Node, rank: int, why: str, now: float) -> Stage | None:
         """The exclusion of an active node makes the cycle that runs fail, which says why."""
-        active = (
-            self._core.state is Stage.RUNNING and node.node_id in self._job.assignment.group_ranks
-        )
-        end = self._exclusion.exclude(node, rank, why, now, quiet=active)
+        has_ranks = node.node_id in self._job.assignment.group_ranks
+        fails = has_ranks and self._core.state is Stage.RUNNING
+        end = self._exclusion.exclude(node, rank, why, now, quiet=fails)
         return None if end is None else self._ending.decide(end)
 
     def on_progress(self, event: ev.ProgressRead, now: float) -> None:
@@ -256,19 +260,21 @@ class AnyTime:
         """Say it once; warn or stop when it is time."""
         clock = self._ending.clock
         if event.left_s is not None and clock.end_at is None:
-            self._out.append(Say(f"the allocation ends in {in_words(event.left_s)}"))
+            self._say(f"the allocation ends in {in_words(event.left_s)}")
         return self._ending.mind_the_clock(clock.answer(event.left_s, now))
 
     def on_advised(self, event: ev.Advised, now: float) -> Stage | None:
-        """A service has an opinion. It ends the job only where the user chose so, and while it holds."""
-        s, said = self._s, f"attribution of cycle {event.cycle}: {event.text}"
-        running_s = now - self._job.started_at if self._core.state in RUNS else None
+        """The attribution service has answered. Its STOP ends the job only where the user chose so, and only if no
+        later cycle has failed otherwise or got further."""
+        said = f"attribution of cycle {event.cycle}: {event.text}"
+        runs = self._core.state in RUNS
+        running_s = now - self._job.started_at if runs else None
         void = self._ledger.advice.why_void(event.cycle, running_s)
-        if event.stop and s.stops_on_advice and not void:
-            return self._ending.decide(t.Finish(s.limits.no_restart_code, said))
+        if event.stop and self._s.stops_on_advice and not void:
+            return self._ending.decide(t.Finish(self._s.limits.no_restart_code, said))
         if event.stop:
             said += f"; {void or 'the job goes on (--ft-attribution-stop-action log)'}"
-        self._out.append(Say(said))
+        self._say(said)
         return None
 
     def on_warn_job(self, event: ev.FromAgent[t.WarnJob], now: float) -> None:

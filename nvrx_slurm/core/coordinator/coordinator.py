@@ -63,23 +63,22 @@ class Coordinator(Machine):
     def __init__(self, settings: CoordinatorSettings, now: float) -> None:
         super().__init__(Stage.JOINING, now)
         self.settings = s = settings
-        out = self.out
         stragglers: list[t.StragglerRecord] = []
         begin_s = min(_BEGIN_S, s.quorum_timeout_s / 2 or _BEGIN_S)
         quorum = Quorum(s.electors, s.one_life, now + begin_s if s.one_life else 0.0)
         self.job = JobState(s.term, now)
         self.budget = Budget(s.max_restarts, s.limits)
         self.ledger = Ledger(now, s.began_s, stragglers)
-        self.roster = roster = Roster(s, out, self.job, self.ledger, self.budget, quorum)
-        self.exclusion = exclusion = Exclusion(s, out, roster)
-        self.ending = ending = Ending(s, out, roster, exclusion, now)
-        self.hangs = hangs = HangSearch(s, out, roster)
-        self.suspects = suspects = Suspects(s, out, roster, exclusion, stragglers)
-        self.electing = Electing(s, out, roster, ending, now)
-        self.stopping = stopping = Stopping(s, out, roster, ending, exclusion)
-        self.gathering = gathering = Gathering(s, out, roster, ending, stopping)
-        takeover = Takeover(s, out, roster)
-        running = Running(s, out, roster, ending, hangs)
+        self.roster = roster = Roster(s, self.out, self.job, self.ledger, self.budget, quorum)
+        self.exclusion = exclusion = Exclusion(roster)
+        self.ending = ending = Ending(roster, exclusion, now)
+        self.hangs = hangs = HangSearch(roster)
+        self.suspects = suspects = Suspects(roster, exclusion, stragglers)
+        self.electing = Electing(roster, ending, now)
+        self.stopping = stopping = Stopping(roster, ending, exclusion)
+        self.gathering = gathering = Gathering(roster, ending, stopping)
+        takeover = Takeover(roster)
+        running = Running(roster, ending, hangs)
         timed = (gathering, takeover, running, stopping)
         self.bind(roster, *timed, self.electing, ending, hangs, suspects, AnyTime(self))
         self._owner: dict[Stage, Gathering | Takeover | Running | Stopping] = {

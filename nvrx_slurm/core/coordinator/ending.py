@@ -14,17 +14,17 @@ from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.exclusion import Exclusion
 from nvrx_slurm.core.coordinator.job import JobState
 from nvrx_slurm.core.coordinator.members import Use
+from nvrx_slurm.core.coordinator.part import Part
 from nvrx_slurm.core.coordinator.report import Ledger
 from nvrx_slurm.core.coordinator.roster import Roster
 from nvrx_slurm.core.coordinator.states import (
     CYCLE,
     FAILED,
     SIGUSR1,
-    CoordinatorSettings,
     Stage,
 )
 from nvrx_slurm.core.election.quorum import peer_of
-from nvrx_slurm.core.machine import Entered, Outbox, Say, Tick, earliest, rows
+from nvrx_slurm.core.machine import Entered, Tick, earliest, rows
 from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import ExitCode, signal_exit_code
 
@@ -106,7 +106,7 @@ class JobClock:
         return Due.WARN if warns else Due.NOTHING
 
 
-class Ending:
+class Ending(Part):
     """Owns the states after the decision. `end` is that decision."""
 
     table = rows(
@@ -121,18 +121,10 @@ class Ending:
         (Stage.FINISHED, ev.Known, "ignore", (), "it has learned the end with all others"),
     )
 
-    def __init__(
-        self, s: CoordinatorSettings, out: Outbox, roster: Roster, exclusion: Exclusion, now: float
-    ) -> None:
-        self._s = s
-        self._out = out
-        self._roster = roster
+    def __init__(self, roster: Roster, exclusion: Exclusion, now: float) -> None:
+        super().__init__(roster)
         self._exclusion = exclusion
-        self._members = roster.members
-        self._quorum = roster.quorum
-        self._job = roster.job
-        self._ledger = roster.ledger
-        self._budget = roster.budget
+        s = self._s
         self.clock = JobClock(s.time_limited, s.warn_before_end_s, s.stop_before_end_s, now)
         self.warning: t.Warn | None = None  # that the job is about to end
         self.end: t.Finish | None = None
@@ -153,7 +145,7 @@ class Ending:
         """Tell all agents, and those that come later, that the job is about to end."""
         if self.warning is None:
             self.warning = warning
-            self._out.append(Say(f"warning all ranks: {warning.reason}"))
+            self._say(f"warning all ranks: {warning.reason}")
             self._roster.send_all(warning)
 
     def mind_the_clock(self, due: Due) -> Stage | None:
@@ -195,8 +187,8 @@ class Ending:
         self._roster.is_back(node.node_id)
         self._members.put(node, event.message.port, Use.READY)
         if self._quorum.needed:
-            self._out.append(ev.SendTo(node.node_id, t.Lead(self._job.term)))
-        self._out.append(ev.SendTo(node.node_id, self.end))
+            self._send(node.node_id, t.Lead(self._job.term))
+        self._send(node.node_id, self.end)
         return Stage.FINISHED
 
     def on_lost(self, event: ev.Lost, now: float) -> Stage | None:
@@ -244,7 +236,7 @@ class Ending:
             return None
         if len(self._members):
             left = ", ".join(node.host for node in self._members.in_order()[:_NAMES_SHOWN])
-            self._out.append(Say(f"not waiting any longer for {left} to leave"))
+            self._say(f"not waiting any longer for {left} to leave")
         return self._close(now)
 
     def _close_if_alone(self, now: float) -> Stage | None:

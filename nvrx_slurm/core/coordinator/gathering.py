@@ -15,10 +15,11 @@ from nvrx_slurm.core.coordinator.assignment import Assignment
 from nvrx_slurm.core.coordinator.ending import Ending
 from nvrx_slurm.core.coordinator.members import is_possible, missing
 from nvrx_slurm.core.coordinator.placement import Placement, place
+from nvrx_slurm.core.coordinator.part import Part
 from nvrx_slurm.core.coordinator.roster import Roster
-from nvrx_slurm.core.coordinator.states import CoordinatorSettings, Stage
+from nvrx_slurm.core.coordinator.states import Stage
 from nvrx_slurm.core.coordinator.stopping import Stopping
-from nvrx_slurm.core.machine import Entered, Outbox, Say, earliest, rows
+from nvrx_slurm.core.machine import Entered, earliest, rows
 from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import ExitCode
 
@@ -28,7 +29,7 @@ _FIND_S = 2.0  # for a file system to tell which checkpoints there are, before t
 _PLANNED = (Stage.LAST_CALL, Stage.RUNNING, Stage.TAKEOVER)
 
 
-class Gathering:
+class Gathering(Part):
     """Owns the states from the first agent, or from the end of a failed cycle, to the next plan."""
 
     states = _MINE
@@ -44,26 +45,12 @@ class Gathering:
         (Stage.PAUSED, (ev.Available, ev.Cleared, ev.Left), "ignore", (), "no cycle starts yet"),
         (Stage.PAUSED, ev.Timer, "on_pause_over", (Stage.JOINING,), "the pause is over"),
         (_MINE, (t.RanksFailed, t.Succeeded), "ignore", (), "of a cycle that is over"),
-    )  # fmt: skip
+    )
 
-    def __init__(
-        self,
-        s: CoordinatorSettings,
-        out: Outbox,
-        roster: Roster,
-        ending: Ending,
-        stopping: Stopping,
-    ) -> None:
-        self._s = s
-        self._out = out
-        self._roster = roster
+    def __init__(self, roster: Roster, ending: Ending, stopping: Stopping) -> None:
+        super().__init__(roster)
         self._ending = ending
         self._stopping = stopping
-        self._members = roster.members
-        self._quorum = roster.quorum
-        self._job = roster.job
-        self._ledger = roster.ledger
-        self._budget = roster.budget
         self.join_by = 0.0  # the job ends then where too few nodes are ready
         self._announce_at: float | None = None
         self._last_call_until = 0.0
@@ -158,7 +145,7 @@ class Gathering:
         self._announce_at = None
         more = self._s.min_nodes - self._members.ready
         awaited = f"{more} more" if more > 0 else "the rest of a segment"
-        self._out.append(Say(f"{self.missing()}; waiting up to {self.join_by - now:.0f} s for {awaited}"))
+        self._say(f"{self.missing()}; waiting up to {self.join_by - now:.0f} s for {awaited}")
 
     def missing(self) -> str:
         """Which nodes, or segments, are waited for."""
@@ -262,7 +249,7 @@ class Gathering:
         replaced = job.assignment.group_ranks.keys() & placement.spares & set(self._last_resort())
         if followed(failures):
             moved = f"the failure of rank {last.rank} has moved from node {failures[-2].host} to node {last.host}"
-            self._out.append(Say(f"{moved}: it is the script or its data, not a node"))
+            self._say(f"{moved}: it is the script or its data, not a node")
             return
         places = {place_of(self._members[node_id].node) for node_id in replaced}
         hosts = tuple(host for rank, host in nodes_of(last) if (rank, host) in places)
@@ -270,7 +257,7 @@ class Gathering:
             self._ledger.moved(hosts)
             who = f"node {last.host} alone has failed" if not last.alike else f"{len(last.alike) + 1} nodes fail alike"
             some = "a spare takes its place" if not last.alike else f"spares take the places of {', '.join(hosts)}"
-            self._out.append(Say(f"{who} in two of three cycles: {some}"))
+            self._say(f"{who} in two of three cycles: {some}")
 
     def _may_improve(self) -> bool:
         """Whether an active node would lose its place, while nodes that may keep its segment whole are not ready."""
@@ -297,7 +284,7 @@ class Gathering:
             return False
         if self._fenced_until is None and now < until:
             why = "ranks may still run on a node that is out of reach"
-            self._out.append(Say(f"waiting up to {until - now:.1f} s: {why}"))
+            self._say(f"waiting up to {until - now:.1f} s: {why}")
         self._fenced_until = until if now < until else None
         return True
 
@@ -315,7 +302,7 @@ class Gathering:
             cold.insert(0, "they had to begin again too often")
         job.planned(Assignment.plan(nodes, job.term, cycle, history, s.max_restarts, not cold))
         self._roster.share()
-        self._out.append(Say(f"cycle {cycle}: {placement.why}{took}"))
+        self._say(f"cycle {cycle}: {placement.why}{took}")
         if cold:  # ranks of two kinds may differ, and then a job may hang
-            self._out.append(Say(f"cycle {cycle}: all ranks are executed, not forked: {cold[0]}"))
+            self._say(f"cycle {cycle}: all ranks are executed, not forked: {cold[0]}")
         self._roster.send_plans(placement.active, placement.spares)

@@ -34,8 +34,8 @@ class Roster:
         budget: Budget,
         quorum: Quorum,
     ) -> None:
-        self._s = s
-        self._out = out
+        self.settings = self._s = s
+        self.out = self._out = out
         self.job = job
         self.ledger = ledger
         self.budget = budget

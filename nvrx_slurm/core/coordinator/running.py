@@ -10,41 +10,55 @@ from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.ending import Ending
 from nvrx_slurm.core.coordinator.hangs import HangSearch
 from nvrx_slurm.core.coordinator.members import lost
+from nvrx_slurm.core.coordinator.part import Part
 from nvrx_slurm.core.coordinator.roster import Roster
-from nvrx_slurm.core.coordinator.states import RUNS, CoordinatorSettings, Stage
-from nvrx_slurm.core.machine import Entered, Outbox, Say, rows
+from nvrx_slurm.core.coordinator.states import RUNS, Stage
+from nvrx_slurm.core.machine import Entered, rows
 from nvrx_slurm.errors import ExitCode, signal_exit_code
 
 
-class Running:
+class Running(Part):
     """Owns the states from a plan to the first fault that stops the cycle, or to the success of the job."""
 
     states = RUNS
     table = rows(
         (Stage.RUNNING, Entered, "on_entered", (), "one that was taken over may be done already"),
-        (Stage.RUNNING, ev.Review, "on_review", (Stage.LAST_RANKS, Stage.FINISHED), "the end when all are done"),
+        (
+            Stage.RUNNING,
+            ev.Review,
+            "on_review",
+            (Stage.LAST_RANKS, Stage.FINISHED),
+            "the end when all are done",
+        ),
         (Stage.LAST_RANKS, ev.Review, "on_review", (Stage.FINISHED,), "the end when all are done"),
-        (RUNS, ev.Arrived, "on_arrived", (Stage.STOPPING,), "it goes on, is a spare, or has stopped its workers"),
+        (
+            RUNS,
+            ev.Arrived,
+            "on_arrived",
+            (Stage.STOPPING,),
+            "it goes on, is a spare, or has stopped its workers",
+        ),
         (Stage.RUNNING, ev.Left, "on_left", (Stage.STOPPING,), "a fault, if it was active"),
-        (Stage.RUNNING, ev.Available, "on_available", (Stage.STOPPING,), "a returned node is a spare now"),
+        (
+            Stage.RUNNING,
+            ev.Available,
+            "on_available",
+            (Stage.STOPPING,),
+            "a returned node is a spare now",
+        ),
         (Stage.LAST_RANKS, ev.Left, "on_left", (), "it had a fault, or was done"),
         (Stage.LAST_RANKS, ev.Available, "on_available", (), "its last ranks have ended"),
         (RUNS, ev.Cleared, "ignore", (), "no plan waits"),
         (RUNS, t.RanksFailed, "on_failed", (Stage.STOPPING,), "restart, or go on"),
         (RUNS, t.Succeeded, "on_succeeded", (), "the end when all have"),
         (Stage.LAST_RANKS, ev.Timer, "on_timer", (Stage.FINISHED,), "the last ranks take too long"),
-    )  # fmt: skip
+    )
 
-    def __init__(
-        self, s: CoordinatorSettings, out: Outbox, roster: Roster, ending: Ending, hangs: HangSearch
-    ) -> None:
-        self._s = s
-        self._out = out
-        self._roster = roster
+    def __init__(self, roster: Roster, ending: Ending, hangs: HangSearch) -> None:
+        super().__init__(roster)
         self._ending = ending
         self._hangs = hangs
-        self._job, self._ledger = roster.job, roster.ledger
-        self._min_healthy = s.policy is t.RestartPolicy.MIN_HEALTHY
+        self._min_healthy = self._s.policy is t.RestartPolicy.MIN_HEALTHY
         self._last_ranks_by: float | None = None  # in LAST_RANKS
 
     def on_entered(self, event: Entered, now: float) -> None:
@@ -68,7 +82,7 @@ class Running:
             if message.busy:
                 self._roster.stop_old_workers(message, now)
             else:
-                self._out.append(Say(f"node {node.host} joined as a spare"))
+                self._say(f"node {node.host} joined as a spare")
                 self._roster.send_plan(node.node_id)
             return None
         current = plan is not None and plan.cycle == self._job.cycle
@@ -124,9 +138,7 @@ class Running:
         elif group_rank in assignment.broken:
             self._out.post(ev.Review())
         elif group_rank not in assignment.succeeded:
-            unasked = lost(
-                self._roster.members[event.node_id].node, "it stopped its workers unasked"
-            )
+            unasked = lost(self._members[event.node_id].node, "it stopped its workers unasked")
             return self._node_failed(group_rank, (unasked,), now, gone=True)
         return None
 
@@ -134,7 +146,7 @@ class Running:
         """The group rank of the sender, if it takes part in the running cycle and speaks of that one."""
         assignment = self._job.assignment
         group_rank = assignment.group_ranks.get(event.node_id)
-        current = event.message.cycle == self._job.cycle and event.node_id in self._roster.members
+        current = event.message.cycle == self._job.cycle and event.node_id in self._members
         return group_rank if current and group_rank not in assignment.gone else None
 
     # --- what follows ---------------------------------------------------------------------------------------
@@ -161,14 +173,14 @@ class Running:
             self._out.post(ev.Review())
             return None
         some = f"{assignment.good} of {assignment.planned} nodes are good, {s.min_nodes} are needed"
-        self._out.append(Say(f"{what}; going on: {some}{evidence(faults[0])}"))
+        self._say(f"{what}; going on: {some}{evidence(faults[0])}")
         return None
 
     def _tell_wrappers(self, group_rank: int, ranks: tuple[int, ...], why: str) -> None:
         """The in-process wrappers of the other nodes need not wait for a heartbeat to be late."""
         for other, slot in self._job.assignment.slots.items():
             if ranks and other != group_rank and slot.node_id in self._roster.members:
-                self._out.append(ev.SendTo(slot.node_id, t.RanksGone(self._job.cycle, ranks, why)))
+                self._send(slot.node_id, t.RanksGone(self._job.cycle, ranks, why))
 
     def _node_succeeded(self, group_rank: int, early: bool) -> None:
         self._job.assignment.done(group_rank, early)
@@ -186,7 +198,7 @@ class Running:
             return None
         assignment = self._job.assignment
         last = (assignment.places[g] for g in assignment.broken - assignment.gone)
-        if not self._roster.members.not_ready(last):
+        if not self._members.not_ready(last):
             return self._succeed()
         if self._last_ranks_by is None:
             self._last_ranks_by = now + self._s.stop_timeout_s

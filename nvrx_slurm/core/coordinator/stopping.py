@@ -16,15 +16,16 @@ from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.ending import Ending, cycle_over
 from nvrx_slurm.core.coordinator.exclusion import Exclusion
 from nvrx_slurm.core.coordinator.members import Use
+from nvrx_slurm.core.coordinator.part import Part
 from nvrx_slurm.core.coordinator.roster import Roster
-from nvrx_slurm.core.coordinator.states import FAILED, CoordinatorSettings, Stage
-from nvrx_slurm.core.machine import Entered, Outbox, Say, rows
+from nvrx_slurm.core.coordinator.states import FAILED, Stage
+from nvrx_slurm.core.machine import Entered, Say, rows
 
 _NEXT = (Stage.SCORING, Stage.JOINING, Stage.FINISHED)  # once nothing of the cycle is left
 _PROGRESS_S = 6.0  # the program gives the file system 5 s
 
 
-class Stopping:
+class Stopping(Part):
     """Owns the states from the fault that stops a cycle until nothing of that cycle is left."""
 
     states = FAILED
@@ -34,31 +35,37 @@ class Stopping:
         (Stage.STOPPING, ev.Left, "on_left", _NEXT, "it is not waited for"),
         (Stage.STOPPING, ev.Available, "on_available", _NEXT, "one fewer"),
         (Stage.STOPPING, ev.Timer, "on_timer", _NEXT, "a node does not stop"),
-        (Stage.STOPPING, ev.ProgressRead, "on_progress", (Stage.SCORING, Stage.FINISHED), "score this cycle"),
-        (Stage.SCORING, ev.ProgressRead, "on_progress", (Stage.JOINING, Stage.FINISHED), "score this cycle"),
-        (Stage.SCORING, ev.Timer, "on_timer", (Stage.JOINING, Stage.FINISHED), "progress cannot be read"),
+        (
+            Stage.STOPPING,
+            ev.ProgressRead,
+            "on_progress",
+            (Stage.SCORING, Stage.FINISHED),
+            "score this cycle",
+        ),
+        (
+            Stage.SCORING,
+            ev.ProgressRead,
+            "on_progress",
+            (Stage.JOINING, Stage.FINISHED),
+            "score this cycle",
+        ),
+        (
+            Stage.SCORING,
+            ev.Timer,
+            "on_timer",
+            (Stage.JOINING, Stage.FINISHED),
+            "progress cannot be read",
+        ),
         (Stage.SCORING, ev.Arrived, "on_arrived", (), "no worker of the cycle is left"),
         (Stage.SCORING, (ev.Left, ev.Available), "ignore", (), "no worker of the cycle is left"),
         (FAILED, ev.Cleared, "ignore", (), "no plan waits"),
         (FAILED, t.Succeeded, "ignore", (), "too late: the cycle is being stopped"),
-    )  # fmt: skip
+    )
 
-    def __init__(
-        self,
-        s: CoordinatorSettings,
-        out: Outbox,
-        roster: Roster,
-        ending: Ending,
-        exclusion: Exclusion,
-    ) -> None:
-        self._s = s
-        self._out = out
-        self._roster = roster
+    def __init__(self, roster: Roster, ending: Ending, exclusion: Exclusion) -> None:
+        super().__init__(roster)
         self._ending = ending
         self._exclusion = exclusion
-        self._job = roster.job
-        self._ledger = roster.ledger
-        self._budget = roster.budget
         self.pending: set[str] = set()  # node_ids of agents that have yet to stop
         # What the last cycle that was stopped says about the next one:
         self.pause_until = 0.0  # it does not start before
@@ -85,7 +92,7 @@ class Stopping:
         assert cause is not None
         if s.tells_of_cycles and event.was is Stage.TAKEOVER:
             out.append(ev.CycleBegan(job.cycle))
-        members, lasted_s = self._roster.members, now - job.started_at
+        members, lasted_s = self._members, now - job.started_at
         ports = [
             member.node.port
             for member in members.values()
@@ -186,11 +193,7 @@ class Stopping:
         stubborn, self.pending = sorted(self.pending), set()
         for node_id in stubborn:
             why = f"its workers did not end within {self._s.stop_timeout_s:g} s"
-            self._out.append(
-                Say(
-                    f"node {self._roster.members[node_id].node.host} is taken out of the job: {why}"
-                )
-            )
+            self._say(f"node {self._members[node_id].node.host} is taken out of the job: {why}")
             self._roster.refuse(node_id, why, now)
         return self._go_on_if_stopped(now)
 
@@ -222,7 +225,7 @@ class Stopping:
 
     def _decide(self, end: t.Finish) -> Stage:
         """The end, unless most nodes are out of reach: they may go on, and this coordinator is about to resign."""
-        if (resign_at := self._roster.quorum.resign_at) is None:
+        if (resign_at := self._quorum.resign_at) is None:
             return self._ending.decide(end)
         self._end_unless_scored, self._score_by = end, resign_at + 1.0
         return Stage.SCORING
@@ -264,7 +267,7 @@ class Stopping:
         if course.exclude is not None:
             self._exclusion.by_rule(course.exclude, course.why, now)
         elif course.why and not course.strike:
-            self._out.append(Say(course.why))
+            self._say(course.why)
         if course.resume_before >= 0:
             self._budget.resume_before(course.resume_before)
         if course.elsewhere:

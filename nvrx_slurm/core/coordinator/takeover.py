@@ -4,54 +4,64 @@ from __future__ import annotations
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.coordinator import events as ev
+from nvrx_slurm.core.coordinator.part import Part
 from nvrx_slurm.core.coordinator.roster import Roster
-from nvrx_slurm.core.coordinator.states import CoordinatorSettings, Stage
-from nvrx_slurm.core.machine import Entered, Outbox, Say, rows
+from nvrx_slurm.core.coordinator.states import Stage
+from nvrx_slurm.core.machine import Entered, rows
 
 _MINE = Stage.TAKEOVER
 _DECIDED = (Stage.RUNNING, Stage.STOPPING)
 
 
-class Takeover:
+class Takeover(Part):
     """Owns the state in which agents with workers of an older term are here."""
 
     states = (_MINE,)
     table = rows(
         (_MINE, Entered, "on_entered", _DECIDED, "all of the cycle may be here, or nothing of it"),
-        (_MINE, ev.Arrived, "on_arrived", (*_DECIDED, Stage.JOINING), "one more of that cycle, or of an older one"),
+        (
+            _MINE,
+            ev.Arrived,
+            "on_arrived",
+            (*_DECIDED, Stage.JOINING),
+            "one more of that cycle, or of an older one",
+        ),
         (_MINE, ev.Left, "on_left", (Stage.JOINING,), "that node cannot carry on"),
         (_MINE, ev.Available, "on_available", (Stage.JOINING,), "that node cannot carry on"),
         (_MINE, ev.Cleared, "on_cleared", _DECIDED, "there may be nobody to wait for"),
         (_MINE, ev.Timer, "on_timer", _DECIDED, "carry on without the missing nodes, or give up"),
         (_MINE, t.RanksFailed, "on_failed", (Stage.STOPPING,), "of the cycle to carry on with?"),
         (_MINE, t.Succeeded, "on_succeeded", (), "the cycle to carry on with is done on one node"),
-    )  # fmt: skip
+    )
 
-    def __init__(self, s: CoordinatorSettings, out: Outbox, roster: Roster) -> None:
-        self._s, self._out, self._roster = s, out, roster
-        self._job, self._ledger, self._budget = roster.job, roster.ledger, roster.budget
-        self._min_healthy = s.policy is t.RestartPolicy.MIN_HEALTHY
+    def __init__(self, roster: Roster) -> None:
+        super().__init__(roster)
+        self._min_healthy = self._s.policy is t.RestartPolicy.MIN_HEALTHY
         self._wait_until = 0.0
 
     def on_entered(self, event: Entered, now: float) -> Stage | None:
         """Agents run the last cycle, or only know of it."""
-        return (
-            self._carry_on_if_complete(now) if self._job.inherited.running else self._give_up(now)
-        )
+        if self._job.inherited.running:
+            return self._carry_on_if_complete(now)
+        return self._give_up(now)
 
     def on_arrived(self, event: ev.Arrived, now: float) -> Stage | None:
         """One more of the last cycle, or of an older one, or a spare."""
-        message, inherited = event.message, self._job.inherited
-        mine, to = inherited.claim(message), None
+        message = event.message
+        inherited = self._job.inherited
+        mine = inherited.claim(message)
+        to: Stage | None = None
         if mine and message.busy:
             to = self._carry_on_if_complete(now)
         elif mine:
             self._ledger.add(message.faults, self._job.cycle, now)
         else:
             self._roster.stop_old_workers(message, now)
-        if to is None and not inherited.running:
+        if to is not None:
+            return to
+        if not inherited.running:
             return Stage.JOINING
-        return to or self._decide_if_all_are_here(now)
+        return self._decide_if_all_are_here(now)
 
     def on_cleared(self, event: ev.Cleared, now: float) -> Stage | None:
         """No node is missing that could still come: there is nothing to wait for."""
@@ -72,13 +82,13 @@ class Takeover:
 
     def on_failed(self, event: ev.FromAgent[t.RanksFailed], now: float) -> Stage | None:
         """The cycle to carry on with has failed; any other message is about a cycle that is over."""
-        running = self._job.inherited.running
-        if event.node_id not in running.group_ranks:
+        inherited = self._job.inherited
+        if event.node_id not in inherited.running.group_ranks:
             return None
         self._ledger.add(event.message.faults, self._job.cycle, now)
         if not self._min_healthy:
             return self._give_up(now)
-        self._job.inherited.failed(event.node_id)
+        inherited.failed(event.node_id)
         return None
 
     def on_succeeded(self, event: ev.FromAgent[t.Succeeded], now: float) -> None:
@@ -96,50 +106,53 @@ class Takeover:
     # --- what becomes of that cycle -------------------------------------------------------------------------
 
     def _decide_if_all_are_here(self, now: float) -> Stage | None:
-        quorum = self._roster.quorum
-        here = quorum.needed and not quorum.missing(self._roster.members.keys_of_nodes)
-        return self._decide(now) if here else None
+        quorum = self._quorum
+        some_may_come = quorum.missing(self._members.keys_of_nodes)
+        if quorum.needed and not some_may_come:
+            return self._decide(now)
+        return None
+
+    @property
+    def _enough_are_good(self) -> bool:
+        return self._job.inherited.running.good >= self._s.min_nodes
 
     def _decide(self, now: float) -> Stage:
         """Under min-healthy a cycle goes on if enough of its nodes are good."""
-        enough = self._min_healthy and self._job.inherited.running.good >= self._s.min_nodes
-        return self._carry_on(now) if enough else self._give_up(now)
+        if self._min_healthy and self._enough_are_good:
+            return self._carry_on(now)
+        return self._give_up(now)
 
     def _carry_on_if_complete(self, now: float) -> Stage | None:
         """Once every group rank of the cycle has registered, it goes on under this term."""
-        s, inherited, quorum = self._s, self._job.inherited, self._roster.quorum
-        sizes = (
-            range(s.min_nodes, max(s.min_nodes, s.max_nodes) + 1)
-            if self._min_healthy
-            else (s.min_nodes,)
-        )
-        if inherited.complete(sizes) and (
-            not self._min_healthy or inherited.running.good >= s.min_nodes
-        ):
+        fewest = self._s.min_nodes
+        most = max(fewest, self._s.max_nodes) if self._min_healthy else fewest
+        complete = self._job.inherited.complete(range(fewest, most + 1))
+        if complete and (self._enough_are_good or not self._min_healthy):
             return self._carry_on(now)
-        self._wait_until = now + s.last_call_s
-        if quorum.needed:  # after its fence a missing node runs no ranks to carry on with
-            self._wait_until = min(self._wait_until, quorum.fenced_until())
+        self._wait_until = now + self._s.last_call_s
+        if self._quorum.needed:  # after its fence a missing node runs no ranks to carry on with
+            self._wait_until = min(self._wait_until, self._quorum.fenced_until())
         return self._decide_if_all_are_here(now)
 
     def _carry_on(self, now: float) -> Stage:
         job = self._job
         job.carry_on(self._ledger.complete(self._budget.history))
         self._roster.share()
-        self._out.append(Say(f"term {job.term} carries on with cycle {job.cycle}"))
-        for node in self._roster.members.in_order():
+        self._say(f"term {job.term} carries on with cycle {job.cycle}")
+        for node in self._members.in_order():
             self._roster.send_plan(node.node_id)
         return Stage.RUNNING
 
     def _give_up(self, now: float) -> Stage:
         """Not all nodes that ran the cycle came to this coordinator in time: that is a fault of that cycle."""
-        job = self._job
         ledger = self._ledger
-        here = self._roster.members.keys_of_nodes
-        job.give_up()
+        here = self._members.keys_of_nodes
+        self._job.give_up()
         if not ledger.faults:
-            gone = [peer for peer in self._roster.quorum.absent if peer.key not in here]
-            ledger.add(map(_lost, gone or (t.Peer("", "", "", 0),)), job.cycle, ledger.started_at)
+            gone = [peer for peer in self._quorum.absent if peer.key not in here]
+            unknown = t.Peer("", "", "", 0)
+            faults = map(_lost, gone or [unknown])
+            ledger.add(faults, self._job.cycle, ledger.started_at)
         ledger.blame()
         return Stage.STOPPING
 
