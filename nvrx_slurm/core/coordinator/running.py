@@ -75,38 +75,45 @@ class Running(Part):
 
     def on_arrived(self, event: ev.Arrived, now: float) -> Stage | None:
         """An active node that made its stream anew goes on; any other node is a spare."""
-        message, assignment = event.message, self._job.assignment
-        node, plan = message.node, message.plan
-        group_rank = assignment.group_ranks.get(node.node_id)
-        if group_rank is None:
-            if message.busy:
-                self._roster.stop_old_workers(message, now)
-            else:
-                self._say(f"node {node.host} joined as a spare")
-                self._roster.send_plan(node.node_id)
-            return None
-        current = plan is not None and plan.cycle == self._job.cycle
-        goes_on = current and message.doing in (t.Activity.RUNNING, t.Activity.SUCCEEDED)
-        if goes_on and group_rank not in assignment.gone:
+        message = event.message
+        node = event.message.node
+        group_rank = self._job.assignment.group_ranks.get(node.node_id)
+        if group_rank is not None:
+            return self._active_returned(message, group_rank, now)
+        if message.busy:
+            self._roster.stop_old_workers(message, now)
+        else:
+            self._say(f"node {node.host} joined as a spare")
             self._roster.send_plan(node.node_id)
+        return None
+
+    def _active_returned(self, message: t.Register, group_rank: int, now: float) -> Stage | None:
+        assignment = self._job.assignment
+        plan = message.plan
+        if group_rank in assignment.gone:  # the others were told that its ranks are dead
+            self._roster.stop_old_workers(message, now)
+            return None
+        is_current = plan is not None and plan.cycle == self._job.cycle
+        if is_current and message.doing in (t.Activity.RUNNING, t.Activity.SUCCEEDED):
+            self._roster.send_plan(message.node.node_id)
             if message.doing is t.Activity.SUCCEEDED:
                 self._node_succeeded(group_rank, message.early)
                 return None
             return self._node_failed(group_rank, message.faults, now) if message.faults else None
-        if group_rank in assignment.gone:  # the others were told that its ranks are dead
-            self._roster.stop_old_workers(message, now)
-        elif group_rank not in assignment.succeeded:
-            unseen = lost(node, "its agent had no coordinator for a while and stopped its workers")
-            return self._node_failed(
-                group_rank, (current and message.faults) or (unseen,), now, gone=True
-            )
-        return None
+        if group_rank in assignment.succeeded:
+            return None
+        faults = message.faults if is_current else ()
+        if not faults:
+            why = "its agent had no coordinator for a while and stopped its workers"
+            faults = (lost(message.node, why),)
+        return self._node_failed(group_rank, faults, now, gone=True)
 
     def on_left(self, event: ev.Left, now: float) -> Stage | None:
         """A fault, unless the node was a spare or is past its part in the cycle."""
         assignment = self._job.assignment
         group_rank = assignment.group_ranks.get(event.node.node_id)
-        if group_rank is None or group_rank in assignment.succeeded | assignment.gone:
+        over = assignment.succeeded | assignment.gone
+        if group_rank is None or group_rank in over:
             return None
         return self._node_failed(group_rank, (event.fault,), now, gone=True)
 
@@ -117,8 +124,9 @@ class Running(Part):
         group_rank = self._active(event)
         if group_rank is None:
             return None
-        if event.message.faults:
-            return self._node_failed(group_rank, event.message.faults, now)
+        faults = event.message.faults
+        if faults:
+            return self._node_failed(group_rank, faults, now)
         self._roster.refuse(event.node_id, "it reported a failure without a fault", now)
         return None
 
@@ -138,7 +146,8 @@ class Running(Part):
         elif group_rank in assignment.broken:
             self._out.post(ev.Review())
         elif group_rank not in assignment.succeeded:
-            unasked = lost(self._members[event.node_id].node, "it stopped its workers unasked")
+            node = self._members[event.node_id].node
+            unasked = lost(node, "it stopped its workers unasked")
             return self._node_failed(group_rank, (unasked,), now, gone=True)
         return None
 
@@ -155,7 +164,9 @@ class Running(Part):
         self, group_rank: int, faults: Sequence[t.RankFault], now: float, gone: bool = False
     ) -> Stage | None:
         """Something happened to an active node; `gone`: none of its workers is left."""
-        s, assignment, ledger = self._s, self._job.assignment, self._ledger
+        needed = self._s.min_nodes
+        assignment = self._job.assignment
+        ledger = self._ledger
         ledger.add(faults, self._job.cycle, now)
         if not self._min_healthy:
             ledger.blame()
@@ -166,21 +177,24 @@ class Running(Part):
             dead = assignment.slots[group_rank].ranks
         what = headline(faults[0])
         self._tell_wrappers(group_rank, dead, what)
-        if assignment.good < s.min_nodes:
+        if assignment.good < needed:
             ledger.blame(faults[0])
             return Stage.STOPPING
         if self._is_done():
             self._out.post(ev.Review())
             return None
-        some = f"{assignment.good} of {assignment.planned} nodes are good, {s.min_nodes} are needed"
+        some = f"{assignment.good} of {assignment.planned} nodes are good, {needed} are needed"
         self._say(f"{what}; going on: {some}{evidence(faults[0])}")
         return None
 
     def _tell_wrappers(self, group_rank: int, ranks: tuple[int, ...], why: str) -> None:
         """The in-process wrappers of the other nodes need not wait for a heartbeat to be late."""
+        if not ranks:
+            return
+        told = t.RanksGone(self._job.cycle, ranks, why)
         for other, slot in self._job.assignment.slots.items():
-            if ranks and other != group_rank and slot.node_id in self._roster.members:
-                self._send(slot.node_id, t.RanksGone(self._job.cycle, ranks, why))
+            if other != group_rank and slot.node_id in self._members:
+                self._send(slot.node_id, told)
 
     def _node_succeeded(self, group_rank: int, early: bool) -> None:
         self._job.assignment.done(group_rank, early)
@@ -197,7 +211,8 @@ class Running(Part):
         if not self._is_done():
             return None
         assignment = self._job.assignment
-        last = (assignment.places[g] for g in assignment.broken - assignment.gone)
+        may_run = assignment.broken - assignment.gone
+        last = [assignment.places[g] for g in may_run]
         if not self._members.not_ready(last):
             return self._succeed()
         if self._last_ranks_by is None:
@@ -209,16 +224,16 @@ class Running(Part):
         if not self._job.assignment.early:
             return self._ending.decide(t.Finish(ExitCode.OK, "all ranks finished"))
         warning = self._ending.warning
-        signum = warning.signum if warning is not None else self._s.warning_signum
-        return self._ending.decide(
-            t.Finish(signal_exit_code(signum), "the ranks were warned and saved their work")
-        )
+        signum = self._s.warning_signum if warning is None else warning.signum
+        why = "the ranks were warned and saved their work"
+        return self._ending.decide(t.Finish(signal_exit_code(signum), why))
 
     def timer_at(self, state: Stage) -> float | None:
         """How long the last ranks of nodes with a fault may take to end, or nodes to answer about a hang."""
         if state is Stage.LAST_RANKS:
             return self._last_ranks_by
-        return None if self._hangs.search is None else self._hangs.search.by
+        search = self._hangs.search
+        return None if search is None else search.by
 
     def on_timer(self, event: ev.Timer, now: float) -> Stage:
         """The last ranks have taken too long."""
