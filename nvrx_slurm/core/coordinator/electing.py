@@ -162,9 +162,11 @@ class Electing(Part):
 
     def on_tick(self, event: Tick, now: float) -> Stage | None:
         """Nodes that did not register may have died since. In the end those that did are told why nothing begins."""
-        if self._give_up_at is not None and now >= self._give_up_at:
+        give_up_at = self._give_up_at
+        probe_at = self._probe_at
+        if give_up_at is not None and now >= give_up_at:
             return self._give_up()
-        if self._probe_at is not None and now >= self._probe_at:
+        if probe_at is not None and now >= probe_at:
             self._probe(now)
         return None
 
@@ -187,8 +189,9 @@ class Electing(Part):
 
     def _probe(self, now: float) -> None:
         self._probe_at = now + _PROBE_S
+        known_of = self._quorum.proven.union(self._voters)
         for key, peer in self._known.items():
-            if key not in self._voters and key not in self._quorum.proven:
+            if key not in known_of:
                 self._roster.probe(peer)
 
     def _give_up(self) -> Stage:
@@ -222,8 +225,9 @@ class Electing(Part):
             return
         quorum = self._quorum
         voters = self._voters
+        known_of = quorum.proven.union(voters)
         last_leader = self._s.last_leader
-        if last_leader in quorum.proven.union(voters):
+        if last_leader in known_of:
             last_leader = ""
         lease_s = self._s.lease_s + FENCE_MARGIN_S
         # Those that are proven dead may have led others until they died.
@@ -232,5 +236,10 @@ class Electing(Part):
         others_until = self._led_at + lease_s + MEMBER_SHARE * self._s.lease_s
         # A plan that no voter has got may have given ranks to an agent that is back: no proof is about that life.
         unsure = not self._s.one_life and self._led_term > quorum.offer[0] > 0
-        quorum.fence_the_missing(last_leader, led_at + lease_s, others_until, unsure)
+        quorum.fence_the_missing(
+            last_leader,
+            led_at + lease_s,
+            others_until,
+            unsure,
+        )
         quorum.unfence(voters)

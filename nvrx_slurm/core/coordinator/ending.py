@@ -62,9 +62,14 @@ class JobClock:
     """Asks for the time left at the start, and again shortly before a warning or a stop; then warns or stops."""
 
     def __init__(
-        self, limited: bool, warn_before_s: float, stop_before_s: float, now: float
+        self,
+        limited: bool,
+        warn_before_s: float,
+        stop_before_s: float,
+        now: float,
     ) -> None:
-        self._warn_before_s, self._stop_before_s = warn_before_s, stop_before_s
+        self._warn_before_s = warn_before_s
+        self._stop_before_s = stop_before_s
         self.end_at: float | None = None  # of the allocation; None: not known
         self._ask_at: float | None = now if limited else None
         self._act_at: float | None = None  # also where no answer comes
@@ -77,13 +82,12 @@ class JobClock:
     def check(self, now: float) -> Due:
         """The action that is due at `now`."""
         if self._ask_at is not None and now >= self._ask_at:
-            self._ask_at, self._act_at = None, now + _ANSWER_S
+            self._ask_at = None
+            self._act_at = now + _ANSWER_S
             return Due.ASK
-        return (
-            self.answer(None, now)
-            if self._act_at is not None and now >= self._act_at
-            else Due.NOTHING
-        )
+        if self._act_at is not None and now >= self._act_at:
+            return self.answer(None, now)
+        return Due.NOTHING
 
     def answer(self, left_s: float | None, now: float) -> Due:
         """`left_s` seconds are left; None = no answer: the time that was known before holds."""
@@ -95,9 +99,9 @@ class JobClock:
             return Due.STOP
         warns = not self._warned and now >= self.end_at - self._warn_before_s
         self._warned = self._warned or warns
-        before_s = (
-            self._stop_before_s if self._warned else max(self._warn_before_s, self._stop_before_s)
-        )
+        before_s = self._stop_before_s
+        if not self._warned:
+            before_s = max(before_s, self._warn_before_s)
         due = self.end_at - before_s
         if before_s > 0.0 and (warns or due - now > 2 * _ANSWER_S):
             self._ask_at = max(now, due - _ANSWER_S)
@@ -174,9 +178,9 @@ class Ending(Part):
         reached = None if self.end.code == ExitCode.OK else self._ledger.reached
         self._exclusion.strike(*struck(self._ledger.restarts, reached, now - self._job.started_at))
         self._leave_by = now + self._s.drain_timeout_s
-        self._stay_until = (
-            self._quorum.missed_at + self._s.return_grace_s if self._quorum.needed else now
-        )
+        self._stay_until = now
+        if self._quorum.needed:
+            self._stay_until = self._quorum.missed_at + self._s.return_grace_s
         self._roster.send_all(self.end)
         return self._close_if_alone(now)
 
@@ -204,7 +208,7 @@ class Ending(Part):
         return self._close_if_alone(now)
 
     def on_dead(self, event: ev.ProvenDead, now: float) -> None:
-        """One node fewer that may come and ask."""
+        """A dead node: do not wait for it to return and ask how the job ended."""
         if self._quorum.is_proof(event.peer, now):
             self._quorum.died(event.peer.key, self._members.keys_of_nodes)
             self._leave_if_all_know(now)
@@ -218,7 +222,9 @@ class Ending(Part):
         members = self._members
         if now < self._stay_until and self._quorum.missing(members.keys_of_nodes):
             return
-        if len(self._ended) >= len(members) and all(node_id in self._ended for node_id in members):
+        if len(self._ended) < len(members):
+            return
+        if all(node_id in self._ended for node_id in members):
             self._stay_until = 0.0
             self._roster.send_all(t.Leave())
 
@@ -230,13 +236,15 @@ class Ending(Part):
 
     def on_tick(self, event: Tick, now: float) -> Stage | None:
         """Agents that have not left, or not returned, are not waited for any longer."""
-        if len(self._members) and now < self._leave_by:
+        if not len(self._members):
+            return self._close(now)
+        if now < self._leave_by:
             self._stay_until = 0.0
             self._leave_if_all_know(now)
             return None
-        if len(self._members):
-            left = ", ".join(node.host for node in self._members.in_order()[:_NAMES_SHOWN])
-            self._say(f"not waiting any longer for {left} to leave")
+        first = self._members.in_order()[:_NAMES_SHOWN]
+        left = ", ".join(node.host for node in first)
+        self._say(f"not waiting any longer for {left} to leave")
         return self._close(now)
 
     def _close_if_alone(self, now: float) -> Stage | None:
@@ -245,13 +253,17 @@ class Ending(Part):
             return None
         lost_at = self._roster.lost_at
         self._return_by = max(lost_at.values(), default=now) + self._s.return_grace_s
-        return Stage.RETURNING if lost_at and now < self._return_by else self._close(now)
+        if lost_at and now < self._return_by:
+            return Stage.RETURNING
+        return self._close(now)
 
     def _close(self, now: float) -> Stage:
-        end, ledger = self.end, self._ledger
+        end = self.end
+        ledger = self._ledger
         assert end is not None
         cause = None if end.code == ExitCode.OK else first_cause(ledger.faults)
-        if cause is not None and end.code == signal_exit_code(_SIGTERM) and is_told_to_end(cause):
+        was_told = end.code == signal_exit_code(_SIGTERM)
+        if was_told and cause is not None and is_told_to_end(cause):
             cause = None  # the end from outside, which this rank has heard first
         report = ledger.build(self._budget.history, self._job.cycle, now)
         report = replace(report, out_of_time=self._out_of_time)

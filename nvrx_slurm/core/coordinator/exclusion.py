@@ -31,12 +31,18 @@ class Exclusion(Part):
 
     def cycle_over(self, now: float) -> None:
         """Nothing of the cycle is left."""
-        unwanted, self._unwanted = self._unwanted, None
+        unwanted = self._unwanted
+        self._unwanted = None
         if unwanted is not None:
             self.by_rule(*unwanted, now)
 
     def exclude(
-        self, node: t.Node, rank: int, why: str, now: float, quiet: bool = False
+        self,
+        node: t.Node,
+        rank: int,
+        why: str,
+        now: float,
+        quiet: bool = False,
     ) -> t.Finish | None:
         """The node leaves at once and is not taken again; the end of the job if no node can ever take its place.
 
@@ -46,6 +52,7 @@ class Exclusion(Part):
         fault = t.RankFault(kind, node.host, node.infra_rank, rank, message=why)
         what = headline(fault)
         roster = self._roster
+        job = self._job
         needed = self._s.min_nodes
         self._budget.exclude(node)
         if roster.nodes_left >= needed:
@@ -53,7 +60,7 @@ class Exclusion(Part):
                 self._say(what)
             roster.refuse(node.node_id, what, now, fault)
             return None
-        self._ledger.add((fault,), self._job.cycle, now)
+        self._ledger.add((fault,), job.cycle, now)
         self._members.remove(node.node_id)
         roster.refuse(node.node_id, what, now)
         left = f"{roster.nodes_left} nodes are left after the exclusion of {node.host}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from nvrx_slurm import types as t
-from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.roster import Roster
 from nvrx_slurm.core.machine import Say
 
@@ -20,11 +18,8 @@ class Part:
         self._quorum = roster.quorum
         self._ledger = roster.ledger
         self._budget = roster.budget
+        self._send = roster.send
 
     def _say(self, text: str) -> None:
         """A sentence for people."""
         self._out.append(Say(text))
-
-    def _send(self, node_id: str, message: t.CoordinatorMessage) -> None:
-        """A message to one agent."""
-        self._out.append(ev.SendTo(node_id, message))

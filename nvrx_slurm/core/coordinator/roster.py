@@ -50,20 +50,23 @@ class Roster:
 
     # --- messages -------------------------------------------------------------------------------------------
 
+    def send(self, node_id: str, message: t.CoordinatorMessage) -> None:
+        """To one agent."""
+        self._out.append(ev.SendTo(node_id, message))
+
     def send_all(self, message: t.CoordinatorMessage) -> None:
         """To all connected agents, in infra order."""
         for node in self.members.in_order():
-            self._out.append(ev.SendTo(node.node_id, message))
+            self.send(node.node_id, message)
 
     def send_plan(self, node_id: str) -> None:
         """The plan of the running cycle, from the point of view of one agent."""
-        self._out.append(ev.SendTo(node_id, self.job.assignment.plan_for(node_id)))
+        self.send(node_id, self.job.assignment.plan_for(node_id))
 
     def stop_workers(self, node_id: str, cycle: int) -> None:
         """An agent has workers of `cycle` that are not, or no longer, part of the job."""
-        self._out.append(
-            ev.SendTo(node_id, t.Stop(self.job.term, cycle, f"its part in cycle {cycle} is over"))
-        )
+        why = f"its part in cycle {cycle} is over"
+        self.send(node_id, t.Stop(self.job.term, cycle, why))
 
     def stop_old_workers(self, message: t.Register, now: float) -> None:
         """The same for an agent that has just registered, if it has any."""
@@ -80,17 +83,18 @@ class Roster:
         """This agent has registered: lift the fence on its ranks and tell it that we lead, which renews its lease."""
         quorum = self.quorum
         node = message.node
+        plan = message.plan
+        key = peer_key(node)
         if not quorum.needed:
             return
-        if message.plan is not None:
-            quorum.knows(peer_key(node), message.plan.term, message.plan.cycle)
+        if plan is not None:
+            quorum.knows(key, plan.term, plan.cycle)
         elif node.node_id not in self.members:
             quorum.newcomer(node, message.votes)
             self.note_dead()
-        quorum.back(peer_key(node), self.members.keys_of_nodes)
-        self._out.append(
-            ev.SendTo(node.node_id, t.Lead(self.job.term, peer_key(node) not in quorum.dead))
-        )
+        quorum.back(key, self.members.keys_of_nodes)
+        votes = key not in quorum.dead
+        self.send(node.node_id, t.Lead(self.job.term, votes))
 
     def on_ready(self, event: ev.FromAgent[t.Ready], now: float) -> None:
         """A node has stopped its workers; a repeated or stale message changes nothing."""
@@ -107,21 +111,26 @@ class Roster:
 
     def share(self) -> None:
         """Add to the plan of the cycle what agents need for the election of the next coordinator."""
-        peer = self._s.peer
-        quorum = self.quorum
+        me = self._s.peer
         job = self.job
-        if peer is not None:
-            others = [
-                peer_of(node)
-                for node in self.members.in_order()
-                if peer_key(node) != peer.key and node.port
-            ]
-            most = min(len(others), MOST_SUCCESSORS)
-            step = max(1, len(others) / MOST_SUCCESSORS)
-            successors = tuple(others[int(i * step)] for i in range(most))
-            quorum.plan(job.term, job.cycle, self.members.keys_of_nodes)
-            job.assignment.amend(leader=peer, successors=successors, electors=quorum.electors)
+        if me is not None:
+            self.quorum.plan(job.term, job.cycle, self.members.keys_of_nodes)
+            job.assignment.amend(
+                leader=me,
+                successors=self._successors(me),
+                electors=self.quorum.electors,
+            )
         self.note_dead()
+
+    def _successors(self, me: t.Peer) -> tuple[t.Peer, ...]:
+        """Members that may lead next, spread over the job."""
+        others = []
+        for node in self.members.in_order():
+            if peer_key(node) != me.key and node.port:
+                others.append(peer_of(node))
+        most = min(len(others), MOST_SUCCESSORS)
+        step = max(1, len(others) / MOST_SUCCESSORS)
+        return tuple(others[int(i * step)] for i in range(most))
 
     def send_plans(self, active: Sequence[str], spares: Sequence[str]) -> None:
         """To all members of a new cycle."""
@@ -134,8 +143,10 @@ class Roster:
         """Nodes that get the plan of this cycle from now on learn that they have no vote."""
         assignment = self.job.assignment
         if assignment.shared is not None:
-            dead = tuple(sorted(self.quorum.dead))
-            assignment.amend(dead=dead, returned=tuple(sorted(self.quorum.returned)))
+            assignment.amend(
+                dead=tuple(sorted(self.quorum.dead)),
+                returned=tuple(sorted(self.quorum.returned)),
+            )
 
     def inherit(self, plan: t.Plan) -> tuple[list[str], bool]:
         """Note what an agent's plan tells of earlier terms.
@@ -160,23 +171,34 @@ class Roster:
             fault = replace(fault, silent_s=self._s.lease_s)
         self._remove(member, fault, now, event.silent_s)
 
-    def remove(self, node_id: str, why: str, now: float, fault: t.RankFault | None = None) -> None:
+    def remove(
+        self,
+        node_id: str,
+        why: str,
+        now: float,
+        fault: t.RankFault | None = None,
+    ) -> None:
         """A member is taken out, for `fault`."""
         member = self.members.get(node_id)
         if member is not None:
             self._remove(member, fault or lost(member.node, why), now)
 
     def _remove(
-        self, member: Member, fault: t.RankFault, now: float, silent_s: float | None = None
+        self,
+        member: Member,
+        fault: t.RankFault,
+        now: float,
+        silent_s: float | None = None,
     ) -> None:
         """`silent_s`: how long it was not heard."""
         node = member.node
+        job = self.job
         self.members.remove(node.node_id)
         if self.quorum.needed:
             self._fence(member, now, silent_s)
-        active = node.node_id in self.job.assignment.group_ranks
-        if active or fault.kind is not t.FaultKind.NODE_LOST:
-            self.ledger.add_fault(fault, self.job.cycle, now)
+        is_active = node.node_id in job.assignment.group_ranks
+        if is_active or fault.kind is not t.FaultKind.NODE_LOST:
+            self.ledger.add_fault(fault, job.cycle, now)
         else:
             self._out.append(Say(f"node {node.host} left: {fault.message}"))
         self._out.post(ev.Left(node, fault))
@@ -202,12 +224,20 @@ class Roster:
 
     def mind_quorum(self, now: float) -> None:
         """Without a quorum nothing is planned, and after a while this coordinator resigns."""
-        peer = self._s.peer
-        # also where the agent of this node was refused
-        own = {peer.key} if peer is not None else set()
-        self.quorum.mind(self.members.keys_of_nodes | own, now, self._s.prove_s)
+        me = self._s.peer
+        here = set(self.members.keys_of_nodes)
+        if me is not None:  # also where the agent of this node was refused
+            here.add(me.key)
+        self.quorum.mind(here, now, self._s.prove_s)
 
-    def refuse(self, node_id: str, why: str, now: float, fault: t.RankFault | None = None) -> None:
+    def refuse(
+        self,
+        node_id: str,
+        why: str,
+        now: float,
+        fault: t.RankFault | None = None,
+    ) -> None:
         """Tell an agent that it is not taken, and close its stream; a member is removed."""
-        self._out += [ev.SendTo(node_id, t.Refused(ExitCode.NODE_REFUSED, why)), ev.Drop(node_id)]
+        self.send(node_id, t.Refused(ExitCode.NODE_REFUSED, why))
+        self._out.append(ev.Drop(node_id))
         self.remove(node_id, why, now, fault)

@@ -161,7 +161,11 @@ class Running(Part):
     # --- what follows ---------------------------------------------------------------------------------------
 
     def _node_failed(
-        self, group_rank: int, faults: Sequence[t.RankFault], now: float, gone: bool = False
+        self,
+        group_rank: int,
+        faults: Sequence[t.RankFault],
+        now: float,
+        gone: bool = False,
     ) -> Stage | None:
         """Something happened to an active node; `gone`: none of its workers is left."""
         needed = self._s.min_nodes

@@ -107,7 +107,8 @@ class Takeover(Part):
 
     def _decide_if_all_are_here(self, now: float) -> Stage | None:
         quorum = self._quorum
-        some_may_come = quorum.missing(self._members.keys_of_nodes)
+        here = self._members.keys_of_nodes
+        some_may_come = quorum.missing(here)
         if quorum.needed and not some_may_come:
             return self._decide(now)
         return None
@@ -129,14 +130,16 @@ class Takeover(Part):
         complete = self._job.inherited.complete(range(fewest, most + 1))
         if complete and (self._enough_are_good or not self._min_healthy):
             return self._carry_on(now)
-        self._wait_until = now + self._s.last_call_s
+        until = now + self._s.last_call_s
         if self._quorum.needed:  # after its fence a missing node runs no ranks to carry on with
-            self._wait_until = min(self._wait_until, self._quorum.fenced_until())
+            until = min(until, self._quorum.fenced_until())
+        self._wait_until = until
         return self._decide_if_all_are_here(now)
 
     def _carry_on(self, now: float) -> Stage:
         job = self._job
-        job.carry_on(self._ledger.complete(self._budget.history))
+        history = self._ledger.complete(self._budget.history)
+        job.carry_on(history)
         self._roster.share()
         self._say(f"term {job.term} carries on with cycle {job.cycle}")
         for node in self._members.in_order():
@@ -146,13 +149,14 @@ class Takeover(Part):
     def _give_up(self, now: float) -> Stage:
         """Not all nodes that ran the cycle came to this coordinator in time: that is a fault of that cycle."""
         ledger = self._ledger
+        job = self._job
         here = self._members.keys_of_nodes
-        self._job.give_up()
+        job.give_up()
         if not ledger.faults:
             gone = [peer for peer in self._quorum.absent if peer.key not in here]
             unknown = t.Peer("", "", "", 0)
             faults = map(_lost, gone or [unknown])
-            ledger.add(faults, self._job.cycle, ledger.started_at)
+            ledger.add(faults, job.cycle, ledger.started_at)
         ledger.blame()
         return Stage.STOPPING
 
