@@ -22,7 +22,7 @@ from nvrx_slurm.core.coordinator import events as coordinator_events
 from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSettings
 from nvrx_slurm.core.coordinator.events import HangFound, SendTo
 from nvrx_slurm.core.coordinator.restarts import RestartLimits
-from nvrx_slurm.core.election import election
+from nvrx_slurm.core.election import events as election_events
 from nvrx_slurm.core.election.election import Election
 from nvrx_slurm.core.machine import Machine, Say, Tick
 from nvrx_slurm.core.progress import DAMAGE
@@ -34,7 +34,7 @@ _MOST_DIFFERENCES, _MOST_SKIPPED = 100, 100_000  # of a log; lines after the las
 COMMANDS_IN_FULL = 64  # the others are logged as a number
 _HEADER_START = '{"nvrx":'
 
-_HOMES = (records, agent_events, coordinator_events, election)
+_HOMES = (records, agent_events, coordinator_events, election_events)
 _OTHERS = (Tick, Say, CoordinatorSettings, RestartLimits)
 _CORES: tuple[type[Machine], ...] = (Coordinator, Agent, Election)
 

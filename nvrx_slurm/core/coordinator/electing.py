@@ -11,7 +11,7 @@ from nvrx_slurm.core.coordinator.members import Use, missing
 from nvrx_slurm.core.coordinator.part import Part
 from nvrx_slurm.core.coordinator.roster import Roster
 from nvrx_slurm.core.coordinator.states import Stage
-from nvrx_slurm.core.election.election import FENCE_MARGIN_S, MEMBER_SHARE
+from nvrx_slurm.core.election.events import FENCE_MARGIN_S, MEMBER_SHARE
 from nvrx_slurm.core.election.quorum import peer_key
 from nvrx_slurm.core.machine import Tick, earliest, rows
 from nvrx_slurm.declared import replace

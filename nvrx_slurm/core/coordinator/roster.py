@@ -11,7 +11,7 @@ from nvrx_slurm.core.coordinator.members import Member, MemberTable, Use, lost
 from nvrx_slurm.core.coordinator.report import Ledger
 from nvrx_slurm.core.coordinator.restarts import Budget
 from nvrx_slurm.core.coordinator.states import LIVE, CoordinatorSettings
-from nvrx_slurm.core.election.election import MEMBER_SHARE
+from nvrx_slurm.core.election.events import MEMBER_SHARE
 from nvrx_slurm.core.election.quorum import Quorum, peer_key, peer_of
 from nvrx_slurm.core.machine import Outbox, Say, rows
 from nvrx_slurm.declared import replace

@@ -28,7 +28,12 @@ class Quorum:
     Each query is O(number of dead nodes).
     """
 
-    def __init__(self, electors: int, one_life: bool = False, begin_until: float = 0.0) -> None:
+    def __init__(
+        self,
+        electors: int,
+        one_life: bool = False,
+        begin_until: float = 0.0,
+    ) -> None:
         self.electors = electors  # nodes of the job, dead or alive
         self.one_life = one_life  # no second agent begins on a node
         self.begin_until = (
@@ -70,37 +75,53 @@ class Quorum:
         office with exactly half.
         """
         rolls = [self.dead, self.proven] if self.returned else [self.dead]
-        alive = [dead for dead in rolls if len(dead) < self.electors]
-        if not alive:  # no node that has a vote lives
-            return 2 * len(members) > self.electors
-        return all(self._most(members, dead) for dead in alive)
+        some_vote = False
+        for dead in rolls:
+            if len(dead) < self.electors:
+                some_vote = True
+                if not self._most(members, dead):
+                    return False
+        return some_vote or 2 * len(members) > self.electors
 
     def enough_without(self, proven: Collection[str], members: Collection[str]) -> bool:
         """Whether `members` are a majority also if those that were `proven` dead lived."""
         dead = self.dead.difference(proven)
-        return 2 * sum(key not in dead for key in members) > self.electors - len(dead)
+        votes = sum(key not in dead for key in members)
+        living = self.electors - len(dead)
+        return 2 * votes > living
 
     def _most(self, members: Collection[str], dead: Set[str]) -> bool:
-        votes = 2 * (len(members) - sum(key in members for key in dead))
+        uncounted = sum(key in members for key in dead)
+        votes = 2 * (len(members) - uncounted)
         living = self.electors - len(dead)
-        return votes > living or (self.elected and votes == living)
+        if self.elected:
+            return votes >= living
+        return votes > living
 
-    def mind(self, members: Collection[str], now: float, prove_s: float) -> None:
+    def mind(
+        self,
+        members: Collection[str],
+        now: float,
+        prove_s: float,
+    ) -> None:
         """Whether to resign, and when: nodes may be proven dead or come back within `prove_s` seconds, and while that
         counts."""
-        if self.enough([key for key in members if key not in self.strays]):
+        counted = [key for key in members if key not in self.strays]
+        if self.enough(counted):
             self.resign_at = None
             self.strays.clear()
-        elif self.resign_at is None:
+            return
+        if self.resign_at is None:
             in_vain_at = max(self.loyal_until.values(), default=now)
-            self.resign_at = max(now, min(now + prove_s, in_vain_at))
+            until = min(now + prove_s, in_vain_at)
+            self.resign_at = max(now, until)
 
     def resigns(self, now: float) -> bool:
         """Whether it is time to resign; told once."""
-        due = self.resign_at is not None and now >= self.resign_at
-        if due:
-            self.resign_at = None
-        return due
+        if self.resign_at is None or now < self.resign_at:
+            return False
+        self.resign_at = None
+        return True
 
     def strayed(self, key: str, now: float) -> bool:
         """Whether a quorum is missing, and this lost node may have voted for another one: it proves nothing more."""
@@ -115,11 +136,11 @@ class Quorum:
 
     def missing(self, members: Collection[str], but: str | None = None) -> int:
         """How many nodes, without the node `but`, are neither members nor proven dead."""
-        others = len(members) + (but is not None and but not in members)
-        return max(
-            0,
-            self.electors - others - sum(key not in members and key != but for key in self.proven),
-        )
+        gone = len(members)
+        if but is not None and but not in members:
+            gone += 1
+        gone += sum(key not in members and key != but for key in self.proven)
+        return max(0, self.electors - gone)
 
     def probe(self, peer: Peer) -> None:
         """The death of this life of a node is asked for."""
@@ -146,10 +167,12 @@ class Quorum:
         no second life, it was only late, and has its vote unless a plan says that it is dead.
         """
         key = peer_key(node)
+        before_the_first_plan = not self.offer[0]
         if votes and self.one_life:
-            self.dead -= set() if self.offer[0] else {key}
+            if before_the_first_plan:
+                self.dead.discard(key)
             return
-        if votes and not self.offer[0]:
+        if votes and before_the_first_plan:
             return
         if node.infra_rank < 0 and key not in self.dead:
             self.electors += 1  # it is one more node
@@ -158,7 +181,12 @@ class Quorum:
 
     # --- votes for nodes that came back ---------------------------------------------------------------------
 
-    def knows(self, key: str, term: int, cycle: int) -> None:
+    def knows(
+        self,
+        key: str,
+        term: int,
+        cycle: int,
+    ) -> None:
         """This node has the plan of (term, cycle)."""
         if (term, cycle) >= self.offer:
             self.knowing.add(key)
@@ -176,12 +204,19 @@ class Quorum:
             self.dead.update(plan.dead)
             self.returned &= set(plan.returned)
 
-    def plan(self, term: int, cycle: int, members: Collection[str]) -> None:
+    def plan(
+        self,
+        term: int,
+        cycle: int,
+        members: Collection[str],
+    ) -> None:
         """A plan is about to be sent: give the votes that all know of, and offer those of nodes that are back."""
         self.electors = max(self.electors, len(self.dead.union(members)))
-        if self.returned and len(self.knowing - self.dead) >= self.electors - len(self.dead):
+        living = self.electors - len(self.dead)
+        all_know = len(self.knowing - self.dead) >= living
+        if self.returned and all_know:
             self.dead -= self.returned
-        self.returned = frozenset(key for key in self.dead if key in members)
+        self.returned = frozenset(self.dead.intersection(members))
         self._offers((term, cycle))
 
     def _offers(self, offer: tuple[int, int]) -> None:
@@ -190,14 +225,23 @@ class Quorum:
 
     # --- fences ---------------------------------------------------------------------------------------------
 
-    def won(self, voters: Collection[str], known: Iterable[Peer], now: float) -> None:
+    def won(
+        self,
+        voters: Collection[str],
+        known: Iterable[Peer],
+        now: float,
+    ) -> None:
         """This coordinator is elected. Of the nodes that are `known`, some are missing."""
         self.elected = True
         self.missed_at = now
         self.absent = tuple(peer for peer in known if peer.key not in voters)
 
     def fence_the_missing(
-        self, last_leader: str, leader_until: float, others_until: float, unsure: bool
+        self,
+        last_leader: str,
+        leader_until: float,
+        others_until: float,
+        unsure: bool,
     ) -> None:
         """Nodes that did not register may run ranks until their leases are over."""
         if last_leader:
@@ -206,7 +250,12 @@ class Quorum:
         self.fence_until = max(leader_until, others_until)
         self.unsure = unsure
 
-    def lost(self, key: str, loyal_until: float, now: float) -> None:
+    def lost(
+        self,
+        key: str,
+        loyal_until: float,
+        now: float,
+    ) -> None:
         """A member is lost: until then it votes for no other coordinator."""
         self.missed_at = now
         self.loyal_until[key] = loyal_until
@@ -224,10 +273,12 @@ class Quorum:
 
     def unfence(self, members: Collection[str], but: str | None = None) -> None:
         """End the common fence if only the last leader is missing: it has a fence of its own."""
-        known = not self.unsure and self.missing(members, but) <= (self.leader in self.fences)
-        if self.fence_until and known:
+        if self.unsure:
+            return
+        has_own_fence = int(self.leader in self.fences)
+        if self.missing(members, but) <= has_own_fence:
             self.fence_until = 0.0
 
     def fenced_until(self) -> float:
         """Before this (monotonic seconds) no rank may be started that may still run elsewhere."""
-        return max(self.fence_until, *self.fences.values()) if self.fences else self.fence_until
+        return max((self.fence_until, *self.fences.values()))
