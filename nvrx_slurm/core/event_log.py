@@ -22,7 +22,7 @@ from nvrx_slurm.core.coordinator import events as coordinator_events
 from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSettings
 from nvrx_slurm.core.coordinator.events import HangFound, SendTo
 from nvrx_slurm.core.coordinator.restarts import RestartLimits
-from nvrx_slurm.core.election import election
+from nvrx_slurm.core.election import events as election_events
 from nvrx_slurm.core.election.election import Election
 from nvrx_slurm.core.machine import Machine, Say, Tick
 from nvrx_slurm.core.progress import DAMAGE
@@ -34,7 +34,7 @@ _MOST_DIFFERENCES, _MOST_SKIPPED = 100, 100_000  # of a log; lines after the las
 COMMANDS_IN_FULL = 64  # the others are logged as a number
 _HEADER_START = '{"nvrx":'
 
-_HOMES = (records, agent_events, coordinator_events, election)
+_HOMES = (records, agent_events, coordinator_events, election_events)
 _OTHERS = (Tick, Say, CoordinatorSettings, RestartLimits)
 _CORES: tuple[type[Machine], ...] = (Coordinator, Agent, Election)
 
@@ -70,8 +70,13 @@ def header_line(core: Machine) -> str:
 
 def step_line(event: Any, now: float, wall: float, core: Machine, commands: Sequence[Any]) -> str:
     """One step, without the newline. `now` is monotonic, `wall` Unix time, in seconds; `core` is in its new state."""
-    step = {"now": now, "wall": wall, "event": event, "state": core.state.name}
-    return _dump({**step, **_coded(commands)})
+    step = {"n": core.number, "now": now, "wall": wall, "event": event, "state": core.state.name}
+    return _dump({**step, **_caused(core), **_coded(commands)})
+
+
+def _caused(core: Machine) -> dict[str, Any]:
+    """Which event has caused which command, where there is a choice: each event of the step, and how many."""
+    return {"caused": core.chain} if len(core.chain) > 1 else {}
 
 
 def _coded(commands: Sequence[Any]) -> dict[str, Any]:
@@ -184,6 +189,8 @@ def _check_step(core: Machine, step: dict[str, Any]) -> None:
     for place, (a, b) in enumerate(zip_longest(logged, mine), 1):
         if a != b:
             raise ProtocolError(f"command {place} was {to_json(a)}, but now it is {to_json(b)}")
+    if step.get("n") != core.number:
+        raise ProtocolError(f"this was event {step.get('n')!r:.20}, but now it is {core.number}")
     if step.get("plans") != again.get("plans"):
         raise ProtocolError("the log has other plans than the core makes now")
     if step.get("more") != again.get("more"):

@@ -53,6 +53,15 @@ class Outbox(list[Any]):
         super().__init__()
         self.posted: list[Any] = []
 
+    def post(self, *events: Any) -> None:
+        """Handle these after the present handler."""
+        self.posted += events
+
+    def take_posted(self) -> list[Any]:
+        """The inner events that wait."""
+        posted, self.posted = self.posted, []
+        return posted
+
 
 class Machine:
     """Base of the cores: `step(event, now)` looks up the row, runs it, and returns the commands of the step.
@@ -84,11 +93,18 @@ class Machine:
         # monotonic seconds; the event log needs it to build the same machine again
         self.started = now
         self.out = Outbox()
+        self.number = 0  # of the last event that was handled; inner events count
+        # the events of the last step, the inner ones in their order, each with how many commands it has caused
+        self.chain: list[tuple[str, int]] = []
         # told of each event, once it is handled
         self.follower: Callable[[Enum, Any, float], None] | None = None
         self._handlers: dict[tuple[Enum, type], Handler] = {}
         if not self.parts:
             self.bind()
+
+    def follow(self, follower: Callable[[Enum, Any, float], None]) -> None:
+        """Tell `follower` of each event, once it is handled."""
+        self.follower = follower
 
     def bind(self, *parts: object) -> None:
         """The methods of the rows are those of the machine and of these parts."""
@@ -100,9 +116,14 @@ class Machine:
     def step(self, event: object, now: float) -> list[Any]:
         """Handle one event at monotonic time `now` (seconds). Raises UnknownTransition without a row."""
         waiting = deque([event])
+        self.chain.clear()
         while waiting:
-            state, event = self.state, waiting.popleft()
+            state = self.state
+            event = waiting.popleft()
+            before = len(self.out)
             posted = self._transit(event, now)
+            self.number += 1
+            self.chain.append((type(event).__name__, len(self.out) - before))
             if self.follower is not None:
                 self.follower(state, event, now)
             if self.state is self.last:
@@ -114,21 +135,21 @@ class Machine:
 
     def _transit(self, event: Any, now: float) -> list[Any]:
         """One row; returns the inner events that follow, in order."""
-        state, kind = self.state, type(event.message if type(event) in self.envelope else event)
+        state = self.state
+        kind = type(event.message if type(event) in self.envelope else event)
         row = self.table.get((state, kind))
         if row is None and kind is Entered:
             return []
+        what = f"{kind.__name__} in {state.name}"
         if row is None:
-            raise UnknownTransition(
-                f"{type(self).__name__}: no row for {kind.__name__} in {state.name}"
-            )
+            raise UnknownTransition(f"{type(self).__name__}: no row for {what}")
         to = self._handlers[state, kind](event, now) if row.do != "ignore" else None
-        posted, self.out.posted = self.out.posted, []
+        posted = self.out.take_posted()
         if to is None or to is state:
             return posted
         if to not in row.to:
-            told = f"{type(self).__name__}: {kind.__name__} in {state.name}"
-            raise UnknownTransition(f"{told} led to {to.name}, which its row does not allow")
+            told = f"{what} led to {to.name}, which its row does not allow"
+            raise UnknownTransition(f"{type(self).__name__}: {told}")
         self.state = to
         return [Entered(state), *posted]
 
@@ -159,9 +180,8 @@ def rows(*groups: Group) -> dict[tuple[Enum, type], Row]:
                     raise TypeError(f"two rows for {event.__name__} in {state.name}")
                 targets = tuple(target for target in to if target is not state)
                 if len(targets) > MOST_TARGETS:
-                    raise TypeError(
-                        f"the row for {event.__name__} in {state.name} has {len(targets)} targets"
-                    )
+                    what = f"the row for {event.__name__} in {state.name}"
+                    raise TypeError(f"{what} has {len(targets)} targets")
                 table[state, event] = Row(do, targets, why)
     return table
 

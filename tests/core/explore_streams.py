@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from nvrx_slurm import types as t
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.coordinator import events as ev
-from nvrx_slurm.core.election import election as el
+from nvrx_slurm.core.election import events as el
 from nvrx_slurm.declared import replace
 
 from .explore_cores import LEASE_S, Steps, told

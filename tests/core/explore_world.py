@@ -16,7 +16,8 @@ from nvrx_slurm.core.agent.agent import Agent, AgentState
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator import takeover
 from nvrx_slurm.core.coordinator.coordinator import Coordinator
-from nvrx_slurm.core.election import election as el
+from nvrx_slurm.core.election import events as el
+from nvrx_slurm.core.election.election import Election
 from nvrx_slurm.core.election.quorum import peer_of
 from nvrx_slurm.core.machine import Tick
 from nvrx_slurm.errors import ExitCode
@@ -61,7 +62,7 @@ class World(Streams):
         settings = agent_settings(elects=True, join_timeout_s=40.0, reconnect_timeout_s=30.0)
         self.begin(f"a{node}", Agent(me, settings, self.now))
         timing = el.ElectionSettings(LEASE_S, 2 * GRID_S, GRID_S, GRID_S)
-        self.begin(f"e{node}", el.Election(peer_of(me), peers, timing, self.now))
+        self.begin(f"e{node}", Election(peer_of(me), peers, timing, self.now))
         self.post(f"a{node}", ag.Prepared())
         self.step(f"e{node}", el.Begin())
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from nvrx_slurm.core.election import election as el
+from nvrx_slurm.core.election import events as el
+from nvrx_slurm.core.election.election import Election
 from nvrx_slurm.core.machine import Say, Tick
 from nvrx_slurm.declared import replace
 from nvrx_slurm.types import Elsewhere, Peer
@@ -26,8 +27,8 @@ POSSIBLE = {
 ALWAYS = (el.StreamEnded, Elsewhere, el.Answered, Tick, el.Visited, el.Located)
 
 
-def an_election(rank: int) -> el.Election:
-    return el.Election(PEERS[rank], PEERS, el.ElectionSettings(), 0.0)
+def an_election(rank: int) -> Election:
+    return Election(PEERS[rank], PEERS, el.ElectionSettings(), 0.0)
 
 
 def walk(seed: int, steps: int = 40) -> None:
@@ -76,7 +77,7 @@ def test_a_vote_for_a_node_that_was_named_by_another_is_given_once() -> None:
 
 
 def test_a_node_learns_its_address_once() -> None:
-    core = el.Election(Peer("0", "h0", "", 7000), PEERS, el.ElectionSettings(), 0.0)
+    core = Election(Peer("0", "h0", "", 7000), PEERS, el.ElectionSettings(), 0.0)
     for addr in ("10.0.0.5", "10.0.0.6"):
         core.step(el.Located(addr), 0.0)
     assert core.me == Peer("0", "h0", "10.0.0.5", 7000)

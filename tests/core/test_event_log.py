@@ -57,6 +57,19 @@ def test_a_line_is_a_line_and_says_what_happened() -> None:
     assert [command["type"] for command in step["commands"]] == ["Send", "Say", "SignalWorkers"]
 
 
+def test_each_command_has_the_number_of_the_event_that_caused_it() -> None:
+    core = Coordinator(coordinator_settings(min_nodes=2, max_nodes=2), 0.0)
+    steps = []
+    for rank in range(2):
+        event = ev.Joined(Register(a_node(rank), 1000))
+        steps.append(json.loads(step_line(event, 1.0, 2.0, core, core.step(event, 1.0))))
+    first, second = (step["caused"] for step in steps)
+    assert [name for name, _ in second] == ["Joined", "Known", "Arrived", "Review", "Entered"]
+    assert [name for name, count in second if count] == ["Review"]
+    assert sum(count for _, count in second) == len(core.out) + len(steps[1]["commands"]) + 2  # two plans
+    assert [step["n"] for step in steps] == [len(first), len(first) + len(second)] == [4, core.number]
+
+
 def test_what_is_no_record_cannot_be_logged() -> None:
     with pytest.raises(ProtocolError, match="cannot be written as JSON"):
         to_json(object())

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from nvrx_slurm.core.coordinator.electing import Electing
 from nvrx_slurm.core.coordinator.roster import Roster
-from nvrx_slurm.core.coordinator.takeover import Electing, Takeover
-from nvrx_slurm.core.election import election as el
-from nvrx_slurm.core.election.election import Election, Place
+from nvrx_slurm.core.coordinator.takeover import Takeover
+from nvrx_slurm.core.election import events as el
+from nvrx_slurm.core.election.election import Election
+from nvrx_slurm.core.election.events import Place
 from nvrx_slurm.core.election.quorum import Quorum
 from nvrx_slurm.core.machine import Machine
 from nvrx_slurm.types import Elsewhere

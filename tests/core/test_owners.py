@@ -1,4 +1,4 @@
-"""Which module of the coordinator writes a field of another object."""
+"""Each field of the cores has one writer: the class that declares it. Others read it, or call a method."""
 
 from __future__ import annotations
 
@@ -7,74 +7,82 @@ from pathlib import Path
 
 import pytest
 
-from nvrx_slurm.core import coordinator
+from nvrx_slurm import core
 
 pytestmark = pytest.mark.fast
 
-CORE = Path(coordinator.__file__).parents[1]
-PARTS = (*sorted((CORE / "coordinator").glob("*.py")), CORE / "straggler" / "suspects.py")
-# A field with several writers is a debt: this table may only get shorter.
-WRITERS = {
-    "hangs.search": {"running"},
-    "job.assignment": {"roster", "takeover"},
-    "job.before": {"gathering"},
-    "job.cycle": {"gathering", "roster"},
-    "job.elsewhere": {"gathering", "stopping"},
-    "job.fresh": {"gathering", "takeover"},
-    "job.pause_until": {"stopping"},
-    "job.started_at": {"running"},
-    "job.suspect": {"gathering", "stopping"},
-    "job.term": {"takeover"},
-    "job.unwanted": {"gathering", "suspects"},
-    "ledger.cause": {"hangs", "running", "takeover"},
-    "ledger.checkpoint": {"stopping"},
-    "ledger.faults": {"gathering"},
-    "ledger.out_of_time": {"ending"},
-    "ledger.reached": {"coordinator"},
-    "quorum.absent": {"takeover"},
-    "quorum.begin_until": {"takeover"},
-    "quorum.dead": {"takeover"},
-    "quorum.elected": {"takeover"},
-    "quorum.electors": {"roster", "takeover"},
-    "quorum.fence_until": {"takeover"},
-    "quorum.leader": {"takeover"},
-    "quorum.missed_at": {"roster", "takeover"},
-    "quorum.resign_at": {"coordinator"},
-    "quorum.returned": {"takeover"},
-    "quorum.silent_s": {"coordinator", "roster"},
-    "quorum.unsure": {"takeover"},
-}
-SHARED = ("job", "ledger", "quorum", "budget", "hangs", "ending")
+CORE = Path(core.__file__).parent
+TREES = {path: ast.parse(path.read_text()) for path in sorted(CORE.rglob("*.py"))}
+COLLECTIONS = {"Counter", "defaultdict", "deque", "dict", "field", "list", "set"}
+CHANGES = {
+    "add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "popleft", "remove",
+    "setdefault", "update",
+}  # fmt: skip
 
 
-def writes(text: str) -> set[str]:
-    """The fields of shared objects that this source assigns."""
-    found = set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, (ast.Store, ast.Del)):
-            owner = node.value
-            name = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
-            if name.lstrip("_") in SHARED:
-                found.add(f"{name.lstrip('_')}.{node.attr}")
+def is_self(node: ast.expr) -> bool:
+    """Whether a field of this object is a field of the class that the code stands in."""
+    return isinstance(node, ast.Name) and node.id == "self"
+
+
+def is_collection(value: ast.expr | None) -> bool:
+    """Whether a field that begins with this value is a plain collection, so that its methods write the field."""
+    made_by = value.func if isinstance(value, ast.Call) else value
+    named = made_by.value if isinstance(made_by, ast.Subscript) else made_by
+    return isinstance(value, (ast.Dict, ast.DictComp, ast.List, ast.ListComp, ast.Set, ast.SetComp)) or (
+        isinstance(named, ast.Name) and named.id in COLLECTIONS
+    )
+
+
+def declared(tree: ast.AST) -> dict[str, bool]:
+    """The fields of the classes in a module, and whether they are plain collections."""
+    found: dict[str, bool] = {}
+    for node in ast.walk(tree):
+        for target in getattr(node, "targets", [getattr(node, "target", None)]):
+            name = getattr(target, "attr", "") if is_self(getattr(target, "value", target)) else ""
+            if isinstance(node, ast.AnnAssign) and isinstance(target, ast.Name):
+                name = target.id
+            if name:
+                found[name] = found.get(name, False) or is_collection(getattr(node, "value", None))
     return found
 
 
-def test_each_field_is_written_where_the_table_says() -> None:
-    found: dict[str, set[str]] = {}
-    for path in PARTS:
-        for field in writes(path.read_text()):
-            found.setdefault(field, set()).add(path.stem)
-    assert found == WRITERS
+ALL = {name for tree in TREES.values() for name, plain in declared(tree).items() if plain}
+
+
+def writes(tree: ast.AST) -> list[str]:
+    """Where a module changes a field of an object whose class is declared elsewhere."""
+    own = declared(tree)
+    found = []
+    for node in ast.walk(tree):
+        field: ast.AST | None = node
+        stores = isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGES:
+            field = node.func.value
+            stores = getattr(field, "attr", "") in ALL
+        elif isinstance(node, ast.Subscript):
+            field = node.value
+        if stores and isinstance(field, ast.Attribute) and not is_self(field.value) and field.attr not in own:
+            found.append(ast.unparse(field))
+    return found
+
+
+def test_each_field_is_written_by_the_class_that_declares_it() -> None:
+    found = {str(path.relative_to(CORE)): writes(tree) for path, tree in TREES.items()}
+    assert {path: fields for path, fields in found.items() if fields} == {}
 
 
 @pytest.mark.parametrize(
     ("text", "field"),
     [
-        ("self._job.cycle = 1", "job.cycle"),
+        ("self._job.cycle = 1", "self._job.cycle"),
         ("a, job.fresh = 1, 2", "job.fresh"),
         ("quorum.dead |= some", "quorum.dead"),
-        ("del roster.job.before", "job.before"),
+        ("del roster.job.before", "roster.job.before"),
+        ("self._quorum.fences[key] = 1.0", "self._quorum.fences"),
+        ("del quorum.fences[key]", "quorum.fences"),
+        ("self.running.broken.add(1)", "self.running.broken"),
     ],
 )
 def test_each_form_of_a_write_is_seen(text: str, field: str) -> None:
-    assert writes(text) == {field}
+    assert writes(ast.parse(text)) == [field]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nvrx_slurm.core.election.election import LEADER_SHARE, LEASE_SHARE, MEMBER_SHARE
+from nvrx_slurm.core.election.events import LEADER_SHARE, LEASE_SHARE, MEMBER_SHARE
 from nvrx_slurm.types import Register
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm.core import event_log
 from nvrx_slurm.core.coordinator import events as ev
-from nvrx_slurm.core.election import election as el
+from nvrx_slurm.core.election import events as el
+from nvrx_slurm.core.election.election import Election
 from nvrx_slurm.core.election.quorum import peer_of
 from nvrx_slurm.core.machine import Machine, Say, Tick
 from nvrx_slurm.types import Peer
@@ -65,14 +66,14 @@ class Process:
 class SimElection(Process):
     """One node's part in elections; its commands are carried out by its agent."""
 
-    core: el.Election
+    core: Election
 
     def __init__(self, world: World, agent: SimAgent) -> None:
         self.agent = agent
         candidates = tuple(Peer(str(host.infra_rank), host.name, "", 0) for host in world.hosts[:32])
         me = peer_of(agent.core.node)
         settings = el.ElectionSettings(COORDINATOR_KEEPALIVE_S)
-        super().__init__(world, el.Election(me, candidates, settings, world.clock.now), agent.host)
+        super().__init__(world, Election(me, candidates, settings, world.clock.now), agent.host)
 
     def do(self, command: Any) -> None:
         agent = self.agent

@@ -9,7 +9,7 @@ from nvrx_slurm.core.agent.agent import Agent
 from nvrx_slurm.core.agent.events import AgentSettings
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSettings
-from nvrx_slurm.core.election import election as el
+from nvrx_slurm.core.election import events as el
 from nvrx_slurm.core.election.quorum import peer_key, peer_of
 from nvrx_slurm.core.machine import Say
 from nvrx_slurm.declared import replace

@@ -8,7 +8,7 @@ import pytest
 from replay_world import Latencies, ReplayWorld
 
 from nvrx_slurm.core.coordinator import events as ev
-from nvrx_slurm.core.election.election import LEADER_SHARE, LEASE_SHARE, MEMBER_SHARE
+from nvrx_slurm.core.election.events import LEADER_SHARE, LEASE_SHARE, MEMBER_SHARE
 
 from . import network, process, processes, world
 from .world import WorldSettings

@@ -14,7 +14,7 @@ from typing import Any
 
 from nvrx_slurm.core.agent.events import AgentSettings
 from nvrx_slurm.core.coordinator.restarts import RestartLimits
-from nvrx_slurm.core.election.election import Stand
+from nvrx_slurm.core.election.events import Stand
 from nvrx_slurm.core.election.quorum import peer_of
 from nvrx_slurm.declared import replace
 from nvrx_slurm.types import FaultKind, KindCount, Peer, RestartPolicy

@@ -39,7 +39,7 @@ class JobAccount:
         # a plan that has still to be counted: nodes, and when
         self._planned: tuple[set[str], float] | None = None
         self._costs: dict[int, CycleCost] = {}
-        core.follower = self.follow
+        core.follow(self.follow)
 
     def follow(self, state: Enum, event: Any, now: float) -> None:
         """The core has handled `event` in `state`."""

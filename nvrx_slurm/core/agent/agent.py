@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.agent import events as ev
-from nvrx_slurm.core.agent.leaving import BUSY, EMPTY, SIGTERM, STAYS, AgentState, Leaving, StopLadder
+from nvrx_slurm.core.agent.leaving import BUSY, EMPTY, SIGTERM, STAYS, AgentState, Leaving
 from nvrx_slurm.core.agent.ranks import Ranks
 from nvrx_slurm.core.attribution.recurrence import grace_s
 from nvrx_slurm.core.machine import Machine, Say, Tick, earliest, rows
@@ -37,13 +37,31 @@ class Agent(Machine):
     table = rows(
         (STAYS, ev.Connected, "on_connected", (), "register with what runs"),
         (STAYS, t.Lead, "on_lead", (), "the coordinator is elected"),
-        (STAYS, ev.Disconnected, "on_disconnected", (), "look for the coordinator; workers go on for a while"),
-        ((_PREPARING, _STOPPING), t.Plan, "on_plan_early", (), "keep it until the preflight has passed"),
+        (
+            STAYS,
+            ev.Disconnected,
+            "on_disconnected",
+            (),
+            "look for the coordinator; workers go on for a while",
+        ),
+        (
+            (_PREPARING, _STOPPING),
+            t.Plan,
+            "on_plan_early",
+            (),
+            "keep it until the preflight has passed",
+        ),
         (_IDLE, t.Plan, "on_plan_idle", (_RUNNING,), "active: start; spare: wait"),
         (_RUNNING, t.Plan, "on_plan", (_STOPPING,), "a new term, or a new cycle"),
         (_SUCCEEDED, t.Plan, "on_plan", (_PREPARING,), "a new term, or once more"),
         (STAYS, t.Counted, "on_counted", (), "for the next coordinator"),
-        (_PREPARING, (t.Stop, t.CheckNode), "on_stop_preparing", (), "answer when the preflight has passed"),
+        (
+            _PREPARING,
+            (t.Stop, t.CheckNode),
+            "on_stop_preparing",
+            (),
+            "answer when the preflight has passed",
+        ),
         (_IDLE, (t.Stop, t.CheckNode), "on_stop_idle", (_PREPARING,), "a spare is checked first"),
         (_RUNNING, t.Stop, "on_stop", (_STOPPING,), "stop them"),
         (_SUCCEEDED, t.Stop, "on_stop", (_PREPARING,), "others failed"),
@@ -54,8 +72,20 @@ class Agent(Machine):
         (EMPTY, ev.LeaseOver, "ignore", (), "nothing runs"),
         (_RUNNING, ev.WorkerExited, "on_exit_running", _AFTER, "any-failed: one fault stops all"),
         (_STOPPING, ev.WorkerExited, "on_exit_stopping", (_PREPARING,), "one fewer"),
-        (_LEAVING, ev.WorkerExited, "on_exit_stopping", (AgentState.ENDED, AgentState.GONE), "one fewer"),
-        (_PREPARING, ev.Prepared, "on_prepared", (_IDLE, _RUNNING), "offer the node; unfit: say so"),
+        (
+            _LEAVING,
+            ev.WorkerExited,
+            "on_exit_stopping",
+            (AgentState.ENDED, AgentState.GONE),
+            "one fewer",
+        ),
+        (
+            _PREPARING,
+            ev.Prepared,
+            "on_prepared",
+            (_IDLE, _RUNNING),
+            "offer the node; unfit: say so",
+        ),
         ((_PREPARING, *BUSY), ev.Sick, "on_sick", (), "ask to be left out"),
         (_IDLE, ev.Sick, "on_sick", (_PREPARING,), "ask to be left out"),
         (_SUCCEEDED, ev.Sick, "on_sick_succeeded", (), "its work is done; not once more"),
@@ -77,12 +107,18 @@ class Agent(Machine):
         self._connect_by: float | None = now + settings.join_timeout_s
         self._orphan_by: float | None = None
         self._next_plan: t.Plan | None = None  # waits until the workers of the old cycle are gone
-        self._offer = t.Ready(0, 0, 0)  # sent when the preflight has passed; term 0: it has never run anything
+        self._offer = t.Ready(
+            0, 0, 0
+        )  # sent when the preflight has passed; term 0: it has never run anything
         self._unfit = ""  # why this node must not run anything more
         self._faults: list[t.RankFault] = []  # of the last plan
         self._early = False  # a worker of the last plan ended because it was warned
-        self._spent: t.Spent | None = None  # of the last plan; told on every stream, as the first coordinator may die
-        self.request: t.Asked | t.NodeUnfit | None = None  # that changes something: told on every stream
+        self._spent: t.Spent | None = (
+            None  # of the last plan; told on every stream, as the first coordinator may die
+        )
+        self.request: t.Asked | t.NodeUnfit | None = (
+            None  # that changes something: told on every stream
+        )
         self._leaving = Leaving(self)
         self._ranks = Ranks(self, self._leaving)
         self.bind(self._leaving, self._ranks)
@@ -104,9 +140,22 @@ class Agent(Machine):
             assert self.plan is not None and self.plan.active, "workers without a plan"
         elif state in EMPTY:
             assert not self.alive, f"{state.name} with workers"
-        assert (ladder.deadline() is not None) == (state in (_STOPPING, _LEAVING)), f"{state.name}: {ladder}"
+        assert (ladder.deadline() is not None) == (state in (_STOPPING, _LEAVING)), (
+            f"{state.name}: {ladder}"
+        )
         assert state is not _IDLE or not self._unfit, "an unfit node waits for a plan"
-        assert (self._leaving.exit is None) == (state in STAYS), f"{state.name}: {self._leaving.exit}"
+        assert (self._leaving.exit is None) == (state in STAYS), (
+            f"{state.name}: {self._leaving.exit}"
+        )
+
+    def connects(self, connected: bool) -> None:
+        """Whether there is a stream to a coordinator."""
+        self.connected = connected
+
+    def ask(self, request: t.Asked | t.NodeUnfit) -> None:
+        """Ask for something that changes the job, on this stream and on each later one."""
+        self.request = request
+        self.send(request)
 
     def send(self, message: t.AgentMessage) -> None:
         """Send to the coordinator. Without a stream nothing is sent: the next Register tells the same."""
@@ -131,7 +180,9 @@ class Agent(Machine):
             self._early = False
         self._next_plan = None
         faults, doing, counted = tuple(self._faults), self._activity(), self._counted
-        told = t.Register(self.node, 0, self.plan, doing, faults, self._early, votes=self._votes, counted=counted)
+        told = t.Register(
+            self.node, 0, self.plan, doing, faults, self._early, votes=self._votes, counted=counted
+        )
         self.send(told)
         for message in (self.request, self._ranks.warn_job, self._spent):
             if message is not None:
@@ -139,7 +190,9 @@ class Agent(Machine):
 
     def _activity(self) -> t.Activity:
         active = self.plan is not None and self.plan.active
-        leaves = self.state is _IDLE and self.request is not None  # told in a moment: no plan shall count on this node
+        leaves = (
+            self.state is _IDLE and self.request is not None
+        )  # told in a moment: no plan shall count on this node
         if self.state is _PREPARING or leaves:
             return t.Activity.STOPPING if active else t.Activity.PREPARING
         return t.Activity[self.state.name] if active else t.Activity.IDLE
@@ -154,7 +207,11 @@ class Agent(Machine):
         """They must be gone before another node starts the same ranks."""
         assert self.plan is not None
         if self.state is _RUNNING:
-            self.emit(Say(f"cycle {self.plan.cycle}: the lease of this node is over: its workers are killed"))
+            self.emit(
+                Say(
+                    f"cycle {self.plan.cycle}: the lease of this node is over: its workers are killed"
+                )
+            )
         self._leaving.kill(now)
         return _STOPPING
 
@@ -171,7 +228,11 @@ class Agent(Machine):
         s = self.settings
         if self._connect_by is None or now < self._connect_by:
             return None  # a tick of the state before
-        within = f"{s.reconnect_timeout_s:g} s" if self._met else f"{s.join_timeout_s:g} s (join timeout)"
+        within = (
+            f"{s.reconnect_timeout_s:g} s"
+            if self._met
+            else f"{s.join_timeout_s:g} s (join timeout)"
+        )
         why = f"no coordinator could be reached within {within}"
         return self._leaving.leave(ev.Exit(ExitCode.COORDINATOR_LOST, why), SIGTERM, 0.0, now)
 
@@ -185,7 +246,10 @@ class Agent(Machine):
         """A new coordinator carries on with this cycle; or a later cycle is planned, and this one has to end first."""
         mine = self.plan
         assert mine is not None
-        if event.term >= self.term and (event.cycle, event.group_rank) == (mine.cycle, mine.group_rank):
+        if event.term >= self.term and (event.cycle, event.group_rank) == (
+            mine.cycle,
+            mine.group_rank,
+        ):
             self.plan, self.term = event, event.term
         elif self._is_new(event):
             self._next_plan = event
@@ -195,7 +259,9 @@ class Agent(Machine):
     def on_plan_early(self, event: t.Plan, now: float) -> None:
         """Keep the newest plan until the workers are gone and the preflight has passed."""
         kept = self._next_plan
-        if self._is_new(event) and (kept is None or (event.term, event.cycle) >= (kept.term, kept.cycle)):
+        if self._is_new(event) and (
+            kept is None or (event.term, event.cycle) >= (kept.term, kept.cycle)
+        ):
             self._next_plan = event
 
     def on_counted(self, event: t.Counted, now: float) -> None:
@@ -223,7 +289,11 @@ class Agent(Machine):
         self._early = False
         self._spent = None
         last = plan.rank_offset + self.node.nproc - 1
-        self.emit(Say(f"cycle {plan.cycle}: group rank {plan.group_rank}, ranks {plan.rank_offset}..{last}"))
+        self.emit(
+            Say(
+                f"cycle {plan.cycle}: group rank {plan.group_rank}, ranks {plan.rank_offset}..{last}"
+            )
+        )
         self.emit(ev.StartWorkers(plan))
         self._ranks.began()
         return _RUNNING
@@ -260,10 +330,18 @@ class Agent(Machine):
         """When the last worker is gone, the agent ends, or is ready for the next cycle."""
         self._ended(event)
         fault, plan = event.fault, self.plan
-        own = self._leaving.ladder.signal_at is not None  # the workers have not been told to end yet
+        own = (
+            self._leaving.ladder.signal_at is not None
+        )  # the workers have not been told to end yet
         told = fault is not None and fault.finding is not None and not self._leaving.is_signalled
-        if fault is not None and (own or told or fault.kind is t.FaultKind.HANG) and plan is not None:
-            self.send(t.RanksFailed(plan.term, plan.cycle, (fault,)))  # perhaps the cause, and the first one its victim
+        if (
+            fault is not None
+            and (own or told or fault.kind is t.FaultKind.HANG)
+            and plan is not None
+        ):
+            self.send(
+                t.RanksFailed(plan.term, plan.cycle, (fault,))
+            )  # perhaps the cause, and the first one its victim
         if self.alive:
             return None
         return self._leaving.gone(now) if self.state is _LEAVING else self._stopped(now)
@@ -279,8 +357,14 @@ class Agent(Machine):
         self._faults.append(fault)
         self.send(t.RanksFailed(self.plan.term, self.plan.cycle, (fault,)))
         if self.settings.policy is t.RestartPolicy.ANY_FAILED:
-            return self._stop(f"local rank {fault.local_rank} failed", now, grace_s(fault, self.plan.history.restarts))
-        self.emit(Say(f"local rank {fault.local_rank} failed"))  # the coordinator tells why, and what follows
+            return self._stop(
+                f"local rank {fault.local_rank} failed",
+                now,
+                grace_s(fault, self.plan.history.restarts),
+            )
+        self.emit(
+            Say(f"local rank {fault.local_rank} failed")
+        )  # the coordinator tells why, and what follows
         return None
 
     # --- stopping for the next cycle ------------------------------------------------------------------------------
@@ -316,7 +400,7 @@ class Agent(Machine):
 
     def _stopped(self, now: float) -> AgentState:
         assert self.plan is not None
-        self._leaving.ladder = StopLadder()
+        self._leaving.stopped()
         if self._connect_by is not None:
             self._connect_by = now + self.settings.reconnect_timeout_s
         self._offer = t.Ready(self.plan.term, self.plan.cycle, 0)
@@ -328,7 +412,9 @@ class Agent(Machine):
         if self._unfit:
             self._declare_unfit()
         else:
-            used, cycle = (self.plan.active, self.plan.cycle + 1) if self.plan is not None else (False, 0)
+            used, cycle = (
+                (self.plan.active, self.plan.cycle + 1) if self.plan is not None else (False, 0)
+            )
             self.emit(ev.Prepare(used, cycle))
         return _PREPARING
 
@@ -354,7 +440,6 @@ class Agent(Machine):
 
     def _declare_unfit(self) -> None:
         term, cycle = (self.plan.term, self.plan.cycle) if self.plan is not None else (0, 0)
-        self.request = t.NodeUnfit(term, cycle, self._unfit)
         self.emit(ev.EndHeld())
         self.emit(Say(f"this node is not fit for the job: {self._unfit}"))
-        self.send(self.request)
+        self.ask(t.NodeUnfit(term, cycle, self._unfit))

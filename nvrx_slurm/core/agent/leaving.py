@@ -174,6 +174,10 @@ class Leaving:
             self.ladder = StopLadder(give_up_at=now + self._s.kill_timeout_s)
             self._agent.emit(ev.SignalWorkers(SIGKILL))
 
+    def stopped(self) -> None:
+        """No worker is left."""
+        self.ladder = StopLadder()
+
     def on_idle(self, event: ev.Idle, now: float) -> None:
         """Their handlers of SIGTERM do not begin, because the main threads wait in C for ranks that are gone."""
         if self.ladder.kill_at is not None:
@@ -226,7 +230,7 @@ class Leaving:
     def gone(self, now: float) -> AgentState:
         """No worker is left, or none is waited for."""
         assert self.exit is not None
-        self.ladder = StopLadder()
+        self.stopped()
         if self._end is not None and self._s.elects:
             self.leave_by = now + self._s.end_timeout_s
             self._agent.send(t.EndKnown())
@@ -239,7 +243,7 @@ class Leaving:
     def on_connected(self, event: ev.Connected, now: float) -> None:
         """A new coordinator may not know the end of the job."""
         agent = self._agent
-        agent.connected = True
+        agent.connects(True)
         if self._end is not None:
             agent.send(t.Register(agent.node, 0, agent.plan, t.Activity.ENDED, end=self._end))
             if agent.state is AgentState.ENDED:
@@ -247,7 +251,7 @@ class Leaving:
 
     def on_disconnected(self, event: ev.Disconnected, now: float) -> None:
         """No coordinator is needed any more, unless others do not know the end."""
-        self._agent.connected = False
+        self._agent.connects(False)
 
     def on_finish_ended(self, event: t.Finish, now: float) -> None:
         """Say once more that this node is ready to leave."""

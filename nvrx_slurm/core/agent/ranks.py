@@ -118,16 +118,14 @@ class Ranks:
         )  # it goes to terminals and logs
         request = t.Asked(plan.term, plan.cycle, event.action, rank, why)
         if event.action is not t.WorkloadAction.Continue:
-            self._agent.request = request
-        elif self._continues >= _MAX_CONTINUES:
-            return  # a rank that asks in a loop shall not fill everybody's log
-        else:
+            self._agent.emit(Say(f"rank {rank} asks: {event.action.name}: {why}"))
+            self._agent.ask(request)
+        elif (
+            self._continues < _MAX_CONTINUES
+        ):  # a rank that asks in a loop shall not fill everybody's log
             self._continues += 1
-        what = (
-            "reports" if event.action is t.WorkloadAction.Continue else f"asks: {event.action.name}"
-        )
-        self._agent.emit(Say(f"rank {rank} {what}: {why}"))
-        self._agent.send(request)
+            self._agent.emit(Say(f"rank {rank} reports: {why}"))
+            self._agent.send(request)
 
     def on_ranks_gone(self, event: t.RanksGone, now: float) -> None:
         """For the in-process wrappers of this cycle."""

@@ -13,10 +13,13 @@ Votes, leases and fences keep each rank at one writer:
   (`Gathering._is_fenced`), unless the node's death is proven.
 - Resignation. A coordinator without a quorum plans nothing, and emits `Lapsed` after `prove_s`.
 
-Who may write what:
+Who may write what: a class writes its own fields, and no others. `tests/core/test_owners.py` reads that in the source.
 
-- Only the methods of `MemberTable` and `Budget` write their own fields.
-- Each field of `JobState`, `Ledger` and `Quorum` that others write has its writers in `tests/core/test_owners.py`.
+- `JobState`: the last plan. `gathering` and `takeover` call its methods.
+- `Quorum`: votes and fences. `electing` and `roster` tell it what they have seen.
+- `Ledger` and `Budget`: what happened, and what may still happen.
+- `Stopping`: what a failed cycle says about the next one. `gathering` reads it.
+- `Exclusion`: the node that leaves before the next plan. `Ending`: the end.
 
 Duties of the shell that runs this core, in order:
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.coordinator.members import Member
@@ -26,13 +27,14 @@ class Assignment:
     """`slots` by group rank; `shared` is the plan as a spare gets it (None: nothing was planned yet)."""
 
     def __init__(
-        self, shared: t.Plan | None = None, slots: Mapping[int, Slot] | None = None
+        self,
+        shared: t.Plan | None = None,
+        slots: Mapping[int, Slot] | None = None,
     ) -> None:
         self.shared = shared
         self.slots = dict(slots or {})
-        self.places = {
-            g: slot.node_id for g, slot in self.slots.items()
-        }  # kept by the next plan where possible
+        # kept by the next plan where possible
+        self.places = {g: slot.node_id for g, slot in self.slots.items()}
         self.group_ranks = {slot.node_id: g for g, slot in self.slots.items()}
         self.succeeded: set[int] = set()  # group ranks whose workers all ended with 0
         self.early = False  # some of them because they were warned
@@ -48,6 +50,7 @@ class Assignment:
         cycle: int,
         history: t.History,
         max_restarts: int,
+        forked: bool,
     ) -> Assignment:
         """The plan of a new cycle: `active` nodes (at least one) in the order of their group ranks, with the ports that
         they offer."""
@@ -58,9 +61,22 @@ class Assignment:
             world_size += node.nproc
         first, port = active[0]
         addr = first.addr or first.host
-        return cls(
-            t.Plan(term, cycle, history, max_restarts, len(active), world_size, addr, port), slots
+        nodes = len(active)
+        plan = t.Plan(
+            term, cycle, history, max_restarts, nodes, world_size, addr, port, forked=forked
         )
+        return cls(plan, slots)
+
+    def amend(self, **changes: Any) -> None:
+        """The plan says this, too."""
+        assert self.shared is not None
+        self.shared = replace(self.shared, **changes)
+
+    def carried_on(self, plan: t.Plan, places: dict[int, str]) -> Assignment:
+        """The same under a plan of a new term; a node without a slot keeps its place."""
+        self.shared = plan
+        self.places = places
+        return self
 
     def add(self, group_rank: int, slot: Slot) -> None:
         """Give a node a slot; it loses the one that it had."""
@@ -75,6 +91,13 @@ class Assignment:
             del self.slots[group_rank], self.places[group_rank]
             self.succeeded.discard(group_rank)
             self.broken.discard(group_rank)
+
+    def failed(self, group_rank: int, gone: bool = False) -> None:
+        """This group rank has a fault; `gone`: its ranks are declared dead."""
+        self.broken.add(group_rank)
+        if gone:
+            self.gone.add(group_rank)
+            self.succeeded.discard(group_rank)
 
     def done(self, group_rank: int, early: bool) -> None:
         """All workers of this group rank have ended with 0; `early`: some because they were warned."""

@@ -12,19 +12,20 @@ from nvrx_slurm.core.attribution.recurrence import struck
 from nvrx_slurm.core.attribution.verdict import first_cause, is_told_to_end
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.exclusion import Exclusion
+from nvrx_slurm.core.coordinator.job import JobState
 from nvrx_slurm.core.coordinator.members import Use
+from nvrx_slurm.core.coordinator.part import Part
 from nvrx_slurm.core.coordinator.report import Ledger
 from nvrx_slurm.core.coordinator.roster import Roster
 from nvrx_slurm.core.coordinator.states import (
     CYCLE,
     FAILED,
     SIGUSR1,
-    CoordinatorSettings,
-    JobState,
     Stage,
 )
 from nvrx_slurm.core.election.quorum import peer_of
-from nvrx_slurm.core.machine import Entered, Outbox, Say, Tick, earliest, rows
+from nvrx_slurm.core.machine import Entered, Tick, earliest, rows
+from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import ExitCode, signal_exit_code
 
 _ANSWER_S = 15.0  # after this time without an answer, what was known before holds
@@ -61,9 +62,14 @@ class JobClock:
     """Asks for the time left at the start, and again shortly before a warning or a stop; then warns or stops."""
 
     def __init__(
-        self, limited: bool, warn_before_s: float, stop_before_s: float, now: float
+        self,
+        limited: bool,
+        warn_before_s: float,
+        stop_before_s: float,
+        now: float,
     ) -> None:
-        self._warn_before_s, self._stop_before_s = warn_before_s, stop_before_s
+        self._warn_before_s = warn_before_s
+        self._stop_before_s = stop_before_s
         self.end_at: float | None = None  # of the allocation; None: not known
         self._ask_at: float | None = now if limited else None
         self._act_at: float | None = None  # also where no answer comes
@@ -76,13 +82,12 @@ class JobClock:
     def check(self, now: float) -> Due:
         """The action that is due at `now`."""
         if self._ask_at is not None and now >= self._ask_at:
-            self._ask_at, self._act_at = None, now + _ANSWER_S
+            self._ask_at = None
+            self._act_at = now + _ANSWER_S
             return Due.ASK
-        return (
-            self.answer(None, now)
-            if self._act_at is not None and now >= self._act_at
-            else Due.NOTHING
-        )
+        if self._act_at is not None and now >= self._act_at:
+            return self.answer(None, now)
+        return Due.NOTHING
 
     def answer(self, left_s: float | None, now: float) -> Due:
         """`left_s` seconds are left; None = no answer: the time that was known before holds."""
@@ -94,9 +99,9 @@ class JobClock:
             return Due.STOP
         warns = not self._warned and now >= self.end_at - self._warn_before_s
         self._warned = self._warned or warns
-        before_s = (
-            self._stop_before_s if self._warned else max(self._warn_before_s, self._stop_before_s)
-        )
+        before_s = self._stop_before_s
+        if not self._warned:
+            before_s = max(before_s, self._warn_before_s)
         due = self.end_at - before_s
         if before_s > 0.0 and (warns or due - now > 2 * _ANSWER_S):
             self._ask_at = max(now, due - _ANSWER_S)
@@ -105,7 +110,7 @@ class JobClock:
         return Due.WARN if warns else Due.NOTHING
 
 
-class Ending:
+class Ending(Part):
     """Owns the states after the decision. `end` is that decision."""
 
     table = rows(
@@ -120,23 +125,16 @@ class Ending:
         (Stage.FINISHED, ev.Known, "ignore", (), "it has learned the end with all others"),
     )
 
-    def __init__(
-        self, s: CoordinatorSettings, out: Outbox, roster: Roster, exclusion: Exclusion, now: float
-    ) -> None:
-        self._s = s
-        self._out = out
-        self._roster = roster
+    def __init__(self, roster: Roster, exclusion: Exclusion, now: float) -> None:
+        super().__init__(roster)
         self._exclusion = exclusion
-        self._members = roster.members
-        self._quorum = roster.quorum
-        self._job = roster.job
-        self._ledger = roster.ledger
-        self._budget = roster.budget
+        s = self._s
         self.clock = JobClock(s.time_limited, s.warn_before_end_s, s.stop_before_end_s, now)
         self.warning: t.Warn | None = None  # that the job is about to end
         self.end: t.Finish | None = None
         self._leave_by = 0.0
         self._return_by = 0.0
+        self._out_of_time = False  # the job is stopped before the time limit
         self._stay_until = 0.0  # agents stay for a node that was missed a moment ago
         self._ended: set[str] = set()  # node_ids of agents that have no workers and know the end
 
@@ -151,7 +149,7 @@ class Ending:
         """Tell all agents, and those that come later, that the job is about to end."""
         if self.warning is None:
             self.warning = warning
-            self._out.append(Say(f"warning all ranks: {warning.reason}"))
+            self._say(f"warning all ranks: {warning.reason}")
             self._roster.send_all(warning)
 
     def mind_the_clock(self, due: Due) -> Stage | None:
@@ -164,7 +162,7 @@ class Ending:
             self.warn(t.Warn(s.warning_signum or SIGUSR1, left))
         elif due is Due.STOP:
             left = f"less than {s.stop_before_end_s:g} s of the allocation are left"
-            self._ledger.out_of_time = True
+            self._out_of_time = True
             return self.decide(t.Finish(signal_exit_code(_SIGTERM), left, _SIGTERM))
         return None
 
@@ -180,9 +178,9 @@ class Ending:
         reached = None if self.end.code == ExitCode.OK else self._ledger.reached
         self._exclusion.strike(*struck(self._ledger.restarts, reached, now - self._job.started_at))
         self._leave_by = now + self._s.drain_timeout_s
-        self._stay_until = (
-            self._quorum.missed_at + self._s.return_grace_s if self._quorum.needed else now
-        )
+        self._stay_until = now
+        if self._quorum.needed:
+            self._stay_until = self._quorum.missed_at + self._s.return_grace_s
         self._roster.send_all(self.end)
         return self._close_if_alone(now)
 
@@ -190,11 +188,11 @@ class Ending:
         """A late agent learns that the job is over."""
         assert self.end is not None
         node = event.message.node
-        self._roster.lost_at.pop(node.node_id, None)
+        self._roster.is_back(node.node_id)
         self._members.put(node, event.message.port, Use.READY)
         if self._quorum.needed:
-            self._out.append(ev.SendTo(node.node_id, t.Lead(self._job.term)))
-        self._out.append(ev.SendTo(node.node_id, self.end))
+            self._send(node.node_id, t.Lead(self._job.term))
+        self._send(node.node_id, self.end)
         return Stage.FINISHED
 
     def on_lost(self, event: ev.Lost, now: float) -> Stage | None:
@@ -210,7 +208,7 @@ class Ending:
         return self._close_if_alone(now)
 
     def on_dead(self, event: ev.ProvenDead, now: float) -> None:
-        """One node fewer that may come and ask."""
+        """A dead node: do not wait for it to return and ask how the job ended."""
         if self._quorum.is_proof(event.peer, now):
             self._quorum.died(event.peer.key, self._members.keys_of_nodes)
             self._leave_if_all_know(now)
@@ -224,7 +222,9 @@ class Ending:
         members = self._members
         if now < self._stay_until and self._quorum.missing(members.keys_of_nodes):
             return
-        if len(self._ended) >= len(members) and all(node_id in self._ended for node_id in members):
+        if len(self._ended) < len(members):
+            return
+        if all(node_id in self._ended for node_id in members):
             self._stay_until = 0.0
             self._roster.send_all(t.Leave())
 
@@ -236,13 +236,15 @@ class Ending:
 
     def on_tick(self, event: Tick, now: float) -> Stage | None:
         """Agents that have not left, or not returned, are not waited for any longer."""
-        if len(self._members) and now < self._leave_by:
+        if not len(self._members):
+            return self._close(now)
+        if now < self._leave_by:
             self._stay_until = 0.0
             self._leave_if_all_know(now)
             return None
-        if len(self._members):
-            left = ", ".join(node.host for node in self._members.in_order()[:_NAMES_SHOWN])
-            self._out.append(Say(f"not waiting any longer for {left} to leave"))
+        first = self._members.in_order()[:_NAMES_SHOWN]
+        left = ", ".join(node.host for node in first)
+        self._say(f"not waiting any longer for {left} to leave")
         return self._close(now)
 
     def _close_if_alone(self, now: float) -> Stage | None:
@@ -251,15 +253,20 @@ class Ending:
             return None
         lost_at = self._roster.lost_at
         self._return_by = max(lost_at.values(), default=now) + self._s.return_grace_s
-        return Stage.RETURNING if lost_at and now < self._return_by else self._close(now)
+        if lost_at and now < self._return_by:
+            return Stage.RETURNING
+        return self._close(now)
 
     def _close(self, now: float) -> Stage:
-        end, ledger = self.end, self._ledger
+        end = self.end
+        ledger = self._ledger
         assert end is not None
         cause = None if end.code == ExitCode.OK else first_cause(ledger.faults)
-        if cause is not None and end.code == signal_exit_code(_SIGTERM) and is_told_to_end(cause):
+        was_told = end.code == signal_exit_code(_SIGTERM)
+        if was_told and cause is not None and is_told_to_end(cause):
             cause = None  # the end from outside, which this rank has heard first
         report = ledger.build(self._budget.history, self._job.cycle, now)
+        report = replace(report, out_of_time=self._out_of_time)
         self._out.append(ev.JobOver(end.code, end.reason, cause, report))
         return Stage.CLOSED
 

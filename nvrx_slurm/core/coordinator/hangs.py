@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.coordinator import events as ev
+from nvrx_slurm.core.coordinator.part import Part
 from nvrx_slurm.core.coordinator.roster import Roster
-from nvrx_slurm.core.coordinator.states import CoordinatorSettings, Stage
-from nvrx_slurm.core.machine import Outbox, Say, rows
+from nvrx_slurm.core.coordinator.states import Stage
+from nvrx_slurm.core.machine import rows
 from nvrx_slurm.declared import replace
 
 _ON_THE_WAY_S = 0.2  # for the answers of nodes that took all the time they have
@@ -34,20 +35,29 @@ class Search:
     sign_at: dict[int, float] = field(default_factory=dict)  # rank -> its last sign of life
 
 
-class HangSearch:
+class HangSearch(Part):
     """Handles what agents report about hangs."""
 
     table = rows(
         (Stage.RUNNING, t.Hung, "on_hung", (), "look at all ranks before any is stopped"),
-        (Stage.RUNNING, t.Evidence, "on_evidence", (Stage.STOPPING,), "when all nodes have answered"),
-        (Stage.RUNNING, ev.Timer, "on_timer", (Stage.STOPPING,), "the answers about a hang take too long"),
-    )  # fmt: skip
+        (
+            Stage.RUNNING,
+            t.Evidence,
+            "on_evidence",
+            (Stage.STOPPING,),
+            "when all nodes have answered",
+        ),
+        (
+            Stage.RUNNING,
+            ev.Timer,
+            "on_timer",
+            (Stage.STOPPING,),
+            "the answers about a hang take too long",
+        ),
+    )
 
-    def __init__(self, s: CoordinatorSettings, out: Outbox, roster: Roster) -> None:
-        self._s, self._out = s, out
-        self._job = roster.job
-        self._ledger = roster.ledger
-        self._members = roster.members
+    def __init__(self, roster: Roster) -> None:
+        super().__init__(roster)
         self.search: Search | None = None
 
     def on_hung(self, event: ev.FromAgent[t.Hung], now: float) -> None:
@@ -59,6 +69,10 @@ class HangSearch:
             return
         self.search = Search(message.fault, message.doubted)
         self._inspect(self.search, now)
+
+    def forget(self) -> None:
+        """Another cycle runs."""
+        self.search = None
 
     @property
     def found(self) -> Search | None:
@@ -116,7 +130,7 @@ class HangSearch:
         if not search.pending and proven(search.before, search.seen, between_s):
             return self._blame(search, now)
         at = where(search.before, search.seen, between_s)
-        self._out.append(Say(f"{search.first.message}, but nothing proves a hang: {at}"))
+        self._say(f"{search.first.message}, but nothing proves a hang: {at}")
         self.search = None
         return None
 
@@ -138,7 +152,7 @@ class HangSearch:
         self._out.append(ev.HangFound(job.cycle, verdict.why, verdict.culprits, tuple(search.seen)))
         cause, first = verdict.fault, search.first
         if cause is None:
-            self._out.append(Say(f"hang: {verdict.why}"))
+            self._say(f"hang: {verdict.why}")
             stacks = (stack(rank) for rank in search.seen if rank.rank == first.rank)
             cause = replace(first, traceback=next(stacks, ""))
         else:
@@ -149,5 +163,5 @@ class HangSearch:
         sign_at = search.sign_at.get(cause.rank, search.sign_at.get(first.rank, now))
         cause = replace(cause, silent_s=now - sign_at)
         self._ledger.add((cause,), job.cycle, now)
-        self._ledger.cause = cause
+        self._ledger.blame(cause)
         return Stage.STOPPING

@@ -29,31 +29,43 @@ class Inherited:
 
     def place(self, message: t.Register) -> t.Plan | None:
         """Note an agent's group rank in the last cycle; its plan, or None if it has none or another agent has it."""
-        plan, node = message.plan, message.node
+        plan = message.plan
+        mine = message.node.node_id
         if plan is None or not plan.active or plan.cycle != self.last_cycle:
             return None
-        return (
-            plan if self.places.setdefault(plan.group_rank, node.node_id) == node.node_id else None
-        )
+        holder = self.places.setdefault(plan.group_rank, mine)
+        return plan if holder == mine else None
 
     def claim(self, message: t.Register) -> bool:
         """The same for an agent that may run on; whether it has that group rank."""
-        plan, node = self.place(message), message.node
+        plan = self.place(message)
+        node = message.node
         if plan is None:
             return False
         self.plan = plan
-        if message.doing in (t.Activity.RUNNING, t.Activity.SUCCEEDED):
-            self.running.add(plan.group_rank, Slot(node.node_id, plan.rank_offset, node.nproc))
-            if message.doing is t.Activity.SUCCEEDED:
-                self.finished(node.node_id, message.early)
-            elif message.faults:
-                self.running.broken.add(plan.group_rank)
+        if message.doing not in (t.Activity.RUNNING, t.Activity.SUCCEEDED):
+            return True
+        slot = Slot(node.node_id, plan.rank_offset, node.nproc)
+        self.running.add(plan.group_rank, slot)
+        if message.doing is t.Activity.SUCCEEDED:
+            self.finished(node.node_id, message.early)
+        elif message.faults:
+            self.running.failed(plan.group_rank)
         return True
+
+    def failed(self, node_id: str) -> None:
+        """This agent has a fault in the last cycle."""
+        self.running.failed(self.running.group_ranks[node_id])
+
+    def without(self, node_id: str) -> None:
+        """This agent does not run the last cycle, or not any more."""
+        self.running.remove(node_id)
 
     def finished(self, node_id: str, early: bool) -> None:
         """This agent is done with the last cycle."""
-        if node_id in self.running.group_ranks:
-            self.running.done(self.running.group_ranks[node_id], early)
+        group_rank = self.running.group_ranks.get(node_id)
+        if group_rank is not None:
+            self.running.done(group_rank, early)
 
     def complete(self, sizes: Collection[int]) -> bool:
         """Whether all of the last cycle is here and goes on, and it is of a size that we would plan."""
@@ -66,12 +78,11 @@ class Inherited:
     def assignment(self, term: int, history: t.History) -> Assignment:
         """That cycle, carried on in `term`. A node that is not here has no slot in it, but keeps its place."""
         assert self.plan is not None
-        self.running.shared = replace(
-            self.plan, term=term, history=history, group_rank=-1, rank_offset=-1
-        )
-        self.running.places = self.places
-        return self.running
+        plan = replace(self.plan, term=term, history=history, group_rank=-1, rank_offset=-1)
+        return self.running.carried_on(plan, self.places)
 
     def forget(self) -> None:
         """That cycle is over, or carried on."""
-        self.plan, self.places, self.running = None, {}, Assignment()
+        self.plan = None
+        self.places = {}
+        self.running = Assignment()

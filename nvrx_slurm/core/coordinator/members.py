@@ -25,9 +25,9 @@ def complete_segments(nodes: Iterable[t.Node], segment: int) -> int:
 
 def is_possible(ready: Collection[t.Node], min_nodes: int, segment: int | None) -> bool:
     """Whether `place` has enough nodes."""
-    return len(ready) >= min_nodes and (
-        not segment or complete_segments(ready, segment) * segment >= min_nodes
-    )
+    if len(ready) < min_nodes:
+        return False
+    return not segment or complete_segments(ready, segment) * segment >= min_nodes
 
 
 class Use(Enum):
@@ -56,18 +56,21 @@ class MemberTable(dict[str, Member]):
         super().__init__()
         self._holders: dict[str, str] = {}  # `peer_key` -> node_id of the latest life
         self.ready = 0  # how many have no workers
+        self.warmth: dict[str, t.Warmth] = {}  # what each node told last, by node_id
 
     def same_place(self, node: t.Node) -> Member | None:
         """The connected member that `node` replaces: the same agent life, or the same infra rank."""
-        known = node.node_id if node.node_id in self else self._holders.get(peer_key(node), "")
-        return self.get(known)
+        if node.node_id in self:
+            return self[node.node_id]
+        return self.get(self._holders.get(peer_key(node), ""))
 
     def put(self, node: t.Node, port: int, use: Use) -> None:
         """Add a member, or note what has become of it."""
-        self.remove(node.node_id)
-        self[node.node_id] = Member(node, port, use)
+        node_id = node.node_id
+        self.remove(node_id)
+        self[node_id] = Member(node, port, use)
         self.ready += use is Use.READY
-        self._holders[peer_key(node)] = node.node_id
+        self._holders[peer_key(node)] = node_id
 
     def remove(self, node_id: str) -> Member | None:
         """Forget a member; None if it is not here."""
@@ -75,8 +78,9 @@ class MemberTable(dict[str, Member]):
         if member is None:
             return None
         self.ready -= member.use is Use.READY
-        if self._holders.get(peer_key(member.node)) == node_id:
-            del self._holders[peer_key(member.node)]
+        key = peer_key(member.node)
+        if self._holders.get(key) == node_id:
+            del self._holders[key]
         return member
 
     @property
@@ -87,16 +91,23 @@ class MemberTable(dict[str, Member]):
     def set_use(self, node_id: str, use: Use, cycle: int = -1) -> None:
         """Note what can be done with a member; BUSY: it may run workers of `cycle`."""
         member = self[node_id]
-        self.ready += (use is Use.READY) - (member.use is Use.READY)
-        member.use, member.cycle = use, cycle
+        self.ready -= member.use is Use.READY
+        self.ready += use is Use.READY
+        member.use = use
+        member.cycle = cycle
+
+    def note_warmth(self, node_id: str, told: t.Warmth) -> None:
+        """Whether a node can fork its ranks."""
+        self.warmth[node_id] = told
 
     def not_ready(self, node_ids: Iterable[str]) -> set[str]:
         """Those of them that are connected and may have workers."""
-        return {
-            node_id
-            for node_id in node_ids
-            if node_id in self and self[node_id].use is not Use.READY
-        }
+        found = set()
+        for node_id in node_ids:
+            member = self.get(node_id)
+            if member is not None and member.use is not Use.READY:
+                found.add(node_id)
+        return found
 
     def note_ready(self, node_id: str, message: t.Ready) -> bool:
         """Whether this message makes a busy member ready; a repeated or stale one does not."""
@@ -104,7 +115,8 @@ class MemberTable(dict[str, Member]):
         if member is None or member.use is Use.READY:
             return False
         first = message.term == 0  # it has never run anything
-        if member.use is not Use.PREPARING and (first or message.cycle < member.cycle):
+        is_stale = first or message.cycle < member.cycle
+        if is_stale and member.use is not Use.PREPARING:
             return False
         self.set_use(node_id, Use.READY)
         member.port = message.port
@@ -121,26 +133,32 @@ class MemberTable(dict[str, Member]):
     def missing_segments(self, min_nodes: int, segment: int) -> str:
         """One sentence: how many complete segments the ready nodes are, and which domains have nodes to spare."""
         ready = self.ready_nodes()
-        have = f"{complete_segments(ready, segment)} of {min_nodes // segment} complete segments of {segment}"
+        complete = complete_segments(ready, segment)
+        needed = min_nodes // segment
         left = Counter(node.domain for node in sorted(ready, key=infra_order))
-        some = [
-            f"domain {name} has {count} nodes" for name, count in left.items() if count % segment
-        ]
-        return f"{len(ready)} nodes are ready, but only {have}" + (
-            f": {_listed(some)}" if some else ""
-        )
+        some = []
+        for name, count in left.items():
+            if count % segment:
+                some.append(f"domain {name} has {count} nodes")
+        have = f"only {complete} of {needed} complete segments of {segment}"
+        which = f": {_listed(some)}" if some else ""
+        return f"{len(ready)} nodes are ready, but {have}{which}"
 
 
 def missing(here: Collection[str], expected: Sequence[str], at_least: int) -> str:
     """One sentence: how many are here (by `peer_key`) and, as far as names are known, which are missing."""
     head = f"{len(here)} of at least {at_least} nodes are here"
-    names = [host for rank, host in enumerate(expected) if str(rank) not in here]
+    names = []
+    for rank, host in enumerate(expected):
+        if str(rank) not in here:
+            names.append(host)
     return f"{head}; missing: {_listed(names)}" if names else head
 
 
 def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-    return ", ".join(names[:_NAMES_SHOWN]) + more
+    shown = ", ".join(names[:_NAMES_SHOWN])
+    left = len(names) - _NAMES_SHOWN
+    return f"{shown} and {left} more" if left > 0 else shown
 
 
 def lost(node: t.Node, why: str) -> t.RankFault:

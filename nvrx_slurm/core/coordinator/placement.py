@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.coordinator.members import infra_order, is_possible
 from nvrx_slurm.declared import Record
+
+_SHOWN = 4
 
 
 class Placement(Record):
@@ -35,17 +37,25 @@ def place(
     if not is_possible(ready, min_nodes, segment):
         return None
     left_out = list(last)
-    while not is_possible(
-        able := [node for node in ready if node.node_id not in left_out], min_nodes, segment
-    ):
+    able = _without(ready, left_out)
+    while not is_possible(able, min_nodes, segment):
         left_out.pop()
+        able = _without(ready, left_out)
     ordered = sorted(able, key=infra_order)
     kept, promoted = _fill(ordered, previous, min_nodes, segment)
-    active = tuple(kept[g] if g in kept else promoted[g].node_id for g in range(min_nodes))
-    taken = set(active)
-    others = (*ordered, *(node for node in ready if node.node_id in left_out))
-    spares = tuple(node.node_id for node in others if node.node_id not in taken)
-    return Placement(active, spares, _why(previous, kept, promoted, len(spares)))
+    holders = dict(kept)
+    for g, node in promoted.items():
+        holders[g] = node.node_id
+    active = tuple(holders[g] for g in range(min_nodes))
+    others = _without(ordered, {*active})
+    others += [node for node in ready if node.node_id in left_out]
+    spares = tuple(node.node_id for node in others)
+    why = _why(previous, kept, promoted, len(spares))
+    return Placement(active, spares, why)
+
+
+def _without(nodes: Iterable[t.Node], left_out: Collection[str]) -> list[t.Node]:
+    return [node for node in nodes if node.node_id not in left_out]
 
 
 def _fill(
@@ -63,29 +73,51 @@ def _fill(
     domains: dict[str, list[t.Node]] = {}
     for node in ordered:
         domains.setdefault(domain_of[node.node_id], []).append(node)
-    alive = {
-        g: node_id for g, node_id in previous.items() if g < min_nodes and node_id in domain_of
-    }
-    survivors = Counter((g // size, domain_of[node_id]) for g, node_id in alive.items())
+    alive: dict[int, str] = {}
+    for g, node_id in previous.items():
+        if g < min_nodes and node_id in domain_of:
+            alive[g] = node_id
+    survivors = Counter[tuple[int, str]]()
+    for g, node_id in alive.items():
+        survivors[g // size, domain_of[node_id]] += 1
     room = {domain: len(nodes) // size for domain, nodes in domains.items()}
-    homes: dict[int, str] = {}  # segment -> domain
-    for (index, domain), _ in sorted(survivors.items(), key=lambda item: (-item[1], item[0])):
+    homes = _homes(survivors, room, min_nodes // size)
+    kept: dict[int, str] = {}
+    for g, node_id in alive.items():
+        if homes[g // size] == domain_of[node_id]:
+            kept[g] = node_id
+    taken = set(kept.values())
+    was_active = set(alive.values())
+    lines: dict[str, Iterator[t.Node]] = {}
+    for domain, nodes in domains.items():
+        left = _without(nodes, taken)
+        lines[domain] = iter(sorted(left, key=lambda n: n.node_id in was_active))
+    promoted: dict[int, t.Node] = {}
+    for g in range(min_nodes):
+        if g not in kept:
+            promoted[g] = next(lines[homes[g // size]])
+    return kept, promoted
+
+
+def _homes(
+    survivors: Counter[tuple[int, str]],
+    room: dict[str, int],
+    segments: int,
+) -> dict[int, str]:
+    """The domain of each segment. `survivors`: how many of a segment are in a domain. `room`: for how many segments."""
+    homes: dict[int, str] = {}
+    ranked = sorted(survivors.items(), key=lambda item: (-item[1], item[0]))
+    for (index, domain), _ in ranked:
         if room[domain] and index not in homes:
             homes[index] = domain
             room[domain] -= 1
-    free = (domain for domain, segments in room.items() for _ in range(segments))
-    homes |= {index: next(free) for index in range(min_nodes // size) if index not in homes}
-    kept = {g: node_id for g, node_id in alive.items() if homes[g // size] == domain_of[node_id]}
-    taken, was_active = set(kept.values()), set(alive.values())
-    lines = {
-        domain: iter(
-            sorted(
-                (n for n in nodes if n.node_id not in taken), key=lambda n: n.node_id in was_active
-            )
-        )
-        for domain, nodes in domains.items()
-    }
-    return kept, {g: next(lines[homes[g // size]]) for g in range(min_nodes) if g not in kept}
+    free: list[str] = []
+    for domain, left in room.items():
+        free += [domain] * left
+    for index in range(segments):
+        if index not in homes:
+            homes[index] = free.pop(0)
+    return homes
 
 
 def _why(
@@ -97,6 +129,11 @@ def _why(
     active = len(kept) + len(promoted)
     if not previous:
         return f"{active} active and {spares} spare nodes in infra-rank order"
+    kept_their = f"{len(kept)} of {active} active nodes keep their group rank"
+    if not promoted:
+        return kept_their
     new = [f"{node.host} as group rank {g}" for g, node in promoted.items()]
-    moved = "; new: " + ", ".join(new[:4]) + (", ..." if len(new) > 4 else "") if new else ""
-    return f"{len(kept)} of {active} active nodes keep their group rank{moved}"
+    shown = new[:_SHOWN]
+    if len(new) > _SHOWN:
+        shown.append("...")
+    return f"{kept_their}; new: {', '.join(shown)}"

@@ -4,11 +4,11 @@ answer of an attribution service still holds when it comes: it may be minutes la
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from nvrx_slurm.core.attribution.verdict import JudgedCause, headline
+from nvrx_slurm.core.attribution.verdict import JudgedCause, first_cause, headline
 from nvrx_slurm.declared import replace
 from nvrx_slurm.types import (
     FaultKind,
@@ -67,19 +67,21 @@ class Ledger:
     """Collects while the job runs. Times are monotonic seconds; the report has seconds since the job began.
 
     `now`: when this coordinator began, `began_s` in Unix seconds. What earlier ones went through comes by `inherit`.
-    `marks`: the last cycle that has failed, when, and when its first cause gave its last sign of life.
+    `marks`: the last cycle that has failed, when, and when its first cause gave its last sign of life. `stragglers`: at
+    most 32, kept by `Suspects`; the last one may go on.
     """
 
-    def __init__(self, now: float, began_s: float = 0.0) -> None:
+    def __init__(
+        self, now: float, began_s: float = 0.0, stragglers: Sequence[StragglerRecord] = ()
+    ) -> None:
         self.started_at = now
         self.marks: tuple[int, float, float] | None = None
         self.faults: dict[RankFault, None] = {}  # of the last cycle, in order of arrival, each once
         self.cause: RankFault | None = None  # why the last cycle failed
-        self.reached = (
-            self.checkpoint
-        ) = -1  # iterations of the training and of its last checkpoint; -1 = not known
+        # iterations of the training and of its last checkpoint; -1 = not known
+        self.reached = self.checkpoint = -1
         self.advice = Advice()
-        self.stragglers: list[StragglerRecord] = []  # at most 32; the last one may go on
+        self._stragglers = stragglers
         self._began_s = began_s
         self._past = History()
         self._faults: list[FaultRecord] = []
@@ -89,7 +91,6 @@ class Ledger:
         self._restarts: list[RestartRecord] = []
         self._open: RestartRecord | None = None  # the restart that is under way
         self._down_s = 0.0
-        self.out_of_time = False  # the job is stopped before the time limit
         self._lost: dict[str, None] = {}
         self._promoted: list[str] = []
 
@@ -188,6 +189,18 @@ class Ledger:
         if fault.kind is FaultKind.NODE_LOST and fault.host and len(self._lost) < LISTED:
             self._lost[fault.host] = None
 
+    def blame(self, cause: RankFault | None = None) -> None:
+        """The last cycle is to be stopped for this fault; None: for the first of those that are known."""
+        self.cause = cause or first_cause(self.faults)
+
+    def got_to(self, iteration: int) -> None:
+        """The training has reached this iteration in the last cycle."""
+        self.reached = iteration
+
+    def saved(self, iteration: int | None) -> None:
+        """The last checkpoint is of this iteration; None = it is not known."""
+        self.checkpoint = -1 if iteration is None else iteration
+
     def failed(self, cycle: int, lasted_s: float, restarts: bool, now: float) -> None:
         """A cycle has failed for `cause`; with `restarts` a restart begins."""
         assert self.cause is not None
@@ -246,6 +259,7 @@ class Ledger:
         """A plan is sent: the history that it carries, and how long the restart took, to end a sentence. `promoted`:
         hosts with a new group rank."""
         self._promoted = (self._promoted + promoted)[:_TOLD_HOSTS]
+        self.faults = {}
         self.reached = -1
         took = self._close(now)
         return self.complete(history), took
@@ -286,8 +300,7 @@ class Ledger:
             excluded_nodes=tuple(dict.fromkeys(key.partition("@")[2] for key in history.excluded)),
             spares_used=history.promoted,
             down_s=history.down_s,
-            stragglers=tuple(self._in_job_time(self.stragglers)),
-            out_of_time=self.out_of_time,
+            stragglers=tuple(self._in_job_time(self._stragglers)),
         )
 
 

@@ -1,18 +1,12 @@
-"""The coordinator's states, what it is told once, and where the job is."""
+"""The coordinator's states, and what it is told once."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from nvrx_slurm.core.coordinator.restarts import RestartLimits
 from nvrx_slurm.declared import Record
-from nvrx_slurm.types import Node, Peer, RestartPolicy, Warmth
-
-if TYPE_CHECKING:
-    from nvrx_slurm.core.coordinator.assignment import Assignment
-    from nvrx_slurm.core.coordinator.inherited import Inherited
+from nvrx_slurm.types import Peer, RestartPolicy
 
 SIGUSR1 = 10
 
@@ -103,22 +97,3 @@ class CoordinatorSettings(Record, kw_only=True):
     began_s: float = 0.0  # when this coordinator began (Unix seconds)
     lease_s: float = 10.0  # how long ranks may run on a node whose stream broke
     prove_s: float = 2.0  # without a quorum: how long to wait for a proof of death before resigning
-
-
-@dataclass
-class JobState:
-    """Where the job is. Times are monotonic seconds."""
-
-    term: int
-    started_at: float  # when its cycle began
-    assignment: Assignment  # of the last plan
-    inherited: Inherited  # what agents tell of earlier terms
-    cycle: int = -1  # the last one that was planned, in any term; -1 = none
-    fresh: bool = True  # nothing has been planned, carried on or given up in this term
-    pause_until: float = 0.0  # no cycle starts before
-    elsewhere: bool = False  # the next cycle runs on other nodes
-    # node_id that a spare should replace then; "" = group ranks move on by a node
-    suspect: str = ""
-    unwanted: tuple[Node, str] | None = None  # leaves the job before the next plan, and why
-    before: Assignment | None = None  # of the cycle before, where this coordinator planned it
-    warmth: dict[str, Warmth] = field(default_factory=dict)  # what each node told last, by node_id

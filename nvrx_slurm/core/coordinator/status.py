@@ -152,15 +152,16 @@ def _nodes(core: Coordinator) -> dict[str, Any]:
 
 def snapshot(core: Coordinator) -> Callable[[], dict[str, Any]]:
     """What is known of each node at this moment. The result lists it, which may be called in a thread."""
-    assignment, members = core.job.assignment, dict(core.roster.members)
+    assignment = core.job.assignment
+    members = core.roster.members
     slots = dict(assignment.slots) if core.state in CYCLE else {}
     return partial(
         _table,
         slots,
-        members,
+        dict(members),
         set(assignment.broken),
         set(assignment.succeeded),
-        dict(core.job.warmth),
+        dict(members.warmth),
     )
 
 

@@ -11,133 +11,12 @@ count on it: the agent votes for no other node before it has been out of reach f
 
 from __future__ import annotations
 
-from enum import Enum
-
+from nvrx_slurm.core.election import events as ev
+from nvrx_slurm.core.election.events import MEMBER_SHARE, Place, StreamEnd
 from nvrx_slurm.core.machine import Machine, Say, Tick, rows
-from nvrx_slurm.declared import Record, replace
+from nvrx_slurm.declared import replace
 from nvrx_slurm.types import Elsewhere, Peer, Register
 
-
-class Place(Enum):
-    """States of an election on one node."""
-
-    SEEKING = "no coordinator: this node tries the candidates in turn"
-    FOLLOWING = "registered with another node, which leads"
-    STANDING = "this node is the candidate of a term: agents register here"
-    LEADING = "this node is the coordinator"
-
-
-class StreamEnd(Enum):
-    """How an attempt to register, or a registration, ended."""
-
-    REFUSED = "the host answered that nothing listens there: the agent is dead"
-    UNREACHED = "this node did not come to register there"
-    SILENT = "it was registered there: no answer in time"
-    CLOSED = "it was registered there: the other end closed the stream, or it broke"
-
-
-# --- events (and `types.Elsewhere`) --------------------------------------------------------------------------------
-
-
-class Begin(Record):
-    """Look for the coordinator."""
-
-
-class StreamEnded(Record):
-    """The attempt or the stream to the node that was last sought has ended."""
-
-    how: StreamEnd
-
-
-class Led(Record):
-    """The node that was sought leads in `term`. `successors`: those of its last plan, () before the first one."""
-
-    term: int
-    leader: Peer
-    successors: tuple[Peer, ...] = ()
-
-
-class Visited(Record):
-    """Another agent wants to register here with a vote for `term`; it waits for the `AnswerVisitor` to `visitor`."""
-
-    visitor: str
-    term: int
-
-
-class Located(Record):
-    """This node's address, as the other end of a stream sees it; the node itself did not know it."""
-
-    addr: str
-
-
-class Answered(Record):
-    """What `peer` has answered to `AskWhoLeads`."""
-
-    peer: Peer
-    where: Elsewhere
-
-
-class Elected(Record):
-    """The coordinator of this node has a quorum."""
-
-
-class Resigned(Record):
-    """The coordinator of this node has lost its quorum."""
-
-
-# --- commands -------------------------------------------------------------------------------------------------
-
-
-class Seek(Record):
-    """Leave the present registration and register with `peer`; the vote is for `term`."""
-
-    peer: Peer
-    term: int
-
-
-class Stand(Record):
-    """Start a coordinator for `term` on this node; its own agent registers there."""
-
-    term: int
-
-
-class Raise(Record):
-    """The coordinator that stands here gets a later term; all vote again."""
-
-    term: int
-
-
-class Retire(Record):
-    """End the coordinator that stands or leads here."""
-
-
-class AskWhoLeads(Record):
-    """Ask `peer` where the coordinator is; `Answered` follows, or nothing."""
-
-    peer: Peer
-
-
-class AnswerVisitor(Record):
-    """Take the registration of `visitor`, or with `elsewhere` send it away."""
-
-    visitor: str
-    elsewhere: Elsewhere | None
-
-
-class ElectionSettings(Record):
-    """What an election is told once. All times in seconds."""
-
-    lease_s: float = 10.0  # silence after which the coordinator gives a member up: keepalive interval + timeout
-    first_try_s: float = 5.0  # before the first plan: how long to try one candidate again and again
-    first_pause_s: float = 0.02  # between two rounds through all candidates; doubles
-    last_pause_s: float = 1.0
-
-
-# After lost contact, in this order: at this share of the lease a member looks for another coordinator, ...
-MEMBER_SHARE = 0.6
-LEADER_SHARE = 0.7  # ... at this share a coordinator resigns, and its own ranks are killed, ...
-LEASE_SHARE = 0.9  # ... at this share a member's ranks are killed, ...
-FENCE_MARGIN_S = 0.5  # ... and so long after the whole lease, when they are gone, the coordinator may use its slot.
 _FIRST_QUESTION_S, _QUESTION_S = 0.1, 1.0
 _MAX_TRIES = 8  # of one candidate that is alive
 _HERE = (Place.STANDING, Place.LEADING)
@@ -151,31 +30,87 @@ class Election(Machine):
     """
 
     made_of = ("me", "candidates", "settings")
-    commands = (Seek, Stand, Raise, Retire, AskWhoLeads, AnswerVisitor)
+    commands = (ev.Seek, ev.Stand, ev.Raise, ev.Retire, ev.AskWhoLeads, ev.AnswerVisitor)
     table = rows(
-        (Place.SEEKING, Begin, "on_begin", (Place.STANDING,), "the first candidate, which may be this node"),
-        (Place.SEEKING, StreamEnded, "on_ended_seeking", (Place.STANDING,), "the next candidate"),
+        (
+            Place.SEEKING,
+            ev.Begin,
+            "on_begin",
+            (Place.STANDING,),
+            "the first candidate, which may be this node",
+        ),
+        (
+            Place.SEEKING,
+            ev.StreamEnded,
+            "on_ended_seeking",
+            (Place.STANDING,),
+            "the next candidate",
+        ),
         (Place.SEEKING, Elsewhere, "on_elsewhere", (Place.STANDING,), "follow the hint"),
-        (Place.SEEKING, Led, "on_led", (Place.FOLLOWING,), "the candidate leads"),
-        (Place.SEEKING, Tick, "on_tick_seeking", (Place.STANDING,), "the next candidate, or the next round"),
-        (Place.FOLLOWING, StreamEnded, "on_ended_following", (Place.SEEKING, Place.STANDING), "elect another one"),
-        (Place.FOLLOWING, Led, "on_led", (), "a plan with new successors"),
-        (Place.FOLLOWING, Elsewhere, "on_elsewhere", (Place.SEEKING, Place.STANDING), "it does not lead any more"),
-        (Place.STANDING, Elected, "on_elected", (Place.LEADING,), "a quorum has registered here"),
-        (Place.STANDING, Answered, "on_answered_standing", (Place.SEEKING,), "a later candidate, or a leader"),
+        (Place.SEEKING, ev.Led, "on_led", (Place.FOLLOWING,), "the candidate leads"),
+        (
+            Place.SEEKING,
+            Tick,
+            "on_tick_seeking",
+            (Place.STANDING,),
+            "the next candidate, or the next round",
+        ),
+        (
+            Place.FOLLOWING,
+            ev.StreamEnded,
+            "on_ended_following",
+            (Place.SEEKING, Place.STANDING),
+            "elect another one",
+        ),
+        (Place.FOLLOWING, ev.Led, "on_led", (), "a plan with new successors"),
+        (
+            Place.FOLLOWING,
+            Elsewhere,
+            "on_elsewhere",
+            (Place.SEEKING, Place.STANDING),
+            "it does not lead any more",
+        ),
+        (
+            Place.STANDING,
+            ev.Elected,
+            "on_elected",
+            (Place.LEADING,),
+            "a quorum has registered here",
+        ),
+        (
+            Place.STANDING,
+            ev.Answered,
+            "on_answered_standing",
+            (Place.SEEKING,),
+            "a later candidate, or a leader",
+        ),
         (_HERE, Tick, "on_tick_standing", (), "ask the others; stand for a later term"),
-        (Place.LEADING, Led, "on_led", (), "our own plan with new successors"),
-        (Place.LEADING, Answered, "on_answered_leading", (Place.SEEKING,), "before the first plan: another leads"),
-        (Place.SEEKING, Answered, "on_answered_seeking", (), "a leader that was silent"),
-        (Place.FOLLOWING, Answered, "ignore", (), "this node does not stand any more"),
-        (_HERE, Resigned, "on_resigned", (Place.SEEKING, Place.STANDING), "too few members: seek again"),
-        (tuple(Place), Visited, "on_visited", (), "take its registration, or send it on"),
-        (tuple(Place), Located, "on_located", (), "others will find this node there"),
+        (Place.LEADING, ev.Led, "on_led", (), "our own plan with new successors"),
+        (
+            Place.LEADING,
+            ev.Answered,
+            "on_answered_leading",
+            (Place.SEEKING,),
+            "before the first plan: another leads",
+        ),
+        (Place.SEEKING, ev.Answered, "on_answered_seeking", (), "a leader that was silent"),
+        (Place.FOLLOWING, ev.Answered, "ignore", (), "this node does not stand any more"),
+        (
+            _HERE,
+            ev.Resigned,
+            "on_resigned",
+            (Place.SEEKING, Place.STANDING),
+            "too few members: seek again",
+        ),
+        (tuple(Place), ev.Visited, "on_visited", (), "take its registration, or send it on"),
+        (tuple(Place), ev.Located, "on_located", (), "others will find this node there"),
         (Place.FOLLOWING, Tick, "ignore", (), "no timer runs"),
-        (_HERE, (StreamEnded, Elsewhere), "ignore", (), "of a node sought before"),
+        (_HERE, (ev.StreamEnded, Elsewhere), "ignore", (), "of a node sought before"),
     )
 
-    def __init__(self, me: Peer, candidates: tuple[Peer, ...], settings: ElectionSettings, now: float) -> None:
+    def __init__(
+        self, me: Peer, candidates: tuple[Peer, ...], settings: ev.ElectionSettings, now: float
+    ) -> None:
         super().__init__(Place.SEEKING, now)
         self.me = me
         self.settings = settings
@@ -185,12 +120,15 @@ class Election(Machine):
         self._led_term = 0  # in which it led
         self._candidates = candidates
         self.fresh = True  # no leader has been followed yet
-        self._doubt_until = 0.0  # until then hints to that leader are ignored: other nodes may still believe in it
+        # until then hints to that leader are ignored: other nodes may still believe in it
+        self._doubt_until = 0.0
         self._target: Peer | None = None  # the node that is sought or followed
         self._once_more = False  # the candidate of this term is tried again
         self._hinted = False  # the target is a hint of another node, not the candidate of the term
-        self._hold_until = 0.0  # until then no other node is sought, unless the target is dead or says so
-        self._led_at: float | None = None  # until then a node that this one has left may have counted on it
+        # until then no other node is sought, unless the target is dead or says so
+        self._hold_until = 0.0
+        # until then a node that this one has left may have counted on it
+        self._led_at: float | None = None
         self._wanted = 0  # the latest term for which a visitor has voted
         self._failures = 0  # in a row
         self._pauses = 0  # since the last leader was lost
@@ -214,7 +152,7 @@ class Election(Machine):
         led_s = -1.0 if self._led_at is None else max(0.0, now - self._led_at)
         return replace(message, vote=self.term, led_s=led_s, led_term=self._led_term)
 
-    def on_located(self, event: Located, now: float) -> None:
+    def on_located(self, event: ev.Located, now: float) -> None:
         """Only where the node does not know its address."""
         if not self.me.addr:
             self.me = replace(self.me, addr=event.addr)
@@ -223,21 +161,23 @@ class Election(Machine):
         """What holds after each step."""
         super().validate()
         assert self.term >= self._led_term, "a term went down"
+        target = None if self._target is None else self._target.key
+        leader = None if self.leader is None else self.leader.key
         if self.state is Place.STANDING:
-            assert self._target is not None and self._target.key == self.me.key, "it stands for another node"
+            assert target == self.me.key, "it stands for another node"
         if self.state is Place.FOLLOWING:
-            assert self.leader is not None and not self._once_more, "it follows nobody"
+            assert leader is not None and not self._once_more, "it follows nobody"
         if self.state is Place.LEADING:
-            assert self.leader is not None and self.leader.key == self.me.key, "it leads, but not for itself"
+            assert leader == self.me.key, "it leads, but not for itself"
 
     # --- candidates in turn ---------------------------------------------------------------------------------------
 
-    def on_begin(self, event: Begin, now: float) -> Place:
+    def on_begin(self, event: ev.Begin, now: float) -> Place:
         """The first candidate is the coordinator, as a rule. It may start a little later than this node."""
         self._first_try_until = now + self.settings.first_try_s
         return self._try_next(now)
 
-    def on_ended_seeking(self, event: StreamEnded, now: float) -> Place:
+    def on_ended_seeking(self, event: ev.StreamEnded, now: float) -> Place:
         """This candidate is not there, or does not lead and is gone."""
         if event.how in (StreamEnd.SILENT, StreamEnd.CLOSED):
             return self._left(event.how, now)
@@ -248,7 +188,8 @@ class Election(Machine):
         if waits or self._hinted:
             return self._again(now, waits)
         self._once_more = False
-        return self._pause(now) if self._failures % len(self._candidates) == 0 else self._try_next(now)
+        all_failed = self._failures % len(self._candidates) == 0
+        return self._pause(now) if all_failed else self._try_next(now)
 
     def _left(self, how: StreamEnd, now: float) -> Place:
         """A node where this one was registered says nothing more. If it has won, it leads until its lease is over."""
@@ -294,7 +235,7 @@ class Election(Machine):
 
     def _seek(self, peer: Peer) -> Place:
         self._next_at, self._target = None, peer
-        self.emit(Seek(peer, self.term))
+        self.emit(ev.Seek(peer, self.term))
         return Place.SEEKING
 
     def _candidate_of(self, term: int) -> Peer:
@@ -305,7 +246,7 @@ class Election(Machine):
         self._target = self.me
         if not self.fresh:
             self.emit(Say(f"term {self.term}: this node stands for coordinator"))
-        self.emit(Stand(self.term))
+        self.emit(ev.Stand(self.term))
         self._next_at = now + _FIRST_QUESTION_S
         return Place.STANDING
 
@@ -319,13 +260,13 @@ class Election(Machine):
             return self._stand(now)
         if not self._is_better(event, now):
             if event.leads and event.peer.key != self.me.key:
-                self.emit(AskWhoLeads(event.peer))  # it was silent, but may be there again
+                self.emit(ev.AskWhoLeads(event.peer))  # it was silent, but may be there again
             return self._again(now)  # that node will learn what this one knows
         self._once_more, self._hinted = False, True
         self.term = max(self.term, event.term)
         return self._seek(event.peer)
 
-    def on_answered_seeking(self, event: Answered, now: float) -> Place | None:
+    def on_answered_seeking(self, event: ev.Answered, now: float) -> Place | None:
         """A leader that says so itself is silent no more. It is sought at once, unless another node is being sought."""
         if not event.where.leads or event.where.peer.key != event.peer.key:
             return None
@@ -333,13 +274,13 @@ class Election(Machine):
         pauses = self._next_at is not None and now >= self._hold_until
         return self.on_elsewhere(event.where, now) if pauses else None
 
-    def on_answered_standing(self, event: Answered, now: float) -> Place | None:
+    def on_answered_standing(self, event: ev.Answered, now: float) -> Place | None:
         """Of two candidates the one with the later term goes on; none goes on beside a leader."""
         if event.where.peer.key == event.peer.key:
             self._doubt_until = 0.0  # as above
         if not self._is_better(event.where, now):
             return None
-        self.emit(Retire())
+        self.emit(ev.Retire())
         return self.on_elsewhere(event.where, now)
 
     def _is_better(self, event: Elsewhere, now: float) -> bool:
@@ -354,12 +295,12 @@ class Election(Machine):
         mine = self._target.key if self._target is not None else ""
         return (event.term, event.peer.key) > (self.term, mine)
 
-    def on_answered_leading(self, event: Answered, now: float) -> Place | None:
+    def on_answered_leading(self, event: ev.Answered, now: float) -> Place | None:
         """A node that has just started, as all of its members, may have missed that the job runs."""
         where = event.where
         if not self.fresh or not where.leads or where.peer.key == self.me.key:
             return None
-        self.emit(Retire())
+        self.emit(ev.Retire())
         self.term += 1  # it has led in the last one
         return self.on_elsewhere(where, now)
 
@@ -369,14 +310,14 @@ class Election(Machine):
             return
         if self.state is Place.STANDING and self._wanted > self.term:
             self.term = self._wanted
-            self.emit(Raise(self.term))
+            self.emit(ev.Raise(self.term))
         self._next_at = now + _QUESTION_S
         for peer in self.others:
-            self.emit(AskWhoLeads(peer))
+            self.emit(ev.AskWhoLeads(peer))
 
     # --- a leader -------------------------------------------------------------------------------------------------
 
-    def on_led(self, event: Led, now: float) -> Place | None:
+    def on_led(self, event: ev.Led, now: float) -> Place | None:
         """Follow it. Its last plan names the candidates for the time after it."""
         self.term = max(self.term, event.term)
         self.leader, self._led_term = event.leader, event.term
@@ -388,31 +329,33 @@ class Election(Machine):
             self._candidates = event.successors
         return None if self.state is Place.LEADING else Place.FOLLOWING
 
-    def on_elected(self, event: Elected, now: float) -> Place:
+    def on_elected(self, event: ev.Elected, now: float) -> Place:
         """This node leads. Before its first plan it goes on asking the others."""
         self.leader, self._led_term = self.me, self.term
         if not self.fresh:
             self._next_at = None
         return Place.LEADING
 
-    def on_ended_following(self, event: StreamEnded, now: float) -> Place:
+    def on_ended_following(self, event: ev.StreamEnded, now: float) -> Place:
         """A leader whose stream broke may be there still: it is sought again. A silent one is not waited for."""
         self._doubt_until = now + self.settings.lease_s if event.how is StreamEnd.SILENT else 0.0
         return self._left(event.how, now)
 
-    def on_resigned(self, event: Resigned, now: float) -> Place:
+    def on_resigned(self, event: ev.Resigned, now: float) -> Place:
         """This node does not lead any more; the others may have a quorum."""
-        self.emit(Retire())
+        self.emit(ev.Retire())
         self._led_at = now
         return self._try_next(now)
 
     # --- other agents ---------------------------------------------------------------------------------------------
 
-    def on_visited(self, event: Visited, now: float) -> None:
+    def on_visited(self, event: ev.Visited, now: float) -> None:
         """A leader takes all agents, a candidate those that vote for its term."""
-        takes = self.state is Place.LEADING or (self.state is Place.STANDING and event.term == self.term)
+        takes = self.state is Place.LEADING or (
+            self.state is Place.STANDING and event.term == self.term
+        )
         self._wanted = max(self._wanted, event.term)
-        self.emit(AnswerVisitor(event.visitor, None if takes else self.where()))
+        self.emit(ev.AnswerVisitor(event.visitor, None if takes else self.where()))
 
     def where(self) -> Elsewhere:
         """The answer to an agent that asks for the coordinator."""

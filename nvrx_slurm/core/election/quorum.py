@@ -7,7 +7,7 @@ gets it again: the plan of one cycle offers it, that of a later cycle gives it. 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Set
+from collections.abc import Collection, Iterable, Set
 
 from nvrx_slurm.types import Node, Peer, Plan
 
@@ -28,10 +28,17 @@ class Quorum:
     Each query is O(number of dead nodes).
     """
 
-    def __init__(self, electors: int, one_life: bool = False) -> None:
+    def __init__(
+        self,
+        electors: int,
+        one_life: bool = False,
+        begin_until: float = 0.0,
+    ) -> None:
         self.electors = electors  # nodes of the job, dead or alive
         self.one_life = one_life  # no second agent begins on a node
-        self.begin_until = 0.0  # until then a refusal may come from an agent that has not begun
+        self.begin_until = (
+            begin_until  # until then a refusal may come from an agent that has not begun
+        )
         self.elected = electors <= 1
         self.dead: set[str] = set()  # keys of nodes without a vote: proven dead, or back since then
         # those of them to which the last plan offers a vote
@@ -42,10 +49,8 @@ class Quorum:
         self.leader = ""  # key of the last one, where it had not registered at the election
         self.fence_until = 0.0  # ranks of older terms may run on nodes that did not register
         self.unsure = False  # such ranks may run on a node that is proven dead: its next agent may have begun them
-        self.silent_s: float | None = None  # how long the member that is removed now was not heard
-        self.loyal_until: dict[
-            str, float
-        ] = {}  # key of a lost node -> until when it votes for no other
+        # key of a lost node -> until when it votes for no other
+        self.loyal_until: dict[str, float] = {}
         self.fences: dict[str, float] = {}  # key of a lost node -> until when its ranks may run
         self.absent: tuple[Peer, ...] = ()  # nodes that had not registered at the election
         self.missed_at = -1e9  # when a node was last lost, or was not there at the election
@@ -70,45 +75,79 @@ class Quorum:
         office with exactly half.
         """
         rolls = [self.dead, self.proven] if self.returned else [self.dead]
-        alive = [dead for dead in rolls if len(dead) < self.electors]
-        if not alive:  # no node that has a vote lives
-            return 2 * len(members) > self.electors
-        return all(self._most(members, dead) for dead in alive)
+        some_vote = False
+        for dead in rolls:
+            if len(dead) < self.electors:
+                some_vote = True
+                if not self._most(members, dead):
+                    return False
+        return some_vote or 2 * len(members) > self.electors
 
     def enough_without(self, proven: Collection[str], members: Collection[str]) -> bool:
         """Whether `members` are a majority also if those that were `proven` dead lived."""
         dead = self.dead.difference(proven)
-        return 2 * sum(key not in dead for key in members) > self.electors - len(dead)
+        votes = sum(key not in dead for key in members)
+        living = self.electors - len(dead)
+        return 2 * votes > living
 
     def _most(self, members: Collection[str], dead: Set[str]) -> bool:
-        votes = 2 * (len(members) - sum(key in members for key in dead))
+        uncounted = sum(key in members for key in dead)
+        votes = 2 * (len(members) - uncounted)
         living = self.electors - len(dead)
-        return votes > living or (self.elected and votes == living)
+        if self.elected:
+            return votes >= living
+        return votes > living
 
-    def mind(self, members: Collection[str], now: float, prove_s: float) -> None:
+    def mind(
+        self,
+        members: Collection[str],
+        now: float,
+        prove_s: float,
+    ) -> None:
         """Whether to resign, and when: nodes may be proven dead or come back within `prove_s` seconds, and while that
         counts."""
-        if self.enough([key for key in members if key not in self.strays]):
+        counted = [key for key in members if key not in self.strays]
+        if self.enough(counted):
             self.resign_at = None
             self.strays.clear()
-        elif self.resign_at is None:
+            return
+        if self.resign_at is None:
             in_vain_at = max(self.loyal_until.values(), default=now)
-            self.resign_at = max(now, min(now + prove_s, in_vain_at))
+            until = min(now + prove_s, in_vain_at)
+            self.resign_at = max(now, until)
+
+    def resigns(self, now: float) -> bool:
+        """Whether it is time to resign; told once."""
+        if self.resign_at is None or now < self.resign_at:
+            return False
+        self.resign_at = None
+        return True
 
     def strayed(self, key: str, now: float) -> bool:
         """Whether a quorum is missing, and this lost node may have voted for another one: it proves nothing more."""
         return self.resign_at is not None and now > self.loyal_until.get(key, 0.0)
 
+    def returns(self, key: str, now: float) -> bool:
+        """A node has registered. Whether it may count where a quorum is missing."""
+        if self.strayed(key, now):
+            self.strays.add(key)
+            return False
+        return self.resign_at is not None
+
     def missing(self, members: Collection[str], but: str | None = None) -> int:
         """How many nodes, without the node `but`, are neither members nor proven dead."""
-        others = len(members) + (but is not None and but not in members)
-        return max(
-            0,
-            self.electors - others - sum(key not in members and key != but for key in self.proven),
-        )
+        gone = len(members)
+        if but is not None and but not in members:
+            gone += 1
+        gone += sum(key not in members and key != but for key in self.proven)
+        return max(0, self.electors - gone)
+
+    def probe(self, peer: Peer) -> None:
+        """The death of this life of a node is asked for."""
+        self.probed[peer.key] = peer
 
     def is_proof(self, peer: Peer, now: float) -> bool:
-        """Whether the death of this life of a node was asked for. That of an older life says nothing about a later.
+        """True if we probed exactly this address: a refusal at an older one does not prove that a later agent is dead.
 
         Nothing listens either where an agent has not begun yet. Nobody has met it, so nobody knows its port.
         """
@@ -128,10 +167,12 @@ class Quorum:
         no second life, it was only late, and has its vote unless a plan says that it is dead.
         """
         key = peer_key(node)
+        before_the_first_plan = not self.offer[0]
         if votes and self.one_life:
-            self.dead -= set() if self.offer[0] else {key}
+            if before_the_first_plan:
+                self.dead.discard(key)
             return
-        if votes and not self.offer[0]:
+        if votes and before_the_first_plan:
             return
         if node.infra_rank < 0 and key not in self.dead:
             self.electors += 1  # it is one more node
@@ -140,22 +181,90 @@ class Quorum:
 
     # --- votes for nodes that came back ---------------------------------------------------------------------
 
-    def knows(self, key: str, term: int, cycle: int) -> None:
+    def knows(
+        self,
+        key: str,
+        term: int,
+        cycle: int,
+    ) -> None:
         """This node has the plan of (term, cycle)."""
         if (term, cycle) >= self.offer:
             self.knowing.add(key)
 
-    def learn(self, plan: Plan) -> None:
-        """The newest plan that a voter has."""
-        self.dead, self.returned = set(plan.dead), frozenset(plan.returned)
-        self.offer, self.knowing = (plan.term, plan.cycle), set()
+    def learn(self, plan: Plan, proven: Collection[str] = ()) -> None:
+        """What a voter's plan says: the newest counts. `proven`: what we have proven about nodes of that plan."""
+        offer = (plan.term, plan.cycle)
+        self.electors = max(self.electors, plan.electors)
+        if offer > self.offer:
+            still_dead = self.dead.intersection(proven)
+            self.dead = still_dead.union(plan.dead)
+            self.returned = frozenset(plan.returned) - still_dead
+            self._offers(offer)
+        elif offer == self.offer:
+            self.dead.update(plan.dead)
+            self.returned &= set(plan.returned)
 
-    def plan(self, term: int, cycle: int, members: Collection[str]) -> None:
+    def plan(
+        self,
+        term: int,
+        cycle: int,
+        members: Collection[str],
+    ) -> None:
         """A plan is about to be sent: give the votes that all know of, and offer those of nodes that are back."""
-        if self.returned and len(self.knowing - self.dead) >= self.electors - len(self.dead):
+        self.electors = max(self.electors, len(self.dead.union(members)))
+        living = self.electors - len(self.dead)
+        all_know = len(self.knowing - self.dead) >= living
+        if self.returned and all_know:
             self.dead -= self.returned
-        self.returned = frozenset(key for key in self.dead if key in members)
-        self.offer, self.knowing = (term, cycle), set()
+        self.returned = frozenset(self.dead.intersection(members))
+        self._offers((term, cycle))
+
+    def _offers(self, offer: tuple[int, int]) -> None:
+        self.offer = offer
+        self.knowing = set()
+
+    # --- fences ---------------------------------------------------------------------------------------------
+
+    def won(
+        self,
+        voters: Collection[str],
+        known: Iterable[Peer],
+        now: float,
+    ) -> None:
+        """This coordinator is elected. Of the nodes that are `known`, some are missing."""
+        self.elected = True
+        self.missed_at = now
+        self.absent = tuple(peer for peer in known if peer.key not in voters)
+
+    def fence_the_missing(
+        self,
+        last_leader: str,
+        leader_until: float,
+        others_until: float,
+        unsure: bool,
+    ) -> None:
+        """Nodes that did not register may run ranks until their leases are over."""
+        if last_leader:
+            self.leader = last_leader
+            self.fences[last_leader] = leader_until
+        self.fence_until = max(leader_until, others_until)
+        self.unsure = unsure
+
+    def lost(
+        self,
+        key: str,
+        loyal_until: float,
+        now: float,
+    ) -> None:
+        """A member is lost: until then it votes for no other coordinator."""
+        self.missed_at = now
+        self.loyal_until[key] = loyal_until
+
+    def fence(self, key: str, until: float | None) -> None:
+        """The ranks of this node may run until then; None: they are gone."""
+        self.fences.pop(key, None)
+        if until is not None:
+            self.fences[key] = until
 
     def back(self, key: str, members: Collection[str]) -> None:
         """Its ranks are known again: this node registers, or is dead. `members`: keys of all members."""
@@ -164,10 +273,12 @@ class Quorum:
 
     def unfence(self, members: Collection[str], but: str | None = None) -> None:
         """End the common fence if only the last leader is missing: it has a fence of its own."""
-        known = not self.unsure and self.missing(members, but) <= (self.leader in self.fences)
-        if self.fence_until and known:
+        if self.unsure:
+            return
+        has_own_fence = int(self.leader in self.fences)
+        if self.missing(members, but) <= has_own_fence:
             self.fence_until = 0.0
 
     def fenced_until(self) -> float:
         """Before this (monotonic seconds) no rank may be started that may still run elsewhere."""
-        return max(self.fence_until, *self.fences.values()) if self.fences else self.fence_until
+        return max((self.fence_until, *self.fences.values()))

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from nvrx_slurm import types as t
 from nvrx_slurm.core.account.figures import priced
 from nvrx_slurm.core.coordinator import events as ev
-from nvrx_slurm.core.coordinator.states import LIVE, OVER, CoordinatorSettings, Stage, live_but
-from nvrx_slurm.core.machine import Outbox, Say, rows
+from nvrx_slurm.core.coordinator.part import Part
+from nvrx_slurm.core.coordinator.states import LIVE, OVER, Stage, live_but
+from nvrx_slurm.core.machine import rows
 from nvrx_slurm.core.straggler.detector import Seat, Slowness, Where
 from nvrx_slurm.core.words import in_words
 from nvrx_slurm.declared import replace
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from nvrx_slurm.core.coordinator.assignment import Assignment
     from nvrx_slurm.core.coordinator.exclusion import Exclusion
     from nvrx_slurm.core.coordinator.members import Member
-    from nvrx_slurm.core.coordinator.roster import Roster
+from nvrx_slurm.core.coordinator.roster import Roster
 
 _LISTED = 32
 _QUIET = 4  # windows without slow ranks after which it is over
@@ -35,7 +36,7 @@ _WHAT = {
 }
 
 
-class Suspects:
+class Suspects(Part):
     """Handles what the detector finds."""
 
     table = rows(
@@ -46,14 +47,11 @@ class Suspects:
     )  # fmt: skip
 
     def __init__(
-        self, s: CoordinatorSettings, out: Outbox, roster: Roster, exclusion: Exclusion
+        self, roster: Roster, exclusion: Exclusion, records: list[t.StragglerRecord]
     ) -> None:
-        self._s = s
-        self._out = out
-        self._roster = roster
+        super().__init__(roster)
         self._exclusion = exclusion
-        self._job = roster.job
-        self._records = roster.ledger.stragglers
+        self._records = records
         self._quiet = 0
         self._last_at = 0.0
         self._costs: tuple[t.CycleCost, ...] = ()
@@ -89,7 +87,7 @@ class Suspects:
             went_on = self.goes_on
             self._quiet += 1
             if went_on and not self.goes_on:
-                self._out.append(Say(f"not slow any more: {self._records[-1].what}"))
+                self._say(f"not slow any more: {self._records[-1].what}")
             if event.windows == _MOVED:
                 self._settle()
             return
@@ -123,14 +121,14 @@ class Suspects:
             del self._records[0]
         self._records.append(record)
         if found.where not in (Where.RANK, Where.NODE):
-            self._out.append(Say(f"slow: {what}"))
+            self._say(f"slow: {what}")
             return
         told = {
             "": "",
             "host": "; so was its host with other ranks",
             "rank": "; so was this rank on another host",
         }
-        self._out.append(Say(f"slow: {what}{told[follows]}"))
+        self._say(f"slow: {what}{told[follows]}")
         if follows == "host":
             self._strike(found.hosts[0], what)
         self._placed.update({rank: (self._job.cycle, self._host(rank)) for rank in found.ranks})
@@ -177,7 +175,7 @@ class Suspects:
 
     def on_examined(self, event: ev.FromAgent[t.Examined], now: float) -> None:
         """A node tells what slows it down."""
-        member, told = self._roster.members.get(event.node_id), event.message.message
+        member, told = self._members.get(event.node_id), event.message.message
         if (
             member is None
             or event.message.cycle != self._job.cycle
@@ -185,7 +183,7 @@ class Suspects:
             or not self._records
         ):
             return
-        self._out.append(Say(f"node {member.node.host}, of a slow rank: {told}"))
+        self._say(f"node {member.node.host}, of a slow rank: {told}")
         self._records[-1] = replace(self._records[-1], signs=told)
 
     def _exclude(self, found: Slowness, lost_s: float, now: float) -> None:
@@ -196,13 +194,13 @@ class Suspects:
         why = f"its ranks are slow: {self._records[-1].what}"
         costs = [
             one.down_s + one.recomputed_s + one.again_s
-            for one in priced(self._roster.ledger.restarts, self._costs)
+            for one in priced(self._ledger.restarts, self._costs)
         ]
         if costs and lost_s > sum(costs) / len(costs):
             cost = f"this has cost {in_words(lost_s)}, a restart costs {in_words(sum(costs) / len(costs))}"
             self._exclusion.by_rule(node, f"{why}; {cost}", now)
         else:
-            self._job.unwanted = node, why
+            self._exclusion.after_this_cycle(node, why)
 
 
 def seats(assignment: Assignment, members: Mapping[str, Member]) -> list[Seat]:

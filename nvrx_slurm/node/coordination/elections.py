@@ -15,7 +15,8 @@ from nvrx_slurm import types as t
 from nvrx_slurm.control.auth import new_token
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.coordinator import events as ev
-from nvrx_slurm.core.election import election as el
+from nvrx_slurm.core.election import events as el
+from nvrx_slurm.core.election.election import Election
 from nvrx_slurm.core.election.quorum import peer_key
 from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import NvrxError
@@ -89,7 +90,7 @@ class Elections:
         endpoints = (*self._meeting.mine, *(self._meeting.endpoints if job.coordinator is not None else ()))
         mine = {me.key, *(f"{host}:{port}" for host, port in endpoints if port == me.port)}
         candidates = tuple(me if peer.key in mine else peer for peer in self._meeting.candidates)
-        self._core = core = el.Election(me, candidates, settings, self._loop.time())
+        self._core = core = Election(me, candidates, settings, self._loop.time())
         self._shell = Shell(core, EventLog(job.run_dir.election_events(job.node), core, say), type(None), say)
         self._shell.result.add_done_callback(self._on_end)
         self._registrations = peers.Registrations(server, self._shell.post, core.where)

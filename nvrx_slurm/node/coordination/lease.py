@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from nvrx_slurm.core.election.election import LEADER_SHARE, LEASE_SHARE
+from nvrx_slurm.core.election.events import LEADER_SHARE, LEASE_SHARE
 from nvrx_slurm.monitor.lease import Lease
 
 

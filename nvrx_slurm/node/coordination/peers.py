@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from nvrx_slurm import types as t
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.coordinator import events as ev
-from nvrx_slurm.core.election import election as el
+from nvrx_slurm.core.election import events as el
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.node.coordination.link import credentials
 from nvrx_slurm.node.job import Meeting
