@@ -16,7 +16,8 @@ of any, the job begins anew: with cycle 0, in a later term.
 from __future__ import annotations
 
 from nvrx_slurm import types as t
-from nvrx_slurm.core.attribution.verdict import evidence, first_cause, headline
+from nvrx_slurm.core.attribution.said import evidence, headline
+from nvrx_slurm.core.attribution.verdict import first_cause
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.assignment import Assignment
 from nvrx_slurm.core.coordinator.ending import Due, Ending

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nvrx_slurm import types as t
-from nvrx_slurm.core.attribution import recurrence
-from nvrx_slurm.core.attribution import verdict as vd
-from nvrx_slurm.core.attribution.verdict import evidence, headline
+from nvrx_slurm.core.attribution import follows, recurrence
+from nvrx_slurm.core.attribution.said import evidence, headline
+from nvrx_slurm.core.attribution.verdict import JudgedCause, judge
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.ending import Ending
 from nvrx_slurm.core.coordinator.exclusion import Exclusion
@@ -78,7 +78,7 @@ class Stopping:
             if member.node.infra_rank == cause.infra_rank
         ]
         before = (
-            vd.reruns(self._ledger.restarts)
+            follows.reruns(self._ledger.restarts)
             if cause.exit_code == t.RERUN and len(job.assignment) > 1
             else None
         )
@@ -197,7 +197,7 @@ class Stopping:
         if self._end_unless_scored is not None:
             return self._decide(self._end_unless_scored)
         past = self._ledger.restarts
-        verdict = vd.judge(self._ledger.faults, len(self._job.assignment.slots), past)
+        verdict = judge(self._ledger.faults, len(self._job.assignment.slots), past)
         end = None if verdict is None else self._act_on(verdict, past, now)
         return Stage.JOINING if end is None else self._decide(end)
 
@@ -209,7 +209,7 @@ class Stopping:
         return Stage.SCORING
 
     def _act_on(
-        self, verdict: vd.JudgedCause, past: Sequence[t.RestartRecord], now: float
+        self, verdict: JudgedCause, past: Sequence[t.RestartRecord], now: float
     ) -> t.Finish | None:
         """All faults of the cycle are known. What they say decides about the nodes of the next cycle, or the end."""
         job = self._job
@@ -229,10 +229,10 @@ class Stopping:
         spare = len(roster.members) > nodes
         first = job.cycle == 0
         lasted_s = ledger.advice.lasted_s
-        failed = vd.FailedCycle(
+        failed = follows.FailedCycle(
             nodes, ranks, spare, first, lasted_s, ledger.reached, ledger.checkpoint, told, held
         )
-        course = vd.course(verdict, failed, past, self._s.limits, self._s.hang_exclude)
+        course = follows.course(verdict, failed, past, self._s.limits, self._s.hang_exclude)
         # with both it stays open which of them has helped
         tried = course.elsewhere and course.resume_before < 0
         ledger.cause_known(verdict, tried, restarts=not course.end)
