@@ -21,7 +21,7 @@ from nvrx_slurm.core.account.account import BUCKETS, SECTION
 from nvrx_slurm.core.account.figures import lost_s, lost_steps
 from nvrx_slurm.core.attribution.hang import RULE as HANG_RULE
 from nvrx_slurm.core.attribution.hang import place
-from nvrx_slurm.core.attribution.verdict import headline, what_to_do
+from nvrx_slurm.core.attribution.said import headline, what_to_do
 from nvrx_slurm.core.redact import without_secrets
 from nvrx_slurm.core.words import in_words
 from nvrx_slurm.system.files import write_atomic

@@ -14,7 +14,7 @@ import click
 
 from nvrx_slurm.core.account.figures import lost_s, lost_steps
 from nvrx_slurm.core.attribution.evidence import BETWEEN_LINES
-from nvrx_slurm.core.attribution.verdict import headline
+from nvrx_slurm.core.attribution.said import headline
 from nvrx_slurm.core.words import in_words, unix_s, utc
 from nvrx_slurm.system.foreign import opened, size_of
 from nvrx_slurm.types import FaultKind, RankFault

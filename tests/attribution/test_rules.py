@@ -15,8 +15,10 @@ from corpus import FAILURES, STORM
 from nvrx_slurm.core.attribution import rules
 from nvrx_slurm.core.attribution.evidence import TAIL_BYTES, examine, iteration
 from nvrx_slurm.core.attribution.raised import raised_in
+from nvrx_slurm.core.attribution.recurrence import repeats
+from nvrx_slurm.core.attribution.said import what_to_do
 from nvrx_slurm.core.attribution.signatures import SIGNATURES, Signature
-from nvrx_slurm.core.attribution.verdict import JudgedCause, first_cause, judge, repeats, what_to_do
+from nvrx_slurm.core.attribution.verdict import JudgedCause, first_cause, judge
 from nvrx_slurm.declared import replace
 from nvrx_slurm.types import Blame, Confidence, FaultKind, LineRole, RankFault, Remedy, RestartRecord
 

@@ -12,8 +12,9 @@ import world
 from nvrx_slurm.core.attribution.evidence import BETWEEN_LINES, examine
 from nvrx_slurm.core.attribution.places import PLACES, place_of
 from nvrx_slurm.core.attribution.rules import named
+from nvrx_slurm.core.attribution.said import what_to_do
 from nvrx_slurm.core.attribution.signatures import SIGNATURES
-from nvrx_slurm.core.attribution.verdict import judge, what_to_do
+from nvrx_slurm.core.attribution.verdict import judge
 from nvrx_slurm.types import Blame, Confidence, FaultKind, RankFault, Remedy
 
 pytestmark = pytest.mark.fast

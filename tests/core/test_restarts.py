@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nvrx_slurm.core.attribution.verdict import first_cause, headline, report
+from nvrx_slurm.core.attribution.said import headline, report
+from nvrx_slurm.core.attribution.verdict import first_cause
 from nvrx_slurm.core.coordinator.restarts import Budget, Decision
 from nvrx_slurm.declared import replace
 from nvrx_slurm.types import FaultKind, History, KindCount, RankFault

@@ -120,6 +120,25 @@ def test_storage_that_hangs_fails_only_if_asked_for(hung_home: Node, strict: boo
     assert ("--expect=storage_hang_is_failure=true" in preflight_spec(config).arguments) is strict
 
 
+@pytest.mark.parametrize(
+    ("hosts", "env", "verdict"),
+    [
+        ("127.0.0.1 localhost\n127.0.1.1 dgx1.site dgx1 # by Debian\n", {}, F),
+        ("::1 dgx1\n", {}, F),
+        ("10.0.0.7 dgx1\n127.0.1.1 dgx1\n", {}, P),  # the first one counts
+        ("127.0.1.1 dgx10\n", {}, P),
+        ("127.0.1.1 dgx1\n", {"GLOO_SOCKET_IFNAME": "ib0"}, N),
+        ("127.0.1.1 dgx1\n", {"SLURM_JOB_NUM_NODES": "1"}, N),
+        ("127.0.1.1 dgx1\n", {"SLURMD_NODENAME": "n3"}, N),
+    ],
+)
+def test_a_name_that_other_nodes_cannot_use(dgx: Node, hosts: str, env: dict[str, str], verdict: Verdict):
+    dgx.write("/etc/hosts", hosts)
+    dgx.write("/proc/sys/kernel/hostname", "dgx1\n")
+    found, text = dgx.found("own-name", {"SLURM_JOB_NUM_NODES": "2", "SLURMD_NODENAME": "dgx1"} | env)
+    assert found is verdict and ("GLOO_SOCKET_IFNAME" in text) == (verdict is F or "GLOO_SOCKET_IFNAME" in env)
+
+
 def test_what_a_good_node_has_is_learned(dgx: Node):
     learned = dgx.learned("mounts")
     assert learned["mounts"] == ("/lustre/fs0", "/home", "/mnt/data sets")

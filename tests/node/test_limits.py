@@ -122,3 +122,26 @@ def test_a_file_system_that_hangs_at_a_restart_is_named(rig: Rig, what: str):
             rig.open()
             one.line(f"{rig.dir}/{what}/.*did not return", timeout_s=10)
     assert one.wait() in (0, 1)
+
+
+FILLS = """
+ballast = os.environ["NVRX_TEST_GATES"] + "/logs/ballast"
+if CYCLE == 0:
+    with contextlib.suppress(OSError), open(ballast, "wb", 0) as file:
+        while True:
+            file.write(bytes(4096))
+    print("x" * 4096, flush=True)
+os.unlink(ballast)
+"""
+
+
+def test_a_full_disk_under_the_logs_is_named(rig: Rig):
+    """A rank that cannot print ends, and can say nothing of it: its agent does."""
+    rig.logs.mkdir()
+    with mounted(rig.logs, b"tmpfs", b"size=1m"):
+        one = rig.run(rig.script(f"import contextlib\n{FILLS}"), "--max-restarts=1")
+        one.line(f"could not write to its log.*{os.strerror(errno.ENOSPC)}: {rig.logs}")
+        one.line(r"rule: logs-full \(user, likely\)")
+        one.line("to do: .*quota.* logs")
+        assert one.wait() == 0
+        assert "could not write to its log" in rig.result["restarts"][0]["cause"]

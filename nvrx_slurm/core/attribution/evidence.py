@@ -293,11 +293,17 @@ def _plain(text: bytes) -> bytes:
 
 def _of_place(fault: RankFault, where: RaisedPlace | None) -> Finding | None:
     """An error of input and output that no rule knows: its place tells with what."""
-    s = named(where.rule) if where is not None and is_of_io(fault.message) else None
-    if s is None:
-        return None
-    print_, line = _fingerprint(fault, s.name, fault.message), fault.message[:_LINE_CHARS]
-    return Finding(s.name, s.role, s.blame, s.confidence, s.remedy, print_, line, "frame")
+    rule = where.rule if where is not None and is_of_io(fault.message) else ""
+    return of_rule(fault, rule, fault.message, "frame") if rule else None
+
+
+def of_rule(fault: RankFault, rule: str, line: str, rests_on: str) -> Finding:
+    """The finding of a rule that other facts than its texts have shown."""
+    s = named(rule)
+    assert s is not None
+    print_ = _fingerprint(fault, rule, line)
+    head = line[:_LINE_CHARS]
+    return Finding(rule, s.role, s.blame, s.confidence, s.remedy, print_, head, rests_on)
 
 
 def _without_signature(fault: RankFault, texts: Sequence[bytes]) -> Finding:

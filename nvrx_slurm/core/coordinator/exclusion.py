@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nvrx_slurm import types as t
-from nvrx_slurm.core.attribution.verdict import headline
+from nvrx_slurm.core.attribution.said import headline
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.assignment import Assignment
 from nvrx_slurm.core.coordinator.members import is_possible

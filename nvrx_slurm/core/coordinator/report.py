@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from nvrx_slurm.core.attribution.verdict import JudgedCause, first_cause, headline
+from nvrx_slurm.core.attribution.said import headline
+from nvrx_slurm.core.attribution.verdict import JudgedCause, first_cause
 from nvrx_slurm.declared import replace
 from nvrx_slurm.types import (
     FaultKind,

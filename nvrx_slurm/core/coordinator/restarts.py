@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from nvrx_slurm.core.attribution.raised import frames
-from nvrx_slurm.core.attribution.verdict import headline
+from nvrx_slurm.core.attribution.said import headline
 from nvrx_slurm.core.coordinator.events import Resumable
 from nvrx_slurm.declared import Record, replace
 from nvrx_slurm.errors import ExitCode

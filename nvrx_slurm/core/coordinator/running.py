@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nvrx_slurm import types as t
-from nvrx_slurm.core.attribution.verdict import evidence, headline
+from nvrx_slurm.core.attribution.said import evidence, headline
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.ending import Ending
 from nvrx_slurm.core.coordinator.hangs import HangSearch

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nvrx_slurm import types as t
-from nvrx_slurm.core.attribution import recurrence
-from nvrx_slurm.core.attribution import verdict as vd
-from nvrx_slurm.core.attribution.verdict import evidence, headline
+from nvrx_slurm.core.attribution import follows, recurrence
+from nvrx_slurm.core.attribution.said import evidence, headline
+from nvrx_slurm.core.attribution.verdict import JudgedCause, judge
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.ending import Ending, cycle_over
 from nvrx_slurm.core.coordinator.exclusion import Exclusion
@@ -132,7 +132,7 @@ class Stopping(Part):
                 break
         reruns: int | None = None
         if cause.exit_code == t.RERUN and len(self._job.assignment) > 1:
-            reruns = vd.reruns(self._ledger.restarts)
+            reruns = follows.reruns(self._ledger.restarts)
         return self._budget.after(cause, lasted_s, port, reruns)
 
     def _stop_workers(self, stop: t.Stop) -> None:
@@ -218,7 +218,7 @@ class Stopping(Part):
         if self._end_unless_scored is not None:
             return self._decide(self._end_unless_scored)
         past = self._ledger.restarts
-        verdict = vd.judge(self._ledger.faults, len(self._job.assignment.slots), past)
+        verdict = judge(self._ledger.faults, len(self._job.assignment.slots), past)
         end = None if verdict is None else self._act_on(verdict, past, now)
         if end is not None:
             return self._decide(end)
@@ -237,7 +237,7 @@ class Stopping(Part):
         return Stage.SCORING
 
     def _act_on(
-        self, verdict: vd.JudgedCause, past: Sequence[t.RestartRecord], now: float
+        self, verdict: JudgedCause, past: Sequence[t.RestartRecord], now: float
     ) -> t.Finish | None:
         """All faults of the cycle are known. What they say decides about the nodes of the next cycle, or the end."""
         job = self._job
@@ -247,7 +247,7 @@ class Stopping(Part):
         if verdict.cause.exit_code == t.REJECTED:
             held = self._exclusion.holder(job.before, verdict.cause.rank)
         nodes = len(assignment)
-        failed = vd.FailedCycle(
+        failed = follows.FailedCycle(
             nodes=nodes,
             ranks=sum(slot.nproc for slot in assignment.slots.values()),
             has_spare=len(self._members) > nodes,
@@ -258,7 +258,7 @@ class Stopping(Part):
             resume_before=self._budget.history.resume_before,
             held_before=held,
         )
-        course = vd.course(verdict, failed, past, self._s.limits, self._s.hang_exclude)
+        course = follows.course(verdict, failed, past, self._s.limits, self._s.hang_exclude)
         # with both it stays open which of them has helped
         tried = course.elsewhere and course.resume_before < 0
         ledger.cause_known(verdict, tried, restarts=not course.end)

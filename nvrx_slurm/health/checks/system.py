@@ -183,4 +183,35 @@ def time_sync(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
     return judged(wrong if timex[_STATUS_AT] & _STA_UNSYNC else [], "the clock is synchronized")
 
 
-CHECKS = (memory_size, memory_errors, cpu_count, services, time_sync)
+# --- the node's name ----------------------------------------------------------------------------
+
+_HOSTS, _HOSTNAME = "/etc/hosts", "/proc/sys/kernel/hostname"
+
+
+@system_check(
+    "own-name",
+    f"{_HOSTS}, {_HOSTNAME}; in jobs of several nodes",
+    contexts=("preflight", "manual"),
+    on_fail="warn",
+)
+def own_name(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
+    """The node's own name means loopback, so that gloo tells other nodes an address that is theirs."""
+    if node.env.get("SLURM_JOB_NUM_NODES", "1") == "1":
+        raise Absent("this is no job of several nodes")
+    name = node.text(_HOSTNAME, 256, absent=f"there is no {_HOSTNAME}").strip()
+    short = name.partition(".")[0]
+    if node.env.get("SLURMD_NODENAME", short).partition(".")[0] != short:
+        raise Absent("Slurm has another name for this node")
+    if node.env.get("GLOO_SOCKET_IFNAME"):
+        raise Absent("GLOO_SOCKET_IFNAME names the interface")
+    rows = [
+        line.partition("#")[0].split()
+        for line in node.text(_HOSTS, absent=f"there is no {_HOSTS}").splitlines()
+    ]
+    addresses = [row[0] for row in rows if name in row[1:] or short in row[1:]]
+    is_loopback = addresses and (addresses[0].startswith("127.") or addresses[0] == "::1")
+    why = f"{_HOSTS} has {name} at {addresses[0]}: set GLOO_SOCKET_IFNAME" if is_loopback else ""
+    return judged([why] if why else [], f"{name} is no name of loopback")
+
+
+CHECKS = (memory_size, memory_errors, cpu_count, services, time_sync, own_name)

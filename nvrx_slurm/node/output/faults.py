@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import math
+import os
 import re
 import signal
+import tempfile
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +22,7 @@ from nvrx_slurm.types import Blame, Confidence, FaultKind, Finding, LineRole, Ra
 _WRONG_LOSS = Finding("", LineRole.CAUSE, Blame.UNKNOWN, Confidence.LIKELY, Remedy.RESTART, "wrong loss")
 _TAIL_BYTES, _LOG_BYTES = 16_000, 1 << 16
 _ERROR_FILE_BYTES = 1 << 20
+_ROOM_BYTES = 16 << 10  # a print or a traceback takes as much
 _TRACEBACK = "Traceback (most recent call last)"
 _FATAL = "Fatal Python error"
 _UNCOMPILED = re.compile(
@@ -97,7 +101,7 @@ def with_details(
     Blocks while their file system does. torchelastic's `@record` writes
     {"message": {"message": ..., "extraInfo": {"py_callstack": ...}}}.
     """
-    from nvrx_slurm.core.attribution.evidence import examine, progress  # not at the start: see `read_rules`
+    from nvrx_slurm.core.attribution.evidence import examine, of_rule, progress  # not at the start: see `read_rules`
 
     if fault.kind is FaultKind.LOSS:  # equal ones are the same failure, whatever the rank has written
         return replace(fault, finding=_WRONG_LOSS)
@@ -110,7 +114,21 @@ def with_details(
     if killed and (more := limits.oom_kills() - oom_kills) > 0:
         told = f"oom_kill event: the kernel killed {more} of its cgroup's processes for lack of memory"
         explained, stderr = replace(explained, message=f"SIGKILL ({told})"), stderr + f"\n{told}".encode()
-    return replace(explained, finding=examine(explained, stderr, stdout))
+    finding = examine(explained, stderr, stdout)
+    if explained.kind is FaultKind.EXIT and finding.rests_on == "exit" and (why := _no_room(stderr_file.parent)):
+        why = f"it could not write to its log: {why}: {stderr_file.parent}"
+        explained, finding = replace(explained, message=why), of_rule(explained, "logs-full", why, "field")
+    return replace(explained, finding=finding)
+
+
+def _no_room(folder: Path) -> str:
+    """Why nothing can be written to a folder for lack of space or quota; "" otherwise."""
+    try:
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            file.write(bytes(_ROOM_BYTES))
+    except OSError as error:
+        return os.strerror(error.errno) if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+    return ""
 
 
 def of_stopped(fault: RankFault, error_file: Path, stderr_file: Path, progress_s: float, stopped_s: float) -> RankFault:

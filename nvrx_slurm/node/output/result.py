@@ -12,7 +12,7 @@ from typing import Any
 from nvrx_slurm import types as t
 from nvrx_slurm.core.account.figures import lost_s, lost_steps, to_json
 from nvrx_slurm.core.attribution.raised import failing_line
-from nvrx_slurm.core.attribution.verdict import headline, report, what_to_do
+from nvrx_slurm.core.attribution.said import headline, report, what_to_do
 from nvrx_slurm.core.bounded_json import parsed
 from nvrx_slurm.core.coordinator.events import HangFound, JobOver
 from nvrx_slurm.core.words import in_words, utc
