@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nvrx_slurm import types as t
-from nvrx_slurm.core.attribution.verdict import evidence, first_cause, headline
+from nvrx_slurm.core.attribution.said import evidence, headline
+from nvrx_slurm.core.attribution.verdict import first_cause
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.ending import Due
 from nvrx_slurm.core.coordinator.members import Use
