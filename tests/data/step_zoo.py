@@ -93,7 +93,9 @@ def far(serve):
 
 def sends(connection):
     connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
-    each(lambda: connection.sendall(bytes(1 << 16)))
+    while True:  # until its reader has gone
+        connection.sendall(bytes(1 << 16))
+        time.sleep(EVERY_S)
 
 
 def takes(connection):
@@ -103,15 +105,13 @@ def takes(connection):
 
 def downloads():
     with socket.create_connection(far(sends)) as connection:
-        while connection.recv(1 << 16):
-            pass
+        busy(lambda: connection.recv(1 << 16))
 
 
 def downloads_by_http():
     host, port = far(sends)
     with urllib.request.urlopen(f"http://{host}:{port}") as answer:
-        while answer.read(1 << 16):
-            pass
+        busy(lambda: answer.read(1 << 16))
 
 
 def uploads():
@@ -239,7 +239,7 @@ HANGS = {
     "waits_for_a_loader": lambda: load(idle),
     "waits_for_a_lock_of_another": waits_for_a_lock_of_another,
     "joins_a_thread": joins_a_thread,
-    "waits_for_a_signal": signal.pause,
+    "waits_for_a_signal": lambda: signal.sigwait({signal.SIGUSR1}),
     "of_an_event_loop": of_an_event_loop,
     "asks_the_store": lambda: dist.distributed_c10d._get_default_store().get("nobody sets this"),
     "leaves_out_a_collective": dist.barrier,

@@ -121,11 +121,11 @@ class Launcher:
         for template in templates:
             template.awaited = True
         self._refill()
-        took_s = max((template.imports_s for template in templates), default=0.0)
-        if any(template.grows for template in templates):
-            took_s = max(took_s, self._loaded_s)
+        took_s = [template.imports_s for template in templates]
+        loads_s = self._loaded_s if any(template.grows for template in templates) else 0.0
+        bound_s = _FIRST_WAIT_S if self._first else max(loads_s, *took_s)
         try:
-            await bounded.wait_for(self._settled.wait(), _FIRST_WAIT_S if self._first else took_s)
+            await bounded.wait_for(self._settled.wait(), bound_s)
         except asyncio.TimeoutError:
             if self._first:
                 self._say_once(f"no template was ready within {_FIRST_WAIT_S:g} s, workers are executed")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import marshal
 import os
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -14,6 +13,7 @@ from nvrx_slurm.system.files import WARM_NAME
 _WARM = Path(__file__).parents[2] / "warm"
 _PROGRAM = ("effects", "exact", "graph", "journal", "process", "rank", "steps", "template")  # nvrx_NAME in a worker
 _HOOK = "sitecustomize"
+_PYC_HEADER_BYTES = 16
 _UNCHECKED = (0b01).to_bytes(4, "little") + bytes(8)  # PEP 552: by the hash of a source that nobody compares
 _PAGE = "NVRX_PAGE"  # a variable that no script sees, see `warm.steps`
 
@@ -32,12 +32,14 @@ class StartUp:
         self._copy(_WARM / "hook.py", _HOOK)  # the last one: then all are there
 
     def _copy(self, source: Path, name: str) -> None:
-        """With its bytecode: the first interpreters of each job would compile for 40 ms."""
+        """With its bytecode, if Python may keep that: the first interpreters of each job would compile for 40 ms."""
         copy = self.directory / f"{name}.py"
-        compiled = Path(importlib.util.cache_from_source(copy))
-        compiled.parent.mkdir(exist_ok=True)
-        code = SourceFileLoader(name, os.fspath(source)).get_code(name)
-        compiled.write_bytes(importlib.util.MAGIC_NUMBER + _UNCHECKED + marshal.dumps(code))
+        with contextlib.suppress(OSError):
+            SourceFileLoader(name, os.fspath(source)).get_code(name)  # the bytecode is there now, and up to date
+            code = Path(importlib.util.cache_from_source(source)).read_bytes()[_PYC_HEADER_BYTES:]
+            compiled = Path(importlib.util.cache_from_source(copy))
+            compiled.parent.mkdir(exist_ok=True)
+            compiled.write_bytes(importlib.util.MAGIC_NUMBER + _UNCHECKED + code)
         copy.write_bytes(source.read_bytes())
 
     def environment(self, env: dict[str, str], page: str, forked: bool) -> dict[str, str]:
