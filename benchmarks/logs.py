@@ -59,6 +59,7 @@ def _pair(shipper: bool) -> Iterator[tuple[Path, int, int, Callable[..., None]]]
             yield root, aggregator.pid, where[1], lambda **packet: None
             return
         process, control = stack.enter_context(_program("shipper", base | {"node": "n", "log_dir": str(root)}))
+        (root / _OWNER / "cycle_0" / "node_0_n").mkdir(parents=True)  # as the agent does
         files = [(f"{_OWNER}/cycle_0/node_0_n/rank_{rank}.{s}", rank) for rank in range(_RANKS) for s in ("out", "err")]
         for packet in ({"cycle": 0, "files": files, "world": _RANKS}, {"at": where, "token": _TOKEN}):
             control.send(json.dumps(packet).encode())
@@ -165,9 +166,10 @@ def _write(ranks: list[Any], lines_s: int, seconds: float) -> None:
 def _memory() -> float:
     """Resident, after 100 MB went through it."""
     with _pair(shipper=True) as (root, _, shipper, tell):
-        (root / _OWNER / "cycle_0" / "node_0_n" / "rank_0.out").write_bytes((b"y" * 99 + b"\n") * 1_000_000)
+        lines = 1_000_000
+        (root / _OWNER / "cycle_0" / "node_0_n" / "rank_0.out").write_bytes((b"y" * 99 + b"\n") * lines)
         tell(over=0)
-        while (root / "train_cycle0.log.idx").read_bytes().count(b'"final"') < 2 * _RANKS:
+        while (root / "train_cycle0.log").stat().st_size < 100 * lines:
             time.sleep(0.01)
         status = Path(f"/proc/{shipper}/status").read_text()
         return int(status.partition("VmHWM:")[2].split()[0]) * 1024 / 1e6
