@@ -121,9 +121,8 @@ class Launcher:
         for template in templates:
             template.awaited = True
         self._refill()
-        took_s = [template.imports_s for template in templates]
         loads_s = self._loaded_s if any(template.grows for template in templates) else 0.0
-        bound_s = _FIRST_WAIT_S if self._first else max([loads_s, *took_s])
+        bound_s = _FIRST_WAIT_S if self._first else max([loads_s, *(template.imports_s for template in templates)])
         try:
             await bounded.wait_for(self._settled.wait(), bound_s)
         except asyncio.TimeoutError:
