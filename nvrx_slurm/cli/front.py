@@ -26,7 +26,7 @@ from nvrx_slurm.cli.here import RUN_ENV, Here, node_range, own_run_dir, run_dir
 from nvrx_slurm.cli.job import JOB_NAME_ENV, KILL_WAIT_ENV, worker_argv
 from nvrx_slurm.config.launch import LaunchConfig
 from nvrx_slurm.control.auth import TOKEN_ENV, new_token
-from nvrx_slurm.core.chain import ended_from_outside
+from nvrx_slurm.core.chain import Outside, ended_from_outside
 from nvrx_slurm.core.words import utc
 from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import ExitCode, UsageError
@@ -124,9 +124,12 @@ def run_step(here: Here, script: str, args: tuple[str, ...], words: Sequence[str
         began_s = time.time()
         step = _start_step(here, slurm, directory, words, console, changed)
         code = step.wait(here.launch.rdzv_conf.join_timeout)
-        _complete_result(here.control, slurm, directory, code, began_s, console.say)
+        outside = _complete_result(here.control, slurm, directory, code, began_s, console.say)
+        if outside is not None and not (chain is not None and chain.requeues):
+            name = signal.Signals(code - 128).name
+            console.say(f"job {slurm.job_id} got {name}: {outside.value}")
         if chain is not None:
-            chain.after(code, directory)
+            chain.after(code, directory, outside)
         return code
     finally:
         console.finish(_FLUSH_S)
@@ -168,9 +171,10 @@ def _complete_result(
     code: int,
     began_s: float,
     say: Callable[[str], None],
-) -> None:
-    """Add what ended a job that got a signal; of a step without a coordinator write the result itself."""
+) -> Outside | None:
+    """Add what ended a job that got a signal, and return it. Without a coordinator write the result itself."""
     found, now_s = result_of(directory.path), time.time()
+    outside = None
     result = found or {
         "code": code,
         "reason": f"no coordinator has told the end; the agents said last: {_last_lines(directory)}",
@@ -179,15 +183,16 @@ def _complete_result(
     }
     if code - 128 in ENDING and not result.get("out_of_time"):  # Slurm's signal tells no reason
         with suppress(SlurmError):
-            job = control.slurm.job(slurm.job_id)
-            why = ended_from_outside(job.state, job.reason, job.restarts > slurm.restart_count)
-            say(f"job {slurm.job_id} got {signal.Signals(code - 128).name}: {why}")
-            result = {**result, "ended_by": why}
+            job, preempted = control.slurm.job(slurm.job_id), control.slurm.preempted(slurm.job_id)
+            requeued = job.restarts > slurm.restart_count
+            outside = ended_from_outside(job.state, job.reason, requeued, preempted)
+            result = {**result, "ended_by": outside.value}
     try:
         if result != found:
             write_atomic(directory.result, (json.dumps(result, indent=1) + "\n").encode())
     except OSError as error:
         say(f"cannot write {directory.result}: {error.strerror}")
+    return outside
 
 
 def _last_lines(directory: RunDir) -> str:
