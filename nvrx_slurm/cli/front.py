@@ -33,7 +33,7 @@ from nvrx_slurm.errors import ExitCode, UsageError
 from nvrx_slurm.node.output.console import Console
 from nvrx_slurm.node.output.out_file import OUT_ENV
 from nvrx_slurm.node.run_dir import RunDir
-from nvrx_slurm.slurm import srun
+from nvrx_slurm.slurm import share, srun
 from nvrx_slurm.slurm.api.facts import NoAnswer, SlurmError
 from nvrx_slurm.slurm.control import END_TIME, Control
 from nvrx_slurm.slurm.env import SlurmContext
@@ -60,20 +60,22 @@ def step_argv(here: Here, directory: RunDir, words: Sequence[str]) -> list[str]:
 
     --no-kill: a lost node must not end the step. --kill-on-bad-exit=0, --wait=0: agents decide about restarts and the
     end, srun does not. --mpi=none: no PMI. Output goes to files, because tasks whose output goes through srun die with
-    srun's host. There is no input. --cpus-per-task: srun of Slurm 22.05 to 23.02 does not take it from the job.
+    srun's host. There is no input. Several agents per node share it as tasks do; --cpus-per-task: srun of Slurm 22.05
+    to 23.02 does not take it from the job.
     """
     slurm, output = here.slurm, directory.path / NODE_LOG
     nodes = slurm.nnodes if slurm is not None else node_range(here).max
     per_node = slurm.launchers if slurm is not None else 1
     shape = [f"--nodes={nodes}", f"--ntasks={nodes * per_node}", f"--ntasks-per-node={per_node}"]
     files = ["--input=none", f"--output={output}", f"--error={output}", "--open-mode=append"]
-    cpus = (
-        [f"--cpus-per-task={slurm.cpus_per_task}"]
-        if slurm is not None and slurm.cpus_per_task
-        else []
-    )
+    if per_node == 1:
+        resources = share.srun_options(here.env)
+    else:
+        cpus = slurm.cpus_per_task if slurm is not None else 0
+        resources = ["--export=ALL", *([f"--cpus-per-task={cpus}"] if cpus else [])]
     extra = [f"--job-name={step_name()}", *here.launch.srun_args]
-    return ["srun", *_SURVIVAL, *shape, *files, *cpus, *extra, *_own_command(here.launch), *words]
+    own = _own_command(here.launch)
+    return ["srun", *_SURVIVAL, *shape, *files, *resources, *extra, *own, *words]
 
 
 def _own_command(launch: LaunchConfig) -> list[str]:
@@ -212,7 +214,8 @@ def _as_it_is_now(slurm: SlurmContext, control: Control) -> SlurmContext:
 
 def _step_env(here: Here, slurm: SlurmContext, directory: RunDir) -> dict[str, str]:
     """An image may be without Slurm's tools, so the agents are told what they would ask."""
-    env = {**os.environ, RUN_ENV: directory.run, OUT_ENV: os.path.realpath("/proc/self/fd/1")}
+    asked = share.srun_env(os.environ) if slurm.launchers == 1 else os.environ
+    env = {**asked, RUN_ENV: directory.run, OUT_ENV: os.path.realpath("/proc/self/fd/1")}
     if _in_container(here.launch) and END_TIME not in env:  # Slurm 22.05
         left_s = here.control.time_left_s(slurm.job_id)
         env |= (

@@ -150,16 +150,25 @@ def workers_per_node(here: Here) -> int:
     """The number behind --nproc-per-node. Raises UsageError for `gpu` where there is none, and for too few workers."""
     slurm, nproc = here.slurm, here.launch.nproc_per_node
     if nproc is None:
-        nproc = max(1, slurm.gpus_per_node // slurm.launchers) if slurm is not None else 1
+        nproc = max(1, _gpus_of_slurm(slurm, here.env)) if slurm is not None else 1
     elif isinstance(nproc, str):
         found = 0 if nproc == "cpu" else gpus.count(here.env)
+        if nproc != "cpu" and slurm is not None:
+            found = _gpus_of_slurm(slurm, here.env) or found
         if found == 0 and nproc == "gpu":
             raise UsageError(
-                "--nproc-per-node=gpu, but NVML shows no GPU on this node; give a number, or `cpu`"
+                "--nproc-per-node=gpu, but neither Slurm nor NVML shows a GPU on this node; give a number, or `cpu`"
             )
         nproc = found or len(os.sched_getaffinity(0))
     here.launch.check_local_ranks(nproc)
     return nproc
+
+
+def _gpus_of_slurm(slurm: SlurmContext, env: Mapping[str, str]) -> int:
+    """The GPUs that Slurm gave each agent, of any vendor; fewer where a list of devices names fewer."""
+    given = slurm.gpus_per_node // slurm.launchers
+    named = [count for name in gpus.LISTS if (count := gpus.listed(env, name)) is not None]
+    return min([given, *named])
 
 
 def on_node(here: Here, nproc: int) -> OnNode:

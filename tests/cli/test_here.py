@@ -77,6 +77,19 @@ def test_nodes_beyond_min_are_spares(flags: dict[str, object], expected: tuple[i
         assert node_range(here) == expected
 
 
+@pytest.mark.parametrize(
+    ("lists", "expected"),
+    [
+        ({}, 4), ({"ZE_AFFINITY_MASK": "0,1"}, 2), ({"ROCR_VISIBLE_DEVICES": "0,1,2,3", "HIP_VISIBLE_DEVICES": "3"}, 1),
+        ({"CUDA_VISIBLE_DEVICES": "0,1,-1,2"}, 2),
+    ],
+)  # fmt: skip
+def test_gpus_are_those_of_slurm_that_the_lists_name(lists: dict[str, str], expected: int) -> None:
+    env = {**ONE_TASK, "SLURM_GPUS_ON_NODE": "4", **lists}
+    for flags in ({}, {"nproc_per_node": "gpu"}, {"nproc_per_node": "auto"}):
+        assert workers_per_node(of(env, flags)) == expected
+
+
 def test_an_endpoint_with_port_0_is_one_node_that_meets_no_other() -> None:
     here = of({}, {"rdzv_endpoint": "localhost:0", "rdzv_backend": "c10d"})
     assert rendezvous.meeting(here, NodeRange(1, 1)) is None

@@ -1,0 +1,59 @@
+"""What a step with one task per node gets of the job: all that the job has on the node. Pure.
+
+A header may have a task per GPU. Then its options describe tasks that we do not start. srun takes them from its
+environment; checked on 22.05 and 26.05.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from nvrx_slurm.slurm import nodelist
+
+_OF_TASKS = re.compile(
+    r"S(?:LURM|RUN)_(?:\w+_PER_TASK|NTASKS_PER_(?:CORE|GPU|SOCKET)|(?:CPU|GPU|MEM|TRES)_BIND\w*)"
+)
+
+
+def srun_env(env: Mapping[str, str]) -> dict[str, str]:
+    """For srun: without what the header says about each of its tasks."""
+    return {name: value for name, value in env.items() if not _OF_TASKS.fullmatch(name)}
+
+
+def srun_options(env: Mapping[str, str]) -> list[str]:
+    """Ranks get the environment of the batch script, also after sbatch --export, and what `srun_env` leaves out."""
+    kept = [
+        f"{name}={value}"
+        for name, value in sorted(env.items())
+        if name.endswith("_PER_TASK") and _OF_TASKS.fullmatch(name) and "," not in value
+    ]
+    gpus = _gpus_by_tasks(env)
+    return [f"--export={','.join(['ALL', *kept])}", *([f"--gpus-per-node={gpus}"] if gpus else [])]
+
+
+def lost(env: Mapping[str, str], usable_cpus: int, machine_cpus: int) -> str:
+    """A sentence where this task has a small part of what its job has on the node, else ""."""
+    found = []
+    share = min(nodelist.different_counts(env.get("SLURM_JOB_CPUS_PER_NODE") or "0"))
+    if usable_cpus * 2 < min(share, machine_cpus):
+        found.append(f"{usable_cpus} of {share} CPUs")
+    given, of_job = env.get("SLURM_GPUS_ON_NODE", ""), env.get("SLURM_JOB_GPUS", "")
+    if given.isdecimal() and of_job and int(given) < (count := of_job.count(",") + 1):
+        found.append(f"{given} of {count} GPUs")
+    if not found:
+        return ""
+    return (
+        f"this task may use {' and '.join(found)} that the job has on its node;"
+        " start nvrx-run without srun, or leave options per task and --cpu-bind out of that srun"
+    )
+
+
+def _gpus_by_tasks(env: Mapping[str, str]) -> int:
+    """GPUs of each node where they were asked for per task, which srun would give our one task; else 0."""
+    per_task = re.search(r"gres/gpu[^,]*[=:](\d+)", env.get("SLURM_TRES_PER_TASK", ""))
+    per_task = per_task or re.search(r"(?:^|:)(\d+)$", env.get("SLURM_GPUS_PER_TASK", ""))
+    if not per_task:
+        return 0
+    tasks = min(nodelist.different_counts(env.get("SLURM_TASKS_PER_NODE") or "1"))
+    return int(per_task[1]) * tasks
