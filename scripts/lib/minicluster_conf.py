@@ -49,7 +49,8 @@ class Settings:
     """The shape and patience of a minicluster.
 
     nodes: 1..64, named n1..nN, with the variant "dots" n1.mini. cpus_per_node: CPUs that Slurm believes each node
-    has, 1..1024 (the real ones are shared by all). kill_wait_s: slurm.conf's KillWait, seconds from SIGTERM to SIGKILL, 1..65533.
+    has, 1..1024 (the real ones are shared by all). kill_wait_s: slurm.conf's KillWait, seconds from SIGTERM to
+    SIGKILL, 1..65533.
     extra: lines appended to slurm.conf, for tests of special settings. slurm: "" for Debian's, else a version.
     variants: names in VARIANTS.
     """

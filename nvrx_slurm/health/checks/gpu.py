@@ -113,8 +113,8 @@ def gpu_count(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
             why.code == "LIBRARY_NOT_FOUND" or not on_bus
         )
         # of another vendor, or pretended: what cannot be read is unknown, and not sick
-        no_nvidia = isinstance(why, gpus.NoNvml) and not pci.gpus(node.path("/sys"))
-        of_others = no_nvidia and why.code == "LIBRARY_NOT_FOUND"
+        no_library = isinstance(why, gpus.NoNvml) and why.code == "LIBRARY_NOT_FOUND"
+        of_others = no_library and not pci.gpus(node.path("/sys"))
         not_expected = of_others or (is_cpu_node and not given)
         if _says_nothing(why) or (not_expected and not of_site):
             raise
