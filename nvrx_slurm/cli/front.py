@@ -223,6 +223,7 @@ def _step_env(here: Here, slurm: SlurmContext, directory: RunDir) -> dict[str, s
             if left_s is not None and left_s < math.inf
             else {}
         )
+    env[share.DEVICES_ENV] = share.own_devices(env, slurm.nnodes) if slurm.launchers == 1 else ""
     env[JOB_NAME_ENV] = env.get(JOB_NAME_ENV) or env.get("SLURM_JOB_NAME", "")
     env[TOKEN_ENV] = env.get(TOKEN_ENV) or new_token()
     env[KILL_WAIT_ENV] = env.get(KILL_WAIT_ENV) or f"{here.control.kill_wait_s():g}"
@@ -329,7 +330,8 @@ class Step:
     def _give_up(self, start_timeout_s: float) -> int:
         self._say(
             f"Slurm has not started the step within {start_timeout_s:g} s (join timeout): its nodes are lost or"
-            " busy with another step of this job; add --srun-arg=--overlap to share them"
+            " busy with another step of this job; add --srun-arg=--overlap to share them, and set CUDA_VISIBLE_DEVICES"
+            " for each run, as they share the GPUs, too"
         )
         self._signal(signal.SIGKILL)
         self._srun.reap()

@@ -7,10 +7,14 @@ environment; checked on 22.05 and 26.05.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 
+from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm import nodelist
 
+DEVICES_ENV = "NVRX_DEVICES"
+# those that Slurm sets
+_LISTS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 _OF_TASKS = re.compile(
     r"S(?:LURM|RUN)_(?:\w+_PER_TASK|NTASKS_PER_(?:CORE|GPU|SOCKET)|(?:CPU|GPU|MEM|TRES)_BIND\w*)"
 )
@@ -30,6 +34,35 @@ def srun_options(env: Mapping[str, str]) -> list[str]:
     ]
     gpus = _gpus_by_tasks(env)
     return [f"--export={','.join(['ALL', *kept])}", *([f"--gpus-per-node={gpus}"] if gpus else [])]
+
+
+def own_devices(env: Mapping[str, str], nodes: int) -> str:
+    """The lists of devices that the user set, as "NAME=0,1 NAME=0,1"; srun gives the step lists of Slurm's own.
+
+    Slurm's are the job's numbers, or 0, 1, ... in a cgroup. Names of devices, other than numbers, are those of one node.
+    """
+    given = env.get("SLURM_GPUS_ON_NODE", "")
+    if not given.isdecimal():
+        return ""
+    of_slurm = (env.get("SLURM_JOB_GPUS"), ",".join(map(str, range(int(given)))))
+    found = {name: env[name].replace(" ", "") for name in _LISTS if name in env}
+    return " ".join(
+        f"{name}={value}"
+        for name, value in found.items()
+        if value not in of_slurm and (nodes == 1 or not re.search(r"[^0-9,]", value))
+    )
+
+
+def take_own_devices(env: MutableMapping[str, str]) -> None:
+    """Put the lists of `own_devices` in the place of Slurm's. Raises UsageError where Slurm gave other devices."""
+    for name, _, value in (pair.partition("=") for pair in env.get(DEVICES_ENV, "").split()):
+        given = env.get(name, value)
+        if not set(filter(None, value.split(","))) <= set(given.split(",")):
+            raise UsageError(
+                f"{name}={value} is set where nvrx-run was started, but Slurm gave the step {given} on this node;"
+                f" unset {name}, or name devices that each node has"
+            )
+        env[name] = value
 
 
 def lost(env: Mapping[str, str], usable_cpus: int, machine_cpus: int) -> str:

@@ -76,3 +76,45 @@ def test_gpus_that_nvml_does_not_know_are_counted_by_slurm(needs_slurm: None, cl
         assert [one["ROCR_VISIBLE_DEVICES"] for one in told(job)] == ["0,1,2"] * 3
         assert "CUDA_VISIBLE_DEVICES" not in told(job)[0]
         jobs.check()
+
+
+def test_runs_side_by_side_keep_the_devices_that_the_user_gave_them(varied: Jobs):
+    lead = """for half in 0,1 3,2; do
+    WHICH=$half- CUDA_VISIBLE_DEVICES=$half nvrx-run --srun-arg=--overlap worker.py &
+done
+wait
+export CUDA_VISIBLE_DEVICES=2,7"""
+    job = varied.submit(TELLS, "", 1, ("--gpus-per-node=4",), lead=lead)
+    job.ends("FAILED", 2)
+    assert [(one["CUDA_VISIBLE_DEVICES"], one["RANK"]) for one in told(job)] == [
+        ("0,1", "0"), ("0,1", "1"), ("3,2", "0"), ("3,2", "1"),
+    ]  # fmt: skip
+    assert "CUDA_VISIBLE_DEVICES=2,7" in job.said() and "0,1,2,3" in job.said()
+
+
+def test_ranks_have_the_environment_of_the_batch_script(varied: Jobs):
+    """Of sbatch --export only the script has a part."""
+    job = varied.new(TELLS)
+    path = varied.environment(job)[0].removeprefix("--export=ALL,")
+    script = "#!/bin/bash\nexport HOME=/there MINE=yes\nexec nvrx-run worker.py\n"
+    job.job_id = varied.cluster.submit(script, "--nodes=2", f"--export={path}", f"--chdir={job.directory}")
+    job.ends("COMPLETED", 0)
+    assert [(one["HOME"], one["MINE"]) for one in told(job)] == [("/there", "yes")] * 2
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("env", "nodes", "own"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, 2, ""),  # in a cgroup
+        ({"CUDA_VISIBLE_DEVICES": "4,5"}, 2, ""),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, 2, "CUDA_VISIBLE_DEVICES=1"),
+        ({"CUDA_VISIBLE_DEVICES": ""}, 2, "CUDA_VISIBLE_DEVICES="),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-1, GPU-2"}, 1, "CUDA_VISIBLE_DEVICES=GPU-1,GPU-2"),
+        ({"CUDA_VISIBLE_DEVICES": "MIG-1"}, 2, ""),  # Slurm's, and other ones on the other node
+        ({"ROCR_VISIBLE_DEVICES": "5", "ZE_AFFINITY_MASK": "4"}, 2, "ROCR_VISIBLE_DEVICES=5 ZE_AFFINITY_MASK=4"),
+        ({"CUDA_VISIBLE_DEVICES": "3", "SLURM_GPUS_ON_NODE": ""}, 2, ""),  # of a login node
+    ],
+)
+def test_lists_that_are_the_users(env: dict[str, str], nodes: int, own: str):
+    assert share.own_devices({"SLURM_GPUS_ON_NODE": "2", "SLURM_JOB_GPUS": "4,5", **env}, nodes) == own
