@@ -14,6 +14,7 @@ import select
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +23,15 @@ from pathlib import Path
 
 from nvrx_slurm.child import processes
 from nvrx_slurm.cli.chain import Chain
-from nvrx_slurm.cli.here import RUN_ENV, Here, node_range, own_run_dir, run_dir
+from nvrx_slurm.cli.here import (
+    RUN_ENV,
+    STDIN_ENV,
+    Here,
+    node_range,
+    own_run_dir,
+    passes_input_on,
+    run_dir,
+)
 from nvrx_slurm.cli.job import JOB_NAME_ENV, KILL_WAIT_ENV, worker_argv
 from nvrx_slurm.config.launch import LaunchConfig
 from nvrx_slurm.control.auth import TOKEN_ENV, new_token
@@ -60,14 +69,15 @@ def step_argv(here: Here, directory: RunDir, words: Sequence[str]) -> list[str]:
 
     --no-kill: a lost node must not end the step. --kill-on-bad-exit=0, --wait=0: agents decide about restarts and the
     end, srun does not. --mpi=none: no PMI. Output goes to files, because tasks whose output goes through srun die with
-    srun's host. There is no input. Several agents per node share it as tasks do; --cpus-per-task: srun of Slurm 22.05
-    to 23.02 does not take it from the job.
+    srun's host. A terminal's input goes to the only rank. Several agents per node share it as tasks do;
+    --cpus-per-task: srun of Slurm 22.05 to 23.02 does not take it from the job.
     """
     slurm, output = here.slurm, directory.path / NODE_LOG
     nodes = slurm.nnodes if slurm is not None else node_range(here).max
     per_node = slurm.launchers if slurm is not None else 1
     shape = [f"--nodes={nodes}", f"--ntasks={nodes * per_node}", f"--ntasks-per-node={per_node}"]
-    files = ["--input=none", f"--output={output}", f"--error={output}", "--open-mode=append"]
+    stdin = "0" if passes_input_on(here, nodes * per_node) else "none"
+    files = [f"--input={stdin}", f"--output={output}", f"--error={output}", "--open-mode=append"]
     if per_node == 1:
         resources = share.srun_options(here.env)
     else:
@@ -111,7 +121,8 @@ def run_step(here: Here, script: str, args: tuple[str, ...], words: Sequence[str
     changed = slurm != began_as
     here = replace(here, slurm=slurm)
     node_range(here)
-    console = Console("nvrx-run", refresh_s=REFRESH_S)
+    prompts = passes_input_on(here, slurm.nnodes * slurm.launchers)
+    console = Console("nvrx-run", refresh_s=REFRESH_S, prompts=prompts)
     try:
         chain = None
         if here.launch.until_done or here.launch.chain_links is not None:
@@ -161,9 +172,8 @@ def _start_step(
         if verbose
         else f"starting {tasks} tasks: the srun command is in {directory.srun_command}"
     )
-    return Step(
-        argv, _step_env(here, slurm, directory), directory, slurm.job_id, here.control, console
-    )
+    env = _step_env(here, slurm, directory, argv)
+    return Step(argv, env, directory, slurm.job_id, here.control, console)
 
 
 def _complete_result(
@@ -212,7 +222,9 @@ def _as_it_is_now(slurm: SlurmContext, control: Control) -> SlurmContext:
     return replace(slurm, nodes=nodes, nnodes=len(nodes))
 
 
-def _step_env(here: Here, slurm: SlurmContext, directory: RunDir) -> dict[str, str]:
+def _step_env(
+    here: Here, slurm: SlurmContext, directory: RunDir, argv: Sequence[str]
+) -> dict[str, str]:
     """An image may be without Slurm's tools, so the agents are told what they would ask."""
     asked = share.srun_env(os.environ) if slurm.launchers == 1 else os.environ
     env = {**asked, RUN_ENV: directory.run, OUT_ENV: os.path.realpath("/proc/self/fd/1")}
@@ -223,6 +235,8 @@ def _step_env(here: Here, slurm: SlurmContext, directory: RunDir) -> dict[str, s
             if left_s is not None and left_s < math.inf
             else {}
         )
+    if "--input=0" in argv:
+        env[STDIN_ENV] = "1"
     env[share.DEVICES_ENV] = share.own_devices(env, slurm.nnodes) if slurm.launchers == 1 else ""
     env[JOB_NAME_ENV] = env.get(JOB_NAME_ENV) or env.get("SLURM_JOB_NAME", "")
     env[TOKEN_ENV] = env.get(TOKEN_ENV) or new_token()
@@ -264,7 +278,8 @@ class Step:
             # an ignored signal (nohup) stays ignored
             if signal.getsignal(signum) is not signal.SIG_IGN:
                 signal.signal(signum, _noted)
-        self._srun = processes.start(argv, env, 1, 2)
+        stdin = 0 if STDIN_ENV in env else subprocess.DEVNULL
+        self._srun = processes.start(argv, env, 1, 2, stdin=stdin)
         self._held = _NOT_YET  # a descriptor that keeps the step alive should srun be killed
         self._lost = 0  # negative: the signal that killed srun; the step lives on
         self._ask_at = 0.0

@@ -29,6 +29,8 @@ from nvrx_slurm.system import gpus
 
 # name of the run's directory, set for the tasks of a step by the nvrx-run that starts it
 RUN_ENV = "NVRX_RUN"
+# set for the task of a step where srun passes the terminal's input on
+STDIN_ENV = "NVRX_STDIN"
 
 
 class StartPlace(Enum):
@@ -180,6 +182,20 @@ def on_node(here: Here, nproc: int) -> OnNode:
     if gpus.count(here.env) == nproc:
         return OnNode(position, 0, nproc)
     return OnNode(position, position, slurm.launchers * nproc)
+
+
+def in_foreground() -> bool:
+    """Whether this process may read from its terminal; a shell that has it in the background reads itself."""
+    with suppress(OSError):
+        return os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp()
+    return False
+
+
+def passes_input_on(here: Here, agents: int) -> bool:
+    """Whether the terminal's input is for the one rank of a step."""
+    nproc = here.launch.nproc_per_node
+    one_rank = agents == 1 and not isinstance(nproc, str) and workers_per_node(here) == 1
+    return one_rank and in_foreground()
 
 
 def working_directory() -> Path:

@@ -39,7 +39,7 @@ def srun_options(env: Mapping[str, str]) -> list[str]:
 def own_devices(env: Mapping[str, str], nodes: int) -> str:
     """The lists of devices that the user set, as "NAME=0,1 NAME=0,1"; srun gives the step lists of Slurm's own.
 
-    Slurm's are the job's numbers, or 0, 1, ... in a cgroup. Names of devices, other than numbers, are those of one node.
+    Slurm's are the job's numbers, or 0, 1, ... in a cgroup. Names, other than numbers, are those of one node's devices.
     """
     given = env.get("SLURM_GPUS_ON_NODE", "")
     if not given.isdecimal():
