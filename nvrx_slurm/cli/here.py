@@ -9,7 +9,7 @@ import itertools
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
@@ -96,7 +96,7 @@ def find_here(resolved: Resolved, env: Mapping[str, str]) -> Here:
 def layout(here: Here) -> Layout:
     """The shape of the job. Asks nothing. Raises UsageError where the allocation does not fit the settings."""
     nodes, nproc = node_range(here), workers_per_node(here)
-    return Layout(nodes, nproc, on_node(here, nproc), run_dir(here))
+    return Layout(nodes, nproc, on_node(here, nproc), _run_dir_in_step(here))
 
 
 def _place(launch: LaunchConfig, env: Mapping[str, str]) -> tuple[StartPlace, SlurmContext | None]:
@@ -222,11 +222,29 @@ def run_dir(here: Here) -> RunDir:
     return RunDir(log_dir, _file_name(run_id), "r0")
 
 
+def _run_dir_in_step(here: Here) -> RunDir:
+    """Of several runs in one step, as in `srun --pty bash`, each has its own: the first without an end.
+
+    All agents of a run find the same one: those before it have ended on each node.
+    """
+    wanted = run_dir(here)
+    if here.place is not StartPlace.TASK or RUN_ENV in here.env or here.launch.dry_run:
+        return wanted
+    if here.slurm is not None and here.slurm.nnodes * here.slurm.launchers == 1:
+        return own_run_dir(wanted)
+    return next(one for one in _numbered(wanted) if not one.result.exists())
+
+
+def _numbered(wanted: RunDir) -> Iterator[RunDir]:
+    yield wanted
+    for number in itertools.count(2):
+        yield replace(wanted, run=f"{wanted.run}_{number}")
+
+
 def own_run_dir(wanted: RunDir) -> RunDir:
     """Make the first of r0, r0_2, r0_3, ... that no other nvrx-run of this allocation has made."""
     wanted.create_parent()
-    for number in itertools.count(1):
-        mine = wanted if number == 1 else replace(wanted, run=f"{wanted.run}_{number}")
+    for mine in _numbered(wanted):
         with suppress(FileExistsError):
             mine.path.mkdir()
             break

@@ -49,3 +49,15 @@ def test_without_a_terminal_the_advice_says_why_there_is_no_input(varied: Jobs):
     job = varied.submit(ASKS, "", 1)
     job.ends("FAILED", 1)
     assert "no-input" in str(job.result()["first_cause"]["finding"]), job.result()
+
+
+def test_each_run_of_a_shell_has_a_directory_of_its_own(varied: Jobs):
+    """Also side by side, and of a step with several tasks whose script starts nvrx-run twice."""
+    job = varied.new("mark('ran')\n")
+    side_by_side = "echo 'go? '; read x; nvrx-run worker.py & nvrx-run worker.py; wait"
+    shown = typed(varied, job, ["srun", "--nodes=1", "--pty", "bash", "-c", side_by_side], "go? ", "go")
+    assert shown.count("job ends with code 0") == 2
+    twice = "nvrx-run worker.py; nvrx-run worker.py"
+    varied.srun(job, "--nodes=2", "--ntasks-per-node=1", "--no-kill", "bash", "-c", twice)
+    runs = sorted(path.name for path in job.directory.glob("nvrx_logs/[0-9]*/r*"))
+    assert runs == ["r0", "r0", "r0_2", "r0_2"] and len(job.marks("ran")) == 2 + 4
