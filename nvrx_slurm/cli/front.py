@@ -101,7 +101,9 @@ def _own_command(launch: LaunchConfig) -> list[str]:
 
 
 def _in_container(launch: LaunchConfig) -> bool:
-    return bool(launch.step_prefix) or any("--container-image" in arg for arg in launch.srun_args)
+    """By pyxis, or CSCS's plugin."""
+    by_srun = any("--container-image" in arg or "--environment" in arg for arg in launch.srun_args)
+    return bool(launch.step_prefix) or by_srun
 
 
 def run_step(here: Here, script: str, args: tuple[str, ...], words: Sequence[str]) -> int:
@@ -166,6 +168,11 @@ def _start_step(
     line = shlex.join(argv)
     directory.srun_command.write_text(line + "\n")
     console.follow(log, "", 1)
+    if components := os.environ.get("SLURM_HET_SIZE"):
+        console.say(
+            f"the job is heterogeneous: this run has the first of its {components} components, {slurm.nnodes} nodes;"
+            " ask for one component to train on all"
+        )
     verbose, tasks = here.ft.log_level <= logging.DEBUG, slurm.nnodes * slurm.launchers
     console.say(
         line
