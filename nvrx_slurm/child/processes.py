@@ -132,13 +132,18 @@ class Held:
         self.child.signal_group(signal.SIGKILL)
 
 
-def hold(argv: Sequence[str], env: Mapping[str, str], ignored: int = 0) -> Held:
+def hold(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    ignored: int = 0,
+    stdin: int = subprocess.DEVNULL,
+) -> Held:
     """Start the interpreter that will become `argv`, see `start`; it waits for `Held.release`.
 
     It ends by itself when this process ends or closes its end of the control socket. Raises OSError as `start` does.
     """
     null = subprocess.DEVNULL
-    return Held(*with_channel(lambda fd: start(argv, env, null, null, ignored, control_fd=fd)))
+    return Held(*with_channel(lambda fd: start(argv, env, null, null, ignored, stdin, fd)))
 
 
 def with_channel(

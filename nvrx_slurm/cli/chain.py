@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from nvrx_slurm.config.layers import Config
-from nvrx_slurm.core.chain import ChainDecision, ChainLimits, ChainLink, Next, decide
+from nvrx_slurm.core.chain import ChainDecision, ChainLimits, ChainLink, Next, Outside, decide
 from nvrx_slurm.core.words import unix_s
 from nvrx_slurm.node.run_dir import RunDir
 from nvrx_slurm.slurm.api.cli import Slurm
@@ -56,6 +56,11 @@ class Chain:
         self._links_file = Path(launch.chain_links) if launch.chain_links else None
         self._limits = limits(config)
 
+    @property
+    def requeues(self) -> bool:
+        """Whether its links are lives of one job."""
+        return self._links_file is None
+
     def begin(self, log_dir: Path) -> int | None:
         """The exit code of a link that has nothing to do, because an earlier one ended the chain; None: start."""
         if self._links_file is None:
@@ -77,16 +82,17 @@ class Chain:
                     f"--until-done has no effect: Slurm does not requeue job {job.job_id}; use sbatch --requeue"
                 )
 
-    def after(self, code: int, run: RunDir) -> None:
-        """This link has ended with `code`: requeue it, or tell the next one. Slurm's refusals are only said."""
+    def after(self, code: int, run: RunDir, outside: Outside | None) -> None:
+        """This link has ended with `code`, by `outside`: requeue it, or tell the next one. Slurm's refusals are only
+        said."""
         result = result_of(run.path)
         now_s = time.time()
-        last = ChainLink(code, now_s, bool(result.get("out_of_time")))
+        last = ChainLink(code, now_s, bool(result.get("out_of_time")), outside)
         found = decide([*self._earlier(run.log_dir), last], self._limits, now_s)
         excluded = tuple(map(str, result.get("excluded_nodes", ())))
         try:
             if self._links_file is None:
-                self._requeue(found, excluded)
+                self._requeue(found, excluded, outside)
             elif found.next is Next.END:
                 self._say(found.why)
                 self._cancel_later()
@@ -95,9 +101,12 @@ class Chain:
         except SlurmError as error:
             self._say(f"Slurm: {error}")
 
-    def _requeue(self, found: ChainDecision, excluded: Sequence[str]) -> None:
+    def _requeue(
+        self, found: ChainDecision, excluded: Sequence[str], outside: Outside | None
+    ) -> None:
         if found.next is not Next.CONTINUE:
-            self._say(f"the job is not requeued: {found.why}")
+            slurm_does = outside is Outside.REQUEUED
+            self._say(found.why if slurm_does else f"the job is not requeued: {found.why}")
             return
         _until_answered(lambda: start_again(self._slurm, self._job.job_id))
         self._say(f"the job is requeued: {found.why}")

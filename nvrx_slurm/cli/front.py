@@ -14,6 +14,7 @@ import select
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -22,18 +23,26 @@ from pathlib import Path
 
 from nvrx_slurm.child import processes
 from nvrx_slurm.cli.chain import Chain
-from nvrx_slurm.cli.here import RUN_ENV, Here, node_range, own_run_dir, run_dir
+from nvrx_slurm.cli.here import (
+    RUN_ENV,
+    STDIN_ENV,
+    Here,
+    node_range,
+    own_run_dir,
+    passes_input_on,
+    run_dir,
+)
 from nvrx_slurm.cli.job import JOB_NAME_ENV, KILL_WAIT_ENV, worker_argv
 from nvrx_slurm.config.launch import LaunchConfig
 from nvrx_slurm.control.auth import TOKEN_ENV, new_token
-from nvrx_slurm.core.chain import ended_from_outside
+from nvrx_slurm.core.chain import Outside, ended_from_outside
 from nvrx_slurm.core.words import utc
 from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import ExitCode, UsageError
 from nvrx_slurm.node.output.console import Console
 from nvrx_slurm.node.output.out_file import OUT_ENV
 from nvrx_slurm.node.run_dir import RunDir
-from nvrx_slurm.slurm import srun
+from nvrx_slurm.slurm import share, srun
 from nvrx_slurm.slurm.api.facts import NoAnswer, SlurmError
 from nvrx_slurm.slurm.control import END_TIME, Control
 from nvrx_slurm.slurm.env import SlurmContext
@@ -60,20 +69,23 @@ def step_argv(here: Here, directory: RunDir, words: Sequence[str]) -> list[str]:
 
     --no-kill: a lost node must not end the step. --kill-on-bad-exit=0, --wait=0: agents decide about restarts and the
     end, srun does not. --mpi=none: no PMI. Output goes to files, because tasks whose output goes through srun die with
-    srun's host. There is no input. --cpus-per-task: srun of Slurm 22.05 to 23.02 does not take it from the job.
+    srun's host. A terminal's input goes to the only rank. Several agents per node share it as tasks do;
+    --cpus-per-task: srun of Slurm 22.05 to 23.02 does not take it from the job.
     """
     slurm, output = here.slurm, directory.path / NODE_LOG
     nodes = slurm.nnodes if slurm is not None else node_range(here).max
     per_node = slurm.launchers if slurm is not None else 1
     shape = [f"--nodes={nodes}", f"--ntasks={nodes * per_node}", f"--ntasks-per-node={per_node}"]
-    files = ["--input=none", f"--output={output}", f"--error={output}", "--open-mode=append"]
-    cpus = (
-        [f"--cpus-per-task={slurm.cpus_per_task}"]
-        if slurm is not None and slurm.cpus_per_task
-        else []
-    )
+    stdin = "0" if passes_input_on(here, nodes * per_node) else "none"
+    files = [f"--input={stdin}", f"--output={output}", f"--error={output}", "--open-mode=append"]
+    if per_node == 1:
+        resources = share.srun_options(here.env)
+    else:
+        cpus = slurm.cpus_per_task if slurm is not None else 0
+        resources = ["--export=ALL", *([f"--cpus-per-task={cpus}"] if cpus else [])]
     extra = [f"--job-name={step_name()}", *here.launch.srun_args]
-    return ["srun", *_SURVIVAL, *shape, *files, *cpus, *extra, *_own_command(here.launch), *words]
+    own = _own_command(here.launch)
+    return ["srun", *_SURVIVAL, *shape, *files, *resources, *extra, *own, *words]
 
 
 def _own_command(launch: LaunchConfig) -> list[str]:
@@ -89,7 +101,9 @@ def _own_command(launch: LaunchConfig) -> list[str]:
 
 
 def _in_container(launch: LaunchConfig) -> bool:
-    return bool(launch.step_prefix) or any("--container-image" in arg for arg in launch.srun_args)
+    """By pyxis, or CSCS's plugin."""
+    by_srun = any("--container-image" in arg or "--environment" in arg for arg in launch.srun_args)
+    return bool(launch.step_prefix) or by_srun
 
 
 def run_step(here: Here, script: str, args: tuple[str, ...], words: Sequence[str]) -> int:
@@ -109,7 +123,8 @@ def run_step(here: Here, script: str, args: tuple[str, ...], words: Sequence[str
     changed = slurm != began_as
     here = replace(here, slurm=slurm)
     node_range(here)
-    console = Console("nvrx-run", refresh_s=REFRESH_S)
+    prompts = passes_input_on(here, slurm.nnodes * slurm.launchers)
+    console = Console("nvrx-run", refresh_s=REFRESH_S, prompts=prompts)
     try:
         chain = None
         if here.launch.until_done or here.launch.chain_links is not None:
@@ -124,9 +139,12 @@ def run_step(here: Here, script: str, args: tuple[str, ...], words: Sequence[str
         began_s = time.time()
         step = _start_step(here, slurm, directory, words, console, changed)
         code = step.wait(here.launch.rdzv_conf.join_timeout)
-        _complete_result(here.control, slurm, directory, code, began_s, console.say)
+        outside = _complete_result(here.control, slurm, directory, code, began_s, console.say)
+        if outside is not None and not (chain is not None and chain.requeues):
+            name = signal.Signals(code - 128).name
+            console.say(f"job {slurm.job_id} got {name}: {outside.value}")
         if chain is not None:
-            chain.after(code, directory)
+            chain.after(code, directory, outside)
         return code
     finally:
         console.finish(_FLUSH_S)
@@ -150,15 +168,19 @@ def _start_step(
     line = shlex.join(argv)
     directory.srun_command.write_text(line + "\n")
     console.follow(log, "", 1)
+    if components := os.environ.get("SLURM_HET_SIZE"):
+        console.say(
+            f"the job is heterogeneous: this run has the first of its {components} components, {slurm.nnodes} nodes;"
+            " ask for one component to train on all"
+        )
     verbose, tasks = here.ft.log_level <= logging.DEBUG, slurm.nnodes * slurm.launchers
     console.say(
         line
         if verbose
         else f"starting {tasks} tasks: the srun command is in {directory.srun_command}"
     )
-    return Step(
-        argv, _step_env(here, slurm, directory), directory, slurm.job_id, here.control, console
-    )
+    env = _step_env(here, slurm, directory, argv)
+    return Step(argv, env, directory, slurm.job_id, here.control, console)
 
 
 def _complete_result(
@@ -168,9 +190,10 @@ def _complete_result(
     code: int,
     began_s: float,
     say: Callable[[str], None],
-) -> None:
-    """Add what ended a job that got a signal; of a step without a coordinator write the result itself."""
+) -> Outside | None:
+    """Add what ended a job that got a signal, and return it. Without a coordinator write the result itself."""
     found, now_s = result_of(directory.path), time.time()
+    outside = None
     result = found or {
         "code": code,
         "reason": f"no coordinator has told the end; the agents said last: {_last_lines(directory)}",
@@ -179,15 +202,16 @@ def _complete_result(
     }
     if code - 128 in ENDING and not result.get("out_of_time"):  # Slurm's signal tells no reason
         with suppress(SlurmError):
-            job = control.slurm.job(slurm.job_id)
-            why = ended_from_outside(job.state, job.reason, job.restarts > slurm.restart_count)
-            say(f"job {slurm.job_id} got {signal.Signals(code - 128).name}: {why}")
-            result = {**result, "ended_by": why}
+            job, preempted = control.slurm.job(slurm.job_id), control.slurm.preempted(slurm.job_id)
+            requeued = job.restarts > slurm.restart_count
+            outside = ended_from_outside(job.state, job.reason, requeued, preempted)
+            result = {**result, "ended_by": outside.value}
     try:
         if result != found:
             write_atomic(directory.result, (json.dumps(result, indent=1) + "\n").encode())
     except OSError as error:
         say(f"cannot write {directory.result}: {error.strerror}")
+    return outside
 
 
 def _last_lines(directory: RunDir) -> str:
@@ -205,9 +229,12 @@ def _as_it_is_now(slurm: SlurmContext, control: Control) -> SlurmContext:
     return replace(slurm, nodes=nodes, nnodes=len(nodes))
 
 
-def _step_env(here: Here, slurm: SlurmContext, directory: RunDir) -> dict[str, str]:
+def _step_env(
+    here: Here, slurm: SlurmContext, directory: RunDir, argv: Sequence[str]
+) -> dict[str, str]:
     """An image may be without Slurm's tools, so the agents are told what they would ask."""
-    env = {**os.environ, RUN_ENV: directory.run, OUT_ENV: os.path.realpath("/proc/self/fd/1")}
+    asked = share.srun_env(os.environ) if slurm.launchers == 1 else os.environ
+    env = {**asked, RUN_ENV: directory.run, OUT_ENV: os.path.realpath("/proc/self/fd/1")}
     if _in_container(here.launch) and END_TIME not in env:  # Slurm 22.05
         left_s = here.control.time_left_s(slurm.job_id)
         env |= (
@@ -215,6 +242,9 @@ def _step_env(here: Here, slurm: SlurmContext, directory: RunDir) -> dict[str, s
             if left_s is not None and left_s < math.inf
             else {}
         )
+    if "--input=0" in argv:
+        env[STDIN_ENV] = "1"
+    env[share.DEVICES_ENV] = share.own_devices(env, slurm.nnodes) if slurm.launchers == 1 else ""
     env[JOB_NAME_ENV] = env.get(JOB_NAME_ENV) or env.get("SLURM_JOB_NAME", "")
     env[TOKEN_ENV] = env.get(TOKEN_ENV) or new_token()
     env[KILL_WAIT_ENV] = env.get(KILL_WAIT_ENV) or f"{here.control.kill_wait_s():g}"
@@ -255,7 +285,8 @@ class Step:
             # an ignored signal (nohup) stays ignored
             if signal.getsignal(signum) is not signal.SIG_IGN:
                 signal.signal(signum, _noted)
-        self._srun = processes.start(argv, env, 1, 2)
+        stdin = 0 if STDIN_ENV in env else subprocess.DEVNULL
+        self._srun = processes.start(argv, env, 1, 2, stdin=stdin)
         self._held = _NOT_YET  # a descriptor that keeps the step alive should srun be killed
         self._lost = 0  # negative: the signal that killed srun; the step lives on
         self._ask_at = 0.0
@@ -321,7 +352,8 @@ class Step:
     def _give_up(self, start_timeout_s: float) -> int:
         self._say(
             f"Slurm has not started the step within {start_timeout_s:g} s (join timeout): its nodes are lost or"
-            " busy with another step of this job; add --srun-arg=--overlap to share them"
+            " busy with another step of this job; add --srun-arg=--overlap to share them, and set CUDA_VISIBLE_DEVICES"
+            " for each run, as they share the GPUs, too"
         )
         self._signal(signal.SIGKILL)
         self._srun.reap()

@@ -9,7 +9,7 @@ import itertools
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
@@ -29,6 +29,8 @@ from nvrx_slurm.system import gpus
 
 # name of the run's directory, set for the tasks of a step by the nvrx-run that starts it
 RUN_ENV = "NVRX_RUN"
+# set for the task of a step where srun passes the terminal's input on
+STDIN_ENV = "NVRX_STDIN"
 
 
 class StartPlace(Enum):
@@ -94,7 +96,7 @@ def find_here(resolved: Resolved, env: Mapping[str, str]) -> Here:
 def layout(here: Here) -> Layout:
     """The shape of the job. Asks nothing. Raises UsageError where the allocation does not fit the settings."""
     nodes, nproc = node_range(here), workers_per_node(here)
-    return Layout(nodes, nproc, on_node(here, nproc), run_dir(here))
+    return Layout(nodes, nproc, on_node(here, nproc), _run_dir_in_step(here))
 
 
 def _place(launch: LaunchConfig, env: Mapping[str, str]) -> tuple[StartPlace, SlurmContext | None]:
@@ -150,16 +152,25 @@ def workers_per_node(here: Here) -> int:
     """The number behind --nproc-per-node. Raises UsageError for `gpu` where there is none, and for too few workers."""
     slurm, nproc = here.slurm, here.launch.nproc_per_node
     if nproc is None:
-        nproc = max(1, slurm.gpus_per_node // slurm.launchers) if slurm is not None else 1
+        nproc = max(1, _gpus_of_slurm(slurm, here.env)) if slurm is not None else 1
     elif isinstance(nproc, str):
         found = 0 if nproc == "cpu" else gpus.count(here.env)
+        if nproc != "cpu" and slurm is not None:
+            found = _gpus_of_slurm(slurm, here.env) or found
         if found == 0 and nproc == "gpu":
             raise UsageError(
-                "--nproc-per-node=gpu, but NVML shows no GPU on this node; give a number, or `cpu`"
+                "--nproc-per-node=gpu, but neither Slurm nor NVML shows a GPU on this node; give a number, or `cpu`"
             )
         nproc = found or len(os.sched_getaffinity(0))
     here.launch.check_local_ranks(nproc)
     return nproc
+
+
+def _gpus_of_slurm(slurm: SlurmContext, env: Mapping[str, str]) -> int:
+    """The GPUs that Slurm gave each agent, of any vendor; fewer where a list of devices names fewer."""
+    given = slurm.gpus_per_node // slurm.launchers
+    named = [count for name in gpus.LISTS if (count := gpus.listed(env, name)) is not None]
+    return min([given, *named])
 
 
 def on_node(here: Here, nproc: int) -> OnNode:
@@ -171,6 +182,20 @@ def on_node(here: Here, nproc: int) -> OnNode:
     if gpus.count(here.env) == nproc:
         return OnNode(position, 0, nproc)
     return OnNode(position, position, slurm.launchers * nproc)
+
+
+def in_foreground() -> bool:
+    """Whether this process may read from its terminal; a shell that has it in the background reads itself."""
+    with suppress(OSError):
+        return os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp()
+    return False
+
+
+def passes_input_on(here: Here, agents: int) -> bool:
+    """Whether the terminal's input is for the one rank of a step."""
+    nproc = here.launch.nproc_per_node
+    one_rank = agents == 1 and not isinstance(nproc, str) and workers_per_node(here) == 1
+    return one_rank and in_foreground()
 
 
 def working_directory() -> Path:
@@ -197,11 +222,29 @@ def run_dir(here: Here) -> RunDir:
     return RunDir(log_dir, _file_name(run_id), "r0")
 
 
+def _run_dir_in_step(here: Here) -> RunDir:
+    """Of several runs in one step, as in `srun --pty bash`, each has its own: the first without an end.
+
+    All agents of a run find the same one: those before it have ended on each node.
+    """
+    wanted = run_dir(here)
+    if here.place is not StartPlace.TASK or RUN_ENV in here.env or here.launch.dry_run:
+        return wanted
+    if here.slurm is not None and here.slurm.nnodes * here.slurm.launchers == 1:
+        return own_run_dir(wanted)
+    return next(one for one in _numbered(wanted) if not one.result.exists())
+
+
+def _numbered(wanted: RunDir) -> Iterator[RunDir]:
+    yield wanted
+    for number in itertools.count(2):
+        yield replace(wanted, run=f"{wanted.run}_{number}")
+
+
 def own_run_dir(wanted: RunDir) -> RunDir:
     """Make the first of r0, r0_2, r0_3, ... that no other nvrx-run of this allocation has made."""
     wanted.create_parent()
-    for number in itertools.count(1):
-        mine = wanted if number == 1 else replace(wanted, run=f"{wanted.run}_{number}")
+    for mine in _numbered(wanted):
         with suppress(FileExistsError):
             mine.path.mkdir()
             break

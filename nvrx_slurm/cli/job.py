@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping
 from functools import partial
@@ -11,7 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from nvrx_slurm.cli import rendezvous
-from nvrx_slurm.cli.here import Here, Layout, OnNode, layout, working_directory
+from nvrx_slurm.cli.here import (
+    STDIN_ENV,
+    Here,
+    Layout,
+    OnNode,
+    in_foreground,
+    layout,
+    working_directory,
+)
 from nvrx_slurm.config.cores import agent_settings, coordinator_settings
 from nvrx_slurm.config.ft import FaultToleranceConfig
 from nvrx_slurm.config.launch import LaunchConfig
@@ -198,6 +207,9 @@ def _worker_spec(
     """
     launch, ft = here.launch, here.ft
     argv = worker_argv(launch, script, args)
+    stdin = _stdin(here, shape)
+    # forked workers have no input
+    warm = None if stdin == 0 else _warm(here, argv, script, shape)
     return WorkerSpec(
         argv=argv,
         contract=contract(here, shape, cycle_info),
@@ -216,7 +228,8 @@ def _worker_spec(
         step_hook=ft.step_hook == "auto" and not launch.no_python and argv[0] == sys.executable,
         step_timeout_factor=ft.step_timeout_factor,
         step_timeout_s=ft.step_timeout_min,
-        warm=_warm(here, argv, script, shape.nproc, shared=shape.on_node.world > shape.nproc),
+        warm=warm,
+        stdin=stdin,
         script=os.path.abspath(script),
         wrapped=RestartPolicy(ft.restart_policy) is RestartPolicy.MIN_HEALTHY,
     )
@@ -248,9 +261,17 @@ def worker_argv(launch: LaunchConfig, script: str, args: tuple[str, ...]) -> lis
     )
 
 
-def _warm(here: Here, argv: list[str], script: str, nproc: int, shared: bool) -> WarmSpec | None:
-    """What the workers' template does; None where there is none. `shared`: other agents have workers on this node."""
+def _stdin(here: Here, shape: Layout) -> int:
+    """The only rank of a job has the terminal of the person who started it, for breakpoint(); others have no input."""
+    given = STDIN_ENV in here.env or in_foreground()
+    return 0 if given and shape.nodes.max == shape.on_node.world == 1 else subprocess.DEVNULL
+
+
+def _warm(here: Here, argv: list[str], script: str, shape: Layout) -> WarmSpec | None:
+    """What the workers' template does; None where there is none."""
     launch, ft = here.launch, here.ft
+    # other agents have workers on this node
+    shared = shape.on_node.world > shape.nproc
     # a template has the command line of its workers
     differs = any(LOCAL_RANK_MACRO in word for word in argv)
     if ft.warm == "off" or launch.no_python or differs or argv[0] != sys.executable:
@@ -267,7 +288,7 @@ def _warm(here: Here, argv: list[str], script: str, nproc: int, shared: bool) ->
         path0 = None
     if launch.module or ft.preload:
         return WarmSpec(path0, ft.preload)
-    guess = preload.guess(_text(os.path.abspath(script)), nproc, partial(_text_beside, path0))
+    guess = preload.guess(_text(os.path.abspath(script)), shape.nproc, partial(_text_beside, path0))
     return WarmSpec(path0, (), guess.first, guess.later, guess.next)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 from nvrx_slurm.cli import rendezvous
@@ -10,7 +11,7 @@ from nvrx_slurm.cli.job import hang_limits, kill_wait_s, term_timeout_s
 from nvrx_slurm.core.words import in_words
 from nvrx_slurm.node.job import NodeJob
 from nvrx_slurm.node.workers.worker_spec import WorkerSpec
-from nvrx_slurm.slurm import srun
+from nvrx_slurm.slurm import share, srun
 from nvrx_slurm.slurm.control import END_TIME
 from nvrx_slurm.system import numa
 
@@ -25,6 +26,7 @@ def notes(here: Here, job: NodeJob) -> list[str]:
         _numa_note(job),
         _tools_note(here),
         _no_kill_note(here),
+        _share_note(here),
         "" if job.spec.wrapped else _hang_note(job.spec) if job.spec.monitored else _UNMONITORED,
         here.ft.attribution_note,
     ]
@@ -90,6 +92,13 @@ def _no_kill_note(here: Here) -> str:
     ):
         return ""
     return "srun was started without --no-kill: Slurm ends the step when a node is lost; add --no-kill to that srun"
+
+
+def _share_note(here: Here) -> str:
+    """The step, perhaps of a srun of the user's own, has less than its job."""
+    if here.slurm is None or here.slurm.launchers > 1:
+        return ""
+    return share.lost(here.env, len(os.sched_getaffinity(0)), os.cpu_count() or 1)
 
 
 def _numa_note(job: NodeJob) -> str:

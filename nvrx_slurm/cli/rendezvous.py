@@ -165,8 +165,12 @@ def node_domain(here: Here) -> str:
 
 
 def _group_rank(env: Mapping[str, str]) -> int:
-    text = env.get("GROUP_RANK", "")
-    return int(text) if text.isdecimal() and len(text) < 8 else -1
+    """Slurm's order counts also where a container's launcher has filtered the rest of its variables."""
+    for name in ("CROSS_SLURM_PROCID", "SLURM_PROCID", "GROUP_RANK"):
+        text = env.get(name, "")
+        if text.isdecimal() and len(text) < 8:
+            return int(text)
+    return -1
 
 
 def _addresses(host: str) -> set[str]:

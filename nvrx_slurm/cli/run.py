@@ -11,6 +11,7 @@ from nvrx_slurm.config.layers import Resolved
 from nvrx_slurm.control.auth import TOKEN_ENV
 from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.slurm import share
 from nvrx_slurm.system.limits import check_start
 
 LOGIN_HELP = """this is a login node of a Slurm cluster, not a job. Do one of these:
@@ -48,6 +49,7 @@ def nvrx_run(resolved: Resolved, script: str, args: tuple[str, ...]) -> int:
         from nvrx_slurm.cli.front import run_step
 
         return run_step(here, script, args, sys.argv[1:])
+    share.take_own_devices(os.environ)
     here = replace(here, env=dict(os.environ))
     # no process of the job inherits it; those that need it get it by a socket
     os.environ.pop(TOKEN_ENV, None)

@@ -14,15 +14,23 @@ from nvrx_slurm.config.settings import Origin, Section, maybe, parsed, setting, 
 from nvrx_slurm.errors import UsageError
 
 MAX_LINKS = 1000  # Slurm's MaxJobCount is 10,000 by default
-_JOB_NAME = re.compile(r"[^\s/%\\\"'`$]{1,200}")
+_JOB_NAME = re.compile(r"[^/%\\\"'`$]{1,200}")
+_GPUS = re.compile(r"(?:[\w.-]+:)?\d{1,4}", re.ASCII)
 _TIME = re.compile(r"(\d+-)?\d+(:\d{1,2}){0,2}|UNLIMITED|INFINITE", re.ASCII | re.IGNORECASE)
 
 
 def _job_name(raw: object) -> str:
     name = k.as_text(raw, "must be a name")
     if not _JOB_NAME.fullmatch(name):
-        raise ValueError("must be a name without blanks, quotes, / % \\ $ (1 to 200 characters)")
+        raise ValueError("must be a name without quotes, / % \\ $ (1 to 200 characters)")
     return name
+
+
+def _gpus(raw: object) -> str:
+    text = str(raw)
+    if isinstance(raw, bool) or not _GPUS.fullmatch(text):
+        raise ValueError("must be a number, or a type and a number such as a100:4")
+    return text
 
 
 def _time(raw: object) -> str:
@@ -59,7 +67,9 @@ class SubmitConfig(Section):
         k.integer(1, v.MAX_NODES), aliases=("-N",),
         help="All nodes of the job, with the spares. Default: MAX of --nnodes, else 1 and the spares.",
     )  # fmt: skip
-    gpus_per_node: int | None = maybe(k.integer(0, 1024), "GPUs that Slurm gives each node.")
+    gpus_per_node: str | None = maybe(
+        k.Kind("[TYPE:]N", _gpus), "GPUs that Slurm gives each node: 4, a100:4."
+    )
     cpus_per_task: int | None = maybe(
         k.integer(1, 65535),
         "CPUs of each node. Default: all, where the job has its nodes for itself.",

@@ -36,9 +36,10 @@ class TokenServer:
         await _send(connection, REPLIES.encode(TokenReply(sealed)))
 
     def answer(self, credential: str) -> str:
-        """The token, sealed for the user that sealed `credential`. Raises AuthError."""
+        """The token, sealed for the user that sealed `credential`. Raises AuthError, ConnectionError."""
         if not self.token:
-            raise AuthError("a token was asked for, and this agent does not know it yet")
+            # who asks comes again, and nobody is refused
+            raise ConnectionError("a token was asked for, and this agent does not know it yet")
         if self._credentials.open(credential) != _REQUEST + self._job.encode():
             raise AuthError("a token was asked for with a credential of another job")
         return self._credentials.seal(_TOKEN + self._job.encode() + b"\0" + self.token.encode())

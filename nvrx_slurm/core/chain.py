@@ -33,12 +33,24 @@ class ChainLimits(Record):
     warning_signum: int
 
 
+class Outside(Enum):
+    """What ended a job that got a signal."""
+
+    REQUEUED = "it was preempted, or somebody ran scontrol requeue: Slurm starts it again"
+    PREEMPTED = "it was preempted"
+    TIME_LIMIT = "it reached its time limit"
+    SENT = "somebody sent it the signal"
+    CANCELLED = "it was cancelled"
+
+
 class ChainLink(Record):
-    """A link that is over: its exit code, when it ended (Unix seconds), whether it was stopped for its time limit."""
+    """A link that is over: its exit code, when it ended (Unix seconds), whether it was stopped for its time limit, and
+    what ended it from outside."""
 
     code: int
     ended_s: float
     out_of_time: bool = False
+    outside: Outside | None = None
 
 
 class ChainDecision(Record):
@@ -63,7 +75,10 @@ def decide(links: Iterable[ChainLink], limits: ChainLimits, now_s: float) -> Cha
             Next.CONTINUE, "stopped before the time limit; it goes on from the last checkpoint"
         )
     if code in _SIGNALS:
-        return ChainDecision(Next.LEAVE, f"ended by signal {code - 128}, from outside")
+        outside = ordered[-1].outside
+        # a notice before the end is not the end: with a GraceTime Slurm counts a job that heeds it as failed
+        what = Next.CONTINUE if outside is Outside.PREEMPTED else Next.LEAVE
+        return ChainDecision(what, outside.value if outside else f"ended by signal {code - 128}")
     failures = [link for link in ordered if link.code not in FINAL and link.code not in _SIGNALS]
     recent = sum(now_s - link.ended_s < limits.window_s for link in failures)
     if recent >= limits.failures:
@@ -77,16 +92,12 @@ def decide(links: Iterable[ChainLink], limits: ChainLimits, now_s: float) -> Cha
     )
 
 
-def ended_from_outside(state: str, reason: str, requeued: bool) -> str:
+def ended_from_outside(state: str, reason: str, requeued: bool, preempted: bool) -> Outside:
     """What ended a job that got a signal: by its state and reason in Slurm then, and whether Slurm requeues it."""
     if requeued:
-        return "it was preempted, or somebody ran scontrol requeue: Slurm starts it again"
-    if state == "PREEMPTED":
-        return "it was preempted"
+        return Outside.REQUEUED
+    if preempted or state == "PREEMPTED":
+        return Outside.PREEMPTED
     if reason == "TimeLimit":
-        return "it reached its time limit"
-    return (
-        "somebody sent it the signal, or it is being preempted"
-        if state == "RUNNING"
-        else "it was cancelled"
-    )
+        return Outside.TIME_LIMIT
+    return Outside.SENT if state == "RUNNING" else Outside.CANCELLED

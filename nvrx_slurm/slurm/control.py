@@ -10,13 +10,14 @@ import re
 import socket
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.slurm.api import connect
-from nvrx_slurm.slurm.api.facts import NoAnswer, NotInstalled, NotKnown, SlurmError
+from nvrx_slurm.slurm.api.facts import NoAnswer, NotInstalled, NotKnown, SlurmError, Waits
 from nvrx_slurm.system.ports import is_refused
 
 if TYPE_CHECKING:
@@ -196,13 +197,8 @@ class Control:
 
 def start_again(slurm: Slurm, job_id: int) -> None:
     """Requeue a job, unless it waits already: Slurm may have done what it did not answer. Raises SlurmError."""
-    try:
+    with suppress(Waits):
         slurm.requeue(job_id)
-    except NoAnswer:
-        raise
-    except SlurmError:
-        if slurm.job(job_id).state != "PENDING":
-            raise
 
 
 def seconds(config: Mapping[str, str], name: str, otherwise: float) -> float:

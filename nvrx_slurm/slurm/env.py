@@ -168,7 +168,8 @@ def _launchers(env: Mapping[str, str], in_step: bool, nodes: int, several: bool)
         if not several and counts != {1}:
             raise UsageError(
                 f"{name}={env[name]}: nvrx-run needs one task per node; use --ntasks-per-node=1 with srun, or set"
-                " NVRX_ENABLE_MULTI_LAUNCHERS_PER_NODE=1 if each task shall be an agent."
+                " NVRX_ENABLE_MULTI_LAUNCHERS_PER_NODE=1 if each task shall be an agent. In a shell of srun --pty, use"
+                " --standalone for this node, or salloc for all."
             )
     elif not several:
         return 1

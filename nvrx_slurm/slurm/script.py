@@ -49,7 +49,7 @@ def render(
 
 
 def _options(submit: SubmitConfig, launch: LaunchConfig, place: Surroundings) -> Iterator[str]:
-    yield f"--job-name={submit.job_name}"
+    yield f"--job-name={_quoted(submit.job_name)}"
     yield f"--nodes={submit.all_nodes(launch)}"
     yield "--ntasks-per-node=1"
     if submit.exclusive:
@@ -83,7 +83,7 @@ def _container(submit: SubmitConfig, place: Surroundings) -> Iterator[str]:
     mounts = submit.container_mounts or ",".join(f"{path}:{path}" for path in places)
     workdir = submit.container_workdir or place.directory
     if submit.container_runtime == "apptainer":
-        gpus = ["--nv"] if submit.gpus_per_node else []
+        gpus = ["--nv"] if (submit.gpus_per_node or "0").strip("0") else []
         words = [
             "apptainer",
             "exec",

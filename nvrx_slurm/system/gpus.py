@@ -24,6 +24,9 @@ Say = Callable[[str], object]  # gets a note before each call that may never ret
 TIMEOUT_S = 10.0
 NO_ACTION = "NONE"
 LIBRARY = "libnvidia-ml.so.1"
+CUDA_LIST = "CUDA_VISIBLE_DEVICES"
+# by which a process is told its devices: of NVIDIA, AMD (two) and Intel
+LISTS = (CUDA_LIST, "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 
 # NVML says one of these where there is no (usable) driver, and where a GPU or driver does not know what is asked.
 _NO_NVML = (
@@ -313,9 +316,15 @@ def _number(nvml: ModuleType, entry: str, present: list[int]) -> int:
     raise HardwareError(f"CUDA_VISIBLE_DEVICES names {entry}, which NVML does not see")
 
 
-def _visible(env: Env) -> list[str] | None:
+def _visible(env: Env, name: str = CUDA_LIST) -> list[str] | None:
     """Entries of CUDA_VISIBLE_DEVICES; None if it is not set."""
-    if "CUDA_VISIBLE_DEVICES" not in env:
+    if name not in env:
         return None
-    entries = [entry.strip() for entry in env["CUDA_VISIBLE_DEVICES"].split(",") if entry.strip()]
+    entries = [entry.strip() for entry in env[name].split(",") if entry.strip()]
     return entries[: entries.index("-1")] if "-1" in entries else entries
+
+
+def listed(env: Env, name: str) -> int | None:
+    """How many devices the list `name` has; None if it is not set."""
+    entries = _visible(env, name)
+    return None if entries is None else len(entries)

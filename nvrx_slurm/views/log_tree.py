@@ -17,7 +17,7 @@ from nvrx_slurm.system.foreign import document, names_in
 # as --log-dir has them; the settings take 0.2 s to import
 LOG_DIR_ENV, LOG_DIR = "PET_LOG_DIR", "./nvrx_logs"
 _RESULT_BYTES = 8 << 20  # result.json lists at most 3,000 entries and 10,000 nodes
-RUN = re.compile(r"r(\d{1,9})(?:_(?:step)?(\d{1,9}))?", re.ASCII)
+RUN = re.compile(r"r(\d{1,9})(?:_(?:step)?(\d{1,9}))?(?:_(\d{1,9}))?", re.ASCII)
 
 
 def log_dir() -> Path:
@@ -62,7 +62,9 @@ def _found(place: str) -> Path:
 def runs_of(job: Path) -> list[Path]:
     """The runs of a job, the oldest first."""
     runs = {
-        (int(m[1]), int(m[2] or 0)): name for name in names_in(job) if (m := RUN.fullmatch(name))
+        tuple(int(number or 0) for number in m.groups()): name
+        for name in names_in(job)
+        if (m := RUN.fullmatch(name))
     }
     return [job / runs[key] for key in sorted(runs)]
 

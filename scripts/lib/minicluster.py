@@ -62,7 +62,7 @@ class MiniCluster:
     root: a directory for this cluster only, made 0700 by `up`; at most 71 bytes. nodes: 1..64 (n1..nN).
     cpus_per_node: as Slurm sees them. kill_wait_s: KillWait. die_with_owner: also end when this Python process
     ends, however it ends (for tests); otherwise the cluster lives until `down`, by whatever process.
-    extra: more lines for slurm.conf. slurm: a version of `slurm_builds`, or "" for Debian's.
+    extra: more lines for slurm.conf. slurm: a version of `slurm_builds`, or "" for Debian's. variants: see VARIANTS.
     Raises UsageError for bad arguments. Also a context manager (up ... down).
     """
 
@@ -75,9 +75,10 @@ class MiniCluster:
         die_with_owner: bool = False,
         extra: tuple[str, ...] = (),
         slurm: str = "",
+        variants: tuple[str, ...] = (),
     ) -> None:
         self.root = Path(root).absolute()
-        self.settings = conf.Settings(nodes, cpus_per_node, kill_wait_s, tuple(extra), slurm)
+        self.settings = conf.Settings(nodes, cpus_per_node, kill_wait_s, tuple(extra), slurm, tuple(variants))
         self.die_with_owner = die_with_owner
         self.uid: int | None = None  # clients run as this user (and group), where this process is root's
         self._inits: dict[str, Process] = {}  # "munged", "slurmctld", "n1", ...
@@ -109,7 +110,7 @@ class MiniCluster:
             settings = state["settings"]
             cluster = cls(
                 Path(root), settings["nodes"], settings["cpus_per_node"], settings["kill_wait_s"],
-                extra=tuple(settings["extra"]), slurm=settings["slurm"],
+                extra=tuple(settings["extra"]), slurm=settings["slurm"], variants=tuple(settings["variants"]),
             )  # fmt: skip
             cluster._inits = {name: Process(*entry) for name, entry in state["inits"].items()}
         except FileNotFoundError:
@@ -373,6 +374,11 @@ class MiniCluster:
         ports = conf.free_ports(1 + self.settings.nodes)
         text = conf.render_slurm_conf(self.root, self.settings, ports, getpass.getuser(), host)
         self.conf.write_text(text)
+        device = self.root / "run" / "gpu"
+        if gres := conf.render_gres_conf(self.settings, device):
+            for number in range(conf.DEVICES):
+                device.with_name(f"gpu{number}").symlink_to("/dev/null")
+            (self.root / "gres.conf").write_text(gres)
         if self.settings.slurm:  # since 23.11 slurmd looks for a cgroup plugin that the machine may not have
             (self.root / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
 

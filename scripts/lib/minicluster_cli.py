@@ -7,6 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
+import minicluster_conf
 import slurm_builds
 from minicluster import MiniCluster
 from minicluster_init import Process
@@ -38,6 +39,9 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--kill-wait", type=int, default=30, help="seconds from SIGTERM to SIGKILL (default: %(default)s)")
     versions = ", ".join(slurm_builds.VERSIONS)
     up.add_argument("--slurm", default="", metavar="VERSION", help=f"{versions} (default: Debian's)")
+    up.add_argument(
+        "--variant", action="append", default=[], choices=sorted(minicluster_conf.VARIANTS), help="may be repeated"
+    )
     commands.add_parser("down", parents=[common], help="end the cluster and all its jobs at once")
     commands.add_parser("status", parents=[common], help="one line per daemon and node")
     commands.add_parser("env", parents=[common], help='for: eval "$(scripts/minicluster env)"')
@@ -48,7 +52,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _up(args: argparse.Namespace) -> None:
     slurm_builds.install(args.slurm)
-    cluster = MiniCluster(args.dir, args.nodes, args.cpus_per_node, args.kill_wait, slurm=args.slurm).up()
+    cluster = MiniCluster(
+        args.dir, args.nodes, args.cpus_per_node, args.kill_wait, slurm=args.slurm, variants=tuple(args.variant)
+    ).up()
     print(f"# {args.nodes} nodes up in {args.dir}; end them with: scripts/minicluster down --dir {args.dir}")
     print(_exports(cluster))
 

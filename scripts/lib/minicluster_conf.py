@@ -15,15 +15,44 @@ MAX_NODES = 64
 _MAX_SOCKET_PATH = 107  # sun_path of unix(7) holds 108 bytes with the closing NUL
 _LONGEST_SOCKET = "spool/n64/n64_4294967295.4294967295"  # slurmstepd's socket: SPOOL/NODE_JOB.STEP
 _PORTS = range(10000, 20000)  # below the ephemeral ports, beside the coordinator's 20000..29999
+DEVICES = 4  # of each node, by the variants with GPUs
+# What real clusters differ in: lines of slurm.conf each, of which the last one of a key counts.
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "affinity": ("TaskPlugin=task/affinity",),
+    "memory": ("SelectTypeParameters=CR_CPU_Memory", "NodeName=DEFAULT RealMemory=8000"),
+    "gpus": ("GresTypes=gpu", f"NodeName=DEFAULT Gres=gpu:a100:{DEVICES}"),
+    "amd-gpus": ("GresTypes=gpu", f"NodeName=DEFAULT Gres=gpu:mi250:{DEVICES}"),
+    # heterogeneous jobs need it
+    "backfill": (
+        "SchedulerType=sched/backfill",
+        "SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1",
+    ),
+    "interactive": ("LaunchParameters=use_interactive_step",),
+    # a job of the partition main takes the nodes of jobs in the others, at once or after 10 s
+    "preemption": (
+        "PreemptType=preempt/partition_prio",
+        "PreemptMode=REQUEUE",
+        *(
+            f"PartitionName={mode}-{grace_s} Nodes=ALL PreemptMode={mode} GraceTime={grace_s} PriorityTier=1"
+            for mode in ("requeue", "cancel")
+            for grace_s in (0, 10)
+        ),
+        "PartitionName=DEFAULT GraceTime=0 PreemptMode=OFF PriorityTier=9",
+    ),
+    "dots": (),  # in the names of nodes
+}
+_GRES_FLAGS = {"gpus": "Type=a100 Flags=nvidia_gpu_env", "amd-gpus": "Type=mi250 Flags=amd_gpu_env"}
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The shape and patience of a minicluster.
 
-    nodes: 1..64, named n1..nN. cpus_per_node: CPUs that Slurm believes each node has, 1..1024 (the real ones are
-    shared by all). kill_wait_s: slurm.conf's KillWait, seconds from SIGTERM to SIGKILL, 1..65533.
+    nodes: 1..64, named n1..nN, with the variant "dots" n1.mini. cpus_per_node: CPUs that Slurm believes each node
+    has, 1..1024 (the real ones are shared by all). kill_wait_s: slurm.conf's KillWait, seconds from SIGTERM to
+    SIGKILL, 1..65533.
     extra: lines appended to slurm.conf, for tests of special settings. slurm: "" for Debian's, else a version.
+    variants: names in VARIANTS.
     """
 
     nodes: int = 4
@@ -31,8 +60,11 @@ class Settings:
     kill_wait_s: int = 30
     extra: tuple[str, ...] = ()
     slurm: str = ""
+    variants: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if unknown := set(self.variants) - set(VARIANTS):
+            raise UsageError(f"minicluster: no variant {', '.join(unknown)}; there are {', '.join(VARIANTS)}.")
         for name, value, low, high in (
             ("nodes", self.nodes, 1, MAX_NODES),
             ("cpus_per_node", self.cpus_per_node, 1, 1024),
@@ -44,7 +76,8 @@ class Settings:
     @property
     def node_names(self) -> list[str]:
         """n1..nN."""
-        return [f"n{i}" for i in range(1, self.nodes + 1)]
+        domain = ".mini" if "dots" in self.variants else ""
+        return [f"n{i}{domain}" for i in range(1, self.nodes + 1)]
 
 
 def check_root(root: Path) -> None:
@@ -120,9 +153,16 @@ def render_slurm_conf(root: Path, settings: Settings, ports: list[int], user: st
         # The default: in these five minutes Slurm itself knows nothing of a dead node, as on real clusters.
         "SlurmdTimeout=300",
         "ReturnToService=2",
+        *(line for variant in settings.variants for line in VARIANTS[variant]),
         f"NodeName={names} NodeHostname=localhost NodeAddr=127.0.0.1 Port={node_ports} CPUs={settings.cpus_per_node}",
         f"PartitionName=main Nodes={names} Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO",
         *([f"PluginDir={slurm_builds.prefix(settings.slurm)}/plugins"] if settings.slurm else []),
         *settings.extra,
     ]
     return "\n".join(lines) + "\n"
+
+
+def render_gres_conf(settings: Settings, device: Path) -> str:
+    """Text of gres.conf(5): `device`, any character device, stands for each GPU. Slurm tells jobs their numbers."""
+    kinds = [_GRES_FLAGS[variant] for variant in settings.variants if variant in _GRES_FLAGS]
+    return "".join(f"Name=gpu {kind} File={device}[0-{DEVICES - 1}]\n" for kind in kinds)

@@ -46,6 +46,7 @@ FAILURES: dict[str, tuple[str, ...]] = {
     "native-crash": ("Fatal Python error: Segmentation fault",),
     "watchdog-stuck": ("ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress: heartbeat monitor timed out, watchdog stuck",),
     "nccl-internal": ("torch.distributed.DistBackendError: NCCL error: unhandled cuda error, NCCL version 2.27.3",),
+    "no-input": ("EOFError: EOF when reading a line", "bdb.BdbQuit"),
     "checkpoint-torn": ("RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory", "EOFError: Ran out of input"),
     "storage-error": ("OSError: [Errno 116] Stale file handle: '/ckpt/step_100'", "OSError: [Errno 5] Input/output error"),
     "storage-away": ("LustreError: 11-0: scratch-OST0004: operation ost_write failed: This client was evicted by scratch-OST0004", "nfs: server 10.1.0.4 not responding, timed out"),

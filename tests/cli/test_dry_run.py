@@ -21,7 +21,8 @@ place: {place}
 
 srun line (in a batch script or salloc shell):
   srun --no-kill --kill-on-bad-exit=0 --wait=0 --mpi=none --nodes=3 --ntasks=3 --ntasks-per-node=1 --input=none \
---output={logs}/agents/agent_%t.log --error={logs}/agents/agent_%t.log --open-mode=append --cpus-per-task=4 \
+--output={logs}/agents/agent_%t.log --error={logs}/agents/agent_%t.log --open-mode=append \
+--export=ALL,SLURM_CPUS_PER_TASK=4 \
 --job-name=nvrx-run.PID --exclusive {python} -m nvrx_slurm.cli.run {words}
 
 plan of cycle 0: 2 active nodes x 8 ranks, 1 spare nodes

@@ -77,6 +77,31 @@ def test_nodes_beyond_min_are_spares(flags: dict[str, object], expected: tuple[i
         assert node_range(here) == expected
 
 
+@pytest.mark.parametrize(
+    ("lists", "expected"),
+    [
+        ({}, 4), ({"ZE_AFFINITY_MASK": "0,1"}, 2), ({"ROCR_VISIBLE_DEVICES": "0,1,2,3", "HIP_VISIBLE_DEVICES": "3"}, 1),
+        ({"CUDA_VISIBLE_DEVICES": "0,1,-1,2"}, 2),
+    ],
+)  # fmt: skip
+def test_gpus_are_those_of_slurm_that_the_lists_name(lists: dict[str, str], expected: int) -> None:
+    env = {**ONE_TASK, "SLURM_GPUS_ON_NODE": "4", **lists}
+    for flags in ({}, {"nproc_per_node": "gpu"}, {"nproc_per_node": "auto"}):
+        assert workers_per_node(of(env, flags)) == expected
+
+
+@pytest.mark.parametrize(
+    ("env", "rank"),
+    [
+        ({"SLURM_PROCID": "2"}, 2), ({"SLURM_PROCID": "2", "CROSS_SLURM_PROCID": "5", "GROUP_RANK": "1"}, 5),
+        ({"SLURM_PROCID": "2", "GROUP_RANK": "1"}, 2), ({"GROUP_RANK": "1"}, 1), ({"SLURM_PROCID": "x"}, -1),
+    ],
+)  # fmt: skip
+def test_slurms_order_counts_without_the_rest_of_its_variables(env: dict[str, str], rank: int) -> None:
+    here = of(env, {**ENDPOINT, "rdzv_endpoint": "127.0.0.1:29400"})
+    assert rendezvous.node(here, rendezvous.meeting(here, NodeRange(4, 4)), 1).infra_rank == rank
+
+
 def test_an_endpoint_with_port_0_is_one_node_that_meets_no_other() -> None:
     here = of({}, {"rdzv_endpoint": "localhost:0", "rdzv_backend": "c10d"})
     assert rendezvous.meeting(here, NodeRange(1, 1)) is None

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from nvrx_slurm.core.chain import ChainLimits, ChainLink, Next, decide, ended_from_outside
+from nvrx_slurm.core.chain import ChainLimits, ChainLink, Next, Outside, decide, ended_from_outside
 
 pytestmark = pytest.mark.fast
 
@@ -37,6 +37,13 @@ def test_a_signal_from_outside_is_left_to_slurm(code: int) -> None:
     assert decide([ChainLink(code, NOW, out_of_time=True)], LIMITS, NOW).next is Next.CONTINUE
 
 
+@pytest.mark.parametrize("outside", Outside)
+def test_only_a_preempted_link_is_followed_by_one_of_ours(outside: Outside) -> None:
+    found = decide([ChainLink(143, NOW, outside=outside)], LIMITS, NOW)
+    assert found.why == outside.value
+    assert found.next is (Next.CONTINUE if outside is Outside.PREEMPTED else Next.LEAVE)
+
+
 def test_a_storm_of_failures_ends_it() -> None:
     assert after(1, 96) is Next.CONTINUE
     assert after(1, 96, 1) is Next.END
@@ -50,10 +57,11 @@ def test_warnings_and_old_failures_are_no_storm() -> None:
 
 
 def test_what_ended_a_job_from_outside() -> None:
-    assert "cancelled" in ended_from_outside("COMPLETING", "None", False)
-    assert "time limit" in ended_from_outside("COMPLETING", "TimeLimit", False)
-    assert "preempted" in ended_from_outside("PREEMPTED", "None", False)
-    assert "preempted" in ended_from_outside("COMPLETING", "None", True)
+    assert ended_from_outside("COMPLETING", "None", False, False) is Outside.CANCELLED
+    assert ended_from_outside("COMPLETING", "TimeLimit", False, False) is Outside.TIME_LIMIT
+    assert ended_from_outside("PREEMPTED", "None", False, False) is Outside.PREEMPTED
+    assert ended_from_outside("RUNNING", "None", False, True) is Outside.PREEMPTED
+    assert ended_from_outside("COMPLETING", "None", True, True) is Outside.REQUEUED
 
 
 def test_without_a_warning_signal_138_is_a_signal_from_outside() -> None:

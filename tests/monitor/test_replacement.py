@@ -68,6 +68,24 @@ async def test_monitors_that_are_started_together_are_processes_of_their_own(tmp
     assert processes.own_pids() == frozenset()
 
 
+@story
+async def test_monitors_that_end_while_they_are_started_say_nothing(tmp_path, caplog):
+    """As of a job that ends in its first second."""
+    tmp_path.chmod(0o700)
+    processes.Orphans()
+    together = [monitors.RankMonitor(rank, tmp_path, print, print) for rank in range(3)]
+    for one in together:
+        one.start()
+    starter = monitor_start.MonitorStarter(tmp_path, None, together, 0.0)
+    assert starter.pid is not None
+    os.kill(starter.pid, signal.SIGSTOP)
+    await asyncio.gather(*(one.close() for one in together))
+    os.kill(starter.pid, signal.SIGKILL)
+    await until(lambda: starter.pid is None)
+    await starter.close()
+    assert caplog.messages == [] and processes.own_pids() == frozenset()
+
+
 async def until(condition):
     """A process sends no event when its name changes."""
     deadline_s = time.monotonic() + WAIT_S

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import slurm_builds
@@ -19,6 +23,28 @@ def slurm_version(request, needs_slurm: None) -> str:
     if reason := MiniCluster.available(version):
         pytest.skip(reason)
     return version
+
+
+@pytest.fixture(scope="session")
+def varied_cluster(needs_slurm: None) -> Iterator[MiniCluster]:
+    """One that is as unlike the plain one as can be. Of four nodes with GPUs; CPUs are as many as this machine has, at
+    most 2, since tasks are bound to them."""
+    variants = ("affinity", "memory", "gpus", "backfill", "interactive", "preemption", "dots")
+    root = Path(tempfile.mkdtemp(prefix="nvrx-mc-"))
+    cpus = min(2, len(os.sched_getaffinity(0)))
+    with MiniCluster(root, 4, cpus, kill_wait_s=8, die_with_owner=True, variants=variants) as cluster:
+        yield cluster
+    assert cluster.scan() == []
+    shutil.rmtree(root)
+
+
+@pytest.fixture
+def varied(varied_cluster: MiniCluster) -> Iterator[Jobs]:
+    """As `jobs`, on the varied cluster."""
+    varied_cluster.reset()
+    made = Jobs(varied_cluster)
+    yield made
+    made.check()
 
 
 @pytest.fixture

@@ -174,28 +174,6 @@ def test_an_excluded_node_is_excluded_from_the_next_link(jobs: Jobs):
 
 
 @pytest.mark.matrix
-def test_a_preempted_job_goes_on_in_its_next_life(cluster_root: Path):
-    """Slurm itself requeues it; nvrx-run must not do it a second time, and must not count it as a failure."""
-    extra = (
-        "PreemptType=preempt/partition_prio",
-        "PreemptMode=REQUEUE",
-        "PartitionName=low Nodes=ALL PriorityTier=1 PreemptMode=REQUEUE GraceTime=0",
-        "PartitionName=high Nodes=ALL PriorityTier=9 PreemptMode=OFF",
-    )
-    with MiniCluster(cluster_root, 1, extra=extra, kill_wait_s=10) as cluster:
-        jobs = Jobs(cluster)
-        job, _ = nvrx_submit(jobs, STOPS_EARLY, "--until-done", "--partition", "low")
-        job.wait_marks("up", 1)
-        urgent = cluster.submit("#!/bin/sh\nexit 0\n", "--partition=high", "--exclusive")
-        assert cluster.wait_job(urgent, WAIT_S).state == "COMPLETED"
-        start_again(cluster, job.job_id)
-        assert ends(jobs, [job.job_id]) == [("COMPLETED", 0)], output(job)
-        assert cluster.job(job.job_id)["Restarts"] == "1"
-        assert "preempted" in json.loads((job.run_dir.parent / f"{job.job_id}/r0/result.json").read_text())["ended_by"]
-        jobs.check()
-
-
-@pytest.mark.matrix
 def test_a_script_of_the_documents_requeues_itself_when_it_is_warned(jobs: Jobs):
     """Of docs/how-to/requeue-and-chain.md, for two nodes."""
     page = (Path(__file__).parents[2] / "docs/how-to/requeue-and-chain.md").read_text()

@@ -112,7 +112,11 @@ def gpu_count(node: NodeView, expected: Expected) -> tuple[Verdict, str]:
         is_cpu_node = isinstance(why, gpus.NoNvml) and (
             why.code == "LIBRARY_NOT_FOUND" or not on_bus
         )
-        if _says_nothing(why) or (is_cpu_node and not given and not of_site):
+        # of another vendor, or pretended: what cannot be read is unknown, and not sick
+        no_library = isinstance(why, gpus.NoNvml) and why.code == "LIBRARY_NOT_FOUND"
+        of_others = no_library and not pci.gpus(node.path("/sys"))
+        not_expected = of_others or (is_cpu_node and not given)
+        if _says_nothing(why) or (not_expected and not of_site):
             raise
         return Verdict.FAIL, f"{f'{wanted} GPUs' if wanted else 'the GPUs'} cannot be used: {why}"
     if wanted is not None and (

@@ -325,7 +325,8 @@ class RankMonitor(SupervisedProcess):
             self.send(self._life.watch, self._life.fds())
 
     def _on_failure(self, error: Exception) -> None:
-        self._replace(f"rank monitor {self.local_rank} cannot be started ({error})")
+        if not self._closed:  # a job that ends in its first second ends monitors that are about to start
+            self._replace(f"rank monitor {self.local_rank} cannot be started ({error})")
 
     def connect(self, channel: socket.socket) -> None:
         """A process is being started that will read this."""

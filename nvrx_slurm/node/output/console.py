@@ -56,11 +56,17 @@ class Console:
 
     Each of the launcher's lines has a head: local time, seconds since this object was made, `name`.
     `refresh_s`: also read the files this often, because inotify does not report writes of other hosts.
-    `copy`: a file for the launcher's own lines, too.
+    `copy`: a file for the launcher's own lines, too. `prompts`: show a line before its newline comes.
     """
 
-    def __init__(self, name: str, refresh_s: float | None = None, copy: Path | None = None) -> None:
-        self._name = name
+    def __init__(
+        self,
+        name: str,
+        refresh_s: float | None = None,
+        copy: Path | None = None,
+        prompts: bool = False,
+    ) -> None:
+        self._name, self._prompts = name, prompts
         self._copy_path, self._copy_fd = copy, -1
         self._started_s = time.monotonic()
         self._refresh_s = refresh_s
@@ -94,7 +100,7 @@ class Console:
 
     def draw(self, status: Path) -> None:
         """From now on the last line of a terminal tells what the job does, by this status.json."""
-        self._status = status if self._is_terminal else None
+        self._status = status if self._is_terminal and not self._prompts else None
         self._wake()
 
     def finish(self, timeout_s: float) -> None:
@@ -130,7 +136,7 @@ class Console:
             self._speak()
             self._follow_new()
             self._mark(ready, everything=finishing)
-            self._round(flush=finishing)
+            self._round(flush=finishing or self._prompts)
             if not finishing:
                 self._draw()
                 continue

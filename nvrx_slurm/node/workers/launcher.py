@@ -106,7 +106,8 @@ class Launcher:
     def _hold(self, local_rank: int) -> processes.Held:
         number = str(self._spec.contract.first_local + local_rank)
         command = [*self._prefixes[local_rank], *(word.replace(LOCAL_RANK_MACRO, number) for word in self._spec.argv)]
-        return processes.hold(command, worker_env(os.environ, {}, len(self._prefixes)), self._spec.warning_signal)
+        env, spec = worker_env(os.environ, {}, len(self._prefixes)), self._spec
+        return processes.hold(command, env, spec.warning_signal, spec.stdin)
 
     async def wait(self, forked: bool = True) -> None:
         """Until no process that these workers need is on its way; at a restart no longer than their imports took.

@@ -6,6 +6,7 @@ The environment is made by pure functions: `--dry-run` prints the same.
 from __future__ import annotations
 
 import signal
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -85,6 +86,7 @@ class WorkerSpec(Record):
     step_timeout_factor: float = 10.0  # see core.rank.stalls
     step_timeout_s: float = 0.0
     script: str = ""  # its path, if it is one
+    stdin: int = subprocess.DEVNULL
     wrapped: bool = False  # min-healthy: a dead worker's helpers speak for it to the other ranks until the cycle ends
 
     @property

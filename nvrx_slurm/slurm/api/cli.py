@@ -31,6 +31,10 @@ class Slurm:
         """One job; of an array's id the task that has it."""
         return text.job(self._scontrol("show", "job", str(job_id), "-o"), job_id)
 
+    def preempted(self, job_id: int) -> bool:
+        """Whether Slurm takes the nodes of this life of the job away. pyslurm does not know it."""
+        return Slurm.job(self, job_id).preempted
+
     def steps(self, job_id: int) -> list[StepFacts]:
         """The steps of a job that run now; [] when none does."""
         try:

@@ -20,6 +20,7 @@ from nvrx_slurm.slurm.api.facts import (
     NotKnown,
     SlurmError,
     StepFacts,
+    Waits,
 )
 
 _DURATION = re.compile(r"(?:(\d{1,6})-)?(?:(\d{1,6}):)?(\d{1,6}):(\d{1,2})", re.ASCII)
@@ -35,6 +36,7 @@ _NOTHING = frozenset({"", "(null)", "None", "N/A"})
 _KINDS: dict[type[SlurmError], str] = {
     NotKnown: r"invalid job id|invalid node name|job/step already completing or completed|"
     r"^(?:job|node|step)\b.{0,300}\b(?:not found|does not exist)\.?$",
+    Waits: r"job is pending execution",
     NotAllowed: r"access/permission denied|access denied|permission denied|not permitted|invalid user id",
     NoAnswer: r"unable to contact|timed out|zero bytes|not responding|standby|connection (?:refused|failure|reset)|"
     r"temporarily|authentication|munge|communication|shutting down|busy",
@@ -75,6 +77,7 @@ def job(text: str, job_id: int) -> JobFacts:
     one = next((one for one in found if _field(one, "JobId") == str(job_id)), found[0])
     code, _, signum = _need(one, "ExitCode").partition(":")
     state = _need(one, "JobState").split(",")[0]
+    started_s = _unix(_field(one, "StartTime")) if state != "PENDING" else 0
     return JobFacts(
         job_id=_number(_field(one, "JobId")),
         state=state,
@@ -90,7 +93,9 @@ def job(text: str, job_id: int) -> JobFacts:
         time_left_s=_time_left_s(one) if state == "RUNNING" else None,
         exit_code=128 + _number(signum) if _number(signum) else _number(code),
         submitted_s=_unix(_field(one, "SubmitTime")),
-        started_s=_unix(_field(one, "StartTime")) if state != "PENDING" else 0,
+        started_s=started_s,
+        # not of an earlier life
+        preempted=0 < started_s <= _unix(_field(one, "PreemptTime")),
     )
 
 

@@ -1,0 +1,92 @@
+"""What a step with one task per node gets of the job: all that the job has on the node. Pure.
+
+A header may have a task per GPU. Then its options describe tasks that we do not start. srun takes them from its
+environment; checked on 22.05 and 26.05.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, MutableMapping
+
+from nvrx_slurm.errors import UsageError
+from nvrx_slurm.slurm import nodelist
+
+DEVICES_ENV = "NVRX_DEVICES"
+# those that Slurm sets
+_LISTS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+_OF_TASKS = re.compile(
+    r"S(?:LURM|RUN)_(?:\w+_PER_TASK|NTASKS_PER_(?:CORE|GPU|SOCKET)|(?:CPU|GPU|MEM|TRES)_BIND\w*)"
+)
+
+
+def srun_env(env: Mapping[str, str]) -> dict[str, str]:
+    """For srun: without what the header says about each of its tasks."""
+    return {name: value for name, value in env.items() if not _OF_TASKS.fullmatch(name)}
+
+
+def srun_options(env: Mapping[str, str]) -> list[str]:
+    """Ranks get the environment of the batch script, also after sbatch --export, and what `srun_env` leaves out."""
+    kept = [
+        f"{name}={value}"
+        for name, value in sorted(env.items())
+        if name.endswith("_PER_TASK") and _OF_TASKS.fullmatch(name) and "," not in value
+    ]
+    gpus = _gpus_by_tasks(env)
+    return [f"--export={','.join(['ALL', *kept])}", *([f"--gpus-per-node={gpus}"] if gpus else [])]
+
+
+def own_devices(env: Mapping[str, str], nodes: int) -> str:
+    """The lists of devices that the user set, as "NAME=0,1 NAME=0,1"; srun gives the step lists of Slurm's own.
+
+    Slurm's are the job's numbers, or 0, 1, ... in a cgroup. Names, other than numbers, are those of one node's devices.
+    """
+    given = env.get("SLURM_GPUS_ON_NODE", "")
+    if not given.isdecimal():
+        return ""
+    of_slurm = (env.get("SLURM_JOB_GPUS"), ",".join(map(str, range(int(given)))))
+    found = {name: env[name].replace(" ", "") for name in _LISTS if name in env}
+    return " ".join(
+        f"{name}={value}"
+        for name, value in found.items()
+        if value not in of_slurm and (nodes == 1 or not re.search(r"[^0-9,]", value))
+    )
+
+
+def take_own_devices(env: MutableMapping[str, str]) -> None:
+    """Put the lists of `own_devices` in the place of Slurm's. Raises UsageError where Slurm gave other devices."""
+    for name, _, value in (pair.partition("=") for pair in env.get(DEVICES_ENV, "").split()):
+        given = env.get(name, value)
+        if not set(filter(None, value.split(","))) <= set(given.split(",")):
+            raise UsageError(
+                f"{name}={value} is set where nvrx-run was started, but Slurm gave the step {given} on this node;"
+                f" unset {name}, or name devices that each node has"
+            )
+        env[name] = value
+
+
+def lost(env: Mapping[str, str], usable_cpus: int, machine_cpus: int) -> str:
+    """A sentence where this task has a small part of what its job has on the node, else ""."""
+    found = []
+    share = min(nodelist.different_counts(env.get("SLURM_JOB_CPUS_PER_NODE") or "0"))
+    if usable_cpus * 2 < min(share, machine_cpus):
+        found.append(f"{usable_cpus} of {share} CPUs")
+    given, of_job = env.get("SLURM_GPUS_ON_NODE", ""), env.get("SLURM_JOB_GPUS", "")
+    if given.isdecimal() and of_job and int(given) < (count := of_job.count(",") + 1):
+        found.append(f"{given} of {count} GPUs")
+    if not found:
+        return ""
+    return (
+        f"this task may use {' and '.join(found)} that the job has on its node;"
+        " start nvrx-run without srun, or leave options per task and --cpu-bind out of that srun"
+    )
+
+
+def _gpus_by_tasks(env: Mapping[str, str]) -> int:
+    """GPUs of each node where they were asked for per task, which srun would give our one task; else 0."""
+    per_task = re.search(r"gres/gpu[^,]*[=:](\d+)", env.get("SLURM_TRES_PER_TASK", ""))
+    per_task = per_task or re.search(r"(?:^|:)(\d+)$", env.get("SLURM_GPUS_PER_TASK", ""))
+    if not per_task:
+        return 0
+    tasks = min(nodelist.different_counts(env.get("SLURM_TASKS_PER_NODE") or "1"))
+    return int(per_task[1]) * tasks

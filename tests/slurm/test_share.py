@@ -1,0 +1,120 @@
+"""What ranks get of the job's share of their node, by headers that describe other tasks, and of the user's settings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from minicluster import MiniCluster
+from nvrx_job import Job, Jobs
+
+from nvrx_slurm.slurm import share
+
+pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-d")]
+
+TELLS = """
+import json, subprocess
+step = os.environ["SLURM_JOB_ID"] + "." + os.environ["SLURM_STEP_ID"]
+shown = subprocess.run(["scontrol", "show", "step", step], capture_output=True, text=True).stdout
+told = {"cpus": len(os.sched_getaffinity(0)), "step": shown, **os.environ}
+with open(os.environ["TEST_JOB"] + f"/told-{os.environ.get('WHICH', '')}{RANK}", "w") as file:
+    json.dump(told, file)
+"""
+PER_GPU = ("--ntasks-per-node=2", "--cpus-per-task=1")
+
+
+def told(job: Job) -> list[dict[str, Any]]:
+    """What each rank told of itself: its environment, its CPUs, its step."""
+    return [json.loads(file.read_text()) for file in sorted(job.directory.glob("told-*"))]
+
+
+@pytest.mark.parametrize(
+    ("header", "gpus", "memory"),
+    [
+        ((*PER_GPU, "--gpus-per-task=1", "--mem-per-cpu=1000"), 2, "4000M"),
+        ((*PER_GPU, "--gpus-per-task=a100:2", "--mem-per-gpu=500"), 4, "4000M"),
+        ((*PER_GPU, "--gres=gpu:4", "--mem=6000"), 4, "12000M"),
+        (("--ntasks-per-node=1", "--gpus-per-node=2", "--cpus-per-gpu=1", "--gpu-bind=single:1"), 2, "16000M"),
+    ],
+    ids=["per task", "typed", "gres", "per gpu"],
+)
+def test_ranks_have_all_that_the_job_has_of_their_node(varied: Jobs, header: tuple[str, ...], gpus: int, memory: str):
+    job = varied.submit(TELLS, "", 2, header, lead="export SLURM_CPU_BIND=mask_cpu:0x1")
+    job.ends("COMPLETED", 0)
+    assert len(told(job)) == 2 * gpus, job.said()
+    for one in told(job):
+        assert one["cpus"] == varied.cluster.settings.cpus_per_node and one["LOCAL_WORLD_SIZE"] == f"{gpus}"
+        assert len(one["CUDA_VISIBLE_DEVICES"].split(",")) == gpus and f"mem={memory}," in one["step"], one["step"]
+        assert one.get("SLURM_CPUS_PER_TASK") == ("1" if PER_GPU[1] in header else None)
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("env", "cpus", "said"),
+    [
+        ({"SLURM_JOB_CPUS_PER_NODE": "64(x4)"}, 8, "8 of 64 CPUs"),
+        ({"SLURM_JOB_CPUS_PER_NODE": "64(x4)"}, 32, ""),  # without the second thread of each core
+        ({"SLURM_JOB_CPUS_PER_NODE": "128"}, 16, ""),  # a pretended node: the machine has no more
+        ({"SLURM_GPUS_ON_NODE": "1", "SLURM_JOB_GPUS": "0,1,2,3"}, 16, "1 of 4 GPUs"),
+        ({"SLURM_GPUS_ON_NODE": "4", "SLURM_JOB_GPUS": "0,1,2,3"}, 16, ""),
+        ({}, 1, ""),
+    ],
+)
+def test_a_task_with_a_small_part_of_its_job_says_so(env: dict[str, str], cpus: int, said: str):
+    found = share.lost(env, cpus, 16 if "128" in env.values() else 64)
+    assert said in found and bool(said) is bool(found)
+
+
+def test_gpus_that_nvml_does_not_know_are_counted_by_slurm(needs_slurm: None, cluster_root: Path):
+    """Of AMD: Slurm lists them by another variable. A node without NVML is not unfit."""
+    with MiniCluster(cluster_root, 1, kill_wait_s=5, die_with_owner=True, variants=("amd-gpus",)) as cluster:
+        jobs = Jobs(cluster)
+        job = jobs.submit(TELLS, "--nproc-per-node=gpu", 1, ("--gpus-per-node=3",))
+        job.ends("COMPLETED", 0)
+        assert [one["ROCR_VISIBLE_DEVICES"] for one in told(job)] == ["0,1,2"] * 3
+        assert "CUDA_VISIBLE_DEVICES" not in told(job)[0]
+        jobs.check()
+
+
+def test_runs_side_by_side_keep_the_devices_that_the_user_gave_them(varied: Jobs):
+    lead = """for half in 0,1 3,2; do
+    WHICH=$half- CUDA_VISIBLE_DEVICES=$half nvrx-run --srun-arg=--overlap worker.py &
+done
+wait
+export CUDA_VISIBLE_DEVICES=2,7"""
+    job = varied.submit(TELLS, "", 1, ("--gpus-per-node=4",), lead=lead)
+    job.ends("FAILED", 2)
+    assert [(one["CUDA_VISIBLE_DEVICES"], one["RANK"]) for one in told(job)] == [
+        ("0,1", "0"), ("0,1", "1"), ("3,2", "0"), ("3,2", "1"),
+    ]  # fmt: skip
+    assert "CUDA_VISIBLE_DEVICES=2,7" in job.said() and "0,1,2,3" in job.said()
+
+
+def test_ranks_have_the_environment_of_the_batch_script(varied: Jobs):
+    """Of sbatch --export only the script has a part."""
+    job = varied.new(TELLS)
+    path = varied.environment(job)[0].removeprefix("--export=ALL,")
+    script = "#!/bin/bash\nexport HOME=/there MINE=yes\nexec nvrx-run worker.py\n"
+    job.job_id = varied.cluster.submit(script, "--nodes=2", f"--export={path}", f"--chdir={job.directory}")
+    job.ends("COMPLETED", 0)
+    assert [(one["HOME"], one["MINE"]) for one in told(job)] == [("/there", "yes")] * 2
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("env", "nodes", "own"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, 2, ""),  # in a cgroup
+        ({"CUDA_VISIBLE_DEVICES": "4,5"}, 2, ""),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, 2, "CUDA_VISIBLE_DEVICES=1"),
+        ({"CUDA_VISIBLE_DEVICES": ""}, 2, "CUDA_VISIBLE_DEVICES="),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-1, GPU-2"}, 1, "CUDA_VISIBLE_DEVICES=GPU-1,GPU-2"),
+        ({"CUDA_VISIBLE_DEVICES": "MIG-1"}, 2, ""),  # Slurm's, and other ones on the other node
+        ({"ROCR_VISIBLE_DEVICES": "5", "ZE_AFFINITY_MASK": "4"}, 2, "ROCR_VISIBLE_DEVICES=5 ZE_AFFINITY_MASK=4"),
+        ({"CUDA_VISIBLE_DEVICES": "3", "SLURM_GPUS_ON_NODE": ""}, 2, ""),  # of a login node
+    ],
+)
+def test_lists_that_are_the_users(env: dict[str, str], nodes: int, own: str):
+    assert share.own_devices({"SLURM_GPUS_ON_NODE": "2", "SLURM_JOB_GPUS": "4,5", **env}, nodes) == own
