@@ -178,6 +178,15 @@ def test_links_lead_somewhere():
     assert wrong == []
 
 
+@pytest.mark.skipif(not (REPO / ".venv-docs/ready").exists(), reason="mkdocs is not here; scripts/docs installs it")
+def test_the_site_is_built_with_its_manual_pages(tmp_path):
+    done = subprocess.run(["scripts/docs", tmp_path], cwd=REPO, capture_output=True, text=True, timeout=BOUND_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = {path.stem for path in (tmp_path / "man/man1").iterdir()}
+    assert {"nvrx-run", "nvrx", "nvrx-status", "nvrx-health-run"} <= pages
+    assert (tmp_path / "reference/metrics.html").exists()
+
+
 # --- environment variables --------------------------------------------------------------------------------------------
 
 
