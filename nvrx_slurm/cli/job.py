@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -37,6 +38,7 @@ from nvrx_slurm.types import RestartPolicy
 
 # seconds between SIGTERM and SIGKILL on this cluster; set for the tasks of a step
 KILL_WAIT_ENV = "NVRX_KILL_WAIT"
+BEGAN_ENV = "NVRX_BEGAN"  # when nvrx-run in front of the step began (Unix seconds)
 # the job's; srun overwrites SLURM_JOB_NAME with the name of the step
 JOB_NAME_ENV = "NVRX_JOB_NAME"
 _KILL_WAIT_MARGIN_S = 5.0  # for the agent to reap, report and exit
@@ -97,6 +99,7 @@ def make_job(here: Here, script: str, args: tuple[str, ...]) -> NodeJob:
         metrics_file=here.ft.metrics_file
         and here.ft.metrics_file.replace("{job}", shape.run_dir.job_id),
         otlp=otlp,
+        began_s=float(here.env.get(BEGAN_ENV) or time.time()),
         may_yield=slurm is None and launch.node_rank is None and launch.rdzv_conf.is_host is None,
     )
 

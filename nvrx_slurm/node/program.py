@@ -58,7 +58,7 @@ class NodeProgram:
         self._job = job
         self._notes = notes
         copy = job.run_dir.launcher_log(job.node) if job.logs is not None and job.logs.logfile else None
-        self._console = Console(f"nvrx-run[{job.node.host}]", copy=copy)
+        self._console = Console(f"nvrx-run[{job.node.host}]", copy=copy, began_s=job.began_s)
         self._signal_reader = block_signals()
         self._head_start = head_start
         self._roles: list[NodeRole] = []

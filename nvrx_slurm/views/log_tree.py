@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,13 @@ def result_of(run: Path) -> dict[str, Any]:
         return document(_RESULT_BYTES, run, "result.json")
     except (OSError, ValueError):
         return {}
+
+
+def began_s(run: Path, otherwise: float) -> float:
+    """When the job began, in Unix seconds, from the status that its coordinator writes."""
+    with suppress(*DAMAGE):
+        return float(document(_RESULT_BYTES, run, "status.json")["began"])
+    return otherwise
 
 
 @contextmanager

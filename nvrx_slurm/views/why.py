@@ -20,7 +20,7 @@ from nvrx_slurm.system.foreign import opened, size_of
 from nvrx_slurm.types import FaultKind, RankFault
 from nvrx_slurm.views import complete
 from nvrx_slurm.views.coordinator_logs import SAID, logs_of
-from nvrx_slurm.views.log_tree import find_run, result_of, title, written_by_others
+from nvrx_slurm.views.log_tree import began_s, find_run, result_of, title, written_by_others
 from nvrx_slurm.views.screen import clock, show
 
 _NOTES_SHOWN = 5
@@ -177,7 +177,7 @@ def _of_events(place: Path, result: dict[str, Any]) -> list[dict[str, Any]]:
     said = sorted(
         (found.wall_s, found.value) for log in logs for found in log.find(SAID, log.begin, log.size)
     )
-    began = said[0][0] if said else 0.0
+    began = began_s(place, said[0][0] if said else 0.0)
     return [
         {"time": utc(wall), "after_s": round(wall - began, 1), "text": text} for wall, text in said
     ]

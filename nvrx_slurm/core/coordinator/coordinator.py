@@ -288,7 +288,8 @@ class Coordinator(Machine):
         s, out = settings, self.out
         self.settings = s
         self.job = JobState(s.term, now, Assignment(), Inherited())
-        self.budget, self.ledger = Budget(s.max_restarts, s.limits), Ledger(now, s.began_s)
+        self.budget = Budget(s.max_restarts, s.limits)
+        self.ledger = Ledger(now, s.began_s, s.job_began_s)
         self.roster = roster = Roster(s, out, self.job, self.ledger, self.budget)
         self.exclusion = exclusion = Exclusion(s, out, roster)
         self.ending = ending = Ending(s, out, roster, exclusion, now)

@@ -67,10 +67,11 @@ class Ledger:
     """Collects while the job runs. Times are monotonic seconds; the report has seconds since the job began.
 
     `now`: when this coordinator began, `began_s` in Unix seconds. What earlier ones went through comes by `inherit`.
+    `job_began_s`: when the job began; 0 = with its first coordinator.
     `marks`: the last cycle that has failed, when, and when its first cause gave its last sign of life.
     """
 
-    def __init__(self, now: float, began_s: float = 0.0) -> None:
+    def __init__(self, now: float, began_s: float = 0.0, job_began_s: float = 0.0) -> None:
         self.started_at = now
         self.marks: tuple[int, float, float] | None = None
         self.faults: dict[RankFault, None] = {}  # of the last cycle, in order of arrival, each once
@@ -81,6 +82,7 @@ class Ledger:
         self.advice = Advice()
         self.stragglers: list[StragglerRecord] = []  # at most 32; the last one may go on
         self._began_s = began_s
+        self._job_began_s = job_began_s
         self._past = History()
         self._faults: list[FaultRecord] = []
         self._not_listed = 0
@@ -109,7 +111,7 @@ class Ledger:
         past = self._past
         return replace(
             history,
-            began_s=past.began_s or self._began_s,
+            began_s=past.began_s or self._job_began_s or self._began_s,
             down_s=past.down_s + self._down_s,
             lost=tuple(dict.fromkeys((*past.lost, *self._lost)))[:_TOLD_HOSTS],
             promoted=(*past.promoted, *self._promoted)[:_TOLD_HOSTS],
@@ -122,7 +124,8 @@ class Ledger:
     @property
     def _before_s(self) -> float:
         """Between the job's beginning and that of this coordinator."""
-        return max(0.0, self._began_s - self._past.began_s) if self._past.began_s else 0.0
+        job_began_s = self._past.began_s or self._job_began_s
+        return max(0.0, self._began_s - job_began_s) if job_began_s else 0.0
 
     @property
     def restarts(self) -> tuple[RestartRecord, ...]:
