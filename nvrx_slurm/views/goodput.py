@@ -28,7 +28,7 @@ from nvrx_slurm.views.coordinator_logs import (
     logs_of,
 )
 from nvrx_slurm.views.log_tree import RUN, find_run, log_dir, result_of, runs_of, written_by_others
-from nvrx_slurm.views.screen import period_s, show
+from nvrx_slurm.views.screen import columns, period_s, show
 from nvrx_slurm.views.summary import in_lines, summary
 
 _MOST_RUNS, _CHAIN_BYTES = 10_000, 1 << 20
@@ -154,7 +154,7 @@ def _of_each(jobs: dict[Path, list[Path]]) -> tuple[dict[str, Any], list[str]]:
     """What is known of each job, and a line of it: the dearest first, and last those that cannot be read."""
     told = dict[str, Any]()
     unreadable = dict[str, str]()
-    rows = list[tuple[float, str]]()
+    rows = list[tuple[float, list[str]]]()
     for job, runs in jobs.items():
         try:
             with written_by_others(job):
@@ -163,23 +163,22 @@ def _of_each(jobs: dict[Path, list[Path]]) -> tuple[dict[str, Any], list[str]]:
                 told[job.name] = found
         except click.UsageError as error:
             unreadable[job.name] = error.message
-    lines = [row for _, row in sorted(rows, key=lambda one: -one[0])]
-    bad = [f"{name:<24} {why}" for name, why in unreadable.items()]
-    return {"schema": 1, "jobs": told, "unreadable": unreadable}, [_COLUMNS, *lines, *bad]
+    cells = [row for _, row in sorted(rows, key=lambda one: -one[0])]
+    bad = [f"{name}  {why}" for name, why in unreadable.items()]
+    lines = columns([_HEADS, *cells], _NUMBERS)
+    return {"schema": 1, "jobs": told, "unreadable": unreadable}, [*lines, *bad]
 
 
-_COLUMNS = f"{'job':<24} {'user':<12} {'wall':>12} {'ETTR':>7} {'share':>7} {'restarts':>8} {'lost':>12}  most by"
+_HEADS = ["job", "user", "wall", "ETTR", "share", "restarts", "lost", "most by"]
+_NUMBERS = ("wall", "ETTR", "share", "restarts", "lost")
 
 
-def _row(job: str, found: dict[str, Any]) -> str:
+def _row(job: str, found: dict[str, Any]) -> list[str]:
     ratios = [f"{100 * (found[name] or 0.0):.1f} %" for name in ("job_ettr", "productive_share")]
     most = found["by_cause"][0]["kind"] if found["by_cause"] else ""
     wall = in_words(found["wall_s"])
     lost = in_words(found["lost_s"])
-    return (
-        f"{job:<24} {found['user']:<12} {wall:>12} {ratios[0]:>7} {ratios[1]:>7} {found['restarts']:>8} {lost:>12}"
-        f"  {most}"
-    )
+    return [job, found["user"], wall, *ratios, str(found["restarts"]), lost, most]
 
 
 # --- a run that has left no result ------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 import click
 
@@ -37,10 +37,22 @@ def show(line: str, colour: str | None = None, bold: bool = False, hang: int | N
     )
 
 
-def show_all(lines: Iterable[str]) -> None:
+def show_all(lines: Iterable[str], hang: int | None = None) -> None:
     """Print them at once: thousands of them one by one take ten times as long."""
     most = width()
-    click.echo("".join(f"{_fitted(line, most)}\n" for line in lines), nl=False)
+    click.echo("".join(f"{_fitted(line, most, hang)}\n" for line in lines), nl=False)
+
+
+def columns(rows: Sequence[Sequence[str]], numbers: Collection[str]) -> list[str]:
+    """Rows below each other, the heads first. `numbers`: heads of columns that stand to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = []
+        for head, cell, wide in zip(rows[0], row, widths, strict=True):
+            cells.append(cell.rjust(wide) if head in numbers else cell.ljust(wide))
+        lines.append("  ".join(cells).rstrip())
+    return lines
 
 
 def _fitted(line: str, most: int, hang: int | None = None) -> str:

@@ -199,7 +199,9 @@ def _in_words(story: dict[str, Any], place: Path) -> Iterator[str]:
         yield f"{title(place)}: no result.json: the job runs, or was killed; its coordinators said so far:"
     for said in story.get("said", ()):
         at = unix_s(said["time"])
-        yield f"  {clock(at, at - said['after_s'], time.time())}  {said['text']}"
+        first, *more = said["text"].splitlines() or [""]
+        yield f"  {clock(at, at - said['after_s'], time.time())}  {first}"
+        yield from (f"    {line}" for line in more)
 
 
 def _of_blame(story: dict[str, Any]) -> Iterator[str]:
@@ -224,7 +226,7 @@ def _of_blame(story: dict[str, Any]) -> Iterator[str]:
 
 
 def _done(story: dict[str, Any]) -> Iterator[str]:
-    done = [f"ended by {story['ended_by']}"] if story["ended_by"] else []
+    done = [story["ended_by"]] if story["ended_by"] else []
     for one in story["restarts"]:
         why = (f": {one['cause']}" if one["cause"] else " for this") + (
             "; then on other nodes" * one["elsewhere"]

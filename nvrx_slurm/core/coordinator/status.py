@@ -81,6 +81,7 @@ def status(
         "restarts": {
             "used": report.restarts_used,
             "allowed": s.max_restarts,
+            "down_s": round(report.down_s, 3),
             "by_kind": {one.kind.value: one.count for one in history.spent},
         },
         "spares_used": list(report.spares_used[-_MOST_GONE:]),

@@ -198,6 +198,8 @@ class Stopping:
             return self._decide(self._end_unless_scored)
         past = self._ledger.restarts
         verdict = vd.judge(self._ledger.faults, len(self._job.assignment.slots), past)
+        if verdict is not None and (told := vd.victims(verdict.cause, self._ledger.faults)):
+            self._out.append(Say(told))
         end = None if verdict is None else self._act_on(verdict, past, now)
         return Stage.JOINING if end is None else self._decide(end)
 
