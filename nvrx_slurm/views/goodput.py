@@ -14,6 +14,7 @@ import click
 from nvrx_slurm.codec import from_plain
 from nvrx_slurm.core.account.account import BUCKETS
 from nvrx_slurm.core.account.figures import priced, to_json
+from nvrx_slurm.core.attribution.hang import RULE as HANG_RULE
 from nvrx_slurm.core.words import in_words, unix_s, utc
 from nvrx_slurm.declared import plain, replace
 from nvrx_slurm.system.foreign import first_bytes, names_in
@@ -25,6 +26,7 @@ from nvrx_slurm.views.coordinator_logs import (
     coordinators_of,
     counted_in,
     cycles_in,
+    first_fault,
     logs_of,
 )
 from nvrx_slurm.views.log_tree import RUN, find_run, log_dir, result_of, runs_of, written_by_others
@@ -173,8 +175,12 @@ _HEADS = ["job", "user", "wall", "ETTR", "share", "restarts", "lost", "most by"]
 _NUMBERS = ("wall", "ETTR", "share", "restarts", "lost")
 
 
+def _percent(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{100 * ratio:.1f} %"
+
+
 def _row(job: str, found: dict[str, Any]) -> list[str]:
-    ratios = [f"{100 * (found[name] or 0.0):.1f} %" for name in ("job_ettr", "productive_share")]
+    ratios = [_percent(found[name]) for name in ("job_ettr", "productive_share")]
     most = found["by_cause"][0]["kind"] if found["by_cause"] else ""
     wall = in_words(found["wall_s"])
     lost = in_words(found["lost_s"])
@@ -211,11 +217,24 @@ def of_events(
     account = replace(known.account, wall_s=wall_s, nodes=tuple(map(filled, known.account.nodes)))
     restarts = {int(one["cycle"]): one for past in told for one in past["restarts"]}
     records = from_plain([restarts[cycle] for cycle in sorted(restarts)], tuple[RestartRecord, ...])
-    all_restarts = priced(records, from_plain(list(costs.values()), tuple[CycleCost, ...]))
+    all_restarts = plain(priced(records, from_plain(list(costs.values()), tuple[CycleCost, ...])))
+    seen = {cycle.number: cycle for cycle in cycles}
     return {
         "account": to_json(account),
         "duration_s": wall_s,
         "ended": utc(last_s),
         "unfinished": True,
-        "restarts": plain(all_restarts),
+        "restarts": all_restarts,
+        "faults": [_first(seen[one["cycle"]], one) for one in all_restarts if one["cycle"] in seen],
+        "spares_used": [*told[-1].get("promoted", ())] if told else [],
     }
+
+
+def _first(cycle: Cycle, restart: Mapping[str, Any]) -> dict[str, Any]:
+    """As the list of faults in a result.json has it."""
+    found = first_fault(cycle, restart)
+    rule = (found.get("finding") or {}).get("rule") or (
+        HANG_RULE if found["kind"] == "hang" else ""
+    )
+    told = {"kind": found["kind"], "rule": rule, "host": restart["host"]}
+    return {"cycle": cycle.number, "rank": restart["rank"], **told}

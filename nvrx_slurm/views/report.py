@@ -26,9 +26,18 @@ from nvrx_slurm.core.redact import without_secrets
 from nvrx_slurm.core.words import in_words
 from nvrx_slurm.system.files import write_atomic
 from nvrx_slurm.system.foreign import document
-from nvrx_slurm.types import Blame, Confidence, Finding, LineRole, RankEvidence, RankFault, Remedy
+from nvrx_slurm.types import (
+    Blame,
+    Confidence,
+    FaultKind,
+    Finding,
+    LineRole,
+    RankEvidence,
+    RankFault,
+    Remedy,
+)
 from nvrx_slurm.views import complete, timeline
-from nvrx_slurm.views.coordinator_logs import FAULT, HANG, Cycle, counted_in, cycles_in, logs_of
+from nvrx_slurm.views.coordinator_logs import Cycle, counted_in, cycles_in, first_fault, logs_of
 from nvrx_slurm.views.goodput import of_events
 from nvrx_slurm.views.html import IN_FULL, page
 from nvrx_slurm.views.log_tree import DAMAGE, RUN, find_run, result_of, written_by_others
@@ -115,10 +124,6 @@ def facts_of(run: Path) -> ReportFacts:
         _incident(run, number, one, seen, began_s, found, number > len(shown) - IN_FULL)
         for number, one in enumerate(shown, 1)
     )
-    kinds = [
-        {"cycle": one.cycle, "rank": None, "kind": one.kind, "rule": one.rule} for one in incidents
-    ]
-    known["faults"] = [*(known.get("faults") or ()), *kinds]  # the first one of a cycle counts
     lost_at = {int(one["cycle"]): float(one["at_s"]) for one in known["restarts"]}
     hosts = {keys[name]: str(node["host"]) for name, node in nodes.items()}
     numbers = summary([known], began_s, began_s + wall_s)
@@ -217,15 +222,10 @@ def _incident(
     rank = int(one.get("rank", -1))
     seen = cycles.get(cycle, _UNSEEN)
     following = cycles.get(cycle + 1, _UNSEEN)
-    hung = any(True for _ in seen.find(HANG))
-    label = f'"infra_rank":{one.get("infra_rank")},"rank":{rank},'.encode()
-    first = one.get("first") or next((fault.value for fault in seen.find(FAULT, label)), None)
-    kind = "hang" if hung else "node-lost" if rank < 0 else ""
-    # what the other ranks report then is a consequence
-    if first is None or (hung and first["kind"] != kind):
-        first = {"kind": kind or "exit", "host": "", "infra_rank": -1}
-    fault = _fault(first)
-    known = bool(kind or first["host"])
+    first = first_fault(seen, one)
+    known = bool(first["kind"])
+    fault = _fault({**first, "kind": first["kind"] or "exit"})
+    hung = fault.kind is FaultKind.HANG
     finding = fault.finding or Finding(HANG_RULE if hung else "", *_NOT_KNOWN)
     lines = [finding.line, *fault.traceback.splitlines()[-_MOST_LINES:]]
     said = [*seen.said().items()] if full else []

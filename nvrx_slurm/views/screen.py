@@ -14,6 +14,7 @@ import click
 from nvrx_slurm.core.logs.printable import printable
 
 _DAY_S = 86400
+_MOST_CELL = 32  # characters of a cell: damaged files hold any number
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": _DAY_S, "w": 7 * _DAY_S}
 
 
@@ -45,9 +46,10 @@ def show_all(lines: Iterable[str], hang: int | None = None) -> None:
 
 def columns(rows: Sequence[Sequence[str]], numbers: Collection[str]) -> list[str]:
     """Rows below each other, the heads first. `numbers`: heads of columns that stand to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    brief = [[_fitted(cell, _MOST_CELL) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*brief, strict=True)]
     lines = []
-    for row in rows:
+    for row in brief:
         cells = []
         for head, cell, wide in zip(rows[0], row, widths, strict=True):
             cells.append(cell.rjust(wide) if head in numbers else cell.ljust(wide))

@@ -15,6 +15,7 @@ from nvrx_slurm.core.words import in_words
 
 Result = Mapping[str, Any]
 _SHOWN = 8  # causes and nodes
+_LONG_IMPORTS = 0.05  # of all nodes' time
 
 
 def summary(runs: Sequence[Result], began_s: float, ended_s: float) -> dict[str, Any]:
@@ -113,6 +114,12 @@ def _advice(
         yield (
             "nothing tells when checkpoints are saved: use start_section() and end_section() around them, with a"
             " timeout for that section, to learn what restarts repeat and how often to save"
+        )
+    import_s = total.get("import", 0.0)
+    if restarts and import_s > _LONG_IMPORTS * sum(total.values()):
+        yield (
+            f"imports took {100 * import_s / sum(total.values()):.1f} % of all nodes' time: nvrx doctor --warm"
+            " says what keeps ranks from being forked"
         )
     spare_s, took_over = (
         total.get("spare_idle", 0.0),

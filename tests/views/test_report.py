@@ -53,7 +53,7 @@ def restart(cycle: int, nodes: int, cause: str = "boom") -> t.RestartRecord:
 def history(cycle: int, nodes: int, causes: tuple[str, ...]) -> t.History:
     """At the plan of a cycle."""
     restarts = tuple(restart(c, nodes, causes[c % len(causes)]) for c in range(max(0, cycle - 8), cycle))
-    return t.History(cycle, began_s=WALL, restarts=restarts)
+    return t.History(cycle, began_s=WALL, restarts=restarts, promoted=("n7", "n6"))
 
 
 def counted(cycle: int, nodes: int) -> Counted:
@@ -202,6 +202,11 @@ def test_event_logs_alone_tell_it_all(tmp_path: Path) -> None:
         facts.incidents[1].lost_s == 200.0 and facts.summary["lost_s"] == 1000.0 and facts.summary["lost_steps"] == 450
     )
     assert facts.paces[1].step_s == pytest.approx((TRAINED + 100.0) / 190)
+    by_cause = facts.summary["by_cause"]
+    assert [(one["kind"], one["restarts"]) for one in by_cause] == [("exit gpu-ecc", 5)]
+    found = json.loads(CliRunner().invoke(main, ["goodput", str(run), "--json"]).output)
+    assert found["by_cause"] == by_cause and "took over 1 time;" not in " ".join(found["advice"])
+    assert "took over 2 times" in " ".join(found["advice"])
     assert facts.incidents[1].again == "forked" and "ranks of the next cycle" in page.shown
 
 

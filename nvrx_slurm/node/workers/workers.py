@@ -84,7 +84,7 @@ class Workers:
         self._explained: asyncio.Task[None] | None = None  # the last one: faults are reported in the order of exits
         self._closed = False
         self._plan: Plan | None = None  # of the workers that run, or ran last
-        self._plan_at = 0.0
+        self._plan_at = self._template_s = 0.0  # when the plan came; how long it waited for a template
         self._times: list[RankTimes] = []  # of those that have ended
         self._oom_kills = 0  # before they started
         self._exits_due = 0  # that the agent has to hear of
@@ -171,7 +171,9 @@ class Workers:
         first, directory = plan.rank_offset, self._run_dir.node_dir(plan.cycle, self._node)
         with Logs(directory, range(first, first + self._node.nproc)) as logs:
             await logs.open(OPEN_TIMEOUT_S)
+            begun_s = self._loop.time()
             await self._launcher.wait(plan.forked)
+            self._template_s = self._loop.time() - begun_s
             await self.cleaned()
             await self._orphans.clean()  # those of workers whose helpers could go on until now
             self._opening = None
@@ -357,5 +359,6 @@ class Workers:
         self._exits_due -= 1
         spent, plan = None, self._plan
         if not self._exits_due and plan is not None:
-            spent = node_spent(self._times, self._plan_at, self._loop.time(), plan.term, plan.cycle)
+            now_s, waited_s = self._loop.time(), self._template_s
+            spent = node_spent(self._times, self._plan_at, now_s, plan.term, plan.cycle, waited_s)
         self._post(ag.WorkerExited(local_rank, fault, early, spent))
