@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ JOB_NAME_ENV = "NVRX_JOB_NAME"
 _KILL_WAIT_MARGIN_S = 5.0  # for the agent to reap, report and exit
 _LONGEST_SCRIPT = 1 << 20  # characters that are read of it
 _LABEL_CHARS = 120
+_COMMAND_CHARS = 500
 _RUN_PATH = (
     "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 )
@@ -82,7 +84,7 @@ def make_job(here: Here, script: str, args: tuple[str, ...]) -> NodeJob:
         spec=_worker_spec(here, shape, script, args, info.current if info is not None else ""),
         agent=agent,
         preflight=preflight,
-        labels=_labels(here, shape),
+        labels=_labels(here, shape, script, args),
         coordinator=coordinator if hosts else None,
         meeting=meeting,
         slurm=slurm,
@@ -104,7 +106,7 @@ def make_job(here: Here, script: str, args: tuple[str, ...]) -> NodeJob:
     )
 
 
-def _labels(here: Here, shape: Layout) -> JobLabels:
+def _labels(here: Here, shape: Layout, script: str, args: Sequence[str]) -> JobLabels:
     env = here.env
     ft = here.ft
     run = shape.run_dir
@@ -118,7 +120,9 @@ def _labels(here: Here, shape: Layout) -> JobLabels:
     name, user, partition = (
         next(filter(None, map(env.get, those)), "")[:_LABEL_CHARS] for those in names
     )
-    return JobLabels(run.job_id, run.run, name, user, partition, watched)
+    command = shlex.join([script, *args])[:_COMMAND_CHARS]
+    name = name or Path(script).stem[:_LABEL_CHARS]
+    return JobLabels(run.job_id, run.run, name, user, partition, watched, command)
 
 
 def hang_limits(limits: Mapping[str, Any]) -> list[str]:

@@ -126,7 +126,7 @@ def _user(job: Path) -> str:
 
 def _summary(runs: Sequence[Path]) -> dict[str, Any]:
     """Raises click.UsageError, or an error of DAMAGE."""
-    results = [result_of(run) or _of_logs(run) for run in runs]
+    results = [_known(run) for run in runs]
     starts = []
     ends = []
     for result in results:
@@ -145,6 +145,16 @@ def _summary(runs: Sequence[Path]) -> dict[str, Any]:
             f"{runs[0]} has neither a result.json nor a plan in its event logs: nothing is known"
         )
     return {"schema": 1, **summary(results, min(starts), max(ends))}
+
+
+def _known(run: Path) -> dict[str, Any]:
+    """The result of a run, with causes that only its event logs know: those of earlier coordinators, or all."""
+    result = result_of(run)
+    causes = {fault["cycle"] for fault in result.get("faults") or ()}
+    if result and all(one["cycle"] in causes for one in result.get("restarts") or ()):
+        return result
+    told = _of_logs(run)
+    return told | result | {"faults": [*(result.get("faults") or ()), *told.get("faults", ())]}
 
 
 def _of_logs(run: Path) -> dict[str, Any]:
@@ -227,6 +237,7 @@ def of_events(
         "restarts": all_restarts,
         "faults": [_first(seen[one["cycle"]], one) for one in all_restarts if one["cycle"] in seen],
         "spares_used": [*told[-1].get("promoted", ())] if told else [],
+        "lost_nodes": [*told[-1].get("lost", ())] if told else [],
     }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
@@ -41,7 +41,7 @@ from nvrx_slurm.views.coordinator_logs import Cycle, counted_in, cycles_in, firs
 from nvrx_slurm.views.goodput import of_events
 from nvrx_slurm.views.html import IN_FULL, page
 from nvrx_slurm.views.log_tree import DAMAGE, RUN, find_run, result_of, written_by_others
-from nvrx_slurm.views.status import HEALTHY, NEEDS_A_PERSON, observe
+from nvrx_slurm.views.status import HEALTHY, NEEDS_A_PERSON, content, observe
 from nvrx_slurm.views.summary import summary
 from nvrx_slurm.views.timeline import CyclePlan, Incident, ReportFacts, Stretch
 
@@ -124,23 +124,57 @@ def facts_of(run: Path) -> ReportFacts:
         _incident(run, number, one, seen, began_s, found, number > len(shown) - IN_FULL)
         for number, one in enumerate(shown, 1)
     )
+    known["faults"] = [
+        *(known.get("faults") or ()),
+        *told.get("faults", ()),
+    ]  # the first one of a cycle counts
     lost_at = {int(one["cycle"]): float(one["at_s"]) for one in known["restarts"]}
+    lost = {str(host) for host in known.get("lost_nodes") or ()}
+    status = _status(run)
     hosts = {keys[name]: str(node["host"]) for name, node in nodes.items()}
     numbers = summary([known], began_s, began_s + wall_s)
+    nodes_lost = {key for key, host in hosts.items() if host in lost}
+    per_node = [_apart(node, nodes_lost) for node in known["account"]["nodes"]]
+    away_s = sum(node["seconds"].get(timeline.LOST, 0.0) for node in per_node)
+    if away_s:
+        numbers["node_seconds"][timeline.EXCLUDED] -= away_s
+        numbers["node_seconds"][timeline.LOST] = away_s
+    last = status.get("checkpoint") or {"iteration": -1}
+    reached = {"cycle": max(found), "at_s": wall_s, "checkpoint": -1, **last}
+    known_ends = {int(one["cycle"]) for one in known["restarts"]}
+    ends = [*known["restarts"], *([] if max(found) in known_ends else [reached])]
     job = f"job {run.parent.name}, run {run.name}"
     return ReportFacts(
         f"nvrx report · {job if RUN.fullmatch(run.name) else run}",
+        without_secrets(str((status.get("job") or {}).get("command", ""))),
         _sentence(run, known, numbers),
         began_s,
         wall_s,
         tuple(one for some in found.values() for one in some),
-        timeline.node_rows(plans, hosts, lost_at),
-        tuple(known["account"]["nodes"]),
+        timeline.node_rows(plans, hosts, lost_at, lost),
+        tuple(per_node),
         incidents,
-        tuple(timeline.paces(found, known["restarts"])),
+        tuple(timeline.paces(found, ends)),
         numbers,
         f"Made by nvrx report from {run}",
     )
+
+
+def _status(run: Path) -> dict[str, Any]:
+    """The last status of the run; {} where it has none that can be read."""
+    try:
+        return content(run)
+    except DAMAGE:
+        return {}
+
+
+def _apart(node: Mapping[str, Any], lost: Collection[str]) -> Mapping[str, Any]:
+    """What the account calls excluded, as lost where the node was."""
+    if node["node"] not in lost or timeline.EXCLUDED not in node["seconds"]:
+        return node
+    seconds = dict(node["seconds"])
+    seconds[timeline.LOST] = seconds.pop(timeline.EXCLUDED)
+    return {**node, "seconds": seconds}
 
 
 # --- what was planned -------------------------------------------------------------------------------------------------

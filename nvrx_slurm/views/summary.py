@@ -10,8 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from nvrx_slurm.core.account.figures import grades, lost_s, lost_steps, ratio
+from nvrx_slurm.core.attribution.rules import named
 from nvrx_slurm.core.checkpoint.interval import best_interval_s
 from nvrx_slurm.core.words import in_words
+from nvrx_slurm.types import Blame
 
 Result = Mapping[str, Any]
 _SHOWN = 8  # causes and nodes
@@ -70,6 +72,15 @@ def _fault(run: Result, restart: Mapping[str, Any]) -> dict[str, str]:
     )
     kind = " ".join(filter(None, [first.get("kind", "unknown"), first.get("rule", "")]))
     return {"kind": kind, "host": restart.get("host") or first.get("host", "")}
+
+
+def _may_be_the_node(kind: str) -> bool:
+    """Whether a first cause says anything of its node; who kills a rank, or a wrong script, does not."""
+    fault, _, rule = kind.partition(" ")
+    known = named(rule)
+    if known is not None:
+        return known.blame in (Blame.NODE, Blame.NETWORK)
+    return fault not in ("", "unknown", "exit", "signal", "loss")
 
 
 def _by(restarts: Sequence[Mapping[str, Any]], name: str) -> list[dict[str, Any]]:
@@ -138,7 +149,8 @@ def _advice(
                 f"; without them the job would have queued again, here {in_words(mean_s)} each time"
             )
         yield told
-    worst = next(iter(_by(restarts, "host")), None)
+    of_nodes = [one for one in restarts if _may_be_the_node(one["kind"])]
+    worst = next(iter(_by(of_nodes, "host")), None)
     if (
         worst is not None
         and worst["restarts"] > 1

@@ -47,6 +47,7 @@ class JobLabels(Record):
     partition: str = ""
     # by a configured timeout; None: the in-process wrapper does, or not
     hangs_watched: bool | None = None
+    command: str = ""  # script and arguments
 
 
 def state_of(core: Coordinator) -> str:
