@@ -63,6 +63,7 @@ CASES: dict[str, tuple[dict[str, Any], int, tuple[str, ...]]] = {
     "waits for long": (WAITS, 2, ("waiting for 1 min", "missing: n9")),
     "dies at its start": ({"state": "paused"}, 2, ("again and again",)),
     "no progress": ({"no_progress": 2}, 2, ("2 cycles",)),
+    "time limit": ({"allocation_ends": NOW}, 2, ("the time limit has come", "--until-done")),
     "hang": ({"hang": {"rank": 3}, "waits": {"why": "x", "until": NOW - 99}}, 2, ("a rank hangs",)),
     "ranks train": (TRAINS, 0, ("step 41 of this cycle, 0.5 s for each", "about 7200 more")),
     "ranks begin to train": ({"progress": {**TRAINS["progress"], "stepped": 3}}, 0, ("3 of 16 ranks have begun",)),

@@ -109,6 +109,12 @@ def warn_all(monitors: Sequence[RankMonitor]) -> None:
         monitor.warn()
 
 
+def none_asked(monitors: Sequence[RankMonitor]) -> bool:
+    """Whether workers were warned, and should_stop() has said so to none of them."""
+    warned = any(monitor.warned for monitor in monitors)
+    return warned and not any(monitor.leaves for monitor in monitors)
+
+
 class RankMonitor(SupervisedProcess):
     """The monitor of one local rank over all cycles. All methods belong to the thread of the running event loop.
 
@@ -225,6 +231,11 @@ class RankMonitor(SupervisedProcess):
         if self._life is not None:
             words = self._life.page.words
             words[WARNED] = words[WARNED] or time.monotonic_ns()
+
+    @property
+    def warned(self) -> bool:
+        """Whether the worker that is watched was warned."""
+        return self._life is not None and self._life.page.words[WARNED] != 0
 
     @property
     def leaves(self) -> bool:
