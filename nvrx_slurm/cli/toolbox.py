@@ -15,47 +15,39 @@ from nvrx_slurm import __version__
 from nvrx_slurm.errors import ExitCode, NvrxError
 
 # Where each command is. `nvrx status` is asked often, and all of them together take half a second to import.
-_GROUPS = {
-    "Run": {
-        "submit": "cli.submit:submit",
-        "doctor": "cli.doctor:doctor",
-    },
-    "Watch": {
-        "list": "views.runs:list_runs",
-        "status": "views.status:status",
-        "logs": "cli.logs:logs",
-        "stacks": "cli.stacks:stacks",
-    },
-    "Explain": {
-        "why": "views.why:why",
-        "report": "views.report:report",
-        "goodput": "views.goodput:goodput",
-        "replay": "views.replay:replay",
-    },
-    "Administer": {
-        "health": "cli.health:health",
-        "metrics": "views.metrics:metrics",
-    },
+_COMMANDS = {
+    "doctor": "cli.doctor:doctor",
+    "goodput": "views.goodput:goodput",
+    "health": "cli.health:health",
+    "list": "views.runs:list_runs",
+    "logs": "cli.logs:logs",
+    "metrics": "views.metrics:metrics",
+    "replay": "views.replay:replay",
+    "report": "views.report:report",
+    "stacks": "cli.stacks:stacks",
+    "status": "views.status:status",
+    "submit": "cli.submit:submit",
+    "why": "views.why:why",
 }
-_COMMANDS = {name: where for group in _GROUPS.values() for name, where in group.items()}
+_GROUPS = {
+    "Run": "submit doctor",
+    "Watch": "list status logs stacks",
+    "Explain": "why report goodput replay",
+    "Administer": "health metrics",
+}
 _ALL = 1000  # characters: more than the first sentence of any command
 
 
 class _Toolbox(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*_COMMANDS]
+        return sorted(_COMMANDS)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, names in _GROUPS.items():
-            commands = [self.get_command(ctx, name) for name in names]
+            found = {name: self.get_command(ctx, name) for name in names.split()}
+            rows = [(name, one.get_short_help_str(_ALL)) for name, one in found.items() if one]
             with formatter.section(title):
-                formatter.write_dl(
-                    [
-                        (name, command.get_short_help_str(_ALL))
-                        for name, command in zip(names, commands, strict=True)
-                        if command is not None
-                    ]
-                )
+                formatter.write_dl(rows)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:

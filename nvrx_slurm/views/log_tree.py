@@ -75,10 +75,18 @@ def result_of(run: Path) -> dict[str, Any]:
         return {}
 
 
+def status_of(run: Path) -> dict[str, Any]:
+    """The content of a run's status.json; {} if there is none that can be read."""
+    try:
+        return document(_RESULT_BYTES, run, "status.json")
+    except (OSError, ValueError):
+        return {}
+
+
 def began_s(run: Path, otherwise: float) -> float:
     """When the job began, in Unix seconds, from the status that its coordinator writes."""
     with suppress(*DAMAGE):
-        return float(document(_RESULT_BYTES, run, "status.json")["began"])
+        return float(status_of(run)["began"])
     return otherwise
 
 

@@ -40,8 +40,15 @@ from nvrx_slurm.views import complete, timeline
 from nvrx_slurm.views.coordinator_logs import Cycle, counted_in, cycles_in, first_fault, logs_of
 from nvrx_slurm.views.goodput import of_events
 from nvrx_slurm.views.html import IN_FULL, page
-from nvrx_slurm.views.log_tree import DAMAGE, RUN, find_run, result_of, written_by_others
-from nvrx_slurm.views.status import HEALTHY, NEEDS_A_PERSON, content, observe
+from nvrx_slurm.views.log_tree import (
+    DAMAGE,
+    RUN,
+    find_run,
+    result_of,
+    status_of,
+    written_by_others,
+)
+from nvrx_slurm.views.status import HEALTHY, NEEDS_A_PERSON, observe
 from nvrx_slurm.views.summary import summary
 from nvrx_slurm.views.timeline import CyclePlan, Incident, ReportFacts, Stretch
 
@@ -130,7 +137,7 @@ def facts_of(run: Path) -> ReportFacts:
     ]  # the first one of a cycle counts
     lost_at = {int(one["cycle"]): float(one["at_s"]) for one in known["restarts"]}
     lost = {str(host) for host in known.get("lost_nodes") or ()}
-    status = _status(run)
+    status = status_of(run)
     hosts = {keys[name]: str(node["host"]) for name, node in nodes.items()}
     numbers = summary([known], began_s, began_s + wall_s)
     nodes_lost = {key for key, host in hosts.items() if host in lost}
@@ -158,14 +165,6 @@ def facts_of(run: Path) -> ReportFacts:
         numbers,
         f"Made by nvrx report from {run}",
     )
-
-
-def _status(run: Path) -> dict[str, Any]:
-    """The last status of the run; {} where it has none that can be read."""
-    try:
-        return content(run)
-    except DAMAGE:
-        return {}
 
 
 def _apart(node: Mapping[str, Any], lost: Collection[str]) -> Mapping[str, Any]:

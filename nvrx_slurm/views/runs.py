@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import click
 
+from nvrx_slurm.core.account.figures import lost_s
 from nvrx_slurm.core.progress import DAMAGE
 from nvrx_slurm.core.words import in_words, unix_s
 from nvrx_slurm.system.foreign import names_in
-from nvrx_slurm.views.log_tree import log_dir, runs_of
+from nvrx_slurm.views.log_tree import log_dir, runs_of, status_of
 from nvrx_slurm.views.screen import columns, show
-from nvrx_slurm.views.status import CANNOT_TELL, COLOURS, NEEDS_A_PERSON, Seen, content, observe
+from nvrx_slurm.views.status import CANNOT_TELL, COLOURS, NEEDS_A_PERSON, Seen, observe
 
 _RUNS_SHOWN, _JOB_CHARS, _NAME_CHARS = 20, 12, 10
 _HEADS = ("JOB", "NAME", "STATE", "START", "NODES", "STEP", "RESTARTS", "LOST")
 _NUMBERS = ("NODES", "STEP", "RESTARTS", "LOST")
-_COSTS = "detect_s", "down_s", "again_s", "recomputed_s"  # of a restart in result.json
 _UNKNOWN = "-"
 
 
@@ -64,65 +65,55 @@ def list_runs(where: Path | None, every: bool, as_json: bool) -> None:
 def _row(run: Path, seen: Seen) -> list[str]:
     """The cells of one run; what its files do not tell, or not so that it can be read, is unknown."""
     job = run.parent.name if run.name == "r0" else f"{run.parent.name}/{run.name}"
-    result = seen.found.get("result")
-    status: dict[str, Any] = seen.found.get("status") or {}
-    with suppress(*DAMAGE):
-        status = status or content(run)
-    cells = [_short(job, _JOB_CHARS)]
-    for cell in (_name, _state, _start, _nodes, _step, _restarts, _lost):
+    cells = [job[-_JOB_CHARS:]]  # jobs differ in the end
+    status = status_of(run)
+    for cell in _CELLS:
         try:
-            cells.append(cell(status, result))
+            cells.append(cell(status, seen.found.get("result")))
         except DAMAGE:
             cells.append(_UNKNOWN)
     return cells
 
 
-def _short(text: str, most: int) -> str:
-    """The end of a long text, in which jobs differ."""
-    return text if len(text) <= most else f"~{text[1 - most :]}"
+def _step(saved: Any, told: Any) -> str:
+    return str(int(saved["iteration"] if saved else told["steps"]))
 
 
-def _name(status: Any, result: Any) -> str:
-    return str(status["job"]["name"])[:_NAME_CHARS] or _UNKNOWN
-
-
-def _state(status: Any, result: Any) -> str:
-    return str(status["state"]) if result is None else f"ended {int(result['code'])}"
-
-
-def _start(status: Any, result: Any) -> str:
-    at = float(status["began"]) if result is None else unix_s(result["started"])
-    return time.strftime("%d %b %H:%M", time.localtime(at))
-
-
-def _nodes(status: Any, result: Any) -> str:
-    nodes = status["nodes"]
-    active = int(nodes["active"]) or int(nodes["needed"])
-    spare = int(nodes["spare"])
-    return f"{active}+{spare}" if spare > 0 else str(active)
-
-
-def _step(status: Any, result: Any) -> str:
-    saved = status.get("checkpoint") or {}
-    ranks = status.get("progress") or {}
-    return str(int(saved["iteration"] if saved else ranks["steps"]))
-
-
-def _restarts(status: Any, result: Any) -> str:
-    if result is not None:
-        return str(int(result["restarts_used"]))
-    return f"{int(status['restarts']['used'])}/{int(status['restarts']['allowed'])}"
+def _used(restarts: Any, ended: bool) -> str:
+    return (
+        str(int(restarts["restarts_used"])) if ended else "{used:d}/{allowed:d}".format(**restarts)
+    )
 
 
 def _lost(status: Any, result: Any) -> str:
-    if result is None:
-        return in_words(float(status["restarts"]["down_s"]))
+    """Of a job that runs, without repeated work."""
     return in_words(
-        sum(float(one.get(name) or 0.0) for one in result["restarts"] for name in _COSTS)
+        sum(map(lost_s, result["restarts"])) if result else status["restarts"]["down_s"]
     )
+
+
+def _start(at: float) -> str:
+    return time.strftime("%d %b %H:%M", time.localtime(at))
+
+
+def _nodes(nodes: Any) -> str:
+    spare = int(nodes["spare"])
+    return str(int(nodes["active"] or nodes["needed"])) + (f"+{spare}" if spare else "")
 
 
 def _changed_at(run: Path) -> float:
     with suppress(OSError):
         return run.lstat().st_mtime
     return 0.0
+
+
+# What a cell tells, from the content of status.json and, of an ended job, of result.json.
+_CELLS: tuple[Callable[[Any, Any], str], ...] = (
+    lambda status, result: str(status["job"]["name"])[:_NAME_CHARS] or _UNKNOWN,
+    lambda status, result: f"ended {int(result['code'])}" if result else str(status["state"]),
+    lambda status, result: _start(unix_s(result["started"]) if result else status["began"]),
+    lambda status, result: _nodes(status["nodes"]),
+    lambda status, result: _step(status.get("checkpoint"), status.get("progress")),
+    lambda status, result: _used(result or status["restarts"], bool(result)),
+    _lost,
+)

@@ -111,8 +111,8 @@ def warn_all(monitors: Sequence[RankMonitor]) -> None:
 
 def none_asked(monitors: Sequence[RankMonitor]) -> bool:
     """Whether workers were warned, and should_stop() has said so to none of them."""
-    warned = any(monitor.warned for monitor in monitors)
-    return warned and not any(monitor.leaves for monitor in monitors)
+    pages = [monitor._life.page.words for monitor in monitors if monitor._life is not None]
+    return any(page[WARNED] for page in pages) and not any(page[LEAVES] for page in pages)
 
 
 class RankMonitor(SupervisedProcess):
@@ -231,11 +231,6 @@ class RankMonitor(SupervisedProcess):
         if self._life is not None:
             words = self._life.page.words
             words[WARNED] = words[WARNED] or time.monotonic_ns()
-
-    @property
-    def warned(self) -> bool:
-        """Whether the worker that is watched was warned."""
-        return self._life is not None and self._life.page.words[WARNED] != 0
 
     @property
     def leaves(self) -> bool:
