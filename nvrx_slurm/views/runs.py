@@ -20,7 +20,6 @@ from nvrx_slurm.views.screen import columns, show
 from nvrx_slurm.views.status import CANNOT_TELL, COLOURS, NEEDS_A_PERSON, Seen, observe
 
 _RUNS_SHOWN, _JOB_CHARS, _NAME_CHARS = 20, 12, 10
-_HEADS = ("JOB", "NAME", "STATE", "START", "NODES", "STEP", "RESTARTS", "LOST")
 _NUMBERS = ("NODES", "STEP", "RESTARTS", "LOST")
 _UNKNOWN = "-"
 
@@ -54,7 +53,7 @@ def list_runs(where: Path | None, every: bool, as_json: bool) -> None:
             told = {"run": str(run), "code": seen.code, "verdict": seen.verdict, **seen.found}
             click.echo(json.dumps(told))
         return
-    head, *rows = columns([_HEADS, *(_row(run, seen) for run, seen in found)], _NUMBERS)
+    head, *rows = columns([["JOB", *_CELLS], *(_row(run, seen) for run, seen in found)], _NUMBERS)
     show(head, bold=True)
     for row, (_, seen) in zip(rows, found, strict=True):
         show(row, COLOURS[seen.code])
@@ -64,10 +63,12 @@ def list_runs(where: Path | None, every: bool, as_json: bool) -> None:
 
 def _row(run: Path, seen: Seen) -> list[str]:
     """The cells of one run; what its files do not tell, or not so that it can be read, is unknown."""
-    job = run.parent.name if run.name == "r0" else f"{run.parent.name}/{run.name}"
+    job = run.parent.name
+    if run.name != "r0":
+        job = f"{job}/{run.name}"
     cells = [job[-_JOB_CHARS:]]  # jobs differ in the end
     status = status_of(run)
-    for cell in _CELLS:
+    for cell in _CELLS.values():
         try:
             cells.append(cell(status, seen.found.get("result")))
         except DAMAGE:
@@ -75,30 +76,44 @@ def _row(run: Path, seen: Seen) -> list[str]:
     return cells
 
 
-def _step(saved: Any, told: Any) -> str:
-    return str(int(saved["iteration"] if saved else told["steps"]))
+def _name(status: Any, result: Any) -> str:
+    name = str(status["job"]["name"])
+    return name[:_NAME_CHARS] or _UNKNOWN
 
 
-def _used(restarts: Any, ended: bool) -> str:
-    return (
-        str(int(restarts["restarts_used"])) if ended else "{used:d}/{allowed:d}".format(**restarts)
-    )
+def _state(status: Any, result: Any) -> str:
+    if result:
+        return f"ended {int(result['code'])}"
+    return str(status["state"])
 
 
-def _lost(status: Any, result: Any) -> str:
-    """Of a job that runs, without repeated work."""
-    return in_words(
-        sum(map(lost_s, result["restarts"])) if result else status["restarts"]["down_s"]
-    )
-
-
-def _start(at: float) -> str:
+def _start(status: Any, result: Any) -> str:
+    at = unix_s(result["started"]) if result else status["began"]
     return time.strftime("%d %b %H:%M", time.localtime(at))
 
 
 def _nodes(nodes: Any) -> str:
+    active = int(nodes["active"] or nodes["needed"])
     spare = int(nodes["spare"])
-    return str(int(nodes["active"] or nodes["needed"])) + (f"+{spare}" if spare else "")
+    return f"{active}+{spare}" if spare else str(active)
+
+
+def _step(saved: Any, told: Any) -> str:
+    step = saved["iteration"] if saved else told["steps"]
+    return str(int(step))
+
+
+def _used(status: Any, result: Any) -> str:
+    if result:
+        return str(int(result["restarts_used"]))
+    return "{used:d}/{allowed:d}".format(**status["restarts"])
+
+
+def _lost(status: Any, result: Any) -> str:
+    """Of a job that runs, without repeated work."""
+    if result:
+        return in_words(sum(map(lost_s, result["restarts"])))
+    return in_words(status["restarts"]["down_s"])
 
 
 def _changed_at(run: Path) -> float:
@@ -108,12 +123,12 @@ def _changed_at(run: Path) -> float:
 
 
 # What a cell tells, from the content of status.json and, of an ended job, of result.json.
-_CELLS: tuple[Callable[[Any, Any], str], ...] = (
-    lambda status, result: str(status["job"]["name"])[:_NAME_CHARS] or _UNKNOWN,
-    lambda status, result: f"ended {int(result['code'])}" if result else str(status["state"]),
-    lambda status, result: _start(unix_s(result["started"]) if result else status["began"]),
-    lambda status, result: _nodes(status["nodes"]),
-    lambda status, result: _step(status.get("checkpoint"), status.get("progress")),
-    lambda status, result: _used(result or status["restarts"], bool(result)),
-    _lost,
-)
+_CELLS: dict[str, Callable[[Any, Any], str]] = {
+    "NAME": _name,
+    "STATE": _state,
+    "START": _start,
+    "NODES": lambda status, result: _nodes(status["nodes"]),
+    "STEP": lambda status, result: _step(status.get("checkpoint"), status.get("progress")),
+    "RESTARTS": _used,
+    "LOST": _lost,
+}

@@ -251,5 +251,7 @@ def _show(seen: Seen, redraws: bool) -> None:
     hang = None if redraws else _HANG
     show(seen.head, bold=True, hang=hang)
     show(seen.verdict, COLOURS[seen.code], bold=True, hang=hang)
-    most = max(1, shutil.get_terminal_size().lines - 3) if redraws else len(seen.lines)
+    most = len(seen.lines)
+    if redraws:
+        most = max(1, shutil.get_terminal_size().lines - 3)
     show_all(seen.lines[:most], hang)

@@ -44,7 +44,6 @@ _TORN_CHECKPOINT = "checkpoint-torn"
 _TRANSIENT, _PERSISTENT, _APPLICATION = "rejected-transient", "rejected-persistent", "rejected-application"
 _SURE = 2  # the highest `_level` of what a rank does not do because of another one
 _MOST_ALIKE = 8  # nodes
-_VICTIMS = 8  # ranks
 _NO_FINDING = Finding("", LineRole.UNCLEAR, Blame.UNKNOWN, Confidence.GUESS, Remedy.RESTART)
 
 _BY_KIND = {
@@ -369,15 +368,6 @@ def headline(fault: RankFault) -> str:
         FaultKind.INEXACT: f"{rank} has to be executed, not forked",
     }[fault.kind]
     return f"{what}: {fault.message}" if fault.message else what
-
-
-def victims(cause: RankFault, faults: Collection[RankFault]) -> str:
-    """Whose errors only follow from the first cause, so that nobody reads their tracebacks; "": none."""
-    echoes = (fault for fault in faults if _finding(fault).role is LineRole.ECHO)
-    ranks = sorted({fault.rank for fault in echoes if not is_told_to_end(fault)} - {cause.rank})
-    more = f" and {len(ranks) - _VICTIMS} more" if len(ranks) > _VICTIMS else ""
-    named = ", ".join(map(str, ranks[:_VICTIMS]))
-    return f"victims, whose errors follow from this one: rank {named}{more}" if ranks else ""
 
 
 def evidence(fault: RankFault, advises: bool = False, of_site: bool = False) -> str:

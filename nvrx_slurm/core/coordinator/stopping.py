@@ -6,7 +6,7 @@ follows, and `gathering` plans the next cycle.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.attribution import recurrence
@@ -22,6 +22,7 @@ from nvrx_slurm.core.machine import Entered, Outbox, Say, rows
 
 _NEXT = (Stage.SCORING, Stage.JOINING, Stage.FINISHED)  # once nothing of the cycle is left
 _PROGRESS_S = 6.0  # the program gives the file system 5 s
+_VICTIMS = 8  # ranks
 
 
 class Stopping:
@@ -198,7 +199,7 @@ class Stopping:
             return self._decide(self._end_unless_scored)
         past = self._ledger.restarts
         verdict = vd.judge(self._ledger.faults, len(self._job.assignment.slots), past)
-        if verdict is not None and (told := vd.victims(verdict.cause, self._ledger.faults)):
+        if verdict is not None and (told := victims(verdict.cause, self._ledger.faults)):
             self._out.append(Say(told))
         end = None if verdict is None else self._act_on(verdict, past, now)
         return Stage.JOINING if end is None else self._decide(end)
@@ -253,3 +254,15 @@ class Stopping:
         if course.elsewhere:
             job.elsewhere, job.suspect = True, job.assignment.node_of(course.suspect)
         return None
+
+
+def victims(cause: t.RankFault, faults: Iterable[t.RankFault]) -> str:
+    """Whose errors only follow from the first cause, so that nobody reads their tracebacks; "": none."""
+    ranks = set()
+    for fault in faults:
+        echoes = fault.finding is not None and fault.finding.role is t.LineRole.ECHO
+        if echoes and fault.rank != cause.rank and not vd.is_told_to_end(fault):
+            ranks.add(fault.rank)
+    named = ", ".join(map(str, sorted(ranks)[:_VICTIMS]))
+    more = f" and {len(ranks) - _VICTIMS} more" if len(ranks) > _VICTIMS else ""
+    return f"victims, whose errors follow from this one: rank {named}{more}" if ranks else ""

@@ -105,14 +105,16 @@ class Launcher:
         command = [*self._prefixes[local_rank], *(word.replace(LOCAL_RANK_MACRO, number) for word in self._spec.argv)]
         return processes.hold(command, worker_env(os.environ, {}, len(self._prefixes)), self._spec.warning_signal)
 
-    async def wait(self, forked: bool = True) -> None:
+    async def wait(self, forked: bool = True) -> float:
         """Until no process that these workers need is on its way; at a restart no longer than their imports took.
+        Returns how long that was.
 
         `forked`: all workers of the job come from templates; else all are executed.
         """
         self._forks = forked
+        begun_s = self._loop.time()
         if not forked:
-            return
+            return 0.0
         self._refill()
         took_s = max((template.imports_s for template in self._templates.values()), default=0.0)
         try:
@@ -121,6 +123,7 @@ class Launcher:
             if self._first:
                 self._say_once(f"no template was ready within {_FIRST_WAIT_S:g} s, workers are executed")
             self._settled.set()  # later workers do not wait
+        return self._loop.time() - begun_s
 
     # The interpreter and the private directory may be on a shared file system, too. A call that blocks there blocks the
     # agent; then the lease of this node runs out, its monitors kill its ranks, and no worker is started after that.

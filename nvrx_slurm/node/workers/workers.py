@@ -172,9 +172,7 @@ class Workers:
         first, directory = plan.rank_offset, self._run_dir.node_dir(plan.cycle, self._node)
         with Logs(directory, range(first, first + self._node.nproc)) as logs:
             await logs.open(OPEN_TIMEOUT_S)
-            begun_s = self._loop.time()
-            await self._launcher.wait(plan.forked)
-            self._template_s = self._loop.time() - begun_s
+            self._template_s = await self._launcher.wait(plan.forked)
             await self.cleaned()
             await self._orphans.clean()  # those of workers whose helpers could go on until now
             self._opening = None
@@ -362,6 +360,5 @@ class Workers:
         self._exits_due -= 1
         spent, plan = None, self._plan
         if not self._exits_due and plan is not None:
-            now_s, waited_s = self._loop.time(), self._template_s
-            spent = node_spent(self._times, self._plan_at, now_s, plan.term, plan.cycle, waited_s)
+            spent = node_spent(self._times, self._plan_at, self._loop.time(), plan.term, plan.cycle, self._template_s)
         self._post(ag.WorkerExited(local_rank, fault, early, spent))
