@@ -8,9 +8,24 @@
 
 cd / || exit 0
 umask 022
+
+of_slurm() { # whether Slurm has started this, perhaps by a script of the site
+    if [ -n "$SLURM_JOB_ID$SLURM_SCRIPT_CONTEXT$SLURMD_NODENAME" ]; then return 0; fi
+    pid=$PPID
+    while [ "$pid" -gt 1 ]; do
+        parent=0
+        while read -r key value _; do
+            case $key,$value in Name:,slurm*) return 0 ;; PPid:,*) parent=$value && break ;; esac
+        done <"/proc/$pid/status"
+        pid=$parent
+    done 2>/dev/null
+    return 1
+}
+
+# slurmd waits for the end of its pipe, and a blocked process would hold it open. People see what happens, also by ssh.
 case $1 in
 settings | version) ;;
-*) [ -t 2 ] || exec >/dev/null 2>&1 ;; # slurmd waits for the end of its pipe; a blocked process would hold it open
+*) if [ ! -t 2 ] && of_slurm; then exec >/dev/null 2>&1; fi ;;
 esac
 here=${0%/*} hook=$1 since=$2 child=''
 PYTHON='' PACKAGE='' CONFIG='' LOG='' SCONTROL='' SYSROOT='' ON_ERROR=pass
@@ -22,9 +37,14 @@ say() { # TEXT: to the system log, without waiting for it
     echo "nvrx-$hook: $1" >&2
 }
 
+leave() { # CODE
+    [ "$hook" = version ] || echo "nvrx-$hook: Slurm gets exit code $1" >&2
+    exit "$1"
+}
+
 give_up() {
-    case $ON_ERROR,$hook in fail,* | *,version) exit 1 ;; esac
-    exit 0
+    case $ON_ERROR,$hook in fail,* | *,version) leave 1 ;; esac
+    leave 0
 }
 
 broken() { # TEXT: this hook does not work
@@ -173,8 +193,8 @@ child=$!
 wait "$child"
 code=$?
 case $code in
-0) exit 0 ;;
-10) exit 1 ;; # start.py alone exits with 10
+0) leave 0 ;;
+10) leave 1 ;; # start.py alone exits with 10
 11) give_up ;;
 *) broken "$PYTHON ended with $code; run $here/$hook in a terminal to see why" ;;
 esac

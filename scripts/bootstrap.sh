@@ -79,3 +79,21 @@ need_venv() {
     "$venv/bin/python" -c 'import torch, torch._dynamo' # so that processes side by side need not each compile it
     printf '%s\n' "$wanted" >"$stamp"
 }
+
+# need_docs: mkdocs and what the manual pages import, in a virtual environment of its own; with npm also mermaid.
+docs_venv=$repo/.venv-docs
+mermaid=$docs_venv/package/dist/mermaid.min.js
+need_docs() {
+    [ -e "$docs_venv/ready" ] && return 0
+    local python
+    python=$(the_python) || return 1
+    say "pip install mkdocs (in $docs_venv)"
+    "$python" -m venv --clear "$docs_venv"
+    "$docs_venv/bin/pip" install -qq --disable-pip-version-check 'mkdocs>=1.6,<2' click msgspec pyyaml || return 1
+    if command -v npm >/dev/null; then
+        say "npm pack mermaid"
+        (cd "$docs_venv" && npm pack --silent mermaid@11 >/dev/null && tar -xzf mermaid-11*.tgz package/dist/mermaid.min.js) ||
+            say "mermaid cannot be had"
+    fi
+    touch "$docs_venv/ready"
+}

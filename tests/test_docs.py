@@ -116,6 +116,44 @@ def test_marked_snippets_run(fence: Fence, tmp_path):
     run(script, [*LAUNCHER, *fence.info[2:]] if fence.info[1] == "launch" else [], clean_environment())
 
 
+SHELL = [fence for fence in FENCES if fence.info == ("bash", "run")]
+TRAINS = "import sys\nfor step in range(20):\n    print('step', step)\nsys.exit('4712' in sys.argv)\n"
+
+
+@pytest.fixture(scope="module")
+def log_tree(tmp_path_factory):
+    """A folder as a reader has one: train.py, and what two jobs have left. The second one has failed."""
+    place = tmp_path_factory.mktemp("reader")
+    (place / "train.py").write_text(TRAINS)
+    for name, module in (("nvrx", "nvrx_slurm.cli.toolbox"), ("nvrx-run", "nvrx_slurm.cli.run")):
+        (place / "bin").mkdir(exist_ok=True)
+        (place / "bin" / name).write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n')
+        (place / "bin" / name).chmod(0o755)
+    for job, code in (("4711", 0), ("4712", 1)):
+        merged = place / "logs/%j/train.log"
+        words = [*LAUNCHER, "--rdzv-id", job, "--ft-per-cycle-applog-prefix", str(merged), "train.py", job]
+        done = subprocess.run(
+            [sys.executable, *words], cwd=place, env=clean_environment(), capture_output=True, timeout=BOUND_S
+        )
+        assert done.returncode == code, done.stderr.decode()
+    (place / "nvrx_logs/chain_20261125-101500_3f2a").write_text("4711\n4712\n")
+    return place
+
+
+def test_enough_shell_blocks_are_run():
+    assert len(SHELL) >= 7 and len({fence.path for fence in SHELL}) >= 6
+
+
+@pytest.mark.parametrize("fence", [pytest.param(fence, id=str(fence)) for fence in SHELL])
+def test_shell_blocks_run(fence: Fence, log_tree: Path):
+    """`bash run`: in a folder with train.py, and the logs of the jobs 4711 and 4712. 3: a job has ended."""
+    env = clean_environment()
+    env["PATH"] = f"{log_tree / 'bin'}:{env['PATH']}"
+    words = ["bash", "-uo", "pipefail", "-c", f"trap '[ $? = 3 ] || exit 99' ERR\n{fence.text}"]
+    done = subprocess.run(words, cwd=log_tree, env=env, capture_output=True, text=True, timeout=BOUND_S)
+    assert done.returncode in (0, 3), done.stdout + done.stderr
+
+
 def clean_environment() -> dict[str, str]:
     foreign = ("SLURM_", "TORCHELASTIC_", "FT_", "NVRX_", "PET_")
     env = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
@@ -176,6 +214,41 @@ def test_links_lead_somewhere():
             if not there.exists() or (anchor and there.suffix == ".md" and anchor not in anchors(there)):
                 wrong.append(f"{where(path)}: {name}#{anchor}")
     assert wrong == []
+
+
+MADE = ("share/nvrx_slurm", "benchmarks/results")  # by an installation, by a measurement
+
+
+@pytest.mark.fast
+def test_pages_name_only_what_is_here():
+    """Paths of the repository exist, and no page cites a plan, a review or a number of a tracker."""
+    top = "|".join(sorted(path.name for path in REPO.iterdir() if path.is_dir() and path.name[0] != "."))
+    inside, outside = (
+        re.compile(rf"`((?:{top})/[\w./-]+\w/?)`"),
+        re.compile(r"\b(?:[Ss]eed 0\d\d|[Ff]inding [A-Z]\d)\b"),
+    )
+    for path in TEXTS:
+        text = path.read_text()
+        there = {name for name in inside.findall(text) if not name.startswith(MADE)}
+        assert [name for name in there if not (REPO / name).exists()] == [], where(path)
+        assert outside.findall(text) == [], where(path)
+
+
+@pytest.mark.fast
+def test_pages_are_short():
+    """Beside tables and code, at most 1,500 words."""
+    for path in TEXTS:
+        prose = re.sub(r"^```.*?^```|^\|[^\n]*", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+        assert len(prose.split()) <= 1500, where(path)
+
+
+@pytest.mark.skipif(not (REPO / ".venv-docs/ready").exists(), reason="mkdocs is not here; scripts/docs installs it")
+def test_the_site_is_built_with_its_manual_pages(tmp_path):
+    done = subprocess.run(["scripts/docs", tmp_path], cwd=REPO, capture_output=True, text=True, timeout=BOUND_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = {path.stem for path in (tmp_path / "man/man1").iterdir()}
+    assert {"nvrx-run", "nvrx", "nvrx-status", "nvrx-health-run"} <= pages
+    assert (tmp_path / "reference/metrics.html").exists()
 
 
 # --- environment variables --------------------------------------------------------------------------------------------

@@ -342,7 +342,9 @@ def test_never(paths: list[Path], breaks: Callable[[ast.AST], bool]):
 
 
 WALL_CLOCK = {
-    "nvrx_slurm/node/coordination/elections.py",
+    "nvrx_slurm/node/coordination/coordinator.py",
+    "nvrx_slurm/cli/job.py",
+    "nvrx_slurm/views/runs.py",
     "nvrx_slurm/node/coordination/checkpoints.py",  # to compare with the times of files
     "nvrx_slurm/node/event_file.py",
     "nvrx_slurm/node/output/console.py",

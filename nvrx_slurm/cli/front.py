@@ -32,7 +32,7 @@ from nvrx_slurm.cli.here import (
     passes_input_on,
     run_dir,
 )
-from nvrx_slurm.cli.job import JOB_NAME_ENV, KILL_WAIT_ENV, worker_argv
+from nvrx_slurm.cli.job import BEGAN_ENV, JOB_NAME_ENV, KILL_WAIT_ENV, worker_argv
 from nvrx_slurm.config.launch import LaunchConfig
 from nvrx_slurm.control.auth import TOKEN_ENV, new_token
 from nvrx_slurm.core.chain import Outside, ended_from_outside
@@ -121,10 +121,11 @@ def run_step(here: Here, script: str, args: tuple[str, ...], words: Sequence[str
     began_as = here.slurm
     slurm = _as_it_is_now(began_as, here.control)
     changed = slurm != began_as
-    here = replace(here, slurm=slurm)
+    began_s = time.time()
+    here = replace(here, slurm=slurm, env={**here.env, BEGAN_ENV: f"{began_s:.3f}"})
     node_range(here)
     prompts = passes_input_on(here, slurm.nnodes * slurm.launchers)
-    console = Console("nvrx-run", refresh_s=REFRESH_S, prompts=prompts)
+    console = Console("nvrx-run", refresh_s=REFRESH_S, prompts=prompts, began_s=began_s)
     try:
         chain = None
         if here.launch.until_done or here.launch.chain_links is not None:
@@ -136,7 +137,6 @@ def run_step(here: Here, script: str, args: tuple[str, ...], words: Sequence[str
         directory = own_run_dir(wanted)
         directory.link_latest()  # a coordinator may never begin
         console.draw(directory.status)
-        began_s = time.time()
         step = _start_step(here, slurm, directory, words, console, changed)
         code = step.wait(here.launch.rdzv_conf.join_timeout)
         outside = _complete_result(here.control, slurm, directory, code, began_s, console.say)
@@ -234,7 +234,8 @@ def _step_env(
 ) -> dict[str, str]:
     """An image may be without Slurm's tools, so the agents are told what they would ask."""
     asked = share.srun_env(os.environ) if slurm.launchers == 1 else os.environ
-    env = {**asked, RUN_ENV: directory.run, OUT_ENV: os.path.realpath("/proc/self/fd/1")}
+    env = {**asked, RUN_ENV: directory.run, BEGAN_ENV: here.env[BEGAN_ENV]}
+    env[OUT_ENV] = os.path.realpath("/proc/self/fd/1")
     if _in_container(here.launch) and END_TIME not in env:  # Slurm 22.05
         left_s = here.control.time_left_s(slurm.job_id)
         env |= (

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,11 +48,13 @@ from nvrx_slurm.types import RestartPolicy
 
 # seconds between SIGTERM and SIGKILL on this cluster; set for the tasks of a step
 KILL_WAIT_ENV = "NVRX_KILL_WAIT"
+BEGAN_ENV = "NVRX_BEGAN"  # when nvrx-run in front of the step began (Unix seconds)
 # the job's; srun overwrites SLURM_JOB_NAME with the name of the step
 JOB_NAME_ENV = "NVRX_JOB_NAME"
 _KILL_WAIT_MARGIN_S = 5.0  # for the agent to reap, report and exit
 _LONGEST_SCRIPT = 1 << 20  # characters that are read of it
 _LABEL_CHARS = 120
+_COMMAND_CHARS = 500
 _RUN_PATH = (
     "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 )
@@ -89,7 +93,7 @@ def make_job(here: Here, script: str, args: tuple[str, ...]) -> NodeJob:
         spec=_worker_spec(here, shape, script, args, info.current if info is not None else ""),
         agent=agent,
         preflight=preflight,
-        labels=_labels(here, shape),
+        labels=_labels(here, shape, script, args),
         coordinator=coordinator if hosts else None,
         meeting=meeting,
         slurm=slurm,
@@ -106,11 +110,12 @@ def make_job(here: Here, script: str, args: tuple[str, ...]) -> NodeJob:
         metrics_file=here.ft.metrics_file
         and here.ft.metrics_file.replace("{job}", shape.run_dir.job_id),
         otlp=otlp,
+        began_s=float(here.env.get(BEGAN_ENV) or time.time()),
         may_yield=slurm is None and launch.node_rank is None and launch.rdzv_conf.is_host is None,
     )
 
 
-def _labels(here: Here, shape: Layout) -> JobLabels:
+def _labels(here: Here, shape: Layout, script: str, args: Sequence[str]) -> JobLabels:
     env = here.env
     ft = here.ft
     run = shape.run_dir
@@ -124,7 +129,9 @@ def _labels(here: Here, shape: Layout) -> JobLabels:
     name, user, partition = (
         next(filter(None, map(env.get, those)), "")[:_LABEL_CHARS] for those in names
     )
-    return JobLabels(run.job_id, run.run, name, user, partition, watched)
+    command = shlex.join([script, *args])[:_COMMAND_CHARS]
+    name = name or Path(script).stem[:_LABEL_CHARS]
+    return JobLabels(run.job_id, run.run, name, user, partition, watched, command)
 
 
 def hang_limits(limits: Mapping[str, Any]) -> list[str]:

@@ -18,7 +18,7 @@ from nvrx_slurm.core.logs.printable import printable
 from nvrx_slurm.logs.reader import MergedReader, Piece, cycles
 from nvrx_slurm.views import complete
 from nvrx_slurm.views.coordinator_logs import SAID, CoordinatorLog, coordinators_of
-from nvrx_slurm.views.log_tree import find_run, result_of, title
+from nvrx_slurm.views.log_tree import began_s, find_run, result_of, title
 from nvrx_slurm.views.screen import clock, period_s
 
 _SAID_BEFORE = 10  # lines of the launcher, when following begins
@@ -130,7 +130,7 @@ def _launcher(run: Path, read: dict[str, int], began: list[float]) -> list[str]:
             for found in log.find(SAID, read.get(name, 0), log.size)
         ]
         read[name] = log.size
-    began += [min(said)[0]] if said and not began else []
+    began += [began_s(run, min(said)[0])] if said and not began else []
     told, now = sorted(said)[-most:] if most else sorted(said), time.time()
     return [_printable(f"{clock(at, began[0], now)} nvrx-run: {text}") for at, text in told]
 

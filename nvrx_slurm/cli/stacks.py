@@ -22,6 +22,7 @@ from nvrx_slurm.types import Collective, RankEvidence
 from nvrx_slurm.views import complete
 from nvrx_slurm.views.log_tree import find_run
 
+_HOW = "a rank has one once it has imported torch or called init_workload_monitoring()"
 _ANSWER_S, _STEP_S = 10.0, 60.0
 _MOST_BYTES = 1 << 24
 _STEP = (
@@ -42,8 +43,8 @@ def stacks(place: Path, here: bool) -> None:
     """Show what each rank of a running job does now: its state, its Python stack, and which rank the others wait for.
 
     PLACE is a job id, or the directory of a run (default: the latest run). For a Slurm job it inspects all nodes by a
-    step of its own, from the allocation or a login node; else the ranks of this node. Ranks go on as before. A rank
-    without init_workload_monitoring() has no stack.
+    step of its own, from the allocation or a login node; else the ranks of this node. Ranks go on as before. A rank has
+    a stack where it has imported torch (unless --ft-step-hook is off) or called init_workload_monitoring().
     """
     run = place.resolve()
     job = run.parent.name
@@ -120,4 +121,4 @@ def _tell(ranks: list[RankEvidence]) -> Iterator[str]:
         section = f", in section {rank.section}" if rank.section else ""
         silent = f", silent for {in_words(rank.silent_s)}" if rank.silent_s >= 0.0 else ""
         yield f"rank {rank.rank} on node {rank.host}, pid {rank.pid}: state {rank.state}, {moves}{section}{silent}"
-        yield stack(rank) or "  no Python stack"
+        yield stack(rank) or f"  no Python stack: {_HOW}; py-spy dump --pid {rank.pid} shows it now"

@@ -19,7 +19,7 @@ _COMMANDS = {
     "doctor": "cli.doctor:doctor",
     "goodput": "views.goodput:goodput",
     "health": "cli.health:health",
-    "list": "views.status:list_runs",
+    "list": "views.runs:list_runs",
     "logs": "cli.logs:logs",
     "metrics": "views.metrics:metrics",
     "replay": "views.replay:replay",
@@ -29,11 +29,25 @@ _COMMANDS = {
     "submit": "cli.submit:submit",
     "why": "views.why:why",
 }
+_GROUPS = {
+    "Run": "submit doctor",
+    "Watch": "list status logs stacks",
+    "Explain": "why report goodput replay",
+    "Administer": "health metrics",
+}
+_ALL = 1000  # characters: more than the first sentence of any command
 
 
 class _Toolbox(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(_COMMANDS)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, names in _GROUPS.items():
+            found = {name: self.get_command(ctx, name) for name in names.split()}
+            rows = [(name, one.get_short_help_str(_ALL)) for name, one in found.items() if one]
+            with formatter.section(title):
+                formatter.write_dl(rows)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:

@@ -8,6 +8,7 @@ from typing import Any
 from nvrx_slurm.core.words import in_words
 
 LONG_S = 60.0
+_NOW_S = 1.0
 _PASSING = ("electing", "waiting", "taking over", "stopping", "ending")
 
 
@@ -30,6 +31,7 @@ def rules(found: Mapping[str, Any], state_s: float) -> dict[str, tuple[str, bool
     had_spares = nodes["expected"] > nodes["needed"]
     late_s = found["written"] - (waits.get("until") or found["written"])
     notes = (found.get("checkpoint") or {}).get("notes", ())
+    ends = found["allocation_ends"]
     return {
         "no-spare": (
             f"no spare is left, {gone} of {nodes['expected']} nodes are gone",
@@ -49,6 +51,10 @@ def rules(found: Mapping[str, Any], state_s: float) -> dict[str, tuple[str, bool
         "long-hang": (
             "a rank hangs, and looking at the others takes too long",
             bool(found["hang"]) and late_s > LONG_S,
+        ),
+        "time-limit": (
+            "the time limit has come: Slurm ends the job, and only --until-done would requeue it",
+            found["state"] == "running" and ends is not None and found["written"] >= ends - _NOW_S,
         ),
         "crash-loop": ("ranks die at their start again and again", found["state"] == "paused"),
         "checkpoint": ("; ".join(notes), bool(notes)),

@@ -72,4 +72,5 @@ class NodeJob:
     slurm_comment: bool = False  # the Comment of the Slurm job tells the state
     metrics_file: str | None = None  # for node_exporter
     otlp: OtlpTarget | None = None  # the collector that gets metrics
+    began_s: float = 0.0  # when its first nvrx-run began, as far as this one knows (Unix seconds)
     may_yield: bool = False  # be an ordinary agent where somebody else listens at the endpoint already

@@ -59,7 +59,7 @@ class NodeProgram:
         self._notes = notes
         copy = job.run_dir.launcher_log(job.node) if job.logs is not None and job.logs.logfile else None
         prompts = job.spec.stdin == 0
-        self._console = Console(f"nvrx-run[{job.node.host}]", copy=copy, prompts=prompts)
+        self._console = Console(f"nvrx-run[{job.node.host}]", copy=copy, prompts=prompts, began_s=job.began_s)
         self._signal_reader = block_signals()
         self._head_start = head_start
         self._roles: list[NodeRole] = []

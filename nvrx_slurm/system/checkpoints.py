@@ -52,6 +52,17 @@ def survey(root: str, pattern: str | None = None) -> list[core.Checkpoint]:
     return found
 
 
+def nameless(root: str, pattern: str | None = None) -> str:
+    """The newest file in `root` that looks like a checkpoint but for its name; "" = there is none. Raises OSError."""
+    with os.scandir(root) as entries:
+        found = [
+            (entry.stat().st_mtime, entry.name)
+            for entry in entries
+            if core.iteration_of(entry.name, pattern) < 0 and entry.name.endswith(core.SUFFIXES)
+        ]
+    return max(found, default=(0.0, ""))[1]
+
+
 def sample(root: str, name: str) -> bytes:
     """A digest of about 64 blocks of 4 KiB of the largest file of the checkpoint `name`; b"" where that is too small.
 

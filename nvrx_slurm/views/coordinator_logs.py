@@ -8,7 +8,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -183,6 +183,18 @@ def cycles_in(logs: list[CoordinatorLog]) -> list[Cycle]:
             seen[-1].to.append(to.value)
         seen[-1].parts.append((log, begin, log.size))
     return seen
+
+
+def first_fault(cycle: Cycle, restart: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON of the RankFault that a restart followed; its kind is "" where nobody has told it."""
+    rank = int(restart.get("rank", -1))
+    hung = any(True for _ in cycle.find(HANG))
+    label = f'"infra_rank":{restart.get("infra_rank")},"rank":{rank},'.encode()
+    found = restart.get("first") or next((one.value for one in cycle.find(FAULT, label)), None)
+    if found is not None and (not hung or found["kind"] == "hang"):
+        return dict(found)  # what else ranks report as one hangs is a consequence
+    kind = "hang" if hung else "node-lost" if rank < 0 else ""
+    return {"kind": kind, "host": "", "infra_rank": -1}
 
 
 def counted_in(logs: list[CoordinatorLog]) -> dict[int, dict[str, Any]]:

@@ -14,6 +14,7 @@ import click
 from nvrx_slurm.codec import from_plain
 from nvrx_slurm.core.account.account import BUCKETS
 from nvrx_slurm.core.account.figures import priced, to_json
+from nvrx_slurm.core.attribution.hang import RULE as HANG_RULE
 from nvrx_slurm.core.words import in_words, unix_s, utc
 from nvrx_slurm.declared import plain, replace
 from nvrx_slurm.system.foreign import first_bytes, names_in
@@ -25,10 +26,11 @@ from nvrx_slurm.views.coordinator_logs import (
     coordinators_of,
     counted_in,
     cycles_in,
+    first_fault,
     logs_of,
 )
 from nvrx_slurm.views.log_tree import RUN, find_run, log_dir, result_of, runs_of, written_by_others
-from nvrx_slurm.views.screen import period_s, show
+from nvrx_slurm.views.screen import columns, period_s, show
 from nvrx_slurm.views.summary import in_lines, summary
 
 _MOST_RUNS, _CHAIN_BYTES = 10_000, 1 << 20
@@ -124,7 +126,7 @@ def _user(job: Path) -> str:
 
 def _summary(runs: Sequence[Path]) -> dict[str, Any]:
     """Raises click.UsageError, or an error of DAMAGE."""
-    results = [result_of(run) or _of_logs(run) for run in runs]
+    results = [_known(run) for run in runs]
     starts = []
     ends = []
     for result in results:
@@ -145,6 +147,16 @@ def _summary(runs: Sequence[Path]) -> dict[str, Any]:
     return {"schema": 1, **summary(results, min(starts), max(ends))}
 
 
+def _known(run: Path) -> dict[str, Any]:
+    """The result of a run, with causes that only its event logs know: those of earlier coordinators, or all."""
+    result = result_of(run)
+    causes = {fault["cycle"] for fault in result.get("faults") or ()}
+    if result and all(one["cycle"] in causes for one in result.get("restarts") or ()):
+        return result
+    told = _of_logs(run)
+    return told | result | {"faults": [*(result.get("faults") or ()), *told.get("faults", ())]}
+
+
 def _of_logs(run: Path) -> dict[str, Any]:
     logs = logs_of(run)
     return of_events(logs, cycles_in(logs), counted_in(logs))
@@ -154,7 +166,7 @@ def _of_each(jobs: dict[Path, list[Path]]) -> tuple[dict[str, Any], list[str]]:
     """What is known of each job, and a line of it: the dearest first, and last those that cannot be read."""
     told = dict[str, Any]()
     unreadable = dict[str, str]()
-    rows = list[tuple[float, str]]()
+    rows = list[tuple[float, list[str]]]()
     for job, runs in jobs.items():
         try:
             with written_by_others(job):
@@ -163,23 +175,26 @@ def _of_each(jobs: dict[Path, list[Path]]) -> tuple[dict[str, Any], list[str]]:
                 told[job.name] = found
         except click.UsageError as error:
             unreadable[job.name] = error.message
-    lines = [row for _, row in sorted(rows, key=lambda one: -one[0])]
-    bad = [f"{name:<24} {why}" for name, why in unreadable.items()]
-    return {"schema": 1, "jobs": told, "unreadable": unreadable}, [_COLUMNS, *lines, *bad]
+    cells = [row for _, row in sorted(rows, key=lambda one: -one[0])]
+    bad = [f"{name}  {why}" for name, why in unreadable.items()]
+    lines = columns([_HEADS, *cells], _NUMBERS)
+    return {"schema": 1, "jobs": told, "unreadable": unreadable}, [*lines, *bad]
 
 
-_COLUMNS = f"{'job':<24} {'user':<12} {'wall':>12} {'ETTR':>7} {'share':>7} {'restarts':>8} {'lost':>12}  most by"
+_HEADS = ["job", "user", "wall", "ETTR", "share", "restarts", "lost", "most by"]
+_NUMBERS = ("wall", "ETTR", "share", "restarts", "lost")
 
 
-def _row(job: str, found: dict[str, Any]) -> str:
-    ratios = [f"{100 * (found[name] or 0.0):.1f} %" for name in ("job_ettr", "productive_share")]
+def _percent(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{100 * ratio:.1f} %"
+
+
+def _row(job: str, found: dict[str, Any]) -> list[str]:
+    ratios = [_percent(found[name]) for name in ("job_ettr", "productive_share")]
     most = found["by_cause"][0]["kind"] if found["by_cause"] else ""
     wall = in_words(found["wall_s"])
     lost = in_words(found["lost_s"])
-    return (
-        f"{job:<24} {found['user']:<12} {wall:>12} {ratios[0]:>7} {ratios[1]:>7} {found['restarts']:>8} {lost:>12}"
-        f"  {most}"
-    )
+    return [job, found["user"], wall, *ratios, str(found["restarts"]), lost, most]
 
 
 # --- a run that has left no result ------------------------------------------------------------------------------------
@@ -212,11 +227,25 @@ def of_events(
     account = replace(known.account, wall_s=wall_s, nodes=tuple(map(filled, known.account.nodes)))
     restarts = {int(one["cycle"]): one for past in told for one in past["restarts"]}
     records = from_plain([restarts[cycle] for cycle in sorted(restarts)], tuple[RestartRecord, ...])
-    all_restarts = priced(records, from_plain(list(costs.values()), tuple[CycleCost, ...]))
+    all_restarts = plain(priced(records, from_plain(list(costs.values()), tuple[CycleCost, ...])))
+    seen = {cycle.number: cycle for cycle in cycles}
     return {
         "account": to_json(account),
         "duration_s": wall_s,
         "ended": utc(last_s),
         "unfinished": True,
-        "restarts": plain(all_restarts),
+        "restarts": all_restarts,
+        "faults": [_first(seen[one["cycle"]], one) for one in all_restarts if one["cycle"] in seen],
+        "spares_used": [*told[-1].get("promoted", ())] if told else [],
+        "lost_nodes": [*told[-1].get("lost", ())] if told else [],
     }
+
+
+def _first(cycle: Cycle, restart: Mapping[str, Any]) -> dict[str, Any]:
+    """As the list of faults in a result.json has it."""
+    found = first_fault(cycle, restart)
+    rule = (found.get("finding") or {}).get("rule") or (
+        HANG_RULE if found["kind"] == "hang" else ""
+    )
+    told = {"kind": found["kind"], "rule": rule, "host": restart["host"]}
+    return {"cycle": cycle.number, "rank": restart["rank"], **told}

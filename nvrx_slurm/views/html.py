@@ -12,10 +12,11 @@ from nvrx_slurm.core.account.account import BUCKETS
 from nvrx_slurm.core.words import in_words
 from nvrx_slurm.views import svg
 from nvrx_slurm.views.svg import COLOURS, colour_of, safe
-from nvrx_slurm.views.timeline import ACTIVE, Incident, ReportFacts
+from nvrx_slurm.views.timeline import ACTIVE, LOST, Incident, ReportFacts
 
 # incidents: of more, the rest is in the table only; of more, all are closed
 IN_FULL, _OPEN = 200, 8
+_LOST = "the node was lost: it may have left the allocation"
 _UNIT, _TOGETHER = (
     re.compile(r"(?<=\d) (?=\w|%)|(?<= lost) (?=node)|(?<= used) (?=spare)"),
     "\u00a0",
@@ -30,17 +31,27 @@ def page(job: ReportFacts, css: str) -> str:
         'img-src data:"><meta name="viewport" content="width=device-width,initial-scale=1">'
         f'<meta name="color-scheme" content="light dark"><style>{css}</style></head><body><main>'
         f'<p class="over">{safe(job.title)} · began {_clock(job.began_s)}</p>'
-        f"<h1>{_UNIT.sub(_TOGETHER, safe(job.sentence, 600))}</h1>"
+        f"{_command(job)}<h1>{_UNIT.sub(_TOGETHER, safe(job.sentence, 600))}</h1>"
         f'<dl class="tiles">{"".join(_tiles(job))}</dl>'
-        f"{''.join(_band(job))}{''.join(_time(job))}{''.join(_incidents(job))}{''.join(_steps(job))}"
+        f"{''.join(_advice(job))}{''.join(_band(job))}{''.join(_time(job))}{''.join(_incidents(job))}{''.join(_steps(job))}"
         f"{''.join(_again(job))}<footer>{safe(job.source, 500)}. Clocks are UTC; +times count from the "
         "beginning of the job.</footer></main></body></html>\n"
     )
 
 
+def _command(job: ReportFacts) -> str:
+    return f'<p class="command">{safe(job.command, 500)}</p>' if job.command else ""
+
+
+def _advice(job: ReportFacts) -> Iterator[str]:
+    told = [f"<li>{safe(line, 400)}</li>" for line in job.summary["advice"]]
+    if told:
+        yield f'<h2>What would cost less</h2><ul class="advice">{"".join(told)}</ul>'
+
+
 def _tiles(job: ReportFacts) -> Iterator[str]:
     ratios, steps = (
-        (job.summary[name] for name in ("job_ettr", "productive_share")),
+        (job.summary[name] for name in ("productive_share_of_training_nodes", "productive_share")),
         job.summary["lost_steps"],
     )
     told: list[object] = [
@@ -49,7 +60,8 @@ def _tiles(job: ReportFacts) -> Iterator[str]:
     lost = in_words(job.summary["lost_s"]) + (f", {steps} steps" if steps is not None else "")
     nodes = sum(len(row.nodes) for row in job.rows) or len(job.nodes)
     told += [job.summary["restarts"], lost, in_words(job.wall_s), nodes]
-    names = ("productive time", "of all nodes", "restarts", "lost by them", "lasted", "nodes")
+    shares = "productive, training nodes", "productive, incl. spares"
+    names = (*shares, "restarts", "lost by them", "lasted", "nodes")
     yield from (
         f"<div><dt>{name}</dt><dd>{safe(value)}</dd></div>"
         for name, value in zip(names, told, strict=True)
@@ -115,19 +127,21 @@ def _of(node: Mapping[str, Any], colour: str) -> str:
 
 def _time(job: ReportFacts) -> Iterator[str]:
     seconds, total = job.summary["node_seconds"], sum(job.summary["node_seconds"].values()) or 1.0
-    yield "<h2>Where the time went</h2><p>All nodes, spares included, as Slurm bills them.</p>"
+    yield (
+        "<h2>Where the time went</h2><p>All nodes, as Slurm bills them. Of training nodes' time, that of spares and of"
+        " nodes that were lost or excluded is left out.</p>"
+    )
     yield svg.bar(seconds)
     rows = []
     for bucket in sorted(seconds, key=[*BUCKETS, *seconds].index):  # they say "from there"
         took_s = seconds[bucket]
         name = Markup(f'<i class="{colour_of(bucket)}"></i>{safe(bucket)}')
         what, grade = (
-            BUCKETS.get(bucket, ("", "sections of that name"))[1],
+            _LOST if bucket == LOST else BUCKETS.get(bucket, ("", "sections of that name"))[1],
             job.summary["grades"].get(bucket, ""),
         )
         rows.append([name, what, in_words(took_s), f"{100 * took_s / total:.1f} %", grade])
     yield _table(["bucket", "what it counts", "of all nodes", "share", "known"], rows, 3)
-    yield f'<ul class="hint">{"".join(f"<li>{safe(line, 400)}</li>" for line in job.summary["advice"])}</ul>'
 
 
 def _incidents(job: ReportFacts) -> Iterator[str]:
@@ -195,13 +209,14 @@ def _incident(one: Incident, began_s: float, is_open: bool) -> str:
 
 def _steps(job: ReportFacts) -> Iterator[str]:
     if job.paces:
-        yield "<h2>Step time</h2><p>The mean of each cycle whose first and last iteration are known.</p>"
+        yield "<h2>Steps</h2><p>Cycles whose first and last iteration are known; each begins at its checkpoint.</p>"
         yield svg.steps(job.paces, job.wall_s)
         rows = [
-            [_plus(one.begin_s), _plus(one.end_s), one.steps, f"{one.step_s:.4g} s"]
+            [_plus(one.begin_s), _plus(one.end_s), one.first, one.steps, f"{one.step_s:.4g} s"]
             for one in job.paces
         ]
-        yield _folded("Table of the step times", _table(["from", "to", "steps", "each"], rows, 2))
+        heads = ["from", "to", "first", "steps", "each"]
+        yield _folded("Table of the steps", _table(heads, rows, 3))
 
 
 def _again(job: ReportFacts) -> Iterator[str]:
@@ -215,7 +230,7 @@ def _again(job: ReportFacts) -> Iterator[str]:
         )
         rows.append([one["host"], found, one["restarts"], in_words(one["lost_s"])])
     if rows:
-        yield "<h2>Nodes that came up more than once</h2><p>As the first cause of an incident. Have them checked.</p>"
+        yield "<h2>Nodes that came up more than once</h2><p>As the first cause of an incident.</p>"
         yield _table(["node", "incidents", "how often", "lost"], rows, 2)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,21 @@ def result_of(run: Path) -> dict[str, Any]:
         return document(_RESULT_BYTES, run, "result.json")
     except (OSError, ValueError):
         return {}
+
+
+def status_of(run: Path) -> dict[str, Any]:
+    """The content of a run's status.json; {} if there is none that can be read."""
+    try:
+        return document(_RESULT_BYTES, run, "status.json")
+    except (OSError, ValueError):
+        return {}
+
+
+def began_s(run: Path, otherwise: float) -> float:
+    """When the job began, in Unix seconds, from the status that its coordinator writes."""
+    with suppress(*DAMAGE):
+        return float(status_of(run)["began"])
+    return otherwise
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
@@ -26,12 +26,28 @@ from nvrx_slurm.core.redact import without_secrets
 from nvrx_slurm.core.words import in_words
 from nvrx_slurm.system.files import write_atomic
 from nvrx_slurm.system.foreign import document
-from nvrx_slurm.types import Blame, Confidence, Finding, LineRole, RankEvidence, RankFault, Remedy
+from nvrx_slurm.types import (
+    Blame,
+    Confidence,
+    FaultKind,
+    Finding,
+    LineRole,
+    RankEvidence,
+    RankFault,
+    Remedy,
+)
 from nvrx_slurm.views import complete, timeline
-from nvrx_slurm.views.coordinator_logs import FAULT, HANG, Cycle, counted_in, cycles_in, logs_of
+from nvrx_slurm.views.coordinator_logs import Cycle, counted_in, cycles_in, first_fault, logs_of
 from nvrx_slurm.views.goodput import of_events
 from nvrx_slurm.views.html import IN_FULL, page
-from nvrx_slurm.views.log_tree import DAMAGE, RUN, find_run, result_of, written_by_others
+from nvrx_slurm.views.log_tree import (
+    DAMAGE,
+    RUN,
+    find_run,
+    result_of,
+    status_of,
+    written_by_others,
+)
 from nvrx_slurm.views.status import HEALTHY, NEEDS_A_PERSON, observe
 from nvrx_slurm.views.summary import summary
 from nvrx_slurm.views.timeline import CyclePlan, Incident, ReportFacts, Stretch
@@ -115,27 +131,49 @@ def facts_of(run: Path) -> ReportFacts:
         _incident(run, number, one, seen, began_s, found, number > len(shown) - IN_FULL)
         for number, one in enumerate(shown, 1)
     )
-    kinds = [
-        {"cycle": one.cycle, "rank": None, "kind": one.kind, "rule": one.rule} for one in incidents
-    ]
-    known["faults"] = [*(known.get("faults") or ()), *kinds]  # the first one of a cycle counts
+    known["faults"] = [
+        *(known.get("faults") or ()),
+        *told.get("faults", ()),
+    ]  # the first one of a cycle counts
     lost_at = {int(one["cycle"]): float(one["at_s"]) for one in known["restarts"]}
+    lost = {str(host) for host in known.get("lost_nodes") or ()}
+    status = status_of(run)
     hosts = {keys[name]: str(node["host"]) for name, node in nodes.items()}
     numbers = summary([known], began_s, began_s + wall_s)
+    nodes_lost = {key for key, host in hosts.items() if host in lost}
+    per_node = [_apart(node, nodes_lost) for node in known["account"]["nodes"]]
+    away_s = sum(node["seconds"].get(timeline.LOST, 0.0) for node in per_node)
+    if away_s:
+        numbers["node_seconds"][timeline.EXCLUDED] -= away_s
+        numbers["node_seconds"][timeline.LOST] = away_s
+    last = status.get("checkpoint") or {"iteration": -1}
+    reached = {"cycle": max(found), "at_s": wall_s, "checkpoint": -1, **last}
+    known_ends = {int(one["cycle"]) for one in known["restarts"]}
+    ends = [*known["restarts"], *([] if max(found) in known_ends else [reached])]
     job = f"job {run.parent.name}, run {run.name}"
     return ReportFacts(
         f"nvrx report · {job if RUN.fullmatch(run.name) else run}",
+        without_secrets(str((status.get("job") or {}).get("command", ""))),
         _sentence(run, known, numbers),
         began_s,
         wall_s,
         tuple(one for some in found.values() for one in some),
-        timeline.node_rows(plans, hosts, lost_at),
-        tuple(known["account"]["nodes"]),
+        timeline.node_rows(plans, hosts, lost_at, lost),
+        tuple(per_node),
         incidents,
-        tuple(timeline.paces(found, known["restarts"])),
+        tuple(timeline.paces(found, ends)),
         numbers,
         f"Made by nvrx report from {run}",
     )
+
+
+def _apart(node: Mapping[str, Any], lost: Collection[str]) -> Mapping[str, Any]:
+    """What the account calls excluded, as lost where the node was."""
+    if node["node"] not in lost or timeline.EXCLUDED not in node["seconds"]:
+        return node
+    seconds = dict(node["seconds"])
+    seconds[timeline.LOST] = seconds.pop(timeline.EXCLUDED)
+    return {**node, "seconds": seconds}
 
 
 # --- what was planned -------------------------------------------------------------------------------------------------
@@ -217,15 +255,10 @@ def _incident(
     rank = int(one.get("rank", -1))
     seen = cycles.get(cycle, _UNSEEN)
     following = cycles.get(cycle + 1, _UNSEEN)
-    hung = any(True for _ in seen.find(HANG))
-    label = f'"infra_rank":{one.get("infra_rank")},"rank":{rank},'.encode()
-    first = one.get("first") or next((fault.value for fault in seen.find(FAULT, label)), None)
-    kind = "hang" if hung else "node-lost" if rank < 0 else ""
-    # what the other ranks report then is a consequence
-    if first is None or (hung and first["kind"] != kind):
-        first = {"kind": kind or "exit", "host": "", "infra_rank": -1}
-    fault = _fault(first)
-    known = bool(kind or first["host"])
+    first = first_fault(seen, one)
+    known = bool(first["kind"])
+    fault = _fault({**first, "kind": first["kind"] or "exit"})
+    hung = fault.kind is FaultKind.HANG
     finding = fault.finding or Finding(HANG_RULE if hung else "", *_NOT_KNOWN)
     lines = [finding.line, *fault.traceback.splitlines()[-_MOST_LINES:]]
     said = [*seen.said().items()] if full else []

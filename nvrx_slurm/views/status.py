@@ -1,4 +1,4 @@
-"""`nvrx status` and `nvrx list`: how jobs are, from the files of their log trees. They send no request, change nothing.
+"""`nvrx status`: how a job is, from the files of its log tree. It sends no request, changes nothing.
 
 What is read may be damaged, old, or of another version: then the answer is that this cannot be told.
 """
@@ -10,7 +10,6 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,17 +18,18 @@ import click
 from nvrx_slurm.core import progress
 from nvrx_slurm.core.needs import needs_a_person
 from nvrx_slurm.core.words import in_words
-from nvrx_slurm.system.foreign import document, names_in
+from nvrx_slurm.system.foreign import document
 from nvrx_slurm.views import complete
-from nvrx_slurm.views.log_tree import RUN, find_run, log_dir, result_of, runs_of
+from nvrx_slurm.views.log_tree import RUN, find_run, result_of
 from nvrx_slurm.views.screen import clock, show, show_all
 
 VERSION = 1  # of status.json; see core.coordinator.status, which takes long to import
 HEALTHY, CANNOT_TELL, NEEDS_A_PERSON, ENDED = range(4)  # exit codes
 _MAX_BYTES = 1 << 20
-_INCIDENTS_SHOWN, _RUNS_SHOWN, _RANKS_SHOWN = 5, 20, 64
+_INCIDENTS_SHOWN, _RANKS_SHOWN = 5, 64
 _WARMTHS_SHOWN, _HOSTS_SHOWN = 3, 3
-_COLOURS = {HEALTHY: "green", CANNOT_TELL: "yellow", NEEDS_A_PERSON: "red", ENDED: None}
+_HANG = 12  # columns before what a line says
+COLOURS = {HEALTHY: "green", CANNOT_TELL: "yellow", NEEDS_A_PERSON: "red", ENDED: None}
 
 
 class Seen(NamedTuple):
@@ -75,41 +75,6 @@ def status(place: str, as_json: bool, ranks: bool, watch: float | None) -> int:
             time.sleep(watch)
         except KeyboardInterrupt:
             return seen.code
-
-
-@click.command("list")
-@click.option(
-    "--log-dir",
-    "where",
-    type=click.Path(path_type=Path),
-    help="The log tree (default: that of nvrx-run).",
-)
-@click.option("--all", "every", is_flag=True, help=f"All runs, not the newest {_RUNS_SHOWN}.")
-@click.option("--json", "as_json", is_flag=True, help="One line of JSON for each run.")
-def list_runs(where: Path | None, every: bool, as_json: bool) -> None:
-    """List the runs of a log tree, the newest first, with what `nvrx status` says of each."""
-    place = where or log_dir()
-    runs = [run for job in names_in(place) for run in runs_of(place / job)]
-    runs.sort(key=_changed_at, reverse=True)
-    now = time.time()
-    for run in runs if every else runs[:_RUNS_SHOWN]:
-        seen = observe(run, now)
-        if as_json:
-            click.echo(
-                json.dumps(
-                    {"run": str(run), "code": seen.code, "verdict": seen.verdict, **seen.found}
-                )
-            )
-        else:
-            show(f"{seen.head}: {seen.verdict}", _COLOURS[seen.code])
-    if not runs and not as_json:
-        click.echo(f"{place} holds no run")
-
-
-def _changed_at(run: Path) -> float:
-    with suppress(OSError):
-        return run.lstat().st_mtime
-    return 0.0
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -244,7 +209,7 @@ def _lines(found: dict[str, Any], written: float, ranks: bool) -> Iterator[str]:
         rule = f" ({one['rule']})" if one["rule"] else ""
         done = "" if one["done"] == "restarted" else f", {one['done']}"
         cost = f"cycle {int(one['cycle'])}{done}, {in_words(one['down_s'])} down"
-        yield f"{clock(one['time'], began, written)}  {cost}: {one['cause']}{rule}"
+        yield f"{clock(one['time'], began, written)}  {one['cause']}{rule}; {cost}"
     if ranks:
         yield from _ranks(found["ranks"], found.get("progress") or {})
 
@@ -283,7 +248,10 @@ def _ranks(nodes: dict[str, Any], told: dict[str, Any]) -> Iterator[str]:
 
 
 def _show(seen: Seen, redraws: bool) -> None:
-    show(seen.head, bold=True)
-    show(seen.verdict, _COLOURS[seen.code], bold=True)
-    most = max(1, shutil.get_terminal_size().lines - 3) if redraws else len(seen.lines)
-    show_all(seen.lines[:most])
+    hang = None if redraws else _HANG
+    show(seen.head, bold=True, hang=hang)
+    show(seen.verdict, COLOURS[seen.code], bold=True, hang=hang)
+    most = len(seen.lines)
+    if redraws:
+        most = max(1, shutil.get_terminal_size().lines - 3)
+    show_all(seen.lines[:most], hang)

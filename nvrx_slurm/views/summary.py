@@ -10,11 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from nvrx_slurm.core.account.figures import grades, lost_s, lost_steps, ratio
+from nvrx_slurm.core.attribution.rules import named
 from nvrx_slurm.core.checkpoint.interval import best_interval_s
 from nvrx_slurm.core.words import in_words
+from nvrx_slurm.types import Blame
 
 Result = Mapping[str, Any]
 _SHOWN = 8  # causes and nodes
+_LONG_IMPORTS = 0.05  # of all nodes' time
 
 
 def summary(runs: Sequence[Result], began_s: float, ended_s: float) -> dict[str, Any]:
@@ -71,6 +74,15 @@ def _fault(run: Result, restart: Mapping[str, Any]) -> dict[str, str]:
     return {"kind": kind, "host": restart.get("host") or first.get("host", "")}
 
 
+def _may_be_the_node(kind: str) -> bool:
+    """Whether a first cause says anything of its node; who kills a rank, or a wrong script, does not."""
+    fault, _, rule = kind.partition(" ")
+    known = named(rule)
+    if known is not None:
+        return known.blame in (Blame.NODE, Blame.NETWORK)
+    return fault not in ("", "unknown", "exit", "signal", "loss")
+
+
 def _by(restarts: Sequence[Mapping[str, Any]], name: str) -> list[dict[str, Any]]:
     """Restarts and seconds lost by kind or node, the most expensive first."""
     found: dict[str, list[float]] = defaultdict(list)
@@ -114,6 +126,12 @@ def _advice(
             "nothing tells when checkpoints are saved: use start_section() and end_section() around them, with a"
             " timeout for that section, to learn what restarts repeat and how often to save"
         )
+    import_s = total.get("import", 0.0)
+    if restarts and import_s > _LONG_IMPORTS * sum(total.values()):
+        yield (
+            f"imports took {100 * import_s / sum(total.values()):.1f} % of all nodes' time: nvrx doctor --warm"
+            " says what keeps ranks from being forked"
+        )
     spare_s, took_over = (
         total.get("spare_idle", 0.0),
         sum(len(run.get("spares_used") or ()) for run in runs),
@@ -131,7 +149,8 @@ def _advice(
                 f"; without them the job would have queued again, here {in_words(mean_s)} each time"
             )
         yield told
-    worst = next(iter(_by(restarts, "host")), None)
+    of_nodes = [one for one in restarts if _may_be_the_node(one["kind"])]
+    worst = next(iter(_by(of_nodes, "host")), None)
     if (
         worst is not None
         and worst["restarts"] > 1

@@ -27,21 +27,29 @@ from nvrx_slurm.views.timeline import (
 )
 
 WIDTH = 960
-# Colour -> its value for pixels, what it stands for, and its buckets. report.css has them, too, light and dark.
+# Colour -> its value for pixels, what it stands for, and its buckets. report.css has them, too, light and dark. Most
+# are of Okabe and Ito: each two differ for those, too, who do not see red, green or blue.
 COLOURS: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "train": ("2f8f83", "trains", ("productive",)),
-    "save": ("6fb1c9", "saves, evaluates, other sections", ("checkpoint",)),
-    "lost": ("e2906e", "work that was lost", ("recomputed",)),
-    "detect": ("c9433f", "fault not noticed yet", ("detect",)),
-    "down": ("5b6577", "stops, plans", DOWN),
-    "again": ("e3b341", "starts", AGAIN),
-    "wait": ("a79bc9", "waits for nodes", ("wait_nodes",)),
-    "spare": ("c9d1d8", "spare", ("spare_idle",)),
-    "gone": ("", "lost or excluded", ("excluded",)),
-    "other": ("9aa0a6", "suspended, or not known", ("suspended", "other")),
+    "train": ("007a5a", "trains", ("productive",)),
+    "save": ("56b4e9", "saves, evaluates, other sections", ("checkpoint",)),
+    "lost": ("e69f00", "work that was lost", ("recomputed",)),
+    "detect": ("b5330f", "fault not noticed yet", ("detect",)),
+    "down": ("3f4756", "stops, plans", DOWN),
+    "again": ("f3e36b", "starts", AGAIN),
+    "wait": ("a34d9d", "waits for nodes", ("wait_nodes",)),
+    "spare": ("d3d9df", "spare", ("spare_idle",)),
+    "away": ("111418", "lost", ("lost",)),
+    "gone": ("", "excluded", ("excluded",)),
+    "other": ("949aa1", "suspended, or not known", ("suspended", "other")),
 }
 # where pixels differ then
-_DARK = {"train": "2f9c8e", "down": "7c889c", "spare": "3d4650", "other": "6d747c"}
+_DARK = {
+    "train": "1a9a76",
+    "down": "aab4c4",
+    "spare": "2e353d",
+    "away": "f2f4f6",
+    "other": "626a73",
+}
 _CODES = {colour: number for number, colour in enumerate(COLOURS)}
 _OF_BUCKET = {bucket: colour for colour, (_, _, buckets) in COLOURS.items() for bucket in buckets}
 # of a band: units for host names, of a row; pixels from left to right
@@ -82,7 +90,8 @@ def colour_of(bucket: str) -> str:
 
 def picture(height: float, title: str, parts: Sequence[str]) -> str:
     """An SVG of that height (units; it is WIDTH wide). `title`: what it shows, for those who do not see it."""
-    return f'<svg viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{safe(title)}">{"".join(parts)}</svg>'
+    box = f'viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{safe(title)}"'
+    return f'<div class="scroll"><svg {box}>{"".join(parts)}</svg></div>'
 
 
 def text(x: float, y: float, content: object, more: str = "", most: int = 120) -> str:
@@ -120,10 +129,10 @@ def band(job: ReportFacts) -> str:
     else:
         for y, row, some in zip(range(int(top), 10**9, _ROW), rows, runs, strict=False):
             parts.append(text(_LABEL - 10, y + 14, _name(row), ' class="label"'))
-            parts += (
-                _rect(_LABEL + x * unit, y + 2, (end - x) * unit, _ROW - 4, colour)
-                for x, end, colour in some
-            )
+            for x, end, colour in some:
+                thin = 7 if colour == "away" else 0  # a lost node is a line
+                wide, high = (end - x) * unit, _ROW - 4 - 2 * thin
+                parts.append(_rect(_LABEL + x * unit, y + 2 + thin, wide, high, colour))
         parts += _rings(job, rows, top, scale)
     told = f"{len(job.nodes)} nodes over {in_words(job.wall_s)}, {len(job.incidents)} incidents"
     return picture(top + tall + 24, told, [*parts, *_axis(job.wall_s, top + tall, scale)])
@@ -296,21 +305,25 @@ def bar(seconds: Mapping[str, float]) -> str:
 
 
 def steps(found: Sequence[StepTime], wall_s: float) -> str:
-    """The mean time of a step, cycle after cycle."""
+    """The iteration over time: a line for each cycle, from its checkpoint to where it has failed or ended."""
     scale = (WIDTH - _LABEL) / max(wall_s, 1e-9)
-    high = 120
-    most_s = max(one.step_s for one in found) * 1.15
+    high = 160
+    most = max(one.first + one.steps for one in found)
+
+    def place(at_s: float, iteration: float) -> str:
+        return f"{_LABEL + at_s * scale:.5g} {8 + high * (1 - iteration / most):.4g}"
+
     parts = []
-    for share in (0.0, 0.5, 1.0):
-        y = 8 + high * (1 - share)
-        parts.append(f'<path class="grid" d="M{_LABEL} {y:g}H{WIDTH}"/>')
-        parts.append(
-            text(_LABEL - 10, y + 4, f"{most_s * share:.3g} s" if share else "0", ' class="label"')
-        )
+    for iteration in (0, most // 2, most):
+        where = place(0.0, iteration)
+        parts.append(f'<path class="grid" d="M{where}H{WIDTH}"/>')
+        parts.append(text(_LABEL - 10, float(where.split()[1]) + 4, iteration, ' class="label"'))
+    before = ""
     for one in found:
-        y = 8 + high * (1 - one.step_s / most_s)
-        wide = max(3.0, (one.end_s - one.begin_s) * scale)
-        parts.append(_rect(_LABEL + one.begin_s * scale, y - 1.5, wide, 3, "train"))
-    return picture(
-        high + 34, "mean time of a step in each cycle", [*parts, *_axis(wall_s, high + 8, scale)]
-    )
+        begin = place(one.begin_s, one.first)
+        end = place(one.end_s, one.first + one.steps)
+        if before:
+            parts.append(f'<path class="noticed" d="M{before}L{begin}"/>')
+        parts.append(f'<path class="line" d="M{begin}L{end}"/>')
+        before = end
+    return picture(high + 34, "the iteration over time", [*parts, *_axis(wall_s, high + 8, scale)])

@@ -6,13 +6,13 @@ Times are seconds since the job began. The numbers are those of `core.account`.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nvrx_slurm.declared import Record
 
 AGAIN, DOWN, WAITS = ("start", "import", "init", "reload"), ("stop", "plan"), "wait_nodes"
-ACTIVE, SPARE, EXCLUDED = "active", "spare_idle", "excluded"
+ACTIVE, SPARE, EXCLUDED, LOST = "active", "spare_idle", "excluded", "lost"
 _FAILS = ("recomputed", "detect", *DOWN, WAITS)
 _STEPS = ("productive", "recomputed")
 _UNSPLIT = {
@@ -45,7 +45,7 @@ class Stretch(Record):
 
 
 class NodeRow(Record):
-    """Nodes with one history. `roles`: since when they are what: ACTIVE, SPARE, EXCLUDED or WAITS."""
+    """Nodes with one history. `roles`: since when they are what: ACTIVE, SPARE, EXCLUDED, LOST or WAITS."""
 
     nodes: tuple[tuple[str, str], ...]  # name, and key as in types.Peer
     roles: tuple[tuple[float, str], ...]
@@ -77,10 +77,11 @@ class Incident(Record):
 
 
 class StepTime(Record):
-    """The mean time of a step in one cycle."""
+    """The steps of one cycle, the first one behind its checkpoint, and their mean time."""
 
     begin_s: float
     end_s: float
+    first: int
     steps: int
     step_s: float
 
@@ -89,6 +90,7 @@ class ReportFacts(Record):
     """All of a report. `summary`: as `core.account.goodput.summary` makes it."""
 
     title: str
+    command: str
     sentence: str
     began_s: float  # Unix seconds
     wall_s: float
@@ -180,14 +182,20 @@ def _in_order(begin_s: float, end_s: float, took: Mapping[str, float], rest: str
 
 
 def node_rows(
-    plans: Sequence[CyclePlan], hosts: Mapping[str, str], lost_at: Mapping[int, float]
+    plans: Sequence[CyclePlan],
+    hosts: Mapping[str, str],
+    lost_at: Mapping[int, float],
+    lost: Collection[str],
 ) -> tuple[NodeRow, ...]:
-    """What each node was, by the plans. `hosts`: names by key; `lost_at`: by cycle, when its first fault was seen."""
+    """What each node was, by the plans. `hosts`: names by key; `lost_at`: by cycle, when its first fault was seen;
+    `lost`: hosts of lost nodes, which plans do not tell from excluded ones."""
     roles: dict[str, list[tuple[float, str]]] = defaultdict(lambda: [(0.0, WAITS)])
     for plan in plans:
         lost_s = min(plan.at_s, lost_at.get(plan.cycle - 1, plan.at_s))
         for key, role in plan.changed.items():
-            roles[key].append((lost_s if role == EXCLUDED else plan.at_s, role))
+            gone = role == EXCLUDED
+            what = LOST if gone and hosts.get(key) in lost else role
+            roles[key].append((lost_s if gone else plan.at_s, what))
     names = Counter(hosts.get(key, key) for key in roles)
     alike: dict[tuple[object, ...], list[tuple[str, str]]] = defaultdict(list)
     for key in sorted(roles, key=lambda key: (len(key), key)):
@@ -206,8 +214,12 @@ def paces(
     for one in restarts:
         cycle = int(one["cycle"])
         begin = begins.get(cycle, -1)
-        worked = [s for s in found.get(cycle, ()) if s.bucket in _STEPS]
+        seen = found.get(cycle, ())
+        worked = [s for s in seen if s.bucket in _STEPS]
+        worked = worked or [
+            s for s in seen if s.bucket == "other"
+        ]  # the last one of a job that runs
         steps = int(one["iteration"]) - begin
         took_s = sum(s.took_s for s in worked)
         if begin >= 0 and steps > 0 and took_s > 0.0:
-            yield StepTime(worked[0].begin_s, float(one["at_s"]), steps, took_s / steps)
+            yield StepTime(worked[0].begin_s, float(one["at_s"]), begin, steps, took_s / steps)

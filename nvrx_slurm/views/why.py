@@ -20,7 +20,7 @@ from nvrx_slurm.system.foreign import opened, size_of
 from nvrx_slurm.types import FaultKind, RankFault
 from nvrx_slurm.views import complete
 from nvrx_slurm.views.coordinator_logs import SAID, logs_of
-from nvrx_slurm.views.log_tree import find_run, result_of, title, written_by_others
+from nvrx_slurm.views.log_tree import began_s, find_run, result_of, title, written_by_others
 from nvrx_slurm.views.screen import clock, show
 
 _NOTES_SHOWN = 5
@@ -177,7 +177,7 @@ def _of_events(place: Path, result: dict[str, Any]) -> list[dict[str, Any]]:
     said = sorted(
         (found.wall_s, found.value) for log in logs for found in log.find(SAID, log.begin, log.size)
     )
-    began = said[0][0] if said else 0.0
+    began = began_s(place, said[0][0] if said else 0.0)
     return [
         {"time": utc(wall), "after_s": round(wall - began, 1), "text": text} for wall, text in said
     ]
@@ -199,7 +199,9 @@ def _in_words(story: dict[str, Any], place: Path) -> Iterator[str]:
         yield f"{title(place)}: no result.json: the job runs, or was killed; its coordinators said so far:"
     for said in story.get("said", ()):
         at = unix_s(said["time"])
-        yield f"  {clock(at, at - said['after_s'], time.time())}  {said['text']}"
+        first, *more = said["text"].splitlines() or [""]
+        yield f"  {clock(at, at - said['after_s'], time.time())}  {first}"
+        yield from (f"    {line}" for line in more)
 
 
 def _of_blame(story: dict[str, Any]) -> Iterator[str]:
@@ -224,7 +226,7 @@ def _of_blame(story: dict[str, Any]) -> Iterator[str]:
 
 
 def _done(story: dict[str, Any]) -> Iterator[str]:
-    done = [f"ended by {story['ended_by']}"] if story["ended_by"] else []
+    done = [story["ended_by"]] if story["ended_by"] else []
     for one in story["restarts"]:
         why = (f": {one['cause']}" if one["cause"] else " for this") + (
             "; then on other nodes" * one["elsewhere"]

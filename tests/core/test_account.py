@@ -102,6 +102,8 @@ def test_the_slowest_rank_of_a_node_counts() -> None:
     spent = node_spent([fast, slow], 0.5, 31.0, 1, 0)
     assert (spent.start_s, spent.import_s, spent.init_s, spent.saved_s) == (1.0, 2.5, 2.0, 11.0)
     assert (spent.reload_s, spent.after_s, spent.sections) == (2.0, 1.0, slow.sections)
+    warmed = node_spent([fast, slow], 0.5, 31.0, 1, 0, template_s=0.75)
+    assert (warmed.start_s, warmed.import_s) == (0.25, 3.25)
     assert node_spent([], 0.0, 1.0, 1, 0) == Spent(1, 0)
     assert fast.silent_s(FaultKind.EXIT, 31.0) == 1.0 and fast.silent_s(FaultKind.HANG, 31.0) == 2.0
     assert RankTimes(1.0, 60.0, 2.0, 3.0, 4.0, 29.0, beats=27).silent_s(FaultKind.EXIT, 61.0) == 32.0

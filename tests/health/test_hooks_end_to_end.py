@@ -47,6 +47,24 @@ def test_each_hook_drains_a_broken_node(hooks: Hooks, hook: str, code: int, aske
     assert hooks.asked()[before:] == asked[before:]
 
 
+def test_people_without_a_terminal_see_what_happens(hooks: Hooks):
+    """As root by ssh; but not a daemon of Slurm, whose pipe a blocked process would hold open."""
+
+    def said(*around: str) -> str:
+        words = [*around, str(hooks.root / "hooks/prolog")]
+        done = subprocess.run(words, env={}, capture_output=True, text=True, timeout=LONG_S, check=False)
+        assert done.stdout == ""
+        return done.stderr
+
+    assert "exit code 0" in said()
+    hooks.break_lustre()
+    assert "lustre" in said() and "exit code 1" in said()
+    slurmd = script(hooks.root / "slurmd", '"$@"; exit')  # the name of a process is that of its script
+    assert said(str(slurmd), "/bin/sh") == ""
+    hooks.install(PYTHON="/nowhere/bin/python3")
+    assert "/nowhere" in said()
+
+
 def test_the_environment_and_folder_of_the_caller_do_not_matter(hooks: Hooks, tmp_path):
     trap, shown = tmp_path / "trap", tmp_path / "shown"
     trap.mkdir()

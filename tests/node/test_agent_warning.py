@@ -91,3 +91,14 @@ def test_ranks_are_warned_before_the_time_limit(rig: Rig):
     one.line(r"less than 59 s of the allocation are left")
     assert one.wait() == 138
     assert [rig.log(0, rank, "out") for rank in (0, 1)] == ["up\ntold\n"] * 2
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_ranks_that_were_warned_and_did_not_ask_are_said_at_the_end(rig: Rig, asks: bool):
+    one = start(rig, "say('up')\n" + "train_until_told()\nsay('asked')\n" * asks + "forever()\n")
+    both_up(one)
+    one.signal(signal.SIGUSR1)
+    one.line("asked" if asks else "ranks are told to save their work")
+    one.signal(signal.SIGTERM)
+    assert one.wait() == 143
+    assert sum("none has asked" in line for line in one.said) == (not asks)

@@ -60,7 +60,7 @@ def test_a_lost_node_and_the_end(rig: Rig, posted: tuple[str, list[dict[str, Any
     assert (
         last["end"]["code"] == 1
         and "code 1" in last["text"]
-        and last["restarts"] == {"used": 1, "allowed": 1, "by_kind": {"node-lost": 1}}
+        and (last["restarts"]["used"], last["restarts"]["by_kind"]) == (1, {"node-lost": 1})
     )
 
 

@@ -55,6 +55,26 @@ def test_ranks_resume_from_the_newest_complete_checkpoint(rig: Rig):
     again.line("from step_400.pt$")
 
 
+@pytest.mark.parametrize(
+    ("name", "flags", "said"),
+    [
+        ("last.pt", (), "last.pt has no iteration in its name"),
+        ("model-v2.7.pt", (), r"--ft-checkpoint-pattern 'model\\-v2\\.\(\\d\+\)\\.pt'"),
+        ("model-7.pt", (r"--ft-checkpoint-pattern=m(\d+)\.pt",), "--ft-checkpoint-pattern"),
+    ],
+)
+def test_a_name_without_an_iteration_is_said_once(rig: Rig, name: str, flags: tuple[str, ...], said: str):
+    saves = rig.dir / "saves"
+    one = rig.run(
+        rig.script(UP + f"path = {str(saves)!r}\nos.makedirs(path, exist_ok=True)\nopen(path + '/{name}', 'w')\n"
+                   "sys.exit(3 * (CYCLE < 2))\n"),
+        f"--ft-checkpoint-dir={saves}", "--max-restarts=9", "--ft-crash-loop-backoff=0", *flags,
+    )  # fmt: skip
+    assert one.wait() == 0
+    one.line(said)
+    assert sum(name in line for line in one.said) == 1 and not any("not known" in line for line in one.said)
+
+
 def test_a_checkpoint_with_the_same_bytes_is_said_while_the_job_runs(rig: Rig):
     rig.before = OFTEN
     one = rig.run(rig.script(SAVES + "save(100, 7), save(200, 7)\n" + UNTIL_TOLD), *rig_flags(rig))

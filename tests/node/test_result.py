@@ -78,6 +78,10 @@ def test_a_failing_end_lists_the_failed_ranks_and_the_first_cause_last():
     assert rows[3].startswith("first cause: rank 3 ")
     assert rows[4:6] == ["  at: /w/train.py:16", "  log: /logs/rank_3.err"]
     assert rows[-1] == "  | ValueError: bad"
+    echo = replace(HANG, kind=t.FaultKind.EXIT, exit_code=1, rule="gloo-peer")
+    victim = replace(FAILED, report=replace(JOB, last_faults=(EXIT, echo)))
+    marked = [line for line in result.sentence(victim).splitlines() if "victim" in line]
+    assert len(marked) == 1 and marked[0].split()[1] == "0"
     many = replace(FAILED, report=replace(JOB, last_faults=(EXIT,) * 1000))
     assert "and 968 more" in result.sentence(many) and result.sentence(many).count("code 1") < 40
     alone = replace(FAILED, report=replace(JOB, last_faults=(EXIT,)))

@@ -57,3 +57,4 @@ def test_the_culprit_is_named(rig: Rig, wait: str, way: str) -> None:
     told = rig.result["restarts"][0] if restarts else rig.result["first_cause"]
     assert told["rank"] == 1, told
     assert restarts or ends == {1}
+    assert sum("victim" in node.text for node in nodes) == 1  # on the console of the coordinator's node

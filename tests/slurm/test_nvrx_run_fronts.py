@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+from datetime import datetime
 from pathlib import Path
 
 import minicluster_init as init
@@ -11,6 +13,8 @@ import pytest
 from minicluster import until
 from nvrx_job import WAIT_S, Jobs, kill
 from stage import running_with
+
+from nvrx_slurm.core.words import unix_s
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-b")]
 
@@ -76,6 +80,12 @@ def test_a_killed_srun_costs_the_job_nothing(jobs: Jobs):
     (job.directory / "go").touch()
     assert job.wait_end().exit_code == 1, job.said()
     assert len(job.marks("up")) == 2 and job.result()["first_cause"]["exit_code"] == 7
+    began = unix_s(job.result()["started"])
+    heads = re.findall(r"^(\d\d:\d\d:\d\d) \+([\d.]+)s nvrx-run(\[?)", job.said(), re.MULTILINE)
+    assert {agent for _, _, agent in heads} == {"", "["}  # the front and the coordinator's agent have one clock
+    for clock, plus, _ in heads:
+        at = datetime.combine(datetime.fromtimestamp(began), datetime.strptime(clock, "%H:%M:%S").time())
+        assert -1.2 < at.timestamp() - began - float(plus) < 0.2, job.said()
 
 
 @pytest.mark.matrix

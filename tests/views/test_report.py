@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import os
 import random
 import re
@@ -11,6 +12,7 @@ import subprocess
 import sys
 from collections import Counter
 from html.parser import HTMLParser
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +55,7 @@ def restart(cycle: int, nodes: int, cause: str = "boom") -> t.RestartRecord:
 def history(cycle: int, nodes: int, causes: tuple[str, ...]) -> t.History:
     """At the plan of a cycle."""
     restarts = tuple(restart(c, nodes, causes[c % len(causes)]) for c in range(max(0, cycle - 8), cycle))
-    return t.History(cycle, began_s=WALL, restarts=restarts)
+    return t.History(cycle, began_s=WALL, restarts=restarts, promoted=("n7", "n6"))
 
 
 def counted(cycle: int, nodes: int) -> Counted:
@@ -189,7 +191,7 @@ def test_event_logs_alone_tell_it_all(tmp_path: Path) -> None:
         "n4",
         "work lost",
         "spare",
-        "Step time",
+        "Table of the steps",
     ):
         assert part in page.shown, part
     facts = facts_of(run)
@@ -202,6 +204,11 @@ def test_event_logs_alone_tell_it_all(tmp_path: Path) -> None:
         facts.incidents[1].lost_s == 200.0 and facts.summary["lost_s"] == 1000.0 and facts.summary["lost_steps"] == 450
     )
     assert facts.paces[1].step_s == pytest.approx((TRAINED + 100.0) / 190)
+    by_cause = facts.summary["by_cause"]
+    assert [(one["kind"], one["restarts"]) for one in by_cause] == [("exit gpu-ecc", 5)]
+    found = json.loads(CliRunner().invoke(main, ["goodput", str(run), "--json"]).output)
+    assert found["by_cause"] == by_cause and "took over 1 time;" not in " ".join(found["advice"])
+    assert "took over 2 times" in " ".join(found["advice"])
     assert facts.incidents[1].again == "forked" and "ranks of the next cycle" in page.shown
 
 
@@ -293,6 +300,46 @@ def test_many_cells_are_one_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert page.tags["image"] == 2 and base64.b64decode(light.partition(",")[2]).startswith(b"\x89PNG\r\n")
     css = Path(svg.__file__).with_name("report.css").read_text()
     assert light != dark and all(f"--{name}:#{value}" in css for name, value in svg._DARK.items())
+
+
+# What is seen of linear red, green and blue without one of three kinds of cones (Machado and others, 2009).
+SIGHT = {
+    "all": ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)),
+    "no red": ((0.152, 1.053, -0.205), (0.115, 0.786, 0.099), (-0.004, -0.048, 1.052)),
+    "no green": ((0.367, 0.861, -0.228), (0.280, 0.673, 0.047), (-0.012, 0.043, 0.969)),
+    "no blue": ((1.256, -0.077, -0.179), (-0.078, 0.931, 0.148), (0.005, 0.691, 0.304)),
+}
+
+
+def lab(colour: str, sight: str) -> tuple[float, float, float]:
+    linear = [(int(colour[at : at + 2], 16) / 255) ** 2.2 for at in (0, 2, 4)]
+    r, g, b = (min(1.0, max(0.0, sum(map(float.__mul__, row, linear)))) for row in SIGHT[sight])
+    x, y, z = ((0.43 * r + 0.38 * g + 0.19 * b) ** (1 / 3), (0.21 * r + 0.72 * g + 0.07 * b) ** (1 / 3),
+               (0.02 * r + 0.11 * g + 0.87 * b) ** (1 / 3))  # fmt: skip
+    return 116 * y, 500 * (x - y), 200 * (y - z)
+
+
+@pytest.mark.parametrize("sight", SIGHT)
+@pytest.mark.parametrize("theme", [{}, svg._DARK], ids=["light", "dark"])
+def test_each_two_colours_differ_for_everybody(sight: str, theme: dict[str, str]) -> None:
+    values = {name: value for name, (value, _, _) in svg.COLOURS.items() if value} | theme
+    for one, other in combinations(values, 2):
+        assert math.dist(lab(values[one], sight), lab(values[other], sight)) > 14.0, (one, other)
+
+
+def test_lost_and_excluded_nodes_are_apart_and_the_line_of_steps_ends_at_the_last_checkpoint(tmp_path: Path) -> None:
+    run = write(tmp_path / "r0", 8, 5)
+    log = run / "events/coordinator.jsonl"
+    *head, plan, tail = re.split(r'(?="plans":)', log.read_text(errors="replace"))
+    gone = [part.replace('"n1-1-0123abcd 1 8",', "").replace('"n2-2-0123abcd 2 16",', "") for part in (plan, tail)]
+    log.write_text("".join([*head, *gone]).replace('"promoted"', '"lost":["n1"],"promoted"'))
+    job = {"command": "train.py --api-key abcdef12"}
+    (run / "status.json").write_text(json.dumps({"job": job, "checkpoint": {"iteration": 700}}))
+    facts = facts_of(run)
+    roles = {row.nodes[0][0]: row.roles[-1][1] for row in facts.rows}
+    assert (roles["n1"], roles["n2"], roles["n3"]) == ("lost", "excluded", "active")
+    assert (facts.paces[-1].first, facts.paces[-1].steps, facts.paces[-1].end_s) == (400, 300, facts.wall_s)
+    assert facts.command == "train.py --api-key [secret]"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import click
 import manpages
 import pytest
 from click.testing import CliRunner
@@ -109,6 +110,14 @@ def test_fish_completes(tmp_path: Path) -> None:
     words = "_NVRX_COMPLETE=fish_source nvrx | source; complete -C 'nvrx report 4'"
     done = subprocess.run(["fish", "-c", words], env=env, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == ["471"]
+
+
+def test_help_has_four_groups_and_cuts_nothing() -> None:
+    text = CliRunner().invoke(main, ["--help"], terminal_width=80).output
+    assert re.findall(r"^(\w+):$", text, re.MULTILINE) == ["Options", "Run", "Watch", "Explain", "Administer"]
+    assert text.count("...") == 1 and max(map(len, text.splitlines())) <= 80
+    named = re.findall(r"^  ([a-z]+) ", text, re.MULTILINE)
+    assert sorted(named) == sorted(main.list_commands(click.Context(main)))
 
 
 def test_every_command_has_a_page_that_groff_takes() -> None:

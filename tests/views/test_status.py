@@ -63,6 +63,7 @@ CASES: dict[str, tuple[dict[str, Any], int, tuple[str, ...]]] = {
     "waits for long": (WAITS, 2, ("waiting for 1 min", "missing: n9")),
     "dies at its start": ({"state": "paused"}, 2, ("again and again",)),
     "no progress": ({"no_progress": 2}, 2, ("2 cycles",)),
+    "time limit": ({"allocation_ends": NOW}, 2, ("the time limit has come", "--until-done")),
     "hang": ({"hang": {"rank": 3}, "waits": {"why": "x", "until": NOW - 99}}, 2, ("a rank hangs",)),
     "ranks train": (TRAINS, 0, ("step 41 of this cycle, 0.5 s for each", "about 7200 more")),
     "ranks begin to train": ({"progress": {**TRAINS["progress"], "stepped": 3}}, 0, ("3 of 16 ranks have begun",)),
@@ -135,9 +136,32 @@ def test_a_log_tree_is_listed_and_its_runs_are_found(tmp_path: Path) -> None:
     assert [told("status", place, **env).exit_code for place in ("1", "2", "2/r0")] == [3, 2, 0]
     rows = [json.loads(line) for line in told("list", "--json", **env).output.splitlines()]
     assert sorted((Path(row["run"]).name, row["code"]) for row in rows) == [("r0", 0), ("r0", 3), ("r1", 2)]
-    assert "code 93" in told("list", **env).output and "no run" in told("list", "--log-dir", "/nonexistent").output
+    assert "no run" in told("list", "--log-dir", "/nonexistent").output
     one = json.loads(told("status", "2", "--json", **env).output)
     assert one["status"]["nodes"] == LOST and one["code"] == 2 and "no spare" in one["verdict"]
+
+
+def test_a_list_is_a_table_that_fits_80_columns(tmp_path: Path) -> None:
+    costs = {"detect_s": 3.0, "down_s": 1.0, "again_s": 2.0, "recomputed_s": None}
+    result = {"code": 93, "reason": "r", "started": "2026-03-01T10:00:00Z", "restarts_used": 1, "restarts": [costs]}
+    restarts = {"used": 1, "allowed": 10, "down_s": 2.5}
+    runs: dict[str, dict[str, Any]] = {
+        "1/r0": {}, "2/r1": {"restarts": restarts}, "3/r0": {"checkpoint": None, "nodes": LOST}, "4/r0": {"job": None},
+    }  # fmt: skip
+    for job, content in runs.items():
+        (tmp_path / job).mkdir(parents=True)
+        (tmp_path / job / "status.json").write_text(json.dumps({**GOOD, "written": time.time(), **content}))
+    (tmp_path / "1/r0/result.json").write_text(json.dumps(result))
+    (tmp_path / "5/r0").mkdir(parents=True)
+    lines = told("list", **{log_tree.LOG_DIR_ENV: str(tmp_path)}).output.splitlines()
+    assert lines[0].split() == ["JOB", "NAME", "STATE", "START", "NODES", "STEP", "RESTARTS", "LOST"]
+    rows = {line.split()[0]: line.split() for line in lines[1:] if line[0] != " "}
+    assert rows["1"][1:4] == ["llama", "ended", "93"] and rows["1"][-4:] == ["18300", "1", "6.0", "s"]
+    assert rows["2/r1"][1:3] == ["llama", "running"] and rows["2/r1"][-5:] == ["2+1", "18300", "1/10", "2.5", "s"]
+    assert rows["3"][-3:] == ["-", "1/10", "-"]  # not known, which is not 0
+    assert rows["4"][1:2] == ["-"] and rows["5"][1:] == ["-"] * 7
+    assert sum("no spare" in line or "cannot tell" in line for line in lines) == 3
+    assert max(map(len, lines[:2])) <= 80
 
 
 def test_it_is_quick_and_what_it_says_twice_is_the_same() -> None:

@@ -83,10 +83,10 @@ def test_the_run_that_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_running_job_tells_what_its_coordinators_said(tmp_path: Path) -> None:
     (tmp_path / "events").mkdir()
     for term, name in enumerate(("coordinator", "coordinator_term_2_node_1")):
-        step = {"wall": 10.0 + term, "commands": [{"type": "Say", "text": f"said in term {term + 1}"}]}
+        step = {"wall": 10.0 + term, "commands": [{"type": "Say", "text": f"said in term {term + 1}\n  to do: x"}]}
         (tmp_path / "events" / f"{name}.jsonl").write_text(f"{json.dumps(step, separators=(',', ':'))}\n{{torn")
     text = told(tmp_path)
-    assert text.index("said in term 1") < text.index("+1.0s  said in term 2")
+    assert text.index("said in term 1\n      to do: x\n") < text.index("+1.0s  said in term 2")
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"first_cause": 3}', '{"first_cause": {}}', '{"restarts": [1]}'])

@@ -36,11 +36,12 @@ BUCKETS: dict[str, tuple[Grade, str]] = {
     ),
     "start": (
         Grade.COUNTED,
-        "from the plan until the last rank of the node was executed or released",
+        "from the plan until the last rank of the node was executed or released, without waits for imports",
     ),
     "import": (
         Grade.COUNTED,
-        "from there until the last rank called init_workload_monitoring(), or had imported torch",
+        "waits for a template that imports; then until the last rank called init_workload_monitoring(), or "
+        "had imported torch",
     ),
     "init": (
         Grade.COUNTED,

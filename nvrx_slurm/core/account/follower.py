@@ -31,7 +31,8 @@ class JobAccount:
         self._core = core
         self._members = core.roster.members
         self._ledger = core.ledger
-        self._book = Book(core.started, core.settings.expected)
+        began = core.started - core.ledger.at_s(core.started)
+        self._book = Book(began, core.settings.expected)
         # what was told last, until the first cycle here by agents
         self._past: Counted | None = None
         self._loaded = False

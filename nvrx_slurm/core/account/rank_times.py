@@ -56,9 +56,17 @@ class RankTimes(Record):
 
 
 def node_spent(
-    ranks: Collection[RankTimes], plan_s: float, now_s: float, term: int, cycle: int
+    ranks: Collection[RankTimes],
+    plan_s: float,
+    now_s: float,
+    term: int,
+    cycle: int,
+    template_s: float = 0.0,
 ) -> Spent:
-    """The record for the coordinator. The slowest rank of the node counts for each phase."""
+    """The record for the coordinator. The slowest rank of the node counts for each phase.
+
+    `template_s`: how long the start waited for a template that imports; it is a part of the imports.
+    """
     if not ranks:
         return Spent(term, cycle)
     released_s = max(rank.released_s for rank in ranks)
@@ -72,8 +80,8 @@ def node_spent(
     return Spent(
         term,
         cycle,
-        start_s=released_s - plan_s,
-        import_s=max(0.0, init_s - released_s) if init_s else -1.0,
+        start_s=max(0.0, released_s - plan_s - template_s),
+        import_s=max(0.0, init_s - released_s) + template_s if init_s else -1.0,
         init_s=max(0.0, first_s - init_s - min(rank.before_s for rank in ranks))
         if init_s and first_s
         else -1.0,

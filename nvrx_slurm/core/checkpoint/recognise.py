@@ -13,6 +13,7 @@ that its format sets last:
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from nvrx_slurm.declared import Record
@@ -60,6 +61,19 @@ def iteration_of(name: str, pattern: str | None = None) -> int:
         return int(([-1] + _NAME.findall(name))[-1])
     found = re.fullmatch(pattern, name)
     return int(found[1]) if found and found.re.groups and (found[1] or "").isdecimal() else -1
+
+
+def no_iteration(name: str, pattern: str | None) -> str:
+    """What to do about a checkpoint whose name tells no iteration, or none by this pattern."""
+    numbers = list(re.finditer(r"\d+", name))
+    if numbers:
+        begin, end = numbers[-1].span()
+        wanted = rf"{re.escape(name[:begin])}(\d+){re.escape(name[end:])}"
+        if wanted != pattern:
+            return (
+                f"{name} tells its iteration to --ft-checkpoint-pattern {shlex.quote(wanted)} only"
+            )
+    return f"{name} has no iteration in its name: save to names like step_100.pt, or leave out --ft-checkpoint-dir"
 
 
 def examine(

@@ -68,7 +68,7 @@ class Coordinator(Machine):
         quorum = Quorum(s.electors, s.one_life, now + begin_s if s.one_life else 0.0)
         self.job = JobState(s.term, now)
         self.budget = Budget(s.max_restarts, s.limits)
-        self.ledger = Ledger(now, s.began_s, stragglers)
+        self.ledger = Ledger(now, s.began_s, stragglers, s.job_began_s)
         self.roster = roster = Roster(s, self.out, self.job, self.ledger, self.budget, quorum)
         self.exclusion = exclusion = Exclusion(roster)
         self.ending = ending = Ending(roster, exclusion, now)

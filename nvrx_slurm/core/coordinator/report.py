@@ -68,12 +68,17 @@ class Ledger:
     """Collects while the job runs. Times are monotonic seconds; the report has seconds since the job began.
 
     `now`: when this coordinator began, `began_s` in Unix seconds. What earlier ones went through comes by `inherit`.
+    `job_began_s`: when the job began; 0 = with its first coordinator.
     `marks`: the last cycle that has failed, when, and when its first cause gave its last sign of life. `stragglers`: at
     most 32, kept by `Suspects`; the last one may go on.
     """
 
     def __init__(
-        self, now: float, began_s: float = 0.0, stragglers: Sequence[StragglerRecord] = ()
+        self,
+        now: float,
+        began_s: float = 0.0,
+        stragglers: Sequence[StragglerRecord] = (),
+        job_began_s: float = 0.0,
     ) -> None:
         self.started_at = now
         self.marks: tuple[int, float, float] | None = None
@@ -84,6 +89,7 @@ class Ledger:
         self.advice = Advice()
         self._stragglers = stragglers
         self._began_s = began_s
+        self._job_began_s = job_began_s
         self._past = History()
         self._faults: list[FaultRecord] = []
         self._not_listed = 0
@@ -111,7 +117,7 @@ class Ledger:
         past = self._past
         return replace(
             history,
-            began_s=past.began_s or self._began_s,
+            began_s=past.began_s or self._job_began_s or self._began_s,
             down_s=past.down_s + self._down_s,
             lost=tuple(dict.fromkeys((*past.lost, *self._lost)))[:_TOLD_HOSTS],
             promoted=(*past.promoted, *self._promoted)[:_TOLD_HOSTS],
@@ -124,7 +130,8 @@ class Ledger:
     @property
     def _before_s(self) -> float:
         """Between the job's beginning and that of this coordinator."""
-        return max(0.0, self._began_s - self._past.began_s) if self._past.began_s else 0.0
+        job_began_s = self._past.began_s or self._job_began_s
+        return max(0.0, self._began_s - job_began_s) if job_began_s else 0.0
 
     @property
     def restarts(self) -> tuple[RestartRecord, ...]:

@@ -95,5 +95,6 @@ class CoordinatorSettings(Record, kw_only=True):
     # how long this node stands without a quorum; its voters end with 94; 0 = for ever
     quorum_timeout_s: float = 0.0
     began_s: float = 0.0  # when this coordinator began (Unix seconds)
+    job_began_s: float = 0.0  # when the job did; 0 = with its first coordinator
     lease_s: float = 10.0  # how long ranks may run on a node whose stream broke
     prove_s: float = 2.0  # without a quorum: how long to wait for a proof of death before resigning

@@ -47,6 +47,7 @@ class JobLabels(Record):
     partition: str = ""
     # by a configured timeout; None: the in-process wrapper does, or not
     hangs_watched: bool | None = None
+    command: str = ""  # script and arguments
 
 
 def state_of(core: Coordinator) -> str:
@@ -81,6 +82,7 @@ def status(
         "restarts": {
             "used": report.restarts_used,
             "allowed": s.max_restarts,
+            "down_s": round(report.down_s, 3),
             "by_kind": {one.kind.value: one.count for one in history.spent},
         },
         "spares_used": list(report.spares_used[-_MOST_GONE:]),

@@ -6,12 +6,12 @@ follows, and `gathering` plans the next cycle.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.attribution import follows, recurrence
 from nvrx_slurm.core.attribution.said import evidence, headline
-from nvrx_slurm.core.attribution.verdict import JudgedCause, judge
+from nvrx_slurm.core.attribution.verdict import JudgedCause, is_told_to_end, judge
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.ending import Ending, cycle_over
 from nvrx_slurm.core.coordinator.exclusion import Exclusion
@@ -24,6 +24,7 @@ from nvrx_slurm.core.machine import Entered, rows
 
 _NEXT = (Stage.SCORING, Stage.JOINING, Stage.FINISHED)  # once nothing of the cycle is left
 _PROGRESS_S = 6.0  # the program gives the file system 5 s
+_VICTIMS = 8  # ranks
 
 
 class Stopping(Part):
@@ -219,6 +220,8 @@ class Stopping(Part):
             return self._decide(self._end_unless_scored)
         past = self._ledger.restarts
         verdict = judge(self._ledger.faults, len(self._job.assignment.slots), past)
+        if verdict is not None and (told := victims(verdict.cause, self._ledger.faults)):
+            self._say(told)
         end = None if verdict is None else self._act_on(verdict, past, now)
         if end is not None:
             return self._decide(end)
@@ -278,3 +281,15 @@ class Stopping(Part):
             self._moves_after = job.cycle
             self._suspect = assignment.node_of(course.suspect)
         return None
+
+
+def victims(cause: t.RankFault, faults: Iterable[t.RankFault]) -> str:
+    """Whose errors only follow from the first cause, so that nobody reads their tracebacks; "": none."""
+    ranks = set()
+    for fault in faults:
+        echoes = fault.finding is not None and fault.finding.role is t.LineRole.ECHO
+        if echoes and fault.rank != cause.rank and not is_told_to_end(fault):
+            ranks.add(fault.rank)
+    named = ", ".join(map(str, sorted(ranks)[:_VICTIMS]))
+    more = f" and {len(ranks) - _VICTIMS} more" if len(ranks) > _VICTIMS else ""
+    return f"victims, whose errors follow from this one: rank {named}{more}" if ranks else ""

@@ -13,7 +13,7 @@ from typing import Any
 
 from nvrx_slurm.core.account.follower import JobAccount
 from nvrx_slurm.core.checkpoint.advice import worries
-from nvrx_slurm.core.checkpoint.recognise import Checkpoint
+from nvrx_slurm.core.checkpoint.recognise import Checkpoint, no_iteration
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.coordinator import Coordinator, Stage
 from nvrx_slurm.node.shell import Post
@@ -43,6 +43,7 @@ class CheckpointWatch:
         self._said: set[str] = set()  # what the last sentences were about
         self._told: tuple[str, ...] | None = None  # paths that the core knows
         self._free = 0
+        self._nameless = ""
         self.facts: dict[str, Any] | None = None
         self.iteration: int | None = None
 
@@ -67,7 +68,10 @@ class CheckpointWatch:
         """In the thread."""
         from nvrx_slurm.system import checkpoints  # not at the start
 
+        if not os.path.exists(self._root):  # the script makes it
+            return []
         found, known = checkpoints.survey(self._root, self._pattern), self._samples
+        self._nameless = "" if found else checkpoints.nameless(self._root, self._pattern)
         last = [(one.name, one.saved_s) for one in found if not one.why][:2]
         self._samples = {key: known.get(key) or checkpoints.sample(self._root, key[0]) for key in last}
         space = os.statvfs(self._root)
@@ -88,6 +92,8 @@ class CheckpointWatch:
                 f"checkpoint {name} is torn: {why}" + "".join(f"; {one.name} is complete" for one in complete[:1])
             )
         self.iteration = complete[0].iteration if complete else None
+        if not found and self._nameless:
+            self._say_once({"name": no_iteration(self._nameless, self._pattern)})
         for newest in complete[:1]:
             notes = self._worries(newest, now)
             self._say_once(notes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSett
 from nvrx_slurm.core.election.quorum import peer_key
 from nvrx_slurm.core.straggler.detector import Detector, Reading
 from nvrx_slurm.core.straggler.suspects import seats
+from nvrx_slurm.declared import replace
 from nvrx_slurm.node.coordination.link import LAST_MESSAGES_S, LocalTransport
 from nvrx_slurm.node.coordination.questions import AllocationClock, ProgressFile, RankOutput, began
 from nvrx_slurm.node.event_file import EventLog
@@ -112,6 +114,7 @@ class CoordinatorHost:
         prepare: Callable[[t.Imports], None] = lambda news: None,
     ) -> None:
         self._job = job
+        settings = replace(settings, began_s=time.time(), job_began_s=job.began_s)
         self._settings = settings
         self._say = say
         self._on_defect = on_defect

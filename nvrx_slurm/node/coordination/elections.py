@@ -7,7 +7,6 @@ let in, or sent on, as it answers (`peers.Registrations`).
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -256,7 +255,6 @@ class Elections:
             last_leader=before.key if before is not None else "",
             quorum_timeout_s=max(_LEAST_STAND_S, _STAND_SHARE * most_s - alone_s),
             lease_s=self._lease_s,
-            began_s=time.time(),
         )
         handlers: dict[type, Callable[[Any], None]] = {
             ev.Won: lambda command: self._won(host),

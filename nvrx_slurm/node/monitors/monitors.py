@@ -109,6 +109,12 @@ def warn_all(monitors: Sequence[RankMonitor]) -> None:
         monitor.warn()
 
 
+def none_asked(monitors: Sequence[RankMonitor]) -> bool:
+    """Whether workers were warned, and should_stop() has said so to none of them."""
+    pages = [monitor._life.page.words for monitor in monitors if monitor._life is not None]
+    return any(page[WARNED] for page in pages) and not any(page[LEAVES] for page in pages)
+
+
 class RankMonitor(SupervisedProcess):
     """The monitor of one local rank over all cycles. All methods belong to the thread of the running event loop.
 

@@ -54,7 +54,8 @@ class Console:
 
     The thread begins with what is said or followed first. Where no thread can be made, sentences wait for the next try.
 
-    Each of the launcher's lines has a head: local time, seconds since this object was made, `name`.
+    Each of the launcher's lines has a head: local time, seconds since the job began, `name`.
+    `began_s`: when that was (Unix seconds); 0 = now.
     `refresh_s`: also read the files this often, because inotify does not report writes of other hosts.
     `copy`: a file for the launcher's own lines, too. `prompts`: show a line before its newline comes.
     """
@@ -65,10 +66,12 @@ class Console:
         refresh_s: float | None = None,
         copy: Path | None = None,
         prompts: bool = False,
+        began_s: float = 0.0,
     ) -> None:
         self._name, self._prompts = name, prompts
         self._copy_path, self._copy_fd = copy, -1
-        self._started_s = time.monotonic()
+        before_s = max(0.0, time.time() - began_s) if began_s else 0.0
+        self._started_s = time.monotonic() - before_s
         self._refresh_s = refresh_s
         self._next_refresh_s = 0.0
         self._said: deque[tuple[bytes, bool]] = deque(maxlen=_QUEUED_SENTENCES)

@@ -62,7 +62,7 @@ def sentence(done: JobOver) -> str:
     link = "" if not told else " after " if done.code == 0 else "; "
     lines = [f"job ends with code {done.code}: {reason}{link}{told} ({in_words(job.duration_s)} in all)"]
     if done.code != 0 and len(job.last_faults) > 1:
-        lines += failure_table(job.last_faults)
+        lines += failure_table(job.last_faults, -1 if cause is None else cause.rank)
     if cause is not None:
         lines.append(report(cause))
     return "\n".join(lines)
@@ -96,13 +96,21 @@ def lost_in_words(restarts: Sequence[t.RestartRecord], account: t.Account | None
     return f"{told}, {100 * account.productive_s / account.wall_s:.1f} % productive"
 
 
-def failure_table(faults: Sequence[t.FaultRecord]) -> list[str]:
-    """One line per failed rank, or (rank "-") node: when, where and with which exit code or signal it ended."""
+def failure_table(faults: Sequence[t.FaultRecord], culprit: int) -> list[str]:
+    """One line per failed rank, or (rank "-") node: when, where and with which exit code or signal it ended.
+
+    A victim is marked: its error only follows from that of the `culprit`, a rank.
+    """
+    from nvrx_slurm.core.attribution.rules import named  # not at the start
+
     lines = [f"failed in cycle {faults[0].cycle}:", _COLUMNS.format("time", "rank", "local", "node", "ended by")]
     for fault in faults[:_ROWS_SHOWN]:
         number, local = (str(fault.rank), str(fault.local_rank)) if fault.rank >= 0 else ("-", "-")
         at = f"+{fault.at_s:.2f}s"
-        lines.append(_COLUMNS.format(at, number, local, f"{fault.infra_rank} ({fault.host})", _ended_by(fault)))
+        rule = named(fault.rule)
+        is_victim = rule is not None and rule.role is t.LineRole.ECHO and fault.rank != culprit
+        how = _ended_by(fault) + f", a victim ({fault.rule})" * is_victim
+        lines.append(_COLUMNS.format(at, number, local, f"{fault.infra_rank} ({fault.host})", how))
     more = len(faults) - _ROWS_SHOWN
     return lines + ([f"  and {more} more, see result.json"] if more > 0 else [])
 

@@ -109,15 +109,17 @@ class Launcher:
         env, spec = worker_env(os.environ, {}, len(self._prefixes)), self._spec
         return processes.hold(command, env, spec.warning_signal, spec.stdin)
 
-    async def wait(self, forked: bool = True) -> None:
+    async def wait(self, forked: bool = True) -> float:
         """Until no process that these workers need is on its way; at a restart no longer than their imports took.
+        Returns how long that was.
 
         A template imports what the last workers have loaded faster than they would do it again, all at once.
         `forked`: all workers of the job come from templates; else all are executed.
         """
         self._forks = forked
+        begun_s = self._loop.time()
         if not forked:
-            return
+            return 0.0
         templates = self._templates.values()
         for template in templates:
             template.awaited = True
@@ -132,6 +134,7 @@ class Launcher:
             self._settled.set()  # later workers do not wait
         for template in templates:
             template.awaited = False
+        return self._loop.time() - begun_s
 
     # The interpreter and the private directory may be on a shared file system, too. A call that blocks there blocks the
     # agent; then the lease of this node runs out, its monitors kill its ranks, and no worker is started after that.

@@ -20,10 +20,10 @@ from nvrx_slurm.node.monitors.client_check import ClientCheck, any_connected
 from nvrx_slurm.node.monitors.dead_ranks import note_gone
 from nvrx_slurm.node.monitors.inspection import inspect, serve_stacks
 from nvrx_slurm.node.monitors.monitor_start import MonitorStarter
-from nvrx_slurm.node.monitors.monitors import RankMonitor, WatchRules, unix_s, warn_all
+from nvrx_slurm.node.monitors.monitors import RankMonitor, WatchRules, none_asked, unix_s, warn_all
 from nvrx_slurm.node.monitors.paces import Paces
 from nvrx_slurm.node.output import faults
-from nvrx_slurm.node.output.console import Console
+from nvrx_slurm.node.output.console import Console, once
 from nvrx_slurm.node.run_dir import ERROR_FILE, Logs
 from nvrx_slurm.node.shell import Post
 from nvrx_slurm.node.signals import ENDING
@@ -84,7 +84,8 @@ class Workers:
         self._explained: asyncio.Task[None] | None = None  # the last one: faults are reported in the order of exits
         self._closed = False
         self._plan: Plan | None = None  # of the workers that run, or ran last
-        self._plan_at = 0.0
+        self._say_once = once(console.say)
+        self._plan_at = self._template_s = 0.0  # when the plan came; how long it waited for a template
         self._times: list[RankTimes] = []  # of those that have ended
         self._oom_kills = 0  # before they started
         self._exits_due = 0  # that the agent has to hear of
@@ -171,7 +172,7 @@ class Workers:
         first, directory = plan.rank_offset, self._run_dir.node_dir(plan.cycle, self._node)
         with Logs(directory, range(first, first + self._node.nproc)) as logs:
             await logs.open(OPEN_TIMEOUT_S)
-            await self._launcher.wait(plan.forked)
+            self._template_s = await self._launcher.wait(plan.forked)
             await self.cleaned()
             await self._orphans.clean()  # those of workers whose helpers could go on until now
             self._opening = None
@@ -214,6 +215,8 @@ class Workers:
 
     def _end(self, command: ag.SignalWorkers) -> None:
         self._signal(command.signum, True)
+        if none_asked(self._monitors):
+            self._say_once("ranks were warned, and none has asked should_stop(): what they have not saved is lost")
         if command.idle_s:
             self._ending = asyncio.ensure_future(self._end_idle(command))
 
@@ -357,5 +360,5 @@ class Workers:
         self._exits_due -= 1
         spent, plan = None, self._plan
         if not self._exits_due and plan is not None:
-            spent = node_spent(self._times, self._plan_at, self._loop.time(), plan.term, plan.cycle)
+            spent = node_spent(self._times, self._plan_at, self._loop.time(), plan.term, plan.cycle, self._template_s)
         self._post(ag.WorkerExited(local_rank, fault, early, spent))
