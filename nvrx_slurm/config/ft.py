@@ -21,7 +21,7 @@ from nvrx_slurm.errors import UsageError
 from nvrx_slurm.types import FaultKind
 
 
-@dataclass(frozen=True)
+@dataclass
 class FaultToleranceConfig(LogSettings):
     """Fault tolerance settings, with the names and defaults of the seeds. Times in seconds, None = no limit.
 
