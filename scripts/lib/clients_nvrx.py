@@ -30,7 +30,7 @@ _AGAIN: dict[str, Any] = {"restarts": 0, "says": (r"iteration 1 rank 1 of 2",)}
 _WHEEL = ("--python-version=3.12", "--platform=manylinux_2_39_x86_64", "--only-binary=:all:", "--target={site}")
 _ASYNC = (
     "--ft-initial-rank-heartbeat-timeout=60", "--ft-rank-heartbeat-timeout=30", "--max-restarts=25",
-    "--ft-crash-loop-backoff=0", "{programs}/nvrx_async.py", "{dir}/checkpoints", "120",
+    "--ft-crash-loop-backoff=0", "{programs}/nvrx_async.py", "{dir}/checkpoints", "300",
 )  # fmt: skip
 _TWENTY = (kill(0, r"rank 1 writes"), kill(1, r"rank 0 saved")) * 10
 
@@ -42,7 +42,7 @@ def _case(name: str, argv: tuple[str, ...], **more: Any) -> Case:
 
 def _async_cases(version: str, *how: str) -> list[Case]:
     """NVRx's own writers under --nvrx-compat: alone, and with twenty kills, every other one while they write."""
-    more: dict[str, Any] = {"packages": (f"nvidia-resiliency-ext=={version}", *how), "timeout_s": 600.0}
+    more: dict[str, Any] = {"packages": (f"nvidia-resiliency-ext=={version}", *how), "timeout_s": 1500.0}
     name = f"async-{version}"
     return [
         _case(name, _ASYNC, **more),

@@ -16,11 +16,16 @@ from nvidia_resiliency_ext.fault_tolerance import RankMonitorClient
 from torch import nn
 from torch.distributed import checkpoint as dcp
 
+PRETENDED = {
+    "synchronize": lambda *_: None,
+    "set_device": lambda *_: None,
+    "device_count": lambda: 1,
+    "current_device": lambda: torch.device("cpu"),
+}
+really_empty = torch.empty
 if not torch.cuda.is_available():
-    really_empty = torch.empty
-    torch.cuda.synchronize = torch.cuda.set_device = lambda *_: None
-    torch.cuda.device_count = lambda: 1
-    torch.cuda.current_device = lambda: torch.device("cpu")
+    for name, pretended in PRETENDED.items():
+        setattr(torch.cuda, name, pretended)
     torch.empty = lambda *shape, device=None, **more: really_empty(*shape, **more)
 
 PLACE = pathlib.Path(sys.argv[1])
