@@ -29,7 +29,7 @@ _AGAIN: dict[str, Any] = {"restarts": 0, "says": (r"iteration 1 rank 1 of 2",)}
 # The only wheels of 0.6 are for Python 3.12 and a later glibc; what runs here of them is Python.
 _WHEEL = ("--python-version=3.12", "--platform=manylinux_2_39_x86_64", "--only-binary=:all:", "--target={site}")
 _ASYNC = (
-    "--ft-initial-rank-heartbeat-timeout=60", "--ft-rank-heartbeat-timeout=30", "--max-restarts=25",
+    "--ft-initial-rank-heartbeat-timeout=120", "--ft-rank-heartbeat-timeout=120", "--max-restarts=25",
     "--ft-crash-loop-backoff=0", "{programs}/nvrx_async.py", "{dir}/checkpoints", "300",
 )  # fmt: skip
 _TWENTY = (kill(0, r"rank 1 writes"), kill(1, r"rank 0 saved")) * 10

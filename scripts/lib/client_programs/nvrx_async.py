@@ -4,6 +4,7 @@ NVRx asks torch for a CUDA device. Where there is none, this script pretends one
 spawned, import this file too and pretend the same.
 """
 
+import copy
 import inspect
 import pathlib
 import sys
@@ -34,7 +35,8 @@ STEPS, EVERY, STEP_S = int(sys.argv[2]), 5, 0.05
 
 def begin_save(queue, step, model, optimizer):
     """Give the state of `step` to the writer; the folder gets its name when all ranks are done."""
-    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+    # NVRx copies what is on a device; what is on the CPU would change while it is written
+    state = copy.deepcopy({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step})
     beside = PLACE / f".{step}"
     if dist.get_rank() == 0:
         beside.mkdir(parents=True, exist_ok=True)
