@@ -23,7 +23,7 @@ from nvrx_slurm.types import FaultKind
 
 @dataclass
 class FaultToleranceConfig(LogSettings):
-    """Fault tolerance settings, with the names and defaults of the seeds. Times in seconds, None = no limit.
+    """Fault tolerance settings, with the names and defaults of NVRx. Times in seconds, None = no limit.
 
     Values may be given as in YAML or flags (`rank_termination_signal="SIGUSR1"`). Raises UsageError for a bad one.
     """
