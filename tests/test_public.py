@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 from pathlib import Path
 
 import publicnames
@@ -23,6 +24,13 @@ def test_an_entry_of_the_changelog_has_two_lines():
     assert list(release.faults_of_the_changelog((REPO / "CHANGELOG.md").read_text())) == []
     long = "# C\n\n## [Unreleased]\n\n- one\n  two\n  three\n- four\n"
     assert len(list(release.faults_of_the_changelog(long))) == 1
+
+
+def test_what_a_wheel_carries_is_there():
+    parser = configparser.ConfigParser()
+    parser.read(REPO / "setup.cfg")
+    patterns = parser["options.package_data"]["nvrx_slurm"].split()
+    assert [one for one in patterns if "/man/" not in one and not list((REPO / "nvrx_slurm").glob(one))] == []
 
 
 def test_a_name_that_nobody_told_is_noticed():

@@ -217,7 +217,8 @@ def install(folder: str) -> None:
     """Write Slurm's hooks into DIR, with a hooks.conf for this Python where DIR has none. For root."""
     from nvrx_slurm.health import bundle as whole
 
-    whole.install(folder)
+    is_new = whole.install(folder)
+    click.echo("" if is_new else f"{folder}/hooks.conf was there and is kept", nl=not is_new)
     click.echo(
         f"slurm.conf: Prolog={folder}/prolog Epilog={folder}/epilog HealthCheckProgram={folder}/healthcheck"
     )

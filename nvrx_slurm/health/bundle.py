@@ -7,6 +7,7 @@ package, the packages of `_CARRIED` with their licences, and the scripts of the 
 from __future__ import annotations
 
 import compileall
+import io
 import os
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from py_compile import PycInvalidationMode
 from typing import Any
 
 from nvrx_slurm.errors import UsageError
+from nvrx_slurm.system.files import write_atomic
 
 _CARRIED = ("click", "pyyaml", "nvidia-ml-py")
 # Folders and levels. Pythons of this version start what is compiled in a third of the time.
@@ -33,7 +35,7 @@ _FOLDER = "nvrx_slurm/share/prolog"
 
 
 def write(output: str) -> int:
-    """Write the bundle, executable; returns its size in bytes. Raises OSError, UsageError."""
+    """Write the bundle, executable; returns its size in bytes."""
     with tempfile.TemporaryDirectory() as made:
         for name, content in _contents():
             path = Path(made, name)
@@ -42,23 +44,31 @@ def write(output: str) -> int:
         for folder, depth in _COMPILED.items():
             how: Any = {"legacy": True, "invalidation_mode": PycInvalidationMode.UNCHECKED_HASH}
             compileall.compile_dir(Path(made, folder), depth, quiet=2, stripdir=made, **how)
-        zipapp.create_archive(made, output, compressed=True)
-    os.chmod(output, 0o755)
-    return os.path.getsize(output)
+        whole = io.BytesIO()
+        zipapp.create_archive(made, whole, compressed=True)
+    _write(output, whole.getvalue(), 0o755)
+    return len(whole.getvalue())
 
 
-def install(folder: str) -> None:
-    """Write the scripts of the hooks, and a hooks.conf for this Python and package where there is none."""
-    place = Path(folder)
-    place.mkdir(mode=0o755, parents=True, exist_ok=True)
+def install(folder: str) -> bool:
+    """Write the scripts of the hooks, and a hooks.conf for this Python and package where there is none. Whether there
+    was none. Hooks that run meanwhile keep the script with which they began."""
     for name in _SCRIPTS:
-        (place / name).write_bytes(_script(name))
-        (place / name).chmod(0o755)
-    settings = place / _SETTINGS
-    if not settings.exists():
-        here = f"PYTHON={sys.executable}\nPACKAGE={os.path.realpath(_ROOT)}\n"
-        settings.write_bytes(_script(_SETTINGS) + here.encode())
-        settings.chmod(0o644)
+        _write(f"{folder}/{name}", _script(name), 0o755)
+    settings = f"{folder}/{_SETTINGS}"
+    if os.path.lexists(settings):
+        return False
+    here = f"PYTHON={sys.executable}\nPACKAGE={os.path.realpath(_ROOT)}\n"
+    _write(settings, _script(_SETTINGS) + here.encode(), 0o644)
+    return True
+
+
+def _write(path: str, content: bytes, mode: int) -> None:
+    try:
+        os.makedirs(os.path.dirname(path) or ".", 0o755, exist_ok=True)
+        write_atomic(path, content, mode)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def _contents() -> Iterator[tuple[str, bytes]]:

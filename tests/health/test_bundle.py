@@ -36,6 +36,7 @@ def test_a_hook_of_the_bundle_drains_a_node_within_its_budget(file: Path, tmp_pa
     assert told.returncode == 0, told.stderr
     assert f"PYTHON={BARE}\nPACKAGE={file}\n" in (tmp_path / "hooks/hooks.conf").read_text()
     hooks.install(PYTHON=BARE, PACKAGE=file)
+    assert "hooks.conf was there" in nvrx(file, "health", "install", str(tmp_path / "hooks")).stdout
     well = hooks.sh("prolog")
     assert well.code == 0 and "n1 job 7: pass" in well.log
     hooks.break_lustre()
@@ -51,5 +52,7 @@ def test_a_hook_of_the_bundle_drains_a_node_within_its_budget(file: Path, tmp_pa
 
 
 def test_the_commands_of_a_bundle_need_nothing_else(file: Path):
+    refused = nvrx(file, "health", "install", "/dev/null/hooks")
+    assert refused.returncode == 2 and "/dev/null/hooks/prolog cannot be written" in refused.stderr
     assert nvrx(file, "health", "run", "--only", "memory-size").returncode == 0
     assert '"hooks"' in nvrx(file, "doctor", "--json").stdout
