@@ -100,7 +100,9 @@ find_library() { # sets prefix, the folder above the one with the standard libra
 }
 
 unfit() { # prints why Python may not be started: all that it loads before trust.py must be root's alone
-    set -- "$0" "$here/hooks.conf" "$here/start.py" "$PYTHON" "$home" "$PACKAGE/nvrx_slurm/system/trust.py"
+    trust=$PACKAGE
+    if [ ! -f "$PACKAGE" ]; then trust=$PACKAGE/nvrx_slurm/system/trust.py; fi # else a bundle
+    set -- "$0" "$here/hooks.conf" "$here/start.py" "$PYTHON" "$home" "$trust"
     for path in "$prefix"/lib*/python3*/encodings/__init__.py "$prefix"/lib*/python3*/lib-dynload "$prefix"/lib*/python3*.zip \
         "$prefix"/lib*/libpython3*; do
         if [ -e "$path" ]; then set -- "$@" "$path"; fi

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import zipimport  # frozen, as what it imports
 from _frozen_importlib_external import SourceFileLoader  # importlib.machinery is a file that nothing has checked
 
 TYPE_CHECKING = False
@@ -28,8 +29,11 @@ class FromSource(SourceFileLoader):
 
 def guard_imports() -> None:
     """Have system/trust.py of the package check each import from now on."""
-    trust = type(sys)("trust")
-    FromSource("trust", f"{os.environ['NVRX_PACKAGE']}/nvrx_slurm/system/trust.py").exec_module(trust)
+    package = os.environ["NVRX_PACKAGE"]
+    folder, trust = f"{package}/nvrx_slurm/system", type(sys)("trust")
+    is_bundle = os.path.isfile(package)  # which hook.sh has checked
+    loader = zipimport.zipimporter(folder) if is_bundle else FromSource("trust", f"{folder}/trust.py")
+    loader.exec_module(trust)
     trust.guard_imports()
 
 
@@ -40,7 +44,7 @@ def folders() -> list[str]:
     libraries = [f"{prefix}/{lib}/{version}" for prefix in prefixes for lib in ("lib", "lib64")]
     found = [f"{library}/{name}" for library in libraries for name in ("site-packages", "dist-packages")]
     wanted = [os.environ.get("NVRX_PACKAGE", ""), *found, "/usr/lib/python3/dist-packages"]
-    return [folder for folder in dict.fromkeys(wanted) if folder and os.path.isdir(folder)]
+    return [folder for folder in dict.fromkeys(wanted) if folder and os.path.exists(folder)]
 
 
 def say(text: str) -> None:

@@ -5,6 +5,11 @@ set -euo pipefail
 
 repo=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." && pwd)
 venv=$repo/.venv
+# One that neither these scripts nor a developer has made is left alone, with its torch.
+if [ -x "$venv/bin/python" ] && ! compgen -G "$venv/.nvrx-*" >/dev/null &&
+    ! compgen -G "$venv/lib/python3*/site-packages/__editable__.nvrx_slurm*" >/dev/null; then
+    venv=$repo/.venv-scripts
+fi
 cd "$repo"
 # Tests and the demo start thousands of Pythons; each would compile all that it imports, torch too.
 unset PYTHONDONTWRITEBYTECODE
@@ -71,6 +76,7 @@ need_venv() {
         python=$(the_python) || { say "Python >= 3.10 with its venv module is needed; NVRX_PYTHON names one"; return 1; }
         say "making $venv of $("$python" --version)"
         "$python" -m venv "$venv"
+        touch "$venv/.nvrx-made"
     fi
     say "pip install torch -e .${extras:+[$extras]} (about 200 MB; once)"
     # Python compiles what is imported; pip would compile all of torch, which takes longer than the download.

@@ -32,6 +32,13 @@ _ALARM_S = 2.0
 JOB_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _RESET = (*JOB_SIGNALS, signal.SIGALRM, signal.SIGPIPE, signal.SIGXFSZ)
 _TRAMPOLINE = os.path.join(os.path.dirname(__file__), "trampoline.py")
+_BUNDLE = _TRAMPOLINE.partition("/nvrx_slurm/child")[0]
+_BARE = [_TRAMPOLINE]  # runs the trampoline; from a bundle of `nvrx health bundle` as well
+if os.path.isfile(_BUNDLE):
+    _BARE = [
+        "-c",
+        f"import sys; sys.path.insert(0, {_BUNDLE!r}); import nvrx_slurm.child.trampoline",
+    ]
 
 
 class Ended(NamedTuple):
@@ -260,7 +267,7 @@ def through_trampoline(argv: Sequence[str], ignored: int = 0, control_fd: int = 
         sys.executable,
         "-I",
         "-S",
-        _TRAMPOLINE,
+        *_BARE,
         str(os.getpid()),
         str(int(ignored)),
         str(control_fd),

@@ -141,7 +141,7 @@ def examine(backend: Slurm, why: str, hooks: str = "") -> dict[str, list[Line]]:
         )
     ours = _hooks_in(slurm)
     directory = os.path.realpath(hooks) if hooks else next(iter(ours.values()), "")
-    advice = "docs/how-to/install-slurm-hooks.md; for a folder: --hooks DIR"
+    advice = "nvrx health install /etc/nvrx; for another folder: --hooks DIR"
     found = [Line("hooks", INFO, "not installed; jobs do not need them", advice)]
     if directory:
         in_slurm_conf = (

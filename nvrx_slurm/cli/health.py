@@ -200,6 +200,31 @@ def ack(sysroot: str) -> None:
 
 
 @health.command()
+@click.option("-o", "--output", metavar="FILE", required=True, help="Where to write it.")
+def bundle(output: str) -> None:
+    """Write the hooks, this package and what it needs besides Python into one file, which `python3 -I -S` executes."""
+    from nvrx_slurm.health import bundle as whole
+
+    size_bytes = whole.write(output)
+    click.echo(
+        f"{output}: {size_bytes / 2**20:.1f} MiB; on a node: python3 -I -S {output} health install DIR"
+    )
+
+
+@health.command()
+@click.argument("folder", metavar="DIR")
+def install(folder: str) -> None:
+    """Write Slurm's hooks into DIR, with a hooks.conf for this Python where DIR has none. For root."""
+    from nvrx_slurm.health import bundle as whole
+
+    is_new = whole.install(folder)
+    click.echo("" if is_new else f"{folder}/hooks.conf was there and is kept", nl=not is_new)
+    click.echo(
+        f"slurm.conf: Prolog={folder}/prolog Epilog={folder}/epilog HealthCheckProgram={folder}/healthcheck"
+    )
+
+
+@health.command()
 @click.option("--config", metavar="FILE", required=True, help="Its settings, in YAML.")
 @_SYSROOT
 def serve(config: str, sysroot: str) -> None:

@@ -21,9 +21,9 @@ from nvrx_slurm.errors import UsageError
 from nvrx_slurm.types import FaultKind
 
 
-@dataclass(frozen=True)
+@dataclass
 class FaultToleranceConfig(LogSettings):
-    """Fault tolerance settings, with the names and defaults of the seeds. Times in seconds, None = no limit.
+    """Fault tolerance settings, with the names and defaults of NVRx. Times in seconds, None = no limit.
 
     Values may be given as in YAML or flags (`rank_termination_signal="SIGUSR1"`). Raises UsageError for a bad one.
     """

@@ -66,7 +66,7 @@ def _prom(raw: object) -> str:
 _PROM = Kind("PATH", _prom)
 
 
-@dataclass(frozen=True)
+@dataclass
 class LogSettings(Section):
     """Logs of one cycle in one file, the programs that write it, and the services that read it."""
 

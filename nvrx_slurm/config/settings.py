@@ -7,7 +7,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from typing import Any, ClassVar
 
-from nvrx_slurm.config.kinds import BOOL, Kind, optional, shorten
+from nvrx_slurm.config.kinds import BOOL, Kind, did_you_mean, optional, shorten
 from nvrx_slurm.errors import UsageError
 
 MONITORING = "Rank monitoring"  # the group whose settings ranks get
@@ -78,17 +78,29 @@ def ignored(kind: Kind, default: Any, why: str, **more: Any) -> Any:
 
 
 class Section:
-    """Base of the two dataclasses: every value passes its parser, also when made in Python. Raises UsageError."""
+    """Base of the dataclasses: every value passes its parser, however it is given. Raises UsageError."""
 
     section: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         for item in settings_of(type(self)):
-            raw = getattr(self, item.name)
-            try:
-                object.__setattr__(self, item.name, item.kind.parse(raw))
-            except ValueError as error:
-                raise UsageError(f"{type(self).__name__}: {item.name}={raw!r} {error}") from None
+            object.__setattr__(self, item.name, self._parsed(item, getattr(self, item.name)))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Assigns to a field, where the section is not frozen."""
+        if name in vars(self):  # else __post_init__ parses it
+            (item,) = (item for item in settings_of(type(self)) if item.name == name)
+            value = self._parsed(item, value)
+        elif name not in (known := type(self).__dataclass_fields__):  # type: ignore[attr-defined]
+            near = did_you_mean(name, known)
+            raise UsageError(f"{name} is not a field of {type(self).__name__}{near}")
+        object.__setattr__(self, name, value)
+
+    def _parsed(self, item: Declaration, raw: Any) -> Any:
+        try:
+            return item.kind.parse(raw)
+        except ValueError as error:
+            raise UsageError(f"{type(self).__name__}: {item.name}={raw!r} {error}") from None
 
 
 def by_group(settings: Iterable[Declaration]) -> dict[str, list[Declaration]]:

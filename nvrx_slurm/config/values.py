@@ -189,7 +189,7 @@ def pairs(raw: object, separator: str, problem: str) -> dict[str, object]:
 def _section_timeouts(raw: object) -> dict[str, float | None]:
     problem = "must be NAME:SECONDS,... (SECONDS > 0, or none), each name once, for example setup:600,step:30"
     try:
-        # "step:" without a number is "no timeout", as in the seeds' launcher
+        # "step:" without a number is "no timeout", as in NVRx's launcher
         timeouts = {
             name: k.TIMEOUT.parse(s if s != "" else None)
             for name, s in pairs(raw, ":", problem).items()

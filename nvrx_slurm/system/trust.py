@@ -81,7 +81,8 @@ class Finder:
             return spec
         # its owner could add the compiled form after this check
         cache = os.path.dirname(spec.cached or "")
-        for place in (spec.origin, spec.cached, cache):
+        archive = getattr(spec.loader, "archive", "")
+        for place in (spec.origin, spec.cached, cache, archive):
             if place and os.path.lexists(place):
                 require(place, ImportError, self._known)
         return spec

@@ -68,7 +68,7 @@ class Case:
     """
 
     name: str
-    packages: tuple[str, ...]  # as pip takes them
+    packages: tuple[str, ...]  # as pip takes them, with flags of pip
     argv: tuple[str, ...]
     faults: tuple[Fault, ...] = ()  # of this script; a program may make others itself
     with_deps: bool = True  # False: pip install --no-deps
@@ -223,11 +223,13 @@ def venv_for(case: Case, parent: Path) -> Path:
         return python
     subprocess.run([sys.executable, "-m", "venv", venv], check=True, timeout=_INSTALL_S)
     ours = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
-    next(venv.glob("lib/python3*/site-packages")).joinpath("zz-torch-of-the-other.pth").write_text(ours)
+    (packages,) = venv.glob("lib/python3*/site-packages")
+    (packages / "zz-torch-of-the-other.pth").write_text(ours)
     pip = [str(python), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
     if case.packages:
         more = [] if case.with_deps else ["--no-deps"]
-        subprocess.run([*pip, *more, *case.packages], check=True, timeout=_INSTALL_S, stdin=subprocess.DEVNULL)
+        words = [word.replace("{site}", str(packages)) for word in case.packages]
+        subprocess.run([*pip, *more, *words], check=True, timeout=_INSTALL_S, stdin=subprocess.DEVNULL)
     (venv / "complete").touch()
     return python
 

@@ -26,8 +26,28 @@ _ADVANCED = ("--nproc-per-node=4", *_HEALTHY, "advanced")
 _AGAIN: dict[str, Any] = {"restarts": 0, "says": (r"iteration 1 rank 1 of 2",)}
 
 
+# The only wheels of 0.6 are for Python 3.12 and a later glibc; what runs here of them is Python.
+_WHEEL = ("--python-version=3.12", "--platform=manylinux_2_39_x86_64", "--only-binary=:all:", "--target={site}")
+_ASYNC = (
+    "--ft-initial-rank-heartbeat-timeout=120", "--ft-rank-heartbeat-timeout=120", "--max-restarts=25",
+    "--ft-crash-loop-backoff=0", "{programs}/nvrx_async.py", "{dir}/checkpoints", "300",
+)  # fmt: skip
+_TWENTY = (kill(0, r"rank 1 writes"), kill(1, r"rank 0 saved")) * 10
+
+
 def _case(name: str, argv: tuple[str, ...], **more: Any) -> Case:
-    return Case(f"nvrx-{name}", _PACKAGES, (*_FLAGS, *argv), with_deps=False, **more)
+    packages = more.pop("packages", _PACKAGES)
+    return Case(f"nvrx-{name}", packages, (*_FLAGS, *argv), with_deps=False, **more)
+
+
+def _async_cases(version: str, *how: str) -> list[Case]:
+    """NVRx's own writers under --nvrx-compat: alone, and with twenty kills, every other one while they write."""
+    more: dict[str, Any] = {"packages": (f"nvidia-resiliency-ext=={version}", *how), "timeout_s": 1500.0}
+    name = f"async-{version}"
+    return [
+        _case(name, _ASYNC, **more),
+        _case(f"{name}-killed", _ASYNC, faults=_TWENTY, same_as=f"nvrx-{name}", **more),
+    ]
 
 
 CASES = [
@@ -55,4 +75,6 @@ CASES = [
         "inprocess-nested", (*_HEALTHY, "nested", "--fault=raise"), restarts=0, same_as="nvrx-inprocess-basic",
         says=(*_AGAIN["says"], r"\[NestedRestarter\].*state=handling"),
     ),
+    *_async_cases("0.4.1"),
+    *_async_cases("0.6.0", *_WHEEL),
 ]  # fmt: skip

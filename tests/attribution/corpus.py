@@ -25,6 +25,7 @@ FAILURES: dict[str, tuple[str, ...]] = {
     "slurm-memory-error": ("slurmstepd: error: *** STEP 77.0 ON n3 UNCORRECTABLE MEMORY ERROR AT 2026-03-01T10:00:00 ***",),
     "slurm-stepd-stuck": ("slurmstepd: error: *** STEPD TERMINATED ON n3 AT 2026-03-01T10:00:00 DUE TO JOB NOT ENDING WITH SIGNALS ***",),
     "slurm-node-failure": ("slurmstepd: error: *** JOB 77 ON n1 CANCELLED AT 2026-03-01T10:00:00 DUE TO NODE FAILURE, SEE SLURMCTLD LOG ***", "srun: error: Node failure on n3"),
+    "nvrx-import": ("ModuleNotFoundError: No module named 'nvidia_resiliency_ext'",),
     "python-import": ("ModuleNotFoundError: No module named 'megatron'", "SyntaxError: invalid syntax"),
     "python-import-error": ("ImportError: cannot import name 'Foo' from 'bar' (/w/bar.py)",),
     "arguments": ("train.py: error: unrecognized arguments: --lr-warmup",),

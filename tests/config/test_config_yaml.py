@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import signal
 from pathlib import Path
 
@@ -130,5 +129,12 @@ def test_from_kwargs():
         FaultToleranceConfig.from_kwargs(safety_facto=3)
     with pytest.raises(UsageError, match="FaultToleranceConfig: segment=0 must be a whole number >= 1|from 1"):
         FaultToleranceConfig(segment=0)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        FaultToleranceConfig().segment = 1  # type: ignore[misc]
+
+
+def test_fields_are_assigned_as_in_nvrx():
+    config = FaultToleranceConfig()
+    config.rank_heartbeat_timeout = "5"  # type: ignore[assignment]
+    assert config == FaultToleranceConfig(rank_heartbeat_timeout=5.0)
+    for name, value, expected in (("segment", 0, "segment=0 must be"), ("rank_heartbeat_timout", 5, "did you mean")):
+        with pytest.raises(UsageError, match=expected):
+            setattr(config, name, value)

@@ -2,7 +2,7 @@
 
 Times are monotonic nanoseconds (> 0). Sections may nest and overlap; one name is open at most once. The caller copies
 changes into the shared page: a slot's word on start() and end(), and `outside_ns`.
-Source: the seeds (sections), reference 2.1 (warm-up, time out of sections).
+The meanings are NVRx's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Hang detection: the rank monitor's decision. Pure: no clock, no files.
 
-All times are monotonic seconds of this host (float), all limits are seconds (None = no limit). Source of the names and
-meanings: the seeds (heartbeats, sections) and reference 2.1; `rank_init_timeout` is ours.
+All times are monotonic seconds of this host (float), all limits are seconds (None = no limit). Names and meanings are
+NVRx's; `rank_init_timeout` is ours.
 
 Each rank monitor loads this module and must stay within a few MB, hence no typing and no dataclasses.
 """

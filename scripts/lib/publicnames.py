@@ -1,0 +1,114 @@
+"""The names that docs/reference/public.md promises to keep: `python scripts/lib/publicnames.py tests/data/public.txt`.
+
+The file has those of the last release, one a line: its kind, the name, and other names of the same thing. A test
+wants a line in the top section of CHANGELOG.md for each name that differs from it; scripts/dev/release writes it anew.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from nvrx_slurm.cli.toolbox import main as nvrx
+from nvrx_slurm.config.layers import SETTINGS
+from nvrx_slurm.config.settings import settings_of
+from nvrx_slurm.config.submit import SubmitConfig
+from nvrx_slurm.core.samples import METRICS, kind_of
+from nvrx_slurm.errors import ExitCode
+from nvrx_slurm.health import registry
+from nvrx_slurm.views import why
+from nvrx_slurm.views.summary import summary
+
+REPO = Path(__file__).resolve().parents[2]
+MODULES = ("fault_tolerance", "checkpoint", "ptl_resiliency", "testing", "attribution.straggler")
+IN_PROCESS = """
+abort attribution completion exception finalize health_check initialize nested_restarter rank_assignment state store
+terminate
+"""
+CAUSE = {"kind": "exit", "message": "x", "host": "n1", "infra_rank": 0, "rank": 0}
+_TOP = re.compile(r"^## \[.*?(?=^## \[|\Z)", re.MULTILINE | re.DOTALL)
+
+
+def names() -> list[str]:
+    """All public names, sorted."""
+    return sorted({*_settings(), *_commands(), *_imports(), *_json(), *_others()})
+
+
+def unsaid(released: list[str], changelog: str) -> list[str]:
+    """Names that were added, removed or changed since `released`, and that the top section does not have in code."""
+    told = _TOP.search(changelog)
+    assert told, "CHANGELOG.md has a section"
+    code = " ".join(re.findall(r"`([^`]+)`", told[0]))
+    changed = sorted({*names()} ^ {*released})
+    return [line for line in changed if not re.search(rf"(?<![\w-]){re.escape(line.split()[1])}(?![\w-])", code)]
+
+
+def _settings() -> Iterator[str]:
+    for item in (*SETTINGS.values(), *settings_of(SubmitConfig)):
+        key = [f"fault_tolerance.{item.name}"] if item.section == "ft" else []
+        yield " ".join(["setting", *item.flags, *item.env, *key])
+
+
+def _commands() -> Iterator[str]:
+    todo = [click.Context(nvrx, info_name="nvrx")]
+    for ctx in todo:
+        command = ctx.command
+        if isinstance(command, click.Group):
+            subs = ((name, command.get_command(ctx, name)) for name in command.list_commands(ctx))
+            todo += [click.Context(sub, ctx, name) for name, sub in subs if sub]
+        path = ctx.command_path.replace(" ", "-")
+        yield f"command {path}"
+        for option in command.params if ctx.info_name != "submit" else ():
+            if isinstance(option, click.Option) and not option.hidden:
+                yield f"option {option.opts[0]} {path}"
+
+
+def _imports() -> Iterator[str]:
+    for name in MODULES:  # which may need packages that are not here
+        place = REPO / "nvrx_slurm" / name.replace(".", "/")
+        text = (place / "__init__.py" if place.is_dir() else place.with_suffix(".py")).read_text()
+        for member in re.findall(r'"(\w+)"', text.partition("\n__all__ = [")[2].partition("]")[0]):
+            yield f"import {member} nvrx_slurm.{name}"
+    yield "import FaultToleranceCallback nvrx_slurm.huggingface"
+    for member in ("Wrapper", "CallWrapper", "Compose", "State", "FrozenState", "Mode"):
+        yield f"import {member} nvrx_slurm.inprocess"
+    for name in IN_PROCESS.split():
+        module = importlib.import_module(f"nvrx_slurm.inprocess.{name}")
+        for member, value in vars(module).items():
+            is_defined_there = getattr(value, "__module__", "").endswith(f".{name}")
+            if is_defined_there and isinstance(value, type) and not member.startswith("_"):
+                yield f"import {member} nvrx_slurm.inprocess.{name}"
+
+
+def _json() -> Iterator[str]:
+    page = (REPO / "docs/reference/logs-and-events.md").read_text()
+    for file in ("result.json", "status.json"):
+        section = page.partition(f"\n## {file}\n")[2].partition("\n## ")[0]
+        for row in re.findall(r"^\| (`.*?) \|", section, re.MULTILINE):
+            yield from (f"json {key} {file}" for key in re.findall(r"`(\w+)`", row))
+    yield from (f"json {key} nvrx-goodput" for key in summary([], 0.0, 0.0))
+    yield from (f"json {key} nvrx-why" for key in why._story({"first_cause": CAUSE}, REPO))
+
+
+def _others() -> Iterator[str]:
+    page = (REPO / "docs/reference/environment.md").read_text()
+    yield from (f"variable {name}" for name in re.findall(r"`(NVRX_\w+)`", page))
+    yield from (f"exit-code {code.name} {code.value}" for code in ExitCode)
+    yield from (f"metric {name} {kind_of(name)}" for name in METRICS)
+    for check in registry.built_in().values():
+        yield f"check {check.name}"
+        yield from (f"expected {setting.name} {check.name}" for setting in check.settings)
+
+
+def main() -> None:
+    """Write the file named as the only argument."""
+    Path(sys.argv[1]).write_text("\n".join(names()) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""Public names change only with a line in the changelog."""
+
+from __future__ import annotations
+
+import configparser
+from pathlib import Path
+
+import publicnames
+import pytest
+import release
+
+pytestmark = pytest.mark.fast
+
+REPO = Path(__file__).resolve().parents[1]
+RELEASED = (REPO / "tests/data/public.txt").read_text().splitlines()
+
+
+def test_each_change_of_a_public_name_is_in_the_changelog():
+    pytest.importorskip("torch")  # that inprocess imports
+    assert publicnames.unsaid(RELEASED, (REPO / "CHANGELOG.md").read_text()) == []
+
+
+def test_an_entry_of_the_changelog_has_two_lines():
+    assert list(release.faults_of_the_changelog((REPO / "CHANGELOG.md").read_text())) == []
+    long = "# C\n\n## [Unreleased]\n\n- one\n  two\n  three\n- four\n"
+    assert len(list(release.faults_of_the_changelog(long))) == 1
+
+
+def test_what_a_wheel_carries_is_there():
+    parser = configparser.ConfigParser()
+    parser.read(REPO / "setup.cfg")
+    patterns = parser["options.package_data"]["nvrx_slurm"].split()
+    assert [one for one in patterns if "/man/" not in one and not list((REPO / "nvrx_slurm").glob(one))] == []
+
+
+def test_a_name_that_nobody_told_is_noticed():
+    pytest.importorskip("torch")
+    changed = [*RELEASED[1:], "setting --ft-gone NVRX_FT_GONE"]
+    log = "## [Unreleased]\n\n- `{}`\n\n## [0.1.0]\n\n- `--ft-gone` `{}`\n"
+    missing = RELEASED[0].split()[1]
+    assert publicnames.unsaid(changed, log.format("--ft-gone-too", missing)) == [RELEASED[0], changed[-1]]
+    assert publicnames.unsaid(changed, log.format(f"--ft-gone` and `{missing} 3", "")) == []
