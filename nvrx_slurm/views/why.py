@@ -13,7 +13,9 @@ from typing import Any
 import click
 
 from nvrx_slurm.core.account.figures import lost_s, lost_steps
+from nvrx_slurm.core.attribution import named_node
 from nvrx_slurm.core.attribution.evidence import BETWEEN_LINES
+from nvrx_slurm.core.attribution.fields import fields_of
 from nvrx_slurm.core.attribution.said import headline
 from nvrx_slurm.core.words import in_words, unix_s, utc
 from nvrx_slurm.system.foreign import opened, size_of
@@ -119,6 +121,8 @@ def _of_cause(cause: dict[str, Any], faults: Any, place: Path) -> dict[str, Any]
         "confidence": finding.get("confidence", ""),
         "rests_on": finding.get("rests_on", ""),
         "line": line,
+        "fields": fields_of(line),
+        "names_node": finding.get("node", ""),
         "log": cause.get("log", ""),
         "log_line": _number_of(line.rpartition(BETWEEN_LINES)[2], place, str(cause.get("log", ""))),
         "code_line": cause.get("line", ""),
@@ -211,7 +215,8 @@ def _of_blame(story: dict[str, Any]) -> Iterator[str]:
     yield f"first cause: {story['what_happened']}"
     if story["rule"]:
         what = f"rule {story['rule']}" + (f" of {story['class']}" if story["class"] else "")
-        yield f"to blame: {story['blame']} ({story['confidence']}), {what}"
+        blame = named_node.in_words(story["names_node"]) if story["names_node"] else story["blame"]
+        yield f"to blame: {blame} ({story['confidence']}), {what}"
     yield f"evidence: {where}, {story['kind']}"
     if story["line"] and story["line"] not in story["what_happened"]:
         yield f"  line: {story['line']}"

@@ -101,7 +101,8 @@ def with_details(
     Blocks while their file system does. torchelastic's `@record` writes
     {"message": {"message": ..., "extraInfo": {"py_callstack": ...}}}.
     """
-    from nvrx_slurm.core.attribution.evidence import examine, of_rule, progress  # not at the start: see `read_rules`
+    from nvrx_slurm.core.attribution.evidence import examine, of_rule  # not at the start: see `read_rules`
+    from nvrx_slurm.core.attribution.reached import progress
 
     if fault.kind is FaultKind.LOSS:  # equal ones are the same failure, whatever the rank has written
         return replace(fault, finding=_WRONG_LOSS)
