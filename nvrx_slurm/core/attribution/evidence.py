@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from nvrx_slurm.core.attribution.fields import fields_of
@@ -151,7 +151,7 @@ def _of_match(best: Match, fault: RankFault, where: RaisedPlace | None) -> Findi
     )
 
 
-def _named_node(fields: dict[str, str]) -> str:
+def _named_node(fields: Mapping[str, str]) -> str:
     """The node of which a line tells: its name or address, "rank N", or UNNAMED; "" = none."""
     node, rank = fields.get("node", ""), fields.get("rank", "")
     if not node and not rank and fields.get("reason", "").lower() == _NODE_FAILURE:

@@ -8,6 +8,8 @@ from nvrx_slurm.core.attribution.signatures import NO_PROGRESS, PROGRESS
 
 _EXACT = 10  # steps between two lines; with more, one cannot tell two failures apart
 _MOST_BYTES = 2048  # of a line that are looked at
+_MOST_LINES = 100  # with a step and an error that are looked at, from the end
+_PIECE_BYTES = 4096  # most ranks have made their last step there
 _ITERATION = re.compile(
     rb"\b(?:step|iter|iteration)\b[^\w\n]{0,12}(\d{1,3}(?:,\d{3})+|\d{1,15})\b(?!\.\d)"
 )
@@ -17,12 +19,19 @@ _NO_STEP = re.compile(rb"load|resum|restor|eval|valid|sav|shard|warm|checkpoint"
 
 def progress(lower: bytes) -> int:
     """Where the last line begins (of a text in lower case) that shows that the rank went on; -1 without one."""
-    for found in reversed(list(PROGRESS.finditer(lower))):
-        first = lower.rfind(b"\n", 0, found.start()) + 1
-        last = lower.find(b"\n", found.end())
-        line = lower[first : last if last >= 0 else len(lower)]
-        if not NO_PROGRESS.search(line[:_MOST_BYTES]):
-            return first
+    end, left = len(lower), _MOST_LINES
+    while end > 0:
+        begin = lower.rfind(b"\n", 0, max(0, end - _PIECE_BYTES)) + 1
+        for found in reversed([*PROGRESS.finditer(lower, begin, end)][-left:]):
+            first = lower.rfind(b"\n", 0, found.start()) + 1
+            last = lower.find(b"\n", found.end())
+            line = lower[first : last if last >= 0 else len(lower)]
+            if not NO_PROGRESS.search(line[:_MOST_BYTES]):
+                return first
+            left -= 1
+        if not left:
+            break
+        end = begin
     return -1
 
 
