@@ -30,7 +30,7 @@ from nvrx_slurm.config import files, nvhcd, signatures, site
 from nvrx_slurm.config.layers import SETTINGS
 from nvrx_slurm.control.messages import FROM_AGENTS, FROM_COORDINATOR
 from nvrx_slurm.core import event_log, preload, progress, redact, samples
-from nvrx_slurm.core.attribution import evidence, raised
+from nvrx_slurm.core.attribution import evidence, raised, reached
 from nvrx_slurm.core.bounded_json import first_value, parsed
 from nvrx_slurm.core.checkpoint import files as checkpoints
 from nvrx_slurm.core.logs import lines, printable
@@ -83,7 +83,7 @@ def _guess(text: str) -> None:
 def _output(text: str) -> None:
     data, fault = text.encode(), RankFault(FaultKind.EXIT, "n1", 0, 0, 0, 1, 1, text[:500], text)
     evidence.examine(fault, data, data)
-    evidence.iteration(data), raised.failing_line(text), raised.frames(text), raised.raised_in(raised.clean(text))
+    reached.iteration(data), raised.failing_line(text), raised.frames(text), raised.raised_in(raised.clean(text))
 
 
 def _story(found: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -13,7 +14,10 @@ from typing import Any
 import click
 
 from nvrx_slurm.core.account.figures import lost_s, lost_steps
+from nvrx_slurm.core.attribution import named_node
 from nvrx_slurm.core.attribution.evidence import BETWEEN_LINES
+from nvrx_slurm.core.attribution.fields import fields_of
+from nvrx_slurm.core.attribution.raised import frames, raised_in
 from nvrx_slurm.core.attribution.said import headline
 from nvrx_slurm.core.words import in_words, unix_s, utc
 from nvrx_slurm.system.foreign import opened, size_of
@@ -27,6 +31,7 @@ _NOTES_SHOWN = 5
 # of a log whose lines are counted; of it at once
 _MOST_LOG_BYTES, _PIECE_BYTES = 256 << 20, 1 << 20
 _MATCH_CHARS = 200
+_LIBRARIES = re.compile(r".*(?:site-packages|dist-packages|/lib/python[\d.]+)/")
 _COLOURS = {"first cause": "red", "what to do": "green"}
 
 
@@ -109,7 +114,7 @@ def _of_cause(cause: dict[str, Any], faults: Any, place: Path) -> dict[str, Any]
         [fault for fault in faults if _where(fault) != _where(cause)],
     )
     return {
-        "what_happened": cause["message"] or _ended(cause),
+        "what_happened": _what_happened(cause, finding, line),
         "kind": cause["kind"],
         "rank": cause["rank"],
         "node": cause["host"],
@@ -119,6 +124,8 @@ def _of_cause(cause: dict[str, Any], faults: Any, place: Path) -> dict[str, Any]
         "confidence": finding.get("confidence", ""),
         "rests_on": finding.get("rests_on", ""),
         "line": line,
+        "fields": fields_of(line),
+        "names_node": finding.get("node", ""),
         "log": cause.get("log", ""),
         "log_line": _number_of(line.rpartition(BETWEEN_LINES)[2], place, str(cause.get("log", ""))),
         "code_line": cause.get("line", ""),
@@ -129,14 +136,28 @@ def _of_cause(cause: dict[str, Any], faults: Any, place: Path) -> dict[str, Any]
     }
 
 
-def _ended(cause: dict[str, Any]) -> str:
-    """How it ended, where it has said nothing."""
+def _what_happened(cause: dict[str, Any], finding: dict[str, Any], line: str) -> str:
+    """What a rule knows of its end goes first, then how it ended; without a rule its last lines come last."""
+    message = _exception(str(cause["message"]), finding, str(cause.get("traceback", "")))
     is_exit = cause["kind"] == FaultKind.EXIT.value
-    return (
-        f"it exited with code {cause.get('exit_code')}, without an exception"
-        if is_exit
-        else str(cause["kind"])
-    )
+    ended = f"it exited with code {cause.get('exit_code')}" if is_exit else str(cause["kind"])
+    if not line:
+        return message or (f"{ended}, without an exception" if is_exit else ended)
+    if finding.get("rests_on") == "exit":
+        return f"{message or ended}; it last wrote: {line}"
+    if message and (line in message or message in line):
+        return max(message, line, key=len)
+    return f"{line}; {message or ended}"
+
+
+def _exception(message: str, finding: dict[str, Any], traceback: str) -> str:
+    """The message, with its second line where the first one announces that, and the library that tells its meaning."""
+    raised = raised_in(traceback)
+    details = raised.details if raised is not None else ()
+    if message.endswith(":") and details:
+        message = f"{message} {details[0].strip()}"
+    place = frames(traceback) if finding.get("rests_on") == "frame" else ()
+    return f"{message} (raised in {_LIBRARIES.sub('', place[0][0])})" if place else message
 
 
 def _where(fault: dict[str, Any]) -> tuple[int, str]:
@@ -213,7 +234,8 @@ def _of_blame(story: dict[str, Any]) -> Iterator[str]:
     yield f"first cause: {story['what_happened']}"
     if story["rule"]:
         what = f"rule {story['rule']}" + (f" of {story['class']}" if story["class"] else "")
-        yield f"to blame: {story['blame']} ({story['confidence']}), {what}"
+        blame = named_node.in_words(story["names_node"]) if story["names_node"] else story["blame"]
+        yield f"to blame: {blame} ({story['confidence']}), {what}"
     yield f"evidence: {where}, {story['kind']}"
     if story["line"] and story["line"] not in story["what_happened"]:
         yield f"  line: {story['line']}"

@@ -91,7 +91,11 @@ TABLE = """
 ## Signatures
 
 A line matches a signature if it holds one of the texts, in upper or lower case (`*`: anything). Where the table shows a
-pattern, the line has to match that, too (a regular expression of Python, on the line in lower case).
+pattern, the line has to match that, too (a regular expression of Python, on the line in lower case). Behind `@` are
+fields of the line and their values: what drivers, libraries, the kernel and Slurm print in a place of its own.
+
+A line may name a node: by its short or long name, its address, or a rank. That node of the job is to blame, and not the
+one that prints the line. A line about a node that is not of the job is a quotation, and no rule.
 
 | class | signature | role | to blame | confidence | action | where | texts | pattern |
 |---|---|---|---|---|---|---|---|---|

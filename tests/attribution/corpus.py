@@ -86,6 +86,7 @@ FAILURES: dict[str, tuple[str, ...]] = {
     "gpu-no-handle": ("Unable to determine the device handle for GPU0000:A1:00.0: Unknown Error",),
     "gpu-no-driver": ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.",),
     "gpu-no-init": ("NVRM: GPU 0000:18:00.0: RmInitAdapter failed! (0x26:0xffff:1290)",),
+    "ray-node-dead": ("(raylet) The node with node id: 4b0c and address: 10.0.0.7 and node name: n7 has been marked dead because the detector has missed too many heartbeats from it.",),
     "ray-node-lost": ("ray.exceptions.ActorDiedError: The actor died because its node has died.",),
     "no-route-nccl": ("n3:1:2 [0] NCCL WARN Call to connect to 10.0.0.9<4711> failed : No route to host",),
     "efa-error": ("n3:1:2 [0] NCCL WARN NET/OFI Request 0x7f0d completed with error. RC: 21. Error: unknown error",),

@@ -229,7 +229,8 @@ def peer(rank: int) -> t.Peer:
 
 
 def _faults(rank: int, rest: list[str]) -> tuple[t.RankFault, ...]:
-    """Of its first rank, unless "local=1" says otherwise. "rule=NAME": what its output says, equal for equal names."""
+    """Of its first rank, unless "local=1" says otherwise. "rule=NAME": what its output says, equal for equal names.
+    "node=NAME": of which node its line tells."""
     told = dict(word.split("=") for word in rest if "=" in word)
     kind = t.FaultKind(told.get("kind", "hang" if "hang" in rest else "exit"))
     fault = a_fault(rank, kind, int(told.get("code", 1)), int(told.get("local", 0)))
@@ -237,7 +238,8 @@ def _faults(rank: int, rest: list[str]) -> tuple[t.RankFault, ...]:
         s = named(name) or named("not-finite")
         assert s is not None
         sure = t.Confidence(told.get("sure", s.confidence))
-        fault = replace(fault, finding=t.Finding(name, s.role, s.blame, sure, s.remedy, name))
+        finding = t.Finding(name, s.role, s.blame, sure, s.remedy, name, node=told.get("node", ""))
+        fault = replace(fault, finding=finding)
     if "raised" in rest:
         fault = replace(fault, traceback="Traceback (most recent call last):")
     return () if "empty" in rest else (fault,)

@@ -143,6 +143,16 @@ def test_the_failing_line_is_the_innermost_of_the_user(traceback: str, line: str
     assert failing_line(traceback) == line
 
 
+def test_the_nodes_own_name_in_its_kernels_log_is_this_node(tmp_path):
+    """Slurm may have another name for it."""
+    kernel = "kernel: NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus"
+    killed = replace(WHERE, kind=FaultKind.SIGNAL, exit_code=-9, message="SIGKILL")
+    for name, node in ((os.uname().nodename, "n1"), ("n7", "n7")):
+        (tmp_path / "rank.err").write_text(f"Mar  1 10:00:00 {name} {kernel}\n")
+        found = faults.with_details(killed, tmp_path / "none", tmp_path / "rank.err").finding
+        assert found is not None and (found.rule, found.node) == ("gpu-xid", node)
+
+
 def test_a_log_is_appended_to(tmp_path):
     path = tmp_path / "cycle_0" / "rank_0.out"
     for number in range(2):

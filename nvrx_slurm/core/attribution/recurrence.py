@@ -14,6 +14,7 @@ from nvrx_slurm.types import RERUN, VERDICT_S, FaultKind, Node, RankFault, Resta
 
 Place = tuple[int, str]
 NEAR = 1  # iterations: a training loop may report one before or after the step that fails
+_TWICE = 2
 _WINDOW = 3  # cycles; once may be chance
 _SLACK_S = 60.0
 _ALIKE_S = 3.0  # ranks that load the same modules reach the same line
@@ -28,11 +29,15 @@ def place(one: Node | RestartRecord) -> Place:
 def grace_s(fault: RankFault, past: Sequence[RestartRecord]) -> float:
     """How long the other ranks may end by themselves: they may have more to say, or (at the second failure of a kind)
     fail in the same way."""
+    if fault.rejects:
+        return VERDICT_S
     print_ = fault.finding.fingerprint if fault.finding is not None else ""
     same = [one.fingerprint == print_ for one in past[-2:]]
-    own = fault.kind is FaultKind.EXIT or fault.exit_code in _CRASHES
-    second = own and same in ([True], [False, True])
-    return VERDICT_S if fault.rejects else _ALIKE_S if second else 0.0
+    is_own = fault.kind is FaultKind.EXIT or fault.exit_code in _CRASHES
+    is_second = same in ([True], [False, True])
+    if is_own and is_second:
+        return _ALIKE_S
+    return 0.0
 
 
 def repeats(fingerprint: str, restarts: Sequence[RestartRecord]) -> int:
@@ -43,46 +48,67 @@ def repeats(fingerprint: str, restarts: Sequence[RestartRecord]) -> int:
         if not fingerprint or one.fingerprint != fingerprint:
             break
         ran_s.append(one.ran_s)
-    return 1 if ran_s and _longer(max(ran_s), min(ran_s)) else 1 + len(ran_s)
+    if ran_s and _longer(max(ran_s), min(ran_s)):
+        return 1
+    return 1 + len(ran_s)
 
 
 def nodes_of(one: RestartRecord) -> dict[Place, int]:
     """The nodes that showed this failure, the first cause first, each with a rank that did."""
-    return {place(one): one.rank} | {
-        (other.infra_rank, other.host): other.rank for other in one.alike
-    }
+    nodes = {place(one): one.rank}
+    for other in one.alike:
+        nodes[other.infra_rank, other.host] = other.rank
+    return nodes
 
 
 def suspects(past: Sequence[RestartRecord]) -> list[Place]:
     """Nodes that have failed twice within three cycles, alone or with the same few others; those first that did so with
     most of their ranks, then the first suspected. Not if another node has shown the same: in these cycles, or ever
     with the same rank."""
-    found = [node for at in range(len(past)) for node in _suspects(past, at)]
-    ranks = {(node, rank) for one in past if one.alone for node, rank in nodes_of(one).items()}
-    return sorted(dict.fromkeys(found), key=lambda node: -sum(where == node for where, _ in ranks))
+    found = dict[Place, None]()
+    ranks: dict[Place, set[int]] = {}
+    for at, one in enumerate(past):
+        found.update(dict.fromkeys(_suspects(past, at)))
+        shown = nodes_of(one) if one.alone else {}
+        for node, rank in shown.items():
+            ranks.setdefault(node, set()).add(rank)
+    return sorted(found, key=lambda node: -len(ranks[node]))
 
 
 def _suspects(past: Sequence[RestartRecord], at: int) -> list[Place]:
     """Those of one failure."""
-    one, window = past[at], past[max(0, at + 1 - _WINDOW) : at + 1]
+    one = past[at]
+    window = past[max(0, at + 1 - _WINDOW) : at + 1]
+    if not one.alone or _of_a_rank(one, past):
+        return []
+    alone = [nodes_of(other) for other in window if other.alone]
     found = []
-    for node in nodes_of(one) if one.alone and not _of_a_rank(one, past) else ():
-        shown = [nodes_of(other) for other in window if other.alone and node in nodes_of(other)]
+    for node in nodes_of(one):
+        shown = [nodes for nodes in alone if node in nodes]
+        if len(shown) < _TWICE:
+            continue
         company = {node}.union(*shown)
-        if len(shown) > 1 and not any(_has_moved(one, other, company) for other in window):
+        moved = [other for other in window if _has_moved(one, other, company)]
+        if not moved:
             found.append(node)
     return found
 
 
 def _of_a_rank(one: RestartRecord, past: Sequence[RestartRecord]) -> bool:
     """Whether this failure has come to one rank on two nodes that have never shown it together."""
-    alike = [nodes_of(other) for other in past if _has_moved(one, other, frozenset())]
-    together = {pair for nodes in alike for pair in permutations(nodes, 2)}
+    together = set[tuple[Place, Place]]()
     held: dict[int, set[Place]] = {}
-    for nodes in alike:
+    for other in past:
+        if not _has_moved(one, other, frozenset()):
+            continue
+        nodes = nodes_of(other)
+        together.update(permutations(nodes, 2))
         for node, rank in nodes.items():
             held.setdefault(rank, set()).add(node)
-    return any(pair not in together for nodes in held.values() for pair in permutations(nodes, 2))
+    apart = set[tuple[Place, Place]]()
+    for holders in held.values():
+        apart.update(permutations(holders, 2))
+    return not apart <= together
 
 
 def followed(past: Sequence[RestartRecord]) -> bool:
@@ -90,15 +116,24 @@ def followed(past: Sequence[RestartRecord]) -> bool:
     if len(past) < 2:
         return False
     one, other = past[-2:]
-    ranks, company = set(nodes_of(one).values()), nodes_of(one).keys()
-    same_rank = any(rank in ranks and node not in company for node, rank in nodes_of(other).items())
-    return one.elsewhere and same_rank and _has_moved(one, other, company)
+    before = nodes_of(one)
+    ranks = set(before.values())
+    company = before.keys()
+    moved = [rank for node, rank in nodes_of(other).items() if node not in company]
+    same_rank = not ranks.isdisjoint(moved)
+    if not one.elsewhere or not same_rank:
+        return False
+    return _has_moved(one, other, company)
 
 
 def _has_moved(one: RestartRecord, other: RestartRecord, company: Set[Place]) -> bool:
     """Whether a node out of this company has failed in the same way, after about the same time."""
-    same = one.fingerprint == other.fingerprint != "" and not nodes_of(other).keys() <= company
-    return same and not _longer(max(one.ran_s, other.ran_s), min(one.ran_s, other.ran_s))
+    is_same = one.fingerprint == other.fingerprint != ""
+    is_outside = not nodes_of(other).keys() <= company
+    if not is_same or not is_outside:
+        return False
+    short_s, long_s = sorted((one.ran_s, other.ran_s))
+    return not _longer(long_s, short_s)
 
 
 def struck(
@@ -109,12 +144,16 @@ def struck(
     last = past[-1] if past else None
     if last is None or not last.elsewhere or last.exit_code == RERUN:
         return (), ""
-    if reached is not None and min(reached, last.iteration) >= 0:
+    if reached is None:
+        further = True
+    elif min(reached, last.iteration) >= 0:
         further = reached > last.iteration + NEAR
     else:
-        further = reached is None or _longer(ran_s, last.ran_s)
+        further = _longer(ran_s, last.ran_s)
+    if not further:
+        return (), ""
     hosts = last.replaced or (last.host,)
-    return (hosts, f"{last.cause}: gone since other nodes run its ranks") if further else ((), "")
+    return hosts, f"{last.cause}: gone since other nodes run its ranks"
 
 
 def _longer(long_s: float, short_s: float) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from nvrx_slurm.core.attribution.named_node import in_words
 from nvrx_slurm.core.attribution.raised import RAISED, failing_line
-from nvrx_slurm.types import FaultKind, RankFault
+from nvrx_slurm.types import FaultKind, Finding, RankFault
 
 _BY_SIGNAL = 128  # a shell's exit code for a child that a signal ended is more
 _ENDS = (FaultKind.SIGNAL, FaultKind.EXIT)
@@ -84,15 +85,19 @@ def evidence(fault: RankFault, advises: bool = False, of_site: bool = False) -> 
 
     If it `advises`, also what the user can do, by rules of the site, too (`of_site`).
     """
-    f = fault.finding
-    has_rule = f is not None and f.rule
     told = {
-        "rule": f"{f.rule} ({f.blame.value}, {f.confidence.value})" if f and has_rule else "",
+        "rule": _rule(fault.finding) if fault.finding is not None else "",
         "at": failing_line(fault.traceback) if fault.traceback else "",
         "log": fault.log,
         "to do": what_to_do(fault, of_site) if advises else "",
     }
     return "".join(f"\n  {name}: {text}" for name, text in told.items() if text)
+
+
+def _rule(f: Finding) -> str:
+    """Of a finding: rule, blame and confidence; "" where no rule knows anything."""
+    blame = in_words(f.node) if f.node else f.blame.value
+    return f"{f.rule} ({blame}, {f.confidence.value})" if f.rule else ""
 
 
 def what_to_do(fault: RankFault, of_site: bool = False) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+from nvrx_slurm.core.attribution.named_node import in_words
 from nvrx_slurm.core.attribution.raised import RAISED
 from nvrx_slurm.core.attribution.recurrence import repeats
 from nvrx_slurm.types import (
@@ -54,9 +55,9 @@ class JudgedCause(NamedTuple):
         """For people, for example "node n3 is to blame (certain): gpu-ecc"; "" where nothing is known."""
         if not self.rule or self.blame is Blame.UNKNOWN:
             return ""
-        # a line may name another node than the one that prints it
-        node = _finding(self.cause).node or self.cause.host
-        who = {Blame.NODE: f"node {node}", Blame.USER: "the script or its settings"}
+        # a line may tell of another node than the one that prints it
+        node = in_words(_finding(self.cause).node or self.cause.host)
+        who = {Blame.NODE: node, Blame.USER: "the script or its settings"}
         spread = f", on {self.ranks} ranks of {self.nodes} nodes" if self.ranks > 1 else ""
         to_blame = f"{who.get(self.blame, self.blame.value)} is to blame"
         return f"{to_blame} ({self.confidence.value}): {self.rule}{spread}"
@@ -137,7 +138,11 @@ def judge(
     if lacks and nodes == 1 and job_nodes > 1:
         blame, confidence, remedy = Blame.NODE, Confidence.GUESS, Remedy.RESTART
     # several nodes at once: rather their image, or the rule itself
-    if remedy is Remedy.ELSEWHERE and nodes > 1:
+    elsewhere = f.node not in (
+        "",
+        cause.host,
+    )  # nor leaves the node that prints what another one has
+    if remedy is Remedy.ELSEWHERE and (nodes > 1 or elsewhere):
         confidence, remedy = Confidence.LIKELY, Remedy.RESTART
     alike = _others(same, cause, job_nodes) if nodes > 1 and _is_own(cause, f) else ()
     return JudgedCause(

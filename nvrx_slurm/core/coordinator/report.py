@@ -4,10 +4,11 @@ answer of an attribution service still holds when it comes: it may be minutes la
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from nvrx_slurm.core.attribution.named_node import JobNode, placed
 from nvrx_slurm.core.attribution.said import headline
 from nvrx_slurm.core.attribution.verdict import JudgedCause, first_cause
 from nvrx_slurm.declared import replace
@@ -81,6 +82,7 @@ class Ledger:
         job_began_s: float = 0.0,
     ) -> None:
         self.started_at = now
+        self.nodes: Callable[[], Sequence[JobNode]] = tuple  # of the job, also those that are gone
         self.marks: tuple[int, float, float] | None = None
         self.faults: dict[RankFault, None] = {}  # of the last cycle, in order of arrival, each once
         self.cause: RankFault | None = None  # why the last cycle failed
@@ -154,7 +156,8 @@ class Ledger:
     def add(self, faults: Iterable[RankFault], cycle: int, now: float) -> bool:
         """Note faults of the last cycle; whether one is new. A fault, and the hang of a rank, counts once."""
         known = len(self.faults)
-        for fault in faults:
+        for told in faults:
+            fault = self._placed(told)
             if (
                 fault not in self.faults
                 and not self._is_known_hang(fault)
@@ -163,6 +166,11 @@ class Ledger:
                 self.faults[fault] = None
                 self.add_fault(fault, cycle, now)
         return len(self.faults) > known
+
+    def _placed(self, fault: RankFault) -> RankFault:
+        """With the node that its line means, where that names one."""
+        names_one = fault.finding is not None and fault.finding.node
+        return placed(fault, [*self.nodes(), *map(JobNode, self._lost)]) if names_one else fault
 
     def _is_known_hang(self, fault: RankFault) -> bool:
         """Whether the fault tells of the rank that the others wait for, which is known already."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nvrx_slurm import types as t
+from nvrx_slurm.core.attribution.named_node import JobNode
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.job import JobState
 from nvrx_slurm.core.coordinator.members import Member, MemberTable, Use, lost
@@ -42,11 +43,19 @@ class Roster:
         self.quorum = quorum
         self.members = MemberTable()
         self.lost_at: dict[str, float] = {}  # node_id -> when an active node was lost
+        ledger.nodes = self._job_nodes
 
     @property
     def nodes_left(self) -> int:
         """How many nodes may still come at most: those that were expected, without the excluded ones."""
         return self._s.max_nodes - len(self.budget.history.excluded)
+
+    def _job_nodes(self) -> list[JobNode]:
+        """The nodes that are here, and the hosts that were expected."""
+        slots = {slot.node_id: slot.ranks for slot in self.job.assignment.slots.values()}
+        nodes = [member.node for member in self.members.values()]
+        here = [JobNode(node.host, node.addr, slots.get(node.node_id, ())) for node in nodes]
+        return here + [JobNode(host) for host in self._s.expected]
 
     # --- messages -------------------------------------------------------------------------------------------
 

@@ -86,7 +86,7 @@ class RankOutput:
             return -1
 
     def _load(self, cycle: int, ranks: Collection[tuple[int, Node]]) -> int:
-        from nvrx_slurm.core.attribution.evidence import iteration  # not at the start: it takes 10 ms
+        from nvrx_slurm.core.attribution.reached import iteration  # not at the start: it takes 10 ms
 
         stems = [self._run_dir.node_dir(cycle, node) / f"rank_{rank}" for rank, node in ranks]
         logs = [stem.with_suffix(suffix) for stem in stems for suffix in (".out", ".err")]

@@ -21,6 +21,7 @@ from nvrx_slurm.types import Blame, Confidence, FaultKind, Finding, LineRole, Ra
 
 _WRONG_LOSS = Finding("", LineRole.CAUSE, Blame.UNKNOWN, Confidence.LIKELY, Remedy.RESTART, "wrong loss")
 _TAIL_BYTES, _LOG_BYTES = 16_000, 1 << 16
+_STOPPED_BYTES = 16 << 10  # of a rank without an exception, for which a plan waits
 _ERROR_FILE_BYTES = 1 << 20
 _ROOM_BYTES = 16 << 10  # a print or a traceback takes as much
 _TRACEBACK = "Traceback (most recent call last)"
@@ -92,24 +93,31 @@ async def explained(
 
 
 def with_details(
-    fault: RankFault, error_file: Path, stderr_file: Path, progress_s: float = 0.0, oom_kills: float = math.inf
+    fault: RankFault,
+    error_file: Path,
+    stderr_file: Path,
+    progress_s: float = 0.0,
+    oom_kills: float = math.inf,
+    most_bytes: int = _LOG_BYTES,
 ) -> RankFault:
     """Add message, traceback and finding from files that the worker wrote; what they hold is not trusted. Never raises.
 
     `progress_s`: its last heartbeat (`time.time()`, 0 = none); what was written long before says nothing of its end.
-    `oom_kills`: the number of those in its cgroup before it started.
+    `oom_kills`: the number of those in its cgroup before it started. `most_bytes`: of each file that are looked at.
     Blocks while their file system does. torchelastic's `@record` writes
     {"message": {"message": ..., "extraInfo": {"py_callstack": ...}}}.
     """
-    from nvrx_slurm.core.attribution.evidence import examine, of_rule, progress  # not at the start: see `read_rules`
+    from nvrx_slurm.core.attribution.evidence import examine, of_rule  # not at the start: see `read_rules`
+    from nvrx_slurm.core.attribution.named_node import JobNode, host_of
+    from nvrx_slurm.core.attribution.reached import progress
 
     if fault.kind is FaultKind.LOSS:  # equal ones are the same failure, whatever the rank has written
         return replace(fault, finding=_WRONG_LOSS)
     explained = _explained(fault, error_file, stderr_file)
-    stdout, written_s = _written(stderr_file.with_suffix(".out"), progress_s)
+    stdout, written_s = _written(stderr_file.with_suffix(".out"), progress_s, most_bytes)
     if progress(stdout.lower()) >= 0:
         progress_s = max(progress_s, written_s)
-    stderr = _written(stderr_file, progress_s)[0]
+    stderr = _written(stderr_file, progress_s, most_bytes)[0]
     killed = fault.kind is not FaultKind.HANG and fault.exit_code in _KILLED
     if killed and (more := limits.oom_kills() - oom_kills) > 0:
         told = f"oom_kill event: the kernel killed {more} of its cgroup's processes for lack of memory"
@@ -118,6 +126,8 @@ def with_details(
     if explained.kind is FaultKind.EXIT and finding.rests_on == "exit" and (why := _no_room(stderr_file.parent)):
         why = f"it could not write to its log: {why}: {stderr_file.parent}"
         explained, finding = replace(explained, message=why), of_rule(explained, "logs-full", why, "field")
+    if host_of(finding.node, [JobNode(os.uname().nodename)]):  # Slurm may have another name for this node
+        finding = replace(finding, node=fault.host)
     return replace(explained, finding=finding)
 
 
@@ -144,7 +154,8 @@ def of_stopped(fault: RankFault, error_file: Path, stderr_file: Path, progress_s
     if is_stopped and _TRACEBACK in _explained(ended, error_file, stderr_file).traceback:
         told = with_details(ended, error_file, stderr_file, progress_s)
     else:
-        told = with_details(fault, error_file, stderr_file, progress_s)
+        most_bytes = _STOPPED_BYTES if is_stopped else _LOG_BYTES
+        told = with_details(fault, error_file, stderr_file, progress_s, most_bytes=most_bytes)
     found = told.finding
     if found is None or not found.rule or found.role is LineRole.ECHO:
         return fault
@@ -191,11 +202,11 @@ def _read_error_file(path: Path) -> tuple[str, str]:
         return "", ""  # no @record, or a file that is torn or not torchelastic's: the log's end is used instead
 
 
-def _written(path: Path, progress_s: float) -> tuple[bytes, float]:
+def _written(path: Path, progress_s: float, most_bytes: int = _LOG_BYTES) -> tuple[bytes, float]:
     """The end of a file, and when it was last written to; nothing of a file that is older than the rank's progress."""
     with contextlib.suppress(OSError):
         if (written_s := path.stat().st_mtime) + _CLOCKS_S >= progress_s:
-            return last_bytes(path, _LOG_BYTES), written_s
+            return last_bytes(path, most_bytes), written_s
     return b"", 0.0
 
 
