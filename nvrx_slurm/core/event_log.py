@@ -71,12 +71,9 @@ def header_line(core: Machine) -> str:
 def step_line(event: Any, now: float, wall: float, core: Machine, commands: Sequence[Any]) -> str:
     """One step, without the newline. `now` is monotonic, `wall` Unix time, in seconds; `core` is in its new state."""
     step = {"n": core.number, "now": now, "wall": wall, "event": event, "state": core.state.name}
-    return _dump({**step, **_caused(core), **_coded(commands)})
-
-
-def _caused(core: Machine) -> dict[str, Any]:
-    """Which event has caused which command, where there is a choice: each event of the step, and how many."""
-    return {"caused": core.chain} if len(core.chain) > 1 else {}
+    if len(core.chain) > 1:  # else the event has caused all commands
+        step["caused"] = core.chain
+    return _dump({**step, **_coded(commands)})
 
 
 def _coded(commands: Sequence[Any]) -> dict[str, Any]:
