@@ -140,18 +140,20 @@ class Machine:
         row = self.table.get((state, kind))
         if row is None and kind is Entered:
             return []
-        what = f"{kind.__name__} in {state.name}"
         if row is None:
-            raise UnknownTransition(f"{type(self).__name__}: no row for {what}")
+            raise self._unknown(f"no row for {kind.__name__} in {state.name}")
         to = self._handlers[state, kind](event, now) if row.do != "ignore" else None
         posted = self.out.take_posted()
         if to is None or to is state:
             return posted
         if to not in row.to:
-            told = f"{what} led to {to.name}, which its row does not allow"
-            raise UnknownTransition(f"{type(self).__name__}: {told}")
+            told = f"{kind.__name__} in {state.name} led to {to.name}"
+            raise self._unknown(f"{told}, which its row does not allow")
         self.state = to
         return [Entered(state), *posted]
+
+    def _unknown(self, what: str) -> UnknownTransition:
+        return UnknownTransition(f"{type(self).__name__}: {what}")
 
     def deadline(self) -> float | None:
         """Monotonic time (seconds) at which the machine wants a `Tick`, or None."""
