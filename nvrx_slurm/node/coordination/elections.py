@@ -25,7 +25,7 @@ from nvrx_slurm.node.coordination import peers
 from nvrx_slurm.node.coordination.coordinator import CoordinatorHost
 from nvrx_slurm.node.coordination.lease import LeaseKeeper
 from nvrx_slurm.node.coordination.link import LAST_MESSAGES_S
-from nvrx_slurm.node.coordination.streams import Streams
+from nvrx_slurm.node.coordination.transport import Transport
 from nvrx_slurm.node.event_file import EventLog
 from nvrx_slurm.node.job import Meeting, NodeJob
 from nvrx_slurm.node.output.out_file import OutFile
@@ -90,7 +90,7 @@ class Elections:
         self._shell.result.add_done_callback(self._on_end)
         self._registrations = peers.Registrations(server, self._shell.post, core.where)
         self._lease = LeaseKeeper(lease, self._lease_s, self._on_lease_over)
-        self._streams = Streams(
+        self._transport = Transport(
             self._meeting,
             server,
             say,
@@ -99,8 +99,8 @@ class Elections:
             self._lease.heard,
             self._spawn,
         )
-        self.link = self._streams.link
-        self._shell.on(el.Seek, lambda command: self._streams.seek(command.peer))
+        self.link = self._transport.link
+        self._shell.on(el.Seek, lambda command: self._transport.seek(command.peer))
         self._shell.on(el.Stand, self._stand)
         self._shell.on(el.Raise, self._raise)
         self._shell.on(el.Retire, self._retire)
@@ -128,7 +128,7 @@ class Elections:
 
     async def leave(self) -> None:
         """Leave the coordinator; one of this node goes on."""
-        await self._streams.close()
+        await self._transport.close()
 
     async def close(self) -> None:
         """Leave the coordinator; probes end."""
@@ -170,7 +170,7 @@ class Elections:
         if isinstance(event, (t.Elsewhere, el.StreamEnded)):
             self._shell.post(event)
         elif isinstance(event, t.Lead):
-            self._streams.adopt(client.token)
+            self._transport.adopt(client.token)
             # An agent that does not know its address: its connection's source, as the other end sees it.
             if not self._core.me.addr:
                 self._shell.post(el.Located(client.addresses[0]))
@@ -182,13 +182,13 @@ class Elections:
         elif not isinstance(event, t.LogServer):
             self._tell(event)
         elif self._logs is not None:
-            self._logs.found(client.addresses[1], event.ports, self._streams.token)
+            self._logs.found(client.addresses[1], event.ports, self._transport.token)
 
     async def _ask(self, peer: t.Peer) -> None:
         host = self.coordinator
         token = self._meeting.token
         if not self._core.fresh:  # what a fresh node has made itself is worth nothing elsewhere
-            token = token or self._streams.token
+            token = token or self._transport.token
         try:
             found = await peers.ask(self._meeting, token, peer)
         except (NvrxError, OSError):  # as a MUNGE that is slow
@@ -205,8 +205,8 @@ class Elections:
         if self._alone_since is not None:
             alone_s = self._loop.time() - self._alone_since
         most_s = job.agent.join_timeout_s if before is None else job.agent.reconnect_timeout_s
-        self._streams.leave("this node stands for coordinator")
-        self._streams.adopt(self._streams.token or new_token())
+        self._transport.leave("this node stands for coordinator")
+        self._transport.adopt(self._transport.token or new_token())
         settings = replace(
             self._settings,
             term=command.term,
@@ -241,7 +241,7 @@ class Elections:
         self._spawn(_write(job.run_dir.link_latest))
         if host.leads:
             self._won(host)
-        self._streams.stay(host.local)
+        self._transport.stay(host.local)
 
     def _quorum_heard(self, host: CoordinatorHost) -> float | None:
         leads = host.leads and host is self.coordinator
@@ -256,7 +256,7 @@ class Elections:
         self._shell.post(el.Elected())
         self._lease.check()  # that of votes which have come too late is over
         if self._logs is not None and host is self.coordinator:
-            self._logs.lead(host.members, host.term, self._streams.token)
+            self._logs.lead(host.members, host.term, self._transport.token)
 
     def _lapsed(self, why: str) -> None:
         self._say(f"this node coordinates no more: {why}")
@@ -279,7 +279,7 @@ class Elections:
         if self._logs is not None:
             self._logs.retire()
         if self._core.fresh and not self._meeting.token:  # others have met without it
-            self._streams.adopt("")
+            self._transport.adopt("")
         self._registrations.retire()
         self._tell(ag.Disconnected("this node coordinates no more"))
 

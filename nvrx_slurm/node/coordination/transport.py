@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nvrx_slurm.control.server import ControlServer
 
 
-class Streams:
+class Transport:
     """Connects to one node at a time. `link` has the agent's messages; the job's token is `token`.
 
     `tell`: hands an event to the agent's core. `heard`: gets what the node that is sought says, and as
