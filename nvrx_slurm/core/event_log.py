@@ -71,18 +71,16 @@ def header_line(core: Machine) -> str:
 def step_line(event: Any, now: float, wall: float, core: Machine, commands: Sequence[Any]) -> str:
     """One step, without the newline. `now` is monotonic, `wall` Unix time, in seconds; `core` is in its new state."""
     step = {"n": core.number, "now": now, "wall": wall, "event": event, "state": core.state.name}
-    return _dump({**step, **_caused(core), **_coded(commands)})
-
-
-def _caused(core: Machine) -> dict[str, Any]:
-    """Which event has caused which command, where there is a choice: each event of the step, and how many."""
-    return {"caused": core.chain} if len(core.chain) > 1 else {}
+    if len(core.chain) > 1:  # else the event has caused all commands
+        step["caused"] = core.chain
+    return _dump({**step, **_coded(commands)})
 
 
 def _coded(commands: Sequence[Any]) -> dict[str, Any]:
     """The commands of a step: the first in full, the others as their number. A plan for 10,000 nodes is 10,000
     commands: "plans" has what they share once, and "to", who gets it: "ID GROUP_RANK RANK_OFFSET"."""
-    others, plans = list[Any](), list[tuple[records.Plan, list[str]]]()
+    others: list[Any] = []
+    plans: list[tuple[records.Plan, list[str]]] = []
     for command in commands:
         message = command.message if isinstance(command, SendTo) else None
         if not isinstance(message, records.Plan):
@@ -92,10 +90,12 @@ def _coded(commands: Sequence[Any]) -> dict[str, Any]:
         if not plans or plans[-1][0] != shared:
             plans.append((shared, []))
         plans[-1][1].append(f"{command.node_id} {message.group_rank} {message.rank_offset}")
-    shown = (
-        replace(c, ranks=()) if isinstance(c, HangFound) else c for c in others[:COMMANDS_IN_FULL]
-    )
-    coded: dict[str, Any] = {"commands": list(shown)}  # hang.json has the ranks
+    shown = []
+    for command in others[:COMMANDS_IN_FULL]:
+        if isinstance(command, HangFound):  # hang.json has the ranks
+            command = replace(command, ranks=())
+        shown.append(command)
+    coded: dict[str, Any] = {"commands": shown}
     if len(others) > COMMANDS_IN_FULL:
         coded["more"] = len(others) - COMMANDS_IN_FULL
     if plans:

@@ -59,7 +59,8 @@ class Outbox(list[Any]):
 
     def take_posted(self) -> list[Any]:
         """The inner events that wait."""
-        posted, self.posted = self.posted, []
+        posted = self.posted
+        self.posted = []
         return posted
 
 
@@ -80,13 +81,16 @@ class Machine:
     parts: ClassVar[tuple[type, ...]] = ()  # classes with further rows
 
     def __init_subclass__(cls) -> None:
-        homes = [
-            (key, home) for home in (cls, *cls.parts) for key in home.__dict__.get("table", {})
-        ]
-        cls.homes = dict(homes)
-        if len(cls.homes) < len(homes):
-            raise TypeError(f"{cls.__name__} has two rows for one state and event")
-        cls.table = {key: home.__dict__["table"][key] for key, home in homes}
+        table: dict[tuple[Enum, type], Row] = {}
+        homes: dict[tuple[Enum, type], type] = {}
+        for home in (cls, *cls.parts):
+            for key, row in home.__dict__.get("table", {}).items():
+                if key in homes:
+                    raise TypeError(f"{cls.__name__} has two rows for one state and event")
+                table[key] = row
+                homes[key] = home
+        cls.table = table
+        cls.homes = homes
 
     def __init__(self, state: Enum, now: float) -> None:
         self.state: Enum = state
@@ -111,7 +115,8 @@ class Machine:
         owners = {type(part): part for part in (self, *parts)}
         for key, row in self.table.items():
             if row.do != "ignore":
-                self._handlers[key] = getattr(owners[self.homes[key]], row.do)
+                owner = owners[self.homes[key]]
+                self._handlers[key] = getattr(owner, row.do)
 
     def step(self, event: object, now: float) -> list[Any]:
         """Handle one event at monotonic time `now` (seconds). Raises UnknownTransition without a row."""
@@ -140,18 +145,20 @@ class Machine:
         row = self.table.get((state, kind))
         if row is None and kind is Entered:
             return []
-        what = f"{kind.__name__} in {state.name}"
         if row is None:
-            raise UnknownTransition(f"{type(self).__name__}: no row for {what}")
+            raise self._unknown(f"no row for {kind.__name__} in {state.name}")
         to = self._handlers[state, kind](event, now) if row.do != "ignore" else None
         posted = self.out.take_posted()
         if to is None or to is state:
             return posted
         if to not in row.to:
-            told = f"{what} led to {to.name}, which its row does not allow"
-            raise UnknownTransition(f"{type(self).__name__}: {told}")
+            told = f"{kind.__name__} in {state.name} led to {to.name}"
+            raise self._unknown(f"{told}, which its row does not allow")
         self.state = to
         return [Entered(state), *posted]
+
+    def _unknown(self, what: str) -> UnknownTransition:
+        return UnknownTransition(f"{type(self).__name__}: {what}")
 
     def deadline(self) -> float | None:
         """Monotonic time (seconds) at which the machine wants a `Tick`, or None."""

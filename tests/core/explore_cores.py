@@ -17,6 +17,7 @@ _AGES = {"_led_at", "missed_at", "lost_at", "started_at"}  # other times that ar
 _SKIPPED = {"_handlers", "owners", "follower", "started", "out", "_out", "settings", "_s"}
 _SKIPPED |= {"ledger", "_ledger", "suspects"}  # for what is said
 _SKIPPED |= {"_pauses"}  # all are equal here
+_SKIPPED |= {"number", "chain"}  # for the log
 _UNTOLD = {"reason", "why", "text", "port", "faults", "master_port", "world_size", "counted", "node"}
 _LISTS = {list, deque}
 _PLAIN = (int, float, str, type(None), Enum, frozenset)

@@ -14,8 +14,10 @@ from nvrx_slurm.core.account.figures import to_json
 from nvrx_slurm.core.account.follower import JobAccount
 from nvrx_slurm.core.account.rank_times import RankTimes, node_spent
 from nvrx_slurm.core.attribution.verdict import judge
+from nvrx_slurm.core.coordinator.coordinator import Coordinator
 from nvrx_slurm.core.coordinator.report import Ledger
 from nvrx_slurm.core.coordinator.states import Stage
+from nvrx_slurm.core.machine import Entered
 from nvrx_slurm.declared import replace
 from nvrx_slurm.types import Counted, FaultKind, History, NodeTime, RankFault, SectionTime, Spent
 
@@ -208,6 +210,12 @@ class CountedStory(Story):
 @pytest.mark.parametrize(("title", "lines"), scenarios(SCENARIOS))
 def test_every_story_of_a_coordinator_is_counted(title: str, lines: list[str]) -> None:
     CountedStory().play(lines)
+
+
+def test_each_row_of_the_account_is_an_event_of_the_coordinator() -> None:
+    heard = {event for _, event in Coordinator.table} | {Entered}
+    assert {event for _, event in JobAccount.table} <= heard
+    assert all(hasattr(JobAccount, row.do) and not row.to for row in JobAccount.table.values())
 
 
 class TakenOver(CountedStory):

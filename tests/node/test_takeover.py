@@ -175,7 +175,7 @@ def test_under_min_healthy_the_ranks_of_the_others_run_on(rig: Rig):
 
 DIES_AT_THE_END = """
 import os, signal
-from nvrx_slurm.node.coordination.coordinator import MemberStreams
+from nvrx_slurm.node.coordination.member_streams import MemberStreams
 from nvrx_slurm.types import Finish
 send = MemberStreams._send
 def die(members, command):

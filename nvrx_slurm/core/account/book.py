@@ -49,15 +49,21 @@ class _Row:
         if self.role is not role:
             self.roles.append((now, role))
 
+    def adds(self, bucket: str, took_s: float) -> None:
+        is_full = len(self.times) >= len(BUCKETS) + _MOST_NAMES
+        if is_full and bucket.startswith(SECTION) and bucket not in self.times:
+            bucket = "other"
+        self.times[bucket] += took_s
+
 
 class Book:
     """`expected`: hosts by infra rank, as far as they are known."""
 
     def __init__(self, now: float, expected: Iterable[str] = ()) -> None:
-        hosts = list(expected)
-        self._rows = {
-            str(rank): _Row(str(rank), host, [(now, Role.AWAY)]) for rank, host in enumerate(hosts)
-        }
+        self._rows: dict[str, _Row] = {}
+        for rank, host in enumerate(expected):
+            key = str(rank)
+            self._rows[key] = _Row(key, host, [(now, Role.AWAY)])
         # of the cycle that runs; its end is not known yet
         self._marks = Marks(now, now, first=True)
         self._estimated: set[str] = set()
@@ -72,7 +78,11 @@ class Book:
     def load(self, past: Account, counted_at: float) -> None:
         """What was counted until a plan that an earlier coordinator has sent at `counted_at`. Nodes that have
         registered here, or not yet, have that role since then."""
-        self._marks = replace(self._marks, plan_s=counted_at, first=False)
+        self._marks = replace(
+            self._marks,
+            plan_s=counted_at,
+            first=False,
+        )
         self._productive_s = past.productive_s
         self._estimated = {*past.estimated}
         self._saves = past.saves
@@ -80,16 +90,15 @@ class Book:
             (_, role), *later = row.roles[1:] or row.roles
             row.roles = [(counted_at, role), *later]
         for told in past.nodes:
-            row = self._rows.setdefault(
-                told.key, _Row(told.key, told.host, [(counted_at, Role(told.role))])
-            )
-            row.roles = [(counted_at, Role(told.role))]
+            roles = [(counted_at, Role(told.role))]
+            row = self._rows.setdefault(told.key, _Row(told.key, told.host, roles))
+            row.roles = roles
             row.times.update(zip(_NAMES, told.seconds, strict=False))
-            row.times.update(
-                {f"{SECTION}{section.name}": section.took_s for section in told.sections}
-            )
-            known = (bucket for bucket in ("import", "init", "checkpoint") if row.times.get(bucket))
-            self._told.update(bucket for bucket in known if bucket not in self._estimated)
+            for section in told.sections:
+                row.times[f"{SECTION}{section.name}"] = section.took_s
+            for bucket in ("import", "init", "checkpoint"):
+                if row.times.get(bucket) and bucket not in self._estimated:
+                    self._told.add(bucket)
 
     def resume(
         self, active: Collection[str], here: Collection[str], lost_at: float, gap: bool = False
@@ -97,21 +106,26 @@ class Book:
         """After `load`: these nodes run the cycle; of the others, those that are not here are lost since then. `gap`:
         there was another plan in between. Where only a sum was told, a node that has not come was lost or excluded
         before: a cycle ran without it."""
-        self._estimated |= {"productive", "recomputed"} if gap else set()
+        if gap:
+            self._estimated |= {"productive", "recomputed"}
+        plan_s = self._marks.plan_s
+        only_a_sum = "" in self._rows
         for key, row in self._rows.items():
+            was_here = row.role in (Role.ACTIVE, Role.HERE)
             if key in active:
-                row.roles = [(self._marks.plan_s, Role.ACTIVE)]
-            elif row.role is Role.AWAY and "" in self._rows:
-                row.roles = [(self._marks.plan_s, Role.OUT)]
-            elif key not in here and row.role in (Role.ACTIVE, Role.HERE):
+                row.roles = [(plan_s, Role.ACTIVE)]
+            elif only_a_sum and row.role is Role.AWAY:
+                row.roles = [(plan_s, Role.OUT)]
+            elif was_here and key not in here:
                 row.becomes(Role.OUT, lost_at)
 
     def here(self, key: str, host: str, now: float) -> None:
         """A node has joined, or come back."""
-        if key not in self._rows:
+        row = self._rows.get(key)
+        if row is None:
             self._rows[key] = _Row(key, host, [(now, Role.HERE)])
-        elif self._rows[key].role in (Role.AWAY, Role.OUT):
-            self._rows[key].becomes(Role.HERE, now)
+        elif row.role in (Role.AWAY, Role.OUT):
+            row.becomes(Role.HERE, now)
 
     def gone(self, key: str, now: float) -> None:
         """A node is lost or excluded."""
@@ -127,7 +141,11 @@ class Book:
 
     def failed(self, fault_at: float, sign_at: float) -> None:
         """The cycle has failed. Later its first cause may be known better."""
-        self._marks = replace(self._marks, fault_s=fault_at, sign_s=min(sign_at, fault_at))
+        self._marks = replace(
+            self._marks,
+            fault_s=fault_at,
+            sign_s=min(sign_at, fault_at),
+        )
 
     def stops(self, now: float) -> None:
         """The end was decided while ranks ran."""
@@ -147,11 +165,14 @@ class Book:
         """A plan is sent; the mean of each bucket over the nodes that were active in the cycle before."""
         means = self._settle(now, lost=True, again=True)
         for key, row in self._rows.items():
+            role: Role = row.role
             if key in active:
-                row.roles = [(now, Role.ACTIVE)]
-            else:
-                row.roles = [(now, Role.HERE if row.role is Role.ACTIVE else row.role)]
-            row.spent = row.done_at = None
+                role = Role.ACTIVE
+            elif role is Role.ACTIVE:
+                role = Role.HERE
+            row.roles = [(now, role)]
+            row.spent = None
+            row.done_at = None
         self._marks = Marks(now, now)
         return means
 
@@ -166,69 +187,79 @@ class Book:
     def _settle(self, now: float, lost: bool, again: bool) -> Mapping[str, float]:
         """Add the cycle to what was counted. `again`: another one follows."""
         found = self._of_cycle(now, lost, again)
-        were_active = {
-            key
-            for key, row in self._rows.items()
-            if any(role is Role.ACTIVE for _, role in row.roles)
-        }
+        were_active = set()
+        for key, row in self._rows.items():
+            if any(role is Role.ACTIVE for _, role in row.roles):
+                were_active.add(key)
         means: dict[str, float] = defaultdict(float)
         for key, times in found.items():
             row = self._rows[key]
             self._estimated |= times.estimated
             for bucket, took_s in times.items():
-                known = (
-                    bucket in row.times
-                    or not bucket.startswith(SECTION)
-                    or len(row.times) < 16 + _MOST_NAMES
-                )
-                row.times[bucket if known else "other"] += took_s
+                row.adds(bucket, took_s)
                 if key in were_active:
                     means[bucket] += took_s / len(were_active)
         for save in _saves(self._rows.values()):
-            all_s = self._saves.took_s + save.took_s
-            count = self._saves.times + save.times
-            self._saves = replace(self._saves, took_s=all_s, times=count)
+            self._saves = replace(
+                self._saves,
+                took_s=self._saves.took_s + save.took_s,
+                times=self._saves.times + save.times,
+            )
         self._productive_s += means["productive"]
         return means
 
     def _of_cycle(self, now: float, lost: bool, again: bool) -> dict[str, Bucketed]:
         rows = [row for key, row in self._rows.items() if key]
-        spents = [row.spent for row in rows if row.spent is not None]
-        for bucket, tells in (
-            ("import", any(spent.import_s >= 0.0 for spent in spents)),
-            ("init", any(spent.init_s >= 0.0 for spent in spents)),
-            ("checkpoint", any(_saves(rows))),
-        ):
-            self._told |= {bucket} if tells else set()
-        ended = [
-            (row.done_at, row.spent)
-            for row in rows
-            if row.spent is not None and row.done_at is not None
-        ]
-        saved = [done_at - spent.saved_s for done_at, spent in ended if spent.saved_s >= 0.0]
+        spents: list[Spent] = []
+        ends: list[float] = []
+        saves: list[float] = []
+        for row in rows:
+            if row.spent is None:
+                continue
+            spents.append(row.spent)
+            self._hear(row.spent)
+            if row.done_at is not None:
+                ends.append(row.done_at)
+                if row.spent.saved_s >= 0.0:
+                    saves.append(row.done_at - row.spent.saved_s)
+        if _saves(rows):
+            self._told.add("checkpoint")
         marks = self._marks
-        stops = ended and marks.fault_s is not None and (again or marks.waits_s is not None)
+        stopped_s = marks.waits_s
+        goes_on = again or marks.waits_s is not None
+        if ends and goes_on and marks.fault_s is not None:
+            stopped_s = max(ends)
         cycle = replace(
             marks,
             end_s=max(now, marks.plan_s),
-            stopped_s=max(done_at for done_at, _ in ended) if stops else marks.waits_s,
-            saved_s=min(saved) if saved else self._saved_at(),
+            stopped_s=stopped_s,
+            saved_s=min(saves) if saves else self._saved_at(),
             lost=lost,
             tells_init="import" in self._told,
             tells_steps="init" in self._told,
         )
         typical = _typical(spents[:TOLD]) if len(spents) < len(rows) else None
-        return {
-            row.key: account(cycle, NodeCycle(tuple(row.roles), row.spent or typical, row.done_at))
-            for row in rows
-        }
+        found: dict[str, Bucketed] = {}
+        for row in rows:
+            node = NodeCycle(tuple(row.roles), row.spent or typical, row.done_at)
+            found[row.key] = account(cycle, node)
+        return found
+
+    def _hear(self, spent: Spent) -> None:
+        """What ranks of this job tell."""
+        if spent.import_s >= 0.0:
+            self._told.add("import")
+        if spent.init_s >= 0.0:
+            self._told.add("init")
 
     def _saved_at(self) -> float | None:
         """The last save in this cycle, where no rank has told it: -inf = none, None = not known."""
         if "checkpoint" in self._told:
             return float("-inf")
         at = self._found_at
-        return None if at == float("-inf") else at if at >= self._marks.plan_s else float("-inf")
+        if at == float("-inf"):
+            return None
+        return at if at >= self._marks.plan_s else float("-inf")
 
     @property
     def save_s(self) -> float:
@@ -250,43 +281,46 @@ class Book:
 
 
 def _saves(rows: Iterable[_Row]) -> list[SectionTime]:
-    sections = (section for row in rows if row.spent is not None for section in row.spent.sections)
-    return [section for section in sections if kind(section.name) == "checkpoint" and section.times]
+    found = []
+    for row in rows:
+        for section in () if row.spent is None else row.spent.sections:
+            if section.times and kind(section.name) == "checkpoint":
+                found.append(section)
+    return found
 
 
 def _told(row: _Row) -> NodeTime:
     times = {bucket: round(took_s, 6) for bucket, took_s in row.times.items()}
-    sections = [
-        (name, took_s) for name, took_s in times.items() if name.startswith(SECTION) and took_s
-    ]
+    sections = []
+    for name, took_s in times.items():
+        if took_s and name.startswith(SECTION):
+            sections.append(SectionTime(name.removeprefix(SECTION), took_s))
     return NodeTime(
         row.key,
         row.host,
         row.role.value,
         tuple(times.get(name, 0.0) for name in _NAMES),
-        tuple(
-            SectionTime(name.removeprefix(SECTION), took_s)
-            for name, took_s in sections[:_MOST_NAMES]
-        ),
+        tuple(sections[:_MOST_NAMES]),
     )
 
 
 def _nodes(rows: Iterable[_Row], most: int) -> tuple[NodeTime, ...]:
-    all_rows = list(rows)
-    if len(all_rows) <= most:
-        return tuple(map(_told, all_rows))
-    rest = _Row("", f"{len(all_rows) - most + 1} nodes", [(0.0, Role.OUT)])
-    for row in all_rows[most - 1 :]:
-        for bucket, took_s in row.times.items():
-            rest.times[bucket] += took_s
-    return (*map(_told, all_rows[: most - 1]), _told(rest))
+    shown = list(rows)
+    if len(shown) > most:
+        others = shown[most - 1 :]
+        rest = _Row("", f"{len(others)} nodes", [(0.0, Role.OUT)])
+        for row in others:
+            for bucket, took_s in row.times.items():
+                rest.times[bucket] += took_s
+        shown = [*shown[: most - 1], rest]
+    return tuple(map(_told, shown))
 
 
 def _typical(spents: Collection[Spent]) -> Spent | None:
     """For a node that could not report: what the others did."""
     if not spents:
         return None
-    names = ("start_s", "import_s", "init_s", "reload_s", "suspended_s")
-    return replace(
-        next(iter(spents)), **{name: median(getattr(one, name) for one in spents) for name in names}
-    )
+    middle = {}
+    for name in ("start_s", "import_s", "init_s", "reload_s", "suspended_s"):
+        middle[name] = median(getattr(one, name) for one in spents)
+    return replace(next(iter(spents)), **middle)

@@ -15,17 +15,29 @@ from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.coordinator import Coordinator
 from nvrx_slurm.core.coordinator.states import FAILED, Stage
 from nvrx_slurm.core.election.quorum import peer_key
-from nvrx_slurm.core.machine import Entered
+from nvrx_slurm.core.machine import Entered, rows
 from nvrx_slurm.declared import replace
 from nvrx_slurm.errors import ExitCode
 from nvrx_slurm.types import Account, Counted, CycleCost, Spent
 
+_ANY = tuple(Stage)
 _COSTS = 9  # of the last cycles that a plan's account has
 _AGAIN = ("start", "import", "init", "reload")
 
 
 class JobAccount:
     """Follows `core`, which has not stepped yet. Times are monotonic seconds of its clock."""
+
+    table = rows(
+        (_ANY, ev.Joined, "on_joined", (), "a node is here; it may know what was counted before"),
+        (_ANY, ev.Left, "on_left", (), "a node is lost or excluded"),
+        (_ANY, Spent, "on_spent", (), "no rank is left on a node"),
+        (_ANY, ev.CheckpointsFound, "on_checkpoints", (), "work up to there is not lost"),
+        (Stage.RUNNING, Entered, "on_running", (), "one cycle ends in the account, another begins"),
+        (FAILED, Entered, "on_stopping", (), "of a takeover: nobody has counted that cycle"),
+        (Stage.JOINING, Entered, "on_joining", (), "nodes wait for others"),
+        (Stage.FINISHED, Entered, "on_finished", (), "ranks are stopped"),
+    )
 
     def __init__(self, core: Coordinator) -> None:
         self._core = core
@@ -43,35 +55,92 @@ class JobAccount:
         core.follow(self.follow)
 
     def follow(self, state: Enum, event: Any, now: float) -> None:
-        """The core has handled `event` in `state`."""
+        """The core has handled `event` in `state`. Events without a row cost no node any time."""
         self._settle()
-        book = self._book
-        members = self._members
-        job = self._core.job
-        cycle = job.inherited.last_cycle if job.fresh else job.cycle
-        if isinstance(event, ev.FromAgent) and isinstance(event.message, Spent):
-            member = members.get(event.node_id)
-            if member is not None and event.message.cycle == cycle:
-                book.spent(peer_key(member.node), event.message, now)
-        elif isinstance(event, ev.Joined):
-            counted = event.message.counted
-            node = event.message.node
-            newest_s = -1.0 if self._past is None else self._past.account.wall_s
-            if not self._loaded and counted is not None and counted.account.wall_s > newest_s:
-                self._past = counted
-            if node.node_id in members:
-                book.here(peer_key(node), node.host, now)
-        elif isinstance(event, ev.Left):
-            key = peer_key(event.node)
-            book.gone(key, now)
-            if key in members.keys_of_nodes:  # another life of its agent has taken its place
-                book.here(key, event.node.host, now)
-        elif isinstance(event, ev.CheckpointsFound) and event.saved:
-            book.found_save(now - event.saved[0].age_s)
-        elif isinstance(event, Entered):
-            self._entered(state, event.was, now)
+        kind = type(event.message if isinstance(event, ev.FromAgent) else event)
+        row = self.table.get((state, kind))
+        if row is not None:
+            getattr(self, row.do)(event, now)
         if self._core.state is Stage.CLOSED:
             self.close(now)
+
+    # --- nodes ------------------------------------------------------------------------------------------------
+
+    def on_joined(self, event: ev.Joined, now: float) -> None:
+        """Until the first cycle here, agents tell the account of earlier coordinators."""
+        counted = event.message.counted
+        node = event.message.node
+        if counted is not None and not self._loaded:
+            self._inherit(counted)
+        if node.node_id in self._members:
+            self._book.here(peer_key(node), node.host, now)
+
+    def _inherit(self, counted: Counted) -> None:
+        """The longest account counts."""
+        past = self._past
+        if past is None or counted.account.wall_s > past.account.wall_s:
+            self._past = counted
+
+    def on_left(self, event: ev.Left, now: float) -> None:
+        """Another life of its agent may have taken its place."""
+        key = peer_key(event.node)
+        self._book.gone(key, now)
+        if key in self._members.keys_of_nodes:
+            self._book.here(key, event.node.host, now)
+
+    def on_spent(self, event: ev.FromAgent[Spent], now: float) -> None:
+        """What a node's ranks did in the cycle that has ended there."""
+        job = self._core.job
+        cycle = job.inherited.last_cycle if job.fresh else job.cycle
+        member = self._members.get(event.node_id)
+        spent = event.message
+        if member is not None and spent.cycle == cycle:
+            key = peer_key(member.node)
+            self._book.spent(key, spent, now)
+
+    def on_checkpoints(self, event: ev.CheckpointsFound, now: float) -> None:
+        """The newest was saved so long ago."""
+        if event.saved:
+            self._book.found_save(now - event.saved[0].age_s)
+
+    # --- cycles -----------------------------------------------------------------------------------------------
+
+    def on_running(self, event: Entered, now: float) -> None:
+        """A plan was sent, or the cycle of an earlier coordinator goes on."""
+        if event.was is Stage.TAKEOVER:
+            self.on_stopping(event, now)
+            return
+        self._close_cycle()
+        active = self._keys(self._core.job.assignment.group_ranks)
+        self._planned = (active, now)
+
+    def on_stopping(self, event: Entered, now: float) -> None:
+        """The cycle of an earlier coordinator has ended with it."""
+        if event.was is Stage.TAKEOVER:
+            job = self._core.job
+            self._resume(job.cycle, job.assignment.group_ranks)
+
+    def on_joining(self, event: Entered, now: float) -> None:
+        """Too few nodes are ready, unless a plan was sent at once."""
+        if self._core.state is Stage.JOINING:
+            self._book.waits(now)
+
+    def on_finished(self, event: Entered, now: float) -> None:
+        """The end was decided while ranks may run."""
+        if self._ends_well:
+            return
+        job = self._core.job
+        book = self._book
+        inherited = job.inherited
+        started = self._core.started
+        ran = job.fresh and inherited.last_cycle >= 0
+        if ran and self._past is not None:
+            # Too few nodes came for a takeover: the cycle has ended with its coordinator.
+            self._resume(inherited.last_cycle, inherited.places.values())
+            book.failed(started, started)
+            book.waits(started)
+        self._mark()
+        book.stops(now)
 
     def close(self, now: float) -> None:
         """Nothing comes any more: count the last cycle."""
@@ -84,26 +153,13 @@ class JobAccount:
         end = self._core.ending.end
         return end is not None and end.code == ExitCode.OK
 
-    def _entered(self, state: Enum, was: Enum, now: float) -> None:
-        job = self._core.job
-        if state in (Stage.RUNNING, *FAILED) and was is Stage.TAKEOVER:
-            self._resume(job.cycle, job.assignment.group_ranks)
-        elif state is Stage.RUNNING:
-            self._close_cycle()
-            self._planned = self._keys(job.assignment.group_ranks), now
-        elif state is Stage.JOINING and self._core.state is state:
-            self._book.waits(now)
-        elif state is Stage.FINISHED and not self._ends_well:
-            if job.fresh and self._past is not None and job.inherited.last_cycle >= 0:
-                # Too few nodes came for a takeover: the cycle has ended with its coordinator.
-                self._resume(job.inherited.last_cycle, job.inherited.places.values())
-                self._book.failed(self._core.started, self._core.started)
-                self._book.waits(self._core.started)
-            self._mark()
-            self._book.stops(now)
-
     def _keys(self, node_ids: Iterable[str]) -> set[str]:
-        return {peer_key(self._members[one].node) for one in node_ids if one in self._members}
+        found = set()
+        for node_id in node_ids:
+            member = self._members.get(node_id)
+            if member is not None:
+                found.add(peer_key(member.node))
+        return found
 
     def _resume(self, cycle: int, active: Iterable[str]) -> None:
         """An earlier coordinator planned this cycle; these nodes had a group rank in it."""
@@ -111,37 +167,48 @@ class JobAccount:
         self._cycle = cycle
         gap = self._past is None or self._past.cycle != cycle
         self._book.resume(
-            self._keys(active), {*self._members.keys_of_nodes}, self._core.started, gap
+            self._keys(active),
+            {*self._members.keys_of_nodes},
+            self._core.started,
+            gap,
         )
 
     def _close_cycle(self) -> None:
         """No earlier coordinator is heard of any more, and all is known about the cycle that runs."""
         past = self._past
-        first = not self._loaded
+        if past is not None and not self._loaded:
+            started = self._core.started
+            before_s = past.account.wall_s - self._ledger.at_s(started)
+            self._book.load(past.account, started + min(before_s, 0.0))
+            self._costs = {}
+            for cost in past.costs:
+                self._costs[cost.cycle] = cost
         self._loaded = True
-        if past is not None and first:
-            before_s = past.account.wall_s - self._ledger.at_s(self._core.started)
-            self._book.load(past.account, self._core.started + min(before_s, 0.0))
-            self._costs = {cost.cycle: cost for cost in past.costs}
         self._mark()
 
     def _mark(self) -> None:
         """When the cycle that runs has failed, if it has."""
-        marks = self._ledger.marks
-        if marks is not None and marks[0] == self._cycle:
-            self._book.failed(*marks[1:])
+        if self._ledger.marks is None:
+            return
+        cycle, fault_at, sign_at = self._ledger.marks
+        if cycle == self._cycle:
+            self._book.failed(fault_at, sign_at)
 
     def _settle(self) -> None:
         """Add the cycle that has ended with the last plan."""
         if self._planned is not None:
-            (active, now), self._planned = self._planned, None
-            self._note(self._book.planned(active, now))
+            active, now = self._planned
+            self._planned = None
+            means = self._book.planned(active, now)
+            self._note(means)
             self._cycle = self._core.job.cycle
 
     def _note(self, means: Mapping[str, float]) -> None:
+        cycle = self._cycle
         again_s = sum(means.get(bucket, 0.0) for bucket in _AGAIN)
-        self._costs[self._cycle] = CycleCost(self._cycle, again_s, means.get("recomputed", 0.0))
-        self._costs.pop(self._cycle - LISTED, None)
+        recomputed_s = means.get("recomputed", 0.0)
+        self._costs[cycle] = CycleCost(cycle, again_s, recomputed_s)
+        self._costs.pop(cycle - LISTED, None)
 
     # --- what is told -----------------------------------------------------------------------------------------
 
@@ -153,11 +220,12 @@ class JobAccount:
     def count(self) -> Counted:
         """The account until the last plan, for all agents."""
         self._settle()
-        wall_s = max(0.0, self._ledger.at_s(self._book.counted_at))
-        counted = Counted(
-            self._cycle, self._book.told(wall_s, TOLD), tuple(self._costs.values())[-_COSTS:]
-        )
-        self._past = counted if self._loaded else self._past
+        counted_s = self._ledger.at_s(self._book.counted_at)
+        account = self._book.told(max(0.0, counted_s), TOLD)
+        costs = tuple(self._costs.values())
+        counted = Counted(self._cycle, account, costs[-_COSTS:])
+        if self._loaded:
+            self._past = counted
         return counted
 
     @property
@@ -172,7 +240,9 @@ class JobAccount:
 
     def complete(self, done: ev.JobOver) -> ev.JobOver:
         """The end of the job with the account, and with what each restart has cost."""
-        report = done.report
-        account = self._book.told(done.report.duration_s)
-        restarts = priced(report.restarts, self._costs.values())
-        return replace(done, report=replace(report, account=account, restarts=restarts))
+        report = replace(
+            done.report,
+            account=self._book.told(done.report.duration_s),
+            restarts=priced(done.report.restarts, self._costs.values()),
+        )
+        return replace(done, report=report)

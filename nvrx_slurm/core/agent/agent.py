@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.agent import events as ev
+from nvrx_slurm.core.agent.fitness import Fitness
 from nvrx_slurm.core.agent.leaving import BUSY, EMPTY, SIGTERM, STAYS, AgentState, Leaving
 from nvrx_slurm.core.agent.ranks import Ranks
 from nvrx_slurm.core.attribution.recurrence import grace_s
@@ -33,7 +34,7 @@ class Agent(Machine):
     made_of = ("node", "settings")
     last = AgentState.GONE
     commands = ev.COMMANDS
-    parts = (Leaving, Ranks)
+    parts = (Leaving, Ranks, Fitness)
     table = rows(
         (STAYS, ev.Connected, "on_connected", (), "register with what runs"),
         (STAYS, t.Lead, "on_lead", (), "the coordinator is elected"),
@@ -55,14 +56,6 @@ class Agent(Machine):
         (_RUNNING, t.Plan, "on_plan", (_STOPPING,), "a new term, or a new cycle"),
         (_SUCCEEDED, t.Plan, "on_plan", (_PREPARING,), "a new term, or once more"),
         (STAYS, t.Counted, "on_counted", (), "for the next coordinator"),
-        (
-            _PREPARING,
-            (t.Stop, t.CheckNode),
-            "on_stop_preparing",
-            (),
-            "answer when the preflight has passed",
-        ),
-        (_IDLE, (t.Stop, t.CheckNode), "on_stop_idle", (_PREPARING,), "a spare is checked first"),
         (_RUNNING, t.Stop, "on_stop", (_STOPPING,), "stop them"),
         (_SUCCEEDED, t.Stop, "on_stop", (_PREPARING,), "others failed"),
         (_STOPPING, t.Stop, "ignore", (), "doing it"),
@@ -79,16 +72,6 @@ class Agent(Machine):
             (AgentState.ENDED, AgentState.GONE),
             "one fewer",
         ),
-        (
-            _PREPARING,
-            ev.Prepared,
-            "on_prepared",
-            (_IDLE, _RUNNING),
-            "offer the node; unfit: say so",
-        ),
-        ((_PREPARING, *BUSY), ev.Sick, "on_sick", (), "ask to be left out"),
-        (_IDLE, ev.Sick, "on_sick", (_PREPARING,), "ask to be left out"),
-        (_SUCCEEDED, ev.Sick, "on_sick_succeeded", (), "its work is done; not once more"),
         (EMPTY, Tick, "on_tick_alone", (AgentState.GONE,), "no coordinator in time"),
         (_RUNNING, Tick, "on_tick_running", (_STOPPING,), "orphan, or a hung rank lives"),
     )
@@ -107,21 +90,16 @@ class Agent(Machine):
         self._connect_by: float | None = now + settings.join_timeout_s
         self._orphan_by: float | None = None
         self._next_plan: t.Plan | None = None  # waits until the workers of the old cycle are gone
-        self._offer = t.Ready(
-            0, 0, 0
-        )  # sent when the preflight has passed; term 0: it has never run anything
-        self._unfit = ""  # why this node must not run anything more
         self._faults: list[t.RankFault] = []  # of the last plan
         self._early = False  # a worker of the last plan ended because it was warned
-        self._spent: t.Spent | None = (
-            None  # of the last plan; told on every stream, as the first coordinator may die
-        )
-        self.request: t.Asked | t.NodeUnfit | None = (
-            None  # that changes something: told on every stream
-        )
+        # of the last plan; told on every stream, as the first coordinator may die
+        self._spent: t.Spent | None = None
+        # that changes something: told on every stream
+        self.request: t.Asked | t.NodeUnfit | None = None
+        self._fitness = Fitness(self)
         self._leaving = Leaving(self)
         self._ranks = Ranks(self, self._leaving)
-        self.bind(self._leaving, self._ranks)
+        self.bind(self._leaving, self._ranks, self._fitness)
 
     def deadline(self) -> float | None:
         """When the next Tick is due (monotonic seconds), or None."""
@@ -134,19 +112,18 @@ class Agent(Machine):
     def validate(self) -> None:
         """What holds after each step."""
         super().validate()
-        state, ladder = self.state, self._leaving.ladder
+        state = self.state
+        ladder = self._leaving.ladder
         if state in (*BUSY, _LEAVING):
             assert self.alive, f"{state.name} without workers"
             assert self.plan is not None and self.plan.active, "workers without a plan"
         elif state in EMPTY:
             assert not self.alive, f"{state.name} with workers"
-        assert (ladder.deadline() is not None) == (state in (_STOPPING, _LEAVING)), (
-            f"{state.name}: {ladder}"
-        )
-        assert state is not _IDLE or not self._unfit, "an unfit node waits for a plan"
-        assert (self._leaving.exit is None) == (state in STAYS), (
-            f"{state.name}: {self._leaving.exit}"
-        )
+        stops = ladder.deadline() is not None
+        leaves = self._leaving.exit is not None
+        assert stops == (state in (_STOPPING, _LEAVING)), f"{state.name}: {ladder}"
+        assert leaves == (state not in STAYS), f"{state.name}: {self._leaving.exit}"
+        assert state is not _IDLE or not self._fitness.unfit, "an unfit node waits for a plan"
 
     def connects(self, connected: bool) -> None:
         """Whether there is a stream to a coordinator."""
@@ -179,9 +156,15 @@ class Agent(Machine):
             self._faults = []
             self._early = False
         self._next_plan = None
-        faults, doing, counted = tuple(self._faults), self._activity(), self._counted
         told = t.Register(
-            self.node, 0, self.plan, doing, faults, self._early, votes=self._votes, counted=counted
+            node=self.node,
+            port=0,
+            plan=self.plan,
+            doing=self._activity(),
+            faults=tuple(self._faults),
+            early=self._early,
+            votes=self._votes,
+            counted=self._counted,
         )
         self.send(told)
         for message in (self.request, self._ranks.warn_job, self._spent):
@@ -190,9 +173,8 @@ class Agent(Machine):
 
     def _activity(self) -> t.Activity:
         active = self.plan is not None and self.plan.active
-        leaves = (
-            self.state is _IDLE and self.request is not None
-        )  # told in a moment: no plan shall count on this node
+        # told in a moment: no plan shall count on this node
+        leaves = self.state is _IDLE and self.request is not None
         if self.state is _PREPARING or leaves:
             return t.Activity.STOPPING if active else t.Activity.PREPARING
         return t.Activity[self.state.name] if active else t.Activity.IDLE
@@ -200,18 +182,16 @@ class Agent(Machine):
     def on_lead(self, event: t.Lead, now: float) -> None:
         """From now on this coordinator decides, and renews the lease of our workers."""
         self._met = True
-        self.term, self._votes = event.term, event.votes
+        self.term = event.term
+        self._votes = event.votes
         self._connect_by = self._orphan_by = None
 
     def on_lease_over(self, event: ev.LeaseOver, now: float) -> AgentState:
         """They must be gone before another node starts the same ranks."""
         assert self.plan is not None
         if self.state is _RUNNING:
-            self.emit(
-                Say(
-                    f"cycle {self.plan.cycle}: the lease of this node is over: its workers are killed"
-                )
-            )
+            why = "the lease of this node is over: its workers are killed"
+            self.emit(Say(f"cycle {self.plan.cycle}: {why}"))
         self._leaving.kill(now)
         return _STOPPING
 
@@ -228,11 +208,9 @@ class Agent(Machine):
         s = self.settings
         if self._connect_by is None or now < self._connect_by:
             return None  # a tick of the state before
-        within = (
-            f"{s.reconnect_timeout_s:g} s"
-            if self._met
-            else f"{s.join_timeout_s:g} s (join timeout)"
-        )
+        within = f"{s.join_timeout_s:g} s (join timeout)"
+        if self._met:
+            within = f"{s.reconnect_timeout_s:g} s"
         why = f"no coordinator could be reached within {within}"
         return self._leaving.leave(ev.Exit(ExitCode.COORDINATOR_LOST, why), SIGTERM, 0.0, now)
 
@@ -246,11 +224,10 @@ class Agent(Machine):
         """A new coordinator carries on with this cycle; or a later cycle is planned, and this one has to end first."""
         mine = self.plan
         assert mine is not None
-        if event.term >= self.term and (event.cycle, event.group_rank) == (
-            mine.cycle,
-            mine.group_rank,
-        ):
-            self.plan, self.term = event, event.term
+        same = event.cycle == mine.cycle and event.group_rank == mine.group_rank
+        if same and event.term >= self.term:
+            self.plan = event
+            self.term = event.term
         elif self._is_new(event):
             self._next_plan = event
             return self._stop(f"cycle {event.cycle} is planned", now)
@@ -259,10 +236,13 @@ class Agent(Machine):
     def on_plan_early(self, event: t.Plan, now: float) -> None:
         """Keep the newest plan until the workers are gone and the preflight has passed."""
         kept = self._next_plan
-        if self._is_new(event) and (
-            kept is None or (event.term, event.cycle) >= (kept.term, kept.cycle)
-        ):
+        older = kept is not None and (event.term, event.cycle) < (kept.term, kept.cycle)
+        if self._is_new(event) and not older:
             self._next_plan = event
+
+    def begin_next(self) -> AgentState:
+        """The node is fit: take the plan that has waited, if there is one."""
+        return _IDLE if self._next_plan is None else self._take(self._next_plan)
 
     def on_counted(self, event: t.Counted, now: float) -> None:
         """Keep it."""
@@ -272,12 +252,14 @@ class Agent(Machine):
         """A later cycle; or a node that lost its place in this very cycle is told that it is a spare of it."""
         if self.plan is None or plan.term < self.term:
             return plan.term >= self.term
-        spare_now = not plan.active and self.state in (_IDLE, _PREPARING)
-        return plan.cycle > self.plan.cycle or (plan.cycle == self.plan.cycle and spare_now)
+        if plan.cycle == self.plan.cycle:
+            return not plan.active and self.state in (_IDLE, _PREPARING)
+        return plan.cycle > self.plan.cycle
 
     def _take(self, plan: t.Plan) -> AgentState:
         again = self.plan is not None and plan.cycle == self.plan.cycle
-        self.plan, self.term = plan, plan.term
+        self.plan = plan
+        self.term = plan.term
         self._next_plan = None
         if not plan.active:
             self.emit(ev.EndHeld())
@@ -288,12 +270,9 @@ class Agent(Machine):
         self._faults = []
         self._early = False
         self._spent = None
-        last = plan.rank_offset + self.node.nproc - 1
-        self.emit(
-            Say(
-                f"cycle {plan.cycle}: group rank {plan.group_rank}, ranks {plan.rank_offset}..{last}"
-            )
-        )
+        first = plan.rank_offset
+        ranks = f"ranks {first}..{first + self.node.nproc - 1}"
+        self.emit(Say(f"cycle {plan.cycle}: group rank {plan.group_rank}, {ranks}"))
         self.emit(ev.StartWorkers(plan))
         self._ranks.began()
         return _RUNNING
@@ -307,7 +286,9 @@ class Agent(Machine):
         known = any(fault.local_rank == event.local_rank for fault in self._faults)
         assert self.plan is not None
         self._early = self._early or event.early
-        to = self._fail(event.fault, now) if event.fault is not None and not known else None
+        to: AgentState | None = None
+        if event.fault is not None and not known:
+            to = self._fail(event.fault, now)
         if to is not None or self.alive:
             return to
         if self._faults:
@@ -329,22 +310,22 @@ class Agent(Machine):
     def on_exit_stopping(self, event: ev.WorkerExited, now: float) -> AgentState | None:
         """When the last worker is gone, the agent ends, or is ready for the next cycle."""
         self._ended(event)
-        fault, plan = event.fault, self.plan
-        own = (
-            self._leaving.ladder.signal_at is not None
-        )  # the workers have not been told to end yet
-        told = fault is not None and fault.finding is not None and not self._leaving.is_signalled
-        if (
-            fault is not None
-            and (own or told or fault.kind is t.FaultKind.HANG)
-            and plan is not None
-        ):
-            self.send(
-                t.RanksFailed(plan.term, plan.cycle, (fault,))
-            )  # perhaps the cause, and the first one its victim
+        if event.fault is not None and self._may_be_the_cause(event.fault):
+            self._report(event.fault)
         if self.alive:
             return None
         return self._leaving.gone(now) if self.state is _LEAVING else self._stopped(now)
+
+    def _may_be_the_cause(self, fault: t.RankFault) -> bool:
+        """A rank that ends while the workers are stopped may be the cause, and the first one its victim."""
+        if self._leaving.ladder.signal_at is not None:
+            return True  # the workers have not been told to end yet
+        has_finding = fault.finding is not None and not self._leaving.is_signalled
+        return has_finding or fault.kind is t.FaultKind.HANG
+
+    def _report(self, fault: t.RankFault) -> None:
+        if self.plan is not None:
+            self.send(t.RanksFailed(self.plan.term, self.plan.cycle, (fault,)))
 
     def _ended(self, event: ev.WorkerExited) -> None:
         self.alive.discard(event.local_rank)
@@ -355,16 +336,12 @@ class Agent(Machine):
     def _fail(self, fault: t.RankFault, now: float) -> AgentState | None:
         assert self.plan is not None
         self._faults.append(fault)
-        self.send(t.RanksFailed(self.plan.term, self.plan.cycle, (fault,)))
+        self._report(fault)
         if self.settings.policy is t.RestartPolicy.ANY_FAILED:
-            return self._stop(
-                f"local rank {fault.local_rank} failed",
-                now,
-                grace_s(fault, self.plan.history.restarts),
-            )
-        self.emit(
-            Say(f"local rank {fault.local_rank} failed")
-        )  # the coordinator tells why, and what follows
+            wait_s = grace_s(fault, self.plan.history.restarts)
+            return self._stop(f"local rank {fault.local_rank} failed", now, wait_s)
+        # the coordinator tells why, and what follows
+        self.emit(Say(f"local rank {fault.local_rank} failed"))
         return None
 
     # --- stopping for the next cycle ------------------------------------------------------------------------------
@@ -376,26 +353,14 @@ class Agent(Machine):
             return self._stop(event.reason, now, event.wait_s)
         return None
 
-    def on_stop_idle(self, event: t.Stop | t.CheckNode, now: float) -> AgentState | None:
-        """Nothing runs here. A spare is checked before it may be promoted."""
-        ready = t.Ready(event.term, event.cycle, 0)
-        if self.plan is None or not self.plan.active:
-            self._offer = ready
-            return self._prepare()
-        self.send(ready)
-        return None
-
-    def on_stop_preparing(self, event: t.Stop | t.CheckNode, now: float) -> None:
-        """The answer waits until the preflight has passed."""
-        self._offer = t.Ready(event.term, event.cycle, 0)
-
     def _stop(self, why: str, now: float, wait_s: float = 0.0) -> AgentState:
         assert self.plan is not None
         if not self.alive:
             return self._stopped(now)
+        s = self.settings
         some = f"{len(self.alive)} worker{'s' if len(self.alive) > 1 else ''}"
         self.emit(Say(f"cycle {self.plan.cycle}: stopping {some}: {why}"))
-        self._leaving.stop(SIGTERM, self.settings.stop_timeout_s, now, self.settings.idle_s, wait_s)
+        self._leaving.stop(SIGTERM, s.stop_timeout_s, now, s.idle_s, wait_s)
         return _STOPPING
 
     def _stopped(self, now: float) -> AgentState:
@@ -403,43 +368,4 @@ class Agent(Machine):
         self._leaving.stopped()
         if self._connect_by is not None:
             self._connect_by = now + self.settings.reconnect_timeout_s
-        self._offer = t.Ready(self.plan.term, self.plan.cycle, 0)
-        return self._prepare()
-
-    # --- fit for another cycle? ---------------------------------------------------------------------------------
-
-    def _prepare(self) -> AgentState:
-        if self._unfit:
-            self._declare_unfit()
-        else:
-            used, cycle = (
-                (self.plan.active, self.plan.cycle + 1) if self.plan is not None else (False, 0)
-            )
-            self.emit(ev.Prepare(used, cycle))
-        return _PREPARING
-
-    def on_prepared(self, event: ev.Prepared, now: float) -> AgentState | None:
-        """The preflight has ended. A node that passed is ready for the next plan, which may be here already."""
-        self._unfit = self._unfit or event.unfit
-        if self._unfit:
-            self._declare_unfit()
-            return None
-        self.send(self._offer)
-        return _IDLE if self._next_plan is None else self._take(self._next_plan)
-
-    def on_sick(self, event: ev.Sick, now: float) -> AgentState | None:
-        """A check of the node failed while it runs workers, or waits: the job has to do without this node."""
-        if not self._unfit:
-            self._unfit = event.why
-            self._declare_unfit()
-        return _PREPARING if self.state is _IDLE else None
-
-    def on_sick_succeeded(self, event: ev.Sick, now: float) -> None:
-        """Its work is done, but the node is not to be used once more."""
-        self._unfit = event.why
-
-    def _declare_unfit(self) -> None:
-        term, cycle = (self.plan.term, self.plan.cycle) if self.plan is not None else (0, 0)
-        self.emit(ev.EndHeld())
-        self.emit(Say(f"this node is not fit for the job: {self._unfit}"))
-        self.ask(t.NodeUnfit(term, cycle, self._unfit))
+        return self._fitness.prepare(t.Ready(self.plan.term, self.plan.cycle, 0))

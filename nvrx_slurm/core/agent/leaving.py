@@ -39,19 +39,21 @@ BUSY = (AgentState.RUNNING, AgentState.STOPPING)
 STAYS = (*EMPTY, *BUSY)
 _LEAVES = (AgentState.LEAVING, AgentState.ENDED)
 _LATE = (
-    *(ev.HangSeen, ev.Inspected, ev.RankAsked, ev.Warned, ev.Sick),
-    *(
-        t.Plan,
-        t.Counted,
-        t.Stop,
-        t.CheckNode,
-        t.Collect,
-        t.Examine,
-        t.RanksGone,
-        t.Warn,
-        t.Lead,
-        ev.LeaseOver,
-    ),
+    ev.HangSeen,
+    ev.Inspected,
+    ev.RankAsked,
+    ev.Warned,
+    ev.Sick,
+    t.Plan,
+    t.Counted,
+    t.Stop,
+    t.CheckNode,
+    t.Collect,
+    t.Examine,
+    t.RanksGone,
+    t.Warn,
+    t.Lead,
+    ev.LeaseOver,
 )
 
 
@@ -63,7 +65,8 @@ class StopLadder:
     signum: int = SIGTERM
     kill_at: float | None = None
     give_up_at: float | None = None
-    idle_s: float = 0.0  # workers that do nothing for so long after a signal that waited are killed
+    # If the first signal was delayed: kill workers that stay idle this long after it.
+    idle_s: float = 0.0
 
     def deadline(self) -> float | None:
         """When the next step is due."""
@@ -75,7 +78,8 @@ class StopLadder:
             self.signal_at = None
             return self.signum
         if self.kill_at is not None and now >= self.kill_at:
-            self.kill_at, self.give_up_at = None, now + kill_timeout_s
+            self.kill_at = None
+            self.give_up_at = now + kill_timeout_s
             return SIGKILL
         return None
 
@@ -91,20 +95,51 @@ class Leaving:
         (BUSY, ev.Signalled, "on_signalled", (AgentState.LEAVING,), "end the job"),
         (AgentState.LEAVING, t.Finish, "on_finish_leaving", (), "the same end for all"),
         (AgentState.LEAVING, ev.Signalled, "on_signalled_again", (), "a second signal: kill now"),
-        (AgentState.LEAVING, Tick, "on_tick", (AgentState.ENDED, AgentState.GONE), "next step of the stop ladder"),
+        (
+            AgentState.LEAVING,
+            Tick,
+            "on_tick",
+            (AgentState.ENDED, AgentState.GONE),
+            "next step of the stop ladder",
+        ),
         (AgentState.STOPPING, Tick, "on_tick", (AgentState.GONE,), "next step of the stop ladder"),
-        ((AgentState.STOPPING, AgentState.LEAVING), ev.Idle, "on_idle", (), "kill them: waiting is of no use"),
+        (
+            (AgentState.STOPPING, AgentState.LEAVING),
+            ev.Idle,
+            "on_idle",
+            (),
+            "kill them: waiting is of no use",
+        ),
         (AgentState.LEAVING, (*_LATE, t.Refused, t.Leave), "ignore", (), "leaving anyway"),
         (_LEAVES, ev.Connected, "on_connected", (), "tell the end to a new coordinator"),
         (_LEAVES, ev.Disconnected, "on_disconnected", (), "leaving anyway"),
-        (AgentState.ENDED, (t.Leave, Tick, t.Refused), "on_leave", (AgentState.GONE,), "all agents know the end"),
-        (AgentState.ENDED, t.Finish, "on_finish_ended", (), "a new coordinator tells the end again"),
-        (AgentState.ENDED, (*_LATE, ev.WorkerExited, ev.Signalled, ev.Prepared), "ignore", (), "nothing runs"),
+        (
+            AgentState.ENDED,
+            (t.Leave, Tick, t.Refused),
+            "on_leave",
+            (AgentState.GONE,),
+            "all agents know the end",
+        ),
+        (
+            AgentState.ENDED,
+            t.Finish,
+            "on_finish_ended",
+            (),
+            "a new coordinator tells the end again",
+        ),
+        (
+            AgentState.ENDED,
+            (*_LATE, ev.WorkerExited, ev.Signalled, ev.Prepared),
+            "ignore",
+            (),
+            "nothing runs",
+        ),
         (STAYS, t.Leave, "ignore", (), "of an end that this agent has not heard"),
-    )  # fmt: skip
+    )
 
     def __init__(self, agent: Agent) -> None:
-        self._agent, self._s = agent, agent.settings
+        self._agent = agent
+        self._s = agent.settings
         self.ladder = StopLadder()
         self.exit: ev.Exit | None = None
         self.leave_by: float | None = None  # in ENDED
@@ -135,13 +170,15 @@ class Leaving:
 
     def on_signalled(self, event: ev.Signalled, now: float) -> AgentState:
         """Slurm (scancel, time limit, preemption) or a person ends the job: all nodes end, with 128+n."""
+        signum = event.signum
         self._signalled_at = now
-        code, why = signal_exit_code(event.signum), self._agent.got(event.signum)
-        if event.everybody and event.signum == SIGTERM:
+        code = signal_exit_code(signum)
+        why = self._agent.got(signum)
+        if event.everybody and signum == SIGTERM:
             why = BY_SLURM
-        self._agent.send(t.EndJob(code, why, event.signum))
-        end, grace_s = ev.Exit(code, why), self._s.term_timeout_s
-        return self.leave(end, event.signum, grace_s, now, signalled=event.everybody)
+        self._agent.send(t.EndJob(code, why, signum))
+        grace_s = self._s.term_timeout_s
+        return self.leave(ev.Exit(code, why), signum, grace_s, now, signalled=event.everybody)
 
     def on_signalled_again(self, event: ev.Signalled, now: float) -> None:
         """Slurm may signal an end several times (job, step, srun), also after the coordinator has told it: that is one
@@ -151,9 +188,10 @@ class Leaving:
             self.ladder.signal_at = None
         if self._signalled_at is None:
             self._signalled_at = now
-        elif self.ladder.kill_at is not None and (
-            event.signum == _SIGINT or now >= self._signalled_at + self._s.same_signal_s
-        ):
+            return
+        is_another = now >= self._signalled_at + self._s.same_signal_s
+        kills = is_another or event.signum == _SIGINT
+        if kills and self.ladder.kill_at is not None:
             self.ladder = StopLadder(kill_at=now)
 
     # --- the workers are stopped --------------------------------------------------------------------------------
@@ -181,20 +219,19 @@ class Leaving:
     def on_idle(self, event: ev.Idle, now: float) -> None:
         """Their handlers of SIGTERM do not begin, because the main threads wait in C for ranks that are gone."""
         if self.ladder.kill_at is not None:
-            self._agent.emit(
-                Say(f"workers do nothing {self._s.idle_s:g} s after SIGTERM: they are killed")
-            )
+            why = f"workers do nothing {self._s.idle_s:g} s after SIGTERM"
+            self._agent.emit(Say(f"{why}: they are killed"))
             self.ladder = StopLadder(kill_at=now)
 
     def on_tick(self, event: Tick, now: float) -> AgentState | None:
         """SIGTERM was not enough: SIGKILL. SIGKILL was not enough: this node is of no use any more."""
         signum = self.ladder.step(now, self._s.kill_timeout_s)
+        give_up_at = self.ladder.give_up_at
         if signum is not None:
-            self._agent.emit(
-                ev.SignalWorkers(signum, 0.0 if signum == SIGKILL else self.ladder.idle_s)
-            )
+            idle_s = 0.0 if signum == SIGKILL else self.ladder.idle_s
+            self._agent.emit(ev.SignalWorkers(signum, idle_s))
             return None
-        if self.ladder.give_up_at is None or now < self.ladder.give_up_at:
+        if give_up_at is None or now < give_up_at:
             return None
         left = ", ".join(str(rank) for rank in sorted(self._agent.alive))
         why = f"local ranks {left} do not end after SIGKILL (uninterruptible sleep?)"
@@ -216,9 +253,10 @@ class Leaving:
             return self.gone(now)
         # or they are to end by themselves for a moment
         told = self.ladder.signal_at is None or not signalled
-        if self._agent.state is AgentState.STOPPING and told:  # only the wait gets shorter
-            if self.ladder.kill_at is not None:
-                self.ladder.kill_at = min(self.ladder.kill_at, now + grace_s)
+        if told and self._agent.state is AgentState.STOPPING:  # only the wait gets shorter
+            kill_at = self.ladder.kill_at
+            if kill_at is not None:
+                self.ladder.kill_at = min(kill_at, now + grace_s)
         elif signalled or wait_s:
             kill_at = now + max(grace_s, wait_s + 1.0)
             self.ladder = StopLadder(None if signalled else now + wait_s, signum, kill_at)

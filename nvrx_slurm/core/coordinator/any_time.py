@@ -30,7 +30,6 @@ class AnyTime(Part):
     table = rows(
         (LIVE, ev.Joined, "on_joined", (), "a new node, a returning one, or a takeover"),
         (LIVE, ev.Known, "on_known", _END, "it may know the end of the job"),
-        (LIVE, ev.Lost, "on_lost", (), "the state decides what that means"),
         (
             LIVE,
             Tick,
@@ -151,10 +150,6 @@ class AnyTime(Part):
             self._members.set_use(node_id, Use.READY)
         self._out.post(ev.Arrived(message))
         return None
-
-    def on_lost(self, event: ev.Lost, now: float) -> None:
-        """A stream broke."""
-        self._roster.lose(event, now)
 
     def on_dead(self, event: ev.ProvenDead, now: float) -> None:
         """A plan may have waited for this. It comes too late where the node may have voted for another one before."""

@@ -123,6 +123,11 @@ class Left(Record):
     node: t.Node
     fault: t.RankFault
 
+    @property
+    def node_id(self) -> str:
+        """Which life of its agent."""
+        return self.node.node_id
+
 
 class Available(Record):
     """A member has become ready: no worker is left on its node, which has passed its preflight."""

@@ -62,10 +62,12 @@ class HangSearch(Part):
 
     def on_hung(self, event: ev.FromAgent[t.Hung], now: float) -> None:
         """The first one starts the search; later ones of the cycle are looked at with all others."""
-        job, message = self._job, event.message
+        message = event.message
         any_failed = self._s.policy is t.RestartPolicy.ANY_FAILED
-        is_known = self.search is not None and (message.doubted or not self.search.doubted)
-        if is_known or message.cycle != job.cycle or not any_failed:
+        if message.cycle != self._job.cycle or not any_failed:
+            return
+        is_known = message.doubted or self.found is not None
+        if is_known and self.search is not None:
             return
         self.search = Search(message.fault, message.doubted)
         self._inspect(self.search, now)
@@ -83,29 +85,27 @@ class HangSearch(Part):
         """Ask all nodes what their ranks do."""
         job = self._job
         nodes = self._members.not_ready(job.assignment.places.values())
-        search.pending, search.seen, search.waits = set(nodes), [], False
+        search.pending = set(nodes)
+        search.seen = []
+        search.waits = False
         search.by = now + self._s.hang_collect_s + _ON_THE_WAY_S
-        self._out += [
-            ev.SendTo(node_id, t.Collect(job.term, job.cycle)) for node_id in sorted(nodes)
-        ]
+        collect = t.Collect(job.term, job.cycle)
+        for node_id in sorted(nodes):
+            self._send(node_id, collect)
 
     def on_evidence(self, event: ev.FromAgent[t.Evidence], now: float) -> Stage | None:
         """One node has looked at its ranks."""
         search = self.search
-        if (
-            search is None
-            or event.message.cycle != self._job.cycle
-            or event.node_id not in search.pending
-        ):
+        told = event.message
+        if search is None or told.cycle != self._job.cycle:
+            return None
+        if event.node_id not in search.pending:
             return None
         search.pending.discard(event.node_id)
-        search.seen += event.message.ranks_seen
-        signs = (
-            (one.rank, now - one.silent_s)
-            for one in event.message.ranks_seen
-            if one.silent_s >= 0.0
-        )
-        search.sign_at.update(signs)
+        search.seen += told.ranks_seen
+        for one in told.ranks_seen:
+            if one.silent_s >= 0.0:
+                search.sign_at[one.rank] = now - one.silent_s
         return None if search.pending else self._end(search, now)
 
     def on_timer(self, event: ev.Timer, now: float) -> Stage | None:
@@ -125,7 +125,9 @@ class HangSearch(Part):
 
         between_s = self._s.look_again_s
         if search.before is None:
-            search.before, search.waits, search.by = search.seen, True, now + between_s
+            search.before = search.seen
+            search.waits = True
+            search.by = now + between_s
             return None
         if not search.pending and proven(search.before, search.seen, between_s):
             return self._blame(search, now)
@@ -136,29 +138,28 @@ class HangSearch(Part):
 
     def _blame(self, search: Search, now: float) -> Stage:
         """Compare what has been seen, and fail the cycle. A node that has not answered is a candidate, too."""
-        from nvrx_slurm.core.attribution.hang import (
-            compare,
-            stack,
-        )  # not at the start: its patterns take 3 ms
+        # not at the start: its patterns take 3 ms
+        from nvrx_slurm.core.attribution.hang import compare, stack
 
         job = self._job
         for _, slot in sorted(job.assignment.slots.items()):
-            if slot.node_id in search.pending and slot.node_id in self._members:
-                node = self._members[slot.node_id].node
-                search.seen.append(
-                    t.RankEvidence(slot.ranks[0], node.infra_rank, node.host, local_rank=0)
-                )
+            member = self._members.get(slot.node_id)
+            if member is not None and slot.node_id in search.pending:
+                node = member.node
+                unseen = t.RankEvidence(slot.ranks[0], node.infra_rank, node.host, local_rank=0)
+                search.seen.append(unseen)
         verdict = compare(search.seen, search.first.rank)
         self._out.append(ev.HangFound(job.cycle, verdict.why, verdict.culprits, tuple(search.seen)))
-        cause, first = verdict.fault, search.first
+        cause = verdict.fault
+        first = search.first
         if cause is None:
             self._say(f"hang: {verdict.why}")
             stacks = (stack(rank) for rank in search.seen if rank.rank == first.rank)
             cause = replace(first, traceback=next(stacks, ""))
         else:
-            whose = (
-                "" if cause.rank == first.rank else f"rank {first.rank} was the first to be seen: "
-            )
+            whose = ""
+            if cause.rank != first.rank:
+                whose = f"rank {first.rank} was the first to be seen: "
             cause = replace(cause, message=f"{cause.message} ({whose}{first.message})")
         sign_at = search.sign_at.get(cause.rank, search.sign_at.get(first.rank, now))
         cause = replace(cause, silent_s=now - sign_at)

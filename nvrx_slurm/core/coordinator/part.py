@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nvrx_slurm import types as t
 from nvrx_slurm.core.coordinator.roster import Roster
 from nvrx_slurm.core.machine import Say
 
@@ -18,7 +19,10 @@ class Part:
         self._quorum = roster.quorum
         self._ledger = roster.ledger
         self._budget = roster.budget
-        self._send = roster.send
+
+    def _send(self, node_id: str, message: t.CoordinatorMessage) -> None:
+        """A message to one agent."""
+        self._roster.send(node_id, message)
 
     def _say(self, text: str) -> None:
         """A sentence for people."""

@@ -24,7 +24,10 @@ MOST_SUCCESSORS = 32
 class Roster:
     """The members, whether they are a quorum, and what is said to them."""
 
-    table = rows((LIVE, t.Ready, "on_ready", (), "the state decides what that means"))
+    table = rows(
+        (LIVE, ev.Lost, "on_lost", (), "the state decides what that means"),
+        (LIVE, t.Ready, "on_ready", (), "the state decides what that means"),
+    )
 
     def __init__(
         self,
@@ -168,7 +171,7 @@ class Roster:
 
     # --- nodes that go --------------------------------------------------------------------------------------
 
-    def lose(self, event: ev.Lost, now: float) -> None:
+    def on_lost(self, event: ev.Lost, now: float) -> None:
         """The stream of a member broke, or it was silent: after the length of a lease its ranks are gone."""
         member = self.members.get(event.node_id)
         if member is None:

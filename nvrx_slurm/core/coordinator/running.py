@@ -111,7 +111,7 @@ class Running(Part):
     def on_left(self, event: ev.Left, now: float) -> Stage | None:
         """A fault, unless the node was a spare or is past its part in the cycle."""
         assignment = self._job.assignment
-        group_rank = assignment.group_ranks.get(event.node.node_id)
+        group_rank = assignment.group_ranks.get(event.node_id)
         over = assignment.succeeded | assignment.gone
         if group_rank is None or group_rank in over:
             return None

@@ -61,7 +61,9 @@ def status(
 ) -> dict[str, Any]:
     """How the job is. `since`, `now`: when the state began, and this moment (monotonic seconds); `unix_s`: the same.
     `counted`: the account until the last plan; None: not known."""
-    ahead_s, s, end = unix_s - now, core.settings, core.ending.end
+    ahead_s = unix_s - now
+    s = core.settings
+    end = core.ending.end
     history = core.budget.history
     report = core.ledger.so_far(history, core.job.cycle, now, _MOST_INCIDENTS)
     began_s = unix_s - report.duration_s

@@ -163,11 +163,11 @@ class Stopping(Part):
 
     def on_left(self, event: ev.Left, now: float) -> Stage | None:
         """It is not waited for."""
-        if event.node.node_id in self.pending:
+        if event.node_id in self.pending:
             self._ledger.add((event.fault,), self._job.cycle, now)
-        return self._without(event.node.node_id, now)
+        return self.on_available(event, now)
 
-    def on_available(self, event: ev.Available, now: float) -> Stage | None:
+    def on_available(self, event: ev.Left | ev.Available, now: float) -> Stage | None:
         """It has stopped."""
         return self._without(event.node_id, now)
 

@@ -26,8 +26,7 @@ class Takeover(Part):
             (*_DECIDED, Stage.JOINING),
             "one more of that cycle, or of an older one",
         ),
-        (_MINE, ev.Left, "on_left", (Stage.JOINING,), "that node cannot carry on"),
-        (_MINE, ev.Available, "on_available", (Stage.JOINING,), "that node cannot carry on"),
+        (_MINE, (ev.Left, ev.Available), "on_gone", (Stage.JOINING,), "it cannot carry on"),
         (_MINE, ev.Cleared, "on_cleared", _DECIDED, "there may be nobody to wait for"),
         (_MINE, ev.Timer, "on_timer", _DECIDED, "carry on without the missing nodes, or give up"),
         (_MINE, t.RanksFailed, "on_failed", (Stage.STOPPING,), "of the cycle to carry on with?"),
@@ -67,17 +66,10 @@ class Takeover(Part):
         """No node is missing that could still come: there is nothing to wait for."""
         return self._decide_if_all_are_here(now)
 
-    def on_left(self, event: ev.Left, now: float) -> Stage | None:
-        """One fewer."""
-        return self._without(event.node.node_id)
-
-    def on_available(self, event: ev.Available, now: float) -> Stage | None:
-        """A node is ready for another cycle."""
-        return self._without(event.node_id)
-
-    def _without(self, node_id: str) -> Stage | None:
+    def on_gone(self, event: ev.Left | ev.Available, now: float) -> Stage | None:
+        """A node is lost, or ready for another cycle."""
         inherited = self._job.inherited
-        inherited.without(node_id)
+        inherited.without(event.node_id)
         return None if inherited.running else Stage.JOINING
 
     def on_failed(self, event: ev.FromAgent[t.RanksFailed], now: float) -> Stage | None:

@@ -38,7 +38,9 @@ class CheckpointWatch:
         self._say = say
         self._account = account
         self._reads = bounded.OneAtATime()
-        self._saved: dict[str, float] = {}  # complete ones that were seen: name -> when they were saved (Unix seconds)
+        self._saved: dict[
+            str, float
+        ] = {}  # complete ones that were seen: name -> when they were saved (Unix seconds)
         self._samples: dict[tuple[str, float], bytes] = {}
         self._said: set[str] = set()  # what the last sentences were about
         self._told: tuple[str, ...] | None = None  # paths that the core knows
@@ -58,7 +60,9 @@ class CheckpointWatch:
         """Find out what is there, and tell the core; at most 5 s. `resumes`: ranks are about to resume, so an answer is
         waited for, and no rank writes."""
         try:
-            self._take(await self._reads.call(self._load, _READ_TIMEOUT_S, "the directory"), resumes)
+            self._take(
+                await self._reads.call(self._load, _READ_TIMEOUT_S, "the directory"), resumes
+            )
         except (bounded.Overrun, OSError) as error:
             self._say_once({"read": f"the checkpoints in {self._root} are not known: {error}"})
         if resumes and self._told is None:
@@ -73,23 +77,31 @@ class CheckpointWatch:
         found, known = checkpoints.survey(self._root, self._pattern), self._samples
         self._nameless = "" if found else checkpoints.nameless(self._root, self._pattern)
         last = [(one.name, one.saved_s) for one in found if not one.why][:2]
-        self._samples = {key: known.get(key) or checkpoints.sample(self._root, key[0]) for key in last}
+        self._samples = {
+            key: known.get(key) or checkpoints.sample(self._root, key[0]) for key in last
+        }
         space = os.statvfs(self._root)
         self._free = space.f_bavail * space.f_frsize
         return found
 
     def _take(self, found: list[Checkpoint], resumes: bool) -> None:
         now, complete = time.time(), [one for one in found if not one.why][:_MOST_TOLD]
-        saved = [ev.Resumable(one.iteration, f"{self._root}/{one.name}", now - one.saved_s) for one in complete]
+        saved = [
+            ev.Resumable(one.iteration, f"{self._root}/{one.name}", now - one.saved_s)
+            for one in complete
+        ]
         paths = tuple(one.path for one in saved)
         if paths != self._told:
             self._told = paths
             self._post(ev.CheckpointsFound(tuple(saved)))
         later = found[: found.index(complete[0])] if complete else found
-        torn = {one.name: one.why[:200] for one in later if resumes or now - one.saved_s > _WRITING_S}
+        torn = {
+            one.name: one.why[:200] for one in later if resumes or now - one.saved_s > _WRITING_S
+        }
         for name, why in torn.items() if resumes else ():
             self._say(
-                f"checkpoint {name} is torn: {why}" + "".join(f"; {one.name} is complete" for one in complete[:1])
+                f"checkpoint {name} is torn: {why}"
+                + "".join(f"; {one.name} is complete" for one in complete[:1])
             )
         self.iteration = complete[0].iteration if complete else None
         if not found and self._nameless:
@@ -97,13 +109,21 @@ class CheckpointWatch:
         for newest in complete[:1]:
             notes = self._worries(newest, now)
             self._say_once(notes)
-            self.facts = {"iteration": newest.iteration, "time": newest.saved_s, "name": newest.name}
+            self.facts = {
+                "iteration": newest.iteration,
+                "time": newest.saved_s,
+                "name": newest.name,
+            }
             self.facts |= {"bytes": newest.size, "torn": torn, "notes": [*notes.values()]}
 
     def _worries(self, newest: Checkpoint, now: float) -> dict[str, str]:
         self._saved[newest.name] = newest.saved_s
         core, data = self._core, self._samples.get((newest.name, newest.saved_s))
-        same = [name for (name, _), other in self._samples.items() if data and other == data and name != newest.name]
+        same = [
+            name
+            for (name, _), other in self._samples.items()
+            if data and other == data and name != newest.name
+        ]
         return worries(
             min(now - newest.saved_s, asyncio.get_running_loop().time() - core.job.started_at),
             sorted(self._saved.values()),

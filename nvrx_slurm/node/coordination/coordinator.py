@@ -13,11 +13,11 @@ from nvrx_slurm.core.account.follower import JobAccount
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSettings, Stage
 from nvrx_slurm.core.election.quorum import peer_key
-from nvrx_slurm.core.straggler.detector import Detector, Reading
-from nvrx_slurm.core.straggler.suspects import seats
 from nvrx_slurm.declared import replace
-from nvrx_slurm.node.coordination.link import LAST_MESSAGES_S, LocalTransport
+from nvrx_slurm.node.coordination.link import LocalTransport
+from nvrx_slurm.node.coordination.member_streams import MemberStreams
 from nvrx_slurm.node.coordination.questions import AllocationClock, ProgressFile, RankOutput, began
+from nvrx_slurm.node.coordination.slow_ranks import SlowRanks
 from nvrx_slurm.node.event_file import EventLog
 from nvrx_slurm.node.job import NodeJob
 from nvrx_slurm.node.output import strikes
@@ -35,63 +35,6 @@ if TYPE_CHECKING:
 
 _MOST_FILES = 16  # that wait for the file system of the logs
 _AT_ONCE_S = 0.5  # for listeners, where the program ends without the job's end
-
-News = t.LogServer | t.Imports  # for all members, also those that come later
-
-
-class MemberStreams:
-    """Role of the coordinator's core: messages to the agents, over the network or within this program."""
-
-    def __init__(self, local: LocalTransport | None, server: Registrations | None) -> None:
-        self._local, self._server = local, server
-        self._news: dict[type, News] = {}  # for all members, also those that come later
-        self._informed: dict[str, set[type]] = {}  # what each of them has got
-
-    def handlers(self) -> Mapping[type, Callable[[Any], None]]:
-        """Messages to members; one that is not connected misses the message."""
-        return {ev.SendTo: self._send, ev.Drop: self._drop}
-
-    async def start(self) -> None:
-        """Members connect by themselves."""
-
-    def tell(self, news: News) -> None:
-        """Tell all members, and those that come later with their first plan."""
-        self._news[type(news)] = news
-        for informed in self._informed.values():
-            informed.discard(type(news))
-        if self._server is not None:
-            self._server.send_all(news)
-
-    def share(self, counted: t.Counted) -> None:
-        """The same account for all members."""
-        if self._local is not None:
-            self._local.deliver(counted)
-        if self._server is not None:
-            self._server.send_all(counted)
-
-    def _send(self, command: ev.SendTo) -> None:
-        node_id, message = command.node_id, command.message
-        if self._local is not None and node_id == self._local.node_id:
-            self._local.deliver(message)
-        elif self._server is not None:
-            self._server.send(node_id, message)
-            if isinstance(message, t.Plan):
-                informed = self._informed.setdefault(node_id, set())
-                for kind in self._news.keys() - informed:
-                    self._server.send(node_id, self._news[kind])
-                informed.update(self._news)
-
-    def _drop(self, command: ev.Drop) -> None:
-        if self._server is not None:
-            self._server.drop(command.node_id)
-
-    async def close(self, last: t.Finish | None = None) -> None:
-        """Disconnect all; `last` goes to each of them before."""
-        server, self._server = self._server, None
-        if server is not None:
-            if last is not None:
-                server.send_all(last)
-            await server.close(LAST_MESSAGES_S)
 
 
 class CoordinatorHost:
@@ -127,10 +70,9 @@ class CoordinatorHost:
         self.local = LocalTransport(job.node.node_id, to_agent, self.post)
         self.members = MemberStreams(self.local, server)
         self._attributor: Attributor | None = None
-        self._watched = (0, -1)  # term and cycle of the detector
-        self._window_s = settings.straggler_window_s
-        self._detector = Detector((), self._window_s, 0.0)
-        self._allocation: tuple[int, int] | None = None  # when the job was submitted and started (Unix seconds)
+        self._slow_ranks = SlowRanks(core, shell.post)
+        # when the job was submitted and started (Unix seconds)
+        self._allocation: tuple[int, int] | None = None
         self._files = Writer(say, most=_MOST_FILES)
         self._cycle_files = Writer(say, most=_MOST_FILES)
         self._tasks = set[asyncio.Task[None]]()  # the loop keeps only weak references
@@ -168,29 +110,16 @@ class CoordinatorHost:
 
     def post(self, event: Any) -> None:
         """Hand an event of an agent to the core. How far ranks are is only shown."""
-        if isinstance(event, ev.FromAgent) and isinstance(event.message, t.Pace):
-            self._publisher.told(event.node_id, event.message)
-        elif isinstance(event, ev.FromAgent) and isinstance(event.message, t.Imports):
-            self._prepare(event.message)
-            self.members.tell(event.message)
-        elif isinstance(event, ev.FromAgent) and isinstance(event.message, t.Window):
-            self._find_slow_ranks(event.message)
+        message = event.message if isinstance(event, ev.FromAgent) else None
+        if isinstance(message, t.Pace):
+            self._publisher.told(event.node_id, message)
+        elif isinstance(message, t.Imports):
+            self._prepare(message)
+            self.members.tell(message)
+        elif isinstance(message, t.Window):
+            self._slow_ranks.told(message, self._loop.time())
         else:
             self.shell.post(event)
-
-    def _find_slow_ranks(self, told: t.Window) -> None:
-        """Windows do not go through the core and its event log: what they show does."""
-        core, now = self._core, self._loop.time()
-        if told.cycle != core.job.cycle or core.state is not Stage.RUNNING or not self._settings.straggler_window_s:
-            return
-        if self._watched != (told.term, told.cycle):
-            self._watched = told.term, told.cycle
-            self._detector = Detector(seats(core.job.assignment, core.roster.members), self._window_s, now)
-        columns = zip(told.waits, told.waited_s, told.until_s, strict=False)
-        if self._detector.told(dict(zip(told.ranks, (Reading(*one) for one in columns), strict=False)), now):
-            found = self._detector.close(now)
-            if found is not None or core.suspects.watches:
-                self.shell.post(ev.SlowSeen(told.cycle, found, self._detector.windows))
 
     def _report_hang(self, command: ev.HangFound) -> None:
         path = self._job.run_dir.hang_report(command.cycle)
@@ -198,7 +127,13 @@ class CoordinatorHost:
 
     def _note_strike(self, command: ev.Strike) -> None:
         place = self._job.run_dir
-        add = partial(strikes.add, place.log_dir, command.host, place.job_id, command.why)
+        add = partial(
+            strikes.add,
+            place.log_dir,
+            command.host,
+            place.job_id,
+            command.why,
+        )
         self._files.put(place.log_dir, add)
 
     def _answer_questions(self, watch: CheckpointWatch | None) -> None:
@@ -206,10 +141,12 @@ class CoordinatorHost:
         job = self._job
         shell = self.shell
         core = self._core
-        clock = AllocationClock(job.control, None if job.slurm is None else job.slurm.job_id)
+        slurm = job.slurm
+        clock = AllocationClock(job.control, None if slurm is None else slurm.job_id)
 
         async def tell_time() -> None:
-            shell.post(ev.TimeLeftRead(await clock.left_s()))
+            left_s = await clock.left_s()
+            shell.post(ev.TimeLeftRead(left_s))
 
         shell.on(ev.AskTimeLeft, lambda command: self._spawn(tell_time()))
         output = RankOutput(job.run_dir)
@@ -220,8 +157,9 @@ class CoordinatorHost:
             shell.post(ev.ReachedRead(command.cycle, reached))
 
         shell.on(ev.ReadReached, lambda command: self._spawn(tell_reached(command)))
-        if job.slurm is not None and job.run_dir.path.name == f"r{job.slurm.restart_count}":  # its first step
-            self._spawn(self._ask_when_it_began(job.slurm.job_id))
+        is_first_step = slurm is not None and job.run_dir.path.name == f"r{slurm.restart_count}"
+        if slurm is not None and is_first_step:
+            self._spawn(self._ask_when_it_began(slurm.job_id))
         progress = None if job.progress_file is None else ProgressFile(job.progress_file, self._say)
         if progress is None and watch is None:
             return
@@ -229,8 +167,11 @@ class CoordinatorHost:
         async def tell_progress(cycle: int) -> None:
             if watch is not None:
                 await watch.read(resumes=True)
-            found = await progress.read() if progress is not None else None
-            shell.post(ev.ProgressRead(cycle, watch.iteration if progress is None and watch is not None else found))
+            if progress is not None:
+                found = await progress.read()
+            else:
+                found = None if watch is None else watch.iteration
+            shell.post(ev.ProgressRead(cycle, found))
 
         shell.on(ev.ReadProgress, lambda command: self._spawn(tell_progress(command.cycle)))
 
@@ -239,7 +180,13 @@ class CoordinatorHost:
             return None
         from nvrx_slurm.node.coordination.checkpoints import CheckpointWatch
 
-        watch = CheckpointWatch(*self._job.checkpoints, self._core, self._account, self.shell.post, self._say)
+        watch = CheckpointWatch(
+            *self._job.checkpoints,
+            self._core,
+            self._account,
+            self.shell.post,
+            self._say,
+        )
         self._spawn(watch.watch())
         return watch
 
@@ -247,7 +194,8 @@ class CoordinatorHost:
         """The account until the last plan, or the end. Before a plan earlier coordinators may have counted more."""
         result = self.shell.result
         if result.done() and self._core.state is Stage.CLOSED:
-            return self._account.complete(result.result()).report.account
+            done = self._account.complete(result.result())
+            return done.report.account
         return None if self._core.job.fresh else self._account.known
 
     async def _ask_when_it_began(self, job_id: int) -> None:
@@ -289,10 +237,11 @@ class CoordinatorHost:
 
     def heard(self, at: Callable[[str], float], members: Mapping[str, t.Node]) -> float:
         """When a quorum was heard last (monotonic seconds). `at(node_id)`: when that member was."""
-        quorum, now = self._core.roster.quorum, self._loop.time()
+        quorum = self._core.roster.quorum
+        now = self._loop.time()
         own = {peer_key(self._job.node)}
-        latest = sorted(((at(node_id), peer_key(node)) for node_id, node in members.items()), reverse=True)
-        for heard_s, key in latest:
+        heard = [(at(node_id), peer_key(node)) for node_id, node in members.items()]
+        for heard_s, key in sorted(heard, reverse=True):
             if quorum.enough(own):
                 break
             own.add(key)
@@ -320,11 +269,13 @@ class CoordinatorHost:
             self._files.close(HANGS_S),
             self._cycle_files.close(HANGS_S),
         )
-        if self.leads:  # else another part of the job may go on, and a front ends its step where it finds the file
+        # Else another part of the job may go on, and a front ends its step where it finds the file.
+        if self.leads:
             requeues = None if self._job.slurm is None else self._job.slurm.restart_count
             path = self._job.run_dir.result
+            told = content(done, requeues, self._allocation)
             last = Writer(self._say)  # behind no file on a file system that hangs
-            last.put(path, partial(write_result, path, content(done, requeues, self._allocation)))
+            last.put(path, partial(write_result, path, told))
             await last.close(HANGS_S)
         await self._end_attribution()
         return done
@@ -333,7 +284,8 @@ class CoordinatorHost:
         """Disconnect the members without waiting for the job's end; `last` tells them how it ends."""
         await self.members.close(last)
         self.shell.finish(None)
-        await asyncio.wait({asyncio.ensure_future(self._publisher.close())}, timeout=_AT_ONCE_S)
+        told = asyncio.ensure_future(self._publisher.close())
+        await asyncio.wait({told}, timeout=_AT_ONCE_S)
         await self._end_attribution()
 
     async def _end_attribution(self) -> None:

@@ -34,7 +34,9 @@ class AgentLink:
         self.transport = transport
         self._port = PortReservation()
         self._closed = False
-        self._last: dict[type, t.Imports | t.Warmth] = {}  # of each kind: each coordinator has to know them
+        self._last: dict[
+            type, t.Imports | t.Warmth
+        ] = {}  # of each kind: each coordinator has to know them
 
     async def start(self) -> None:
         """Begin to connect."""

@@ -52,7 +52,8 @@ async def ask(meeting: Meeting, token: str, peer: t.Peer) -> t.Elsewhere | None:
             answer.set_result(event if isinstance(event, t.Elsewhere) else None)
 
     proof = None if token else await credentials(meeting)
-    client = ControlClient(await endpoints(meeting, peer), meeting.key, token, post, meeting.keepalive, proof)
+    places = await endpoints(meeting, peer)
+    client = ControlClient(places, meeting.key, token, post, meeting.keepalive, proof)
     client.start()
     try:
         return await bounded.wait_for(answer, _ANSWER_S)
@@ -79,9 +80,13 @@ class Registrations:
     """
 
     def __init__(
-        self, server: ControlServer, visited: Callable[[el.Visited], None], where: Callable[[], t.Elsewhere]
+        self,
+        server: ControlServer,
+        visited: Callable[[el.Visited], None],
+        where: Callable[[], t.Elsewhere],
     ) -> None:
-        self._server, self._visited = server, visited
+        self._server = server
+        self._visited = visited
         self._numbers: dict[str, int] = {}  # by node_id: of the last registration
         self._waiting: dict[str, ev.Joined] = {}
         self._members: dict[str, t.Node] = {}
@@ -100,16 +105,18 @@ class Registrations:
 
     def answer(self, command: el.AnswerVisitor) -> None:
         """Take a registration, or send it on."""
-        joined = self._waiting.pop(command.visitor, None)
+        visitor = command.visitor
+        elsewhere = command.elsewhere
+        joined = self._waiting.pop(visitor, None)
         if joined is None:
             return  # it has left
-        if command.elsewhere is None and self._to_coordinator is not None:
-            self._members[command.visitor] = joined.message.node
+        if elsewhere is None and self._to_coordinator is not None:
+            self._members[visitor] = joined.message.node
             self._to_coordinator(joined)
             return
-        if command.elsewhere is not None:
-            self._server.send(command.visitor, command.elsewhere)
-        self._server.drop(command.visitor)
+        if elsewhere is not None:
+            self._server.send(visitor, elsewhere)
+        self._server.drop(visitor)
 
     def quorum_heard(self, host: CoordinatorHost) -> float:
         """When a quorum of the coordinator was heard last (monotonic seconds)."""
@@ -117,17 +124,23 @@ class Registrations:
 
     def _on_event(self, event: Any) -> None:
         if isinstance(event, ev.Joined):
-            node_id, number = event.message.node.node_id, event.message.number
-            if number < self._numbers.get(node_id, 0):
-                return self._server.drop(node_id)
-            self._numbers[node_id] = number
-            self._waiting[node_id] = event
-            return self._visited(el.Visited(node_id, event.message.vote))
-        waited = self._waiting.pop(event.node_id, None)
-        if waited is None and self._to_coordinator is not None and event.node_id in self._members:
-            if isinstance(event, ev.Lost):
-                del self._members[event.node_id]
-            self._to_coordinator(event)
+            return self._registers(event)
+        node_id = event.node_id
+        waited = self._waiting.pop(node_id, None) is not None
+        if waited or self._to_coordinator is None or node_id not in self._members:
+            return None
+        if isinstance(event, ev.Lost):
+            del self._members[node_id]
+        return self._to_coordinator(event)
+
+    def _registers(self, event: ev.Joined) -> None:
+        node_id = event.message.node.node_id
+        number = event.message.number
+        if number < self._numbers.get(node_id, 0):
+            return self._server.drop(node_id)
+        self._numbers[node_id] = number
+        self._waiting[node_id] = event
+        return self._visited(el.Visited(node_id, event.message.vote))
 
     # --- for the coordinator of this node ---------------------------------------------------------------------
 

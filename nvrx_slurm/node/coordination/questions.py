@@ -49,7 +49,9 @@ class ProgressFile:
         except (OSError, ValueError, bounded.Overrun) as error:
             why = str(getattr(error, "strerror", None) or error)
             if why != self._said:
-                self._say(f"progress is not counted: the checkpoint iteration file {self._path} cannot be used: {why}")
+                self._say(
+                    f"progress is not counted: the checkpoint iteration file {self._path} cannot be used: {why}"
+                )
             self._said = why
             return None
         self._said = ""
@@ -59,9 +61,13 @@ class ProgressFile:
 def _iteration(content: bytes) -> int:
     """Raises ValueError."""
     text = content.strip()
-    if len(content) > _MAX_BYTES or len(text) > _MAX_DIGITS or not text.isdigit():  # of bytes: ASCII digits only
+    if (
+        len(content) > _MAX_BYTES or len(text) > _MAX_DIGITS or not text.isdigit()
+    ):  # of bytes: ASCII digits only
         found = text[:40].decode("ascii", "backslashreplace")
-        raise ValueError(f"it must hold one integer of 0 or more, in at most {_MAX_BYTES} bytes, not {found!r}")
+        raise ValueError(
+            f"it must hold one integer of 0 or more, in at most {_MAX_BYTES} bytes, not {found!r}"
+        )
     return int(text)
 
 
@@ -86,17 +92,23 @@ class RankOutput:
             return -1
 
     def _load(self, cycle: int, ranks: Collection[tuple[int, Node]]) -> int:
-        from nvrx_slurm.core.attribution.reached import iteration  # not at the start: it takes 10 ms
+        from nvrx_slurm.core.attribution.reached import (
+            iteration,
+        )  # not at the start: it takes 10 ms
 
         stems = [self._run_dir.node_dir(cycle, node) / f"rank_{rank}" for rank, node in ranks]
         logs = [stem.with_suffix(suffix) for stem in stems for suffix in (".out", ".err")]
-        return max((iteration(last_bytes(log, _TAIL_BYTES)) for log in logs if log.exists()), default=-1)
+        return max(
+            (iteration(last_bytes(log, _TAIL_BYTES)) for log in logs if log.exists()), default=-1
+        )
 
 
 async def began(control: Control, job_id: int) -> tuple[int, int] | None:
     """When Slurm got and started the job; None where it does not say. Not asked while the job starts."""
     await asyncio.sleep(_LATER_S)
-    return await bounded.call_or_none(functools.partial(control.began, job_id), _TIMEOUT_S + _MARGIN_S, "queue")
+    return await bounded.call_or_none(
+        functools.partial(control.began, job_id), _TIMEOUT_S + _MARGIN_S, "queue"
+    )
 
 
 class AllocationClock:
@@ -117,7 +129,8 @@ class AllocationClock:
         if self._job_id is None:
             return None
         left_s = await self._ask(self._job_id, again)
-        if left_s is None:  # a busy controller; or the tool was killed with the orphans of a failed worker
+        # a busy controller; or the tool was killed with the orphans of a failed worker
+        if left_s is None:
             await asyncio.sleep(_RETRY_S)
             left_s = await self._ask(self._job_id, again)
         if left_s == math.inf:

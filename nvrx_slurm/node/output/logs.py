@@ -24,7 +24,7 @@ from nvrx_slurm.logs.merged import missing_lines
 from nvrx_slurm.system import bounded
 
 if TYPE_CHECKING:
-    from nvrx_slurm.node.coordination.coordinator import MemberStreams
+    from nvrx_slurm.node.coordination.member_streams import MemberStreams
     from nvrx_slurm.node.job import NodeJob
 
 _CYCLES = 3  # of which a new shipper is told
