@@ -25,14 +25,20 @@ def slurm_version(request, needs_slurm: None) -> str:
     return version
 
 
-@pytest.fixture(scope="session")
-def varied_cluster(needs_slurm: None) -> Iterator[MiniCluster]:
+@pytest.fixture(
+    scope="session",
+    params=["", pytest.param("26.05", marks=pytest.mark.matrix)],
+    ids=lambda version: version or "22.05",
+)
+def varied_cluster(request, needs_slurm: None) -> Iterator[MiniCluster]:
     """One that is as unlike the plain one as can be. Of four nodes with GPUs; CPUs are as many as this machine has, at
     most 2, since tasks are bound to them."""
+    if reason := MiniCluster.available(request.param):
+        pytest.skip(reason)
     variants = ("affinity", "memory", "gpus", "backfill", "interactive", "preemption", "dots")
     root = Path(tempfile.mkdtemp(prefix="nvrx-mc-"))
     cpus = min(2, len(os.sched_getaffinity(0)))
-    with MiniCluster(root, 4, cpus, kill_wait_s=8, die_with_owner=True, variants=variants) as cluster:
+    with MiniCluster(root, 4, cpus, 8, True, slurm=request.param, variants=variants) as cluster:
         yield cluster
     assert cluster.scan() == []
     shutil.rmtree(root)
