@@ -27,7 +27,12 @@ _COMPILED = {
     ".": 1,
     **{f"nvrx_slurm/{name}": 9 for name in ("health", "child", "system", "config")},
 }
-_MAIN = b"from nvrx_slurm.cli.toolbox import main\nmain()\n"
+_MAIN = b"""import sys
+if sys.version_info < (3, 10):
+    sys.exit("nvrx needs Python 3.10 or later, not " + sys.version.split()[0])
+from nvrx_slurm.cli.toolbox import main
+main()
+"""
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 _SCRIPTS = ("prolog", "epilog", "healthcheck", "hook.sh", "start.py")
 _SETTINGS = "hooks.conf"

@@ -139,7 +139,7 @@ def test_each_signal_has_its_sentence() -> None:
 
 def test_which_rules_may_end_a_job() -> None:
     sure = [s for s in SIGNATURES if s.remedy is Remedy.STOP and s.confidence is Confidence.CERTAIN]
-    assert {s.name for s in sure} == {"arguments", "checkpoint-mismatch", "python-import"}
+    assert {s.name for s in sure} == {"arguments", "checkpoint-mismatch", "nvrx-import", "python-import"}
     assert named("checkpoint-torn").confidence is Confidence.LIKELY  # type: ignore[union-attr] # by words alone
 
 

@@ -95,7 +95,7 @@ def main():
     client.shutdown_workload_monitoring()
     if dist.get_rank() == 0:
         weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-        print(f"final {weights.double().sum().item().hex()} {newest()}", flush=True)
+        print(f"the newest save is {newest()}; final {weights.double().sum().item().hex()}", flush=True)
     dist.destroy_process_group()
 
 
