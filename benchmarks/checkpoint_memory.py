@@ -25,7 +25,7 @@ _STATES = {"1 tensor": 1, "300 tensors": 300, "10,000 tensors": 10_000}
 State = dict[str, torch.Tensor]
 
 
-def main() -> None:
+def main():
     """Prints one row for each state, as Markdown."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--gb", type=float, default=1.0)
@@ -46,21 +46,21 @@ def _row(state: State, repeats: int, first: int) -> str:
     iterations = iter(range(first, first + 1000))
     file = Path(f"/dev/shm/nvrx-bench-{os.getpid()}.pt")
 
-    def bare() -> None:
+    def bare():
         for name, one in state.items():
             copy[name].copy_(one)
 
-    def save() -> None:
+    def save():
         assert checkpoint.save(state, next(iterations))
 
-    def to_file() -> None:
+    def to_file():
         torch.save(state, file)
 
     firsts = []
     for _ in range(2):
         firsts.append(_took(save))
         _until_checked()
-    samples: dict[str, list[float]] = {"bare": [], "save": [], "file": []}
+    samples = {"bare": [], "save": [], "file": []}
     try:
         for _ in range(repeats):
             samples["bare"].append(_took(bare))
@@ -82,7 +82,7 @@ def _took(what: Callable[[], object]) -> float:
     return time.perf_counter() - began_s
 
 
-def _until_checked() -> None:
+def _until_checked():
     newest = checkpoint.available()
     assert newest is not None
     os.close(rank._keeper.ask(messages.AskSaved(newest), messages.Saved)[1])

@@ -27,7 +27,7 @@ def _last(events: list[Event]) -> float:
     return max(event.at_s for event in events)
 
 
-def _settle() -> None:
+def _settle():
     """At a random phase of a launcher that polls (torchrun: every 0.1 s)."""
     time.sleep(_SETTLE_S + random.uniform(0.0, 0.2))
 
@@ -123,8 +123,8 @@ def _silent_coordinator(launcher: Launcher) -> float:
         return _last(again) - at_s
 
 
-def _figure(name: str, what: str, target_s: float, one, floor: bool) -> Figure:  # type: ignore[no-untyped-def]
-    def who(launchers: Launchers) -> list[Launcher]:
+def _figure(name: str, what: str, target_s: float, one, floor: bool) -> Figure:
+    def who(launchers):
         return [launchers.floor, *launchers.rivals()] if floor else launchers.rivals()
 
     return Figure(name, what, "s", target_s, in_turns(one, who))

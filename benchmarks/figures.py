@@ -92,7 +92,7 @@ def interleaved(
 
     A launcher that fails is left out, with its sentence on stderr; the others go on.
     """
-    samples: dict[str, list[_T]] = {launcher.name: [] for launcher in launchers}
+    samples = {launcher.name: [] for launcher in launchers}
     for turn in range(-warm_up, repeats):
         for launcher in [who for who in launchers if who.name in samples]:
             try:

@@ -53,7 +53,7 @@ class Launcher:
 
     def command(self, nnodes: str, node_rank: int, nproc: int, endpoint: str, flags: Sequence[str]) -> list[str]:
         """Command line of one node, without the script; `nnodes` as torchrun writes it, "1": no other node."""
-        meet: list[str] = []
+        meet = []
         if nnodes != "1":
             meet = [f"--nnodes={nnodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "--rdzv-id=bench"]
             meet.append(f"--node-rank={node_rank}")
@@ -71,7 +71,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def become_subreaper() -> None:
+def become_subreaper():
     """Orphans of killed launchers become our children, so that every process of every job can be reaped."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -82,7 +82,7 @@ class Job:
     `life_s`: after that a worker ends by itself. `worker`: the script.
     """
 
-    def __init__(self, launcher: Launcher, life_s: float = 120.0, worker: str = WORKER) -> None:
+    def __init__(self, launcher: Launcher, life_s: float = 120.0, worker: str = WORKER):
         self._launcher = launcher
         self._worker = worker
         self.scratch = Path(tempfile.mkdtemp(prefix="nb-"))  # short: it holds Unix sockets
@@ -100,7 +100,7 @@ class Job:
     def __enter__(self) -> Job:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_: object):
         kill_all_children()
         for node in self.nodes:
             node.wait()
@@ -119,7 +119,7 @@ class Job:
         flags: Sequence[str] = (),
         network: Network | None = None,
         command: Sequence[str] = (),
-    ) -> None:
+    ):
         """Start all nodes (as many as the upper end of `nnodes`) at once; the clock starts before the first.
 
         `mode`: the worker's, with its argument behind a blank. `network`: node N runs on its host N.
@@ -138,7 +138,7 @@ class Job:
         for rank, command in enumerate(commands):
             self.nodes.append(self._spawn(command, self.scratch / f"node_{rank}.log", {}))
 
-    def _start_bare(self, nproc: int, mode: str) -> None:
+    def _start_bare(self, nproc: int, mode: str):
         self.started_s = time.monotonic()
         for rank in range(nproc):
             command = [sys.executable, WORKER, *mode.split()]
@@ -168,26 +168,26 @@ class Job:
                 return list(found.values())
             self._receive(until_s, f"{what!r} of {count} ranks")
 
-    def hear(self) -> None:
+    def hear(self):
         """Take what was told so far into `events`."""
         while select.select([self._fifo], [], [], 0.0)[0]:
             self._take()
 
-    def _receive(self, until_s: float, what: str) -> None:
+    def _receive(self, until_s: float, what: str):
         ready, _, _ = select.select([self._fifo], [], [], max(0.0, until_s - time.monotonic()))
         if not ready:
             logs = "\n".join(p.read_text(errors="replace")[-2000:] for p in sorted(self.scratch.glob("*.log")))
             raise Failure(f"{self._launcher.name}: no {what} within {EVENT_TIMEOUT_S:g} s\n{logs}")
         self._take()
 
-    def _take(self) -> None:
+    def _take(self):
         *lines, self._received = (self._received + os.read(self._fifo, 65536)).split(b"\n")
         for line in lines:
             name, rank, pid, at_s = line.decode().split()
             self.events.append(Event(name, int(rank), int(pid), float(at_s)))
 
 
-def kill_all_children() -> None:
+def kill_all_children():
     """SIGKILL and reap all our descendants; those of dead parents come to us as the subreaper, round by round."""
     until_s = time.monotonic() + _CLEAN_UP_S
     while (mine := procfs.children(os.getpid())) and time.monotonic() < until_s:
@@ -200,7 +200,7 @@ def kill_all_children() -> None:
         raise Failure(f"processes {mine} do not end after SIGKILL")
 
 
-def _reap(pid: int, until_s: float) -> None:
+def _reap(pid: int, until_s: float):
     """Wait for a killed child. Popen objects of ours find out by themselves (ECHILD counts as ended)."""
     with contextlib.suppress(ChildProcessError, ProcessLookupError):
         pidfd = os.pidfd_open(pid)

@@ -48,7 +48,7 @@ def _loaded(path: Path) -> ModuleType:
 class Node:
     """The recorded node below `root`, with NVML's stand-in, and the prolog as root installs it."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path):
         self.root = root
         self.tree = root / "node"
         recorded = _loaded(REPO / "tests/lib/dgx.py")
@@ -63,7 +63,7 @@ class Node:
         self.env = {**os.environ, **nvml.env}
         self._install(nvml.env)
 
-    def _install(self, env: dict[str, str]) -> None:
+    def _install(self, env: dict[str, str]):
         """PYTHON is a script that sets NVML's stand-in, because hook.sh clears the environment."""
         shutil.copytree(REPO / "prolog", self.root / "hooks")
         words = " ".join(f"{name}='{value}'" for name, value in env.items())
@@ -74,7 +74,7 @@ class Node:
         conf = "".join(f"{name}={value}\n" for name, value in settings.items())
         (self.root / "hooks/hooks.conf").write_text(conf)
 
-    def cold(self) -> None:
+    def cold(self):
         """Nothing is known from an earlier run."""
         shutil.rmtree(self.tree / "run/nvrx-health", ignore_errors=True)
         (self.root / "log").unlink(missing_ok=True)
@@ -116,7 +116,7 @@ def _prolog(launchers: Launchers, repeats: int) -> Samples:
     """Beside it the same Python that only imports."""
     places = [str(REPO), str(Path(json.__file__).parents[1] / "site-packages"), *_site_packages()]
     program = _IMPORTS.format(places=places)
-    samples: Samples = {"bare Python": [], "nvrx-run": []}
+    samples = {"bare Python": [], "nvrx-run": []}
     with _node() as node:
         argv = [str(node.root / "python"), "-I", "-S", "-c", program]
         for turn in range(-1, repeats):
@@ -198,7 +198,7 @@ def _asked(node: Node, recorded: bool, repeats: int) -> list[float]:
 
 
 def _preflight(recorded: bool) -> Measure:
-    def measure(launchers: Launchers, repeats: int) -> Samples:
+    def measure(launchers, repeats):
         with _node() as node:
             return {"nvrx-run": _asked(node, recorded, repeats)}
 

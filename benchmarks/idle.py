@@ -33,7 +33,7 @@ def _memory_mb(launcher: Launcher, nodes: int, size: Callable[[set[int]], float]
 
 def _wake_ups(launchers: Launchers, nodes: int, repeats: int, whole: bool) -> Samples:
     """Windows of 20 s; the jobs idle side by side, so each window is the same for all. The busier node counts."""
-    samples: Samples = {}
+    samples = {}
     with contextlib.ExitStack() as stack:
         groups = {who.name: _start(who, nodes, stack, whole) for who in launchers.rivals()}
         for _ in range(repeats):
@@ -50,7 +50,7 @@ def _memory(name: str, what: str, nodes: int, size: Callable[[set[int]], float])
 
 
 def _idle(name: str, what: str, nodes: int, target: float, whole: bool = True) -> Figure:
-    def measure(launchers: Launchers, repeats: int) -> Samples:
+    def measure(launchers, repeats):
         return _wake_ups(launchers, nodes, repeats, whole)
 
     return Figure(name, what, "/s", target, measure)

@@ -68,7 +68,7 @@ def _last(events: list[Event]) -> float:
 def _raise(size: int, mode: str = "run") -> Measure:
     """Restarts one after the other in one job; the first is not counted."""
 
-    def restarts(launcher: Launcher, repeats: int) -> list[float]:
+    def restarts(launcher, repeats):
         took_s = []
         with _Ranks(launcher, 300.0) as job:
             job.begin(size, mode)
@@ -81,8 +81,8 @@ def _raise(size: int, mode: str = "run") -> Measure:
                 took_s.append(_last(job.wait(size, "entered", before_s)) - raised.at_s - _LAST_CALL_WAIT_S)
         return took_s[1:]
 
-    def measure(launchers: Launchers, repeats: int) -> Samples:
-        samples: Samples = {}
+    def measure(launchers, repeats):
+        samples = {}
         for launcher in launchers.monitored():
             try:
                 samples[launcher.name] = restarts(launcher, repeats)
@@ -152,9 +152,9 @@ def _hard(launcher: Launcher) -> float:
 @cache
 def _life(launchers: Launchers, repeats: int) -> tuple[Samples, Samples]:
     """Seconds from the last call to the last entry, and from the last return to the end, of 4 ranks."""
-    entry_s: dict[str, list[float]] = {}
+    entry_s = {}
 
-    def one(launcher: Launcher) -> float:
+    def one(launcher):
         with _Ranks(launcher) as job:
             called_s = job.begin(4, "run")
             entry_s.setdefault(launcher.name, []).append(_last(job.wait(4, "entered")) - called_s)
@@ -193,7 +193,7 @@ def _processor(launcher: Launcher) -> float:
 
 
 def _memory(coordinates: bool) -> Callable[[Launcher], float]:
-    def one(launcher: Launcher) -> float:
+    def one(launcher):
         with _Ranks(launcher) as job:
             job.begin(4, "idle")
             time.sleep(3.0)

@@ -27,7 +27,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 class _Program:
     """A process of `benchmarks.join_programs` that talks in lines."""
 
-    def __init__(self, *words: str) -> None:
+    def __init__(self, *words: str):
         command = [sys.executable, "-m", "benchmarks.join_programs", *words]
         self._popen = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=_ROOT)
         self._received = b""
@@ -41,7 +41,7 @@ class _Program:
             ready, _, _ = select.select([fd], [], [], max(0.0, until_s - time.monotonic()))
             data = os.read(fd, 4096) if ready else b""
             if not data:
-                raise Failure(f"{' '.join(map(str, self._popen.args))} said nothing more")  # type: ignore[arg-type]
+                raise Failure(f"{' '.join(map(str, self._popen.args))} said nothing more")
             self._received += data
         line, _, self._received = self._received.partition(b"\n")
         return line.decode()
@@ -51,11 +51,11 @@ class _Program:
         assert self._popen.stdout is not None
         return bool(self._received or select.select([self._popen.stdout], [], [], 0)[0])
 
-    def stop(self) -> None:
+    def stop(self):
         """It takes no step any more."""
         self._popen.send_signal(signal.SIGSTOP)
 
-    def go(self, word: str = "go") -> None:
+    def go(self, word: str = "go"):
         """Let it begin."""
         assert self._popen.stdin is not None
         self._popen.stdin.write(word.encode() + b"\n")
@@ -125,7 +125,7 @@ def _strangers() -> tuple[float, float]:
 
 
 def _figure(name: str, what: str, unit: str, target: float, sample: Callable[[], float]) -> Figure:
-    def once() -> float:
+    def once():
         try:
             return sample()
         finally:

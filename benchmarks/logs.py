@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import procfs
-from benchmarks.figures import Figure, Launchers, Measure, Samples, repeated
+from benchmarks.figures import Figure, Measure, repeated
 from nvrx_slurm.control.identity import identity
 from nvrx_slurm.control.stream import Stream
 from nvrx_slurm.logs import wire
@@ -67,26 +67,26 @@ def _pair(shipper: bool) -> Iterator[tuple[Path, int, int, Callable[..., None]]]
         yield root, aggregator.pid, process.pid, lambda **packet: control.send(json.dumps(packet).encode())
 
 
-async def _load(port: int) -> None:
+async def _load(port: int):
     """1,000 streams send the same lines as fast as they are acknowledged."""
     text = b"".join(b"%4d: " % (i % _STREAMS) + b"x" * (_LINE_BYTES - 7) + b"\n" for i in range(_CHUNK_LINES))
     each = _TOTAL_BYTES // len(text) // _STREAMS
     ids, loop = identity(_TOKEN, wire.IDENTITY.format(_JOB)), asyncio.get_running_loop()
     done = [loop.create_future() for _ in range(_STREAMS)]
-    streams: list[Stream] = []
+    streams = []
 
-    def send(number: int, at: int) -> None:
+    def send(number, at):
         chunk = wire.Chunk(0, at * len(text), (at + 1) * len(text), 1, text)
         streams[number].send(wire.from_chunk(chunk))
 
-    def on_frame(number: int, frame: bytes) -> None:
+    def on_frame(number, frame):
         at = wire.content(frame)["0"] // len(text)
         if at < each:
             send(number, at)
         elif not done[number].done():
             done[number].set_result(None)
 
-    def on_proved(number: int) -> None:
+    def on_proved(number):
         streams[number].send(wire.message(wire.HELLO, {"version": wire.VERSION, "node": f"n{number}"}))
         file = f"{_OWNER}/cycle_0/node_{number}/rank_{number}.out"
         sources = [wire.Opened(0, 0, file, number)]
@@ -114,7 +114,7 @@ def _throughput() -> float:
 
 def _latency() -> float:
     """Each line holds the time at which it was written; the merged file is looked at every 10 ms."""
-    late: list[float] = []
+    late = []
     with _pair(shipper=True) as (root, *_), ExitStack() as stack, (root / "train_cycle0.log").open("rb") as merged:
         ranks = _ranks(root, stack)
         begin_s, written = time.monotonic(), 0.0
@@ -140,7 +140,7 @@ def _stamped() -> bytes:
 def _shipper(value: Callable[[int, float], float], lines_s: int) -> Measure:
     """`value(pid, window)` before and after a window in which 8 ranks write `lines_s` lines per second."""
 
-    def measure(launchers: Launchers, repeats: int) -> Samples:
+    def measure(launchers, repeats):
         samples = []
         with _pair(shipper=True) as (root, _, shipper, _), ExitStack() as stack:
             ranks = _ranks(root, stack)
@@ -154,7 +154,7 @@ def _shipper(value: Callable[[int, float], float], lines_s: int) -> Measure:
     return measure
 
 
-def _write(ranks: list[Any], lines_s: int, seconds: float) -> None:
+def _write(ranks: list[Any], lines_s: int, seconds: float):
     begin_s, line = time.monotonic(), b"x" * (_LINE_BYTES - 1) + b"\n"
     for number in range(int(seconds * lines_s)):
         ranks[number % len(ranks)].write(line)

@@ -21,7 +21,7 @@ class _Shared:
 class MemoryStore:
     """What one would be on a server: all views of it share values."""
 
-    def __init__(self, prefix: str = "", shared: _Shared | None = None) -> None:
+    def __init__(self, prefix: str = "", shared: _Shared | None = None):
         self._prefix = prefix
         self._shared = shared or _Shared()
         self._values = self._shared.values[prefix]
@@ -38,11 +38,11 @@ class MemoryStore:
     def __len__(self) -> int:
         return sum(map(len, self._shared.values.values()))
 
-    def set(self, key: str, value: bytes | str) -> None:
+    def set(self, key: str, value: bytes | str):
         """Set one value."""
         self.multi_set([key], [value])
 
-    def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
+    def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]):
         """Set several."""
         with self._shared.changed:
             data = [value.encode() if isinstance(value, str) else bytes(value) for value in values]
@@ -84,7 +84,7 @@ class MemoryStore:
         with self._shared.changed:
             return all(key in self._values for key in keys)
 
-    def wait(self, keys: Sequence[str], timeout: timedelta) -> None:
+    def wait(self, keys: Sequence[str], timeout: timedelta):
         """Until all are there; raises RuntimeError after `timeout`."""
         with self._shared.changed:
             if not self._shared.changed.wait_for(

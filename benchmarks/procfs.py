@@ -8,7 +8,7 @@ from pathlib import Path
 
 def children(pid: int) -> list[int]:
     """Direct children of all threads of `pid`; [] when it is gone."""
-    found: list[int] = []
+    found = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
             found += map(int, task.read_text().split())
@@ -52,7 +52,7 @@ def alone_mb(pids: set[int]) -> float:
     """
     own_kb, shared_kb = 0, dict[tuple[str, str], int]()
     for pid in pids:
-        file: tuple[str, str] | None = None
+        file = None
         for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
             words = line.split()
             if not words[0].endswith(":"):  # "from-to perms offset dev inode path": each segment of a file by itself

@@ -16,7 +16,7 @@ from pathlib import Path
 import slurm_builds
 from minicluster import MiniCluster
 
-from benchmarks.figures import Figure, Launchers, Measure, Samples, repeated
+from benchmarks.figures import Figure, Measure, repeated
 from benchmarks.harness import Failure
 from nvrx_slurm.slurm.api import text
 
@@ -58,7 +58,7 @@ def _parsed_ms() -> float:
 
 
 def _pyslurm(which: Callable[[list[float]], float]) -> Measure:
-    def measure(_: Launchers, repeats: int) -> Samples:
+    def measure(_, repeats):
         wheel = slurm_builds.pyslurm(_PYSLURM)
         if wheel is None or (reason := MiniCluster.available(_PYSLURM)):
             raise Failure(reason if wheel else f"NVRX_PYSLURM names no pyslurm for Slurm {_PYSLURM}")

@@ -30,7 +30,7 @@ class Trace:
         slow: Mapping[int, float] = {},
         seed: int = 0,
         per_switch: int = 16,
-    ) -> None:
+    ):
         self._rng, self._noise, self.factor, self._now = random.Random(seed), noise, 1.0, 0.0
         self._base = [self._rng.gauss(1.0, lasting) * slow.get(rank, 1.0) for rank in range(ranks)]
         firsts = range(0, ranks, _NODE)
@@ -59,14 +59,14 @@ class Trace:
             yield self._tell()
 
 
-def main(ranks: int, windows: int) -> None:
+def main(ranks: int, windows: int):
     """Print the figures."""
     for kind, noise in KINDS.items():
         trace = Trace(ranks, *noise)
         alarms = sum(one is not None for one in trace.windows(windows))
         print(f"{kind}: {ranks} healthy ranks, {windows} windows: {alarms} alarms; NVRx's rule flags {trace.nvrx}")
         right = wrong = 0
-        first: list[int | None] = []
+        first = []
         for seed in range(20):
             seen = list(Trace(ranks, *noise, {ranks // 3: 1.15}, seed).windows(6))
             right += sum(one is not None and ranks // 3 in one.ranks for one in seen)

@@ -82,7 +82,7 @@ def nvrx_flags(traces: Sequence[Trace], window_s: float) -> list[list[dict[str, 
     done = subprocess.run(command, capture_output=True, timeout=600, text=True)
     if done.returncode:
         raise Failure(f"NVRx's rule: {done.stderr[-2000:]}")
-    found: list[list[dict[str, list[int]]]] = json.loads(done.stdout.strip().splitlines()[-1])
+    found = json.loads(done.stdout.strip().splitlines()[-1])
     return found
 
 
@@ -98,7 +98,7 @@ def row(name: str, traces: Sequence[Trace], flagged: Sequence[Sequence[list[int]
 
 def ours(one: Trace, windows: int) -> list[list[int]]:
     """By window, the ranks that the launcher has named. Whatever else it says is said of rank -2."""
-    found: list[list[int]] = [[] for _ in range(windows)]
+    found = [[] for _ in range(windows)]
     for number, where, ranks in one.said:
         found[min(number, windows) - 1] = ranks if where == "rank" else [*ranks, -2]
     return found
@@ -113,7 +113,7 @@ def main() -> int:
     parser.add_argument("--nvrx", action="store_true", help="also NVRx's rule")
     args = parser.parse_args()
     become_subreaper()
-    traces: list[Trace] = []
+    traces = []
     try:
         for run in range(args.runs):
             slow = run % RANKS

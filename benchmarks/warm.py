@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks import procfs
-from benchmarks.figures import Figure, Launchers, Samples, interleaved
+from benchmarks.figures import Figure, Launchers, interleaved
 from benchmarks.harness import EVENT_TIMEOUT_S, Event, Failure, Job, Launcher
 
 _WORKER = str(Path(__file__).with_name("warm_worker.py"))
@@ -123,8 +123,8 @@ def _differences(launchers: Launchers, repeats: int, case: str) -> list[_Life]:
 
 
 def _of_executed(case: str, what: str) -> list[Figure]:
-    def row(name: str, pick: str, to: str) -> Figure:
-        def measure(launchers: Launchers, repeats: int) -> Samples:
+    def row(name, pick, to):
+        def measure(launchers, repeats):
             return {"nvrx-run": [getattr(life, pick) for life in _differences(launchers, repeats, case)]}
 
         return Figure(f"warm-off-{case}{name}", f"{what}: later than with {_OFF}, {to}", "s", 0.03, measure)
@@ -192,7 +192,7 @@ def _figure(
     """`target`: of ours, as a share of that of `base`. `theirs`: other launchers have such a figure, too. `once`: one
     run tells it."""
 
-    def measure(launchers: Launchers, repeats: int) -> Samples:
+    def measure(launchers, repeats):
         rivals = launchers.rivals()[:-1] if theirs else []
         who = [*rivals, launchers.executed(), launchers.ours]
         return interleaved(one, who, 1, warm_up=0) if once else interleaved(one, who, repeats)
@@ -201,7 +201,7 @@ def _figure(
 
 
 def _of_life(name: str, what: str, target: float, nproc: int, pick: str, base: str = "torchrun") -> Figure:
-    def measure(launchers: Launchers, repeats: int) -> Samples:
+    def measure(launchers, repeats):
         lives = _lives(launchers, repeats, nproc, _WORKER)
         return {who: [getattr(life, pick) for life in found] for who, found in lives.items()}
 
@@ -211,7 +211,7 @@ def _of_life(name: str, what: str, target: float, nproc: int, pick: str, base: s
 def _of_library(library: str, target_s: float) -> Figure:
     """The worker is warm_LIBRARY.py; the target is in seconds."""
 
-    def measure(launchers: Launchers, repeats: int) -> Samples:
+    def measure(launchers, repeats):
         if find_spec(library) is None:
             raise Failure(f"{library} is not installed for {sys.executable}")
         lives = _lives(launchers, repeats, 2, str(Path(__file__).with_name(f"warm_{library}.py")))
