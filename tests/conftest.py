@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -52,7 +51,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]):
     """Leave one tier per test. With pytest-xdist's --dist loadgroup, real Slurms are on three workers."""
     tier_of = {item: tier(item) for item in items}
     for node in {node for item in items for node in item.listchain()}:
@@ -74,7 +73,7 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 
 @pytest.fixture(autouse=True)
-def no_signal_stays_blocked() -> Iterator[None]:
+def no_signal_stays_blocked():
     """All children that later tests start would inherit it, and survive the signal."""
     yield
     blocked = signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -82,7 +81,7 @@ def no_signal_stays_blocked() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def needs_slurm() -> None:
+def needs_slurm():
     """Skip, with the reason, where Slurm is not installed; fail instead if NVRX_REQUIRE_SLURM=1."""
     if reason := MiniCluster.available():
         if os.environ.get("NVRX_REQUIRE_SLURM") == "1":
@@ -91,7 +90,7 @@ def needs_slurm() -> None:
 
 
 @pytest.fixture(scope="session")
-def nvml_standin(tmp_path_factory) -> Path:
+def nvml_standin(tmp_path_factory):
     """Directory with a libnvidia-ml.so.1 that does as told (tests/lib); skips without a compiler."""
     try:
         return standin.built(tmp_path_factory.mktemp("nvml"))
@@ -100,7 +99,7 @@ def nvml_standin(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def zygote() -> Iterator[Zygote]:
+def zygote():
     """Has imported torch, once for all tests, and what every optimizer imports."""
     pytest.importorskip("torch")
     process = Zygote("scenarios_calls", "torch._dynamo")
@@ -109,7 +108,7 @@ def zygote() -> Iterator[Zygote]:
 
 
 @pytest.fixture
-def cluster_root() -> Iterator[Path]:
+def cluster_root():
     """A short, private directory for one more cluster (pytest's own are too long for Unix sockets)."""
     root = Path(tempfile.mkdtemp(prefix="nvrx-mc-"))
     yield root
@@ -117,7 +116,7 @@ def cluster_root() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def shared_cluster(needs_slurm: None) -> Iterator[MiniCluster]:
+def shared_cluster(needs_slurm):
     """The cluster of this worker; tests use `minicluster`, which resets it first."""
     root = Path(tempfile.mkdtemp(prefix="nvrx-mc-"))
     cluster = MiniCluster(root, nodes=4, kill_wait_s=8, die_with_owner=True).up()  # ranks get 3 s to end
@@ -131,7 +130,7 @@ def shared_cluster(needs_slurm: None) -> Iterator[MiniCluster]:
 
 
 @pytest.fixture
-def minicluster(shared_cluster: MiniCluster) -> MiniCluster:
+def minicluster(shared_cluster):
     """A real Slurm cluster of 4 idle nodes, n1..n4, with no job."""
     shared_cluster.reset()
     return shared_cluster

@@ -69,24 +69,24 @@ class _Never(Exception):
     """Of a parser that raises nothing."""
 
 
-def _settings(text: str) -> None:
+def _settings(text: str):
     """Each kind of value, as it comes from a flag, a variable or YAML."""
     for one in SETTINGS.values():
         with suppress(ValueError):
             one.kind.parse(text)
 
 
-def _guess(text: str) -> None:
+def _guess(text: str):
     preload.guess(text, 1, lambda _: "")
 
 
-def _output(text: str) -> None:
+def _output(text: str):
     data, fault = text.encode(), RankFault(FaultKind.EXIT, "n1", 0, 0, 0, 1, 1, text[:500], text)
     evidence.examine(fault, data, data)
     evidence.iteration(data), raised.failing_line(text), raised.frames(text), raised.raised_in(raised.clean(text))
 
 
-def _story(found: Any) -> None:
+def _story(found: Any):
     story = why._story(found, Path("/nonexistent"))
     list(why._in_words(story, Path("/nonexistent")))
 
@@ -159,14 +159,14 @@ SHORT = {"settings": 512, "script": 4096}  # bytes: of 150 kinds; of Python's ow
 
 
 def _of_document(call: Any) -> Callable[[bytes], object]:
-    def read(data: bytes) -> object:
+    def read(data):
         return call(found) if isinstance(found := parsed(data), dict) else None
 
     return read
 
 
 def _of_file(call: Any) -> Callable[[bytes], object]:
-    def read(data: bytes) -> object:
+    def read(data):
         with NamedTemporaryFile(dir="/dev/shm") as file:
             Path(file.name).write_bytes(data)
             return call(file.name)
@@ -175,7 +175,7 @@ def _of_file(call: Any) -> Callable[[bytes], object]:
 
 
 def _of_checkpoint(name: str) -> Callable[[bytes], object]:
-    def read(data: bytes) -> object:
+    def read(data):
         take = len(data), lambda at, size: data[at : at + size]
         return checkpoints.damage(name, *take), checkpoints.needed(name, *take)
 

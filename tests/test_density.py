@@ -29,7 +29,7 @@ def tokens(path: Path) -> int:
     return sum(token.start[0] not in docs for token in found)
 
 
-def test_no_line_is_packed() -> None:
+def test_no_line_is_packed():
     """At most 9.5 tokens in a line of code, on average over a file: one thought per line."""
     dense = set()
     for path in IN_PACKAGE:

@@ -61,7 +61,7 @@ class Fence(NamedTuple):
 
 
 def fences(path: Path) -> Iterator[Fence]:
-    info: tuple[str, ...] | None = None
+    info = None
     begun, lines = 0, []
     for number, line in enumerate(path.read_text().splitlines(), 1):
         if not line.startswith("```"):
@@ -76,7 +76,7 @@ def fences(path: Path) -> Iterator[Fence]:
 
 def tables(path: Path) -> Iterator[list[list[str]]]:
     """Each table as rows of cells, the header first."""
-    rows: list[list[str]] = []
+    rows = []
     for line in [*path.read_text().splitlines(), ""]:
         if line.startswith("|"):
             rows.append([cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]])
@@ -109,7 +109,7 @@ def test_python_snippets_are_python():
 @pytest.mark.parametrize(
     "fence", [pytest.param(f, id=str(f), marks=[pytest.mark.torch] * ("import torch" in f.text)) for f in MARKED]
 )
-def test_marked_snippets_run(fence: Fence, tmp_path):
+def test_marked_snippets_run(fence, tmp_path):
     """`run`: by Python; `launch FLAGS`: by nvrx-run with these flags, two ranks on this machine."""
     script = tmp_path / "snippet.py"
     script.write_text(fence.text)
@@ -122,7 +122,7 @@ def clean_environment() -> dict[str, str]:
     return env | {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
 
 
-def run(script: Path, launcher: list[str], env: dict[str, str]) -> None:
+def run(script: Path, launcher: list[str], env: dict[str, str]):
     command = [sys.executable, *launcher, str(script)]
     done = subprocess.run(command, cwd=script.parent, env=env, capture_output=True, text=True, timeout=BOUND_S)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -310,7 +310,7 @@ CLASS_ROWS = [
 
 
 @pytest.mark.parametrize("row", CLASS_ROWS)
-def test_classes_of_theirs(row: tuple[list[str], list[str], str, str]):
+def test_classes_of_theirs(row):
     theirs, ours, status, _ = row
     if any("Callback" in name for name in theirs) and importlib.util.find_spec("lightning") is None:
         pytest.skip("lightning is not installed (extra: lightning)")

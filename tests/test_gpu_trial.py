@@ -39,6 +39,6 @@ def test_rows(tmp_path):
 
 
 @pytest.mark.parametrize(("args", "named"), [(["--nodes=2"], "Slurm allocation"), (["--rows=nvml,x"], "called x")])
-def test_bad_arguments(tmp_path, args: list[str], named: str):
+def test_bad_arguments(tmp_path, args, named):
     ended = trial(tmp_path, *args)
     assert ended.returncode == 2 and named in ended.stderr

@@ -130,7 +130,7 @@ def nodes(path: Path) -> list[ast.AST]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def no_garbage_collection() -> Iterator[None]:
+def no_garbage_collection():
     """It would look at half a million nodes again and again."""
     gc.disable()
     yield
@@ -265,7 +265,7 @@ IMPORT_RULES: dict[str, tuple[list[Path], ImportRule]] = {
 
 
 @pytest.mark.parametrize(("paths", "breaks"), IMPORT_RULES.values(), ids=IMPORT_RULES)
-def test_imports(paths: list[Path], breaks: ImportRule):
+def test_imports(paths, breaks):
     every = ((path, *found) for path in paths for found in imports(path))
     assert [f"{name(p)}:{line} {module}" for p, line, module, typed in every if breaks(p, module, typed)] == []
 
@@ -336,7 +336,7 @@ NEVER = {
 
 
 @pytest.mark.parametrize(("paths", "breaks"), NEVER.values(), ids=NEVER)
-def test_never(paths: list[Path], breaks: Callable[[ast.AST], bool]):
+def test_never(paths, breaks):
     every = ((path, node) for path in paths for node in nodes(path))
     assert [f"{name(path)}:{getattr(node, 'lineno', 0)}" for path, node in every if breaks(node)] == []
 
@@ -423,7 +423,7 @@ def loaded(code: str) -> set[str]:
         "from nvrx_slurm.config.layers import resolve; resolve({}, {})",
     ],
 )
-def test_no_launcher_loads_torch(code: str):
+def test_no_launcher_loads_torch(code):
     modules = loaded(code)
     assert not modules & {"torch", "numpy", "httpx", "yaml", "grpc", "cryptography"}  # a launcher that starts quickly
     assert "fault_tolerance" not in code or "asyncio" not in modules  # a rank, too
@@ -455,7 +455,7 @@ METERED = {
         "import nvrx_slurm.monitor.main, nvrx_slurm.fault_tolerance",
     ],
 )
-def test_a_job_loads_no_extra_that_it_does_not_use(code: str):
+def test_a_job_loads_no_extra_that_it_does_not_use(code):
     owned = tuple(f"{module}." for modules in EXTRAS.values() for module in modules)
     modules = loaded(code)
     assert [module for module in modules if f"{module}.".startswith(owned)] == []

@@ -6,7 +6,6 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -41,7 +40,7 @@ print(one.ask(m.AskHeld(), m.HeldSaves)[0].iterations, oom_kills())
 
 
 @pytest.fixture
-def group() -> Iterator[Path]:
+def group():
     """With a limit; skips where this user may make none."""
     for top, limit in PLACES.items():
         path = top / f"nvrx-test-{os.getpid()}"
@@ -60,7 +59,7 @@ def group() -> Iterator[Path]:
     pytest.skip("needs root and a cgroup for memory")
 
 
-def test_a_save_that_the_limit_does_not_allow_is_refused(group: Path) -> None:
+def test_a_save_that_the_limit_does_not_allow_is_refused(group):
     name = f"nvrx-keeper-test-{group.name}"
     argv = [sys.executable, "-c", PROGRAM, str(group), name]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
@@ -71,7 +70,7 @@ def test_a_save_that_the_limit_does_not_allow_is_refused(group: Path) -> None:
     wait_until_empty(group)
 
 
-def wait_until_empty(group: Path) -> None:
+def wait_until_empty(group: Path):
     """The keeper ends by itself."""
     for pid in map(int, (group / "cgroup.procs").read_text().split()):
         try:

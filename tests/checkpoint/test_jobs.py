@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -74,7 +73,7 @@ dist.destroy_process_group()
 
 
 @pytest.fixture
-def directory() -> Iterator[Path]:
+def directory():
     with tempfile.TemporaryDirectory(prefix="nvrx-kt-") as name:
         (Path(name) / "train.py").write_text(TRAINING)
         yield Path(name)
@@ -120,7 +119,7 @@ def begins(text: str, cycle: int) -> set[int]:
     return {int(one) for one in re.findall(rf"begins {cycle} \d (\d+)", text)}
 
 
-def test_a_killed_rank_costs_one_step_while_the_other_waits_in_c(directory: Path) -> None:
+def test_a_killed_rank_costs_one_step_while_the_other_waits_in_c(directory):
     _, undisturbed = run(directory, "none")
     text, weights = run(directory, "killed")
     assert len(re.findall(r"fault \d", text)) == 2
@@ -128,7 +127,7 @@ def test_a_killed_rank_costs_one_step_while_the_other_waits_in_c(directory: Path
     assert len(undisturbed) == 1 and weights == undisturbed
 
 
-def test_all_ranks_take_the_iteration_that_each_of_them_has(directory: Path) -> None:
+def test_all_ranks_take_the_iteration_that_each_of_them_has(directory):
     """The one that was killed in its save has not the newest of the other."""
     text, weights = run(directory, "in-a-save", "--ft-checkpoint-memory=1T")
     assert "saves may be refused" in text  # the keeper is there before the first save
@@ -136,7 +135,7 @@ def test_all_ranks_take_the_iteration_that_each_of_them_has(directory: Path) -> 
     assert len(weights) == 1
 
 
-def test_two_agents_of_one_host_have_a_keeper_each(directory: Path) -> None:
+def test_two_agents_of_one_host_have_a_keeper_each(directory):
     place = ("--nnodes=2", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=two")
     with start(directory, "killed", *place) as one, start(directory, "killed", *place) as other:
         texts = [job.communicate(timeout=BOUND_S)[0] for job in (one, other)]
@@ -145,7 +144,7 @@ def test_two_agents_of_one_host_have_a_keeper_each(directory: Path) -> None:
     assert keepers(one.pid) == keepers(other.pid) == []
 
 
-def test_the_example_loses_no_more_than_a_step(directory: Path) -> None:
+def test_the_example_loses_no_more_than_a_step(directory):
     """Its disk has nothing yet when a rank is killed."""
     ends = []
     for faulty in (False, True):
@@ -174,7 +173,7 @@ def read(path: Path) -> str:
         return ""
 
 
-def test_the_keeper_outlives_a_killed_agent_for_a_while(directory: Path) -> None:
+def test_the_keeper_outlives_a_killed_agent_for_a_while(directory):
     with start(directory, "agent") as job:
         assert job.stdout is not None
         for line in job.stdout:

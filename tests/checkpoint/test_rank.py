@@ -12,7 +12,6 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ BOUND_S = 60.0
 class Job:
     """A launcher that does nothing; this process is its rank."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.launcher = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
 
     def keeper_pid(self) -> int:
@@ -41,19 +40,19 @@ class Job:
             one.connect("\0" + address(os.environ, self.launcher.pid))
             return int(struct.unpack("iII", one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0])
 
-    def kill_keeper(self) -> None:
+    def kill_keeper(self):
         pidfd = os.pidfd_open(self.keeper_pid())
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         assert select.select([pidfd], [], [], BOUND_S)[0]
         os.close(pidfd)
 
-    def close(self) -> None:
+    def close(self):
         self.launcher.kill()
         self.launcher.communicate()
 
 
 @pytest.fixture
-def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+def job(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NVRX_RUN_DIR", "NVRX_INFRA_RANK", "NVRX_RESUME_BEFORE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", secrets.token_hex(8))
@@ -113,7 +112,7 @@ def any_state() -> dict[Any, Any]:
     }
 
 
-def test_what_is_loaded_is_equal_bit_by_bit(job: Job) -> None:
+def test_what_is_loaded_is_equal_bit_by_bit(job):
     assert checkpoint.load() is None and checkpoint.available() is None
     state = any_state()
     assert checkpoint.save(state, 7)
@@ -123,7 +122,7 @@ def test_what_is_loaded_is_equal_bit_by_bit(job: Job) -> None:
     assert equal(found[0], state)
 
 
-def test_tensors_are_overwritten_in_place(job: Job) -> None:
+def test_tensors_are_overwritten_in_place(job):
     state = {"w": torch.nn.Parameter(torch.randn(4, 6)), "t": torch.randn(6, 4).t(), "l": [1, {"x": torch.ones(2)}]}
     before = {"w": state["w"].detach().clone(), "t": state["t"].clone()}
     assert checkpoint.save(state, 1)
@@ -138,7 +137,7 @@ def test_tensors_are_overwritten_in_place(job: Job) -> None:
     assert list(map(id, after)) == list(map(id, parts))
 
 
-def train(model: Any, optimizer: Any, steps: range) -> None:
+def train(model: Any, optimizer: Any, steps: range):
     for step in steps:
         torch.manual_seed(step)
         optimizer.zero_grad()
@@ -152,7 +151,7 @@ def fresh() -> tuple[Any, Any]:
     return model, torch.optim.AdamW(model.parameters())
 
 
-def test_training_goes_on_as_if_nothing_had_happened(job: Job) -> None:
+def test_training_goes_on_as_if_nothing_had_happened(job):
     model, optimizer = fresh()
     train(model, optimizer, range(5))
     assert checkpoint.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, 5)
@@ -165,7 +164,7 @@ def test_training_goes_on_as_if_nothing_had_happened(job: Job) -> None:
     assert equal(dict(again.state_dict()), dict(model.state_dict()))
 
 
-def test_memory_is_a_copy(job: Job) -> None:
+def test_memory_is_a_copy(job):
     weights = torch.zeros(1000)
     for iteration in range(1, 6):
         assert checkpoint.save({"w": weights.fill_(iteration)}, iteration)
@@ -177,7 +176,7 @@ def test_memory_is_a_copy(job: Job) -> None:
     assert bool((found[0]["w"] == 5).all())
 
 
-def test_a_state_that_grows_or_shrinks(job: Job) -> None:
+def test_a_state_that_grows_or_shrinks(job):
     for iteration, size in enumerate((10, 100_000, 20, 1_000_000, 0, 3_000_000)):
         state = {"w": torch.full((size,), float(iteration))}
         assert checkpoint.save(state, iteration)
@@ -199,20 +198,20 @@ BAD: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize(("state", "told"), BAD.values(), ids=BAD)
-def test_what_cannot_be_saved_is_named_with_its_place(job: Job, state: Any, told: str) -> None:
+def test_what_cannot_be_saved_is_named_with_its_place(job, state, told):
     with pytest.raises(CheckpointError, match=re.escape(told)):
         checkpoint.save(state, 1)
 
 
-def test_a_state_in_itself_is_refused(job: Job) -> None:
-    state: list[Any] = []
+def test_a_state_in_itself_is_refused(job):
+    state = []
     state.append(state)
     with pytest.raises(CheckpointError, match="deep"):
         checkpoint.save(state, 1)
 
 
 @pytest.mark.parametrize("iteration", [-1, 1 << 63, 1.5, None])
-def test_an_iteration_is_a_number(job: Job, iteration: Any) -> None:
+def test_an_iteration_is_a_number(job, iteration):
     with pytest.raises(CheckpointError, match="iteration"):
         checkpoint.save({}, iteration)
 
@@ -228,9 +227,7 @@ MISFITS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize(("target", "told"), MISFITS.values(), ids=MISFITS)
-def test_a_state_that_does_not_fit_is_left_as_it_is(
-    job: Job, caplog: pytest.LogCaptureFixture, target: Any, told: str
-) -> None:
+def test_a_state_that_does_not_fit_is_left_as_it_is(job, caplog, target, told):
     assert checkpoint.save({"w": torch.ones(2), "l": [7]}, 1)
     assert checkpoint.load(target) is None
     assert told in caplog.text and "read the disk" in caplog.text
@@ -238,9 +235,7 @@ def test_a_state_that_does_not_fit_is_left_as_it_is(
         assert not target["w"].any() and target["l"][0] == 1
 
 
-def test_too_little_memory_costs_no_training(
-    job: Job, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_little_memory_costs_no_training(job, caplog, monkeypatch):
     monkeypatch.setenv("NVRX_KEEPER_BYTES", "8000000")
     small = {"w": torch.ones(1000)}
     assert checkpoint.save(small, 1)
@@ -251,7 +246,7 @@ def test_too_little_memory_costs_no_training(
     assert found is not None and found[1] == 1 and equal(found[0], small)
 
 
-def test_a_killed_keeper_costs_what_it_held(job: Job) -> None:
+def test_a_killed_keeper_costs_what_it_held(job):
     state = {"w": torch.ones(10)}
     assert checkpoint.save(state, 1)
     job.kill_keeper()
@@ -262,9 +257,7 @@ def test_a_killed_keeper_costs_what_it_held(job: Job) -> None:
     assert checkpoint.available() == 4
 
 
-def test_a_keeper_that_does_not_answer_is_not_asked_with_each_step(
-    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_keeper_that_does_not_answer_is_not_asked_with_each_step(job, monkeypatch, caplog):
     assert checkpoint.save({"i": 1}, 1)
     keeper = job.keeper_pid()
     monkeypatch.setattr(rank, "_keeper", rank._Keeper())
@@ -280,9 +273,7 @@ def test_a_keeper_that_does_not_answer_is_not_asked_with_each_step(
     assert checkpoint.save({"i": 3}, 100) and checkpoint.load() == ({"i": 3}, 100)
 
 
-def test_of_another_number_of_ranks(
-    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_of_another_number_of_ranks(job, monkeypatch, caplog):
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert checkpoint.save({"w": torch.ones(10)}, 1)
     with pytest.raises(CheckpointError, match="init_process_group"):
@@ -292,7 +283,7 @@ def test_of_another_number_of_ranks(
     assert "is of 2 ranks, not of 1" in caplog.text
 
 
-def test_only_older_ones_after_a_poisoned_one(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_older_ones_after_a_poisoned_one(job, monkeypatch):
     assert checkpoint.save({"i": 1}, 1) and checkpoint.save({"i": 2}, 2)
     monkeypatch.setenv("NVRX_RESUME_BEFORE", "2")
     assert checkpoint.load() == ({"i": 1}, 1)
@@ -322,7 +313,7 @@ checkpoint.save({name: one + 2 for name, one in state.items()}, 3)
 """
 
 
-def test_a_rank_that_is_killed_in_a_save_loses_that_one(job: Job) -> None:
+def test_a_rank_that_is_killed_in_a_save_loses_that_one(job):
     assert checkpoint.save({"i": 0}, 0)  # starts the keeper
     argv = [sys.executable, "-c", KILLED_IN_A_SAVE, str(job.launcher.pid)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=BOUND_S)
@@ -333,12 +324,12 @@ def test_a_rank_that_is_killed_in_a_save_loses_that_one(job: Job) -> None:
     assert equal(found[0], {name: torch.full((100_000,), 2.0) for name in "abc"})
 
 
-def test_an_exception_in_a_save_costs_that_one(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_in_a_save_costs_that_one(job, monkeypatch):
     """As an in-process restart raises it."""
     state = {"w": torch.ones(10), "v": torch.ones(10)}
     assert checkpoint.save(state, 1) and checkpoint.save(state, 2)
 
-    def interrupted(*args: Any) -> Any:
+    def interrupted(*args):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -351,7 +342,7 @@ def test_an_exception_in_a_save_costs_that_one(job: Job, monkeypatch: pytest.Mon
     assert checkpoint.save(state, 3) and checkpoint.load() is not None
 
 
-def test_a_forked_process_is_not_the_rank(job: Job) -> None:
+def test_a_forked_process_is_not_the_rank(job):
     assert checkpoint.save({"i": 1}, 1)
     pid = os.fork()
     if pid == 0:
@@ -360,7 +351,7 @@ def test_a_forked_process_is_not_the_rank(job: Job) -> None:
     assert checkpoint.save({"i": 2}, 2)
 
 
-def test_the_local_part_of_a_dtensor(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_local_part_of_a_dtensor(job, caplog):
     dist = torch.distributed
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:

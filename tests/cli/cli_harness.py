@@ -29,7 +29,7 @@ class Done(NamedTuple):
     out: str
     err: str
 
-    def refused(self, *parts: str) -> None:
+    def refused(self, *parts: str):
         """One sentence on stderr with these parts, exit code 2, no output."""
         assert (self.code, self.out) == (2, ""), self
         assert self.err.startswith("nvrx-run") and self.err.count("\n") == 1 and len(self.err) < 700

@@ -35,7 +35,7 @@ GOOD = {
 class Installed:
     """Hooks, slurm.conf as Slurm shows it, and a site file, all good until a test spoils one thing."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path):
         self.root = root
         self.hooks = root / "hooks"
         self.hooks.mkdir()
@@ -48,7 +48,7 @@ class Installed:
         (root / "scontrol").write_text(f"#!/bin/sh\n[ -e {root}/config ] && /bin/cat {root}/config\n")
         (root / "scontrol").chmod(0o755)
 
-    def write(self) -> None:
+    def write(self):
         shown = "".join(f"{key:23} = {value}\n" for key, value in self.slurm.items())
         (self.root / "config").write_text(f"Configuration data as of now\n{shown}\nSlurmctld(primary) at x is UP\n")
         (self.hooks / "hooks.conf").write_text("".join(f"{k}={v}\n" for k, v in self.conf.items()))
@@ -59,7 +59,7 @@ class Installed:
 
 
 @pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installed:
+def installed(tmp_path, monkeypatch):
     monkeypatch.delenv("SLURM_CONF", raising=False)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(policy, "DEFAULT_CONFIG", str(tmp_path / "default.yaml"))
@@ -68,7 +68,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installed:
     return Installed(tmp_path)
 
 
-def test_a_good_installation_has_nothing_to_say(installed: Installed) -> None:
+def test_a_good_installation_has_nothing_to_say(installed):
     installed.write()
     lines = installed.lines()
     assert [line for line in lines.values() if line.status != OK or line.advice] == []
@@ -108,16 +108,14 @@ SPOILT: list[tuple[str, Spoil, str, str]] = [
 
 
 @pytest.mark.parametrize(("name", "spoil", "status", "words"), SPOILT, ids=[f"{s[0]} {s[3]}" for s in SPOILT])
-def test_what_is_wrong_is_told_with_what_to_do(
-    installed: Installed, name: str, spoil: Spoil, status: str, words: str
-) -> None:
+def test_what_is_wrong_is_told_with_what_to_do(installed, name, spoil, status, words):
     spoil(installed)
     installed.write()
     line = installed.lines()[name]
     assert line.status == status and words in f"{line.text} {line.advice}" and line.advice, line
 
 
-def test_several_prologs_and_patterns(installed: Installed) -> None:
+def test_several_prologs_and_patterns(installed):
     """prolog.d/*, and a link in it to ours."""
     folder = installed.root / "prolog.d"
     folder.mkdir()
@@ -130,7 +128,7 @@ def test_several_prologs_and_patterns(installed: Installed) -> None:
     assert installed.lines()["prolog"].status == OK
 
 
-def test_hooks_that_are_not_installed_do_not_fail_others_do(installed: Installed) -> None:
+def test_hooks_that_are_not_installed_do_not_fail_others_do(installed):
     installed.slurm["Prolog"] = "(null)"
     installed.write()
     done = CliRunner().invoke(main, ["doctor", "--json"])
@@ -145,13 +143,13 @@ def test_hooks_that_are_not_installed_do_not_fail_others_do(installed: Installed
     assert job.splitlines()[1].startswith("ok    slurm ") and len(hooks.splitlines()) == 3 and "not installed" in hooks
 
 
-def test_without_slurm_it_says_so_and_goes_on(installed: Installed) -> None:
+def test_without_slurm_it_says_so_and_goes_on(installed):
     done = CliRunner().invoke(main, ["doctor", "--hooks", str(installed.hooks)])
     assert done.exit_code == 1 and done.stdout.splitlines()[1].startswith("fail  slurm ")
     assert "hook-files" in done.stdout and "Traceback" not in done.stdout
 
 
-def test_a_pyslurm_that_does_not_load(installed: Installed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pyslurm_that_does_not_load(installed, monkeypatch):
     """auto says why and uses the tools; where it was asked for, that is one sentence and exit code 2."""
     installed.write()
     (installed.root / "pyslurm").mkdir()
@@ -165,7 +163,7 @@ def test_a_pyslurm_that_does_not_load(installed: Installed, monkeypatch: pytest.
     assert "libslurm.so.44 is missing" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_the_document_knows_all_settings() -> None:
+def test_the_document_knows_all_settings():
     text = (REPO / "docs" / "reference" / "slurm-hooks.md").read_text()
     rows = re.findall(r"^\| `([A-Z_]+)` \| (\S*)", text.partition("## hooks.conf")[2], re.MULTILINE)
     site = text.partition("```yaml\nhooks:\n")[2].partition("```")[0]
@@ -177,7 +175,7 @@ def test_the_document_knows_all_settings() -> None:
         assert f"{name}={default}" in shell if name.endswith("_BUDGET") else name in shell
 
 
-def test_what_a_template_would_leave_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_template_would_leave_out(tmp_path, monkeypatch):
     (tmp_path / "regex.py").write_text("F = open('/etc/hostname')")
     (tmp_path / "PIL.py").write_text("")
     monkeypatch.setattr("nvrx_slurm.core.preload.CANDIDATES", ("PIL", "regex"))
@@ -187,13 +185,13 @@ def test_what_a_template_would_leave_out(tmp_path: Path, monkeypatch: pytest.Mon
     assert line["warm-starts"]["status"] == "info" and "regex" in line["warm-starts"]["text"]
 
 
-def test_a_small_environment_without_torch_and_grpc(tmp_path: Path) -> None:
+def test_a_small_environment_without_torch_and_grpc(tmp_path):
     """The one of docs/how-to/install-slurm-hooks.md: what is missing is one sentence."""
     venv.create(tmp_path / "venv", with_pip=False)
     (site,) = tmp_path.glob("venv/lib/python3*/site-packages")
     (site / "ours.pth").write_text(f"{REPO}\n")
 
-    def nvrx(*words: str) -> subprocess.CompletedProcess[str]:
+    def nvrx(*words):
         command = [tmp_path / "venv/bin/python", "-m", "nvrx_slurm.cli.toolbox", *words]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
         assert "Traceback" not in done.stderr, done.stderr

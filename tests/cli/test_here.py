@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from cli_harness import BATCH, BATCH_SCRIPT, ONE_TASK, REPO, SEVERAL, TASK
@@ -56,7 +55,7 @@ def of(env: dict[str, str], flags: dict[str, object] | None = None) -> Here:
         (TASK, {"standalone": True}, StartPlace.ALONE),
     ],
 )
-def test_places(cluster: dict[str, str], env: dict[str, str], flags: dict[str, object], expected: StartPlace) -> None:
+def test_places(cluster, env, flags, expected):
     full = {**cluster, **env}
     assert of(full, flags).place is expected
 
@@ -68,7 +67,7 @@ def test_places(cluster: dict[str, str], env: dict[str, str], flags: dict[str, o
         ({"nnodes": "2", "spares": "1"}, (2, 3)), ({"nnodes": "4"}, None), ({"nnodes": "3", "spares": "1"}, None),
     ],
 )  # fmt: skip
-def test_nodes_beyond_min_are_spares(flags: dict[str, object], expected: tuple[int, int] | None) -> None:
+def test_nodes_beyond_min_are_spares(flags, expected):
     here = of(TASK, flags)
     if expected is None:
         with pytest.raises(UsageError, match="4 nodes but the allocation has 3"):
@@ -77,7 +76,7 @@ def test_nodes_beyond_min_are_spares(flags: dict[str, object], expected: tuple[i
         assert node_range(here) == expected
 
 
-def test_an_endpoint_with_port_0_is_one_node_that_meets_no_other() -> None:
+def test_an_endpoint_with_port_0_is_one_node_that_meets_no_other():
     here = of({}, {"rdzv_endpoint": "localhost:0", "rdzv_backend": "c10d"})
     assert rendezvous.meeting(here, NodeRange(1, 1)) is None
 
@@ -88,9 +87,7 @@ def test_an_endpoint_with_port_0_is_one_node_that_meets_no_other() -> None:
         (True, True, "", ""), (True, True, "secret", "secret"), (False, True, "", "hash"), (True, False, "", "hash"),
     ],
 )  # fmt: skip
-def test_where_the_token_of_an_endpoint_comes_from(
-    monkeypatch: pytest.MonkeyPatch, in_slurm: bool, munge: bool, given: str, token: str
-) -> None:
+def test_where_the_token_of_an_endpoint_comes_from(monkeypatch, in_slurm, munge, given, token):
     """ "": MUNGE hands it over. A hash of --rdzv-id is no secret."""
     monkeypatch.setattr(Munge, "answers", lambda socket: munge)
     env = {"NVRX_TOKEN": given, "NVRX_MUNGE_SOCKET": "/s"} | (TASK if in_slurm else {})
@@ -108,7 +105,7 @@ def test_where_the_token_of_an_endpoint_comes_from(
         ("#AuthInfo=socket=/x\n", None), ("AuthInfo=ttl=60\n", None), ("", None),
     ],
 )  # fmt: skip
-def test_the_socket_of_slurms_munged_is_in_slurm_conf(tmp_path: Path, text: str, expected: str | None) -> None:
+def test_the_socket_of_slurms_munged_is_in_slurm_conf(tmp_path, text, expected):
     (tmp_path / "slurm.conf").write_text(text)
     env = {"SLURM_CONF": str(tmp_path / "slurm.conf")}
     assert conf.munge_socket(env) == expected
@@ -129,14 +126,14 @@ def test_the_socket_of_slurms_munged_is_in_slurm_conf(tmp_path: Path, text: str,
         ({}, {}, ""),
     ],
 )  # fmt: skip
-def test_notes(work: Path, clean: None, flags: dict[str, object], env: dict[str, str], said: str) -> None:
+def test_notes(work, clean, flags, env, said):
     here = of(env, flags)
     found = [note for note in notes(here, make_job(here, "train.py", ())) if "hangs are" not in note]
     assert [said in note for note in found] == [True] * bool(said)
 
 
 @pytest.fixture
-def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_gpus(monkeypatch):
     monkeypatch.setattr(gpus._Process, "no_library", True)
 
 
@@ -153,9 +150,7 @@ def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         (SEGMENT, {}, None),
     ],
 )
-def test_where_the_domain_comes_from(
-    no_gpus: None, flags: dict[str, object], env: dict[str, str], expected: str | None
-) -> None:
+def test_where_the_domain_comes_from(no_gpus, flags, env, expected):
     if expected is None:
         with pytest.raises(UsageError, match="--ft-segment 2 needs .*no libnvidia.*NVRX_REPLACEMENT_GROUP_ID"):
             node_domain(of(TASK | env, flags))
@@ -185,7 +180,7 @@ except UsageError as error:
         (["gpus 2", "cluster_uuid 171", "nvmlDeviceGetGpuFabricInfoV 999"], "refused: --ft-segment needs"),
     ],
 )
-def test_the_domain_of_gpus(nvml_standin: Path, tmp_path: Path, state: list[str], expected: str) -> None:
+def test_the_domain_of_gpus(nvml_standin, tmp_path, state, expected):
     stand_in = StandIn(nvml_standin, tmp_path / "state")
     stand_in.say(*state)
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPO), **TASK, **BLOCK, **stand_in.env}
@@ -193,7 +188,7 @@ def test_the_domain_of_gpus(nvml_standin: Path, tmp_path: Path, state: list[str]
     assert done.stdout.startswith(expected), done
 
 
-def test_agents_are_counted_by_tasks() -> None:
+def test_agents_are_counted_by_tasks():
     here = of(TWO_EACH, {"spares": "2"})
     assert here.slurm is not None and here.slurm.agents == ("n1", "n1", "n2", "n2", "n3", "n3")
     nodes = node_range(here)
@@ -203,7 +198,7 @@ def test_agents_are_counted_by_tasks() -> None:
     assert around is not None and around.agents == ("n1", "n2", "n3", "n1", "n2", "n3")
 
 
-def test_the_job_of_a_second_agent(clean: None, work: Path) -> None:
+def test_the_job_of_a_second_agent(clean, work):
     env = TWO_EACH | {"SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_PROCID": "1"}
     env |= {"SLURMD_NODENAME": "localhost"}
     job = make_job(of(env, {"nproc_per_node": "4"}), "train.py", ())
@@ -218,7 +213,7 @@ def test_the_job_of_a_second_agent(clean: None, work: Path) -> None:
     ("visible", "nproc", "expected"),
     [(None, 2, (2, 2, 4)), ("0,1,2,3", 2, (2, 2, 4)), ("2,3", 2, (2, 0, 2)), ("", 1, (1, 1, 2)), ("5", 1, (1, 0, 1))],
 )
-def test_local_ranks(no_gpus: None, visible: str | None, nproc: int, expected: tuple[int, int, int]) -> None:
+def test_local_ranks(no_gpus, visible, nproc, expected):
     env = TWO_EACH if visible is None else TWO_EACH | {"CUDA_VISIBLE_DEVICES": visible}
     assert on_node(of(env), nproc) == expected
     assert on_node(of({}), nproc) == on_node(of(TASK), nproc) == (0, 0, nproc)
@@ -236,7 +231,7 @@ def test_local_ranks(no_gpus: None, visible: str | None, nproc: int, expected: t
         (BATCH_SCRIPT, {"SLURM_TASKS_PER_NODE": "64(x3)"}, 1),  # CPUs
     ],
 )
-def test_tasks_per_node(base: dict[str, str], changes: dict[str, str], expected: int | None) -> None:
+def test_tasks_per_node(base, changes, expected):
     env = {**base, **SEVERAL, **changes}
     if expected is None:
         with pytest.raises(UsageError, match="the same number of tasks on each node"):
@@ -247,14 +242,14 @@ def test_tasks_per_node(base: dict[str, str], changes: dict[str, str], expected:
     assert workers_per_node(here) == 8 // expected
 
 
-def test_numa_nodes_are_those_of_all_workers_of_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numa_nodes_are_those_of_all_workers_of_the_node(monkeypatch):
     """By number they count from the node's first worker, also where each task sees only GPUs of its own."""
     monkeypatch.setattr(numa, "prefixes", lambda nproc, per_numa, strict: tuple((str(i),) for i in range(nproc)))
     here = of({"NVRX_GPUS_PER_NUMA": "2"})
     assert [where.prefix for where in numa_bindings(here, 2, OnNode(2, 0, 2))] == [("2",), ("3",)]
 
 
-def test_group_ranks_by_the_digits_of_node_names() -> None:
+def test_group_ranks_by_the_digits_of_node_names():
     env = {**TASK, "SLURMD_NODENAME": "rack2-n013", "NVRX_INFRA_RANK_FROM_NODENAME": "1", **BLOCK}
     slurm = of(env).slurm
     assert slurm is not None and (slurm.order, slurm.infra_rank) == ((2013,), 1)

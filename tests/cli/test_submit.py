@@ -18,7 +18,7 @@ pytestmark = pytest.mark.fast
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
     return tmp_path
@@ -35,21 +35,21 @@ def rendered(*words: str, env: dict[str, str] | None = None) -> list[str]:
     return done.output.splitlines()
 
 
-def test_flags_of_nvrx_run_are_handed_on_and_counted(here: Path) -> None:
+def test_flags_of_nvrx_run_are_handed_on_and_counted(here):
     lines = rendered("--nnodes", "4:6", "--ft-rank-heartbeat-timeout", "30", "--srun-arg=--exact", "-r", "3")
     assert "#SBATCH --nodes=6" in lines
     flags = [line.strip(" \\") for line in lines if line.startswith("    --")]
     assert flags == ["--nnodes=4:6", "--ft-rank-heartbeat-timeout=30", "--srun-arg=--exact", "--redirects=3"]
 
 
-def test_print_config_and_dry_run_mean_this_command(here: Path) -> None:
+def test_print_config_and_dry_run_mean_this_command(here):
     done = submit("--print-config", "--spares", "1", "train.py")
     assert done.exit_code == 0 and re.search(r"^spares +1 +--spares$", done.output, re.MULTILINE)
     assert not list(here.glob("nvrx_logs"))  # nothing was submitted
     assert "Print the sbatch script and exit." in submit("--help").output
 
 
-def test_nodes_with_many_strikes_are_said_and_left_out_if_asked_for(here: Path) -> None:
+def test_nodes_with_many_strikes_are_said_and_left_out_if_asked_for(here):
     logs = Path("nvrx_logs")
     logs.mkdir()
     for host, count in (("n1", 2), ("n2", 4), ("n3", 3), ("$(x)", 5)):
@@ -66,13 +66,13 @@ def test_nodes_with_many_strikes_are_said_and_left_out_if_asked_for(here: Path) 
     )
 
 
-def test_variables_and_the_warning_signal(here: Path) -> None:
+def test_variables_and_the_warning_signal(here):
     lines = rendered("--ft-warning-signal", "SIGUSR2", env={"NVRX_SUBMIT_PARTITION": "gpu", "NVRX_SPARES": "2"})
     assert {"#SBATCH --partition=gpu", "#SBATCH --nodes=3", "#SBATCH --signal=USR2@120"} <= set(lines)
     assert not [line for line in rendered("--ft-warning-signal", "none") if "--signal" in line]
 
 
-def test_hostile_values_stay_one_word_each(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostile_values_stay_one_word_each(here, monkeypatch):
     name = 'a b\'; touch pwned; $(touch pwned) "x" #'
     (here / name).touch()
     monkeypatch.setattr(sys, "prefix", sys.base_prefix)  # no environment is activated: nvrx-run is the stub below
@@ -109,7 +109,7 @@ def test_hostile_values_stay_one_word_each(here: Path, monkeypatch: pytest.Monke
         ([], ["script"]),
     ],
 )
-def test_refuses_in_one_sentence(words: list[str], tokens: list[str]) -> None:
+def test_refuses_in_one_sentence(words, tokens):
     done = submit(*words)
     assert done.exit_code == 2, done.output
     assert len(done.output.splitlines()) == 1 and all(token in done.output for token in tokens), done.output

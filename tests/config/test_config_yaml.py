@@ -36,7 +36,7 @@ def ft_of(path: str, **flags: object) -> FaultToleranceConfig:
         "a: &x [*x, {fault_tolerance: {rank_heartbeat_timeout: 6e1}}]\n",
     ],
 )
-def test_section_at_any_depth(tmp_path, content: str):
+def test_section_at_any_depth(tmp_path, content):
     assert ft_of(write(tmp_path, content)).rank_heartbeat_timeout == 60.0
 
 
@@ -74,7 +74,7 @@ BAD_FILES: list[tuple[str | bytes, str]] = [
 
 
 @pytest.mark.parametrize(("content", "sentence"), BAD_FILES, ids=range(len(BAD_FILES)))
-def test_bad_file_is_one_sentence(tmp_path, content: str | bytes, sentence: str):
+def test_bad_file_is_one_sentence(tmp_path, content, sentence):
     path = write(tmp_path, content)
     with pytest.raises(UsageError, match=sentence) as caught:
         ft_of(path)
@@ -103,7 +103,7 @@ def test_missing_file_and_directory(tmp_path):
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_ignore_missing_cfg_forgives_no_file_and_no_section_only(tmp_path, there: bool):
+def test_ignore_missing_cfg_forgives_no_file_and_no_section_only(tmp_path, there):
     path = write(tmp_path, "x: 1") if there else str(tmp_path / "gone.yaml")
     resolved = resolve({"ft_cfg_path": path, "ft_ignore_missing_cfg": True}, {})
     assert resolved.config.ft == FaultToleranceConfig()
@@ -131,4 +131,4 @@ def test_from_kwargs():
     with pytest.raises(UsageError, match="FaultToleranceConfig: segment=0 must be a whole number >= 1|from 1"):
         FaultToleranceConfig(segment=0)
     with pytest.raises(dataclasses.FrozenInstanceError):
-        FaultToleranceConfig().segment = 1  # type: ignore[misc]
+        FaultToleranceConfig().segment = 1

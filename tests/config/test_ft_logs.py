@@ -63,7 +63,7 @@ def spec_of(one: Config, env: dict[str, str], tree: Path, hosts: bool = True) ->
         ({**LOCAL, **MODEL, "attribution_llm_base_url": "http://h/v1"}, "unencrypted"),
     ],
 )
-def test_settings_that_contradict_each_other(given: dict[str, Any], word: str):
+def test_settings_that_contradict_each_other(given, word):
     with pytest.raises(UsageError, match=word):
         config(**given)
 
@@ -97,7 +97,7 @@ def test_what_the_process_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("mode", "content", "word"), [(0o640, "k", "chmod 600"), (0o600, "", "must hold the key"), (0o600, "a b", "key")]
 )
-def test_a_key_file_that_cannot_be_used_ends_the_start(tmp_path, mode: int, content: str, word: str):
+def test_a_key_file_that_cannot_be_used_ends_the_start(tmp_path, mode, content, word):
     path = tmp_path / "key"
     path.write_text(content)
     path.chmod(mode)

@@ -60,7 +60,7 @@ TIMEOUTS = st.integers(1, 10**6)
     st.dictionaries(st.sampled_from(sorted(LAYERS)), TIMEOUTS),
     st.sampled_from(["rank_heartbeat_timeout", "keepalive_timeout"]),
 )
-def test_the_highest_layer_wins(tmp_path, given_in: dict[str, int], name: str):
+def test_the_highest_layer_wins(tmp_path, given_in, name):
     path = tmp_path / "ft.yaml"
     path.write_text(f"fault_tolerance:\n  {name}: {given_in['yaml']}\n" if "yaml" in given_in else "fault_tolerance:\n")
     flags = {"ft_cfg_path": str(path)} | ({f"ft_{name}": str(given_in["flag"])} if "flag" in given_in else {})
@@ -130,7 +130,7 @@ def another_value(key: str) -> str:
         ({"log_dir": "x" * 5000}, "must be a path"),
     ],
 )
-def test_contradictions_and_bad_flags(flags: dict[str, object], sentence: str):
+def test_contradictions_and_bad_flags(flags, sentence):
     with pytest.raises(UsageError, match=sentence) as caught:
         resolve(flags, {})
     assert len(str(caught.value)) < 300

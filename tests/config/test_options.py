@@ -132,7 +132,7 @@ TIMEOUT = "--ft_param_rank_heartbeat_timout"
         ("", f"no training script was given; write it after the flags, as in nvrx-run train.py{HELP}"),
     ],
 )
-def test_mistakes_are_one_sentence(words: str, sentence: str):
+def test_mistakes_are_one_sentence(words, sentence):
     assert refused(*words.split()) == sentence
 
 

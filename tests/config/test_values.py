@@ -86,14 +86,14 @@ REFUSED: list[tuple[k.Kind, str, list[object]]] = [
 
 
 @pytest.mark.parametrize(("kind", "raws", "value"), TAKEN)
-def test_what_a_kind_takes(kind: k.Kind, raws: list[object], value: object):
+def test_what_a_kind_takes(kind, raws, value):
     for raw in raws:
         parsed = kind.parse(raw)
         assert parsed == value and type(parsed) is type(kind.parse(parsed)), raw
 
 
 @pytest.mark.parametrize(("kind", "sentence", "raws"), REFUSED)
-def test_what_a_kind_refuses(kind: k.Kind, sentence: str, raws: list[object]):
+def test_what_a_kind_refuses(kind, sentence, raws):
     for raw in raws:
         with pytest.raises(ValueError, match=sentence):
             kind.parse(raw)
@@ -117,7 +117,7 @@ JUNK = st.recursive(
 
 
 @given(st.sampled_from(KINDS), JUNK)
-def test_junk_is_a_value_or_a_value_error_and_what_is_shown_reads_back(kind: k.Kind, junk: object):
+def test_junk_is_a_value_or_a_value_error_and_what_is_shown_reads_back(kind, junk):
     try:
         value = kind.parse(junk)
     except ValueError:

@@ -30,14 +30,14 @@ BY_WIRE = [
 @pytest.mark.parametrize(("wire", "kind"), BY_WIRE, ids=lambda one: getattr(one, "__name__", ""))
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
-def test_messages_survive_the_wire(wire: Any, kind: type, data: st.DataObject):
+def test_messages_survive_the_wire(wire, kind, data):
     message = data.draw(values(kind))
     assert wire.decode(wire.encode(message)) == message
 
 
 @settings(max_examples=500)
 @given(st.binary(max_size=300), st.sampled_from([FROM_AGENTS, FROM_COORDINATOR]))
-def test_hostile_bytes_are_an_error_and_nothing_else(data: bytes, wire: Any):
+def test_hostile_bytes_are_an_error_and_nothing_else(data, wire):
     try:
         wire.decode(data)
     except ProtocolError:
@@ -97,10 +97,10 @@ def plan(history: Any = None, **fields: Any) -> dict[str, Any]:
         (plan(successors=[PEER] * 33), "$.successors"),
     ],
 )
-def test_bounds(message: Any, field: str):
+def test_bounds(message, field):
     """The error names the field."""
     kind = message.get("type") if isinstance(message, dict) else None
-    wire: Any = FROM_COORDINATOR if kind in ("Plan", "RanksGone") else FROM_AGENTS
+    wire = FROM_COORDINATOR if kind in ("Plan", "RanksGone") else FROM_AGENTS
     with pytest.raises(ProtocolError, match=re.escape(field)):
         wire.decode(msgspec.msgpack.encode(message))
 

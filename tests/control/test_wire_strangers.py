@@ -9,7 +9,6 @@ import os
 import resource
 import socket
 import ssl
-from collections.abc import Callable
 
 import pytest
 from wire_harness import HELLO, JOB, NODE, PLAN, TOKEN, Client, Process, Raw, Server, good_agent, story
@@ -56,7 +55,7 @@ def _long_hello(size: int) -> bytes:
     ],
 )
 @story
-async def test_what_is_no_agent_is_refused_and_said(first: bytes, why: str):
+async def test_what_is_no_agent_is_refused_and_said(first, why):
     async with Server() as server, good_agent(server), Raw(server.port, token=None) as raw:
         with contextlib.suppress(ConnectionError):
             raw.writer.write(first)
@@ -84,7 +83,7 @@ IDLE_RUNS = t.Register(NODE, 0, doing=t.Activity.RUNNING)  # without a plan
 
 @pytest.mark.parametrize("bad", [[REGISTER], [b""], [HELLO, HELLO], [HELLO, b"\xff" * 50], [HELLO, IDLE_RUNS]])
 @story
-async def test_wrong_beginnings_end_the_stream(bad: list[t.AgentMessage | t.Hello | bytes]):
+async def test_wrong_beginnings_end_the_stream(bad):
     async with Server() as server, good_agent(server), Raw(server.port) as raw:
         await raw.say(*bad)
         assert await raw.hear() is None and "refused a connection" in server.said[0]
@@ -153,7 +152,7 @@ async def test_without_descriptors_a_coordinator_keeps_its_agents_and_accepts_la
 class Relay:
     """A stranger that was first at a port: passes on what comes, and can add bytes of its own."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int):
         self._port = port
         self.writers: dict[str, asyncio.StreamWriter] = {}  # to whom
         self.records: dict[str, bytes] = {"agent": b"", "coordinator": b""}  # the last that went there
@@ -164,19 +163,19 @@ class Relay:
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, *_: object):
         self._server.close()
         for writer in self.writers.values():
             writer.transport.abort()
         await asyncio.gather(*self._tasks)
 
-    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
         there, onward = await asyncio.open_connection("127.0.0.1", self._port)
         self.writers |= {"agent": writer, "coordinator": onward}
         ways = ((reader, onward, "coordinator"), (there, writer, "agent"))
         self._tasks += [asyncio.ensure_future(self._pass_on(*way)) for way in ways]
 
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, whom: str) -> None:
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, whom: str):
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(65536):
                 self.records[whom] = data
@@ -197,7 +196,7 @@ def _changed(record: bytes) -> bytes:
 @pytest.mark.parametrize("whom", ["agent", "coordinator"])
 @pytest.mark.parametrize("forge", [_clear, _changed, bytes], ids=["clear", "changed", "replayed"])
 @story
-async def test_a_stranger_that_relays_cannot_inject(forge: Callable[[bytes], bytes], whom: str):
+async def test_a_stranger_that_relays_cannot_inject(forge, whom):
     """It has the first candidate port. What it adds ends the stream, and neither end takes a message from it."""
     async with Server() as server, Relay(server.port) as relay, Client(relay.port, server.port) as client:
         await client.inbox.next(ag.Connected)

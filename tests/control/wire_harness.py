@@ -33,14 +33,14 @@ NODE = t.Node("n0", 0, "host0", "127.0.0.1", 2)
 def story(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     """Make a test of a coroutine function; an exception that no task or callback caught fails it."""
 
-    async def guarded(**fixtures: Any) -> None:
-        uncaught: list[dict[str, Any]] = []
+    async def guarded(**fixtures):
+        uncaught = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: uncaught.append(context))
         await asyncio.wait_for(test(**fixtures), 60)
         assert uncaught == []
 
     @functools.wraps(test)
-    def run(**fixtures: Any) -> None:
+    def run(**fixtures):
         asyncio.run(guarded(**fixtures))
 
     return run
@@ -49,11 +49,11 @@ def story(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]
 class Inbox:
     """Events that were posted, awaited in order."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.seen: list[Any] = []
         self._queue: asyncio.Queue[Any] = asyncio.Queue()
 
-    def post(self, event: Any) -> None:
+    def post(self, event: Any):
         self.seen.append(event)
         self._queue.put_nowait(event)
 
@@ -78,7 +78,7 @@ class Server:
         credentials: Any = None,
         ports: tuple[int, ...] = (0,),
         say: Callable[[str], None] | None = None,
-    ) -> None:
+    ):
         self.inbox = Inbox()
         self.said: list[str] = []
         self._ports = ports
@@ -90,7 +90,7 @@ class Server:
         self.port = int(where.rpartition(":")[2])
         return self
 
-    async def __aexit__(self, *exc: object) -> None:
+    async def __aexit__(self, *exc: object):
         await self.server.close(0.2)
 
 
@@ -105,7 +105,7 @@ class Client:
         token: str = TOKEN,
         keepalive: tuple[float, float] = SLOW,
         credentials: Any = None,
-    ) -> None:
+    ):
         self.inbox = Inbox()
         self.said: list[str] = []
         self._node = node
@@ -116,17 +116,17 @@ class Client:
         self._make = lambda: ControlClient(endpoints, job, token, self._post, keepalive, credentials, self._say)
         self.client = self._make()
 
-    def _say(self, sentence: str) -> None:
+    def _say(self, sentence: str):
         self.said.append(sentence)
         self._news.set()
 
-    async def hear(self, part: str) -> None:
+    async def hear(self, part: str):
         """Wait until the client has said a sentence with `part` in it (`run` bounds the wait)."""
         while not any(part in sentence for sentence in self.said):
             self._news.clear()
             await self._news.wait()
 
-    def _post(self, event: Any) -> None:
+    def _post(self, event: Any):
         if isinstance(event, ag.Connected):
             self.client.send(t.Register(self._node, 4711))
         if isinstance(event, (ag.Disconnected, ag.Unreached)):
@@ -135,7 +135,7 @@ class Client:
         if not isinstance(event, ag.Unreached):
             self.inbox.post(event)
 
-    def _again(self) -> None:
+    def _again(self):
         if not self._closed:
             self.client = self._make()
             self.client.start()
@@ -144,7 +144,7 @@ class Client:
         self.client.start()
         return self
 
-    async def __aexit__(self, *exc: object) -> None:
+    async def __aexit__(self, *exc: object):
         self._closed = True
         await self.client.close(0.5)
 
@@ -155,7 +155,7 @@ HELLO = t.Hello(auth.VERSION)
 class Raw:
     """A hand-made peer: `async with Raw(port) as raw`, then say what you like. `token` None = without TLS."""
 
-    def __init__(self, port: int, token: str | None = TOKEN, job: str = JOB) -> None:
+    def __init__(self, port: int, token: str | None = TOKEN, job: str = JOB):
         self._port = port
         self._tls = None if token is None else identity(token, job).client
         self.reader: asyncio.StreamReader
@@ -167,10 +167,10 @@ class Raw:
         self.reader, self.writer = await asyncio.wait_for(opened, WAIT_S)
         return self
 
-    async def __aexit__(self, *exc: object) -> None:
+    async def __aexit__(self, *exc: object):
         self.writer.transport.abort()
 
-    async def say(self, *messages: t.AgentMessage | t.Hello | bytes) -> None:
+    async def say(self, *messages: t.AgentMessage | t.Hello | bytes):
         """Send frames."""
         for message in messages:
             data = message if isinstance(message, bytes) else FROM_AGENTS.encode(message)
@@ -186,7 +186,7 @@ class Raw:
         except (asyncio.IncompleteReadError, ConnectionError):
             return None
 
-    async def join(self, node: t.Node = NODE) -> None:
+    async def join(self, node: t.Node = NODE):
         """Be an agent."""
         await self.say(HELLO, t.Register(node, 1))
 
@@ -194,7 +194,7 @@ class Raw:
 class Process:
     """A peer in a process of its own, which prints its events; to be stopped and killed."""
 
-    def __init__(self, role: str, port: int, keepalive: tuple[float, float]) -> None:
+    def __init__(self, role: str, port: int, keepalive: tuple[float, float]):
         argv = [sys.executable, __file__, role, str(port), *map(str, keepalive)]
         self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(REPO)})
 
@@ -207,7 +207,7 @@ class Process:
     def __enter__(self) -> Process:
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, *exc: object):
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
         self.process.wait()
@@ -232,7 +232,7 @@ async def good_agent(server: Server) -> AsyncIterator[Client]:
         assert server.inbox.empty() and client.inbox.empty()
 
 
-async def be_a_peer(role: str, port: int, keepalive: tuple[float, float]) -> None:
+async def be_a_peer(role: str, port: int, keepalive: tuple[float, float]):
     """Print the events of one agent's client ("client PORT") or of a coordinator's server, until killed."""
     if role == "client":
         async with Client(port, keepalive=keepalive) as client:

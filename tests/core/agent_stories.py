@@ -42,10 +42,10 @@ class AgentStory(Story):
 
     starts = ("agent",)
 
-    def begin(self, word: str, rest: str) -> None:
+    def begin(self, word: str, rest: str):
         """A fresh agent, brought to where BEGIN says."""
         where, *more = rest.split()
-        values: dict[str, Any] = dict(item.split("=") for item in more)
+        values = dict(item.split("=") for item in more)
         for name, value in values.items():
             values[name] = t.RestartPolicy(value) if name == "policy" else float(value)
         if where == "ended":

@@ -38,7 +38,7 @@ class Search:
     queue: deque[tuple[int, World]] = field(default_factory=deque)
     moves: int = 0
 
-    def note(self, world: World, number: int, move: Move, free: bool) -> None:
+    def note(self, world: World, number: int, move: Move, free: bool):
         """The state after a move; `free`: the move is no fault."""
         found, alike = len(self.before), self.known.setdefault(world.key(), [])
         for left, other in alike:
@@ -66,7 +66,7 @@ class Search:
             steps.append(str(move))
         return "\n".join(reversed(steps))
 
-    def expand(self, number: int, world: World) -> None:
+    def expand(self, number: int, world: World):
         """Play each move that is possible in this state."""
         free = world.moves()
         for move in [*free, *(world.faults() if world.left else ())]:
@@ -80,7 +80,7 @@ class Search:
                 raise Broken(f"{error!r}, after\n{self.story(number)}\n{named}") from error
             self.note(after, number, named, move in free)
 
-    def check_ways(self) -> None:
+    def check_ways(self):
         """From each state there is a way to an end, or to a state that is not expanded yet."""
         reached = self.ended + [number for number, _ in self.queue]
         good = set(reached)

@@ -27,7 +27,7 @@ _MOST_TOLD = 100_000
 class Handlers(dict[Any, Any]):
     """The methods of a copy's rows, each bound when it is needed first. As `Machine.bind` does, but fast."""
 
-    def __init__(self, core: Any) -> None:
+    def __init__(self, core: Any):
         self.core, self.owners = core, {type(owner): owner for owner in core.owners}
 
     def __missing__(self, key: Any) -> Any:
@@ -57,9 +57,9 @@ def slots(kind: type) -> tuple[str, ...]:
 
 def clone(core: Any) -> Any:
     """A copy of a core; records are shared."""
-    made: dict[int, Any] = {}
+    made = {}
 
-    def copy(one: Any) -> Any:
+    def copy(one):
         kind = type(one)
         if shared(kind):
             return one
@@ -129,7 +129,7 @@ def key_of(core: Machine, now: float) -> int:
     """Equal for cores that decide alike. Times count from now."""
     seen = set[int]()
 
-    def key(one: Any, name: str) -> Any:
+    def key(one, name):
         kind = type(one)
         if kind is float:
             return _when(one, name, now)
@@ -154,13 +154,13 @@ def key_of(core: Machine, now: float) -> int:
         found += [key(getattr(one, of), of) for of in slots(kind)]
         return tuple(found)
 
-    return hash((key(core, ""), getattr(core.settings, "last_leader", "")))  # type: ignore[attr-defined]
+    return hash((key(core, ""), getattr(core.settings, "last_leader", "")))
 
 
 class Steps:
     """The cores that were found. One is known by its id: it is kept."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._one: dict[tuple[str, int, float], Any] = {}  # name, key, time -> the core that stands for all such
         self.keys: dict[tuple[int, float], int] = {}
         self._later: dict[tuple[int, float], Any] = {}

@@ -40,7 +40,7 @@ class Link:
 class Streams:
     """The cores of all nodes, and the streams between them: what is under way, which end is open, who can beat."""
 
-    def __init__(self, nodes: int, active: int, late: bool) -> None:
+    def __init__(self, nodes: int, active: int, late: bool):
         self.nodes, self.active, self.left = nodes, active, 0  # `left`: faults
         self.late = late  # agents begin one after the other, as in a step of Slurm; none comes back
         self.now = 1000.0
@@ -98,14 +98,14 @@ class Streams:
         well = None if link.well is None else self.now - link.well
         return link.agent, link.to, link.open, link.accepted, well, self.reigns.get(link.to) == link.reign
 
-    def begin(self, name: str, core: Any) -> None:
+    def begin(self, name: str, core: Any):
         self.cores[name] = self.steps.begin(name, core, self.now)
 
-    def post(self, name: str, event: Any) -> None:
+    def post(self, name: str, event: Any):
         """It comes soon."""
         self.flight.append((("to", name), event))
 
-    def step(self, name: str, event: Any) -> None:
+    def step(self, name: str, event: Any):
         """One event for one core, and what its program does."""
         if name not in self.cores:
             return
@@ -122,7 +122,7 @@ class Streams:
 
     # --- links ----------------------------------------------------------------------------------------------------
 
-    def put(self, number: int, **changes: Any) -> None:
+    def put(self, number: int, **changes: Any):
         link = replace(self.links[number], **changes)
         works = link.open and link.accepted and self.reach(link.agent, link.to)
         well = None if works else self.now if link.well is None else link.well
@@ -131,20 +131,20 @@ class Streams:
             del self.links[number]
             self.flight = [item for item in self.flight if item[0][1] != number]
 
-    def close(self, number: int, up: bool) -> None:
+    def close(self, number: int, up: bool):
         """One end closes. What has been sent to it is lost, and the other end hears of it after all else."""
         there, back = (("up", number), ("down", number)) if up else (("down", number), ("up", number))
         self.flight = [item for item in self.flight if item[0] != back]
         self.flight.append((there, END))
         self.put(number, **{"open" if up else "accepted": False})
 
-    def connect(self, node: int, to: int) -> None:
+    def connect(self, node: int, to: int):
         self.count += 1
         self.stream[node] = self.count
         self.links[self.count] = Link(node, to, self.reigns[to])
         self.step(f"a{node}", ag.Connected())
 
-    def leave(self, node: int, how: el.StreamEnd | None = None) -> None:
+    def leave(self, node: int, how: el.StreamEnd | None = None):
         """An agent's stream is over. `how`: it did not end it itself."""
         self.seeks.pop(node, None)
         number = self.stream.pop(node, None)
@@ -155,7 +155,7 @@ class Streams:
             if how is not None:
                 self.step(f"e{node}", el.StreamEnded(how))
 
-    def lose(self, number: int, silent: bool) -> None:
+    def lose(self, number: int, silent: bool):
         """A coordinator's end is over."""
         link = self.links[number]
         silent_s = LEASE_S if silent else 0.0 if link.well is None else self.now - link.well
@@ -164,7 +164,7 @@ class Streams:
             del self.joined[link.reign, link.agent]
             self.tell(link, ev.Lost(f"{link.agent}.{self.lives[link.agent]}", "lost", silent_s))
 
-    def tell(self, link: Link, event: Any) -> None:
+    def tell(self, link: Link, event: Any):
         if self.reigns.get(link.to) == link.reign:
             self.step(f"c{link.to}", event)
 
@@ -178,7 +178,7 @@ class Streams:
                 since = at
         return since if quorum.elected and quorum.enough(heard) else None
 
-    def renew(self) -> None:
+    def renew(self):
         """Beats are answered where they get through. A quorum that is with one coordinator is with no other."""
         at = {node: self.heard(node) for node in self.valid}
         for node, since in at.items():

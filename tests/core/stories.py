@@ -59,14 +59,14 @@ class Story:
 
     starts: tuple[str, ...] = ("nodes", "running", "electing")  # words of the lines that make a fresh core
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now = 0.0
         self.said: list[str] = []
         self.domains = ""  # of node 0, 1, ...
         self.checks_by_hand = False
         self.core: Any
 
-    def play(self, lines: list[str]) -> None:
+    def play(self, lines: list[str]):
         """Play all lines; raises AssertionError with what is different."""
         for line in lines:
             told, _, expected = (part.strip() for part in line.partition("->"))
@@ -84,7 +84,7 @@ class Story:
                 did = " ".join([self.core.state.name, *(what for one in done for what in one)])
                 assert did == (expected or before.name), f"{told}: {did}"
 
-    def begin(self, word: str, rest: str) -> None:
+    def begin(self, word: str, rest: str):
         """A fresh coordinator; with "running" all nodes have joined. `rest`: "2 of 3" and settings as NAME=VALUE."""
         running = word == "running"
         least, _, most, *more = rest.split()
@@ -99,7 +99,7 @@ class Story:
             if name == "checks":  # by-hand: the story tells of preflights of spares; else they pass at once
                 self.checks_by_hand = True
                 continue
-            kind: Any = {"policy": t.RestartPolicy, "last_leader": str}.get(name, float if name.endswith("_s") else int)
+            kind = {"policy": t.RestartPolicy, "last_leader": str}.get(name, float if name.endswith("_s") else int)
             typed = kind(value)
             if name in limits:
                 settings = replace(settings, limits=replace(settings.limits, **{name: typed}))
@@ -273,7 +273,7 @@ def _register(rank: int, life: int, rest: str, domain: str) -> t.Register:
 
 def effects(commands: list[Any]) -> Iterator[str]:
     """What was done, one word each; what is said and the closing of streams are left out."""
-    sent: dict[str, list[str]] = {}
+    sent = {}
     for command in commands:
         if isinstance(command, ev.SendTo):
             host, _, life = command.node_id.removeprefix("h").partition(".")
@@ -362,7 +362,7 @@ def come_to(state: str, settings: str = "") -> Story:
     return story
 
 
-def out_of_time(state: str) -> None:
+def out_of_time(state: str):
     """The allocation ends in that state: by what Slurm says, and by the clock."""
     for left_s, then in (("1", ()), ("2.1", ("tick",))):
         story = come_to(state, " time_limited=1 stop_before_end_s=2")
@@ -371,7 +371,7 @@ def out_of_time(state: str) -> None:
         assert story.core.ending.end is not None
 
 
-def anything_in(state: str) -> None:
+def anything_in(state: str):
     """Each event, each on a fresh coordinator in that state."""
     for line in ANYTHING:
         word, _, rest = line.partition(" ")

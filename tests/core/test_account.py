@@ -39,7 +39,7 @@ ROLES = st.lists(st.tuples(TIMES, st.sampled_from(Role)), min_size=1, max_size=4
 
 @BUSY
 @given(MARKS, st.builds(NodeCycle, ROLES, st.none() | SPENT, MAYBE))
-def test_the_buckets_of_a_node_fill_its_time(cycle: Marks, node: NodeCycle) -> None:
+def test_the_buckets_of_a_node_fill_its_time(cycle, node):
     found = account(cycle, node)
     wall_s = max(0.0, cycle.end_s - cycle.plan_s)
     assert sum(found.values()) == pytest.approx(wall_s, abs=1e-6)
@@ -91,12 +91,12 @@ CASES: dict[str, tuple[Marks, NodeCycle, dict[str, float]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_each_second_is_where_it_belongs(name: str) -> None:
+def test_each_second_is_where_it_belongs(name):
     marks, node, wanted = CASES[name]
     assert account(marks, node) == pytest.approx(wanted)
 
 
-def test_the_slowest_rank_of_a_node_counts() -> None:
+def test_the_slowest_rank_of_a_node_counts():
     fast = RankTimes(1.0, 30.0, 2.0, 3.0, 4.0, 29.0, 20.0, 20.0, beats=27)
     slow = RankTimes(1.5, 30.0, 4.0, 6.0, 9.0, 29.0, 21.0, 21.0, 0.5, 1.0, 22, sections=(SectionTime("save", 2.0, 1),))
     spent = node_spent([fast, slow], 0.5, 31.0, 1, 0)
@@ -107,7 +107,7 @@ def test_the_slowest_rank_of_a_node_counts() -> None:
     assert RankTimes(1.0, 60.0, 2.0, 3.0, 4.0, 29.0, beats=27).silent_s(FaultKind.EXIT, 61.0) == 32.0
 
 
-def test_a_node_has_trained_when_one_of_its_ranks_has_made_a_step() -> None:
+def test_a_node_has_trained_when_one_of_its_ranks_has_made_a_step():
     counts = RankTimes(1.0, 30.0, 2.0, counts=True)
     never = node_spent([counts, counts], 0.5, 31.0, 1, 0)
     assert (never.idle, never.init_s) == (True, -1.0)
@@ -118,7 +118,7 @@ def test_a_node_has_trained_when_one_of_its_ranks_has_made_a_step() -> None:
 
 
 @pytest.mark.parametrize(("saved_at", "recomputed"), [(30.0, 20.0), (5.0, 40.0), (None, 0.0)])
-def test_a_checkpoint_that_was_found_bounds_what_is_repeated(saved_at: float | None, recomputed: float) -> None:
+def test_a_checkpoint_that_was_found_bounds_what_is_repeated(saved_at, recomputed):
     """The cycle begins at 10 and fails at 50; no section tells of saves."""
     book = Book(0.0, ["n0"])
     book.here("0", "n0", 0.0)
@@ -146,7 +146,7 @@ def seconds(nodes: tuple[NodeTime, ...]) -> float:
 
 @BUSY
 @given(DOINGS, st.sampled_from([2, 5, TOLD + 4]))
-def test_counters_never_go_back_and_nothing_is_lost_over_a_takeover(doings: Any, count: int) -> None:
+def test_counters_never_go_back_and_nothing_is_lost_over_a_takeover(doings, count):
     now, hosts = 100.0, [f"n{rank}" for rank in range(count)]
     keys = [str(rank) for rank in range(count)]
     book = Book(now, hosts)
@@ -204,14 +204,14 @@ class CountedStory(Story):
 
 
 @pytest.mark.parametrize(("title", "lines"), scenarios(SCENARIOS))
-def test_every_story_of_a_coordinator_is_counted(title: str, lines: list[str]) -> None:
+def test_every_story_of_a_coordinator_is_counted(title, lines):
     CountedStory().play(lines)
 
 
 class TakenOver(CountedStory):
     """The agents have been told what was counted until cycle 1, 15 s after the job began."""
 
-    def __init__(self, counted: Counted) -> None:
+    def __init__(self, counted: Counted):
         super().__init__()
         self.counted = counted
 
@@ -224,7 +224,7 @@ class TakenOver(CountedStory):
 
 
 @pytest.mark.parametrize("carries_on", [True, False])
-def test_the_next_coordinator_goes_on_with_what_was_counted(carries_on: bool) -> None:
+def test_the_next_coordinator_goes_on_with_what_was_counted(carries_on):
     first = CountedStory()
     first.play(["running 2 of 3 began_s=1000", "sleeps 10", "spent 0,1", "fails 0 -> STOPPING stop(0 1)"])
     first.play(["sleeps 5", "stops 0", "stops 1 -> RUNNING plan:1/1(0=0 1=1 2=-)"])
@@ -248,7 +248,7 @@ def test_the_next_coordinator_goes_on_with_what_was_counted(carries_on: bool) ->
     )
 
 
-def test_too_few_nodes_come_for_a_takeover_the_cycle_that_its_coordinator_left_counts_to_the_end() -> None:
+def test_too_few_nodes_come_for_a_takeover_the_cycle_that_its_coordinator_left_counts_to_the_end():
     first = CountedStory()
     first.play(["running 2 of 3 began_s=1000", "sleeps 10", "fails 0 -> STOPPING stop(0 1)"])
     first.play(["sleeps 5", "stops 0", "stops 1 -> RUNNING plan:1/1(0=0 1=1 2=-)"])
@@ -265,7 +265,7 @@ def test_too_few_nodes_come_for_a_takeover_the_cycle_that_its_coordinator_left_c
     assert times["wait_nodes"] >= 60.0 and times["productive"] > 2.0 and times["spare_idle"] == 0.0
 
 
-def test_of_many_nodes_a_takeover_remembers_who_was_a_spare_and_who_was_gone() -> None:
+def test_of_many_nodes_a_takeover_remembers_who_was_a_spare_and_who_was_gone():
     hosts = [f"n{rank}" for rank in range(TOLD + 4)]
     keys = [str(rank) for rank in range(len(hosts))]
     before, after = Book(0.0, hosts), Book(50.0, hosts)
@@ -282,7 +282,7 @@ def test_of_many_nodes_a_takeover_remembers_who_was_a_spare_and_who_was_gone() -
     assert found[keys[2]] == {"wait_nodes": 10.0, "spare_idle": 50.0}
 
 
-def test_a_check_that_fails_after_a_hang_does_not_hide_how_long_it_was_silent() -> None:
+def test_a_check_that_fails_after_a_hang_does_not_hide_how_long_it_was_silent():
     ledger = Ledger(0.0, 1e9)
     hang = RankFault(FaultKind.HANG, "n0", 0, 3, 3, silent_s=120.0)
     ledger.add((hang,), 0, 200.0)

@@ -22,43 +22,43 @@ def after(*codes: int, apart_s: float = 60.0, limits: ChainLimits = LIMITS) -> N
 
 
 @pytest.mark.parametrize("code", [0, 2, 93])
-def test_the_end_of_the_work_ends_the_chain(code: int) -> None:
+def test_the_end_of_the_work_ends_the_chain(code):
     assert after(138, code) is Next.END
 
 
 @pytest.mark.parametrize("code", [1, 94, 95, 96, 97, 138, 255])
-def test_a_failure_or_a_warning_continues_it(code: int) -> None:
+def test_a_failure_or_a_warning_continues_it(code):
     assert after(code) is Next.CONTINUE
 
 
 @pytest.mark.parametrize("code", [130, 137, 143])
-def test_a_signal_from_outside_is_left_to_slurm(code: int) -> None:
+def test_a_signal_from_outside_is_left_to_slurm(code):
     assert after(1, code) is Next.LEAVE
     assert decide([ChainLink(code, NOW, out_of_time=True)], LIMITS, NOW).next is Next.CONTINUE
 
 
-def test_a_storm_of_failures_ends_it() -> None:
+def test_a_storm_of_failures_ends_it():
     assert after(1, 96) is Next.CONTINUE
     assert after(1, 96, 1) is Next.END
     assert after(1, 138, 1, 138, 94) is Next.END
 
 
-def test_warnings_and_old_failures_are_no_storm() -> None:
+def test_warnings_and_old_failures_are_no_storm():
     assert after(*[138] * 20) is Next.CONTINUE
     assert after(138, 138, 138, 143, 1) is Next.CONTINUE
     assert after(1, 1, 1, apart_s=2000.0) is Next.CONTINUE
 
 
-def test_what_ended_a_job_from_outside() -> None:
+def test_what_ended_a_job_from_outside():
     assert "cancelled" in ended_from_outside("COMPLETING", "None", False)
     assert "time limit" in ended_from_outside("COMPLETING", "TimeLimit", False)
     assert "preempted" in ended_from_outside("PREEMPTED", "None", False)
     assert "preempted" in ended_from_outside("COMPLETING", "None", True)
 
 
-def test_without_a_warning_signal_138_is_a_signal_from_outside() -> None:
+def test_without_a_warning_signal_138_is_a_signal_from_outside():
     assert after(138, limits=ChainLimits(3, 3600.0, 0)) is Next.LEAVE
 
 
-def test_the_first_link_starts() -> None:
+def test_the_first_link_starts():
     assert decide([], LIMITS, NOW).next is Next.CONTINUE

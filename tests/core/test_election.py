@@ -30,7 +30,7 @@ def an_election(rank: int) -> el.Election:
     return el.Election(PEERS[rank], PEERS, el.ElectionSettings(), 0.0)
 
 
-def walk(seed: int, steps: int = 40) -> None:
+def walk(seed: int, steps: int = 40):
     """Any event that a state knows, in any order: a term never goes down, and nothing contradicts itself."""
     rng, now = random.Random(seed), 0.0
     core = an_election(seed % 3)
@@ -54,19 +54,19 @@ def walk(seed: int, steps: int = 40) -> None:
         assert core.term >= before, f"seed {seed}: {event} took the term down"
 
 
-def test_any_events_in_any_order_take_no_term_down() -> None:
+def test_any_events_in_any_order_take_no_term_down():
     for seed in range(1000, 1300):
         walk(seed)
 
 
-def test_the_first_candidate_is_tried_again_in_the_same_term() -> None:
+def test_the_first_candidate_is_tried_again_in_the_same_term():
     core = an_election(1)
     assert core.step(el.Begin(), 0.0) == [el.Seek(PEERS[0], 1)]
     assert core.step(el.StreamEnded(el.StreamEnd.REFUSED), 0.1) == [] and core.where().term == 1
     assert core.step(Tick(), core.deadline() or 0.0) == [el.Seek(PEERS[0], 1)]
 
 
-def test_a_vote_for_a_node_that_was_named_by_another_is_given_once() -> None:
+def test_a_vote_for_a_node_that_was_named_by_another_is_given_once():
     core = an_election(1)
     core.step(el.Begin(), 0.0)
     assert core.step(Elsewhere(4, PEERS[2], False), 0.1) == [el.Seek(PEERS[2], 4)]
@@ -75,7 +75,7 @@ def test_a_vote_for_a_node_that_was_named_by_another_is_given_once() -> None:
     assert core.term == 5  # node 2 may have counted this vote for term 4
 
 
-def test_a_node_learns_its_address_once() -> None:
+def test_a_node_learns_its_address_once():
     core = el.Election(Peer("0", "h0", "", 7000), PEERS, el.ElectionSettings(), 0.0)
     for addr in ("10.0.0.5", "10.0.0.6"):
         core.step(el.Located(addr), 0.0)
@@ -171,7 +171,7 @@ STORIES: dict[str, list[Step]] = {
 
 
 @pytest.mark.parametrize("steps", STORIES.values(), ids=STORIES)
-def test_what_a_node_does_next(steps: list[Step]) -> None:
+def test_what_a_node_does_next(steps):
     """A number: a Tick at that time. A text: only the time passes. None: no Tick is wanted."""
     core, now = an_election(1), 0.0
     for event, expected in steps:

@@ -76,12 +76,12 @@ Found = tuple[list[Search], set[tuple[str, str]]]
 
 
 @pytest.fixture(scope="module")
-def found() -> Found:
+def found():
     """The searches, and the rows that they took, as class and "STATE/Event"."""
     taken = set[tuple[str, str]]()
     transit = Machine._transit
 
-    def recorded(self: Machine, event: Any, now: float) -> list[object]:
+    def recorded(self, event, now):
         kind = type(event.message if isinstance(event, self.envelope) else event)
         home = self.homes.get((self.state, kind))
         taken.add((home.__name__ if home else "", f"{self.state.name}/{kind.__name__}"))
@@ -100,7 +100,7 @@ def found() -> Found:
 
 
 @pytest.mark.process
-def test_no_order_breaks_a_rule(found: Found) -> None:
+def test_no_order_breaks_a_rule(found):
     searches, _ = found
     assert [len(search.queue) > 0 for search in searches] == [False] * 3 + [True] * 2
     assert sum(len(search.before) for search in searches) > 70_000
@@ -108,7 +108,7 @@ def test_no_order_breaks_a_rule(found: Found) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("home", [Election, Electing, Takeover])
-def test_each_row_is_taken(found: Found, home: type) -> None:
+def test_each_row_is_taken(found, home):
     _, taken = found
     absent = {event for events in NOT_THERE.values() for event in events.split()}
     known = {row for listed in UNLIKELY.values() for row in listed.split()}
@@ -126,7 +126,7 @@ def test_each_row_is_taken(found: Found, home: type) -> None:
         lambda: world(4, 2, ("kill", 0)),
     ],
 )
-def test_no_order_of_a_larger_world_breaks_a_rule(first: Callable[[], World]) -> None:
+def test_no_order_of_a_larger_world_breaks_a_rule(first):
     with coarse_times():
         assert not explore(first()).queue
 
@@ -134,7 +134,7 @@ def test_no_order_of_a_larger_world_breaks_a_rule(first: Callable[[], World]) ->
 # --- deliberate defects -----------------------------------------------------------------------------------------------
 
 
-def takes_any_vote(self: Election, event: el.Visited, now: float) -> None:
+def takes_any_vote(self: Election, event: el.Visited, now: float):
     takes = self.state in (Place.LEADING, Place.STANDING)
     self._wanted = max(self._wanted, event.term)
     self.emit(el.AnswerVisitor(event.visitor, None if takes else self.where()))
@@ -152,7 +152,7 @@ def doubts_its_answer(self: Election, event: el.Answered, now: float) -> Place |
     return self.on_elsewhere(event.where, now)
 
 
-def seeks_no_answer(self: Election, event: Elsewhere, now: float) -> None:
+def seeks_no_answer(self: Election, event: Elsewhere, now: float):
     """A leader that was silent is not asked."""
 
 
@@ -183,7 +183,7 @@ DEFECTS: dict[str, tuple[type, str, Any, Callable[[], World]]] = {
 
 @pytest.mark.process
 @pytest.mark.parametrize("name", DEFECTS)
-def test_a_defect_breaks_a_rule(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_defect_breaks_a_rule(name, monkeypatch):
     kind, method, defect, first = DEFECTS[name]
     with coarse_times(), pytest.raises(Broken):
         monkeypatch.setattr(kind, method, defect)

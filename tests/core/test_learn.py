@@ -1,7 +1,5 @@
 """Timeouts learned from what was seen."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 

@@ -43,7 +43,7 @@ hang: hang rule=hang-culprit
 class Job(Story):
     """`size` active nodes and a spare; with `prints` it is known that iteration 10 was reached."""
 
-    def __init__(self, size: int, prints: bool) -> None:
+    def __init__(self, size: int, prints: bool):
         super().__init__()
         self.prints, self.did = prints, list[str]()
         self.begin("running", f"{size} of {size + 1} crash_loop_s=0 max_restarts=5")
@@ -53,7 +53,7 @@ class Job(Story):
         """By group rank."""
         return [int(node_id[1]) for _, node_id in sorted(self.core.job.assignment.places.items())]
 
-    def fails(self, how: str) -> None:
+    def fails(self, how: str):
         """The first rank of group rank 1 ends, and then all other workers."""
         nodes, cycle = self.nodes, self.core.job.cycle
         self.now += 6.0
@@ -71,7 +71,7 @@ def each(table: str) -> pytest.MarkDecorator:
 @pytest.mark.parametrize("prints", [False, True])
 @pytest.mark.parametrize("size", [2, 8])
 @each(NODES)
-def test_a_bad_node_has_lost_its_place_after_two_restarts(way: str, size: int, prints: bool) -> None:
+def test_a_bad_node_has_lost_its_place_after_two_restarts(way, size, prints):
     job = Job(size, prints)
     job.fails(way), job.fails(way)
     assert (job.core.state.name, job.nodes[1]) == ("RUNNING", size)
@@ -81,7 +81,7 @@ def test_a_bad_node_has_lost_its_place_after_two_restarts(way: str, size: int, p
 @pytest.mark.parametrize("prints", [False, True])
 @pytest.mark.parametrize("size", [2, 8])
 @each(SCRIPTS)
-def test_a_failure_that_moves_with_its_rank_moves_no_node(way: str, size: int, prints: bool) -> None:
+def test_a_failure_that_moves_with_its_rank_moves_no_node(way, size, prints):
     """At most a spare tries it once. Where the iteration is known, that ends the job: code or data."""
     job, tried = Job(size, prints), 0
     while job.core.state.name == "RUNNING":

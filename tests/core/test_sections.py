@@ -1,7 +1,5 @@
 """The rank's own book of sections."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -45,7 +45,7 @@ EVENTS = {
 class Walk:
     """One coordinator and what it may be told; equal seeds give equal walks."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int):
         self.rng = rng = random.Random(seed)
         self.story = Story()
         least = rng.choice((1, 1, 2, 3))
@@ -65,7 +65,7 @@ class Walk:
         assert isinstance(core, Coordinator)
         return core
 
-    def step(self) -> None:
+    def step(self):
         self.story.now += self.rng.choice((0.0, 0.0, 0.1, 2.0))
         [line] = self.rng.choices(list(EVENTS), list(EVENTS.values()))
         word, _, rest = line.format_map(self._values()).partition(" ")

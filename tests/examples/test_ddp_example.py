@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from ranks_harness import Script, Zygote
@@ -40,7 +39,7 @@ def ranks(zygote: Zygote, directory: Path, steps: int, world_size: int, *options
         f"--checkpoint-dir={directory}",
         *options,
     ]
-    processes: list[Script] = []
+    processes = []
     try:
         with tempfile.TemporaryDirectory() as errors:
             for rank in range(world_size):
@@ -60,7 +59,7 @@ def run_to_end(zygote: Zygote, directory: Path, steps: int, world_size: int) -> 
     return results[0][0].splitlines(), results[0][1]
 
 
-def test_killed_and_resumed_ends_like_uninterrupted(zygote: Zygote, tmp_path):
+def test_killed_and_resumed_ends_like_uninterrupted(zygote, tmp_path):
     killed = tmp_path / "killed"
     progress = tmp_path / "progress"
     options = ("--step-time=0.005", f"--progress-file={progress}")
@@ -86,17 +85,17 @@ def test_killed_and_resumed_ends_like_uninterrupted(zygote: Zygote, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def finished(zygote: Zygote, tmp_path_factory) -> tuple[Path, list[str]]:
+def finished(zygote, tmp_path_factory):
     """A training of 2 x EVERY steps on one rank: its checkpoints, and what it said. To be copied."""
     directory = tmp_path_factory.mktemp("finished")
     return directory, run_to_end(zygote, directory, 2 * EVERY, world_size=1)[0]
 
 
-def tear(path: Path) -> None:
+def tear(path: Path):
     os.truncate(path, path.stat().st_size // 2)
 
 
-def flip_a_bit(path: Path) -> None:
+def flip_a_bit(path: Path):
     """In the middle of the weights, where it would load without complaint."""
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 0x10
@@ -105,7 +104,7 @@ def flip_a_bit(path: Path) -> None:
 
 @pytest.mark.repeats("flip")
 @pytest.mark.parametrize("damage", [tear, flip_a_bit])
-def test_damaged_newest_checkpoint_is_skipped(zygote: Zygote, finished: tuple[Path, list[str]], tmp_path, damage: Any):
+def test_damaged_newest_checkpoint_is_skipped(zygote, finished, tmp_path, damage):
     directory, first = shutil.copytree(finished[0], tmp_path / "copy"), finished[1]
     newest = directory / f"step_{2 * EVERY:08d}.pt"
     damage(newest)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,7 @@ TRAINING = (f"--steps={STEPS}", "--step-time=0.02", "--checkpoint-every=10")  # 
 class Runs:
     """Starts the examples; afterwards no process of theirs may be left."""
 
-    def __init__(self, zygote: Zygote, directory: Path) -> None:
+    def __init__(self, zygote: Zygote, directory: Path):
         self._zygote, self.directory = zygote, directory
         self.mark = f"NVRX_TEST_MARK={uuid.uuid4().hex}"
         self.codes: list[int | None] = []
@@ -75,13 +74,13 @@ class Runs:
                 process.wait()
         return (self.directory / "out").read_text(errors="replace")
 
-    def check(self) -> None:
+    def check(self):
         self._zygote.await_no_children(10.0)
         assert await_end(running_with(self.mark), 10.0) == []
 
 
 @pytest.fixture
-def runs(zygote: Zygote, tmp_path) -> Iterator[Runs]:
+def runs(zygote, tmp_path):
     made = Runs(zygote, tmp_path)
     yield made
     made.check()
@@ -101,7 +100,7 @@ def who_was_hit(text: str) -> int:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(zygote: Zygote, tmp_path_factory) -> tuple[int, object]:
+def undisturbed(zygote, tmp_path_factory):
     """What one rank alone comes to. More ranks add in another order, hence almost the same."""
     made = Runs(zygote, tmp_path_factory.mktemp("undisturbed"))
     text = made.ranks("basic.py", 1)
@@ -113,7 +112,7 @@ def undisturbed(zygote: Zygote, tmp_path_factory) -> tuple[int, object]:
 
 @pytest.mark.repeats("SIGKILL")
 @pytest.mark.parametrize("fault", ["ASYNC_EXC", "SIGKILL"])
-def test_basic_without_a_launcher(runs: Runs, undisturbed: tuple[int, object], fault: str):
+def test_basic_without_a_launcher(runs, undisturbed, fault):
     text = runs.ranks("basic.py", 3, f"--fault={fault}", "--fault-after=0.4")
     lost = {who_was_hit(text)} if fault == "SIGKILL" else set()
     assert who_was_hit(text) in range(3) and outcome(text) == undisturbed
@@ -121,7 +120,7 @@ def test_basic_without_a_launcher(runs: Runs, undisturbed: tuple[int, object], f
     assert "iteration 0: 3 ranks" in text and f"iteration 1: {3 - len(lost)} ranks" in text
 
 
-def test_a_reserve_rank_takes_over_and_goes_on_from_memory(runs: Runs, undisturbed: tuple[int, object]):
+def test_a_reserve_rank_takes_over_and_goes_on_from_memory(runs, undisturbed):
     options = ("--active=2", "--hang-timeout=3", "--snapshot-every=2", "--checkpoint-every=1000")
     text = runs.ranks("advanced.py", 3, *options, "--fault=SIGSTOP", "--fault-after=0.4", "--fault-seed=1")
     assert outcome(text) == undisturbed
@@ -131,9 +130,7 @@ def test_a_reserve_rank_takes_over_and_goes_on_from_memory(runs: Runs, undisturb
 
 
 @pytest.mark.matrix
-def test_under_the_launcher_a_node_that_lost_a_rank_leaves_and_the_other_one_goes_on(
-    runs: Runs, undisturbed: tuple[int, object]
-):
+def test_under_the_launcher_a_node_that_lost_a_rank_leaves_and_the_other_one_goes_on(runs, undisturbed):
     text = runs.launched("with_launcher.py", "--fault=SIGKILL", "--fault-after=0.4")
     assert (runs.codes, outcome(text)) == ([0, 0], undisturbed)
     assert "cycle 0 iteration 0: 4 ranks" in text and "cycle 0 iteration 1: 2 ranks" in text
@@ -148,7 +145,7 @@ def test_under_the_launcher_a_node_that_lost_a_rank_leaves_and_the_other_one_goe
 @pytest.mark.matrix
 @pytest.mark.parametrize(("fault", "lives"), [("ASYNC_EXC", "iteration 1: 2 ranks"), ("SIGKILL", "restart 1 of 1")])
 def test_under_the_default_policy_exceptions_stay_in_process_and_a_dead_process_restarts_all(
-    runs: Runs, undisturbed: tuple[int, object], fault: str, lives: str
+    runs, undisturbed, fault, lives
 ):
     text = runs.launched("basic.py", f"--fault={fault}", "--fault-after=0.4", policy="any-failed")
     assert (runs.codes, outcome(text)) == ([0], undisturbed) and who_was_hit(text) in range(2)

@@ -30,7 +30,7 @@ exit 93
 
 
 @pytest.fixture(params=TEMPLATES, ids=lambda path: path.stem)
-def template(request) -> Path:
+def template(request):
     return request.param
 
 
@@ -45,7 +45,7 @@ def run_template(template: Path, tmp_path: Path, args: list[str]) -> tuple[int, 
     return done.returncode, argv, done.stderr
 
 
-def test_is_what_nvrx_submit_prints_with_comments(template: Path, monkeypatch):
+def test_is_what_nvrx_submit_prints_with_comments(template, monkeypatch):
     text = template.read_text()
     said = re.search(r"^#   nvrx (submit --dry-run (?:.*\\\n#)*.*)$", text, re.MULTILINE)
     assert said is not None
@@ -62,20 +62,20 @@ def test_is_what_nvrx_submit_prints_with_comments(template: Path, monkeypatch):
     ]
 
 
-def test_hands_on_the_script_its_args_and_its_exit_code(template: Path, tmp_path):
+def test_hands_on_the_script_its_args_and_its_exit_code(template, tmp_path):
     code, argv, stderr = run_template(template, tmp_path, SCRIPT_ARGS)
     assert (code, stderr) == (93, "")
     assert argv[-len(SCRIPT_ARGS) :] == SCRIPT_ARGS
     assert "--spares=1" in argv
 
 
-def test_without_a_script_it_says_how_to_use_it(template: Path, tmp_path):
+def test_without_a_script_it_says_how_to_use_it(template, tmp_path):
     code, argv, stderr = run_template(template, tmp_path, [])
     assert (code, argv) == (2, [])
     assert stderr.startswith("usage: sbatch")
 
 
-def test_the_readme_explains_every_option(template: Path):
+def test_the_readme_explains_every_option(template):
     readme = (DIRECTORY / "README.md").read_text()
     options = re.findall(r"^#SBATCH\s+--([a-z-]+)", template.read_text(), re.MULTILINE)
     assert options and [option for option in options if f"`--{option}" not in readme] == []

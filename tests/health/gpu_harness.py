@@ -34,7 +34,7 @@ for line in sys.stdin:
 class Examiner:
     """A process that does one check after the other."""
 
-    def __init__(self, library: Path) -> None:
+    def __init__(self, library: Path):
         self.stand_in = StandIn(library, library / "examined")
         self.process = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM],
@@ -52,7 +52,7 @@ class Examiner:
         assert select.select([self.process.stdout], [], [], _BOUND_S)[0], f"no answer to {question[0]}"
         return json.loads(self.process.stdout.readline())
 
-    def close(self) -> None:
+    def close(self):
         with self.process:
             self.process.kill()
 
@@ -60,7 +60,7 @@ class Examiner:
 class GpuNode:
     """A healthy node with 8 GPUs of 18 NVLinks each, until told otherwise."""
 
-    def __init__(self, node: Node, examiner: Examiner) -> None:
+    def __init__(self, node: Node, examiner: Examiner):
         self.node = node
         self.examiner = examiner
         self.stand_in = examiner.stand_in
@@ -71,7 +71,7 @@ class GpuNode:
         self._healthy += [f"bus.{index} 0x{address[5:7]}" for index, address in enumerate(addresses)]
         self.say()
 
-    def say(self, *lines: str) -> None:
+    def say(self, *lines: str):
         """Healthy but for these facts (see tests/lib/standin.c)."""
         self.stand_in.say(*self._healthy, *lines)
 

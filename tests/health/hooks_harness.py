@@ -67,7 +67,7 @@ class Ran(NamedTuple):
 class Hooks:
     """The hooks below `root`, which is root's, on the node `n1`: a tree with a Lustre client and nothing else."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path):
         self.root = root
         self.node = root / "node"
         self.around: list[str] = []  # a command that runs hook.sh
@@ -82,9 +82,9 @@ class Hooks:
         self.slurm_says("NodeName=n1 State=IDLE ThreadsPerCore=1")
         self.site()
 
-    def site(self, checks: dict[str, dict[str, object]] | None = None, **document: object) -> None:
+    def site(self, checks: dict[str, dict[str, object]] | None = None, **document: object):
         """Write the site file (YAML is a superset of JSON)."""
-        off: dict[str, dict[str, object]] = {name: {"when": []} for name in registry.built_in() if name not in CHECKS}
+        off = {name: {"when": []} for name in registry.built_in() if name not in CHECKS}
         (self.root / "health.yaml").write_text(json.dumps({"checks": {**off, **(checks or {})}, **document}))
 
     def own(self, name: str, when: list[str], **more: object) -> Path:
@@ -94,7 +94,7 @@ class Hooks:
         self.site(own=[{"name": name, "run": [str(file)], "when": when, **more}])
         return flag
 
-    def slurm_says(self, line: str) -> None:
+    def slurm_says(self, line: str):
         """The answer of `scontrol show node` from now on."""
         (self.root / "note").write_text(f"{line}\n")
 
@@ -110,10 +110,10 @@ class Hooks:
     def updates(self) -> list[str]:
         return [line for line in self.asked() if line.startswith("update")]
 
-    def break_lustre(self) -> None:
+    def break_lustre(self):
         (self.node / "sys/fs/lustre/health_check").write_text("NOT HEALTHY\n")
 
-    def mend_lustre(self) -> None:
+    def mend_lustre(self):
         (self.node / "sys/fs/lustre/health_check").write_text("healthy\n")
 
     def _env(self, hook: str) -> dict[str, str]:

@@ -28,7 +28,7 @@ WELL = '{"fail_count": 0, "failed_checks": []}'
 class Daemon:
     """A daemon, its files in a folder with a short name. Its script may be replaced between runs."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.dir = Path(tempfile.mkdtemp(prefix="nvhcd-"))
         self.dir.chmod(0o755)
         self.socket = self.dir / "s"
@@ -72,7 +72,7 @@ class Daemon:
         self.wait_for("listening on")
         return self
 
-    def wait_for(self, words: str) -> None:
+    def wait_for(self, words: str):
         """Wait until a further line of its log has these words."""
         assert self.process is not None and self.process.stderr is not None
         line = ""
@@ -95,14 +95,14 @@ class Daemon:
         file = self.dir / name
         return file.read_text().splitlines() if file.exists() else []
 
-    def close(self) -> None:
+    def close(self):
         self.channel.close()
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait(BOUND_S)
         shutil.rmtree(self.dir)
 
-    def stop(self) -> None:
+    def stop(self):
         """By SIGTERM; it leaves no socket."""
         assert self.process is not None
         self.process.terminate()

@@ -43,7 +43,7 @@ def _template(directory: str) -> str:
 class Node:
     """A recorded node whose files a test may break, by `node / path` and `write` only: other files are shared."""
 
-    def __init__(self, root: Path, empty: bool = False) -> None:
+    def __init__(self, root: Path, empty: bool = False):
         self.recorded = dgx
         self.root = root
         if empty:
@@ -58,27 +58,27 @@ class Node:
             self._replace(place.resolve(), place.read_bytes())
         return place
 
-    def write(self, path: str, text: str) -> None:
+    def write(self, path: str, text: str):
         """Replace one file, at once for its readers."""
         place = self.root / path.lstrip("/")
         place.parent.mkdir(parents=True, exist_ok=True)
         self._replace(place.resolve(), text.encode())
 
-    def _replace(self, place: Path, data: bytes) -> None:
+    def _replace(self, place: Path, data: bytes):
         new = place.with_name(f".new-{place.name}")
         new.write_bytes(data)
         new.replace(place)
 
-    def edit(self, path: str, old: str, new: str) -> None:
+    def edit(self, path: str, old: str, new: str):
         """Replace `old`, which must be there, in one file."""
         text = (self / path).read_text()
         assert old in text
         self.write(path, text.replace(old, new))
 
-    def add(self, path: str, text: str) -> None:
+    def add(self, path: str, text: str):
         self.write(path, (self / path).read_text() + text)
 
-    def remove(self, path: str) -> None:
+    def remove(self, path: str):
         place = self.root / path.lstrip("/")
         shutil.rmtree(place) if place.is_dir() and not place.is_symlink() else place.unlink()
 
@@ -87,7 +87,7 @@ class Node:
 
     def learned(self, check: str) -> dict[str, Any]:
         """The settings that one check learns."""
-        found: dict[str, Any] = {}
+        found = {}
         examine(CHECKS[check], NodeView(str(self.root), {}), EXPECTED, found)
         return found
 
@@ -114,7 +114,7 @@ class Node:
 class HungMount:
     """A FUSE file system without a server, else a skip: a process that looks into it blocks in the kernel."""
 
-    def __init__(self, target: Path) -> None:
+    def __init__(self, target: Path):
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._target = os.fsencode(target)
         try:
@@ -126,11 +126,11 @@ class HungMount:
             os.close(self._fd)
             pytest.skip(f"no FUSE mount can be made here: {os.strerror(ctypes.get_errno())}")
 
-    def close(self) -> None:
+    def close(self):
         assert self._libc.umount2(self._target, 2) == 0
         os.close(self._fd)
 
-    def take(self) -> None:
+    def take(self):
         """Take a question and never answer: not even SIGKILL ends the process that asked."""
         while (question := os.read(self._fd, 1 << 20))[4:8] == b"\x1a\0\0\0":  # FUSE_INIT has to be answered
             header, version = struct.unpack_from("<IIQ", question), struct.unpack_from("<II", question, 40)

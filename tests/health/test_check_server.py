@@ -8,12 +8,11 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu_harness import GpuNode
 from recorded import BOUND_S, LUSTRE, F, Node, P, U, ended
 from standin import StandIn
 
@@ -33,13 +32,13 @@ _PROGRAM = "import runpy; runpy.run_module('nvrx_slurm.health', run_name='__main
 class CheckServer:
     """`--serve`, and its answers."""
 
-    def __init__(self, *args: str, env: dict[str, str] | None = None, program: str = _PROGRAM) -> None:
+    def __init__(self, *args: str, env: dict[str, str] | None = None, program: str = _PROGRAM):
         argv = [sys.executable, "-I", "-c", program, "--serve", "--when", "preflight", *args]
         kept = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(argv, env=kept | (env or {}), stdin=pipe, stdout=pipe, stderr=pipe)
 
-    def say(self, text: str) -> None:
+    def say(self, text: str):
         assert self.process.stdin is not None
         self.process.stdin.write(text.encode())
         self.process.stdin.flush()
@@ -84,11 +83,11 @@ class CheckServer:
 
 
 @pytest.fixture
-def serve(dgx: Node) -> Iterator[Callable[..., CheckServer]]:
+def serve(dgx):
     """Starts check servers of the recorded node; at the end they must end well and without a word on stderr."""
-    started: list[CheckServer] = []
+    started = []
 
-    def start(*args: str, env: dict[str, str] | None = None) -> CheckServer:
+    def start(*args, env=None):
         started.append(CheckServer(f"--sysroot={dgx.root}", *INCLUDED, *args, env=env))
         return started[-1]
 
@@ -108,7 +107,7 @@ def named(found: report.Report, name: str) -> Any:
 class Fifo:
     """In the place of a file that a check reads: opening it blocks the check, and is seen."""
 
-    def __init__(self, node: Node, path: str) -> None:
+    def __init__(self, node: Node, path: str):
         self.place = node / path
         self.place.unlink()
         os.mkfifo(self.place)
@@ -118,7 +117,7 @@ class Fifo:
         return os.open(self.place, os.O_WRONLY)
 
 
-def test_each_question_is_answered_by_the_report_of_the_preflight(dgx: Node, serve: Serve):
+def test_each_question_is_answered_by_the_report_of_the_preflight(dgx, serve):
     server = serve()
     answers = [server.ask(), server.ask()]
     _, one_shot = dgx.program("--when", "preflight", *INCLUDED)
@@ -135,7 +134,7 @@ def test_each_question_is_answered_by_the_report_of_the_preflight(dgx: Node, ser
     assert [server.line()[0], server.line()[0]] == [True, True]
 
 
-def test_the_end_of_its_owner_ends_it_and_its_checks(dgx: Node, serve: Serve):
+def test_the_end_of_its_owner_ends_it_and_its_checks(dgx, serve):
     fifo = Fifo(dgx, LUSTRE)
     server = serve("--only", "lustre", "--deadline", "600")
     server.say("check\n")
@@ -146,7 +145,7 @@ def test_the_end_of_its_owner_ends_it_and_its_checks(dgx: Node, serve: Serve):
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1])
-def test_what_slurm_sends_to_the_whole_step_does_not_end_it_but_a_check(dgx: Node, serve: Serve, signum: int):
+def test_what_slurm_sends_to_the_whole_step_does_not_end_it_but_a_check(dgx, serve, signum):
     """Its children have the signal's default: a command of a site must not inherit that it is ignored."""
     fifo = Fifo(dgx, LUSTRE)
     server = serve("--only", "lustre", "--deadline", "600")
@@ -161,7 +160,7 @@ def test_what_slurm_sends_to_the_whole_step_does_not_end_it_but_a_check(dgx: Nod
     os.close(writer)
 
 
-def test_only_news_about_the_watched_are_told(dgx: Node, serve: Serve):
+def test_only_news_about_the_watched_are_told(dgx, serve):
     server = serve("--watch", "lustre", *CPUS, "--interval", "0.05")
     server.ask()
     dgx.write(LUSTRE, "NOT HEALTHY\n")
@@ -176,7 +175,7 @@ def test_only_news_about_the_watched_are_told(dgx: Node, serve: Serve):
     assert {f.check for f in server.ask().grave} == {"cpu-count"} and server.silent()
 
 
-def test_a_watched_check_that_hangs_holds_up_no_answer(dgx: Node, serve: Serve):
+def test_a_watched_check_that_hangs_holds_up_no_answer(dgx, serve):
     fifo = Fifo(dgx, "/sys/devices/system/edac/mc/mc0/ue_count")
     server = serve("--only", "lustre", "--watch", "memory-errors", "--interval", "0.05", "--deadline", "600")
     writer = fifo.met()
@@ -186,7 +185,7 @@ def test_a_watched_check_that_hangs_holds_up_no_answer(dgx: Node, serve: Serve):
     os.close(writer)
 
 
-def test_a_gpu_that_breaks_is_told_while_nvml_hangs_elsewhere(gpus: GpuNode, serve: Serve):
+def test_a_gpu_that_breaks_is_told_while_nvml_hangs_elsewhere(gpus, serve):
     args = ("--watch", "gpu-recovery", "--watch", "gpu-temperature", "--interval", "0.1")
     server = serve(*args, env=gpus.stand_in.env)
     assert named(server.ask(), "gpu-recovery").verdict is P
@@ -200,14 +199,14 @@ FOUR = ("count 4", "used 3")
 
 
 @pytest.fixture
-def four(nvml_standin: Path, tmp_path) -> StandIn:
+def four(nvml_standin, tmp_path):
     """Four GPUs without programs."""
     stand_in = StandIn(nvml_standin, tmp_path / "state")
     stand_in.say(*FOUR)
     return stand_in
 
 
-def test_memory_of_the_visible_gpus_is_read_anew_for_each_question(serve: Serve, four: StandIn):
+def test_memory_of_the_visible_gpus_is_read_anew_for_each_question(serve, four):
     server = serve("--no-checks", env=four.env)
     for mb in (70000, 600, 3):
         four.say(*FOUR, f"used.2 {mb}")
@@ -224,15 +223,13 @@ def test_memory_of_the_visible_gpus_is_read_anew_for_each_question(serve: Serve,
         (("nvmlDeviceGetMemoryInfo_v2.1 15",), "1", "unknown"),
     ],
 )
-def test_memory_of_the_gpus_that_a_job_may_use(
-    serve: Serve, four: StandIn, facts: tuple[str, ...], visible: str, expected: dict[str, int] | str
-):
+def test_memory_of_the_gpus_that_a_job_may_use(serve, four, facts, visible, expected):
     four.say(*FOUR, "used.2 70000", *facts)
     used_mb, verdict, _ = serve("--no-checks", env=four.env | {"CUDA_VISIBLE_DEVICES": visible}).memory()
     assert (used_mb or verdict) == expected
 
 
-def test_a_driver_that_hangs_costs_its_reader_and_no_check(serve: Serve, four: StandIn):
+def test_a_driver_that_hangs_costs_its_reader_and_no_check(serve, four):
     four.say(*FOUR, "nvmlDeviceGetMemoryInfo_v2.3 hang")
     server = serve("--only=disk-space", env=four.env)
     server.say("memory 600\n")

@@ -28,7 +28,7 @@ NAMES = st.from_regex(r"[a-z0-9]+(-[a-z0-9]+){0,3}", fullmatch=True)
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(NAMES, st.text(max_size=150)), min_size=1, max_size=8))
-def test_any_reason_survives_slurm(failed: list[tuple[str, str]]):
+def test_any_reason_survives_slurm(failed):
     """What scontrol shows of it, with the user behind it, is read as what was meant."""
     text = drain.reason(CheckFinding(check, Verdict.FAIL, said) for check, said in failed)
     assert text.isascii() and text.isprintable() and not set(text) & set('=[]"`$\\|&')
@@ -102,7 +102,7 @@ def note(path: Path, body: str = "", within_s: float = 60.0) -> NodeFacts:
         ("echo NodeName=n2 State=IDLE", 60.0, "n1"),
     ],
 )
-def test_scontrol_that_does_not_work(tmp_path, body: str, within_s: float, said: str):
+def test_scontrol_that_does_not_work(tmp_path, body, within_s, said):
     with pytest.raises(SlurmError, match=said):
         note(tmp_path / "scontrol", body, within_s)
 

@@ -45,7 +45,7 @@ def process(root: Path, cgroup: str, pid: int = 50) -> NodeView:
         ("0::/user.slice/user-1001.slice/job_7\n", False),  # named so by another user
     ],
 )
-def test_whose_a_process_is(tmp_path, cgroup: str, is_jobs: bool):
+def test_whose_a_process_is(tmp_path, cgroup, is_jobs):
     assert leftovers._is_to_end(process(tmp_path, cgroup), JOB, 50) == is_jobs
 
 
@@ -82,7 +82,7 @@ signal.pause()
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 @pytest.mark.parametrize(("tracer", "fate"), [("", "ended"), ("0", "left"), ("", "alive")])
-def test_processes_of_the_job_are_ended_and_no_others(tmp_path, monkeypatch, tracer: str, fate: str):
+def test_processes_of_the_job_are_ended_and_no_others(tmp_path, monkeypatch, tracer, fate):
     """`left`: a tracer keeps it from its end."""
     (tmp_path / "proc").symlink_to("/proc")
     (tmp_path / "dev").mkdir()

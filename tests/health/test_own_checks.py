@@ -46,25 +46,25 @@ def of_site(bare: Node, site: str) -> tuple[Verdict, str]:
         ("head -c 1000000000 /dev/zero; exit 1", Verdict.FAIL, "?" * 397 + "..."),
     ],
 )
-def test_exit_code_and_first_line(bare: Node, tmp_path, body: str, verdict: Verdict, text: str):
+def test_exit_code_and_first_line(bare, tmp_path, body, verdict, text):
     assert run(bare, {"run": script(tmp_path, body), "budget": 60}) == (verdict, text)
 
 
-def test_one_that_never_ends_is_unknown_and_ended(bare: Node, tmp_path):
+def test_one_that_never_ends_is_unknown_and_ended(bare, tmp_path):
     pid = tmp_path / "pid"
     body = f"echo $$ > {pid}; trap '' TERM; echo begun; while :; do read x < /dev/zero; done"
     assert run(bare, {"run": script(tmp_path, body), "budget": 1}) == (Verdict.UNKNOWN, "timed out: begun")
     assert ended(int(pid.read_text()))
 
 
-def test_one_that_cannot_be_run_is_unknown(bare: Node):
+def test_one_that_cannot_be_run_is_unknown(bare):
     for path, said in (("/nowhere/own.sh", "cannot be used: No such file"), ("/etc", "cannot be executed")):
         verdict, text = run(bare, {"run": path})
         assert verdict is Verdict.UNKNOWN and f"{path} {said}" in text
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root only distrusts what others can write to")
-def test_root_runs_nothing_that_others_can_change(bare: Node, tmp_path):
+def test_root_runs_nothing_that_others_can_change(bare, tmp_path):
     ran = tmp_path / "ran"
     file = Path(script(tmp_path, f"echo ran >>{ran}; exit 0"))
     site = bare.site(own=[{"name": "mine", "run": str(file)}])
@@ -93,7 +93,7 @@ wait
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
-def test_a_signal_to_the_program_ends_all_that_its_checks_have_started(bare: Node, tmp_path, signum: signal.Signals):
+def test_a_signal_to_the_program_ends_all_that_its_checks_have_started(bare, tmp_path, signum):
     pids, up, go = (tmp_path / name for name in ("pids", "up", "go"))
     os.mkfifo(up)
     os.mkfifo(go)

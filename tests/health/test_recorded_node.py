@@ -31,7 +31,7 @@ ONE_ROOT = "22 1 8:2 / / rw - ext4 /dev/sda1 rw\n"
 Change = Mapping[str, str | tuple[str, str] | None] | Callable[[Node], None]
 
 
-def apply(node: Node, change: Change) -> None:
+def apply(node: Node, change: Change):
     if callable(change):
         return change(node)
     for path, new in change.items():
@@ -75,16 +75,14 @@ BROKEN: list[tuple[str, Change, dict[str, object], Verdict, str]] = [
 
 
 @pytest.mark.parametrize(("name", "change", "expect", "verdict", "text"), BROKEN)
-def test_one_broken_fact_is_found(
-    dgx: Node, name: str, change: Change, expect: dict[str, object], verdict: Verdict, text: str
-):
+def test_one_broken_fact_is_found(dgx, name, change, expect, verdict, text):
     apply(dgx, change)
     said = dgx.found(name, **expect)
     assert said[0] is verdict and text in said[1], said
 
 
 @pytest.mark.parametrize("when", CONTEXTS)
-def test_a_healthy_node_passes_everywhere(dgx: Node, when: str):
+def test_a_healthy_node_passes_everywhere(dgx, when):
     code, report = dgx.program("--when", when)
     wrong = [f for f in report.findings if f.verdict not in (P, N)]
     assert (code, wrong, report.notes) == (0, [], [])
@@ -104,13 +102,13 @@ def test_a_healthy_node_passes_everywhere(dgx: Node, when: str):
         ({"f_bavail": 0, "f_flag": os.ST_RDONLY}, ""),  # squashfs
     ],
 )
-def test_what_a_disk_lacks(facts: dict[str, int], lack: str):
+def test_what_a_disk_lacks(facts, lack):
     room = {"f_blocks": 1000, "f_bavail": 900, "f_files": 1000, "f_favail": 900, "f_flag": 0}
-    assert storage.lacking(SimpleNamespace(**room | facts), EXPECTED) == lack  # type: ignore[arg-type]
+    assert storage.lacking(SimpleNamespace(**room | facts), EXPECTED) == lack
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_storage_that_hangs_fails_only_if_asked_for(hung_home: Node, strict: bool):
+def test_storage_that_hangs_fails_only_if_asked_for(hung_home, strict):
     paths = ("--only=mounts", "--only=storage-paths", "--expect=storage_paths=/home,/lustre/fs0", "--deadline=1")
     code, report = hung_home.program(*paths, f"--expect=storage_hang_is_failure={strict}")
     assert code == (1 if strict else 3)
@@ -120,7 +118,7 @@ def test_storage_that_hangs_fails_only_if_asked_for(hung_home: Node, strict: boo
     assert ("--expect=storage_hang_is_failure=true" in preflight_spec(config).arguments) is strict
 
 
-def test_what_a_good_node_has_is_learned(dgx: Node):
+def test_what_a_good_node_has_is_learned(dgx):
     learned = dgx.learned("mounts")
     assert learned["mounts"] == ("/lustre/fs0", "/home", "/mnt/data sets")
     assert learned["writable_mounts"] == ("/lustre/fs0", "/home")
@@ -129,7 +127,7 @@ def test_what_a_good_node_has_is_learned(dgx: Node):
     assert dgx.learned("memory-size") == {"memory_gb": 2142} and dgx.learned("cpu-count") == {"cpus": 224}
 
 
-def test_mounts_on_demand_are_not_learned(dgx: Node):
+def test_mounts_on_demand_are_not_learned(dgx):
     dgx.add(MOUNTS, "95 22 0:60 / /auto rw - autofs /etc/auto.home rw,indirect\n")
     dgx.add(MOUNTS, "96 95 0:61 / /auto/alice rw - nfs4 n:/alice rw\n97 22 0:62 / /automatic rw - nfs4 n:/a rw\n")
     dgx.add(MOUNTS, "98 22 0:63 / /direct rw - autofs systemd-1 rw,direct\n99 98 0:64 / /direct rw - nfs n:/d rw\n")
@@ -146,7 +144,7 @@ def test_no_check_raises_on_a_node_without_anything(tmp_path):
 
 
 @pytest.mark.parametrize("junk", [b"", b"\xff\xfe\xfd", b"9" * 400])
-def test_junk_in_every_file_is_never_an_exception(dgx: Node, junk: bytes):
+def test_junk_in_every_file_is_never_an_exception(dgx, junk):
     for directory, _, names in os.walk(dgx.root):
         for file in (Path(directory, name) for name in names):
             if not file.is_symlink():

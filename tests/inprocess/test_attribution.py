@@ -33,7 +33,7 @@ def raised(held: list[weakref.ref[Tensor]], *, by: BaseException | None = None) 
 
 
 def test_the_frames_of_causes_and_contexts_are_freed():
-    held: list[weakref.ref[Tensor]] = []
+    held = []
     error = raised(held, by=raised(held))
     error.__context__ = raised(held)
     assert len(held) == 3 and all(one() is not None for one in held)

@@ -20,7 +20,7 @@ class Base(ABC):
 
 
 class Middle(Base):
-    def __init__(self, name: str, answer: Callable[[Any], Any] | None = None) -> None:
+    def __init__(self, name: str, answer: Callable[[Any], Any] | None = None):
         self.name = name
         self.answer = answer or (lambda value: value + [name])
 
@@ -46,7 +46,7 @@ def test_order_values_and_nesting():
     inner = Compose(Left("a"), Right("b"))
     for outer in (Compose(inner, Left("c")), Compose(inner, Compose(Left("c")))):
         assert isinstance(outer, Middle)
-        assert [member.name for member in outer.members()] == ["a", "b", "c"]  # type: ignore[attr-defined]
+        assert [member.name for member in outer.members()] == ["a", "b", "c"]
         assert outer([]) == ["c", "b", "a"]
 
 
@@ -67,6 +67,6 @@ def test_a_member_that_returns_none_is_named_and_passed_by():
 
 
 @pytest.mark.parametrize(("members", "token"), [((), "at least one"), ((3,), "3"), ((Left,), r"Left\(\)")])
-def test_what_cannot_be_composed(members: tuple[Any, ...], token: str):
+def test_what_cannot_be_composed(members, token):
     with pytest.raises(TypeError, match=token):
         Compose(*members)

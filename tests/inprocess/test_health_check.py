@@ -36,11 +36,11 @@ Facts = dict[str, Any] | Exception
 
 
 @pytest.fixture
-def told(monkeypatch) -> list[Facts]:
+def told(monkeypatch):
     """What the driver tells when it is asked next: the last one again and again."""
-    facts: list[Facts] = []
+    facts = []
 
-    def read(env: Any, index: int | None) -> dict[str, Any]:
+    def read(env, index):
         one = facts.pop(0) if len(facts) > 1 else facts[0]
         if isinstance(one, Exception):
             raise one
@@ -80,7 +80,7 @@ NO_BRIDGE: list[tuple[Facts, str]] = [({"GPU 0": DOWN}, "")] * 2
         (health_check.ChainedNVLHealthCheck, NO_BRIDGE),
     ],
 )
-def test_gpus_and_links_that_fail(told: list[Facts], kind: Any, rows: list[tuple[Facts, str]]):
+def test_gpus_and_links_that_fail(told, kind, rows):
     told += [rows[0][0], *(facts for facts, _ in rows)]
     check = kind()
     for _, token in rows:
@@ -89,7 +89,7 @@ def test_gpus_and_links_that_fail(told: list[Facts], kind: Any, rows: list[tuple
 
 
 @pytest.mark.parametrize("first", [Absent("no GPU of this process tells it"), HardwareError("it hangs")])
-def test_a_first_reading_that_fails_is_said_once(told: list[Facts], caplog, first: Exception):
+def test_a_first_reading_that_fails_is_said_once(told, caplog, first):
     """Hardware that is not there is no news; a failure is. Both are compared with the first reading that succeeds."""
     caplog.set_level(logging.DEBUG, "nvrx_slurm.inprocess")
     told += [first, *[first] * isinstance(first, Absent), {"GPU 0": "NONE"}, {}]
@@ -115,7 +115,7 @@ for visible, index in json.loads(sys.argv[1]):
 """
 
 
-def test_one_index_means_cudas_number(nvml_standin: Path, tmp_path):
+def test_one_index_means_cudas_number(nvml_standin, tmp_path):
     """GPU 3 is sick: shown by number, by UUID, alone; not to the others."""
     (tmp_path / "world").write_text("count 4\naction.3 1")
     cases = {("3,2", 0): True, ("3,2", 1): False, ("3", 3): True, ("GPU-2,GPU-3", 1): True, ("0,-1,3", None): False}
@@ -148,13 +148,13 @@ assert "torch" not in sys.modules
 
 
 @pytest.fixture
-def node(tmp_path) -> Path:
+def node(tmp_path):
     """Eight GPUs and eight NICs, whose links are up and never went down."""
     dgx.build(tmp_path / "node")
     return tmp_path / "node"
 
 
-def port(node: Path, nic: str, state: str, link_downed: int = 0) -> None:
+def port(node: Path, nic: str, state: str, link_downed: int = 0):
     for file, text in (("state", state), ("counters/link_downed", link_downed)):
         dgx.write(node, f"/sys/class/infiniband/{nic}/ports/1/{file}", f"{text}\n")
 
@@ -168,7 +168,7 @@ def unfit(check: Any) -> str:
     return ""
 
 
-def test_a_port_that_went_down_fails_also_if_it_is_back(node: Path, monkeypatch):
+def test_a_port_that_went_down_fails_also_if_it_is_back(node, monkeypatch):
     monkeypatch.setenv("NVRX_SYSROOT", str(node))
     check = health_check.ChainedNicHealthCheck()
     assert unfit(check) == ""
@@ -184,7 +184,7 @@ def test_a_port_that_went_down_fails_also_if_it_is_back(node: Path, monkeypatch)
     assert "was there before" in unfit(check)
 
 
-def test_ports_never_in_use_counters_never_kept_and_lost_nics(node: Path, monkeypatch):
+def test_ports_never_in_use_counters_never_kept_and_lost_nics(node, monkeypatch):
     nics = node / "sys/class/infiniband"
     port(node, "mlx5_0", "1: DOWN", 5)
     (nics / "mlx5_1/ports/1/counters/link_downed").unlink()
@@ -201,7 +201,7 @@ def test_ports_never_in_use_counters_never_kept_and_lost_nics(node: Path, monkey
     assert "mlx5_0/1 is gone" in unfit(check)
 
 
-def test_a_gpu_has_its_nearest_nics(node: Path, monkeypatch):
+def test_a_gpu_has_its_nearest_nics(node, monkeypatch):
     """tests/health/test_nic.py has all degrees of nearness."""
     asked = iter([{"GPU 6": dgx.GPUS[6]}])  # once: a lost GPU has no address
     monkeypatch.setattr(health_check.gpus, "pci_addresses", lambda env, index: next(asked))
@@ -215,9 +215,9 @@ def test_a_gpu_has_its_nearest_nics(node: Path, monkeypatch):
 
 def fake_cuda(monkeypatch, *deeds: Callable[[], object]) -> list[int]:
     """torch.cuda with a GPU whose n-th synchronize does `deeds[n]`. Returns the devices that are waited for."""
-    devices: list[int] = []
+    devices = []
 
-    def synchronize(device: int) -> None:
+    def synchronize(device):
         devices.append(device)
         deeds[len(devices) - 1]()
 
@@ -226,10 +226,10 @@ def fake_cuda(monkeypatch, *deeds: Callable[[], object]) -> list[int]:
     return devices
 
 
-def nothing() -> None: ...
+def nothing(): ...
 
 
-def refuse() -> None:
+def refuse():
     raise RuntimeError("device-side assert triggered")
 
 

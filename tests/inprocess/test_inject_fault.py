@@ -96,10 +96,10 @@ def test_gpu_faults_without_a_gpu_are_refused(monkeypatch):
 
 
 @pytest.mark.parametrize(("keep_alive", "num_faults"), [(6, 5), (20, 1), (3, (1, 4))])
-def test_the_same_seed_hits_the_same_ranks_everywhere(monkeypatch, keep_alive: int, num_faults):
+def test_the_same_seed_hits_the_same_ranks_everywhere(monkeypatch, keep_alive, num_faults):
     fewest, most = num_faults if isinstance(num_faults, tuple) else (num_faults, num_faults)
     able = max(0, 8 - keep_alive)
-    hit: list[int] = []
+    hit = []
     monkeypatch.setitem(faults._handlers, "SIGTERM", lambda *_: hit.append(int(os.environ["RANK"])))
     monkeypatch.setenv("WORLD_SIZE", "8")
     for seed in range(5):
@@ -113,7 +113,7 @@ def test_the_same_seed_hits_the_same_ranks_everywhere(monkeypatch, keep_alive: i
 
 
 def test_seeds_differ_and_delays_stay_within_their_bounds(monkeypatch):
-    delays: list[float] = []
+    delays = []
     monkeypatch.setitem(faults._handlers, "SIGINT", lambda delay, _: delays.append(delay))
     for seed in range(9):
         assert faults.inject_fault((Fault.SIGINT,), 1, 0, (2.0, 3.0), seed) == (0,)
@@ -123,7 +123,7 @@ def test_seeds_differ_and_delays_stay_within_their_bounds(monkeypatch):
 def test_a_fault_of_ones_own_by_a_new_name(monkeypatch):
     assert list(faults._handlers) == [fault.name for fault in Fault]
     monkeypatch.setattr(faults, "_handlers", dict(faults._handlers))
-    seen: list[object] = []
+    seen = []
     own = faults.register_fault("POWER_OUTAGE", lambda delay, callback: seen.append((delay, callback())))
     assert own == "POWER_OUTAGE"
     assert faults.inject_fault((own,), 1, 0, 2.0, 0, callback=lambda: "called") == (0,)
@@ -144,7 +144,7 @@ def test_a_fault_of_ones_own_by_a_new_name(monkeypatch):
         ({"faults": ("METEORITE",), "num_faults": 0}, "no fault is called 'METEORITE'"),
     ],
 )
-def test_what_cannot_be_is_refused_on_every_rank(bad, why: str):
+def test_what_cannot_be_is_refused_on_every_rank(bad, why):
     good = {"faults": (Fault.SIGKILL,), "num_faults": 1, "keep_alive": 0, "delay": 1.0, "seed": 0}
     with pytest.raises(UsageError, match=why):
         faults.inject_fault(**{**good, **bad})

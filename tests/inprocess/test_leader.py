@@ -37,7 +37,7 @@ def in_memory() -> Views:
 
 
 @pytest.fixture(params=["memory", "torch"])
-def views(request) -> Views:
+def views(request):
     """The tests of the wrapper have a TCPStore, as the wrapper hands it out."""
     if request.param == "memory":
         return in_memory()
@@ -48,7 +48,7 @@ def views(request) -> Views:
 class Ranks:
     """A job: `states` and `plugins` by initial rank, of those who are left."""
 
-    def __init__(self, size: int, views: Views, make: Callable[[], ra.RankAssignment]) -> None:
+    def __init__(self, size: int, views: Views, make: Callable[[], ra.RankAssignment]):
         self.views = views
         self.states = {rank: State(rank=rank, world_size=size) for rank in range(size)}
         self.plugins = {rank: ra.with_defaults(make()) for rank in range(size)}
@@ -58,10 +58,10 @@ class Ranks:
         """The next iteration, after the initial ranks `died`; the `absent` die without a word. What ranks raised."""
         self.before = {rank: replace(state) for rank, state in self.states.items()}
         terminated = {self.states.pop(rank).rank for rank in died}
-        raised: dict[int, BaseException] = {}
-        found: dict[int, State] = {}
+        raised = {}
+        found = {}
 
-        def one(rank: int) -> None:
+        def one(rank):
             ctx = ra.RankAssignmentCtx(self.states[rank], self.views(self.iteration), terminated)
             try:
                 found[rank] = ra.assign(self.plugins[rank], ctx)
@@ -105,7 +105,7 @@ def pair(state: State) -> int:
 
 
 def host(state: State) -> str:
-    return f"host{state.initial_rank // 8}"  # type: ignore[operator]
+    return f"host{state.initial_rank // 8}"
 
 
 EIGHT: dict[str, Any] = {"condition": lambda count: count == 8}
@@ -119,7 +119,7 @@ EIGHT: dict[str, Any] = {"condition": lambda count: count == 8}
         lambda: Compose(ra.ShiftRanks(), ra.FilterGroupedByKey(key_or_fn=lambda rank, _: rank // 8, **EIGHT)),  # 004
     ],
 )
-def test_the_filters_of_the_seeds_survive_deaths(make: Callable[[], ra.RankAssignment]):
+def test_the_filters_of_the_seeds_survive_deaths(make):
     """Hosts of eight, each lost as a whole with its first rank, twice."""
     job = Ranks(32, in_memory(), make)
     assert job.assign() == {} and job.active == list(range(32))
@@ -131,7 +131,7 @@ def test_the_filters_of_the_seeds_survive_deaths(make: Callable[[], ra.RankAssig
 
 
 def raise_on(bad: int) -> Callable[[State], str]:
-    def key(state: State) -> str:
+    def key(state):
         if state.rank == bad:
             raise ValueError("no such host")
         return "all"
@@ -139,8 +139,8 @@ def raise_on(bad: int) -> Callable[[State], str]:
     return key
 
 
-def test_an_abort_in_a_users_function_stays_one(views: Views):
-    def stop(count: int) -> bool:
+def test_an_abort_in_a_users_function_stays_one(views):
+    def stop(count):
         raise RestartAbort("enough")
 
     raised = Ranks(3, views, grouped("all", stop)).assign()
@@ -148,7 +148,7 @@ def test_an_abort_in_a_users_function_stays_one(views: Views):
     assert "RestartAbort: enough" in same_everywhere(raised, 2)
 
 
-def test_a_condition_that_discards_everybody_is_said_to(views: Views):
+def test_a_condition_that_discards_everybody_is_said_to(views):
     job = Ranks(4, views, grouped(lambda state: f"host{state.rank // 2}"))
     assert job.assign() == {}
     raised = job.assign(died=[0, 2])
@@ -171,11 +171,11 @@ def test_without_the_leader_the_wait_ends():
 
 
 @pytest.mark.parametrize("make", [lambda: ra.Tree([ra.Layer()]), lambda: grouped("all", bool)()])
-def test_a_rank_that_is_lost_meanwhile_stops_the_assignment_of_all_or_of_none(make: Any):
+def test_a_rank_that_is_lost_meanwhile_stops_the_assignment_of_all_or_of_none(make):
     """The next one begins with the same states."""
 
     class Ended(MemoryStore):
-        def wait(self, keys: Any, timeout: timedelta) -> None:
+        def wait(self, keys, timeout):
             raise RankLost("a rank was lost")
 
     store = [Ended()]
@@ -201,7 +201,7 @@ ERRORS: dict[str, tuple[Callable[[], ra.RankAssignment], type[Exception] | None]
 
 
 @pytest.mark.parametrize("token", ERRORS)
-def test_an_error_of_one_rank_is_the_error_of_all(views: Views, token: str):
+def test_an_error_of_one_rank_is_the_error_of_all(views, token):
     make, cause = ERRORS[token]
     raised = Ranks(4, views, make).assign()
     assert token in same_everywhere(raised, 4)
@@ -209,7 +209,7 @@ def test_an_error_of_one_rank_is_the_error_of_all(views: Views, token: str):
     assert cause is None or any(isinstance(error.__cause__, cause) for error in raised.values())
 
 
-def test_ranks_dead_before_the_first_iteration_are_not_in_the_tree(views: Views):
+def test_ranks_dead_before_the_first_iteration_are_not_in_the_tree(views):
     layers = [ra.Layer(1, None, "root"), ra.Layer(2, key_or_fn=lambda state: state.initial_rank // 2)]
     job = Ranks(4, views, lambda: ra.Tree(layers))
     raised = job.assign(died=[0])
@@ -224,7 +224,7 @@ def test_ranks_dead_before_the_first_iteration_are_not_in_the_tree(views: Views)
     st.none() | st.integers(1, 3),
     st.lists(st.sets(st.integers(0, 7), max_size=3), max_size=4),
 )
-def test_every_rank_reads_what_the_core_says(size: int, host: int, divisor: int | None, rounds: list[set[int]]):
+def test_every_rank_reads_what_the_core_says(size, host, divisor, rounds):
     layers = [
         ra.Layer(1, None, "root", ra.LayerFlag.RESERVE),
         ra.Layer(1, 2, lambda state: state.initial_rank // host, BOTH),
@@ -258,13 +258,13 @@ class SilentStore(MemoryStore):
 
     def compare_set(self, key: str, expected: str, desired: bytes | str) -> bytes:
         with self._shared.changed:
-            return self._values.setdefault(key, bytes(desired))  # type: ignore[arg-type]
+            return self._values.setdefault(key, bytes(desired))
 
 
 def test_a_verdict_wakes_where_compare_set_does_not():
     store = SilentStore()
 
-    def decided(rank: int) -> str:
+    def decided(rank):
         one = leadership(store, rank)
         one.give(lambda: "key")
         return one.decide(lambda: ",".join(map(text_of, one.given())))
@@ -274,7 +274,7 @@ def test_a_verdict_wakes_where_compare_set_does_not():
 
 
 def test_an_error_whose_text_no_store_takes_is_told_all_the_same():
-    def compute() -> str:
+    def compute():
         raise RankDiscarded("no place for \udce4")
 
     with pytest.raises(RankDiscarded, match=r"no place for \\udce4"):

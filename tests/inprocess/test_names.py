@@ -83,7 +83,7 @@ PLAIN = {
 
 
 def found(name: str) -> Any:
-    thing: Any = inprocess
+    thing = inprocess
     for part in name.split("."):
         if inspect.ismodule(thing) and not hasattr(thing, part):
             importlib.import_module(f"{thing.__name__}.{part}")

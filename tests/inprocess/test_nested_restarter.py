@@ -18,10 +18,10 @@ pytestmark = pytest.mark.process
 
 
 class Lines(nested.NestedRestarterLogger):
-    def __init__(self) -> None:
+    def __init__(self):
         self.lines: list[str] = []
 
-    def log_for_restarter(self, message: str) -> None:
+    def log_for_restarter(self, message: str):
         self.lines.append(message.partition("[NestedRestarter] ")[2])
 
 

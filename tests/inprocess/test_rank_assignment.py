@@ -51,9 +51,9 @@ def test_spares_come_in_as_ranks_die():
 
 @settings(max_examples=50)
 @given(st.integers(1, 30), st.data(), st.integers(1, 5), st.none() | st.integers(1, 30))
-def test_any_deaths(size: int, data: st.DataObject, divisor: int, most: int | None):
+def test_any_deaths(size, data, divisor, most):
     """Numbers are 0..n-1 exactly once, sizes agree, filters hold, whatever dies in three rounds."""
-    renumber: ra.RankAssignment = data.draw(st.sampled_from([ra.ShiftRanks(), ra.FillGaps()]))
+    renumber = data.draw(st.sampled_from([ra.ShiftRanks(), ra.FillGaps()]))
     filters = [ra.ActiveWorldSizeDivisibleBy(divisor), ra.MaxActiveWorldSize(most)]
     assignment = Compose(*filters, renumber)
     states = world(size)
@@ -89,7 +89,7 @@ def keyed() -> ra.FilterCountGroupedByKey:
         ((keyed(), ra.ShiftRanks()), "list ShiftRanks"),
     ],
 )
-def test_what_cannot_work_is_refused_when_the_wrapper_is_made(members: Any, sentence: str):
+def test_what_cannot_work_is_refused_when_the_wrapper_is_made(members, sentence):
     with pytest.raises(ValueError, match=sentence):
         ra.with_defaults(Compose(*members))
 
@@ -115,7 +115,7 @@ class Nothing(ra.RankAssignment):
         (lambda: Compose(ra.ActivateAllRanks(), Nothing()), "ActivateAllRanks, ShiftRanks, Nothing"),
     ],
 )
-def test_what_a_composition_leaves_out_is_done_by_default(make: Make, completed: str):
+def test_what_a_composition_leaves_out_is_done_by_default(make, completed):
     made = ra.with_defaults(make())
     assert isinstance(made, Compose) and isinstance(made, ra.RankAssignment)
     assert ", ".join(type(member).__name__ for member in made.members()) == completed
@@ -127,7 +127,7 @@ def test_others_are_taken_as_they_are():
 
 
 class Own(ra.RankAssignment):
-    def __init__(self, answer: Callable[[ra.RankAssignmentCtx], Any]) -> None:
+    def __init__(self, answer: Callable[[ra.RankAssignmentCtx], Any]):
         self.answer = answer
 
     def __call__(self, ctx: ra.RankAssignmentCtx) -> Any:
@@ -150,9 +150,7 @@ def changed(**fields: Any) -> Own:
         (changed(mode=Mode.INACTIVE, world_size=2, active_world_size=0), RestartAbort, "of 2 healthy ranks"),
     ],
 )
-def test_results_that_no_iteration_can_begin_with(
-    assignment: ra.RankAssignment, error: type[BaseException], sentence: str
-):
+def test_results_that_no_iteration_can_begin_with(assignment, error, sentence):
     ctx = ra.RankAssignmentCtx(State(rank=1, world_size=3), None, {2})
     with pytest.raises(error, match=sentence):
         ra.assign(assignment, ctx)
@@ -161,15 +159,15 @@ def test_results_that_no_iteration_can_begin_with(
 @pytest.mark.parametrize(
     "assignment", [changed(world_size=2), changed(mode=Mode.ACTIVE, world_size=2), changed(active_rank=1, world_size=2)]
 )
-def test_a_rank_that_is_not_deactivated_is_active(assignment: Own):
+def test_a_rank_that_is_not_deactivated_is_active(assignment):
     """D19."""
     new = ra.assign(assignment, ra.RankAssignmentCtx(State(rank=1, world_size=3), None, {2}))
     assert (new.mode, new.active_rank, new.active_world_size) == (Mode.ACTIVE, 1, 2)
 
 
 def test_the_assignment_sees_no_active_ranks_of_the_last_iteration():
-    seen: list[State] = []
-    own = Own(lambda ctx: seen.append(ctx.state) or ra.ActivateAllRanks()(ctx))  # type: ignore[func-returns-value]
+    seen = []
+    own = Own(lambda ctx: seen.append(ctx.state) or ra.ActivateAllRanks()(ctx))
     state = State(rank=0, world_size=1, active_rank=0, active_world_size=1, mode=Mode.ACTIVE)
     ra.assign(own, ra.RankAssignmentCtx(state, None, set()))
     assert (seen[0].active_rank, seen[0].active_world_size, seen[0].mode) == (None, None, Mode.ACTIVE)

@@ -31,7 +31,7 @@ def slow_fill(size: int, terminated: set[int]) -> dict[int, int]:
 
 @settings(max_examples=50)
 @given(worlds())
-def test_shift(world: tuple[int, set[int]]):
+def test_shift(world):
     size, terminated = world
     got = [ranks.shifted(rank, terminated) for rank in range(size) if rank not in terminated]
     assert got == list(range(size - len(terminated)))
@@ -39,7 +39,7 @@ def test_shift(world: tuple[int, set[int]]):
 
 @settings(max_examples=50)
 @given(worlds())
-def test_fill(world: tuple[int, set[int]]):
+def test_fill(world):
     size, terminated = world
     got = {rank: ranks.filled(rank, size, terminated) for rank in range(size) if rank not in terminated}
     assert got == slow_fill(size, terminated)
@@ -49,14 +49,14 @@ def test_fill(world: tuple[int, set[int]]):
 
 @settings(max_examples=30)
 @given(worlds(), st.integers(0, 4))
-def test_lowest_healthy(world: tuple[int, set[int]], count: int):
+def test_lowest_healthy(world, count):
     size, terminated = world
     assert ranks.lowest_healthy(count, size, terminated) == sorted(set(range(size)) - terminated)[:count]
 
 
 @settings(max_examples=30)
 @given(st.sets(st.integers(0, 60)))
-def test_runs(some: set[int]):
+def test_runs(some):
     text = ranks.to_runs(some)
     assert ranks.from_runs(text) == some
     assert len(text.split()) == sum(rank - 1 not in some for rank in some)

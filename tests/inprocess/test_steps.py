@@ -30,9 +30,9 @@ def state(iteration: int = 0, world_size: int = 4, active: int | None = 2) -> Fr
 
 
 def test_the_function_runs_in_another_thread_with_its_arguments_and_gpu(monkeypatch):
-    seen: list[Any] = []
+    seen = []
 
-    def fn(*args: object, **kwargs: object) -> str:
+    def fn(*args, **kwargs):
         seen.extend((args, kwargs, threading.current_thread() is threading.main_thread()))
         return "ignored"
 
@@ -63,7 +63,7 @@ def test_a_function_that_does_not_return_is_a_timeout():
         ({"min_active_world_size": 2}, state(), state(active=1), "1 active .* min_active_world_size=2"),
     ],
 )
-def test_each_limit_ends_the_run_with_its_reason(limits: Any, good: Any, bad: Any, why: str):
+def test_each_limit_ends_the_run_with_its_reason(limits, good, bad, why):
     """With an exception that is no Exception, which would restart; also in a composition."""
     retry, later = RetryController(**limits), RetryController()
     assert retry(good) is good and later(bad) is bad

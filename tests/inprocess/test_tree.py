@@ -31,7 +31,7 @@ Keys = list[tuple[str, ...]]  # by slot
 class Tree:
     """Slots instead of leaves."""
 
-    def __init__(self, levels: Sequence[Level], keys: Keys, world_size_filter: Filter = None) -> None:
+    def __init__(self, levels: Sequence[Level], keys: Keys, world_size_filter: Filter = None):
         self.levels, self.keys, self.filter = levels, keys, world_size_filter
         self.topology = Topology(levels, dict(enumerate(keys)))
         self.places: Places = self.topology.first_places(world_size_filter)
@@ -51,7 +51,7 @@ class Tree:
 
     def branches(self) -> list[tuple[Level, set[int]]]:
         """All branches of all levels, as slots."""
-        found: dict[tuple[str, ...], set[int]] = {}
+        found = {}
         for slot, keys in enumerate(self.keys):
             for depth in range(len(self.levels)):
                 found.setdefault(keys[: depth + 1], set()).add(slot)
@@ -87,7 +87,7 @@ def multiple_of(divisor: int | None) -> Filter:
 
 @settings(max_examples=80, deadline=None)
 @given(stories())
-def test_after_any_deaths(story: tuple[list[Level], Keys, int | None, list[set[int]]]):
+def test_after_any_deaths(story):
     levels, keys, divisor, rounds = story
     tree = Tree(levels, keys, multiple_of(divisor))
     for died in [set(), *rounds]:
@@ -105,7 +105,7 @@ def test_after_any_deaths(story: tuple[list[Level], Keys, int | None, list[set[i
 @settings(max_examples=30, deadline=None)
 @given(stories())
 @example(([Level(1, None), Level(1, None)], [("root", "a")] * 8, 4, [{7}, {1}, {2}]))
-def test_the_filter_never_takes_more_than_it_must(story: tuple[list[Level], Keys, int | None, list[set[int]]]):
+def test_the_filter_never_takes_more_than_it_must(story):
     """Without limits, as many are active as if the survivors began anew."""
     levels, keys, divisor, rounds = story
     levels = [Level(level.min_ranks, None, level.reserve, level.backfill) for level in levels]
@@ -149,7 +149,7 @@ def test_the_places_of_spares_and_filtered_ranks():
         ([CLOSED, CLOSED], hosts(4, 4), [1], [0, 2, 3, 4, 5, 6, 7]),
     ],
 )
-def test_each_step(levels: list[Level], keys: Keys, died: list[int], active: list[int]):
+def test_each_step(levels, keys, died, active):
     assert Tree(levels, keys).lose(*died).active == active
 
 
@@ -161,6 +161,6 @@ def test_a_branch_below_its_minimum_dies_with_its_reason():
 
 
 @pytest.mark.parametrize("wanted", [9, -1, 2.0, None])
-def test_a_filter_that_cannot_be_met(wanted: object):
+def test_a_filter_that_cannot_be_met(wanted):
     with pytest.raises(TopologyError, match=r"world_size_filter\(8\)"):
-        Tree([Level()], ONE_HOST, lambda size: wanted)  # type: ignore[arg-type, return-value]
+        Tree([Level()], ONE_HOST, lambda size: wanted)

@@ -73,7 +73,7 @@ def build(root: Path) -> Path:
     return root
 
 
-def write(root: Path, path: str, text: str) -> None:
+def write(root: Path, path: str, text: str):
     file = root / path.lstrip("/")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text)
@@ -101,7 +101,7 @@ def _system() -> dict[str, str]:
     return files
 
 
-def _switch(root: Path, index: int) -> None:
+def _switch(root: Path, index: int):
     """A root port, a switch below it, a GPU and a NIC below that."""
     port, gpu, nic = SWITCHES[index]
     numa = index * 2 // len(SWITCHES)
@@ -136,7 +136,7 @@ def _switch(root: Path, index: int) -> None:
     _link(root, f"/sys/class/infiniband/{name}", infiniband)
 
 
-def _device(root: Path, path: str, vendor: str, kind: str, numa: int, gts: float) -> None:
+def _device(root: Path, path: str, vendor: str, kind: str, numa: int, gts: float):
     files = {
         "vendor": vendor,
         "class": kind,
@@ -151,7 +151,7 @@ def _device(root: Path, path: str, vendor: str, kind: str, numa: int, gts: float
     _link(root, f"/sys/bus/pci/devices/{Path(path).name}", path)
 
 
-def _link(root: Path, path: str, target: str) -> None:
+def _link(root: Path, path: str, target: str):
     """A relative link, as sysfs has them, so that the tree can be moved."""
     place = root / path.lstrip("/")
     place.parent.mkdir(parents=True, exist_ok=True)

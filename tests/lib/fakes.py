@@ -48,19 +48,19 @@ def reply(status: int, value: Any, kind: str = "application/json", **headers: st
 Answer = bytes | Callable[["Fake", socket.socket], None]
 
 
-def hangs(fake: Fake, connection: socket.socket) -> None:
+def hangs(fake: Fake, connection: socket.socket):
     """Accepts and never answers."""
     fake.closed.wait(WAIT_S)
 
 
-def drips(fake: Fake, connection: socket.socket) -> None:
+def drips(fake: Fake, connection: socket.socket):
     """One byte of an endless reply every 0.1 s."""
     connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
     while not fake.closed.wait(0.1):
         connection.sendall(b" ")
 
 
-def floods(fake: Fake, connection: socket.socket) -> None:
+def floods(fake: Fake, connection: socket.socket):
     """100 MB; the client is expected to hang up before their end."""
     connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000000\r\n\r\n")
     for _ in range(100):
@@ -68,7 +68,7 @@ def floods(fake: Fake, connection: socket.socket) -> None:
     fake.swallowed.set()
 
 
-def breaks(fake: Fake, connection: socket.socket) -> None:
+def breaks(fake: Fake, connection: socket.socket):
     """Closes in the middle of the body."""
     connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{")
 
@@ -76,7 +76,7 @@ def breaks(fake: Fake, connection: socket.socket) -> None:
 class Fake:
     """A service on loopback. `answer(asked)` says what to do; by default the answers of `script`, the last for ever."""
 
-    def __init__(self, *script: Answer) -> None:
+    def __init__(self, *script: Answer):
         self.script = list(script)
         self.asked: list[Asked] = []
         self.closed, self.swallowed = threading.Event(), threading.Event()
@@ -89,7 +89,7 @@ class Fake:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def prove_itself(self, context: ssl.SSLContext) -> None:
+    def prove_itself(self, context: ssl.SSLContext):
         """Speak TLS from now on."""
         self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
 
@@ -111,7 +111,7 @@ class Fake:
     def __enter__(self) -> Fake:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error: object):
         self.closed.set()
         self._server.shutdown()
         self._server.server_close()
@@ -120,12 +120,12 @@ class Fake:
 class _Handler(BaseHTTPRequestHandler):
     timeout = WAIT_S
 
-    def __init__(self, fake: Fake, *arguments: Any) -> None:
+    def __init__(self, fake: Fake, *arguments: Any):
         self._fake = fake
         with contextlib.suppress(OSError):  # the client has hung up
             super().__init__(*arguments)
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
         headers = {name.lower(): text for name, text in self.headers.items()}
         answer = self._fake.on_request(Asked(self.command, self.path, headers, body))
@@ -133,20 +133,18 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_POST = do_GET
 
-    def log_message(self, form: str, *values: object) -> None:
+    def log_message(self, form: str, *values: object):
         """Requests are not logged."""
 
 
 class Process(Program):
     """A real attribution process."""
 
-    def __init__(self, settings: AttributionSpec) -> None:
+    def __init__(self, settings: AttributionSpec):
         env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPO)}
         super().__init__("attribution.__main__", asdict(settings), env=env, cwd="/")
 
-    def news(
-        self, cycle: int, log: str, fault: dict[str, Any] | None = None, over: bool = True, lasted_s: float = 0.0
-    ) -> None:
+    def news(self, cycle: int, log: str, fault: dict[str, Any] | None = None, over: bool = True, lasted_s: float = 0.0):
         self.tell(**asdict(CycleNews(cycle, log, over, lasted_s, fault or {})))
 
     def end(self) -> int:

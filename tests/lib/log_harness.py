@@ -31,7 +31,7 @@ TOKEN, JOB, OWNER = "logs-token", "logs-job", "4711/r0"
 class Program:
     """One program and our end of its control socket. `lines`: the packets that it sent."""
 
-    def __init__(self, module: str, settings: dict[str, Any], listener: Any = None, **how: Any) -> None:
+    def __init__(self, module: str, settings: dict[str, Any], listener: Any = None, **how: Any):
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = f"import sys; from nvrx_slurm.{module} import main; sys.exit(main(sys.argv[1:]))"
         fds = [theirs.fileno(), *((listener.fileno(),) if listener is not None else ())]
@@ -41,7 +41,7 @@ class Program:
         self.lines: list[dict[str, Any]] = []
         self.tell(**settings)
 
-    def tell(self, **packet: Any) -> None:
+    def tell(self, **packet: Any):
         self.control.send(json.dumps(packet).encode())
 
     def line(self, key: str, timeout_s: float = WAIT_S) -> dict[str, Any]:
@@ -72,11 +72,11 @@ class Program:
         assert self.errors() == "", "it printed a traceback"
         return code
 
-    def kill(self) -> None:
+    def kill(self):
         self.process.kill()
         self.process.wait(WAIT_S)
 
-    def close(self) -> None:
+    def close(self):
         self.control.close()
         self.process.kill()
         self.process.wait()
@@ -87,14 +87,14 @@ class Program:
 class Wire:
     """Forwards connections to `to()` until it cuts them, with a reset and in the middle of whatever they carry."""
 
-    def __init__(self, to: Callable[[], tuple[str, int]]) -> None:
+    def __init__(self, to: Callable[[], tuple[str, int]]):
         self._to = to
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.where = ("127.0.0.1", int(self._listener.getsockname()[1]))
         self._open: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def _accept(self) -> None:
+    def _accept(self):
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self._listener.accept()
@@ -107,7 +107,7 @@ class Wire:
                 for one, other in ((near, far), (far, near)):
                     threading.Thread(target=self._forward, args=(one, other), daemon=True).start()
 
-    def _forward(self, one: socket.socket, other: socket.socket) -> None:
+    def _forward(self, one: socket.socket, other: socket.socket):
         with contextlib.suppress(OSError):
             while data := one.recv(5000):
                 other.sendall(data)
@@ -125,7 +125,7 @@ class Wire:
             end.close()
         return len(ends) // 2
 
-    def close(self) -> None:
+    def close(self):
         self._listener.close()
         self.cut()
 
@@ -133,7 +133,7 @@ class Wire:
 class Stage:
     """Files of ranks, and programs that merge them."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path):
         self.logs = root / "logs"
         self.prefix = str(root / "out" / "train.log")
         self.programs: list[Program] = []
@@ -143,7 +143,7 @@ class Stage:
     def file(self, rank: int, stream: str = "out", cycle: int = 0, node: int = 0) -> Path:
         return self.logs / OWNER / f"cycle_{cycle}" / f"node_{node}_n{node}" / f"rank_{rank}.{stream}"
 
-    def write(self, rank: int, data: bytes, stream: str = "out", cycle: int = 0, node: int = 0) -> None:
+    def write(self, rank: int, data: bytes, stream: str = "out", cycle: int = 0, node: int = 0):
         path = self.file(rank, stream, cycle, node)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
@@ -166,10 +166,10 @@ class Stage:
         settings = {"token": TOKEN, "job": JOB, "node": f"n{node}", "log_dir": str(self.logs), "batch_s": 0.01}
         return self._start("logs.shipper", settings | more)
 
-    def at(self, shipper: Program, where: tuple[str, int] | None = None) -> None:
+    def at(self, shipper: Program, where: tuple[str, int] | None = None):
         shipper.tell(at=where or self.where, token=TOKEN)
 
-    def cycle(self, shipper: Program, ranks: range, world: int, cycle: int = 0, node: int = 0) -> None:
+    def cycle(self, shipper: Program, ranks: range, world: int, cycle: int = 0, node: int = 0):
         files = [(str(self.file(r, s, cycle, node).relative_to(self.logs)), r) for r in ranks for s in ("out", "err")]
         shipper.tell(cycle=cycle, files=files, world=world)
 
@@ -180,7 +180,7 @@ class Stage:
         self.cycle(shipper, ranks, world, node=node)
         return shipper
 
-    def first_line(self, data: bytes, merged: bytes) -> None:
+    def first_line(self, data: bytes, merged: bytes):
         """Rank 0 writes it, and it is merged."""
         self.write(0, data)
         self.until(lambda: self.merged() == merged, "written")
@@ -193,14 +193,14 @@ class Stage:
         path = cycle_file(self.prefix, cycle)
         return Index.load(Path(index_file(path)).read_bytes(), os.stat(path).st_size)
 
-    def until(self, condition: Callable[[], object], what: str) -> None:
+    def until(self, condition: Callable[[], object], what: str):
         """Look until it is so."""
         deadline_s = time.monotonic() + WAIT_S
         while not condition():
             assert time.monotonic() < deadline_s, f"never happened: {what}; {[p.said for p in self.programs]}"
             select.select([], [], [], 0.005)  # a loop without a pause takes a core from what is tested
 
-    def close(self) -> None:
+    def close(self):
         for program in self.programs:
             program.close()
 
@@ -217,8 +217,8 @@ def foreign_client(address: str, lines: Iterable[tuple[str, bytes]]) -> int:
 
 def by_source(merged: bytes, index: bytes) -> dict[str, bytes]:
     """What the index says of each source, without the prefixes."""
-    files: dict[int, str] = {}
-    found: dict[str, bytes] = {}
+    files = {}
+    found = {}
     at = 0
     for line in index.splitlines():
         record = json.loads(line)

@@ -39,7 +39,7 @@ def _found(place: Path) -> Path:
     return place
 
 
-def _install(place: Path, *words: str) -> None:
+def _install(place: Path, *words: str):
     with tempfile.TemporaryDirectory(dir=place.parent) as name:
         content = Path(name, "content")
         subprocess.run([sys.executable, "-m", "pip", *words, str(content)], stdout=2, timeout=_BOUND_S, check=True)

@@ -49,7 +49,7 @@ def worker(fault: str, shape: str) -> str:
 
 def writers(written: Path) -> dict[int, list[tuple[int, int]]]:
     """By rank: the first and last time of each of its processes, in order; the test fails where they overlap."""
-    lives: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    lives = defaultdict(lambda: defaultdict(list))
     for line in written.read_text().rpartition("\n")[0].splitlines() if written.exists() else ():
         at_ns, rank, pid = map(int, line.split())
         lives[rank][pid].append(at_ns)

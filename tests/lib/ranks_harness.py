@@ -37,7 +37,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _OF_A_JOB = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_", "TORCHELASTIC_", "NVRX_", "FT_", "SLURM_")
 
 
-def signal_all(pids: Iterable[int], signum: int) -> None:
+def signal_all(pids: Iterable[int], signum: int):
     for pid in pids:
         os.kill(pid, signum)
 
@@ -49,7 +49,7 @@ class Zygote:
     {"pid"} for each request, {"ended", "code"} for each child that has ended, the ranks' orphans too.
     """
 
-    def __init__(self, *modules: str) -> None:
+    def __init__(self, *modules: str):
         """`modules` to import, beside the wrapper's."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         env = {**os.environ, "PYTHONPATH": str(HERE.parents[1]), "RES_OPTIONS": "attempts:0"}  # see tests/conftest.py
@@ -64,7 +64,7 @@ class Zygote:
         self.codes: dict[int, int] = {}
         self._until(lambda: bool(self._started), "the zygote has started", 120.0)
 
-    def _hear(self, timeout_s: float) -> None:
+    def _hear(self, timeout_s: float):
         if not select.select([self._socket], [], [], max(0.0, timeout_s))[0]:
             return
         said = json.loads(self._socket.recv(1 << 16) or _fail("the zygote has ended"))
@@ -73,7 +73,7 @@ class Zygote:
         else:
             self._started.append(said["pid"])
 
-    def _until(self, condition: Any, what: str, timeout_s: float = WAIT_S) -> None:
+    def _until(self, condition: Any, what: str, timeout_s: float = WAIT_S):
         deadline_s = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline_s, f"never happened: {what}"
@@ -98,10 +98,10 @@ class Zygote:
         pids = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text()
         return [int(pid) for pid in pids.split()]
 
-    def await_no_children(self, timeout_s: float = WAIT_S) -> None:
+    def await_no_children(self, timeout_s: float = WAIT_S):
         self._until(lambda: not self.children(), "all monitor processes have ended", timeout_s)
 
-    def kill_children(self) -> None:
+    def kill_children(self):
         """And those who become children by that."""
         deadline_s = time.monotonic() + WAIT_S
         while children := self.children():
@@ -111,7 +111,7 @@ class Zygote:
                     os.kill(pid, signal.SIGKILL)
             self._hear(0.05)
 
-    def close(self) -> None:
+    def close(self):
         self._socket.close()
         self._process.wait(20)
 
@@ -123,7 +123,7 @@ def _fail(why: str) -> Any:
 class Job:
     """Ranks 0..n-1 of one job. Each event of a rank is a JSON line with its name in "event"."""
 
-    def __init__(self, zygote: Zygote, tmp: Path) -> None:
+    def __init__(self, zygote: Zygote, tmp: Path):
         from stage import free_port  # not in the zygote
 
         self._zygote, self._tmp = zygote, tmp
@@ -138,7 +138,7 @@ class Job:
             self.start_rank(scenario, rank, world_size, env=env, **arguments)
         return self
 
-    def start_rank(self, scenario: str, rank: int, world_size: int, *, env: Any = None, **arguments: Any) -> None:
+    def start_rank(self, scenario: str, rank: int, world_size: int, *, env: Any = None, **arguments: Any):
         place = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "MASTER_PORT": str(self.port)}
         request = {
             "scenario": scenario,
@@ -178,14 +178,14 @@ class Job:
     def await_events(self, ranks: Any, event: str, timeout_s: float = WAIT_S, **fields: Any) -> list[dict[str, Any]]:
         return [self.await_event(rank, event, timeout_s, **fields) for rank in ranks]
 
-    def until(self, condition: Any, what: str) -> None:
+    def until(self, condition: Any, what: str):
         """Something that sends no event (a file)."""
         deadline_s = time.monotonic() + WAIT_S
         while not condition():
             assert time.monotonic() < deadline_s, f"never happened: {what}"
             self._pump(0.01)
 
-    def kill(self, rank: int, signum: int = signal.SIGKILL) -> None:
+    def kill(self, rank: int, signum: int = signal.SIGKILL):
         os.kill(self.pids[rank], signum)
 
     def await_end(self, rank: int) -> int:
@@ -201,18 +201,18 @@ class Job:
             pass
         return codes
 
-    def await_nothing_left(self) -> None:
+    def await_nothing_left(self):
         """Until all ranks and all that they left behind have ended."""
         self._zygote.await_no_children()
 
-    def all_return(self, ranks: Iterable[int], **fields: Any) -> None:
+    def all_return(self, ranks: Iterable[int], **fields: Any):
         """They return, the event has these fields, and nothing is left then."""
         for rank in ranks:
             self.await_event(rank, "returned", **fields)
             assert self.await_end(rank) == 0
         self.await_nothing_left()
 
-    def close(self) -> None:
+    def close(self):
         """Whatever a failed test left is ended."""
         self._zygote.kill_children()
         for pipe in self._pipes.values():
@@ -225,7 +225,7 @@ class Script:
     Its stdout is a pipe, its stderr a file.
     """
 
-    def __init__(self, zygote: Zygote, argv: list[str], env: dict[str, str], err: Path) -> None:
+    def __init__(self, zygote: Zygote, argv: list[str], env: dict[str, str], err: Path):
         self._zygote, self._err = zygote, err
         arguments = {"argv": argv, "cwd": str(err.parent)}
         self.pid, pipe = zygote.start({"scenario": "script", "arguments": arguments, "env": env}, err)
@@ -235,7 +235,7 @@ class Script:
     def returncode(self) -> int | None:
         return self._zygote.codes.get(self.pid)
 
-    def send_signal(self, signum: int) -> None:
+    def send_signal(self, signum: int):
         if self.returncode is None:
             with contextlib.suppress(ProcessLookupError):  # its end is on its way to us
                 os.kill(self.pid, signum)
@@ -251,7 +251,7 @@ class Script:
         self._zygote.await_end(self.pid, max(0.0, deadline_s - time.monotonic()))
         return left.getvalue().decode(), self._err.read_text()
 
-    def close(self) -> None:
+    def close(self):
         """Nothing is left of it."""
         self.send_signal(signal.SIGKILL)
         self._zygote.await_end(self.pid, WAIT_S)
@@ -261,7 +261,7 @@ class Script:
 # --- in the zygote ----------------------------------------------------------------------------------------------------
 
 
-def _rank(request: dict[str, Any], events: int, err: int) -> None:
+def _rank(request: dict[str, Any], events: int, err: int):
     """Never returns: it ends the process, or raises SystemExit to have the interpreter finalized."""
     code = 1
     try:
@@ -288,17 +288,17 @@ def _rank(request: dict[str, Any], events: int, err: int) -> None:
     sys.exit(code)  # through the interpreter's own end
 
 
-def _reap(control: socket.socket) -> None:
+def _reap(control: socket.socket):
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             _tell(control, ended=ended[0], code=os.waitstatus_to_exitcode(ended[1]))
 
 
-def _tell(control: socket.socket, **what: Any) -> None:
+def _tell(control: socket.socket, **what: Any):
     control.sendall(json.dumps(what).encode())
 
 
-def _serve() -> None:
+def _serve():
     """Until the tests close their end."""
     for name in sys.argv[2:]:
         importlib.import_module(name)

@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
@@ -37,13 +36,13 @@ def scenario(fn: Callable[[Rank], None]) -> Callable[[Rank], None]:
 class Rank:
     """This rank's arguments, and its way to report to the test."""
 
-    def __init__(self, events: int, arguments: dict[str, Any]) -> None:
+    def __init__(self, events: int, arguments: dict[str, Any]):
         self.events = events  # a file descriptor
         self.arguments = arguments
         self.tmp = Path(arguments.get("tmp", "."))
         self.initial = int(os.environ.get("RANK", "-1"))
 
-    def say(self, event: str, **fields: Any) -> None:
+    def say(self, event: str, **fields: Any):
         os.write(self.events, json.dumps({"event": event, "at": time.monotonic(), **fields}).encode() + b"\n")
 
     def call(self, fn: Callable[..., Any], **more: Any) -> Any:
@@ -53,8 +52,8 @@ class Rank:
         try:
             value = inprocess.Wrapper(**times, **more)(fn)()
         except BaseException as error:
-            chain: list[str] = []
-            one: BaseException | None = error
+            chain = []
+            one = error
             while one is not None and len(chain) < 100:
                 chain.append(f"{type(one).__name__}: {one}")
                 one = one.__cause__
@@ -63,27 +62,27 @@ class Rank:
         self.say("returned", value=value)
         return value
 
-    def together(self, name: str, gone: int = 0) -> None:
+    def together(self, name: str, gone: int = 0):
         """Wait until all ranks of the start are here, except `gone` of them."""
         with contextlib.suppress(FileExistsError):
             os.mknod(self.tmp / f"{name}.{self.initial}")  # touch() would leave it open if it is stopped in the middle
         while len(list(self.tmp.glob(f"{name}.*"))) < int(self.arguments["world_size"]) - gone:
             pause(0.005)
 
-    def await_file(self, name: str) -> None:
+    def await_file(self, name: str):
         while not (self.tmp / name).exists():
             pause(0.005)
 
-    def entered(self, call: CallWrapper, **fields: Any) -> None:
+    def entered(self, call: CallWrapper, **fields: Any):
         names = ("RANK", "WORLD_SIZE", "MASTER_PORT")
         self.say("entered", iteration=call.iteration, **{name: os.environ[name] for name in names}, **fields)
 
 
-def run(name: str, events: int, arguments: dict[str, Any]) -> None:
+def run(name: str, events: int, arguments: dict[str, Any]):
     SCENARIOS[name](Rank(events, arguments))
 
 
-def once(rank: Rank, first: Callable[[CallWrapper], Any], **more: Any) -> None:
+def once(rank: Rank, first: Callable[[CallWrapper], Any], **more: Any):
     """Call a function wrapped that does `first` in iteration 0, when all have entered, and returns in all others."""
 
     def fn(call: CallWrapper) -> str:
@@ -96,34 +95,34 @@ def once(rank: Rank, first: Callable[[CallWrapper], Any], **more: Any) -> None:
     rank.call(fn, **more)
 
 
-def block() -> None:
+def block():
     """Until stopped from outside: a wait that gives up the GIL and ends with any signal."""
     while True:
         select.select([], [], [], 0.1)
 
 
-def throw(error: BaseException | type[BaseException]) -> None:
+def throw(error: BaseException | type[BaseException]):
     raise error
 
 
-def _kill(signum: int) -> None:
+def _kill(signum: int):
     os.kill(os.getpid(), signum)
     block()
 
 
-def _c_lock() -> None:
+def _c_lock():
     libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
     libc.pthread_mutex_lock(mutex)
     libc.pthread_mutex_lock(mutex)  # without the GIL, and no signal ends it
 
 
-def _until_sigterm() -> None:
+def _until_sigterm():
     """A call in C that only SIGTERM ends, after which the rank would go on."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     signal.sigwait([signal.SIGTERM])
 
 
-def _fork() -> None:
+def _fork():
     """A child leaves the function by an exception of its own."""
     if (pid := os.fork()) == 0:
         raise ValueError("of the child")
@@ -138,7 +137,7 @@ class _NoText(Exception):
     def __eq__(self, other: object) -> bool:
         raise AssertionError("exceptions are compared by identity")
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
 
 FAULTS: dict[
@@ -169,7 +168,7 @@ FAULTS: dict[
 }
 
 
-def _swallow(rank: Rank) -> None:
+def _swallow(rank: Rank):
     """With the fault "on file" of another rank: that one fails only when this one is in the block below."""
     try:
         os.mknod(rank.tmp / "fault")
@@ -191,7 +190,7 @@ WAITS: dict[str, Callable[[Rank], Any]] = {
 class Plugin:
     """Reports its call; on the `victims` it does `how` in the `iteration` of the argument `plugin`."""
 
-    def __init__(self, rank: Rank, name: str) -> None:
+    def __init__(self, rank: Rank, name: str):
         self.rank, self.name, self.later = rank, name, 0
 
     def __call__(self, state: inprocess.FrozenState) -> Any:
@@ -248,7 +247,7 @@ def assignment(rank: Rank) -> Any:
 
 
 @scenario
-def train(rank: Rank) -> None:
+def train(rank: Rank):
     """In iteration n, when all have entered, rank r does `faults[n][r]`, the others `others`; afterwards all return.
 
     `gone`: ranks missing from iteration 1 on. `plugins`: use those of this file; else only what `tries` needs.
@@ -274,7 +273,7 @@ def train(rank: Rank) -> None:
             WAITS[rank.arguments["last"]](rank)
         return f"{rank.initial} done"
 
-    more: dict[str, Any] = {}
+    more = {}
     if rank.arguments.get("plugins"):
         more = {name: kind(rank, name) for name, kind in PLUGINS.items()}
     if tries := rank.arguments.get("tries"):
@@ -283,7 +282,7 @@ def train(rank: Rank) -> None:
 
 
 @scenario
-def serve(rank: Rank) -> None:
+def serve(rank: Rank):
     """Not a rank: the server of the store, in a process of its own, as a launcher may have one."""
     server = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=True, wait_for_workers=False)
     rank.say("serving")
@@ -292,11 +291,11 @@ def serve(rank: Rank) -> None:
 
 
 @scenario
-def leaves_at(rank: Rank) -> None:
+def leaves_at(rank: Rank):
     """Rank 2 raises in iteration 0. Between its `finalize` and its next `initialize` rank `victim` leaves."""
     mine, nth, calls = rank.initial == rank.arguments["victim"], rank.arguments["nth"], 0
 
-    def leave(frame: FrameType, event: str, _: object) -> None:
+    def leave(frame, event, _):
         """Raise, as a signal handler may, at the `nth` call of a function of the wrapper (0: never)."""
         nonlocal calls
         if event == "call" and "/nvrx_slurm/inprocess/" in frame.f_code.co_filename:
@@ -307,12 +306,12 @@ def leaves_at(rank: Rank) -> None:
                 sys.exit(5)
 
     class First(inprocess.finalize.Finalize):
-        def __call__(self, state: inprocess.FrozenState) -> inprocess.FrozenState:
+        def __call__(self, state):
             sys.setprofile(leave if mine else None)
             return state
 
     class Last(inprocess.initialize.Initialize):
-        def __call__(self, state: inprocess.FrozenState) -> inprocess.FrozenState:
+        def __call__(self, state):
             if mine:
                 sys.setprofile(None)
                 rank.say("calls", number=calls, iteration=state.iteration)
@@ -323,11 +322,11 @@ def leaves_at(rank: Rank) -> None:
 
 
 @scenario
-def leaves_at_entry(rank: Rank) -> None:
+def leaves_at_entry(rank: Rank):
     """Rank `victim` leaves, or is killed, before it has reported that it is there."""
     mine = os.getpid()
 
-    def make() -> inprocess.store.TCPStore:
+    def make():
         if os.getpid() == mine and rank.initial == rank.arguments["victim"]:
             rank.say("fault")
             if rank.arguments.get("how") == "kill":
@@ -339,7 +338,7 @@ def leaves_at_entry(rank: Rank) -> None:
 
 
 @scenario
-def script(rank: Rank) -> None:
+def script(rank: Rank):
     """`argv`, in the directory `cwd`, as the interpreter would; its output are the rank's events."""
     sys.argv = rank.arguments["argv"]
     sys.path.insert(0, os.path.dirname(sys.argv[0]))

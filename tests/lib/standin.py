@@ -23,12 +23,12 @@ def built(directory: Path) -> Path:
 class StandIn:
     """What it says, and how a process gets to see it."""
 
-    def __init__(self, library: Path, state: Path) -> None:
+    def __init__(self, library: Path, state: Path):
         self.state = state
         self.env = {"LD_LIBRARY_PATH": str(library), "NVML_STANDIN": str(state)}
         state.write_text("")
 
-    def say(self, *lines: str) -> None:
+    def say(self, *lines: str):
         """From now on this is all of its state."""
         new = self.state.with_suffix(".new")
         new.write_text("\n".join([*lines, ""]))

@@ -45,13 +45,13 @@ def story(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]
     """A test that is a coroutine."""
 
     @functools.wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
+    def run(*args, **kwargs):
         asyncio.run(test(*args, **kwargs))
 
     return run
 
 
-async def readable(fd: int, timeout_s: float = WAIT_S) -> None:
+async def readable(fd: int, timeout_s: float = WAIT_S):
     """Wait until `fd` is readable; a pidfd is when its process has ended."""
     loop = asyncio.get_running_loop()
     ready = loop.create_future()
@@ -81,7 +81,7 @@ def ask(path: str, data: bytes, fds: tuple[int, ...] = ()) -> bytes:
 class Worker:
     """A worker as the agent starts it: a session leader with its stderr in a file."""
 
-    def __init__(self, code: str, env: dict[str, str], err: Path) -> None:
+    def __init__(self, code: str, env: dict[str, str], err: Path):
         with err.open("ab") as stderr:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", CLIENT + textwrap.dedent(code)], env={**os.environ, "RANK": "3", **env},
@@ -101,7 +101,7 @@ class Worker:
         await readable(self.pidfd)
         return self.process.wait()
 
-    def close(self) -> None:
+    def close(self):
         try:
             os.killpg(self.pid, signal.SIGKILL)  # not reaped yet or group alive: the number is ours
         except ProcessLookupError:
@@ -120,7 +120,7 @@ class Rig:
     rank, and the monitor ends a sleeping process in its place.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.dir = Path(tempfile.mkdtemp(prefix="nvrx-rmtest-"))
         self.hangs: list[dict[str, Any]] = []
         self._hang = asyncio.Event()
@@ -137,7 +137,7 @@ class Rig:
         self.monitor.spawn()
         return self
 
-    async def __aexit__(self, *exc: object) -> None:
+    async def __aexit__(self, *exc: object):
         self._shut_down()
         await self.monitor.close()
         self._patch.undo()
@@ -149,12 +149,12 @@ class Rig:
         self.lease.close()
         shutil.rmtree(self.dir)
 
-    def _on_hang(self, local_rank: int, message: dict[str, Any]) -> None:
+    def _on_hang(self, local_rank: int, message: dict[str, Any]):
         assert local_rank == 0
         self.hangs.append(message)
         self._hang.set()
 
-    def _on_asked(self, local_rank: int, action: WorkloadAction, description: str) -> None:
+    def _on_asked(self, local_rank: int, action: WorkloadAction, description: str):
         assert local_rank == 0
         self.asked.put_nowait((action, description))
 
@@ -188,16 +188,16 @@ class Rig:
         client.init_workload_monitoring()
         return client
 
-    def unwatch(self) -> None:
+    def unwatch(self):
         """The end of a cycle: of its clients and of the monitor's watch."""
         self._shut_down()
         self.monitor.unwatch()
 
-    def _shut_down(self) -> None:
+    def _shut_down(self):
         for client in self._clients:
             client.shutdown_workload_monitoring()
 
-    def _watch(self, pid: int, pidfd: int, cycle: int, signum: int, limits: Any) -> None:
+    def _watch(self, pid: int, pidfd: int, cycle: int, signum: int, limits: Any):
         rules = WatchRules(limits, signum, {"safety_factor": 5.0}, limits.pop("hold_s", 0.0))
         self.monitor.watch(pid=pid, pidfd=pidfd, cycle=cycle, rank=3, rules=rules)
 
@@ -206,7 +206,7 @@ class Rig:
         self._hang.clear()
         return self.hangs[-1]
 
-    async def no_hang(self, seconds: float) -> None:
+    async def no_hang(self, seconds: float):
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(self.hang(), seconds)
 
@@ -224,7 +224,7 @@ class Rig:
         assert pid is not None
         return pid
 
-    async def settled(self) -> None:
+    async def settled(self):
         """The monitor has handled its watch and sleeps."""
         assert b"does not know" in await asyncio.to_thread(ask, self.path, b'{"v":1,"type":"are you there"}\n')
         until(lambda: status(self.pid)["State"].startswith("S"), "the monitor sleeps")
@@ -243,12 +243,12 @@ class Rig:
         os.kill(self.pid, signal.SIGKILL)
         return await done
 
-    def stop(self) -> None:
+    def stop(self):
         os.kill(self.pid, signal.SIGSTOP)
         until(lambda: status(self.pid)["State"].startswith("T"), "the monitor is stopped")
 
 
-async def kill_monitor(rig: Rig) -> None:
+async def kill_monitor(rig: Rig):
     """SIGKILL the monitor and wait until another one has taken over."""
     old = rig.pid
     pidfd = os.pidfd_open(old)

@@ -39,14 +39,14 @@ Deed = Callable[[RankMonitorClient], Any]
 def sections(*moves: str) -> Deed:
     """`+name` starts a section, `-name` ends it."""
 
-    def do(client: RankMonitorClient) -> None:
+    def do(client):
         for move in moves:
             (client.start_section if move[0] == "+" else client.end_section)(move[1:])
 
     return do
 
 
-def beats_inside(client: RankMonitorClient) -> None:
+def beats_inside(client: RankMonitorClient):
     client.send_heartbeat()
     client.start_section("inner")
 
@@ -150,7 +150,7 @@ async def test_fast_hand_overs_are_never_seen_out_of_their_sections():
 
 @pytest.mark.parametrize("last", [2**63 - 1, -1, 0, 5])
 @story
-async def test_garbage_in_a_page_harms_its_rank_only(last: int):
+async def test_garbage_in_a_page_harms_its_rank_only(last):
     """Implausible times are no progress; another monitor can still take over."""
     async with Rig() as rig:
         limits = {"initial_rank_heartbeat_timeout": 0.6, "rank_heartbeat_timeout": 0.6}
@@ -203,7 +203,7 @@ def state(beat: float, step: float) -> dict[str, Any]:
 @pytest.mark.parametrize("killed", [False, True])
 @pytest.mark.parametrize("before_init", [False, True])
 @story
-async def test_loaded_limits_are_in_force_also_for_a_new_monitor(before_init: bool, killed: bool):
+async def test_loaded_limits_are_in_force_also_for_a_new_monitor(before_init, killed):
     async with Rig() as rig:
         limits = {"rank_section_timeouts": {"step": 60.0, "setup": 60.0}, "rank_heartbeat_timeout": 0.3}
         client = rig.rank(**limits, workload_check_interval=0.1)

@@ -143,9 +143,9 @@ async def test_requests_reach_the_agent_before_the_rank_goes_on():
         client = rig.ready()
         for wrong in (("Continue",), (WorkloadAction.Continue, 3)):
             with pytest.raises(TypeError, match="must be"):
-                WorkloadControlRequest(*wrong)  # type: ignore[arg-type]
+                WorkloadControlRequest(*wrong)
         with pytest.raises(TypeError, match="WorkloadControlRequest"):
-            client.send_workload_control_request(WorkloadAction.Continue)  # type: ignore[arg-type]
+            client.send_workload_control_request(WorkloadAction.Continue)
         client.send_workload_control_request(request("Continue"))
         assert heard(rig) == [("Continue", "<not set>")]
         client.send_workload_control_request(request("ExcludeThisNode", chr(0x1F525) * 1000000))  # 12 bytes each
@@ -197,7 +197,7 @@ async def test_a_stopped_monitor_is_waited_for_and_then_given_up(monkeypatch):
 
 @pytest.mark.parametrize("length", [1, wire.MAX_DESCRIPTION_CHARS])
 @story
-async def test_continues_leave_room_for_what_matters(length: int):
+async def test_continues_leave_room_for_what_matters(length):
     """A busy agent reads nothing: no Continue fails then, and no other request and no hang is lost."""
     async with Rig() as rig:
         client = rig.ready(rank_heartbeat_timeout=0.2)
@@ -215,7 +215,7 @@ async def test_continues_leave_room_for_what_matters(length: int):
 
 
 @pytest.mark.parametrize("full", [True, False])
-def test_a_request_that_the_agent_did_not_get_is_refused_and_can_be_repeated(full: bool):
+def test_a_request_that_the_agent_did_not_get_is_refused_and_can_be_repeated(full):
     """Its channel is full, or it is dead while its monitor has not ended yet."""
 
     class NoWorker:
@@ -234,8 +234,8 @@ def test_a_request_that_the_agent_did_not_get_is_refused_and_can_be_repeated(ful
             agent.close()
         monitor, worker = MonitorProgram(control, "/nonexistent", "rank0."), NoWorker()
 
-        def ask_for(action: str) -> bytes:
-            return monitor._pass_on(worker, {"action": action, "description": "why" * 1000})  # type: ignore[arg-type]
+        def ask_for(action):
+            return monitor._pass_on(worker, {"action": action, "description": "why" * 1000})
 
         assert ask_for("Continue") == wire.encode("ok")  # for the log only
         for action in ("ExcludeThisNode", "ShutdownWorkload", "ShutdownWorkload"):

@@ -1,7 +1,5 @@
 """The decision: when is a rank hung?"""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -78,7 +78,7 @@ def stat(pid: int) -> tuple[str, str, int]:
 class Launcher:
     """One `nvrx-run` process; stdout and stderr come through one pipe, in order."""
 
-    def __init__(self, argv: list[str], env: dict[str, str], cwd: Path, split: bool = False) -> None:
+    def __init__(self, argv: list[str], env: dict[str, str], cwd: Path, split: bool = False):
         self.process = subprocess.Popen(
             argv,
             env=env,
@@ -97,7 +97,7 @@ class Launcher:
         self.text = ""
         self._eof = False
 
-    def _read_some(self, deadline_s: float) -> None:
+    def _read_some(self, deadline_s: float):
         """Wait for output, its end, or the deadline."""
         left_s = max(0.0, deadline_s - time.monotonic())
         ready, _, _ = select.select([self._out], [], [], left_s)
@@ -106,7 +106,7 @@ class Launcher:
             self._eof = not chunk
             self.text += chunk.decode("utf-8", "replace")
 
-    def read(self, timeout_s: float) -> None:
+    def read(self, timeout_s: float):
         """Take what it prints within `timeout_s` seconds."""
         if not self._eof:
             self._read_some(time.monotonic() + timeout_s)
@@ -129,7 +129,7 @@ class Launcher:
         assert ended(self.pidfd, max(0.0, deadline_s - time.monotonic())), f"{self.pid} did not end:\n{self.text}"
         return self.process.wait()
 
-    def close(self) -> None:
+    def close(self):
         """Kill what was not waited for; give everything back."""
         with self.process:  # which closes its pipes, and waits
             self.process.kill()
@@ -150,7 +150,7 @@ class Launcher:
         """Its child processes: monitors and workers."""
         return [int(p) for p in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
 
-    def monitored(self) -> None:
+    def monitored(self):
         """Wait until each rank has its monitor."""
         until(self.monitors, "its ranks are monitored")
 
@@ -174,7 +174,7 @@ def says(pattern: str, *nodes: Launcher, timeout_s: float = WAIT_S) -> Launcher:
     return found[0]
 
 
-def kill(one: Launcher, *workers: int) -> None:
+def kill(one: Launcher, *workers: int):
     """SIGKILL an agent: its workers are gone within a second."""
     processes = [found for pid in workers if (found := init.process(pid))]
     one.signal(signal.SIGKILL)
@@ -185,7 +185,7 @@ def kill(one: Launcher, *workers: int) -> None:
 class Rig:
     """Starts launchers of one job, knows its log tree, and tells afterwards what was left."""
 
-    def __init__(self, directory: Path, mark: str) -> None:
+    def __init__(self, directory: Path, mark: str):
         self.dir = directory
         self.mark = mark
         self.logs = directory / "logs"
@@ -202,7 +202,7 @@ class Rig:
         path.write_text(WORKER + textwrap.dedent(code))
         return str(path)
 
-    def open(self, name: str = "go") -> None:
+    def open(self, name: str = "go"):
         """Let the workers pass that wait, or will wait, at the gate `name`."""
         with contextlib.suppress(FileExistsError):
             os.mkfifo(self.dir / name)
@@ -262,7 +262,7 @@ class Rig:
         assert len(found) == 1, found
         return found[0].read_text(errors="replace")
 
-    def close(self) -> None:
+    def close(self):
         """Reap all launchers, then fail if anything of ours is left: processes, or sockets in TMPDIR."""
         for fd in self._opened:
             os.close(fd)

@@ -31,7 +31,7 @@ async def stop_after(turns: int, directory: Path) -> tuple[int, int]:
     parts = SimpleNamespace(node=node, spec=spec, run_dir=RunDir(directory, "1", "r0"))
     exits, told = list[Any](), asyncio.Event()
 
-    def post(event: Any) -> None:
+    def post(event):
         exits.append(event)
         told.set()
 
@@ -40,7 +40,7 @@ async def stop_after(turns: int, directory: Path) -> tuple[int, int]:
     do, settled = workers.handlers(), workers._launcher._settled
     settled.clear()  # a standby is on its way
     do[ag.StartWorkers](ag.StartWorkers(PLAN))
-    while not settled._waiters:  # type: ignore[attr-defined]
+    while not settled._waiters:
         await asyncio.sleep(0)
     settled.set()
     for _ in range(turns):

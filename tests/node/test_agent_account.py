@@ -6,7 +6,6 @@ import json
 import os
 from collections import defaultdict
 from datetime import datetime
-from typing import Any
 
 import pytest
 from agent_harness import UP, Rig, kill, up
@@ -65,7 +64,7 @@ note("end")
 
 
 def notes(rig: Rig, cycle: int, rank: int) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = defaultdict(list)
+    found = defaultdict(list)
     for line in (rig.dir / f"notes_{cycle}_{rank}").read_text().splitlines():
         what, at = json.loads(line)
         found[what].append(at)
@@ -88,7 +87,7 @@ def unix(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
 
-def test_each_phase_is_what_the_ranks_have_noted(rig: Rig):
+def test_each_phase_is_what_the_ranks_have_noted(rig):
     """Five faults: slow imports, a rank that exits, one that hangs, a lost node with the coordinator, a lost spare."""
     limits = ("--ft-rank-heartbeat-timeout=2", "--ft-rank-section-timeouts=checkpointing:30,evaluation:30")
     first, second, third, fourth = rig.nodes(4, "2:4", rig.script(SCRIPT), "--max-restarts=5", *limits)
@@ -98,7 +97,7 @@ def test_each_phase_is_what_the_ranks_have_noted(rig: Rig):
     first.line("node .* left")
     kill(first, up(first, 2)[1])
     assert [second.wait(), third.wait()] == [0, 0]
-    result: dict[str, Any] = rig.result
+    result = rig.result
     account, restarts = result["account"], result["restarts"]
     assert [one["cycle"] for one in restarts] == [0, 1, 2] and result["lost_nodes"]
     nodes = {node["node"]: node["seconds"] for node in account["nodes"]}

@@ -99,7 +99,7 @@ JOBS = [FIRST, *([kind for kind in EXPECTED if kind not in FIRST][first::2] for 
 @pytest.mark.repeats("spins", "vfork")
 @pytest.mark.torch
 @pytest.mark.parametrize("kinds", JOBS, ids=lambda kinds: kinds[0])
-def test_the_rank_that_the_others_wait_for_is_named(rig: Rig, kinds: list[str]):
+def test_the_rank_that_the_others_wait_for_is_named(rig, kinds):
     script = rig.script(HEAD.replace("{cycles}", repr(kinds)))
     flags = ("--nproc-per-node=2", f"--max-restarts={len(kinds)}", "--ft-rank-heartbeat-timeout=1.5")
     nodes = rig.nodes(2, "2", script, *flags, "--ft-initial-rank-heartbeat-timeout=60", *MORE)
@@ -117,7 +117,7 @@ def test_the_rank_that_the_others_wait_for_is_named(rig: Rig, kinds: list[str]):
 
 
 def report(rig: Rig, cycle: int) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((rig.run_dir / f"cycle_{cycle}" / "hang.json").read_text())
+    found = json.loads((rig.run_dir / f"cycle_{cycle}" / "hang.json").read_text())
     return found
 
 
@@ -125,7 +125,7 @@ def report(rig: Rig, cycle: int) -> dict[str, Any]:
     ("deed", "other", "why"),
     [("client.shutdown_workload_monitoring()", "forever()", "after shutdown_"), ("pass", "", "after most other ranks")],
 )
-def test_a_rank_that_does_not_end_is_named(rig: Rig, deed: str, other: str, why: str):
+def test_a_rank_that_does_not_end_is_named(rig, deed, other, why):
     script = rig.script(f"{CLIENT}\nif RANK == 1:\n    {deed}\n    forever()\n{other}")
     one = rig.run(script, "--nproc-per-node=2", "--ft-rank-exit-timeout=0.5")
     assert one.wait() == 1
@@ -133,7 +133,7 @@ def test_a_rank_that_does_not_end_is_named(rig: Rig, deed: str, other: str, why:
     assert (cause["kind"], cause["rank"]) == ("hang", 1) and why in cause["message"]
 
 
-def test_live_ranks_are_looked_at_and_go_on(rig: Rig):
+def test_live_ranks_are_looked_at_and_go_on(rig):
     one = rig.run(rig.script(CLIENT + "def here():\n    gate()\nsay('up')\nhere()"), "--nproc-per-node=2")
     for rank in (0, 1):
         one.line(rf"\[rank {rank}\] up")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from agent_harness import QUICK, Launcher, Rig, says, up
 from namespaces import Network, unusable
@@ -13,7 +11,7 @@ pytestmark = [pytest.mark.process, pytest.mark.skipif(bool(unusable()), reason=u
 
 
 @pytest.fixture
-def network() -> Iterator[Network]:
+def network():
     with Network(4) as one:
         yield one
 
@@ -44,9 +42,7 @@ def start(rig: Rig, network: Network) -> list[Launcher]:
         ("mute", {0}, 0, (2, 3)),
     ],
 )
-def test_ranks_of_a_part_that_is_cut_off_end_before_they_run_elsewhere(
-    rig: Rig, network: Network, cut: str, hosts: set[int], stops: int, spares: tuple[int, ...]
-):
+def test_ranks_of_a_part_that_is_cut_off_end_before_they_run_elsewhere(rig, network, cut, hosts, stops, spares):
     nodes = start(rig, network)
     getattr(network, cut)(hosts)
     stays = nodes[1 - stops]

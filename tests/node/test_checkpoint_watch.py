@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import pytest
 from agent_harness import UNTIL_TOLD, UP, Rig
@@ -38,7 +37,7 @@ def rig_flags(rig: Rig) -> tuple[str, ...]:
     return f"--ft-checkpoint-dir={rig.dir / 'saves'}", "--max-restarts=9", "--ft-crash-loop-backoff=0"
 
 
-def test_ranks_resume_from_the_newest_complete_checkpoint(rig: Rig):
+def test_ranks_resume_from_the_newest_complete_checkpoint(rig):
     """Cycle 1 may find 100 and 200, and a torn 300. The job after that begins with the last one."""
     script = rig.script(
         UP + SAVES + "if CYCLE == 0:\n    save(100, 1), save(200, 2), save(300, 3, torn=True)\n    sys.exit(3)\n"
@@ -55,11 +54,11 @@ def test_ranks_resume_from_the_newest_complete_checkpoint(rig: Rig):
     again.line("from step_400.pt$")
 
 
-def test_a_checkpoint_with_the_same_bytes_is_said_while_the_job_runs(rig: Rig):
+def test_a_checkpoint_with_the_same_bytes_is_said_while_the_job_runs(rig):
     rig.before = OFTEN
     one = rig.run(rig.script(SAVES + "save(100, 7), save(200, 7)\n" + UNTIL_TOLD), *rig_flags(rig))
     one.line("the last checkpoint has the same bytes as step_100.pt")
-    path: Path = rig.run_dir / "status.json"
+    path = rig.run_dir / "status.json"
     until(lambda: path.exists() and "same bytes" in path.read_text(), "status.json tells of it")
     seen = status.observe(rig.run_dir, time.time())
     assert seen.code == status.NEEDS_A_PERSON and "same bytes" in seen.verdict
@@ -68,7 +67,7 @@ def test_a_checkpoint_with_the_same_bytes_is_said_while_the_job_runs(rig: Rig):
     assert one.wait() == 0
 
 
-def test_a_file_system_that_hangs_delays_the_first_start_and_nothing_else(rig: Rig):
+def test_a_file_system_that_hangs_delays_the_first_start_and_nothing_else(rig):
     flags = rig_flags(rig)
     hangs = f"if str(where).startswith({str(rig.dir / 'saves')!r}): threading.Event().wait()"
     rig.before = (

@@ -38,7 +38,7 @@ SAYS = f"import sys\nfor line in sys.stdin: print({GOOD!r}, flush=True)\n"
 class Bench:
     """A preflight that runs `program` for its checks, what it posted and what it said."""
 
-    def __init__(self, directory: Path, spec: PreflightSpec) -> None:
+    def __init__(self, directory: Path, spec: PreflightSpec):
         self.said: list[str] = []
         self.posted: list[Any] = []
         self.refused: list[Exception] = []
@@ -46,7 +46,7 @@ class Bench:
         self.preflight = Preflight(spec, 0, directory, self.said.append, self.posted.append, self.refused.append)
         self.checks = self.preflight.checks
 
-    def handle(self, command: Any) -> None:
+    def handle(self, command: Any):
         self.preflight.handlers()[type(command)](command)
 
     async def prepare(self, cycle: int = 0, used: bool = False) -> str:
@@ -58,7 +58,7 @@ class Bench:
         self.pids.append(self.checks.pid)
         return self.checks.pid
 
-    async def until(self, condition: Callable[[], object]) -> None:
+    async def until(self, condition: Callable[[], object]):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -67,7 +67,7 @@ def run(directory: Path, story: Callable[[Bench], Awaitable[None]], spec: Prefli
     """Play a story; afterwards no process and no descriptor may be left."""
     before = set(os.listdir("/proc/self/fd"))
 
-    async def play() -> Bench:
+    async def play():
         bench = Bench(directory, spec)
         try:
             await asyncio.wait_for(story(bench), 2 * WAIT_S)
@@ -90,7 +90,7 @@ def told(program: str) -> PreflightSpec:
 def test_one_process_is_asked_until_it_stops_and_then_another_one(tmp_path):
     """It is waited for no longer than its answer may take, and costs the cycle nothing."""
 
-    async def story(bench: Bench) -> None:
+    async def story(bench):
         for used in (False, True):
             pid = bench.start()
             assert [await bench.prepare(cycle) for cycle in (0, 1)] == ["", ""] and bench.checks.pid == pid
@@ -115,8 +115,8 @@ def test_one_process_is_asked_until_it_stops_and_then_another_one(tmp_path):
         (f"for line in sys.stdin: os.write(2, b'{{a C library}}\\n'), print({GOOD!r}, flush=True)", "{a C library}"),
     ],
 )
-def test_a_process_that_misbehaves_is_said_once_and_the_node_goes_on(tmp_path, program: str, said: str, monkeypatch):
-    async def three_cycles(bench: Bench) -> None:
+def test_a_process_that_misbehaves_is_said_once_and_the_node_goes_on(tmp_path, program, said, monkeypatch):
+    async def three_cycles(bench):
         bench.start()
         assert [await bench.prepare(cycle) for cycle in range(3)] == ["", "", ""]
 
@@ -133,7 +133,7 @@ def test_one_that_dies_is_started_again_and_ever_more_slowly(tmp_path, monkeypat
     ran = tmp_path / "ran"
     program = f"import time\nopen({str(ran)!r}, 'a').write(f'{{time.monotonic()}}\\n')\nraise SystemExit(5)"
 
-    async def story(bench: Bench) -> None:
+    async def story(bench):
         bench.start()
         await bench.until(lambda: ran.exists() and len(ran.read_text().splitlines()) >= 7)
 
@@ -146,7 +146,7 @@ def test_an_idle_node_is_checked_now_and_then(tmp_path):
     """A spare that has passed and breaks later is given up before it is needed."""
     program = f"for answer in ({GOOD!r}, {GOOD!r}, {BAD!r}): input(), print(answer, flush=True)\nopen(0).read()"
 
-    async def story(bench: Bench) -> None:
+    async def story(bench):
         await bench.preflight.start()
         await bench.until(lambda: len(bench.posted) == 2)
 
@@ -163,13 +163,13 @@ def test_a_working_node_is_left_alone_and_a_late_answer_is_not_the_next_one(tmp_
         f"import sys\nfor line in sys.stdin: open({str(asked)!r}, 'a').write(line)"
     )
 
-    async def story(bench: Bench) -> None:
+    async def story(bench):
         await bench.preflight.start()
         await bench.until(asked.exists)
-        bench.handle(ag.StartWorkers(None))  # type: ignore[arg-type]
+        bench.handle(ag.StartWorkers(None))
         bench.handle(ag.Prepare(False, 1))
         await bench.until(lambda: len(bench.posted) == 2)
-        bench.handle(ag.StartWorkers(None))  # type: ignore[arg-type]
+        bench.handle(ag.StartWorkers(None))
         await asyncio.sleep(0.1)
 
     bench = run(tmp_path, story, replace(told(program), idle_s=0.01))
@@ -178,7 +178,7 @@ def test_a_working_node_is_left_alone_and_a_late_answer_is_not_the_next_one(tmp_
 
 
 def test_settings_that_it_refuses_at_first_are_an_error(tmp_path):
-    async def at_first(bench: Bench) -> None:
+    async def at_first(bench):
         await bench.preflight.start()
         await bench.until(lambda: bench.refused)
 
@@ -188,7 +188,7 @@ def test_settings_that_it_refuses_at_first_are_an_error(tmp_path):
 
 
 def test_no_process_at_all_is_said_and_the_node_goes_on(tmp_path, monkeypatch):
-    async def story(bench: Bench) -> None:
+    async def story(bench):
         monkeypatch.setattr(sys, "executable", "/nowhere/python")
         bench.checks.spawn()
         assert bench.checks.pid is None
@@ -208,12 +208,10 @@ def test_no_process_at_all_is_said_and_the_node_goes_on(tmp_path, monkeypatch):
         ("fail", "drain", "lustre: x", None),
     ],
 )
-def test_only_a_check_that_fails_outright_makes_a_node_unfit(
-    tmp_path, verdict: str, action: str, why: str, said: str | None
-):
+def test_only_a_check_that_fails_outright_makes_a_node_unfit(tmp_path, verdict, action, why, said):
     report = GOOD.replace('"findings": []', FINDING % (verdict, "x", action))
 
-    async def story(bench: Bench) -> None:
+    async def story(bench):
         assert [await bench.prepare(), await bench.prepare(1)] == [why, why]
 
     lines = run(tmp_path, story, told(SAYS.replace(repr(GOOD), repr(report)))).said
@@ -247,10 +245,8 @@ FULL, BUSY, FREE = 70000, 513, 512
     ],
     ids=["free at last", "another tolerance", "never", "a long poll"],
 )
-def test_memory_is_asked_until_it_is_free_and_then_the_checks(
-    tmp_path, used_mb: tuple[int, ...], wanted: Reclaim, sentence: str
-):
-    async def story(bench: Bench) -> None:
+def test_memory_is_asked_until_it_is_free_and_then_the_checks(tmp_path, used_mb, wanted, sentence):
+    async def story(bench):
         assert [await bench.prepare(1, used=True), await bench.prepare(2)] == ["", ""]
 
     (said,) = run(tmp_path, story, replace(told(memory(*used_mb)), reclaim=wanted)).said
@@ -261,10 +257,10 @@ def test_memory_is_asked_until_it_is_free_and_then_the_checks(
     ("verdict", "said"),
     [("unknown", ["GPU memory cannot be read: x; going on all the same"] * 2), ("not applicable", [])],
 )
-def test_memory_that_cannot_be_read(tmp_path, verdict: str, said: list[str]):
+def test_memory_that_cannot_be_read(tmp_path, verdict, said):
     line = GOOD.replace('"findings": []', FINDING % (verdict, "x", "")).replace('"asked"', '"used_mb": {}, "asked"')
 
-    async def story(bench: Bench) -> None:
+    async def story(bench):
         assert [await bench.preflight._reclaim() for _ in range(2)] == [None, None]
 
     assert run(tmp_path, story, replace(told(SAYS.replace(repr(GOOD), repr(line))), reclaim=WAITS)).said == said
@@ -275,7 +271,7 @@ def test_a_preflight_that_is_closed_in_the_middle_starts_nothing_any_more(tmp_pa
     seen = tmp_path / "seen"
     program = memory(70000).replace("stdin:", f"stdin:\n    open({str(seen)!r}, 'w')")
 
-    async def story(bench: Bench) -> None:
+    async def story(bench):
         waiting = asyncio.ensure_future(bench.prepare(1, used=True))
         await bench.until(seen.exists)
         await bench.preflight.close()

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.process
 
 def written(path: Path, steps: int) -> list[str]:
     """What is said while `steps` steps are logged to `path`, and the log is closed twice."""
-    said: list[str] = []
+    said = []
     core = Agent(Node("n", 0, "host", "", 1), agent_settings(), 0.0)
     log = EventLog(path, core, said.append)
     for number in range(steps):
@@ -44,7 +44,7 @@ def test_a_directory_that_cannot_be_made_is_said_once(tmp_path):
 
 
 @pytest.mark.parametrize(("steps", "why"), [(3, "the last lines within 0.05 s"), (100, "10 lines")])
-def test_a_file_system_that_hangs_delays_nothing(tmp_path, monkeypatch, steps: int, why: str):
+def test_a_file_system_that_hangs_delays_nothing(tmp_path, monkeypatch, steps, why):
     """open(2) of a FIFO without a reader hangs like a dead NFS server; then the queue fills up."""
     monkeypatch.setattr(event_file, "CLOSE_TIMEOUT_S", 0.05)
     monkeypatch.setattr(event_file, "QUEUED_LINES", 10)

@@ -46,7 +46,7 @@ def left(rig: Rig) -> list[str]:
         ("sys.exit(1)", "sys.exit()", ()),
     ],
 )
-def test_what_a_rank_has_made_is_gone_before_the_next_cycle(rig: Rig, dies: str, waits: str, flags: tuple[str, ...]):
+def test_what_a_rank_has_made_is_gone_before_the_next_cycle(rig, dies, waits, flags):
     script = rig.script(RESOURCES + f"""
 if __name__ == "__main__":
     {CLIENT.strip().replace(chr(10), chr(10) + "    ")}
@@ -67,7 +67,7 @@ if __name__ == "__main__":
     assert len(names(rig)) == 3 * 2 * 4 and left(rig) == []
 
 
-def test_a_helper_that_does_not_end_is_killed_after_a_while(rig: Rig):
+def test_a_helper_that_does_not_end_is_killed_after_a_while(rig):
     script = rig.script("""
 import multiprocessing
 pids = os.path.join(os.environ["NVRX_TEST_GATES"], "pids")
@@ -88,7 +88,7 @@ say("gone", not os.path.exists("/proc/" + open(pids).read()))
 
 
 @pytest.mark.torch
-def test_the_shared_memory_manager_of_torch_cleans_up(rig: Rig):
+def test_the_shared_memory_manager_of_torch_cleans_up(rig):
     """It holds the pipe of the resource tracker and ends two seconds after the rank."""
     script = rig.script(RESOURCES + """
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ pytestmark = [
 
 
 @pytest.fixture
-def cgroup(rig: Rig) -> Iterator[Path]:
+def cgroup(rig):
     """The job is in a cgroup of its own, and has a user of its own."""
     made = next(path for path in (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup")) if path.is_dir()) / rig.mark
     try:
@@ -54,7 +54,7 @@ def mounted(where: Path, kind: bytes, options: bytes) -> Iterator[None]:
     assert LIBC.umount2(os.fsencode(where), 2) == 0  # MNT_DETACH
 
 
-def judge(rig: Rig, one: Launcher, *codes: int) -> None:
+def judge(rig: Rig, one: Launcher, *codes: int):
     """How it ended: with one of these codes, as result.json says, without a traceback of ours."""
     code = one.wait()
     assert code in codes and re.search(LACKS, one.text), one.text
@@ -76,7 +76,7 @@ START = [*(("NOFILE", most) for most in (9, 24, 34, 39)), *itertools.product(("N
 
 
 @pytest.mark.parametrize(("limit", "most"), START)
-def test_little_is_left_at_the_start(rig: Rig, cgroup: Path, limit: str, most: int):
+def test_little_is_left_at_the_start(rig, cgroup, limit, most):
     if limit == "pids":
         (cgroup / "pids.max").write_text(str(most))
     else:
@@ -86,7 +86,7 @@ def test_little_is_left_at_the_start(rig: Rig, cgroup: Path, limit: str, most: i
 
 
 @pytest.mark.parametrize("limit", ["nofile", "nproc", "pids"])
-def test_nothing_is_left_at_a_restart(rig: Rig, cgroup: Path, limit: str):
+def test_nothing_is_left_at_a_restart(rig, cgroup, limit):
     one = running(rig)
     most = 1 if limit == "nproc" else max(map(int, os.listdir(f"/proc/{one.pid}/fd"))) + 2
     if limit == "pids":
@@ -99,7 +99,7 @@ def test_nothing_is_left_at_a_restart(rig: Rig, cgroup: Path, limit: str):
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_no_space_is_left_in_tmpdir(rig: Rig, restart: bool):
+def test_no_space_is_left_in_tmpdir(rig, restart):
     """At the start the agent goes elsewhere; at a restart what it frees is enough for what it needs next."""
     with mounted(rig.dir / "tmp", b"tmpfs", b"size=64k,nr_inodes=16"):
         one = running(rig) if restart else None
@@ -112,7 +112,7 @@ def test_no_space_is_left_in_tmpdir(rig: Rig, restart: bool):
 
 
 @pytest.mark.parametrize("what", ["tmp", "src"])
-def test_a_file_system_that_hangs_at_a_restart_is_named(rig: Rig, what: str):
+def test_a_file_system_that_hangs_at_a_restart_is_named(rig, what):
     """TMPDIR's, where it holds up the agent itself, or the script's."""
     (rig.dir / "src").mkdir()
     one = running(rig, "src/work.py")

@@ -40,7 +40,7 @@ def said_of(one: Launcher, node: int, sentence: str) -> bool:
 
 
 @pytest.mark.parametrize("cycle", [0, 1])
-def test_a_node_that_fails_the_preflight_is_replaced_by_the_spare(rig: Rig, cycle: int):
+def test_a_node_that_fails_the_preflight_is_replaced_by_the_spare(rig, cycle):
     """In cycle 0 that costs no restart."""
     script, fails = rig.script(FAILS_ONCE if cycle else UP), f"{cycle}:1"
     nodes = rig.nodes(3, "2:3", script, "--max-restarts=1", NVRX_INJECT_GPU_FAILURE=fails)
@@ -51,7 +51,7 @@ def test_a_node_that_fails_the_preflight_is_replaced_by_the_spare(rig: Rig, cycl
     assert nodes[0].text.count("restart 1 of 1") == cycle and rig.result["code"] == 0
 
 
-def test_the_only_node_that_is_not_fit_ends_the_job_with_the_reason(rig: Rig):
+def test_the_only_node_that_is_not_fit_ends_the_job_with_the_reason(rig):
     one = rig.run(rig.script(UP), "--ft-storage-health-check-path=/nonexistent")
     assert one.wait() == ExitCode.TOO_FEW_NODES
     why = rig.result
@@ -61,7 +61,7 @@ def test_the_only_node_that_is_not_fit_ends_the_job_with_the_reason(rig: Rig):
 
 
 @pytest.fixture
-def gpus(nvml_standin: Path, tmp_path) -> StandIn:
+def gpus(nvml_standin, tmp_path):
     """Two GPUs, which are well."""
     stand_in = StandIn(nvml_standin, tmp_path / "state")
     stand_in.say(*WELL)
@@ -77,7 +77,7 @@ def with_gpus(rig: Rig, gpus: StandIn, which: int, *flags: str) -> list[Launcher
     return nodes
 
 
-def test_a_gpu_that_breaks_in_a_cycle_costs_its_node_the_place(rig: Rig, gpus: StandIn):
+def test_a_gpu_that_breaks_in_a_cycle_costs_its_node_the_place(rig, gpus):
     nodes = with_gpus(rig, gpus, 1, "--max-restarts=1", OFTEN)
     gpus.say(*WELL, "action.1 1")
     assert [one.wait() for one in nodes] == [0, ExitCode.NODE_REFUSED, 0], nodes[0].text
@@ -97,7 +97,7 @@ def crashed(rig: Rig, gpus: StandIn, *flags: str, facts: str = "used.0 70000") -
 
 
 @pytest.mark.parametrize("checked", [True, False])
-def test_the_next_cycle_waits_for_the_memory_of_the_last_one(rig: Rig, gpus: StandIn, checked: bool):
+def test_the_next_cycle_waits_for_the_memory_of_the_last_one(rig, gpus, checked):
     """Without checks, a GPU that a check would refuse is no reason for anything."""
     sick = [] if checked else ["action.1 1"]
     one = crashed(rig, gpus, *([] if checked else [OFF]), facts="\n".join(["used.0 70000", *sick]))
@@ -108,7 +108,7 @@ def test_the_next_cycle_waits_for_the_memory_of_the_last_one(rig: Rig, gpus: Sta
     assert re.search(r"GPU memory was free after [\d.]+ s: GPU 0 \(GPU-0000\) \d+ -> 5 MiB, GPU 1 ", one.text)
 
 
-def test_a_driver_that_hangs_holds_neither_the_restart_nor_the_agent(rig: Rig, gpus: StandIn):
+def test_a_driver_that_hangs_holds_neither_the_restart_nor_the_agent(rig, gpus):
     """The agent never has NVML in it, so that nothing of it can be blocked in the driver when it ends."""
     one = crashed(rig, gpus, "--ft-gpu-memory-reclaim-timeout=1", facts="nvmlDeviceGetMemoryInfo_v2 hang")
     until(lambda: gpus.met(), "that the driver hangs")
@@ -118,7 +118,7 @@ def test_a_driver_that_hangs_holds_neither_the_restart_nor_the_agent(rig: Rig, g
     assert re.search(why, one.text), one.text
 
 
-def test_neither_signals_for_the_step_end_the_checks_nor_does_a_stopped_process_delay_the_end(rig: Rig):
+def test_neither_signals_for_the_step_end_the_checks_nor_does_a_stopped_process_delay_the_end(rig):
     one = rig.run(rig.script(UP + "gate()"))
     up(one, 0)
     (pid,) = [pid for pid in one.children if b"nvrx_slurm.health" in Path(f"/proc/{pid}/cmdline").read_bytes()]
@@ -132,7 +132,7 @@ def test_neither_signals_for_the_step_end_the_checks_nor_does_a_stopped_process_
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_broken_site_file_on_one_node_of_two_ends_both(rig: Rig, which: int):
+def test_a_broken_site_file_on_one_node_of_two_ends_both(rig, which):
     file = rig.dir / "root" / "etc" / "nvrx" / "health.yaml"
     file.parent.mkdir(parents=True)
     file.write_text("checks: {mouts: {on_fail: warn}}\n")

@@ -25,9 +25,9 @@ async def one(file: ProgressFile) -> int | None:
 
 def reads(path: object, count: int = 1, before: Callable[[int], object] = str) -> tuple[list[int | None], list[str]]:
     """The results of `count` reads, `before(number)` each, and the ends of the sentences about them."""
-    said: list[str] = []
+    said = []
 
-    async def story() -> list[int | None]:
+    async def story():
         file, found = ProgressFile(str(path), said.append), []
         for number in range(count):
             before(number)
@@ -76,12 +76,12 @@ def test_a_repaired_file_counts_and_each_new_reason_is_said(tmp_path):
 def test_a_file_system_that_hangs_costs_one_thread_and_no_time(monkeypatch):
     said, answers, waiting = list[str](), threading.Event(), list[str]()
 
-    def read(path: str) -> bytes:
+    def read(path):
         waiting.append(path)
         answers.wait(WAIT_S)
         return b"7"
 
-    async def story() -> None:
+    async def story():
         file = ProgressFile("/dead/latest", said.append)
         assert [await one(file) for _ in range(5)] == [None] * 5 and len(waiting) == 1
         (stuck,) = (thread for thread in threading.enumerate() if thread.name == "its file system")
@@ -99,7 +99,7 @@ def test_a_file_system_that_hangs_costs_one_thread_and_no_time(monkeypatch):
 SAYS = "says() { echo JobId=7 JobState=RUNNING ExitCode=0:0 RunTime=00:00:00 TimeLimit=$1; }"
 
 
-def fake_scontrol(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def fake_scontrol(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str):
     tool = folder / "scontrol"
     tool.write_text(f"#!/bin/sh\necho asked >> {folder}/asked\n{SAYS}\n{text}\n")
     tool.chmod(0o755)
@@ -112,12 +112,12 @@ def count(folder: Path) -> int:
 
 
 @pytest.fixture(autouse=True)
-def at_once(monkeypatch) -> None:
+def at_once(monkeypatch):
     monkeypatch.setattr(questions, "_RETRY_S", 0.0)
 
 
 def answers(job_id: int | None, times: int, control: Control | None = None) -> list[float | None]:
-    async def story() -> list[float | None]:
+    async def story():
         clock = AllocationClock(control or Control("cli"), job_id)
         return [await asyncio.wait_for(clock.left_s(), 20.0) for _ in range(times)]
 
@@ -143,10 +143,7 @@ def test_the_environment_is_believed_once(tmp_path, monkeypatch):
     ],
     ids=["no limit", "asked twice", "hangs", "outside Slurm"],
 )
-def test_slurm_tells(
-    tmp_path, monkeypatch, job_id: int | None, script: str, times: int,
-    found: list[float | None], asked: int,
-):  # fmt: skip
+def test_slurm_tells(tmp_path, monkeypatch, job_id, script, times, found, asked):
     fake_scontrol(tmp_path, monkeypatch, script.format(tmp_path))
     control = Control("cli")
     assert isinstance(control.slurm, Slurm)

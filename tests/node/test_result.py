@@ -63,7 +63,7 @@ CANCELLED = JobOver(143, "cancelled", None, replace(JOB, lost_nodes=(), spares_u
         ),
     ],
 )
-def test_one_line_tells_the_history(done: JobOver, line: str):
+def test_one_line_tells_the_history(done, line):
     assert result.sentence(done).splitlines()[0].startswith(f"job ends with {line}")
 
 
@@ -85,9 +85,9 @@ def test_a_failing_end_lists_the_failed_ranks_and_the_first_cause_last():
 
 
 def publish(path: Path, done: JobOver = GOOD) -> list[str]:
-    said: list[str] = []
+    said = []
 
-    async def write() -> None:
+    async def write():
         file = writer.Writer(said.append)
         file.put(path, partial(result.write_result, path, result.content(done, 2)))
         await file.close(writer.HANGS_S)

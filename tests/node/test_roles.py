@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_harness import WAIT_S, Rig
+from agent_harness import WAIT_S
 from waits import until
 
 from nvrx_slurm.child import processes
@@ -31,21 +31,21 @@ NODE = Node("0-x", 0, "here", "127.0.0.1", 1)
 class Recorder:
     """A role that handles everything and notes it."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.seen: list[Any] = []
 
     def handlers(self) -> dict[type, Any]:
         return dict.fromkeys(ag.COMMANDS, self.seen.append)
 
-    async def start(self) -> None:
+    async def start(self):
         """Nothing to start."""
 
-    async def close(self) -> None:
+    async def close(self):
         """Nothing to end."""
 
 
 def test_events_wait_until_each_command_has_a_receiver(tmp_path):
-    async def play() -> None:
+    async def play():
         core = Agent(NODE, agent_settings(), asyncio.get_running_loop().time())
         shell = Shell(core, EventLog(tmp_path / "log", core, print), ag.Exit, print)
         shell.post(ag.Prepared())
@@ -79,7 +79,7 @@ sys.meta_path.insert(0, Slow)
 
 
 @pytest.mark.parametrize("slow", ["the coordinator", "the preflight"])
-def test_two_nodes_start_whatever_is_slow(rig: Rig, slow: str):
+def test_two_nodes_start_whatever_is_slow(rig, slow):
     (rig.dir / "slow").mkdir()
     (rig.dir / "slow" / "sitecustomize.py").write_text(SLOW)
     (rig.dir / "root/etc/nvrx").mkdir(parents=True)
@@ -132,7 +132,7 @@ def test_a_held_process_that_is_not_needed_ends(tmp_path):
     assert processes.own_pids() == frozenset() and not marker.exists()
 
 
-def test_nothing_of_the_user_s_runs_on_a_node_that_fails_its_preflight_or_is_a_spare(rig: Rig):
+def test_nothing_of_the_user_s_runs_on_a_node_that_fails_its_preflight_or_is_a_spare(rig):
     """Its held processes end and are reaped; the rig sees whether anything is left."""
     script = rig.script("open('ran', 'a').write(os.environ['NVRX_INFRA_RANK'])\ngate()")
     nodes = rig.nodes(3, "1:3", script, "--max-restarts=1", NVRX_INJECT_GPU_FAILURE="0:2")

@@ -46,7 +46,7 @@ def test_pressure_of_the_last_minute(tmp_path):
         ({"sys/fs/cgroup/system.slice/job_7/cpu.stat": "usage_usec 5\n"}, Counters(80, 360, 0)),
     ],
 )
-def test_counters_of_the_kernel(tmp_path, damage: dict[str, str], found: Counters):
+def test_counters_of_the_kernel(tmp_path, damage, found):
     assert signs.counters(node(tmp_path, FILES | damage)) == found
 
 

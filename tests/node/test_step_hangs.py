@@ -1,12 +1,9 @@
 """Scripts that import nothing of ours and make no step for long: a hang is ended, a pause is told and goes on."""
 
-from __future__ import annotations
-
 import json
 import re
 
 import pytest
-from agent_harness import Rig
 
 pytestmark = [pytest.mark.process, pytest.mark.torch]
 BOUND_S = 150.0
@@ -54,7 +51,7 @@ FLAGS = ("--nproc-per-node=3", "--max-restarts=1", "--ft-step-timeout-min=3", "-
 
 
 @pytest.mark.parametrize("kind", ["sleeps", "stops"])
-def test_a_rank_that_does_nothing_while_others_wait_is_ended(rig: Rig, kind: str) -> None:
+def test_a_rank_that_does_nothing_while_others_wait_is_ended(rig, kind):
     rig.before = OFTEN
     one = rig.run(rig.script(SCRIPT), *FLAGS, "--ft-crash-loop-backoff=0", args=(kind,))
     assert one.wait(BOUND_S) == 0
@@ -72,7 +69,7 @@ PAUSES = {
 
 
 @pytest.mark.parametrize("kind", PAUSES)
-def test_a_rank_that_may_go_on_is_told_and_left_alone(rig: Rig, kind: str) -> None:
+def test_a_rank_that_may_go_on_is_told_and_left_alone(rig, kind):
     rig.before = OFTEN
     one = rig.run(rig.script(SCRIPT), *FLAGS, args=(kind,))
     said = one.line("made no step for (.*) but nothing proves a hang: (.*)$", BOUND_S)

@@ -40,7 +40,7 @@ PRELOAD, SOON = "--ft-preload=slow", "--ft-crash-loop-backoff=0"
 
 
 @pytest.fixture
-def work(rig: Rig) -> str:
+def work(rig):
     """The script, with its module beside it. Its argument: the cycle in which it ends."""
     (rig.dir / "slow.py").write_text(SLOW)
     (rig.dir / "slow_text.py").write_text("TEXT = 'first'")
@@ -71,7 +71,7 @@ def waiting(one: Launcher, workers: list[int]) -> list[int]:
     """The template, then one standby per worker; waits for them."""
     names = ["nvrx-standby"] * len(workers) + ["nvrx-template"]
 
-    def others() -> list[int]:
+    def others():
         return sorted(set(alike(one)) - set(workers), key=lambda pid: (stat(pid)[0], began(pid)), reverse=True)
 
     until(lambda: sorted(stat(pid)[0] for pid in others()) == names, "all ranks have a standby")
@@ -123,7 +123,7 @@ def asked(one: Launcher) -> int:
     return one.text.count("the template is asked")
 
 
-def test_named_modules_are_imported_once_and_a_killed_template_or_standby_costs_the_warmth_only(rig: Rig, work: str):
+def test_named_modules_are_imported_once_and_a_killed_template_or_standby_costs_the_warmth_only(rig, work):
     rig.before = ASKS
     one = rig.run(work, "--nproc-per-node=2", "--max-restarts=4", SOON, PRELOAD, args=("4",))
     pids = pids_of(one, 0, "forked")
@@ -169,7 +169,7 @@ Launcher.wait = timed
 """
 
 
-def test_a_fault_before_standbys_are_ready_waits_as_long_as_their_imports_took(rig: Rig, work: str):
+def test_a_fault_before_standbys_are_ready_waits_as_long_as_their_imports_took(rig, work):
     rig.before = ASKS + WAITED
     one = rig.run(work, "--nproc-per-node=2", "--max-restarts=2", SOON, PRELOAD, args=("2",))
     pids = pids_of(one, 0, "forked")
@@ -190,7 +190,7 @@ def test_a_fault_before_standbys_are_ready_waits_as_long_as_their_imports_took(r
     [(["--ft-warm=off"], "0", ""), ([], "0${local_rank}", ""), ([], "0", "python")],
     ids=["off", "arguments of each rank", "another interpreter"],
 )
-def test_workers_are_executed(rig: Rig, work: str, flags: list[str], argument: str, python: str):
+def test_workers_are_executed(rig, work, flags, argument, python):
     wrapper = rig.dir / "python"
     wrapper.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     wrapper.chmod(0o755)
@@ -234,7 +234,7 @@ UNFIT = {
 }
 
 
-def test_modules_that_cannot_be_forked_are_left_out(rig: Rig, work: str):
+def test_modules_that_cannot_be_forked_are_left_out(rig, work):
     (rig.dir / "torch.py").write_text(TORCH)
     for name, (code, _) in UNFIT.items():
         if code is not None:
@@ -249,7 +249,7 @@ def test_modules_that_cannot_be_forked_are_left_out(rig: Rig, work: str):
     assert one.text.count("up 0") == 2  # the template never ran the script
 
 
-def test_a_template_that_dies_of_a_module_costs_the_warmth_only(rig: Rig, work: str):
+def test_a_template_that_dies_of_a_module_costs_the_warmth_only(rig, work):
     (rig.dir / "bad.py").write_text("import ctypes; ctypes.string_at(0)")
     one = rig.run(work, "--nproc-per-node=2", "--ft-preload=slow,bad", args=("0",))
     assert one.wait() == 0
@@ -257,7 +257,7 @@ def test_a_template_that_dies_of_a_module_costs_the_warmth_only(rig: Rig, work: 
     assert len([said for said in one.said if "the template process ended with" in said]) == 1
 
 
-def test_a_changed_module_is_executed_and_then_forked_with_its_new_text(rig: Rig, work: str):
+def test_a_changed_module_is_executed_and_then_forked_with_its_new_text(rig, work):
     one = rig.run(work, "--nproc-per-node=2", "--max-restarts=2", PRELOAD, args=("2",))
     pids = [up(one, 0, rank)[1] for rank in (0, 1)]
     waiting(one, pids)
@@ -271,7 +271,7 @@ def test_a_changed_module_is_executed_and_then_forked_with_its_new_text(rig: Rig
     assert [up(one, 2, rank)[::2] for rank in (0, 1)] == [("forked", "second")] * 2
 
 
-def test_a_killed_agent_takes_template_and_standbys_with_it(rig: Rig, work: str):
+def test_a_killed_agent_takes_template_and_standbys_with_it(rig, work):
     one = rig.run(work, "--nproc-per-node=2", PRELOAD, args=("1",))
     workers = [up(one, 0, rank)[1] for rank in (0, 1)]
     others = [found for pid in waiting(one, workers) if (found := init.process(pid))]
@@ -279,7 +279,7 @@ def test_a_killed_agent_takes_template_and_standbys_with_it(rig: Rig, work: str)
     assert len(others) == 3 and await_end(others, 1.0) == []
 
 
-def test_auto_preloads_what_the_first_workers_loaded_and_on_a_spare_what_the_script_imports(rig: Rig):
+def test_auto_preloads_what_the_first_workers_loaded_and_on_a_spare_what_the_script_imports(rig):
     pytest.importorskip("numpy")
     script = rig.script("""
         before = "numpy" in getattr(sys.meta_path[0], "parked", ())
@@ -353,7 +353,7 @@ def had(one: Launcher, cycle: int, rank: int = 0) -> tuple[str, int]:
     return found[1].strip(), int(found[2])
 
 
-def test_the_first_workers_are_forked_and_the_next_ones_have_what_can_be_forked_too(rig: Rig):
+def test_the_first_workers_are_forked_and_the_next_ones_have_what_can_be_forked_too(rig):
     script, env = with_libraries(rig, FIRST)
     rig.before = HOLDS
     one = rig.run(script, "--nproc-per-node=2", "--max-restarts=2", SOON, args=("2",), **env)
@@ -361,7 +361,7 @@ def test_the_first_workers_are_forked_and_the_next_ones_have_what_can_be_forked_
     assert had(one, 0)[0] == "torch._dynamo"
     assert "an interpreter waits" not in one.text
 
-    def renewed() -> bool:
+    def renewed():
         found = sorted(set(alike(one)) - set(pids), key=began)  # no standby is older than the template
         names = [stat(pid)[0] for pid in found] == ["nvrx-template", "nvrx-standby", "nvrx-standby"]
         return names and str(found[0]) in (rig.dir / "grown").read_text().split()
@@ -385,7 +385,7 @@ def test_the_first_workers_are_forked_and_the_next_ones_have_what_can_be_forked_
     ],
     ids=["torch cannot be forked", "a variable is set before", "a path is set before", "it may be, and is not"],
 )
-def test_the_first_workers_are_executed_in_doubt(rig: Rig, first: str, more: dict[str, str], before: str, held: int):
+def test_the_first_workers_are_executed_in_doubt(rig, first, more, before, held):
     script, env = with_libraries(rig, first, **more)
     rig.before = HOLDS
     one = rig.run(script, "--nproc-per-node=2", args=("0",), **env)
@@ -398,7 +398,7 @@ def test_the_first_workers_are_executed_in_doubt(rig: Rig, first: str, more: dic
 
 @pytest.mark.matrix
 @pytest.mark.torch
-def test_a_forked_rank_under_the_in_process_wrapper(rig: Rig):
+def test_a_forked_rank_under_the_in_process_wrapper(rig):
     """An exception is the wrapper's own business. A killed rank is not: the next cycle replaces it."""
     pytest.importorskip("torch")
     script = rig.script("""
@@ -426,7 +426,7 @@ def test_a_forked_rank_under_the_in_process_wrapper(rig: Rig):
     assert [one.line(rf"came {cycle} {rank} (\w+)$")[1] for cycle in (0, 1) for rank in (0, 1)] == ["forked"] * 4
 
 
-def test_bad_modules(rig: Rig, work: str):
+def test_bad_modules(rig, work):
     one = rig.run(work, "--ft-preload=torch,,5", args=("0",))
     assert one.wait() == 2 and "--ft-preload" in one.text and "names of Python modules" in one.text
 
@@ -435,7 +435,7 @@ def test_a_preparation_that_breaks_is_told_at_once(tmp_path, monkeypatch):
     """Not when the task is collected, which may be an hour later."""
     spec = WorkerSpec(["true"], WorkerContract("", "", ""), {}, 9, lambda local_rank: 0)
 
-    async def story() -> None:
+    async def story():
         told = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().set_exception_handler(lambda _, context: told.set_result(context["exception"]))
         one = launcher.Launcher(spec, 1, tmp_path, launcher.LauncherHooks(print))

@@ -53,7 +53,7 @@ def _variables(when: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in (DATA / f"{when}.env").read_text().splitlines())
 
 
-def _lay_out(rig: Rig) -> None:
+def _lay_out(rig: Rig):
     """The script with all that is beside it."""
     shutil.copytree(DATA, rig.dir, dirs_exist_ok=True)
     whens = ("before", "after")
@@ -73,7 +73,7 @@ def _lay_out(rig: Rig) -> None:
 class Runs:
     """The runs of one way. Each writes its facts."""
 
-    def __init__(self, rig: Rig, way: str) -> None:
+    def __init__(self, rig: Rig, way: str):
         self._rig, self._way = rig, way
         self._script = str(rig.dir / "train.py")
         self._args: list[str] = [way]
@@ -117,7 +117,7 @@ class Runs:
 
 def _differences(expected: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
     """Name, what is expected, what is found; of longer ones only what differs."""
-    found: dict[str, Any] = {}
+    found = {}
     for name in expected.keys() | facts.keys():
         one, other = expected.get(name), facts.get(name)
         if one == other:
@@ -148,7 +148,7 @@ EACH_WAY = pytest.mark.parametrize(
 
 @pytest.mark.torch
 @EACH_WAY
-def test_facts_of_each_cycle(rig: Rig, way: str):
+def test_facts_of_each_cycle(rig, way):
     pytest.importorskip("torch")
     runs = Runs(rig, way)
     one = runs.start("warm", 2)
@@ -171,7 +171,7 @@ def test_facts_of_each_cycle(rig: Rig, way: str):
 @pytest.mark.matrix
 @pytest.mark.torch
 @pytest.mark.parametrize("way", WAYS)
-def test_facts_of_other_starts(rig: Rig, way: str):
+def test_facts_of_other_starts(rig, way):
     """By torchrun, without warm starts, and on a spare that is promoted."""
     pytest.importorskip("torch")
     runs = Runs(rig, way)
@@ -190,7 +190,7 @@ def test_facts_of_other_starts(rig: Rig, way: str):
 
 @pytest.mark.torch
 @EACH_WAY
-def test_facts_on_a_promoted_spare(rig: Rig, way: str):
+def test_facts_on_a_promoted_spare(rig, way):
     """It is warm with what the lost node's ranks have told."""
     pytest.importorskip("torch")
     rig.before = OFTEN

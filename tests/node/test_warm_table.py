@@ -126,7 +126,7 @@ def _lay_out(directory: Path, python: str, how: str) -> tuple[list[str], str | N
 
 @pytest.mark.parametrize("how", [pytest.param(how, marks=[] if how in USUAL else pytest.mark.matrix) for how in STARTS])
 @VERSIONS
-def test_facts(tmp_path, version: str, how: str):
+def test_facts(tmp_path, version, how):
     argv, path0 = _lay_out(tmp_path, PYTHONS[version], how)
     facts = []
     for imports, later in ((None, None), (["decimal"], ["asyncio"])):
@@ -149,7 +149,7 @@ def _plain(text: str) -> str:
 
 
 @VERSIONS
-def test_ends(tmp_path, version: str):
+def test_ends(tmp_path, version):
     argv = [PYTHONS[version], "-u", str(DATA / "warm_ends.py")]
     envs = [{"ROLE_NAME": name} for name in ("forked", *warm_ends.ENDS)]
     executed, forked = (
@@ -172,7 +172,7 @@ print([sys.modules.get(name) for name in sys.argv[1:]])
 
 @pytest.mark.parametrize("fails", ["", "raise ValueError('as asked')"])
 @VERSIONS
-def test_the_users_own_sitecustomize_runs_in_each_worker(tmp_path, version: str, fails: str):
+def test_the_users_own_sitecustomize_runs_in_each_worker(tmp_path, version, fails):
     (tmp_path / "sitecustomize.py").write_text(CUSTOM + fails)
     (tmp_path / "usercustomize.py").write_text(CUSTOM)  # a virtual environment has none
     (tmp_path / "work.py").write_text(WORK)
@@ -220,7 +220,7 @@ print(faults() - before)
 
 
 @VERSIONS
-def test_a_worker_writes_to_few_pages_of_the_template(tmp_path, version: str):
+def test_a_worker_writes_to_few_pages_of_the_template(tmp_path, version):
     """A fault for each page that it copies; a look at each module would be one to three for each."""
     (tmp_path / "many").mkdir()
     names = [f"one{number}" for number in range(800)]
@@ -271,7 +271,7 @@ sys.excepthook = sys.__excepthook__
 
 
 @VERSIONS
-def test_what_an_import_enters_is_there_from_then_on(tmp_path, version: str):
+def test_what_an_import_enters_is_there_from_then_on(tmp_path, version):
     """And not before."""
     (tmp_path / "enters.py").write_text(ENTERS)
     (tmp_path / "other_end.py").write_text("import atexit; atexit.register(print, 'of another one')")

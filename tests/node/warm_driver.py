@@ -53,7 +53,7 @@ async def run(order: dict[str, Any]) -> dict[str, Any]:
     return {"said": said, "workers": [[code, *text[rank]] for rank, code in enumerate(codes)]}
 
 
-async def _grow(launcher: Launcher, modules: list[str]) -> None:
+async def _grow(launcher: Launcher, modules: list[str]):
     """Returns when all standbys are those of the successor."""
     launcher._first = False
     (template,) = launcher._templates.values()

@@ -1,7 +1,5 @@
 """The callback for the Trainer of transformers, where that is installed. Faults: scripts/dev/clients."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -11,15 +11,15 @@ from typing import Any
 class Clock:
     """A heap of (when, what). `now` is virtual seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now = 0.0
         self._due: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = itertools.count()  # first scheduled, first served at equal times
 
-    def at(self, when: float, do: Callable[..., None], *args: Any) -> None:
+    def at(self, when: float, do: Callable[..., None], *args: Any):
         heapq.heappush(self._due, (when if when > self.now else self.now, next(self._order), do, args))
 
-    def after(self, delay_s: float, do: Callable[..., None], *args: Any) -> None:
+    def after(self, delay_s: float, do: Callable[..., None], *args: Any):
         self.at(self.now + delay_s, do, *args)
 
     def step(self) -> bool:

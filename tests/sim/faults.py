@@ -24,7 +24,7 @@ KINDS: dict[str, tuple[Fault, int]] = {}  # by name, with how often it comes rel
 _TRIES = 5
 
 
-def strike(world: World) -> None:
+def strike(world: World):
     """Let something go wrong; another kind if the first has no victim just now."""
     names = list(world.settings.kinds or KINDS)
     weights = [KINDS[name][1] for name in names]
@@ -58,8 +58,8 @@ def _worker(world: World) -> Worker | None:
 def _of(victim: Callable[[World], Any], weight: int = 4) -> Callable[[Callable[[World, Any], str | None]], None]:
     """Register a kind of fault, named after its function, with the function that picks its victim."""
 
-    def register(harm: Callable[[World, Any], str | None]) -> None:
-        def fault(world: World) -> str | None:
+    def register(harm):
+        def fault(world):
             hit = victim(world)
             return None if hit is None else harm(world, hit)
 
@@ -246,7 +246,7 @@ def _cut(world: World, agent: SimAgent, shortest_s: float, longest_s: float) -> 
     return f"{agent.host.name} is cut off for {duration_s:.1f} s"
 
 
-def _silence(agent: SimAgent, heals: float) -> None:
+def _silence(agent: SimAgent, heals: float):
     """No beat gets through on the streams that end on this node."""
     agent.host.out_last = max(agent.host.out_last, heals)
     accepted = agent.coordinator.accepted if agent.coordinator is not None else []

@@ -86,7 +86,7 @@ class _End:
 class Connection:
     """One stream. Messages keep their order; a duplicate comes again later, on the same stream."""
 
-    def __init__(self, world: World, agent: SimAgent, coordinator: SimCoordinator) -> None:
+    def __init__(self, world: World, agent: SimAgent, coordinator: SimCoordinator):
         self.agent, self.coordinator = agent, coordinator
         self.open_at_agent = self.open_at_coordinator = True
         self.silent_until = 0.0
@@ -96,12 +96,12 @@ class Connection:
         self._last_up = self._last_down = 0.0
         coordinator.accepted.append(self)
 
-    def up(self, message: Any) -> None:
+    def up(self, message: Any):
         """Agent to coordinator."""
         heals = self._world.split.heals(self.agent.host, self.coordinator.host)
         self._last_up = self._carry(message, self._last_up, self._arrive_up, heals)
 
-    def down(self, message: Any) -> None:
+    def down(self, message: Any):
         """Coordinator to agent."""
         heals = self._world.split.heals(self.coordinator.host, self.agent.host)
         self._last_down = self._carry(message, self._last_down, self._arrive_down, heals)
@@ -128,7 +128,7 @@ class Connection:
             self._clock.at(heals, arrive, message)
         return heals > self._clock.now
 
-    def _arrive_up(self, message: Any) -> None:
+    def _arrive_up(self, message: Any):
         if not self.open_at_coordinator or self._cut(message, self._arrive_up, self.agent.host, self.coordinator.host):
             return
         if isinstance(message, _End):
@@ -136,7 +136,7 @@ class Connection:
         else:
             self.coordinator.receive(self, message)
 
-    def _arrive_down(self, message: Any) -> None:
+    def _arrive_down(self, message: Any):
         if not self.open_at_agent or self._cut(message, self._arrive_down, self.coordinator.host, self.agent.host):
             return
         if isinstance(message, _End):
@@ -146,28 +146,28 @@ class Connection:
 
     # --- how it ends ---------------------------------------------------------------------------------
 
-    def close_at_agent(self, why: str) -> None:
+    def close_at_agent(self, why: str):
         """The agent's end closes on purpose or with its process: what it sent before still arrives."""
         self._note()
         self.open_at_agent = False
         self.up(_End(why))
 
-    def close_at_coordinator(self, why: str) -> None:
+    def close_at_coordinator(self, why: str):
         self.open_at_coordinator = False
         self.down(_End(why))
 
-    def break_at_agent(self, why: str, silent: bool = False) -> None:
+    def break_at_agent(self, why: str, silent: bool = False):
         if self.open_at_agent:
             self.close_at_agent(why)
             self.agent.disconnected(self, why, silent)
 
-    def break_at_coordinator(self, why: str, silent: bool = False) -> None:
+    def break_at_coordinator(self, why: str, silent: bool = False):
         if self.open_at_coordinator:
             self._note()
             self.close_at_coordinator(why)
             self.coordinator.lost(self, why, COORDINATOR_KEEPALIVE_S if silent else self._clock.now - self._well_at)
 
-    def fall_silent(self, heals: float) -> None:
+    def fall_silent(self, heals: float):
         """Nothing gets through until `heals` (virtual time): each end gives up after its own keepalive, if that is
         sooner."""
         now = self._clock.now
@@ -182,7 +182,7 @@ class Connection:
             why = "silent for the keepalive time"
             self._clock.after(COORDINATOR_KEEPALIVE_S, self._give_up, self.break_at_coordinator, why)
 
-    def _give_up(self, break_it: Any, why: str) -> None:
+    def _give_up(self, break_it: Any, why: str):
         """By the timer of a program that is stopped itself: not before it goes on, and then it hears first."""
         end = self.agent.host if break_it == self.break_at_agent else self.coordinator.host
         if end.frozen_until > self._clock.now:
@@ -190,7 +190,7 @@ class Connection:
         elif self.silent_until > self._clock.now:
             break_it(why, True)
 
-    def _note(self) -> None:
+    def _note(self):
         """Beats may not get through from now on."""
         if self.healthy:
             self._well_at = self._clock.now

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 class Process:
     """A core with its timer and, if wanted, its event log."""
 
-    def __init__(self, world: World, core: Machine, host: Host) -> None:
+    def __init__(self, world: World, core: Machine, host: Host):
         self.world, self.core, self.host = world, core, host
         self.alive = True
         self.log: list[str] = [event_log.header_line(core)] if world.settings.record else []
         self._armed: float | None = None
         self._arm()
 
-    def step(self, event: Any) -> None:
+    def step(self, event: Any):
         """Hand one event to the core and carry out its commands."""
         if not self.alive:
             return
@@ -46,17 +46,17 @@ class Process:
             self.do(command)
         self._arm()
 
-    def do(self, command: Any) -> None:
+    def do(self, command: Any):
         raise NotImplementedError
 
-    def _arm(self) -> None:
+    def _arm(self):
         deadline = self.core.deadline() if self.alive else None
         if deadline != self._armed:
             self._armed = deadline
             if deadline is not None:
                 self.world.clock.at(deadline, self._tick, deadline)
 
-    def _tick(self, armed: float) -> None:
+    def _tick(self, armed: float):
         if self.alive and self._armed == armed:
             self._armed = None
             self.step(Tick())
@@ -67,14 +67,14 @@ class SimElection(Process):
 
     core: el.Election
 
-    def __init__(self, world: World, agent: SimAgent) -> None:
+    def __init__(self, world: World, agent: SimAgent):
         self.agent = agent
         candidates = tuple(Peer(str(host.infra_rank), host.name, "", 0) for host in world.hosts[:32])
         me = peer_of(agent.core.node)
         settings = el.ElectionSettings(COORDINATOR_KEEPALIVE_S)
         super().__init__(world, el.Election(me, candidates, settings, world.clock.now), agent.host)
 
-    def do(self, command: Any) -> None:
+    def do(self, command: Any):
         agent = self.agent
         if isinstance(command, el.Seek):
             agent.seek(command.peer, command.term)

@@ -31,7 +31,7 @@ class SimCoordinator(Process):
 
     core: Coordinator
 
-    def __init__(self, world: World, settings: CoordinatorSettings, agent: SimAgent) -> None:
+    def __init__(self, world: World, settings: CoordinatorSettings, agent: SimAgent):
         super().__init__(world, Coordinator(settings, world.clock.now), agent.host)
         self.agent = agent
         self.valid_until = 0.0 if world.elects else float("inf")  # its own lease
@@ -39,7 +39,7 @@ class SimCoordinator(Process):
         self.accepted: list[Connection] = []
         self.numbers: dict[str, int] = {}
 
-    def step(self, event: Any) -> None:
+    def step(self, event: Any):
         """A coordinator that was stopped resigns before it decides anything."""
         over = self.core.roster.quorum.needed and self.leads and self.world.clock.now > self.valid_until
         if over and self.host.frozen_until <= self.world.clock.now and self.core.ending.end is None:
@@ -47,7 +47,7 @@ class SimCoordinator(Process):
         else:
             super().step(event)
 
-    def receive(self, stream: Connection, message: Any) -> None:
+    def receive(self, stream: Connection, message: Any):
         node_id = stream.agent.core.node.node_id
         if isinstance(message, Register):
             if message.number < self.numbers.get(node_id, 0):
@@ -62,19 +62,19 @@ class SimCoordinator(Process):
     def leads(self) -> bool:
         return self.alive and self.core.roster.quorum.elected
 
-    def lost(self, stream: Connection, why: str, silent_s: float) -> None:
+    def lost(self, stream: Connection, why: str, silent_s: float):
         node_id = stream.agent.core.node.node_id
         if self.streams.get(node_id) is stream:
             del self.streams[node_id]
             self.step(ev.Lost(node_id, why, silent_s))
 
-    def renew(self) -> None:
+    def renew(self):
         """Its own lease goes on while it hears from a quorum."""
         heard = [peer_key(s.agent.core.node) for s in self.streams.values() if s.healthy]
         if self.leads and self.core.roster.quorum.enough(heard):
             self.valid_until = self.world.clock.now + LEADS_S
 
-    def _probe(self, peer: Peer, until: float) -> None:
+    def _probe(self, peer: Peer, until: float):
         """Connect to where an agent listened, until its host refuses."""
         host, clock = self.world.hosts[int(peer.key)], self.world.clock
         if not self.alive or clock.now > until:
@@ -91,7 +91,7 @@ class SimCoordinator(Process):
         silent = host.unreachable_until(now) > 0.0 or self.host.frozen_until > now
         return silent or not self.world.split.reach(self.host, host, now)
 
-    def do(self, command: Any) -> None:
+    def do(self, command: Any):
         if isinstance(command, ev.SendTo):
             stream = self.streams.get(command.node_id)
             if stream is not None and stream.open_at_coordinator:
@@ -118,23 +118,23 @@ class SimCoordinator(Process):
         else:
             assert isinstance(command, (Say, ev.HangFound, ev.Strike)), command
 
-    def _won(self) -> None:
+    def _won(self):
         """It acts, unless the votes have come too late."""
         self.agent.elect.step(el.Elected())
         self.renew()
         if self.valid_until <= self.world.clock.now:
             self.agent.elect.step(el.Resigned())
 
-    def _read_progress(self, command: ev.ReadProgress | ev.ReadReached) -> None:
+    def _read_progress(self, command: ev.ReadProgress | ev.ReadReached):
         """The file system answers in its own time, or not at all."""
         saved = int(self.world.training.saved_s)
         iteration = saved if self.world.rng.random() < 0.9 else None
-        answer: object = ev.ProgressRead(command.cycle, iteration)
+        answer = ev.ProgressRead(command.cycle, iteration)
         if isinstance(command, ev.ReadReached):
             answer = ev.ReachedRead(command.cycle, saved if self.world.training.prints else -1)
         self.world.clock.after(self.world.rng.uniform(0.0, 2.0), self.step, answer)
 
-    def die(self, why: str, silently: bool = False) -> None:
+    def die(self, why: str, silently: bool = False):
         """Its process is gone, and so are its ends of the streams; with its whole machine, nobody is told."""
         self.alive = False
         for stream in self.accepted:
@@ -150,7 +150,7 @@ class SimAgent(Process):
 
     core: Agent
 
-    def __init__(self, world: World, host: Host, life: int, settings: AgentSettings) -> None:
+    def __init__(self, world: World, host: Host, life: int, settings: AgentSettings):
         self.host = host
         self.workers: list[Worker] = []
         self.stubborn = False
@@ -168,7 +168,7 @@ class SimAgent(Process):
         super().__init__(world, Agent(node, replace(settings, elects=world.elects), world.clock.now), host)
         self.elect = SimElection(world, self)
 
-    def start(self) -> None:
+    def start(self):
         self._prepare()
         self.elect.step(el.Begin())
         self._beat()
@@ -187,13 +187,13 @@ class SimAgent(Process):
 
     # --- the way to the coordinator -------------------------------------------------------------------------
 
-    def seek(self, peer: Peer, term: int) -> None:
+    def seek(self, peer: Peer, term: int):
         """Leave the present stream and register with another node."""
         self._leave("another candidate is sought")
         host = self.world.hosts[int(peer.key)]
         self.world.clock.after(self.world.rng.uniform(0.0005, 0.004), self._arrive, host, term, self._attempt)
 
-    def _leave(self, why: str) -> None:
+    def _leave(self, why: str):
         self._attempt += 1
         stream, self.stream, self._renewed_by = self.stream, None, None
         if stream is not None:
@@ -201,7 +201,7 @@ class SimAgent(Process):
                 stream.close_at_agent(why)
             self.step(ag.Disconnected(why))
 
-    def _arrive(self, host: Host, term: int, attempt: int) -> None:
+    def _arrive(self, host: Host, term: int, attempt: int):
         now = self.world.clock.now
         if not self.alive or attempt != self._attempt:
             return
@@ -214,23 +214,23 @@ class SimAgent(Process):
             host.agent.visitors[node_id] = self, attempt
             host.agent.elect.step(el.Visited(node_id, term))
 
-    def _failed(self, how: el.StreamEnd, attempt: int) -> None:
+    def _failed(self, how: el.StreamEnd, attempt: int):
         if self.alive and attempt == self._attempt:
             self.elect.step(el.StreamEnded(how))
 
-    def answer(self, command: el.AnswerVisitor) -> None:
+    def answer(self, command: el.AnswerVisitor):
         visitor, attempt = self.visitors.pop(command.visitor)
         if command.elsewhere is None:
             self.world.clock.after(0.0005, visitor.accepted, self.coordinator, attempt)
         else:
             self.world.clock.after(0.0005, visitor.sent_on, command.elsewhere, attempt)
 
-    def sent_on(self, elsewhere: Elsewhere, attempt: int) -> None:
+    def sent_on(self, elsewhere: Elsewhere, attempt: int):
         """The node that was sought knows better."""
         if self.alive and attempt == self._attempt:
             self.elect.step(elsewhere)
 
-    def accepted(self, coordinator: SimCoordinator | None, attempt: int) -> None:
+    def accepted(self, coordinator: SimCoordinator | None, attempt: int):
         """A coordinator, or a candidate, takes the registration."""
         if not self.alive or attempt != self._attempt:
             return
@@ -244,7 +244,7 @@ class SimAgent(Process):
             self.stream.fall_silent(heals)
         self.step(ag.Connected())
 
-    def disconnected(self, stream: Connection, why: str, silent: bool) -> None:
+    def disconnected(self, stream: Connection, why: str, silent: bool):
         if self.host.frozen_until > self.world.clock.now:
             self.world.clock.at(self.host.frozen_until, self.disconnected, stream, why, False)
         elif stream is self.stream and self.alive:
@@ -252,7 +252,7 @@ class SimAgent(Process):
             self.step(ag.Disconnected(why))
             self.elect.step(el.StreamEnded(el.StreamEnd.SILENT if silent else el.StreamEnd.CLOSED))
 
-    def receive(self, stream: Connection, message: Any) -> None:
+    def receive(self, stream: Connection, message: Any):
         if self.host.frozen_until > self.world.clock.now:
             self.world.clock.at(self.host.frozen_until, self.receive, stream, message)
             return
@@ -274,7 +274,7 @@ class SimAgent(Process):
 
     # --- this node as the coordinator -----------------------------------------------------------------------
 
-    def stand(self, command: el.Stand) -> None:
+    def stand(self, command: el.Stand):
         """Start a coordinator here and register with it."""
         before = self.elect.core.leader
         self._leave("this node stands for coordinator")
@@ -283,24 +283,24 @@ class SimAgent(Process):
             self.elect.step(el.Elected())
         self.accepted(self.coordinator, self._attempt)
 
-    def retire(self) -> None:
+    def retire(self):
         coordinator, self.coordinator = self.coordinator, None
         if coordinator is not None:
             coordinator.die("the coordinator has retired")
 
-    def ask_who_leads(self, peer: Peer) -> None:
+    def ask_who_leads(self, peer: Peer):
         host, now = self.world.hosts[int(peer.key)], self.world.clock.now
         reachable = not host.unreachable_until(now) and self.world.split.reach(self.host, host, now)
         if reachable and host.agent is not None and host.agent.alive:
             self.world.clock.after(0.003, self._told, self.coordinator, peer, host.agent.elect.core.where())
 
-    def _told(self, coordinator: SimCoordinator | None, peer: Peer, where: Elsewhere) -> None:
+    def _told(self, coordinator: SimCoordinator | None, peer: Peer, where: Elsewhere):
         if coordinator is self.coordinator:
             self.elect.step(el.Answered(peer, where))
 
     # --- the lease ------------------------------------------------------------------------------------------
 
-    def _renew(self) -> None:
+    def _renew(self):
         leader = self._renewed_by
         if leader is None or self.stream is None or not (self.stream.local or self.stream.healthy):
             return
@@ -308,7 +308,7 @@ class SimAgent(Process):
             own = leader.valid_until if self.stream.local else self.world.clock.now + LEASE_S
             self.lease_until = own
 
-    def _beat(self) -> None:
+    def _beat(self):
         """Renew the lease; where that fails for too long, the monitors kill the workers, also of a stopped agent."""
         if not self.alive:
             return
@@ -323,7 +323,7 @@ class SimAgent(Process):
                 worker.signal(SIGKILL)
         self.world.clock.after(_BEAT_S, self._beat)
 
-    def do(self, command: Any) -> None:
+    def do(self, command: Any):
         if isinstance(command, ag.Send):
             self._send(command.message)
         elif isinstance(command, ag.StartWorkers):
@@ -350,7 +350,7 @@ class SimAgent(Process):
         else:
             assert isinstance(command, (Say, ag.PassOn, ag.WarnRanks, ag.EndHeld)), command
 
-    def _start_nothing(self) -> None:
+    def _start_nothing(self):
         """The program went on after a stop: its lease is over."""
         for local_rank in range(self.host.nproc):
             rank = self.core.plan.rank_offset + local_rank if self.core.plan is not None else -1
@@ -358,16 +358,16 @@ class SimAgent(Process):
             fault = RankFault(FaultKind.SPAWN, self.host.name, self.host.infra_rank, rank, local_rank, message=why)
             self.step(ag.WorkerExited(local_rank, fault))
 
-    def _prepare(self) -> None:
+    def _prepare(self):
         """Checks take their time; what they find is how the host is then."""
         world = self.world
         longest_s = 5.0 if world.rng.random() < 0.1 else 0.05
         world.clock.after(world.rng.uniform(0.0, longest_s), self._prepared)
 
-    def _prepared(self) -> None:
+    def _prepared(self):
         self.step(ag.Prepared(self.host.sick))
 
-    def _send(self, message: Any) -> None:
+    def _send(self, message: Any):
         """Without a stream it is dropped: the next Register tells what matters."""
         if self.stream is None or not self.stream.open_at_agent:
             return
@@ -378,15 +378,15 @@ class SimAgent(Process):
             message = elect.signed(replace(message, number=self._attempt), self.world.clock.now)
         self.stream.up(message)
 
-    def slurm_signals_workers(self, signum: int) -> None:
+    def slurm_signals_workers(self, signum: int):
         """They get it past the agent."""
         for worker in self.living():
             worker.signal(signum)
 
-    def crash(self, in_flight: bool) -> None:
+    def crash(self, in_flight: bool):
         self._end("connection reset", in_flight)
 
-    def vanish(self) -> None:
+    def vanish(self):
         self.host.off = True
         stream, coordinator = self.stream, self.coordinator
         self._die()
@@ -396,7 +396,7 @@ class SimAgent(Process):
         if coordinator is not None:
             coordinator.die("", silently=True)
 
-    def _end(self, why: str, in_flight: bool) -> None:
+    def _end(self, why: str, in_flight: bool):
         stream, coordinator = self.stream, self.coordinator
         self._die()
         if coordinator is not None:
@@ -409,7 +409,7 @@ class SimAgent(Process):
             stream.open_at_agent = False
             self.world.clock.after(0.001, stream.break_at_coordinator, why)
 
-    def _die(self) -> None:
+    def _die(self):
         self.alive = self.elect.alive = False
         self.stream = None
         for worker in self.living():

@@ -24,7 +24,7 @@ class Reign:
     active: dict[int, str] = field(default_factory=dict)  # group rank -> node_id of the last plan, or as reported
     before: dict[int, str] = field(default_factory=dict)  # the same of the plan before
 
-    def hear(self, event: Any) -> None:
+    def hear(self, event: Any):
         if isinstance(event, ev.Joined):
             message = event.message
             self.forget(message.node.node_id)
@@ -41,18 +41,18 @@ class Reign:
         elif isinstance(event, ev.FromAgent) and isinstance(message := event.message, Ready):
             self._hear_ready(event.node_id, message)
 
-    def tell(self, commands: Sequence[Any]) -> None:
+    def tell(self, commands: Sequence[Any]):
         """Nodes that are told to stop or to check are busy until they have answered."""
         for command in commands:
             if isinstance(command, ev.SendTo) and isinstance(command.message, (Stop, CheckNode)):
                 self.busy.setdefault(command.node_id, command.message.cycle)
 
-    def _hear_ready(self, node_id: str, message: Ready) -> None:
+    def _hear_ready(self, node_id: str, message: Ready):
         first = message.term == 0  # it has run nothing yet: no answer to a check
         if (-1 if first else message.cycle) >= self.busy.get(node_id, -1):
             self.busy.pop(node_id, None)
 
-    def _hear_active(self, message: Register, plan: Plan) -> None:
+    def _hear_active(self, message: Register, plan: Plan):
         node_id = message.node.node_id
         if message.doing is not Activity.IDLE:
             self.busy[node_id] = plan.cycle
@@ -60,7 +60,7 @@ class Reign:
         if learns and plan.cycle == self.known_cycle and plan.group_rank not in self.active:
             self.active[plan.group_rank] = node_id
 
-    def forget(self, node_id: str) -> None:
+    def forget(self, node_id: str):
         self.connected.pop(node_id, None)
         self.busy.pop(node_id, None)
 

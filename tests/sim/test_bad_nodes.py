@@ -27,7 +27,7 @@ class BadTraining(Training):
 
     world: BadWorld
 
-    def up(self, worker: Worker) -> None:
+    def up(self, worker: Worker):
         super().up(worker)
         world, rng = self.world, self._rng
         if worker.agent.host.infra_rank in world.bad:
@@ -35,7 +35,7 @@ class BadTraining(Training):
         if worker.rank == world.shard:
             self._clock.after(world.after_s, self._end, worker, 77)
 
-    def _end(self, worker: Worker, code: int) -> None:
+    def _end(self, worker: Worker, code: int):
         if worker.alive:
             self.world.happens("bad", f"{worker.name} ends")
             self.die_with(worker)
@@ -47,7 +47,7 @@ class _World(World):
 
     struck = first = frozenset[int]()
 
-    def stepped(self, process: Process, event: Any, commands: Sequence[Any]) -> None:
+    def stepped(self, process: Process, event: Any, commands: Sequence[Any]):
         super().stepped(process, event, commands)
         self.struck |= {int(one.host[1:]) for one in commands if isinstance(one, ev.Strike)}
         self.first = self.first or frozenset(places(self) if self.coordinator is not None else ())
@@ -56,7 +56,7 @@ class _World(World):
 class BadWorld(_World):
     """A job with two spares. Node or shard is bad, or both; with `shard` there is at most one bad node."""
 
-    def __init__(self, seed: int, shard: bool) -> None:
+    def __init__(self, seed: int, shard: bool):
         self._has_shard = shard
         active = (2, 3, 8)[seed % 3]
         super().__init__(WorldSettings(active + 2, active, 8, seed, work_s=8.0, faults=0, twice=0.0))
@@ -74,7 +74,7 @@ class BadWorld(_World):
 class PairWorld(_World):
     """Two nodes fail alike within a moment of each other, or two ranks do wherever they are. One or two spares."""
 
-    def __init__(self, seed: int, ranks: bool) -> None:
+    def __init__(self, seed: int, ranks: bool):
         self._of_ranks = ranks
         active, spares = (4, 5, 8)[seed % 3], 1 + seed // 3 % 2
         super().__init__(WorldSettings(active + spares, active, 8, seed, work_s=8.0, faults=0, twice=0.0))
@@ -96,7 +96,7 @@ class PairTraining(Training):
     world: PairWorld
     prints = False
 
-    def up(self, worker: Worker) -> None:
+    def up(self, worker: Worker):
         super().up(worker)
         world = self.world
         if worker.agent.host.infra_rank in world.bad or worker.rank in world.ranks:
@@ -105,7 +105,7 @@ class PairTraining(Training):
     def examined(self, fault: RankFault) -> RankFault:
         return replace(fault, finding=examine(fault, b"", signatures=SIGNATURES))
 
-    def _end(self, worker: Worker) -> None:
+    def _end(self, worker: Worker):
         if worker.alive:
             self.world.happens("bad", f"{worker.name} ends")
             worker.die(-7, "SIGBUS")
@@ -119,7 +119,7 @@ def places(world: World) -> set[int]:
 
 @pytest.mark.parametrize("seeds", [range(30), pytest.param(range(30, 300), marks=pytest.mark.matrix)])
 @pytest.mark.parametrize("ranks", [False, True])
-def test_two_nodes_that_fail_alike_lose_their_places_and_two_ranks_cost_no_node(seeds: range, ranks: bool) -> None:
+def test_two_nodes_that_fail_alike_lose_their_places_and_two_ranks_cost_no_node(seeds, ranks):
     for seed in seeds:
         world = PairWorld(seed, ranks)
         code, core = world.run().code, world.coordinators[-1].core
@@ -134,7 +134,7 @@ def test_two_nodes_that_fail_alike_lose_their_places_and_two_ranks_cost_no_node(
 
 @pytest.mark.parametrize("seeds", [range(30), pytest.param(range(30, 200), marks=pytest.mark.matrix)])
 @pytest.mark.parametrize("shard", [False, True])
-def test_bad_nodes_lose_their_places_and_no_others(seeds: range, shard: bool):
+def test_bad_nodes_lose_their_places_and_no_others(seeds, shard):
     for seed in seeds:
         world = BadWorld(seed, shard)
         code, core = world.run().code, world.coordinators[-1].core

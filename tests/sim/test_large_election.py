@@ -29,7 +29,7 @@ class _World(ReplayWorld):
 
     won: tuple[int, ...] = ()
 
-    def silence(self) -> None:
+    def silence(self):
         """The node of the coordinator. An agent notices when no beat has been answered for a while, the next candidate
         last of all."""
         assert self.coordinator is not None
@@ -41,12 +41,12 @@ class _World(ReplayWorld):
             notices_s = self.rng.uniform(earliest, MEMBER_SHARE) * LEASE_S
             self.clock.after(notices_s, stream.break_at_agent, "silent", True)
 
-    def stepped(self, one: Any, event: Any, commands: Any) -> None:
+    def stepped(self, one: Any, event: Any, commands: Any):
         self.won += tuple(one.core.job.term for command in commands if isinstance(command, ev.Won))
 
 
 @pytest.mark.parametrize("nodes", [1024, *(pytest.param(n, marks=pytest.mark.matrix) for n in (4096, 16384))])
-def test_an_election_comes_to_an_end_while_votes_come_slowly(nodes: int, monkeypatch):
+def test_an_election_comes_to_an_end_while_votes_come_slowly(nodes, monkeypatch):
     """All votes take as long as 16,384 with 0.15 ms each. Within 15 s all nodes have a new coordinator."""
     for module in (network, process, processes, world):
         for name in TIMES.keys() & vars(module).keys():

@@ -122,7 +122,7 @@ class World:
     agent_class, coordinator_class, judge_class = SimAgent, SimCoordinator, Invariants
     validates = True  # each core after each step
 
-    def __init__(self, settings: WorldSettings, story: Any = None) -> None:
+    def __init__(self, settings: WorldSettings, story: Any = None):
         """`story` is told what happens (scripts/lib/sim_story.py)."""
         self.settings = settings
         self.clock = Clock()
@@ -164,7 +164,7 @@ class World:
 
     # --- births ----------------------------------------------------------------------------------------
 
-    def _boot(self) -> None:
+    def _boot(self):
         for host in self.hosts:
             if host.infra_rank in self.settings.absent:
                 continue
@@ -177,11 +177,11 @@ class World:
             self.clock.at(at, faults.strike, self)
             self.busy_until(at)
 
-    def busy_until(self, when: float) -> None:
+    def busy_until(self, when: float):
         """The world is not quiet before `when`."""
         self._busy_until = max(self._busy_until, when)
 
-    def start_agent(self, host: Host) -> None:
+    def start_agent(self, host: Host):
         """A new agent on a host that has none (unless the job is over)."""
         if (host.agent is None or not host.agent.alive) and not (self.agents and self.over):
             host.off = False
@@ -227,14 +227,14 @@ class World:
         self.coordinators.append(self.coordinator_class(self, settings, agent))
         return self.coordinators[-1]
 
-    def left(self, agent: SimAgent) -> None:
+    def left(self, agent: SimAgent):
         """An agent's life has ended."""
         self._left += 1
         self.invariants.left(agent)
 
     # --- watching --------------------------------------------------------------------------------------
 
-    def stepped(self, process: Process, event: Any, commands: Sequence[Any]) -> None:
+    def stepped(self, process: Process, event: Any, commands: Sequence[Any]):
         if isinstance(process, SimAgent):
             self.invariants.agent_stepped(process, event, commands)
         elif isinstance(process, SimCoordinator):
@@ -242,7 +242,7 @@ class World:
         if self.story is not None:
             self.story.stepped(self.clock.now, process, commands)
 
-    def happens(self, kind: str, sentence: str) -> None:
+    def happens(self, kind: str, sentence: str):
         self.fired[kind] += 1
         if self.story is not None:
             self.story.tell_at_mark(self.clock.now, "FAULT", sentence)

@@ -7,7 +7,6 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -50,7 +49,7 @@ def ends(pid: int) -> bool:
         ("sleep 60 & echo done", {}, Ended(0, b"done\n", b"")),
     ],
 )
-def test_how_a_command_ends(script: str, dies: bool, options: dict[str, Any], expected: Ended):
+def test_how_a_command_ends(script, dies, options, expected):
     assert bounded_process.run(["/bin/sh", "-c", script], ENV, BOUND_S, dies_with_parent=dies, **options) == expected
 
 
@@ -74,7 +73,7 @@ def test_no_descriptor_is_left():
     assert os.listdir("/proc/self/fd") == before
 
 
-def forever(pipe: int) -> None:
+def forever(pipe: int):
     os.write(pipe, b"begun")
     threading.Event().wait()
 

@@ -27,11 +27,11 @@ def tensors(seed: int) -> dict[str, object]:
     return {"model": {"w": torch.full((200, 100), float(seed)), "b": torch.ones(7)}, "step": seed}
 
 
-def dcp_save(place: Path, seed: int) -> None:
+def dcp_save(place: Path, seed: int):
     dcp.save(tensors(seed), checkpoint_id=place, no_dist=True)
 
 
-def safetensors(path: Path, seed: int) -> None:
+def safetensors(path: Path, seed: int):
     """As the format says: length of the header, header, tensors."""
     data = bytes([seed]) * 6000
     header = json.dumps({"__metadata__": {"a": "b"}, "w": {"dtype": "U8", "shape": [6000], "data_offsets": [0, 6000]}})
@@ -72,23 +72,23 @@ def save(kind: str, root: Path, n: int) -> Path:
     return place
 
 
-def cut(path: Path, part: float = 0.5) -> None:
+def cut(path: Path, part: float = 0.5):
     os.truncate(path, int(path.stat().st_size * part))
 
 
-def zeros(path: Path) -> None:
+def zeros(path: Path):
     """A file that was allocated, and whose first part never came."""
     with path.open("r+b") as file:
         file.write(bytes(1000))
 
 
-def later_save_died(place: Path) -> None:
+def later_save_died(place: Path):
     """A save into the same directory writes shards first; the old .metadata stays until its end."""
     shard = place / "__0_0.distcp"
     os.utime(shard, (time.time() + 60, time.time() + 60))
 
 
-def tracker(place: Path, text: str) -> None:
+def tracker(place: Path, text: str):
     (place.parent / "latest_checkpointed_iteration.txt").write_text(text)
 
 
@@ -119,14 +119,14 @@ TORN: dict[str, tuple[str, Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("kind", ["dcp", "lightning", "plain", "megatron", "legacy", "ranks", "hf"])
-def test_what_was_saved_well_is_complete(tmp_path, kind: str):
+def test_what_was_saved_well_is_complete(tmp_path, kind):
     for n in (100, 200, 300):
         save(kind, tmp_path, n)
     assert [(one.iteration, one.why) for one in survey(os.fspath(tmp_path))] == [(300, ""), (200, ""), (100, "")]
 
 
 @pytest.mark.parametrize("torn", TORN)
-def test_a_torn_checkpoint_is_recognised_and_the_one_before_it_is_found(tmp_path, torn: str):
+def test_a_torn_checkpoint_is_recognised_and_the_one_before_it_is_found(tmp_path, torn):
     kind, tear, why = TORN[torn]
     for n in (99, 100, 200):
         last = save(kind, tmp_path, n)
@@ -137,7 +137,7 @@ def test_a_torn_checkpoint_is_recognised_and_the_one_before_it_is_found(tmp_path
 
 
 @pytest.mark.parametrize("kind", ["dcp", "lightning", "plain"])
-def test_the_same_bytes_again_have_the_same_sample(tmp_path, kind: str):
+def test_the_same_bytes_again_have_the_same_sample(tmp_path, kind):
     for n, seed in ((100, 1), (200, 1), (300, 2)):
         path = save(kind, tmp_path, n)
         if kind == "dcp":

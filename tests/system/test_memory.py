@@ -58,10 +58,10 @@ def tree(root: Path, files: dict[str, str]) -> Path:
         ({"proc/self/cgroup": "0::/../..\n"}, 8 * GB, "machine"),
     ],
 )
-def test_the_nearest_limit_counts(tmp_path: Path, files: dict[str, str], free: int, of: str) -> None:
+def test_the_nearest_limit_counts(tmp_path, files, free, of):
     found, told = free_bytes(tree(tmp_path, files))
     assert found == free and of in told
 
 
-def test_of_this_machine() -> None:
+def test_of_this_machine():
     assert free_bytes()[0] > 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,23 +17,23 @@ OTHER = 4242
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
 
 
-def _give(path: Path) -> None:
+def _give(path: Path):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.mkdir() if path.suffix == "" else path.touch()
     os.chown(path, OTHER, OTHER)
 
 
-def _open_to_all(path: Path) -> None:
+def _open_to_all(path: Path):
     path.mkdir(parents=True)
     path.chmod(0o777)
 
 
-def _fifo(path: Path) -> None:
+def _fifo(path: Path):
     path.parent.mkdir(parents=True)
     os.mkfifo(path)
 
 
-def _link(path: Path) -> None:
+def _link(path: Path):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.symlink_to("../../../keys" if path.suffix else "/")
 
@@ -48,7 +47,7 @@ def _link(path: Path) -> None:
         (_fifo, "7/r0/x.log", "No such device"),
     ],
 )
-def test_a_prepared_place_is_refused(tmp_path, prepare: Callable[[Path], object], place: str, why: str):
+def test_a_prepared_place_is_refused(tmp_path, prepare, place, why):
     (tmp_path / "keys").write_text("mine\n")
     prepare(tmp_path / "logs" / place)
     before = {path: path.lstat() for path in tmp_path.rglob("*")}

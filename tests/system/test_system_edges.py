@@ -127,5 +127,5 @@ sys.stdin.read()
     ("visible", "expected"),
     [("", 0), ("0", 1), ("0,1,2", 3), ("GPU-a,GPU-b", 2), ("0,-1,2", 1), ("-1", 0), (" 0 , 1 ", 2)],
 )
-def test_visible_gpus_are_counted_as_cuda_does(visible: str, expected: int):
+def test_visible_gpus_are_counted_as_cuda_does(visible, expected):
     assert gpus.count({"CUDA_VISIBLE_DEVICES": visible}) == expected
