@@ -1,7 +1,5 @@
 """Fixtures for the whole suite."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -34,7 +32,7 @@ for _signum, _usual in {
 TIERS = ("fast", "process", "slurm", "matrix")
 
 
-def tier(item: pytest.Item) -> str | None:
+def tier(item):
     """The nearest tier to the test, its function's before its file's."""
     repeats = item.get_closest_marker("repeats")
     _, _, value = item.name.partition("[")
@@ -43,7 +41,7 @@ def tier(item: pytest.Item) -> str | None:
     return next((mark.name for mark in item.iter_markers() if mark.name in TIERS), None)
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+def pytest_ignore_collect(collection_path, config):
     """`-m fast` does not import what only slower tests need, as torch."""
     if config.option.markexpr != "fast" or not collection_path.match("test_*.py"):
         return None
@@ -51,7 +49,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]):
+def pytest_collection_modifyitems(items):
     """Leave one tier per test. With pytest-xdist's --dist loadgroup, real Slurms are on three workers."""
     tier_of = {item: tier(item) for item in items}
     for node in {node for item in items for node in item.listchain()}:
@@ -67,7 +65,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]):
             item.add_marker(pytest.mark.xdist_group("slurm-a"))
 
 
-def pytest_make_parametrize_id(val: object) -> str | None:
+def pytest_make_parametrize_id(val):
     """The beginning of a long text: pytest-xdist sends the name of a test many times."""
     return ascii(val[:40]) if isinstance(val, (str, bytes)) and len(val) > 400 else None
 

@@ -1,10 +1,7 @@
 """One thought per line. tests/data/dense.txt lists the files that are still packed; it only shrinks."""
 
-from __future__ import annotations
-
 import ast
 import tokenize
-from pathlib import Path
 
 import pytest
 from test_tidy import DEFINITIONS, IN_PACKAGE, PACKAGE, REPO, code_lines, nodes
@@ -18,7 +15,7 @@ _LAYOUT = {
 }  # fmt: skip
 
 
-def tokens(path: Path) -> int:
+def tokens(path):
     """Tokens of code, without comments, docstrings and layout."""
     docs = set[int]()
     for node in nodes(path):

@@ -1,7 +1,5 @@
 """scripts/dev/gpu-trial where there is no GPU: a stand-in of NVML, gloo, and rows that say that they are untried."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -17,7 +15,7 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "dev" / "gpu-trial"
 BOUND_S = 110
 
 
-def trial(directory: Path, *args: str) -> subprocess.CompletedProcess[str]:
+def trial(directory, *args):
     env = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "NVRX_"))}
     return subprocess.run(
         [str(SCRIPT), *args], cwd=directory, env=env | {"PYTHON": sys.executable}, text=True, capture_output=True,

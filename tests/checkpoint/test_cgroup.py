@@ -1,7 +1,5 @@
 """A memory limit of a real cgroup: a save that would break it is refused before anything is written."""
 
-from __future__ import annotations
-
 import os
 import select
 import subprocess
@@ -70,7 +68,7 @@ def test_a_save_that_the_limit_does_not_allow_is_refused(group):
     wait_until_empty(group)
 
 
-def wait_until_empty(group: Path):
+def wait_until_empty(group):
     """The keeper ends by itself."""
     for pid in map(int, (group / "cgroup.procs").read_text().split()):
         try:

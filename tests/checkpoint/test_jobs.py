@@ -1,7 +1,5 @@
 """Jobs of real `nvrx-run` and gloo: a fault costs one step, and nothing of ours is left when the job is gone."""
 
-from __future__ import annotations
-
 import os
 import re
 import select
@@ -79,11 +77,11 @@ def directory():
         yield Path(name)
 
 
-def start(directory: Path, fault: str, *more: str) -> subprocess.Popen[str]:
+def start(directory, fault, *more):
     return launch(directory, [str(directory / "train.py"), fault, str(FAULT_AT), str(STEPS)], *more)
 
 
-def launch(directory: Path, words: list[str], *more: str) -> subprocess.Popen[str]:
+def launch(directory, words, *more):
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "NVRX_", "PET_", "TORCHELASTIC_"))}
     env = kept | {"PYTHONPATH": str(REPO), "TMPDIR": str(directory)}
     flags = (f"--log-dir={directory / 'logs'}", "--nproc-per-node=2", "--max-restarts=1", *more)
@@ -93,7 +91,7 @@ def launch(directory: Path, words: list[str], *more: str) -> subprocess.Popen[st
     )  # fmt: skip
 
 
-def run(directory: Path, fault: str, *more: str) -> tuple[str, set[str]]:
+def run(directory, fault, *more):
     """Its output, and the weights of its ranks."""
     with start(directory, fault, *more) as job:
         text, _ = job.communicate(timeout=BOUND_S)
@@ -102,7 +100,7 @@ def run(directory: Path, fault: str, *more: str) -> tuple[str, set[str]]:
     return text, set(re.findall(r"weights \d (\w+)", text))
 
 
-def keepers(launcher: int) -> list[int]:
+def keepers(launcher):
     """Those of the ranks of a launcher."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
@@ -115,7 +113,7 @@ def keepers(launcher: int) -> list[int]:
     return found
 
 
-def begins(text: str, cycle: int) -> set[int]:
+def begins(text, cycle):
     return {int(one) for one in re.findall(rf"begins {cycle} \d (\d+)", text)}
 
 
@@ -166,7 +164,7 @@ def test_the_example_loses_no_more_than_a_step(directory):
     assert len(ends) == 2 and len(set(ends)) == 1
 
 
-def read(path: Path) -> str:
+def read(path):
     try:
         return path.read_text()
     except FileNotFoundError:

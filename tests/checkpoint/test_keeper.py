@@ -1,7 +1,5 @@
 """A real keeper and its ranks: what it holds, whom it refuses, when it ends. No torch."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import secrets
@@ -28,7 +26,7 @@ MB = 1 << 20
 class Node:
     """A launcher that does nothing, and the keeper of its node."""
 
-    def __init__(self, limit: int = 0):
+    def __init__(self, limit=0):
         self.launcher = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
         self.name = f"nvrx-keeper-test-{secrets.token_hex(8)}"
         link.start(self.name, {**os.environ, link.LIMIT: str(limit)}, self.launcher.pid, linger_s=0.5)
@@ -36,20 +34,20 @@ class Node:
         self.pid = self._pid()
         self.pidfd = os.pidfd_open(self.pid)
 
-    def join(self, rank: int = 0, world: int = 1, launcher: int = 0) -> Link:
+    def join(self, rank=0, world=1, launcher=0):
         return Link(self.name, m.Join(rank, world, 1, launcher or self.launcher.pid))
 
-    def connect(self) -> socket.socket:
+    def connect(self):
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connection.settimeout(BOUND_S)
         connection.connect("\0" + self.name)
         return connection
 
-    def _pid(self) -> int:
+    def _pid(self):
         with self.connect() as connection:
             return int(struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0])
 
-    def ended(self, within_s: float = BOUND_S) -> bool:
+    def ended(self, within_s=BOUND_S):
         return bool(select.select([self.pidfd], [], [], within_s)[0])
 
     def close(self):
@@ -58,7 +56,7 @@ class Node:
         os.close(self.pidfd)
 
 
-def end(process: subprocess.Popen[bytes]):
+def end(process):
     process.kill()
     process.communicate()
 
@@ -81,25 +79,25 @@ def node(make):
     return make()
 
 
-def begin(one: Link, iteration: int, size: int = MB) -> tuple[m.Space, mmap.mmap]:
+def begin(one, iteration, size=MB):
     space, fd = one.ask(m.AskSpace(iteration, size), m.Space)
     memory = mmap.mmap(fd, os.fstat(fd).st_size)
     os.close(fd)
     return space, memory
 
 
-def save(one: Link, iteration: int, size: int = MB) -> mmap.mmap:
+def save(one, iteration, size=MB):
     space, memory = begin(one, iteration, size)
     memory[:size] = bytes([iteration]) * size
     one.ask(m.SaveDone(space.serial, size - 8, 8), m.Accepted)
     return memory
 
 
-def held(one: Link) -> list[int]:
+def held(one):
     return list(one.ask(m.AskHeld(), m.HeldSaves)[0].iterations)
 
 
-def load(one: Link, iteration: int) -> bytes:
+def load(one, iteration):
     saved, fd = one.ask(m.AskSaved(iteration), m.Saved)
     with open(fd, "rb") as file:
         return file.read(saved.tree_at + saved.tree_size)

@@ -1,7 +1,5 @@
 """Saving and loading as a training script does, with a real keeper and torch on CPUs."""
 
-from __future__ import annotations
-
 import math
 import os
 import re
@@ -14,7 +12,6 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -35,7 +32,7 @@ class Job:
     def __init__(self):
         self.launcher = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
 
-    def keeper_pid(self) -> int:
+    def keeper_pid(self):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as one:
             one.connect("\0" + address(os.environ, self.launcher.pid))
             return int(struct.unpack("iII", one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0])
@@ -64,7 +61,7 @@ def job(monkeypatch):
     one.close()
 
 
-def equal(one: Any, other: Any) -> bool:
+def equal(one, other):
     if isinstance(one, torch.Tensor):
         same_kind = one.dtype == other.dtype and one.shape == other.shape
         return same_kind and raw(one) == raw(other)
@@ -75,7 +72,7 @@ def equal(one: Any, other: Any) -> bool:
     return type(one) is type(other) and (one == other or (one != one and other != other))
 
 
-def raw(tensor: Any) -> bytes:
+def raw(tensor):
     return bytes(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
@@ -85,7 +82,7 @@ DTYPES = (
 )
 
 
-def bits(dtype: str, *shape: int) -> Any:
+def bits(dtype, *shape):
     """Any bits, also NaNs with payloads; of bool only 0 and 1."""
     kind = getattr(torch, dtype)
     high = 2 if dtype == "bool" else 256
@@ -93,7 +90,7 @@ def bits(dtype: str, *shape: int) -> Any:
     return torch.randint(0, high, (count,), dtype=torch.uint8).view(kind).view(shape)
 
 
-def any_state() -> dict[Any, Any]:
+def any_state():
     return {
         **{dtype: bits(dtype, 3, 5) for dtype in DTYPES},
         "scalar": torch.tensor(1.5),
@@ -137,7 +134,7 @@ def test_tensors_are_overwritten_in_place(job):
     assert list(map(id, after)) == list(map(id, parts))
 
 
-def train(model: Any, optimizer: Any, steps: range):
+def train(model, optimizer, steps):
     for step in steps:
         torch.manual_seed(step)
         optimizer.zero_grad()
@@ -145,7 +142,7 @@ def train(model: Any, optimizer: Any, steps: range):
         optimizer.step()
 
 
-def fresh() -> tuple[Any, Any]:
+def fresh():
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.BatchNorm1d(32), torch.nn.Linear(32, 1))
     return model, torch.optim.AdamW(model.parameters())
@@ -186,7 +183,7 @@ def test_a_state_that_grows_or_shrinks(job):
     assert 1 <= len(mapped) <= 2  # what the keeper has let go is free
 
 
-BAD: dict[str, tuple[Any, str]] = {
+BAD = {
     "set": ({"a": [1, {2}]}, "state['a'][1] is a builtins.set"),
     "key": ({"a": {(1, 2): 3}}, "a key of state['a']"),
     "object": ([object()], "state[0]"),
@@ -216,7 +213,7 @@ def test_an_iteration_is_a_number(job, iteration):
         checkpoint.save({}, iteration)
 
 
-MISFITS: dict[str, tuple[Any, str]] = {
+MISFITS = {
     "shape": ({"w": torch.zeros(3), "l": [1]}, "state['w']"),
     "dtype": ({"w": torch.zeros(2, dtype=torch.float64), "l": [1]}, "float64"),
     "missing": ({"w": torch.zeros(2), "l": [1], "more": 1}, "state['more'] was not saved"),

@@ -1,11 +1,8 @@
 """Bad input at the command line: exit code 2, one sentence that names it, and nothing started or made."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 
@@ -67,7 +64,7 @@ def test_a_log_tree_that_another_user_may_have_prepared(nvrx_run, work, name):
     assert list((work / "elsewhere").iterdir()) == []
 
 
-def ends(code: int, said: str, *argv: str, **how: Any):
+def ends(code, said, *argv, **how):
     """Python with these words ends with `code` and says so in one sentence."""
     done = subprocess.run([sys.executable, *argv], capture_output=True, text=True, timeout=60, check=False, **how)
     assert (done.returncode, done.stderr.count("\n")) == (code, 1) and said in done.stderr, done

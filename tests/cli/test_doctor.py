@@ -1,7 +1,5 @@
 """`nvrx doctor`: a good installation, and each way in which one can be wrong."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
@@ -9,13 +7,12 @@ import re
 import subprocess
 import sys
 import venv
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from nvrx_slurm.cli.doctor import OK, Line, examine
+from nvrx_slurm.cli.doctor import OK, examine
 from nvrx_slurm.cli.toolbox import main
 from nvrx_slurm.health import policy
 from nvrx_slurm.health.policy import HookSettings
@@ -35,7 +32,7 @@ GOOD = {
 class Installed:
     """Hooks, slurm.conf as Slurm shows it, and a site file, all good until a test spoils one thing."""
 
-    def __init__(self, root: Path):
+    def __init__(self, root):
         self.root = root
         self.hooks = root / "hooks"
         self.hooks.mkdir()
@@ -44,7 +41,7 @@ class Installed:
             (self.hooks / file.name).chmod(file.stat().st_mode & 0o755)
         (root / "health.yaml").write_text("{}\n")
         self.slurm = {key: value.format(hooks=self.hooks) for key, value in GOOD.items()}
-        self.conf: dict[str, object] = {"PYTHON": sys.executable, "PACKAGE": REPO, "CONFIG": root / "health.yaml"}
+        self.conf = {"PYTHON": sys.executable, "PACKAGE": REPO, "CONFIG": root / "health.yaml"}
         (root / "scontrol").write_text(f"#!/bin/sh\n[ -e {root}/config ] && /bin/cat {root}/config\n")
         (root / "scontrol").chmod(0o755)
 
@@ -53,7 +50,7 @@ class Installed:
         (self.root / "config").write_text(f"Configuration data as of now\n{shown}\nSlurmctld(primary) at x is UP\n")
         (self.hooks / "hooks.conf").write_text("".join(f"{k}={v}\n" for k, v in self.conf.items()))
 
-    def lines(self) -> dict[str, Line]:
+    def lines(self):
         """By name; without those that depend on the machine."""
         return {line.name: line for part in examine(*connect()).values() for line in part if line.name != "munge"}
 
@@ -75,19 +72,16 @@ def test_a_good_installation_has_nothing_to_say(installed):
     assert {"slurm", "prolog", "epilog", "healthcheck", "python", "site-file"} <= set(lines)
 
 
-Spoil = Callable[[Installed], object]
-
-
-def _slurm(key: str, value: str) -> Spoil:
+def _slurm(key, value):
     return lambda installed: installed.slurm.update({key: value})
 
 
-def _conf(key: str, value: object) -> Spoil:
+def _conf(key, value):
     return lambda installed: installed.conf.update({key: value})
 
 
 # name of the line, what is spoilt, status, words of text or advice
-SPOILT: list[tuple[str, Spoil, str, str]] = [
+SPOILT = [
     ("prolog", _slurm("Prolog", "(null)"), "fail", "Prolog= is not ours"),
     ("prolog", _slurm("Prolog", "/bin/true"), "fail", "true is not ours"),
     ("epilog", _slurm("Epilog", "/no/such/epilog"), "fail", "not ours"),

@@ -1,7 +1,5 @@
 """What the environment and Slurm say about `nvrx-run`: places, nodes, domains, how nodes meet, what is noted first."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -11,7 +9,7 @@ from cli_harness import BATCH, BATCH_SCRIPT, ONE_TASK, REPO, SEVERAL, TASK
 from standin import StandIn
 
 from nvrx_slurm.cli import rendezvous
-from nvrx_slurm.cli.here import Here, OnNode, StartPlace, find_here, node_range, on_node, workers_per_node
+from nvrx_slurm.cli.here import OnNode, StartPlace, find_here, node_range, on_node, workers_per_node
 from nvrx_slurm.cli.job import make_job, numa_bindings
 from nvrx_slurm.cli.notes import notes
 from nvrx_slurm.cli.rendezvous import node_domain
@@ -35,7 +33,7 @@ GROUP = {"NVRX_REPLACEMENT_GROUP_ID": "rack 9"}
 SEGMENT = {"ft_segment": "2"}
 
 
-def of(env: dict[str, str], flags: dict[str, object] | None = None) -> Here:
+def of(env, flags=None):
     return find_here(resolve(flags or {}, env), env)
 
 

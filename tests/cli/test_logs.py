@@ -1,12 +1,9 @@
 """`nvrx logs`: merged files and bare trees, filters, bad input, and lines that would act on a terminal."""
 
-from __future__ import annotations
-
 import os
-from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from nvrx_slurm.cli.toolbox import main
 from nvrx_slurm.logs.merged import Batch, MergedFile
@@ -17,17 +14,17 @@ pytestmark = pytest.mark.fast
 HOSTILE = b"\x1b]0;owned\x07 \x1b[2J \xc2\x9b31m \x7f \r \xe2\x80\xae"
 
 
-def logs(*words: object) -> Result:
+def logs(*words):
     return CliRunner().invoke(main, ["logs", *map(str, words)])
 
 
-def lines(*words: object) -> list[str]:
+def lines(*words):
     result = logs(*words)
     assert result.exit_code == 0, result.output
     return result.stdout.splitlines()
 
 
-def write(run: Path, cycle: int, texts: list[tuple[int, str, bytes, int]]) -> Path:
+def write(run, cycle, texts):
     """A merged file of (rank, stream, text, time), found from `run`."""
     path = run.parent / f"train_cycle{cycle}.log"
     merged = MergedFile(str(path), 1, "4711/r0")

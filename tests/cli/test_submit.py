@@ -1,7 +1,5 @@
 """`nvrx submit`: what it renders, and what it refuses, without a Slurm."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -9,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from nvrx_slurm.cli.toolbox import main
 from nvrx_slurm.node.output import strikes
@@ -24,11 +22,11 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def submit(*words: str, env: dict[str, str] | None = None) -> Result:
+def submit(*words, env=None):
     return CliRunner().invoke(main, ["submit", *words], env=env)
 
 
-def rendered(*words: str, env: dict[str, str] | None = None) -> list[str]:
+def rendered(*words, env=None):
     done = submit("--dry-run", *words, "train.py", env=env)
     assert done.exit_code == 0, done.output
     assert subprocess.run(["bash", "-n"], input=done.output, text=True).returncode == 0

@@ -1,10 +1,7 @@
 """The YAML file: found at any depth, checked whole, and every mistake is one sentence with file and key."""
 
-from __future__ import annotations
-
 import dataclasses
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -15,13 +12,13 @@ from nvrx_slurm.errors import UsageError
 pytestmark = pytest.mark.fast
 
 
-def write(tmp_path: Path, content: str | bytes) -> str:
+def write(tmp_path, content):
     path = tmp_path / "ft.yaml"
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return str(path)
 
 
-def ft_of(path: str, **flags: object) -> FaultToleranceConfig:
+def ft_of(path, **flags):
     return resolve({"ft_cfg_path": path, **flags}, {}).config.ft
 
 
@@ -47,12 +44,12 @@ def test_types_of_yaml(tmp_path):
     assert (ft.rank_termination_signal, ft.log_level, ft.initial_rank_heartbeat_timeout) == (signal.SIGUSR1, 10, None)
 
 
-def section(text: str) -> str:
+def section(text):
     return f"fault_tolerance: {{{text}}}"
 
 
 # content, what the sentence has
-BAD_FILES: list[tuple[str | bytes, str]] = [
+BAD_FILES = [
     (section("rank_heartbeat_timout: 3"), "rank_heartbeat_timout is not .* did you mean rank_heartbeat_timeout"),
     (section("zzzzzz: 3"), "fault_tolerance.zzzzzz is not a known key; remove it"),
     (section("health_logging: {prefix: /a}"), "health_logging is not a known key; torchrun or another version"),

@@ -1,19 +1,15 @@
 """Every flag of attribution: what is taken, what the process is told, and one sentence for what is not taken."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from nvrx_slurm.attribution.records import AttributionSpec, read_key
+from nvrx_slurm.attribution.records import read_key
 from nvrx_slurm.cli.here import Here, StartPlace
 from nvrx_slurm.cli.job_logs import attribution_spec
 from nvrx_slurm.config.ft import FaultToleranceConfig
 from nvrx_slurm.config.ft_logs import ENDPOINT, URL
-from nvrx_slurm.config.kinds import Kind
 from nvrx_slurm.config.layers import Config, Resolved
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.node.output.logs import LogSpec
@@ -26,7 +22,7 @@ pytestmark = pytest.mark.fast
 MODEL = {"attribution_llm_base_url": "https://h/v1", "attribution_llm_model": "m"}
 LOCAL = {"attribution_endpoint": "localhost"}
 TAKEN = ("localhost", "http://h:8000", "http://[::1]:8000", "unix:///run/x.sock", "grpc://h:50051")
-NONE: tuple[tuple[Kind, list[Any]], ...] = (
+NONE = (
     (ENDPOINT, ["", "h", "h:80", "http://h", "http://:80", "http://h:0", "ftp://h:1", "http://h:80/x", "http://h:80?a=b",
                 "http://u:p@h:80", "unix://x", "http://h h:80", "http://h:80\n", 7, "http://[::1:80", "x" * 5000]),
     (URL, ["x", "http://", "https://h/?q", "https://h/#f", "unix:///x", "https://u:p@h/"]),
@@ -44,11 +40,11 @@ def test_endpoints_and_urls():
                 pytest.fail(f"{text!r} was taken")
 
 
-def config(prefix: str | None = "/x/train.log", **given: Any) -> Config:
+def config(prefix="/x/train.log", **given):
     return Config(ft=FaultToleranceConfig(per_cycle_applog_prefix=prefix, **given))
 
 
-def spec_of(one: Config, env: dict[str, str], tree: Path, hosts: bool = True) -> AttributionSpec | None:
+def spec_of(one, env, tree, hosts=True):
     here = Here(Resolved(one, {}), env, StartPlace.ALONE, None, Control())
     return attribution_spec(here, RunDir(tree, "7", "r0"), LogSpec(one.ft.per_cycle_applog_prefix or ""), hosts)
 

@@ -1,7 +1,5 @@
 """Layers: flags > environment > YAML > defaults; what contradicts itself is refused by name."""
 
-from __future__ import annotations
-
 import logging
 import re
 import signal
@@ -104,7 +102,7 @@ VALUES = ("true", "false", "7", "/x/y", "lib", "log", "static", "min-healthy", "
           "hang:1", "a:1", "USR1", "text")  # fmt: skip
 
 
-def another_value(key: str) -> str:
+def another_value(key):
     """A value that is fine, and not the default where there is another one."""
     item = SETTINGS[key]
     for text in VALUES:

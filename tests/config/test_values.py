@@ -1,7 +1,5 @@
 """Single values: what each kind takes and refuses, and that showing and reading again changes nothing."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest
@@ -19,7 +17,7 @@ SECTIONS = {"setup": 600.0, "step": 30.0, "idle": None, "eval": None}
 MANY = {f"section {n}": 1.0 for n in range(v.MAX_SECTIONS)}
 
 # kind, what is taken for which value
-TAKEN: list[tuple[k.Kind, list[object], object]] = [
+TAKEN = [
     (k.BOOL, ["true", "TRUE", "1", "yes", "On", " on ", True, 1], True),
     (k.BOOL, ["false", "False", "0", "NO", "off", False, 0], False),
     (k.SECONDS, ["0", 0], 0.0),
@@ -50,7 +48,7 @@ TAKEN: list[tuple[k.Kind, list[object], object]] = [
     (v.RDZV_CONF, [{"read_timeout": 5}], RendezvousConfig(ignored=("read_timeout",))),
 ]
 # kind, a word of the sentence, what is refused
-REFUSED: list[tuple[k.Kind, str, list[object]]] = [
+REFUSED = [
     (k.BOOL, "true or false", ["", "2", "y", "maybe", None, 2, 1.0, [], "true false"]),
     (k.SECONDS, "number of seconds", ["nan", "inf", "-1", -0.001, "1e99", True, "5s", [], {}, "", "9" * 5000]),
     (k.TIMEOUT, "> 0", [0]),

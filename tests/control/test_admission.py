@@ -1,7 +1,5 @@
 """Which connections without a proof may begin: pure, at any number of strangers."""
 
-from __future__ import annotations
-
 import pytest
 
 from nvrx_slurm.control.admission import _HANDSHAKES_EACH, HANDSHAKE_TIMEOUT_S, HANDSHAKES, Admission
@@ -9,7 +7,7 @@ from nvrx_slurm.control.admission import _HANDSHAKES_EACH, HANDSHAKE_TIMEOUT_S, 
 pytestmark = pytest.mark.fast
 
 
-def _arrive(admission: Admission[str], address: str, count: int, now: float):
+def _arrive(admission, address, count, now):
     for number in range(count):
         for gone in admission.arrive(f"{address}/{number}/{now}", address, now):
             admission.leave(gone, False, now)

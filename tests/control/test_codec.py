@@ -1,10 +1,8 @@
 """Every message survives the wire; what no peer of this version sends is a ProtocolError and never anything else."""
 
-from __future__ import annotations
-
 import math
 import re
-from typing import Any, get_args
+from typing import get_args
 
 import msgspec
 import pytest
@@ -55,15 +53,15 @@ PEER = {"key": "", "host": "", "addr": "", "port": 0}
 EVIDENCE = {"rank": 0, "infra_rank": 0, "host": ""}
 
 
-def register(port: int = 0, **node: Any) -> dict[str, Any]:
+def register(port=0, **node):
     return {"type": "Register", "node": {**NODE, **node}, "port": port}
 
 
-def of_cycle(kind: str, **more: Any) -> dict[str, Any]:
+def of_cycle(kind, **more):
     return {"type": kind, "term": 1, "cycle": 0, **more}
 
 
-def plan(history: Any = None, **fields: Any) -> dict[str, Any]:
+def plan(history=None, **fields):
     return {**PLAN, "history": history or {}, **fields}
 
 

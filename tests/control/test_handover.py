@@ -1,7 +1,5 @@
 """How an agent without a token gets it: by the site's user authentication, a fake one and a real private munged."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import secrets
@@ -17,7 +15,7 @@ import pytest
 from wire_harness import JOB, NODE, TOKEN, Client, Raw, Server, story
 
 from nvrx_slurm import types as t
-from nvrx_slurm.control import admission, auth, handover
+from nvrx_slurm.control import admission, handover
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.declared import replace
@@ -30,16 +28,16 @@ pytestmark = pytest.mark.fast
 class FakeMunge:
     """What MUNGE promises: sealed by and for one user, opened once. `vault` is the site, shared by both ends."""
 
-    def __init__(self, vault: dict[str, tuple[str, bytes]], user: str):
+    def __init__(self, vault, user):
         self._vault = vault
         self._user = user
 
-    def seal(self, payload: bytes) -> str:
+    def seal(self, payload):
         credential = secrets.token_hex(8)
         self._vault[credential] = (self._user, payload)
         return credential
 
-    def open(self, credential: str) -> bytes:
+    def open(self, credential):
         user, payload = self._vault.get(credential, ("", b""))
         if user != self._user:
             raise AuthError("the credential is not of this user")
@@ -47,7 +45,7 @@ class FakeMunge:
         return payload
 
 
-def _munged_answers(munge: Munge) -> bool:
+def _munged_answers(munge):
     try:
         return munge.open(munge.seal(b"x")) == b"x"
     except AuthError:
@@ -94,9 +92,6 @@ def credentials(request):
     return ends[0], ends[1]
 
 
-Both = tuple[auth.Credentials, auth.Credentials]
-
-
 def test_contract_of_credentials(credentials):
     ours, theirs = credentials
     sealed = ours.seal(b"payload \0 \xff")
@@ -106,7 +101,7 @@ def test_contract_of_credentials(credentials):
             ours.open(wrong)
 
 
-def token_server(credentials: auth.Credentials) -> handover.TokenServer:
+def token_server(credentials):
     """Of a coordinator that knows the token."""
     one = handover.TokenServer(credentials, JOB)
     one.token = TOKEN
@@ -144,7 +139,7 @@ def test_payload_of_another_job_or_kind_is_no_request(credentials):
         handover.read_answer(theirs, "other", token_server(ours).answer(handover.request(theirs, JOB)))
 
 
-async def _ask(port: int, credential: str) -> bool:
+async def _ask(port, credential):
     """Whether the coordinator answers with something sealed."""
     async with Raw(port, token=None) as raw:
         await raw.say(handover.REQUESTS.encode(t.TokenRequest(JOB, credential)))

@@ -1,7 +1,5 @@
 """Strangers, and agents that break the protocol: an agent of the job must not notice them."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno
@@ -27,7 +25,7 @@ pytestmark = pytest.mark.process
 REGISTER = t.Register(NODE, 1)
 
 
-def _client_hello() -> bytes:
+def _client_hello():
     """The first flight of TLS."""
     out = ssl.MemoryBIO()
     with contextlib.suppress(ssl.SSLWantReadError):
@@ -35,7 +33,7 @@ def _client_hello() -> bytes:
     return out.read()
 
 
-def _long_hello(size: int) -> bytes:
+def _long_hello(size):
     """A ClientHello of `size` zeros, in records of 16,000 bytes."""
     message = b"\x01" + size.to_bytes(3, "big") + bytes(size)
     parts = [message[at : at + 16_000] for at in range(0, len(message), 16_000)]
@@ -152,30 +150,30 @@ async def test_without_descriptors_a_coordinator_keeps_its_agents_and_accepts_la
 class Relay:
     """A stranger that was first at a port: passes on what comes, and can add bytes of its own."""
 
-    def __init__(self, port: int):
+    def __init__(self, port):
         self._port = port
-        self.writers: dict[str, asyncio.StreamWriter] = {}  # to whom
-        self.records: dict[str, bytes] = {"agent": b"", "coordinator": b""}  # the last that went there
-        self._tasks: list[asyncio.Task[None]] = []
+        self.writers = {}  # to whom
+        self.records = {"agent": b"", "coordinator": b""}  # the last that went there
+        self._tasks = []
 
-    async def __aenter__(self) -> Relay:
+    async def __aenter__(self):
         self._server = await asyncio.start_server(self._relay, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
-    async def __aexit__(self, *_: object):
+    async def __aexit__(self, *_):
         self._server.close()
         for writer in self.writers.values():
             writer.transport.abort()
         await asyncio.gather(*self._tasks)
 
-    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+    async def _relay(self, reader, writer):
         there, onward = await asyncio.open_connection("127.0.0.1", self._port)
         self.writers |= {"agent": writer, "coordinator": onward}
         ways = ((reader, onward, "coordinator"), (there, writer, "agent"))
         self._tasks += [asyncio.ensure_future(self._pass_on(*way)) for way in ways]
 
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, whom: str):
+    async def _pass_on(self, reader, writer, whom):
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(65536):
                 self.records[whom] = data
@@ -183,13 +181,13 @@ class Relay:
         writer.close()
 
 
-def _clear(record: bytes) -> bytes:
+def _clear(record):
     """A plan without encryption, as a TLS record and as a frame."""
     frame = FROM_COORDINATOR.encode(replace(PLAN, master_addr="6.6.6.6"))
     return b"\x17\x03\x03" + (len(frame) + 4).to_bytes(2, "big") + len(frame).to_bytes(4, "big") + frame
 
 
-def _changed(record: bytes) -> bytes:
+def _changed(record):
     return record[:-1] + bytes([record[-1] ^ 1])
 
 
@@ -221,6 +219,6 @@ async def test_a_stream_without_a_proof_is_closed_in_time(monkeypatch):
         assert "in time" in server.said[0]
 
 
-def _resident_kb() -> int:
+def _resident_kb():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * resource.getpagesize() // 1024

@@ -1,7 +1,5 @@
 """Broken, silent and slow streams; fake coordinators; ports that are taken; names."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import socket
@@ -171,12 +169,12 @@ async def test_an_agent_of_another_version_is_told_and_ends(monkeypatch):
             assert server.inbox.empty() and "protocol 99" in server.said[0]
 
 
-async def _mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+async def _mute(reader, writer):
     await reader.read()
     writer.close()
 
 
-async def _http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+async def _http(reader, writer):
     await reader.read(100)
     writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
     writer.close()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -17,7 +15,7 @@ from nvrx_slurm.core.attribution.verdict import judge
 from nvrx_slurm.core.coordinator.report import Ledger
 from nvrx_slurm.core.coordinator.states import Stage
 from nvrx_slurm.declared import replace
-from nvrx_slurm.types import Counted, FaultKind, History, NodeTime, RankFault, SectionTime, Spent
+from nvrx_slurm.types import FaultKind, History, RankFault, SectionTime, Spent
 
 from .stories import SCENARIOS, Story, scenarios
 
@@ -47,7 +45,7 @@ def test_the_buckets_of_a_node_fill_its_time(cycle, node):
     assert all(bucket in BUCKETS or bucket.startswith(SECTION) for bucket in found)
 
 
-def cycle(**marks: Any) -> Marks:
+def cycle(**marks):
     known = {"sign_s": 60.0, "fault_s": 65.0, "stopped_s": 66.0, "saved_s": 50.0, "lost": True}
     known |= {"tells_init": True, "tells_steps": True}
     return Marks(10.0, 70.0, **{**known, **marks})
@@ -56,7 +54,7 @@ def cycle(**marks: Any) -> Marks:
 ALL = Spent(1, 0, 1.0, 4.0, 5.0, 2.0, 3.0, 16.0, 4.0, (SectionTime("save", 6.0), SectionTime("eval", 7.0)))
 ENDS = {"detect": 5.0, "stop": 1.0, "plan": 4.0}
 BEGINS = {"start": 1.0, "import": 4.0, "init": 5.0, "reload": 2.0, "suspended": 3.0, "checkpoint": 6.0}
-CASES: dict[str, tuple[Marks, NodeCycle, dict[str, float]]] = {
+CASES = {
     "each phase": (
         cycle(), NodeCycle(((10.0, Role.ACTIVE),), ALL, 66.0),
         BEGINS | ENDS | {"section:eval": 7.0, "recomputed": 6.0, "productive": 16.0},
@@ -140,7 +138,7 @@ DOINGS = st.lists(
 )
 
 
-def seconds(nodes: tuple[NodeTime, ...]) -> float:
+def seconds(nodes):
     return sum(sum(node.seconds) + sum(section.took_s for section in node.sections) for node in nodes)
 
 
@@ -190,10 +188,10 @@ class CountedStory(Story):
     account: JobAccount
 
     @property
-    def is_over(self) -> bool:
+    def is_over(self):
         return self.core.state is Stage.CLOSED
 
-    def tell(self, word: str, rest: str) -> list[str]:
+    def tell(self, word, rest):
         if self.core.follower is None:
             self.account = JobAccount(self.core)
         done = super().tell(word, rest)
@@ -211,11 +209,11 @@ def test_every_story_of_a_coordinator_is_counted(title, lines):
 class TakenOver(CountedStory):
     """The agents have been told what was counted until cycle 1, 15 s after the job began."""
 
-    def __init__(self, counted: Counted):
+    def __init__(self, counted):
         super().__init__()
         self.counted = counted
 
-    def event(self, word: str, rest: list[str]) -> Any:
+    def event(self, word, rest):
         event = super().event(word, rest)
         if word != "joins" or event.message.plan is None:
             return event

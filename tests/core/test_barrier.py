@@ -1,7 +1,5 @@
 """The verdict over what all ranks said at the barrier."""
 
-from __future__ import annotations
-
 import pytest
 
 from nvrx_slurm.core.inprocess.barrier import Arrival, BarrierResult, Outcome, Status, barrier_result
@@ -12,7 +10,7 @@ pytestmark = pytest.mark.fast
 GONE = Arrival(Status.TERMINATED)
 
 
-def ready(rank: int, size: int, stand: Status = Status.READY) -> Arrival:
+def ready(rank, size, stand=Status.READY):
     return Arrival(stand, rank, size)
 
 

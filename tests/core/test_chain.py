@@ -1,7 +1,5 @@
 """Whether a chain of jobs goes on."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest
@@ -15,7 +13,7 @@ LIMITS = ChainLimits(failures=3, window_s=3600.0, warning_signum=signal.SIGUSR1)
 NOW = 1_000_000.0
 
 
-def after(*codes: int, apart_s: float = 60.0, limits: ChainLimits = LIMITS) -> Next:
+def after(*codes, apart_s=60.0, limits=LIMITS):
     """The decision after links with these codes, the last of which ends now."""
     links = [ChainLink(code, NOW - apart_s * age) for age, code in enumerate(reversed(codes))]
     return decide(reversed(links), limits, NOW).next

@@ -1,7 +1,5 @@
 """Which generation a save replaces, what is held, whether there is room."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,10 +8,11 @@ from nvrx_slurm.core.checkpoint import memory
 from nvrx_slurm.core.checkpoint.memory import MemoryEvent, MemoryState, RankMemory, Room
 from nvrx_slurm.errors import UnknownTransition
 
+pytestmark = pytest.mark.fast
 WORLD = 2
 
 
-def saved(*iterations: int) -> RankMemory:
+def saved(*iterations):
     rank = RankMemory()
     for serial, iteration in enumerate(iterations):
         rank.begin(iteration, WORLD, serial)
@@ -21,7 +20,7 @@ def saved(*iterations: int) -> RankMemory:
     return rank
 
 
-def held(rank: RankMemory) -> list[int]:
+def held(rank):
     return [one.iteration for one in rank.held(WORLD)]
 
 

@@ -1,7 +1,5 @@
 """The coordinator's decisions: the scenarios of `scenarios/*.txt` (see `stories`), its snapshot and its report."""
 
-from __future__ import annotations
-
 import random
 import re
 from pathlib import Path
@@ -12,7 +10,7 @@ from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.coordinator import report
 from nvrx_slurm.core.coordinator.status import snapshot
 from nvrx_slurm.declared import replace
-from nvrx_slurm.types import FaultKind, History, JobReport, Plan, RestartRecord
+from nvrx_slurm.types import FaultKind, History, Plan, RestartRecord
 
 from .samples import a_fault
 from .stories import SCENARIOS, Story, scenarios, stories
@@ -83,7 +81,7 @@ def test_rejected_results_end_after_a_bounded_number_of_cycles(seeds):
         assert story.core.state.name == "FINISHED" and cycles <= 4 * (budget + 1), seed
 
 
-def the_report(*lines: str) -> JobReport:
+def the_report(*lines):
     """Of a job that is closed by the last line."""
     story = Story()
     for line in lines[:-1]:

@@ -1,9 +1,6 @@
 """Elections of one node: random walks, and the steps that protect a vote."""
 
-from __future__ import annotations
-
 import random
-from typing import Any
 
 import pytest
 
@@ -15,7 +12,6 @@ from nvrx_slurm.types import Elsewhere, Peer
 pytestmark = pytest.mark.fast
 
 
-Step = tuple[Any, list[Any]]
 PEERS = tuple(Peer(str(i), f"h{i}", f"10.0.0.{i}", 7000) for i in range(3))
 POSSIBLE = {
     el.Place.SEEKING: (el.Led,),
@@ -26,11 +22,11 @@ POSSIBLE = {
 ALWAYS = (el.StreamEnded, Elsewhere, el.Answered, Tick, el.Visited, el.Located)
 
 
-def an_election(rank: int) -> el.Election:
+def an_election(rank):
     return el.Election(PEERS[rank], PEERS, el.ElectionSettings(), 0.0)
 
 
-def walk(seed: int, steps: int = 40):
+def walk(seed, steps=40):
     """Any event that a state knows, in any order: a term never goes down, and nothing contradicts itself."""
     rng, now = random.Random(seed), 0.0
     core = an_election(seed % 3)
@@ -89,12 +85,12 @@ P, S = PEERS, el.StreamEnd
 SILENT, CLOSED, REFUSED, UNREACHED = (el.StreamEnded(how) for how in (S.SILENT, S.CLOSED, S.REFUSED, S.UNREACHED))
 HINT = el.Answered(P[2], Elsewhere(1, P[0], True))  # node 2 says that node 0 leads
 LED = el.Led(1, P[0], (P[1], P[2]))  # node 0 leads, then node 1 may, then node 2
-SOUGHT: list[Step] = [(el.Begin(), [el.Seek(P[0], 1)])]
-FOLLOWS: list[Step] = [*SOUGHT, (LED, [])]
-STANDS: list[Step] = [*FOLLOWS, (SILENT, [el.Stand(2)])]
-LEADS: list[Step] = [*STANDS, (el.Elected(), [])]
+SOUGHT = [(el.Begin(), [el.Seek(P[0], 1)])]
+FOLLOWS = [*SOUGHT, (LED, [])]
+STANDS = [*FOLLOWS, (SILENT, [el.Stand(2)])]
+LEADS = [*STANDS, (el.Elected(), [])]
 ASKS = [el.AskWhoLeads(P[0]), el.AskWhoLeads(P[2])]
-STORIES: dict[str, list[Step]] = {
+STORIES = {
     "the candidates take turns, each in a later term": [
         *FOLLOWS, (SILENT, [el.Stand(2)]), (el.Resigned(), [el.Retire(), el.Seek(P[2], 3)]),
         (el.Led(3, P[2], (P[0], P[1])), []), (SILENT, [el.Seek(P[0], 4)]), (REFUSED, [el.Stand(5)]),

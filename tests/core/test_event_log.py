@@ -1,7 +1,5 @@
 """Event logs: encoding, strict decoding, and running them again."""
 
-from __future__ import annotations
-
 import json
 import re
 
@@ -26,7 +24,7 @@ from .samples import a_fault, a_node, a_plan, agent_settings, coordinator_settin
 pytestmark = pytest.mark.fast
 
 
-def agent_log() -> list[str]:
+def agent_log():
     """An agent that is connected, starts, and sees a worker fail."""
     core = Agent(a_node(1), agent_settings(), 10.0)
     lines = [header_line(core)]

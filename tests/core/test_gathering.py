@@ -1,7 +1,5 @@
 """Which nodes are active, and which are spares: examples, then any situation; without segments also by a slow rule."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest
@@ -21,7 +19,7 @@ pytestmark = pytest.mark.fast
 NODES = [a_node(rank) for rank in range(12)]
 
 
-def slow(ready: list[Node], previous: dict[int, str], min_nodes: int) -> tuple[list[str], list[str]] | None:
+def slow(ready, previous, min_nodes):
     """First give the survivors their old slots; then, slot by slot, the first in line sits down."""
     if len(ready) < min_nodes:
         return None
@@ -64,7 +62,7 @@ def test_a_vacant_place_goes_to_the_first_spare_and_nobody_else_moves():
     assert placement.why == "2 of 3 active nodes keep their group rank; new: h8 as group rank 1"
 
 
-def nodes(shape: str) -> list[Node]:
+def nodes(shape):
     """Nodes 0, 1, ... in the domains that the letters name; a space is a node that is not there."""
     return [replace(a_node(rank), domain=name) for rank, name in enumerate(shape) if name != " "]
 
@@ -113,7 +111,7 @@ Case = tuple[list[Node], int, int, dict[int, str]]
 
 
 @st.composite
-def losses(draw: st.DrawFn) -> Case:
+def losses(draw):
     """The nodes that survive a cycle, MIN, N, and the plan of that cycle (where one was possible)."""
     everything, segment = nodes(draw(st.text("abcd", min_size=1, max_size=20))), draw(st.integers(1, 4))
     min_nodes = segment * draw(st.integers(1, 4))

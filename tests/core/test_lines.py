@@ -1,7 +1,5 @@
 """Lines, names and the index of merged files: pure."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +14,7 @@ pytestmark = pytest.mark.fast
 CLEAN = st.binary(max_size=300).map(lambda raw: raw.hex().encode().replace(b"0a", b"\n"))
 
 
-def taken(data: bytes, pieces: list[int], prefix: bytes = b"") -> bytes:
+def taken(data, pieces, prefix=b""):
     """What comes out when the file grows by these pieces and is read after each of them."""
     lines, at, found, grown = Lines(prefix), 0, b"", 0
     for size in (*pieces, len(data)):
@@ -89,7 +87,7 @@ def test_names():
             names.check(bad)
 
 
-def written(index: Index, appends: list[tuple[str, int, int]]) -> tuple[bytes, list[tuple[int, int]]]:
+def written(index, appends):
     """Records of these appends (file, size of the text, offset), and (length, end) after each."""
     data = index.begin(1, "job/r0", 5)
     steps = []

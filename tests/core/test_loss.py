@@ -1,11 +1,8 @@
 """The judge of losses: hardly a false alarm on curves with all that training brings, and each fault is found."""
 
-from __future__ import annotations
-
 import math
 import random
 import struct
-from collections.abc import Iterator
 
 import pytest
 
@@ -17,11 +14,11 @@ pytestmark = pytest.mark.fast
 STEPS = 100_000
 
 
-def report(iteration: int, loss: float | None, norm: float | None = None) -> LossReport:
+def report(iteration, loss, norm=None):
     return LossReport(iteration, loss, norm, struct.unpack("q", struct.pack("d", loss or 0.0))[0])
 
 
-def curve(seed: int, steps: int = STEPS) -> Iterator[float]:
+def curve(seed, steps=STEPS):
     """A loss as of a language model: warm-up, a power law, noise that depends on itself, spikes that fade within a
     hundred steps, learning rates that fall, rise and begin anew, and single bad batches."""
     rng = random.Random(seed)

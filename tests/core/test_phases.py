@@ -1,7 +1,5 @@
 """The restart sequence of one rank, as a script of what happens and what is done about it."""
 
-from __future__ import annotations
-
 import pytest
 
 from nvrx_slurm.core.inprocess import phases as ph
@@ -18,7 +16,7 @@ COMPLETED = [(ph.Completed(), P.COMPLETING), (R, None)]
 LEAVES = [(ph.CannotGoOn(), P.LEAVING), (D, None)]
 
 
-def play(*script: tuple[object, P | None]) -> ph.Restarts:
+def play(*script):
     """Each event, and the one thing that is done then."""
     machine = ph.Restarts(0.0)
     for event, what in script:

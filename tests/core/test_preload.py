@@ -1,7 +1,5 @@
 """Which modules a template imports where the user names none."""
 
-from __future__ import annotations
-
 import pytest
 
 from nvrx_slurm.core import preload
@@ -76,7 +74,7 @@ def test_what_workers_wait_for(source, nproc, first, later):
     assert preload.guess(source, nproc, lambda module: BESIDE.get(module, "")) == (first, later)
 
 
-def learned(*told: tuple[int, str, preload.Changes]) -> preload.Learned:
+def learned(*told):
     found = preload.Learned()
     for one in told:
         found.imported(*one)

@@ -1,9 +1,6 @@
 """The arithmetic of a quorum against a slow oracle that counts sets, and what must hold for any two coordinators."""
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Iterator
 
 import pytest
 
@@ -18,11 +15,11 @@ pytestmark = pytest.mark.fast
 NODES = "0123"
 
 
-def subsets(nodes: str) -> Iterator[frozenset[str]]:
+def subsets(nodes):
     return (frozenset(some) for n in range(len(nodes) + 1) for some in itertools.combinations(nodes, n))
 
 
-def every_quorum() -> Iterator[Quorum]:
+def every_quorum():
     """All states of the dead and the returned nodes, elected or not."""
     for dead, elected in itertools.product(subsets(NODES), (False, True)):
         for returned in subsets("".join(sorted(dead))):
@@ -31,7 +28,7 @@ def every_quorum() -> Iterator[Quorum]:
             yield quorum
 
 
-def oracle(quorum: Quorum, members: frozenset[str]) -> bool:
+def oracle(quorum, members):
     """Most of each electorate that may be in use; an electorate without a living node decides nothing."""
     for voteless in {frozenset(quorum.dead), frozenset(quorum.dead - quorum.returned)}:
         voters = frozenset(NODES) - voteless

@@ -1,7 +1,5 @@
 """Restart or give up, which fault was the first, and the sentences about it."""
 
-from __future__ import annotations
-
 import pytest
 
 from nvrx_slurm.core.attribution.verdict import first_cause, headline, report
@@ -76,7 +74,7 @@ def test_the_sum_of_all_restarts(used, allowed, code, left):
     assert budget.after(LOST, 100.0) == Decision(code is None, code or 0, why)
 
 
-def a_budget(max_restarts: int = 9, **limits: object) -> Budget:
+def a_budget(max_restarts=9, **limits):
     return Budget(max_restarts, restart_limits(**limits))
 
 

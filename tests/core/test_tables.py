@@ -3,14 +3,9 @@
 The scenarios and tests of SUITES are run under a recorder.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from enum import Enum
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 
 import diagram
 import pytest
@@ -31,17 +26,15 @@ from .agent_stories import AgentStory
 from .stories import REACHED, Story, anything_in, out_of_time
 from .walks import walk
 
-Key = tuple[Enum, type]
-Scenario = Callable[[], None]
 WALKS = range(200)
 DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "state-machines.md"
 
 
-def _tests(module: ModuleType, without: str) -> list[Scenario]:
+def _tests(module, without):
     return [test for title, test in vars(module).items() if title.startswith("test_") and title != without]
 
 
-SUITES: dict[type[Machine], Iterable[Scenario]] = {
+SUITES = {
     Coordinator: [
         *(lambda lines=lines: Story().play(lines) for _, lines in test_coordinator.STORIES),
         *(partial(anything_in, state) for state in REACHED if state != "CLOSED"),
@@ -55,7 +48,6 @@ SUITES: dict[type[Machine], Iterable[Scenario]] = {
         *_tests(test_phases, without="test_how_an_iteration_ends"),
     ],
 }
-Visits = dict[Key, set[Enum]]
 MACHINES = pytest.mark.parametrize("machine", SUITES)
 pytestmark = [pytest.mark.fast, pytest.mark.xdist_group("tables")]  # the scenarios are run once
 

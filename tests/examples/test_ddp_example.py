@@ -1,18 +1,15 @@
 """The example trains the same weights whatever happens on the way: real processes, real gloo, real SIGKILL."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from ranks_harness import Script, Zygote
+from ranks_harness import Script
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.process, pytest.mark.torch]
@@ -24,7 +21,7 @@ BOUND_S = 60  # for whatever should happen at once; only a defect waits this lon
 
 
 @contextmanager
-def ranks(zygote: Zygote, directory: Path, steps: int, world_size: int, *options: str) -> Iterator[list[Script]]:
+def ranks(zygote, directory, steps, world_size, *options):
     """Start the example's ranks with torchrun's environment; none of them outlives the block.
 
     The rendezvous store lives here, on a port the kernel picked, as it does in a torchrun agent: no port to guess.
@@ -51,7 +48,7 @@ def ranks(zygote: Zygote, directory: Path, steps: int, world_size: int, *options
             process.close()
 
 
-def run_to_end(zygote: Zygote, directory: Path, steps: int, world_size: int) -> tuple[list[str], str]:
+def run_to_end(zygote, directory, steps, world_size):
     """Train up to `steps`; rank 0's lines and its stderr."""
     with ranks(zygote, directory, steps, world_size) as processes:
         results = [process.communicate(timeout=BOUND_S) for process in processes]
@@ -91,11 +88,11 @@ def finished(zygote, tmp_path_factory):
     return directory, run_to_end(zygote, directory, 2 * EVERY, world_size=1)[0]
 
 
-def tear(path: Path):
+def tear(path):
     os.truncate(path, path.stat().st_size // 2)
 
 
-def flip_a_bit(path: Path):
+def flip_a_bit(path):
     """In the middle of the weights, where it would load without complaint."""
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 0x10

@@ -1,7 +1,5 @@
 """The in-process examples learn the same, whichever rank is hit by whatever fault: real processes, real gloo."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -12,7 +10,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from ranks_harness import Script, Zygote
+from ranks_harness import Script
 from stage import await_end, free_port, running_with
 
 pytest.importorskip("torch")
@@ -27,12 +25,12 @@ TRAINING = (f"--steps={STEPS}", "--step-time=0.02", "--checkpoint-every=10")  # 
 class Runs:
     """Starts the examples; afterwards no process of theirs may be left."""
 
-    def __init__(self, zygote: Zygote, directory: Path):
+    def __init__(self, zygote, directory):
         self._zygote, self.directory = zygote, directory
         self.mark = f"NVRX_TEST_MARK={uuid.uuid4().hex}"
-        self.codes: list[int | None] = []
+        self.codes = []
 
-    def ranks(self, script: str, world_size: int, *options: str, **more: str) -> str:
+    def ranks(self, script, world_size, *options, **more):
         """Start the ranks themselves, with nothing but torch's environment; all output, exit codes in `codes`."""
         env = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **more}
         command = [str(EXAMPLES / script), *TRAINING, *options]
@@ -48,7 +46,7 @@ class Runs:
         self.codes = [one.returncode for one in started]
         return text
 
-    def launched(self, script: str, *options: str, policy: str = "min-healthy") -> str:
+    def launched(self, script, *options, policy="min-healthy"):
         """Two ranks per node; all output, exit codes in `codes`. min-healthy: two nvrx-run, one must stay good."""
         nodes = 2 if policy == "min-healthy" else 1
         command = [sys.executable, "-m", "nvrx_slurm.cli.run", "--nproc-per-node=2", "--max-restarts=1"]
@@ -86,14 +84,14 @@ def runs(zygote, tmp_path):
     made.check()
 
 
-def outcome(text: str) -> tuple[int, float]:
+def outcome(text):
     """Step and loss of the one rank that says them."""
     said = re.findall(r"final step (\d+) loss (\S+)$", text, re.MULTILINE)
     assert len(said) == 1, text
     return int(said[0][0]), float(said[0][1])
 
 
-def who_was_hit(text: str) -> int:
+def who_was_hit(text):
     hit = re.search(r"^(?:\[rank \d+\] )?rank (\d+) pid \d+ is hit$", text, re.MULTILINE)
     assert hit, f"the fault never came:\n{text}"
     return int(hit[1])

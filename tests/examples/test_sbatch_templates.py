@@ -1,7 +1,5 @@
 """The templates are what `nvrx submit --dry-run` prints, with comments, and hand on what they are given."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -34,7 +32,7 @@ def template(request):
     return request.param
 
 
-def run_template(template: Path, tmp_path: Path, args: list[str]) -> tuple[int, list[str], str]:
+def run_template(template, tmp_path, args):
     """Run it as a batch script; its exit code, the argv of nvrx-run, and its stderr."""
     (tmp_path / "nvrx-run").write_text(RECORDER)
     (tmp_path / "nvrx-run").chmod(0o755)

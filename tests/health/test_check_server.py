@@ -1,19 +1,15 @@
 """The check server: answers at once whatever goes on in the background, tells news only, and sleeps otherwise."""
 
-from __future__ import annotations
-
 import json
 import os
 import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from recorded import BOUND_S, LUSTRE, F, Node, P, U, ended
+from recorded import BOUND_S, LUSTRE, F, P, U, ended
 from standin import StandIn
 
 from nvrx_slurm.health import report
@@ -21,8 +17,6 @@ from nvrx_slurm.health import report
 pytestmark = pytest.mark.process
 
 
-MOUNTS = "/proc/self/mountinfo"
-ONE_ROOT = "22 1 8:2 / / rw - ext4 /dev/sda1 rw\n"
 CPUS = ("--watch", "cpu-count", "--expect", "cpus=224")
 # The tests below look at these, whatever the preflight has by itself.
 INCLUDED = tuple(f"--include={name}" for name in ("lustre", "mounts", "storage-paths", "cpu-count", "gpu-recovery"))
@@ -32,35 +26,35 @@ _PROGRAM = "import runpy; runpy.run_module('nvrx_slurm.health', run_name='__main
 class CheckServer:
     """`--serve`, and its answers."""
 
-    def __init__(self, *args: str, env: dict[str, str] | None = None, program: str = _PROGRAM):
+    def __init__(self, *args, env=None, program=_PROGRAM):
         argv = [sys.executable, "-I", "-c", program, "--serve", "--when", "preflight", *args]
         kept = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(argv, env=kept | (env or {}), stdin=pipe, stdout=pipe, stderr=pipe)
 
-    def say(self, text: str):
+    def say(self, text):
         assert self.process.stdin is not None
         self.process.stdin.write(text.encode())
         self.process.stdin.flush()
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self):
         """The next line. Fails without one within a bound."""
         assert self.process.stdout is not None
         assert select.select([self.process.stdout], [], [], BOUND_S)[0], "nothing was said"
         return dict(json.loads(self.process.stdout.readline().decode().partition(report.ANSWER)[2]))
 
-    def line(self) -> tuple[bool, report.Report]:
+    def line(self):
         """(whether it was asked, report) of the next line."""
         found = self.plain()
         return found["asked"], report.from_json(json.dumps(found))
 
-    def ask(self) -> report.Report:
+    def ask(self):
         self.say("check\n")
         asked, found = self.line()
         assert asked
         return found
 
-    def memory(self, seconds: float = BOUND_S) -> tuple[dict[str, float], str, str]:
+    def memory(self, seconds=BOUND_S):
         """(MiB by GPU, verdict, sentence)."""
         self.say(f"memory {seconds}\n")
         line = self.plain()
@@ -68,15 +62,15 @@ class CheckServer:
         (finding,) = line["findings"]
         return line["used_mb"], finding["verdict"], finding["text"]
 
-    def silent(self) -> bool:
+    def silent(self):
         assert self.process.stdout is not None
         return not select.select([self.process.stdout], [], [], 0)[0]
 
-    def children(self) -> list[int]:
+    def children(self):
         pid = self.process.pid
         return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
-    def end(self) -> tuple[int, str]:
+    def end(self):
         """(exit code, stderr) after the end of its stdin."""
         _, error = self.process.communicate(timeout=BOUND_S)
         return self.process.returncode, error.decode()
@@ -96,10 +90,7 @@ def serve(dgx):
         assert server.process.returncode is not None or server.end() == (0, "")
 
 
-Serve = Callable[..., CheckServer]
-
-
-def named(found: report.Report, name: str) -> Any:
+def named(found, name):
     (finding,) = [finding for finding in found.findings if finding.check == name]
     return finding
 
@@ -107,12 +98,12 @@ def named(found: report.Report, name: str) -> Any:
 class Fifo:
     """In the place of a file that a check reads: opening it blocks the check, and is seen."""
 
-    def __init__(self, node: Node, path: str):
+    def __init__(self, node, path):
         self.place = node / path
         self.place.unlink()
         os.mkfifo(self.place)
 
-    def met(self) -> int:
+    def met(self):
         """Wait until it is opened; our own end."""
         return os.open(self.place, os.O_WRONLY)
 

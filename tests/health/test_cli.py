@@ -1,13 +1,10 @@
 """`nvrx health` as people use it, and the program that hooks and the agent start."""
 
-from __future__ import annotations
-
 import json
 import re
 
 import pytest
-from click.testing import CliRunner, Result
-from recorded import Node
+from click.testing import CliRunner
 
 from nvrx_slurm.cli.toolbox import main
 from nvrx_slurm.health.check import CheckFinding, Verdict
@@ -16,7 +13,7 @@ from nvrx_slurm.health.report import Report, from_json
 pytestmark = pytest.mark.process
 
 
-def nvrx(dgx: Node, command: str, *args: str) -> Result:
+def nvrx(dgx, command, *args):
     return CliRunner().invoke(main, ["health", command, "--sysroot", str(dgx.root), *args])
 
 

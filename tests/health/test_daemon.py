@@ -1,7 +1,5 @@
 """`nvrx health serve`: a real daemon on a real socket: its answers, its socket, and what it leaves behind."""
 
-from __future__ import annotations
-
 import grp
 import json
 import os
@@ -112,7 +110,7 @@ def test_a_script_that_never_ends_is_killed_with_all_it_started(daemon):
     assert daemon.answer().success
 
 
-def begun(daemon: Daemon) -> grpc.Future:
+def begun(daemon):
     """A call whose script runs, and has started another process in a session of its own."""
     daemon.start(NEVER)
     daemon.fifo("go")
@@ -170,7 +168,7 @@ def test_who_may_ask(daemon, may, mode):
     assert daemon.error("gpu")[0] == "INVALID_ARGUMENT"
 
 
-def refused(daemon: Daemon) -> str:
+def refused(daemon):
     """The sentence with which it does not start; in this process."""
     file = daemon.dir / "nvhcd.yaml"
     file.write_text(json.dumps(daemon.settings))

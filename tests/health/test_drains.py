@@ -1,9 +1,6 @@
 """The grammar of reasons, and which nodes may be drained and taken back."""
 
-from __future__ import annotations
-
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -13,13 +10,13 @@ from nvrx_slurm.health.check import CheckFinding, Verdict
 from nvrx_slurm.health.hooks import drains as drain
 from nvrx_slurm.slurm.api import text as slurm_text
 from nvrx_slurm.slurm.api.cli import Slurm
-from nvrx_slurm.slurm.api.facts import NodeFacts, SlurmError
+from nvrx_slurm.slurm.api.facts import SlurmError
 from nvrx_slurm.slurm.api.tools import Tools, find
 
 pytestmark = pytest.mark.fast
 
 
-def parse_note(line: str) -> NodeFacts:
+def parse_note(line):
     return slurm_text.nodes(line)["n1"]
 
 
@@ -84,7 +81,7 @@ def test_only_one_node_is_ever_named():
             Slurm(Tools(trusted="/bin/echo")).drain(name, "x")
 
 
-def note(path: Path, body: str = "", within_s: float = 60.0) -> NodeFacts:
+def note(path, body="", within_s=60.0):
     """What `scontrol show node n1` says, of a scontrol of this body, as hooks ask."""
     if body:
         path.write_text(f"#!/bin/sh\n{body}\n")

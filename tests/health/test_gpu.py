@@ -1,15 +1,11 @@
 """GPUs: each fact of a healthy node broken alone, and every function of NVML that fails or hangs."""
 
-from __future__ import annotations
-
 import re
 from itertools import product
 
 import pytest
 import standin
 from recorded import CHECKS, F, N, P, U
-
-from nvrx_slurm.health.check import Verdict
 
 pytestmark = pytest.mark.process
 
@@ -27,10 +23,9 @@ def test_a_healthy_node_passes_all_and_opens_nvml_once(nvml):
 
 
 OLD_CLOCKS = "nvmlDeviceGetCurrentClocksEventReasons 13"
-Row = tuple[str, list[str], dict[str, object], Verdict, str]
 
 # check, NVML's facts, what is expected, verdict, part of the sentence
-BROKEN: list[Row] = [
+BROKEN = [
     ("gpu-count", ["count 7"], {}, F, "7 GPUs instead of 8"),
     ("gpu-count", ["nvmlInit 9"], {}, F, "Driver Not Loaded"),
     ("gpu-count", ["nvmlInit 12"], {"gpus": 8}, F, "8 GPUs cannot be used"),

@@ -1,19 +1,16 @@
 """Hooks as Slurm starts them: what hook.sh trusts as root, and that a verdict comes in time whatever hangs."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hooks_harness import DRAIN, FAILED, NOBODY, REPO, SHOW, SLACK_S, Hooks, as_root, made, script
+from hooks_harness import DRAIN, FAILED, NOBODY, REPO, SHOW, SLACK_S, as_root, made, script
 from recorded import HungMount, ended
 
 from nvrx_slurm.health.hooks.run import REFUSE
@@ -30,7 +27,7 @@ def hooks(tmp_path, monkeypatch):
     return found
 
 
-def own(path: Path, uid: int = NOBODY):
+def own(path, uid=NOBODY):
     os.chown(path, uid, -1, follow_symlinks=False)
 
 
@@ -66,7 +63,7 @@ def test_the_environment_and_folder_of_the_caller_do_not_matter(hooks, tmp_path)
     assert str(trap) not in shown.read_text()
 
 
-def _package(hooks: Hooks) -> Path:
+def _package(hooks):
     """A copy of the package that leaves a mark when it is imported."""
     place = hooks.root / "packages"
     shutil.copytree(REPO / "nvrx_slurm", place / "nvrx_slurm")
@@ -77,7 +74,7 @@ def _package(hooks: Hooks) -> Path:
     return place
 
 
-def _python(hooks: Hooks) -> Path:
+def _python(hooks):
     """A Python in a folder of its own, reached by a link."""
     there, here = hooks.root / "there", hooks.root / "bin"
     there.mkdir()
@@ -90,7 +87,7 @@ def _python(hooks: Hooks) -> Path:
     return there
 
 
-def _copied_venv(hooks: Hooks) -> Path:
+def _copied_venv(hooks):
     """A virtual environment with a copy of Python, whose `home` is in another folder; that leaves a mark (D7)."""
     base, venv, home = Path(sys.base_prefix), hooks.root / "venv", hooks.root / "home"
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
@@ -117,7 +114,7 @@ def _copied_venv(hooks: Hooks) -> Path:
 
 
 # Each is trusted as long as it is root's: (prepare, spoil, whether the rest of the package may run).
-SPOILT: dict[str, tuple[Callable[[Hooks], Path], Callable[[Path], object], bool]] = {
+SPOILT = {
     "a module of a user": (_package, lambda p: own(p / "nvrx_slurm/health/hooks/run.py"), True),
     "the rule itself": (_package, lambda p: (p / "nvrx_slurm/system/trust.py").chmod(0o666), False),
     "a Python of a user": (_python, lambda p: own(p / "python"), False),
@@ -250,7 +247,7 @@ def test_a_dead_disk_below_log_keeps_no_sick_node_in_use(hooks, dead):
 class SystemLog:
     """A /dev of the hook's own, with a /dev/log that takes messages until `fill`."""
 
-    def __init__(self, directory: Path):
+    def __init__(self, directory):
         (directory / "null").touch()
         self.path = directory / "log"
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

@@ -1,7 +1,5 @@
 """What is kept on the node: never taken from files that others could write, and written as a whole or not at all."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -31,13 +29,13 @@ def file(node, tmp_path):
     return tmp_path / "mine/heavy.kept"
 
 
-def _link(file: Path):
+def _link(file):
     """To a file that would be believed at its own path."""
     file.rename(file.parent / "other")
     file.symlink_to("other")
 
 
-def _fifo(file: Path):
+def _fifo(file):
     file.unlink()
     os.mkfifo(file, 0o600)
 

@@ -1,13 +1,10 @@
 """Which processes are a job's: by cgroups of several kinds, by user and environment; on trees of files."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -23,7 +20,7 @@ V2 = "0::/system.slice/slurmstepd.scope/job_{job}/step_0/user/task_0\n"
 V1 = "5:cpuset:/slurm_n1/uid_1000/job_{job}/step_batch\n2:devices:/slurm_n1/uid_1000/job_{job}\n0::/\n"
 
 
-def process(root: Path, cgroup: str, pid: int = 50) -> NodeView:
+def process(root, cgroup, pid=50):
     """A node with one process that has a GPU open."""
     folder = root / "proc" / str(pid)
     (folder / "fd").mkdir(parents=True)

@@ -1,12 +1,9 @@
 """NICs: ports, and counters that start anew."""
 
-from __future__ import annotations
-
 import shutil
-from collections.abc import Callable
 
 import pytest
-from recorded import F, N, Node, P, U
+from recorded import F, N, P, U
 
 from nvrx_slurm.health import kept
 from nvrx_slurm.health.checks import nic
@@ -18,7 +15,7 @@ IB = "/sys/class/infiniband"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
-def port(node: Node, nic: str, file: str, text: str):
+def port(node, nic, file, text):
     node.write(f"{IB}/{nic}/ports/1/{file}", f"{text}\n")
 
 
@@ -100,7 +97,7 @@ def test_ports_are_learned(dgx):
     assert dgx.learned("nic-ports") == {"nic_ports": names}
 
 
-def _looks(monkeypatch: pytest.MonkeyPatch, before_each: Callable[[], None]) -> list[float]:
+def _looks(monkeypatch, before_each):
     """The waits for another look."""
     waits = []
 

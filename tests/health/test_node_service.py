@@ -1,7 +1,5 @@
 """The check `node-service` against real sockets: a service that answers, answers nonsense, or does not answer."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket
@@ -28,7 +26,7 @@ def service():
     daemon.close()
 
 
-def ask(path: object, within_s: float = BOUND_S) -> tuple[Verdict, str]:
+def ask(path, within_s=BOUND_S):
     """The finding, in this process."""
     plan = policy.select("preflight", only=["node-service"], expect={"node_service": str(path)})
     (check,) = plan.checks

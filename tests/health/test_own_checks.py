@@ -1,13 +1,11 @@
 """Checks of a site: executables that behave, and executables that do not."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path
 
 import pytest
-from recorded import BOUND_S, Node, ended
+from recorded import BOUND_S, ended
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import policy, runner
@@ -16,18 +14,18 @@ from nvrx_slurm.health.check import NodeView, Verdict
 pytestmark = pytest.mark.process
 
 
-def script(tmp_path: Path, body: str) -> str:
+def script(tmp_path, body):
     file = tmp_path / "own.sh"
     file.write_text(f"#!/bin/sh\n{body}\n")
     file.chmod(0o755)
     return str(file)
 
 
-def run(bare: Node, own: dict[str, object]) -> tuple[Verdict, str]:
+def run(bare, own):
     return of_site(bare, bare.site(own=[{"name": "mine", **own}]))
 
 
-def of_site(bare: Node, site: str) -> tuple[Verdict, str]:
+def of_site(bare, site):
     """The finding of `mine`, whose child is forked from this process."""
     plan = policy.select("manual", only=["mine"], config=site, sysroot=str(bare.root))
     (finding,) = runner.run(plan.checks, NodeView(str(bare.root)), plan.expected, BOUND_S).findings

@@ -1,26 +1,22 @@
 """The site file: what it changes, where, and each way in which it can be wrong."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-from recorded import Node
 
 from nvrx_slurm.errors import UsageError
 from nvrx_slurm.health import policy, registry
-from nvrx_slurm.health.check import CONTEXTS, Check
+from nvrx_slurm.health.check import CONTEXTS
 
 pytestmark = pytest.mark.fast
 
 
-def plan(bare: Node, when: str = "prolog", **more: Any) -> policy.Selection:
+def plan(bare, when="prolog", **more):
     return policy.select(when, sysroot=str(bare.root), node=more.pop("node", "dgx07"), **more)
 
 
-def named(checks: list[Check], name: str) -> Check:
+def named(checks, name):
     (found,) = [check for check in checks if check.name == name]
     return found
 

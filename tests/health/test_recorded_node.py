@@ -1,15 +1,12 @@
 """Every check on a DGX-like node that is healthy, and on one with a single fact broken."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from recorded import CHECKS, EXPECTED, LUSTRE, F, N, Node, P, U
+from recorded import CHECKS, EXPECTED, LUSTRE, F, N, P, U
 
 from nvrx_slurm.config.layers import Config
 from nvrx_slurm.health.check import CONTEXTS, NodeView, Verdict
@@ -27,11 +24,9 @@ MOUNTS = "/proc/self/mountinfo"
 KMSG = "/dev/kmsg"
 ONE_ROOT = "22 1 8:2 / / rw - ext4 /dev/sda1 rw\n"
 
-# What is broken: by path the new text, (old, new) in it, or None: it is gone.
-Change = Mapping[str, str | tuple[str, str] | None] | Callable[[Node], None]
 
-
-def apply(node: Node, change: Change):
+def apply(node, change):
+    """What is broken: by path the new text, (old, new) in it, or None: it is gone. Or a function of the node."""
     if callable(change):
         return change(node)
     for path, new in change.items():
@@ -44,12 +39,12 @@ def apply(node: Node, change: Change):
     return None
 
 
-def xid(text: str) -> Change:
+def xid(text):
     return lambda node: node.add(KMSG, f"4,3000,8211000001,-;{text}\n")
 
 
 # check, what is broken, what is expected, verdict, part of the sentence
-BROKEN: list[tuple[str, Change, dict[str, object], Verdict, str]] = [
+BROKEN = [
     ("lustre", {LUSTRE: "NOT HEALTHY\n"}, {}, F, "'NOT HEALTHY'"),
     ("lustre", {LUSTRE: None}, {}, N, "no Lustre client"),
     ("mounts", {MOUNTS: ("/home rw", "/hame rw")}, {"mounts": ("/home",)}, F, "not mounted: /home"),

@@ -1,32 +1,28 @@
 """The runner with checks that hang, crash, chatter and leave things behind; mounts that really hang."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from recorded import BOUND_S, LUSTRE, HungMount, ended
 
 from nvrx_slurm.child import bounded_process, descendants
 from nvrx_slurm.health import runner
-from nvrx_slurm.health.check import Check, Expected, NodeView, Verdict
+from nvrx_slurm.health.check import Check, NodeView, Verdict
 from nvrx_slurm.system.hardware import Absent
 
 pytestmark = pytest.mark.process
 
 
-def check(gather: Callable[[NodeView, Expected], Any], name: str = "one", **more: Any) -> Check:
+def check(gather, name="one", **more):
     """A check that passes when `gather` returns."""
     return Check(name, "nothing", "Never.", lambda node, expected: (Verdict.PASS, str(gather(node, expected))), **more)
 
 
-def run(*checks: Check, deadline_s: float = BOUND_S, root: str = "/") -> runner.Result:
+def run(*checks, deadline_s=BOUND_S, root="/"):
     """All of it; afterwards no child of it is left."""
     before = set(bounded_process.own)
     result = runner.run(checks, NodeView(root, {}), {}, deadline_s)
@@ -34,12 +30,12 @@ def run(*checks: Check, deadline_s: float = BOUND_S, root: str = "/") -> runner.
     return result
 
 
-def forever(node: NodeView, expected: Expected):
+def forever(node, expected):
     node.doing("reading /lustre/a b")
     threading.Event().wait()
 
 
-def raises(error: BaseException) -> Callable[[NodeView, Expected], None]:
+def raises(error):
     def gather(node, expected):
         raise error
 
@@ -82,12 +78,12 @@ def test_one_that_hangs_is_named_with_what_it_reads_and_the_others_are_not_held_
     assert result.findings[1].seconds >= 0.3
 
 
-def group(*gathers: Callable[[NodeView, Expected], Any], **more: Any) -> list[Check]:
+def group(*gathers, **more):
     """Checks that share a child: "0", "1", ..."""
     return [check(gather, str(at), group="one", **more) for at, gather in enumerate(gathers)]
 
 
-def pid(node: NodeView, expected: Expected) -> int:
+def pid(node, expected):
     return os.getpid()
 
 

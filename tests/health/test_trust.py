@@ -1,12 +1,9 @@
 """The rule of trust.py: files, links, user namespaces, and links into mount namespaces of users."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -29,13 +26,13 @@ def hooks(tmp_path, monkeypatch):
     return made(tmp_path, monkeypatch)
 
 
-def refused(path: Path) -> str:
+def refused(path):
     with pytest.raises(UsageError) as error:
         trust.require(str(path), UsageError)
     return str(error.value)
 
 
-def give(*places: Path):
+def give(*places):
     for place in places:
         os.chown(place, NOBODY, -1, follow_symlinks=False)
 
@@ -77,7 +74,7 @@ def test_links_without_end_and_into_proc_are_refused(tmp_path):
 
 
 # What is spoilt of a package `any_package` with a module in it: (how, whether the package itself is found).
-SPOILT: dict[str, tuple[Callable[[Path], object], bool]] = {
+SPOILT = {
     "nothing": (lambda package: None, True),
     "a module that all can write to": (lambda package: (package / "module.py").chmod(0o666), True),
     "a compiled module of a user": (lambda package: give(_compiled(package, "module.cpython-311.pyc")), True),
@@ -87,7 +84,7 @@ SPOILT: dict[str, tuple[Callable[[Path], object], bool]] = {
 }
 
 
-def _compiled(package: Path, name: str) -> Path:
+def _compiled(package, name):
     (package / "__pycache__").mkdir()
     (package / "__pycache__" / (name or "x")).touch()
     return package / "__pycache__" / (name or "x")
@@ -183,7 +180,7 @@ for path in sys.argv[3:]:
 """
 
 
-def in_namespace(map_: str, *paths: Path, uid: int = NOBODY) -> tuple[str, list[str]]:
+def in_namespace(map_, *paths, uid=NOBODY):
     """("euid as_root()", the rule's sentences for the paths) in a user namespace with the map `map_`."""
     rule = REPO / "nvrx_slurm/system/trust.py"
     argv = [sys.executable, "-c", IN_NAMESPACE, str(uid), str(rule), *map(str, paths)]

@@ -1,7 +1,5 @@
 """AbortTorchDistributed unblocks real gloo calls; no abort raises, hangs or loads anything."""
 
-from __future__ import annotations
-
 import logging
 import multiprocessing
 import signal
@@ -9,7 +7,6 @@ import subprocess
 import sys
 import threading
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from ranks_harness import WITHOUT_TORCH, Script
@@ -217,13 +214,13 @@ def test_nothing_is_imported_where_nothing_is_in_use():
     subprocess.run([sys.executable, "-c", WITHOUT_TORCH + code], check=True, timeout=WAIT_S)
 
 
-def fake(monkeypatch, module: str, **attributes) -> SimpleNamespace:
+def fake(monkeypatch, module, **attributes):
     """An imported module."""
     monkeypatch.setitem(sys.modules, module, SimpleNamespace(**attributes))
     return sys.modules[module]
 
 
-def fake_c10d(monkeypatch, **deeds: Any) -> list[str]:
+def fake_c10d(monkeypatch, **deeds):
     """torch.distributed with these functions, which end its groups if they return. Returns the names as called."""
     calls = []
     c10d = fake(monkeypatch, abort._C10D, live=True, is_initialized=lambda: c10d.live)
@@ -248,7 +245,7 @@ def test_groups_that_were_being_made_are_forgotten(monkeypatch):
     assert (world.pg_names, world.group_count, unregistered) == ({}, 0, ["all"])
 
 
-def warnings_in(caplog) -> list[str]:
+def warnings_in(caplog):
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 

@@ -1,11 +1,7 @@
 """Compose: order, values passed on, the class of the result."""
 
-from __future__ import annotations
-
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -16,15 +12,15 @@ pytestmark = pytest.mark.process
 
 class Base(ABC):
     @abstractmethod
-    def __call__(self, value: Any) -> Any: ...
+    def __call__(self, value): ...
 
 
 class Middle(Base):
-    def __init__(self, name: str, answer: Callable[[Any], Any] | None = None):
+    def __init__(self, name, answer=None):
         self.name = name
         self.answer = answer or (lambda value: value + [name])
 
-    def __call__(self, value: Any) -> Any:
+    def __call__(self, value):
         return self.answer(value)
 
 
@@ -35,7 +31,7 @@ class Right(Middle): ...
 
 
 class Other(Base):
-    def __call__(self, value: Any) -> Any:
+    def __call__(self, value):
         return value
 
 

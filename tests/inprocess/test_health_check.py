@@ -1,7 +1,5 @@
 """Missing hardware never fails, failing hardware does: recorded sysfs trees and a double of NVML."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import logging
@@ -10,10 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import dgx
 import pytest
@@ -22,17 +17,13 @@ from ranks_harness import WITHOUT_TORCH
 from nvrx_slurm.inprocess import exception
 from nvrx_slurm.inprocess.plugins import health_check
 from nvrx_slurm.inprocess.plugins.compose import Compose
-from nvrx_slurm.inprocess.state import FrozenState, State
+from nvrx_slurm.inprocess.state import State
 from nvrx_slurm.system.hardware import Absent, HardwareError
 
 pytestmark = pytest.mark.process
 
 
 STATE = State(rank=0, world_size=2).freeze()
-
-
-# tests/health/test_gpu.py has all that NVML can say.
-Facts = dict[str, Any] | Exception
 
 
 @pytest.fixture
@@ -52,7 +43,7 @@ def told(monkeypatch):
 
 
 UP, HALF, DOWN = {0: True, 1: True}, {0: True, 1: False}, {0: False, 1: False}
-GPU_ROWS: list[tuple[Facts, str]] = [
+GPU_ROWS = [
     ({"GPU 0": "NONE", "GPU 1": "NONE"}, ""),
     ({"GPU 0": "NONE", "GPU 1": "GPU_RESET"}, "GPU check: GPU 1 needs recovery action GPU_RESET"),
     ({"GPU 0": "NODE_REBOOT", "GPU 1": "DRAIN_AND_RESET"}, "NODE_REBOOT; GPU 1 needs recovery action DRAIN_AND_RESET"),
@@ -61,14 +52,14 @@ GPU_ROWS: list[tuple[Facts, str]] = [
     (HardwareError("cannot be opened"), "GPU check: cannot be opened"),
     ({"GPU 0": "NONE", "GPU 1": "NONE"}, ""),
 ]
-LINK_ROWS: list[tuple[Facts, str]] = [
+LINK_ROWS = [
     ({"GPU 0": UP, "GPU 1": UP}, ""),
     ({"GPU 0": UP, "GPU 1": HALF}, "NVLink check: GPU 1 has NVLink 1 down"),
     ({"GPU 0": DOWN, "GPU 1": UP}, "GPU 0 has NVLink 0, 1 down"),
     ({"GPU 0": UP, "GPU 1": {0: True}}, "GPU 1 has NVLink 1 down"),
 ]
-FROM_THE_START: list[tuple[Facts, str]] = [({"GPU 0": HALF}, "GPU 0 has NVLink 1 down")]  # beside one that is up
-NO_BRIDGE: list[tuple[Facts, str]] = [({"GPU 0": DOWN}, "")] * 2
+FROM_THE_START = [({"GPU 0": HALF}, "GPU 0 has NVLink 1 down")]  # beside one that is up
+NO_BRIDGE = [({"GPU 0": DOWN}, "")] * 2
 
 
 @pytest.mark.parametrize(
@@ -154,12 +145,12 @@ def node(tmp_path):
     return tmp_path / "node"
 
 
-def port(node: Path, nic: str, state: str, link_downed: int = 0):
+def port(node, nic, state, link_downed=0):
     for file, text in (("state", state), ("counters/link_downed", link_downed)):
         dgx.write(node, f"/sys/class/infiniband/{nic}/ports/1/{file}", f"{text}\n")
 
 
-def unfit(check: Any) -> str:
+def unfit(check):
     """Why it fails, "" if it passes."""
     try:
         assert check(STATE) is STATE
@@ -213,7 +204,7 @@ def test_a_gpu_has_its_nearest_nics(node, monkeypatch):
     assert "mlx5_6/1 was ACTIVE" in unfit(check)
 
 
-def fake_cuda(monkeypatch, *deeds: Callable[[], object]) -> list[int]:
+def fake_cuda(monkeypatch, *deeds):
     """torch.cuda with a GPU whose n-th synchronize does `deeds[n]`. Returns the devices that are waited for."""
     devices = []
 
@@ -254,7 +245,7 @@ def test_a_corrupted_context_fails_and_a_gpu_that_does_not_finish(monkeypatch, d
     assert refuse not in deeds or isinstance(raised.value.__cause__, RuntimeError)
 
 
-def failed(error: Exception | None) -> FrozenState:
+def failed(error):
     return State(rank=0, world_size=1, fn_exception=error).freeze()
 
 

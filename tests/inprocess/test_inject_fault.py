@@ -1,7 +1,5 @@
 """Each fault that a CPU allows strikes a child process, and nothing else does."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal
@@ -46,7 +44,7 @@ ENDS = {
 }
 
 
-def victim(fault: str, code: str = VICTIM) -> subprocess.Popen[str]:
+def victim(fault, code=VICTIM):
     env = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
     pipe = subprocess.PIPE
     return subprocess.Popen([sys.executable, "-c", code, fault], stdout=pipe, stderr=pipe, text=True, env=env)

@@ -1,14 +1,10 @@
 """One rank computes for all: assignments that need all ranks, as threads, over a store in memory and one of torch's."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from itertools import cycle
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +13,6 @@ from hypothesis import strategies as st
 from benchmarks.memory_store import MemoryStore
 from nvrx_slurm.core.inprocess.tree import Topology, active_order, healthy
 from nvrx_slurm.inprocess import rank_assignment as ra
-from nvrx_slurm.inprocess.attribution import Interruption, InterruptionRecord
 from nvrx_slurm.inprocess.exception import InternalError, RankDiscarded, RestartAbort, TimeoutError
 from nvrx_slurm.inprocess.plugins.compose import Compose
 from nvrx_slurm.inprocess.plugins.rank_assignment import Leadership, text_of
@@ -29,10 +24,9 @@ pytestmark = pytest.mark.process
 
 BOUND_S = 30.0  # for a test that would hang
 SHORT = timedelta(seconds=1)  # long enough for a loaded machine to start the threads
-Views = Callable[[int], Any]  # iteration -> the store of its assignment
 
 
-def in_memory() -> Views:
+def in_memory():
     return MemoryStore().iteration
 
 
@@ -48,13 +42,13 @@ def views(request):
 class Ranks:
     """A job: `states` and `plugins` by initial rank, of those who are left."""
 
-    def __init__(self, size: int, views: Views, make: Callable[[], ra.RankAssignment]):
+    def __init__(self, size, views, make):
         self.views = views
         self.states = {rank: State(rank=rank, world_size=size) for rank in range(size)}
         self.plugins = {rank: ra.with_defaults(make()) for rank in range(size)}
         self.iteration = 0
 
-    def assign(self, died: Iterable[int] = (), absent: Iterable[int] = ()) -> dict[int, BaseException]:
+    def assign(self, died=(), absent=()):
         """The next iteration, after the initial ranks `died`; the `absent` die without a word. What ranks raised."""
         self.before = {rank: replace(state) for rank, state in self.states.items()}
         terminated = {self.states.pop(rank).rank for rank in died}
@@ -82,33 +76,33 @@ class Ranks:
         return raised
 
     @property
-    def active(self) -> list[int]:
+    def active(self):
         """Initial rank of each active rank."""
         by_active = {s.active_rank: rank for rank, s in self.states.items() if s.active_rank is not None}
         assert sorted(by_active) == list(range(len(by_active)))
         return [by_active[active] for active in sorted(by_active)]
 
 
-def same_everywhere(raised: dict[int, BaseException], size: int) -> str:
+def same_everywhere(raised, size):
     """The sentence, once it is known that every rank raised it."""
     assert len(raised) == size
     (sentence,) = {str(error) for error in raised.values()}
     return sentence
 
 
-def grouped(key: Any, condition: Any = lambda count: count == 2, **more: Any) -> Callable[[], ra.RankAssignment]:
+def grouped(key, condition=lambda count: count == 2, **more):
     return lambda: Compose(ra.ShiftRanks(), ra.FilterCountGroupedByKey(key, condition, **more))
 
 
-def pair(state: State) -> int:
+def pair(state):
     return state.rank // 2
 
 
-def host(state: State) -> str:
+def host(state):
     return f"host{state.initial_rank // 8}"
 
 
-EIGHT: dict[str, Any] = {"condition": lambda count: count == 8}
+EIGHT = {"condition": lambda count: count == 8}
 
 
 @pytest.mark.parametrize(
@@ -130,7 +124,7 @@ def test_the_filters_of_the_seeds_survive_deaths(make):
         assert {(state.world_size, state.active_world_size) for state in job.states.values()} == {(len(left),) * 2}
 
 
-def raise_on(bad: int) -> Callable[[State], str]:
+def raise_on(bad):
     def key(state):
         if state.rank == bad:
             raise ValueError("no such host")
@@ -189,7 +183,7 @@ def test_a_rank_that_is_lost_meanwhile_stops_the_assignment_of_all_or_of_none(ma
 
 
 TURNS = cycle([1, 2, 1, 1])
-ERRORS: dict[str, tuple[Callable[[], ra.RankAssignment], type[Exception] | None]] = {
+ERRORS = {
     "rank 0: ValueError: no such host": (grouped(raise_on(0)), ValueError),
     "rank 2: ValueError: no such host": (grouped(raise_on(2)), ValueError),
     "rank 0, computing for all: ZeroDivisionError": (grouped("all", lambda count: 1 // 0), ZeroDivisionError),
@@ -245,10 +239,9 @@ def test_every_rank_reads_what_the_core_says(size, host, divisor, rounds):
 
 dist = pytest.importorskip("torch.distributed")
 FOREVER = timedelta(seconds=600)
-LOST = InterruptionRecord(2, Interruption.TERMINATED, "its process has ended")
 
 
-def leadership(view: Any, rank: int, size: int = 3) -> Leadership:
+def leadership(view, rank, size=3):
     ctx = ra.RankAssignmentCtx(State(rank, size, iteration=5), view, set())
     return Leadership(ctx, "test", 1, FOREVER)
 
@@ -256,7 +249,7 @@ def leadership(view: Any, rank: int, size: int = 3) -> Leadership:
 class SilentStore(MemoryStore):
     """As torch before 2.9: nobody who waits is told of a `compare_set`."""
 
-    def compare_set(self, key: str, expected: str, desired: bytes | str) -> bytes:
+    def compare_set(self, key, expected, desired):
         with self._shared.changed:
             return self._values.setdefault(key, bytes(desired))
 

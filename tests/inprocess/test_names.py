@@ -3,11 +3,8 @@
 What is not here is in docs/how-to/migrate-from-nvrx.md, with the reason.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
-from typing import Any
 
 import pytest
 
@@ -82,7 +79,7 @@ PLAIN = {
 }
 
 
-def found(name: str) -> Any:
+def found(name):
     thing = inprocess
     for part in name.split("."):
         if inspect.ismodule(thing) and not hasattr(thing, part):

@@ -1,10 +1,6 @@
 """Rank assignments that every rank computes for itself, and what the wrapper makes of a composition."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,10 +14,7 @@ from nvrx_slurm.inprocess.state import Mode, State
 pytestmark = pytest.mark.process
 
 
-Make = Callable[[], ra.RankAssignment]
-
-
-def after(assignment: ra.RankAssignment, states: list[State], died: set[int]) -> list[State]:
+def after(assignment, states, died):
     """The states of those who are left, in the order they had; `died` counts ranks."""
     left = []
     for state in states:
@@ -32,11 +25,11 @@ def after(assignment: ra.RankAssignment, states: list[State], died: set[int]) ->
     return left
 
 
-def world(size: int) -> list[State]:
+def world(size):
     return [State(rank=rank, world_size=size) for rank in range(size)]
 
 
-def active(states: list[State]) -> list[int | None]:
+def active(states):
     return [state.active_rank for state in states]
 
 
@@ -75,7 +68,7 @@ def test_any_deaths(size, data, divisor, most):
             assert [s.initial_rank for s in sorted(states, key=lambda s: s.rank)] == order
 
 
-def keyed() -> ra.FilterCountGroupedByKey:
+def keyed():
     return ra.FilterCountGroupedByKey(key_or_fn="all", condition=bool)
 
 
@@ -99,7 +92,7 @@ class Nothing(ra.RankAssignment):
 
     activates = renumbers = False
 
-    def __call__(self, ctx: ra.RankAssignmentCtx) -> ra.RankAssignmentCtx:
+    def __call__(self, ctx):
         return ctx
 
 
@@ -127,14 +120,14 @@ def test_others_are_taken_as_they_are():
 
 
 class Own(ra.RankAssignment):
-    def __init__(self, answer: Callable[[ra.RankAssignmentCtx], Any]):
+    def __init__(self, answer):
         self.answer = answer
 
-    def __call__(self, ctx: ra.RankAssignmentCtx) -> Any:
+    def __call__(self, ctx):
         return self.answer(ctx)
 
 
-def changed(**fields: Any) -> Own:
+def changed(**fields):
     return Own(lambda ctx: replace(ctx, state=replace(ctx.state, **fields)))
 
 

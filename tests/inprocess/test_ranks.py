@@ -1,7 +1,5 @@
 """Shift, fill and groups against implementations that write the world down."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,12 +10,12 @@ pytestmark = pytest.mark.process
 
 
 @st.composite
-def worlds(draw: st.DrawFn) -> tuple[int, set[int]]:
+def worlds(draw):
     size = draw(st.integers(1, 40))
     return size, draw(st.sets(st.integers(0, size - 1)))
 
 
-def slow_fill(size: int, terminated: set[int]) -> dict[int, int]:
+def slow_fill(size, terminated):
     """The picture of the seed: a row of boxes, cut at the new size; what is cut off falls into the gaps."""
     boxes = [None if rank in terminated else rank for rank in range(size)]
     new_size = size - len(terminated)

@@ -1,15 +1,11 @@
 """Whether the main thread may be stopped at a place: with frames of the real library."""
 
-from __future__ import annotations
-
 import logging
 import multiprocessing
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from types import FrameType
 
 import pytest
 
@@ -18,19 +14,16 @@ from nvrx_slurm.inprocess.guard.stopping import Defer, Deferral
 pytestmark = pytest.mark.process
 
 
-Ask = Callable[[FrameType], None]
-
-
 class Manager:
     """Calls `ask` with the frame of each of its methods, or as a lock with that of its caller."""
 
-    def __init__(self, ask: Ask):
+    def __init__(self, ask):
         self._ask = ask
 
     def __enter__(self):
         self._ask(sys._getframe())
 
-    def __exit__(self, *_: object):
+    def __exit__(self, *_):
         self._ask(sys._getframe())
 
     def __del__(self):
@@ -40,7 +33,7 @@ class Manager:
         self._ask(sys._getframe(1))
 
 
-def in_a_handler(ask: Ask) -> int:
+def in_a_handler(ask):
     """It takes its lock."""
     handler = logging.NullHandler()
     lock = handler.lock = Manager(ask)
@@ -49,13 +42,13 @@ def in_a_handler(ask: Ask) -> int:
     return 1
 
 
-def in_a_with_block(ask: Ask) -> int:
+def in_a_with_block(ask):
     with Manager(ask):
         pass
     return 3
 
 
-def in_popen(ask: Ask) -> int:
+def in_popen(ask):
     class Child(subprocess.Popen):
         def _execute_child(self, *_, **__):
             ask(sys._getframe())
@@ -65,12 +58,12 @@ def in_popen(ask: Ask) -> int:
     return 1
 
 
-def in_the_function_itself(ask: Ask) -> int:
+def in_the_function_itself(ask):
     ask(sys._getframe())
     return 1
 
 
-def in_a_fork(ask: Ask) -> int:
+def in_a_fork(ask):
     class Forked(multiprocessing.get_context("fork").Process):
         @staticmethod
         def _Popen(process):
@@ -82,7 +75,7 @@ def in_a_fork(ask: Ask) -> int:
     return 1
 
 
-def answers(frame: FrameType) -> list[Defer]:
+def answers(frame):
     """By the step, and by two signals."""
     deferral = Deferral()
     return [deferral.check(frame, by_signal) for by_signal in (False, True, True)]

@@ -1,9 +1,5 @@
 """Tree: what holds after any deaths, and each step of the algorithm by an example."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
-
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -13,7 +9,6 @@ from nvrx_slurm.core.inprocess.tree import (
     FILTERED,
     SPARE,
     Level,
-    Places,
     Topology,
     TopologyError,
     active_order,
@@ -24,32 +19,28 @@ from nvrx_slurm.core.inprocess.tree import (
 pytestmark = pytest.mark.process
 
 
-Filter = Callable[[int], int] | None
-Keys = list[tuple[str, ...]]  # by slot
-
-
 class Tree:
     """Slots instead of leaves."""
 
-    def __init__(self, levels: Sequence[Level], keys: Keys, world_size_filter: Filter = None):
+    def __init__(self, levels, keys, world_size_filter=None):
         self.levels, self.keys, self.filter = levels, keys, world_size_filter
         self.topology = Topology(levels, dict(enumerate(keys)))
-        self.places: Places = self.topology.first_places(world_size_filter)
+        self.places = self.topology.first_places(world_size_filter)
 
-    def lose(self, *died: int) -> Tree:
+    def lose(self, *died):
         leaves = [leaf for leaf, slot in enumerate(self.topology.slots) if slot in died and self.places[leaf] > DEAD]
         self.places = self.topology.next_places(self.places, leaves, self.filter)
         return self
 
     @property
-    def active(self) -> list[int]:
+    def active(self):
         return [self.topology.slots[leaf] for leaf in active_order(self.places)]
 
     @property
-    def alive(self) -> set[int]:
+    def alive(self):
         return {self.topology.slots[leaf] for leaf in healthy(self.places)}
 
-    def branches(self) -> list[tuple[Level, set[int]]]:
+    def branches(self):
         """All branches of all levels, as slots."""
         found = {}
         for slot, keys in enumerate(self.keys):
@@ -70,7 +61,7 @@ LEVELS = st.builds(
 
 
 @st.composite
-def stories(draw: st.DrawFn) -> tuple[list[Level], Keys, int | None, list[set[int]]]:
+def stories(draw):
     """Levels, keys of each slot, divisor of the filter, and who dies in which round (any slots, dead ones too)."""
     size = draw(st.integers(1, 24))
     levels = draw(st.lists(LEVELS, min_size=1, max_size=3))
@@ -81,7 +72,7 @@ def stories(draw: st.DrawFn) -> tuple[list[Level], Keys, int | None, list[set[in
     return levels, list(zip(*columns, strict=True)), divisor, rounds
 
 
-def multiple_of(divisor: int | None) -> Filter:
+def multiple_of(divisor):
     return None if divisor is None else lambda size: size - size % divisor
 
 
@@ -116,7 +107,7 @@ def test_the_filter_never_takes_more_than_it_must(story):
         assert len(tree.active) == len(tree.alive) - len(tree.alive) % divisor
 
 
-def hosts(*sizes: int) -> Keys:
+def hosts(*sizes):
     return [("root", f"host{host}") for host, size in enumerate(sizes) for _ in range(size)]
 
 

@@ -1,14 +1,10 @@
 """Every way in which a rank can fail, with real processes: the others go on without it, or with it."""
 
-from __future__ import annotations
-
 import signal
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
-from ranks_harness import Job, signal_all
+from ranks_harness import signal_all
 
 pytestmark = pytest.mark.process
 
@@ -19,11 +15,11 @@ HANGS = {**QUICK, "soft_timeout": 0.5, "hard_timeout": 1.5}
 KILLED = (-signal.SIGTERM, -signal.SIGKILL)
 
 
-def train(job: Job, world_size: int, *faults: dict[int, str], **arguments: Any) -> Job:
+def train(job, world_size, *faults, **arguments):
     return job.start("train", world_size, faults=faults, **arguments)
 
 
-def all_return(job: Job, ranks: Any, iteration: int = 1):
+def all_return(job, ranks, iteration=1):
     """They enter the function in this iteration, numbered anew without a gap, and return; the others have ended."""
     for place, rank in enumerate(ranks):
         entered = job.await_event(rank, "entered", iteration=iteration)
@@ -32,12 +28,12 @@ def all_return(job: Job, ranks: Any, iteration: int = 1):
     job.all_return(ranks)
 
 
-def monitors_of(job: Job, world_size: int) -> list[int]:
+def monitors_of(job, world_size):
     """Pids, once all ranks are in the function."""
     return [entered["monitor"] for entered in job.await_events(range(world_size), "entered")]
 
 
-def log(tmp_path: Path, rank: int) -> str:
+def log(tmp_path, rank):
     return (tmp_path / f"monitor{rank}.log").read_text()
 
 

@@ -1,12 +1,8 @@
 """Ranks that leave at any point, and the loss of monitor processes, the barrier server, and the store."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
-from pathlib import Path
-from typing import Any
 
 import pytest
 from ranks_harness import Job, signal_all
@@ -23,11 +19,11 @@ TIMES_OF_A_BARRIER = {**TIMES, "heartbeat_timeout": 0.8, "soft_timeout": 0.5, "h
 SLOW = {"name": "finalize", "how": "go", "victims": [2], "iteration": 0}  # rank 2 comes late to the barrier
 
 
-def monitor(tmp_path: Path, rank: int) -> int:
+def monitor(tmp_path, rank):
     return int((tmp_path / f"monitor{rank}.pid").read_text() or 0)  # 0: it is just being written
 
 
-def all_fail(job: Job, ranks: Any, *said: str):
+def all_fail(job, ranks, *said):
     """They raise the same error, in which all of this is said; nothing is left."""
     for rank in ranks:
         first = job.await_event(rank, "raised")["chain"][0]

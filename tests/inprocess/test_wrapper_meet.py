@@ -1,22 +1,17 @@
 """Process groups, several calls, and what users do with the wrapper besides failing."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch.distributed as dist
-from ranks_harness import Job
 from test_wrapper_faults import HANGS, MEET, QUICK, log, train
 
 pytestmark = pytest.mark.process
 
 
-def start(job: Job, scenario: str, world_size: int, **arguments: Any) -> Job:
+def start(job, scenario, world_size, **arguments):
     return job.start(scenario, world_size, **{"times": MEET, **arguments})
 
 
-def of_all(job: Job, rank: int, event: str, *names: str) -> list[tuple[Any, ...]]:
+def of_all(job, rank, event, *names):
     return [tuple(one[name] for name in names) for one in job.of(rank, event)]
 
 

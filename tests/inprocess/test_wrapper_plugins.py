@@ -1,12 +1,8 @@
 """Plug-ins: when they are called, and what happens when one of them fails, dies, lies, or never returns."""
 
-from __future__ import annotations
-
 import signal
-from typing import Any
 
 import pytest
-from ranks_harness import Job
 from test_wrapper_faults import KILLED, QUICK, all_return, train
 
 pytestmark = pytest.mark.process
@@ -17,11 +13,11 @@ TIMES = {**QUICK, "soft_timeout": 1.0, "hard_timeout": 2.0, "barrier_timeout": 3
 TIMES["completion_timeout"] = 0.5
 
 
-def plugin(name: str, how: str, victim: int = 1, iteration: int = 0) -> dict[str, Any]:
+def plugin(name, how, victim=1, iteration=0):
     return {"name": name, "how": how, "victims": [victim], "iteration": iteration}
 
 
-def start(job: Job, size: int, faults: dict[int, str], wanted: dict[str, Any] | None = None, **more: Any):
+def start(job, size, faults, wanted=None, **more):
     given = {"plugin": wanted} if wanted else {}
     train(job, size, *([faults] if faults else []), plugins=True, **given, **more)
     if wanted:

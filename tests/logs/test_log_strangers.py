@@ -1,7 +1,5 @@
 """An aggregator and peers that break the protocol, hold no token, or send lines that no file system should see."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket
@@ -34,15 +32,15 @@ def merge(tmp_path):
         assert found.merged().endswith(b" 0: still good\n") and found.programs[0].process.poll() is None
 
 
-def opened(file: str, cycle: int = 0) -> bytes:
+def opened(file, cycle=0):
     return wire.message(wire.OPEN, [wire.Opened(0, cycle, file, 9)])
 
 
-def chunk(begin: int, to: int, source: int = 0) -> bytes:
+def chunk(begin, to, source=0):
     return wire.from_chunk(wire.Chunk(source, begin, to, 1, b" 9: evil\n"))
 
 
-async def ends(where: tuple[str, int], frames: list[bytes], token: str = TOKEN) -> Exception:
+async def ends(where, frames, token=TOKEN):
     """Send these, one after each answer or at once; returns how the stream ended."""
     connection = socket.create_connection(where)
     connection.setblocking(False)

@@ -1,7 +1,5 @@
 """Shippers and an aggregator as processes: what the ranks wrote is in the merged file exactly once, come what may."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random
@@ -13,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from log_harness import Stage, Wire, by_source, stage
+from log_harness import Wire, by_source, stage
 
 from nvrx_slurm.child.program import GIVEN_UP, UNFINISHED
 from nvrx_slurm.core.logs.names import cycle_file, index_file
@@ -58,7 +56,7 @@ def test_each_of_many_cycles_has_its_own_file(merge):
     merge.until(lambda: merge.merged(0) == b"0: cycle 0\n", "complete")
 
 
-def _check_exactly_once(merge: Stage, ranks: range):
+def _check_exactly_once(merge, ranks):
     found = by_source(merge.merged(), Path(index_file(cycle_file(merge.prefix, 0))).read_bytes())
     for rank in ranks:
         file = merge.file(rank)

@@ -1,7 +1,5 @@
 """NVRx's gRPC log protocol: our service, alone and with the client of the 0.7.0 wheel."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -84,7 +82,7 @@ def test_the_writer_thread_of_the_wheel_and_our_service(service):
     assert done.stdout.split() == [str(len(text) + 10), "0"]
 
 
-def opened(root: Path, name: str) -> bool:
+def opened(root, name):
     files = {}
     try:
         NvrxLogService([str(root)])._open(str(root / name), files)

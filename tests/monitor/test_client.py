@@ -1,7 +1,5 @@
 """RankMonitorClient in this process, with a real rank monitor."""
 
-from __future__ import annotations
-
 import os
 import sys
 import types
@@ -21,7 +19,7 @@ def no_launcher(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def refused(call, *args, **kwargs) -> str:
+def refused(call, *args, **kwargs):
     with pytest.raises(RankMonitorClientError) as raised:
         call(*args, **kwargs)
     return str(raised.value)

@@ -1,13 +1,9 @@
 """Limits in force: a real rank monitor finds a hang in time, and none where there is none."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from monitor_harness import Rig, kill_monitor, status, story
@@ -33,10 +29,9 @@ STEP = {"rank_section_timeouts": {"step": 60.0}}
 TWO = {"outer": 0.2, "inner": 30.0, "other": 0.1}
 BEAT, FIRST = {"rank_heartbeat_timeout": 0.15}, {"initial_rank_heartbeat_timeout": 0.15}
 OUTSIDE_TOO = {"rank_section_timeouts": TWO, "rank_out_of_section_timeout": 0.1}
-Deed = Callable[[RankMonitorClient], Any]
 
 
-def sections(*moves: str) -> Deed:
+def sections(*moves):
     """`+name` starts a section, `-name` ends it."""
 
     def do(client):
@@ -46,12 +41,12 @@ def sections(*moves: str) -> Deed:
     return do
 
 
-def beats_inside(client: RankMonitorClient):
+def beats_inside(client):
     client.send_heartbeat()
     client.start_section("inner")
 
 
-HANGS: dict[str, tuple[Deed, dict[str, Any], str]] = {
+HANGS = {
     "no heartbeat": (lambda client: client.send_heartbeat(), BEAT, "no heartbeat for "),
     "no first heartbeat": (lambda client: None, FIRST, "no first heartbeat for "),
     "overlapping": (sections("+inner", "+outer", "-inner"), OUTSIDE_TOO, "in section 'outer' for "),
@@ -193,7 +188,7 @@ def test_other_files_and_overwritten_pages_are_refused():
     os.close(fd)
 
 
-def state(beat: float, step: float) -> dict[str, Any]:
+def state(beat, step):
     heartbeat = {"initial": 20.0, "subsequent": beat, "were_calculated": True}
     section = {"section": {"step": step}, "out_of_section": 9.0, "calculated_sections": ["step"]}
     section["is_out_of_section_calculated"] = False

@@ -1,7 +1,5 @@
 """The end of a hung rank: stacks, signals, its process group; and what a dead agent leaves."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
@@ -220,7 +218,7 @@ PARENT = "import subprocess; p = subprocess.Popen(['sleep', '600']); print(p.pid
 LEASE_S = 1.0
 
 
-async def renew(rig: Rig):
+async def renew(rig):
     """As the agent does while it hears from its coordinator."""
     while True:
         rig.lease.until_s = time.monotonic() + LEASE_S

@@ -1,7 +1,5 @@
 """The rank's socket: refusals, hostile and slow peers, other users; and workload control requests."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -10,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 from monitor_harness import WAIT_S, Rig, ask, kill_monitor, story
@@ -23,13 +20,13 @@ from nvrx_slurm.monitor.main import MAX_CONTINUES, MonitorProgram
 pytestmark = pytest.mark.process
 
 
-async def asked(path: str, data: bytes, fds: tuple[int, ...] = ()) -> dict[str, Any] | None:
+async def asked(path, data, fds=()):
     """The monitor's answer; None if it only hangs up."""
     reply = await asyncio.to_thread(ask, path, data, fds)
     return json.loads(reply) if reply else None
 
 
-def line(kind: object = "limits", v: object = 1, **message: object) -> bytes:
+def line(kind="limits", v=1, **message):
     return json.dumps({"v": v, "type": kind, **message}, ensure_ascii=False).encode() + b"\n"
 
 
@@ -121,11 +118,11 @@ print(ours.recv(65536))
             assert outcome in done.stdout + done.stderr
 
 
-def request(action: str, *description: str) -> WorkloadControlRequest:
+def request(action, *description):
     return WorkloadControlRequest(WorkloadAction[action], *description)
 
 
-def heard(rig: Rig) -> list[tuple[str, str]]:
+def heard(rig):
     """What the agent was told. A request is there before the rank gets its answer."""
     rig.monitor.hear()
     said = [rig.asked.get_nowait() for _ in range(rig.asked.qsize())]

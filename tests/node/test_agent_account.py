@@ -1,14 +1,12 @@
 """Where the time went in a real job: the account against what the ranks themselves have noted."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections import defaultdict
 from datetime import datetime
 
 import pytest
-from agent_harness import UP, Rig, kill, up
+from agent_harness import UP, kill, up
 from click.testing import CliRunner
 
 from nvrx_slurm.cli.toolbox import main
@@ -63,7 +61,7 @@ note("end")
 """
 
 
-def notes(rig: Rig, cycle: int, rank: int) -> dict[str, list[float]]:
+def notes(rig, cycle, rank):
     found = defaultdict(list)
     for line in (rig.dir / f"notes_{cycle}_{rank}").read_text().splitlines():
         what, at = json.loads(line)
@@ -71,11 +69,11 @@ def notes(rig: Rig, cycle: int, rank: int) -> dict[str, list[float]]:
     return found
 
 
-def took(found: dict[str, list[float]], name: str) -> float:
+def took(found, name):
     return sum(end - begin for begin, end in zip(found[name], found[f"/{name}"], strict=False))  # one is cut off
 
 
-def trained(found: dict[str, list[float]], until: float) -> tuple[float, float]:
+def trained(found, until):
     """Productive, and since the checkpoint."""
     saved = found["/checkpointing"][-1]
     return until - found["beat"][0] - took(found, "checkpointing") - took(found, "evaluation"), until - saved - took(
@@ -83,7 +81,7 @@ def trained(found: dict[str, list[float]], until: float) -> tuple[float, float]:
     )
 
 
-def unix(text: str) -> float:
+def unix(text):
     return datetime.fromisoformat(text).timestamp()
 
 

@@ -1,15 +1,12 @@
 """One of four ranks on two nodes hangs in a job with real collectives: that rank is named, not its victims."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
 import sys
-from typing import Any
 
 import pytest
-from agent_harness import CLIENT, UP, Rig
+from agent_harness import CLIENT, UP
 
 pytestmark = pytest.mark.process
 
@@ -77,7 +74,7 @@ os._exit(0)
 """
 )
 # What is known of each hang: the culprits, and a word of the verdict.
-EXPECTED: dict[str, tuple[list[int], str]] = {
+EXPECTED = {
     "sleeps": ([2], "sleeps"),
     "spins": ([2], "moves"),
     "vfork_that_waits": ([2], "kernel"),
@@ -116,7 +113,7 @@ def test_the_rank_that_the_others_wait_for_is_named(rig, kinds):
             assert restart["rank"] == 2, restart
 
 
-def report(rig: Rig, cycle: int) -> dict[str, Any]:
+def report(rig, cycle):
     found = json.loads((rig.run_dir / f"cycle_{cycle}" / "hang.json").read_text())
     return found
 

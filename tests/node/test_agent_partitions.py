@@ -1,9 +1,7 @@
 """Four nodes in network namespaces, two of them active: links are cut for real, and no rank ever runs twice."""
 
-from __future__ import annotations
-
 import pytest
-from agent_harness import QUICK, Launcher, Rig, says, up
+from agent_harness import QUICK, says, up
 from namespaces import Network, unusable
 from test_takeover import WRITES, writers
 
@@ -16,7 +14,7 @@ def network():
         yield one
 
 
-def start(rig: Rig, network: Network) -> list[Launcher]:
+def start(rig, network):
     """Agents 0 to 3 of one job. Agents 0 and 1 are active and have written; the others are spares."""
     place = ("--nnodes=2:4", f"--rdzv-endpoint={network.address(0)}:29400", "--rdzv-conf=last_call_timeout=30")
     script, nodes = rig.script(WRITES), []

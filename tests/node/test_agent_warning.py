@@ -1,12 +1,10 @@
 """The warning signal: every rank hears of it once, on every node; what ends early says so in its exit code."""
 
-from __future__ import annotations
-
 import signal
 import time
 
 import pytest
-from agent_harness import CLIENT, Launcher, Rig
+from agent_harness import CLIENT
 
 pytestmark = pytest.mark.process
 
@@ -21,11 +19,11 @@ def train_until_told():
 """  # fmt: skip
 
 
-def start(rig: Rig, code: str, *flags: str, **env: str) -> Launcher:
+def start(rig, code, *flags, **env):
     return rig.run(rig.script(ASKS + code), "--nproc-per-node=2", *flags, **env)
 
 
-def both_up(one: Launcher):
+def both_up(one):
     for rank in (0, 1):
         one.line(rf"\[rank {rank}\] up")
 

@@ -1,7 +1,5 @@
 """--ft-notify, --ft-slurm-comment and metrics: what a receiver gets, and what a receiver that hangs costs."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -10,7 +8,6 @@ import socket
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import Any
 
 import pytest
 from agent_harness import QUICK, UNTIL_TOLD, kill, says, up
@@ -100,7 +97,7 @@ def test_the_comment_of_the_job(rig):
     assert "Comment=nvrx ended with code 0, 0 restarts" in asked.read_text()
 
 
-def counters(body: dict[str, Any]) -> dict[tuple[str, ...], float]:
+def counters(body):
     """Of what was pushed."""
     metrics = body["resourceMetrics"][0]["scopeMetrics"][0]["metrics"]
     points = [(one["name"], point) for one in metrics if "sum" in one for point in one["sum"]["dataPoints"]]

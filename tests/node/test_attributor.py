@@ -1,18 +1,14 @@
 """`nvrx-run` and attribution services that answer, hang, flood or die: only a STOP that the user wants ends a job."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from agent_harness import UP, Launcher, Rig, says
-from fakes import Answer as Script
-from fakes import Asked, Fake, floods, hangs, reply
+from agent_harness import UP, says
+from fakes import Fake, floods, hangs, reply
 from waits import until
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("attribution")]  # of port 50050 there is one
@@ -22,7 +18,7 @@ SUBMITTED = reply(200, {"submitted": True})
 FAILS_ONCE = UP + "if CYCLE == 0:\n    raise ValueError('bad sample')\n"
 
 
-def advice(action: str) -> bytes:
+def advice(action):
     said = {"action": action, "reason": "it fails again", "source": "test"}
     return reply(200, {"status": "completed", "result": {}, "recommendation": said})
 
@@ -33,17 +29,17 @@ def fake():
         yield lambda *script: stack.enter_context(Fake(*script))
 
 
-def run(rig: Rig, code: str, endpoint: str, *flags: str, **env: str) -> Launcher:
+def run(rig, code, endpoint, *flags, **env):
     prefix = f"--ft-per-cycle-applog-prefix={rig.dir}/train.log"
     wanted = (prefix, f"--ft-attribution-endpoint={endpoint}", "--max-restarts=3", "--ft-crash-loop-backoff=0", *flags)
     return rig.run(rig.script(code), "--standalone", *wanted, "--ft-node-health-checks=false", **env)
 
 
-def by_method(action: str) -> Callable[[Asked], Script]:
+def by_method(action):
     return lambda asked: SUBMITTED if asked.method == "POST" else advice(action)
 
 
-def attribution_of(job: Launcher) -> list[int]:
+def attribution_of(job):
     found = []
     for pid in job.children:
         try:

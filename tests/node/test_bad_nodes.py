@@ -1,13 +1,10 @@
 """A node on which each rank fails gives its place to a spare, however it fails; a rank that fails moves no node."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from agent_harness import CLIENT, UP, Rig
+from agent_harness import CLIENT, UP
 
 pytestmark = pytest.mark.process
 
@@ -23,7 +20,7 @@ if PRINTS:
 )
 
 
-def _ways(table: str) -> dict[str, str]:
+def _ways(table):
     return dict(line.split(": ", 1) for line in table.strip().split("\n"))
 
 
@@ -68,7 +65,7 @@ barrier()
 OF_CODE = ("value", "key", "decode", "assertion")
 
 
-def program(rig: Rig, text: str, interpreter: str) -> str:
+def program(rig, text, interpreter):
     """The script as a program of its own, for an interpreter that may be missing."""
     path = Path(rig.script(text, f"program.{Path(interpreter).parts[1]}"))
     path.write_text(f"#!{interpreter}\n{path.read_text()}")
@@ -76,12 +73,12 @@ def program(rig: Rig, text: str, interpreter: str) -> str:
     return str(path)
 
 
-def strikes(rig: Rig) -> list[str]:
+def strikes(rig):
     file = rig.logs / "strikes.jsonl"
     return file.read_text().splitlines() if file.exists() else []
 
 
-def cases(ways: Iterable[str], *quick: str, sizes: tuple[int, ...] = ()) -> list[object]:
+def cases(ways, *quick, sizes=()):
     """Each way with 2 active nodes, printed iterations and none; the `quick` ones with `sizes`, too. Only a few are
     always run."""
     every = [(way, prints, 2) for way in ways for prints in (False, True)]

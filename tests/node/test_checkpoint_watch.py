@@ -1,11 +1,9 @@
 """--ft-checkpoint-dir in real jobs: where ranks resume, torn and stale checkpoints, a dead file system."""
 
-from __future__ import annotations
-
 import time
 
 import pytest
-from agent_harness import UNTIL_TOLD, UP, Rig
+from agent_harness import UNTIL_TOLD, UP
 from waits import until
 
 from nvrx_slurm.views import status
@@ -32,7 +30,7 @@ say("from", os.path.basename(os.environ.get("NVRX_RESUME_FROM", "nothing")))
 """
 
 
-def rig_flags(rig: Rig) -> tuple[str, ...]:
+def rig_flags(rig):
     (rig.dir / "saves").mkdir()
     return f"--ft-checkpoint-dir={rig.dir / 'saves'}", "--max-restarts=9", "--ft-crash-loop-backoff=0"
 

@@ -1,15 +1,11 @@
 """The preflight and its process, which stops, babbles, ends or never begins: bounded, said once, nothing left."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re
 import signal
 import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from agent_harness import WAIT_S, stat
@@ -38,32 +34,32 @@ SAYS = f"import sys\nfor line in sys.stdin: print({GOOD!r}, flush=True)\n"
 class Bench:
     """A preflight that runs `program` for its checks, what it posted and what it said."""
 
-    def __init__(self, directory: Path, spec: PreflightSpec):
-        self.said: list[str] = []
-        self.posted: list[Any] = []
-        self.refused: list[Exception] = []
-        self.pids: list[int] = []
+    def __init__(self, directory, spec):
+        self.said = []
+        self.posted = []
+        self.refused = []
+        self.pids = []
         self.preflight = Preflight(spec, 0, directory, self.said.append, self.posted.append, self.refused.append)
         self.checks = self.preflight.checks
 
-    def handle(self, command: Any):
+    def handle(self, command):
         self.preflight.handlers()[type(command)](command)
 
-    async def prepare(self, cycle: int = 0, used: bool = False) -> str:
+    async def prepare(self, cycle=0, used=False):
         return await asyncio.wait_for(self.preflight.prepare(cycle, used), WAIT_S)
 
-    def start(self) -> int:
+    def start(self):
         self.checks.spawn()
         assert self.checks.pid is not None
         self.pids.append(self.checks.pid)
         return self.checks.pid
 
-    async def until(self, condition: Callable[[], object]):
+    async def until(self, condition):
         while not condition():
             await asyncio.sleep(0.005)
 
 
-def run(directory: Path, story: Callable[[Bench], Awaitable[None]], spec: PreflightSpec = SPEC) -> Bench:
+def run(directory, story, spec=SPEC):
     """Play a story; afterwards no process and no descriptor may be left."""
     before = set(os.listdir("/proc/self/fd"))
 
@@ -82,7 +78,7 @@ def run(directory: Path, story: Callable[[Bench], Awaitable[None]], spec: Prefli
     return bench
 
 
-def told(program: str) -> PreflightSpec:
+def told(program):
     """Instead of the checks, this program."""
     return replace(SPEC, program=(sys.executable, "-c", program))
 
@@ -223,7 +219,7 @@ def test_a_node_service_is_asked_and_has_its_own_deadline():
     assert {"--deadline=65", "--expect=node_service=/service"} <= set(spec.arguments) and spec.answer_s == 67.0
 
 
-def memory(*used_mb: int) -> str:
+def memory(*used_mb):
     """A program that answers questions of GPU memory with these, and those of checks with GOOD."""
     line = GOOD.replace('"asked"', '"used_mb": {"GPU 0": %d}, "asked"')
     return f"""import sys

@@ -1,14 +1,10 @@
 """The console's thread: fair between sentences and chatty ranks, useful without inotify, readable."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
 import re
 import threading
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from agent_harness import WAIT_S
@@ -28,21 +24,21 @@ class Screen:
 
     def __init__(self):
         self.text = b""
-        self.before: Callable[[int, bytes], object] = lambda fd, data: None
+        self.before = lambda fd, data: None
         self._news = threading.Condition()
 
-    def write(self, fd: int, data: bytes):
+    def write(self, fd, data):
         self.before(fd, data)
         with self._news:
             self.text += data
             self._news.notify_all()
 
-    def until(self, wanted: str):
+    def until(self, wanted):
         with self._news:
             assert self._news.wait_for(lambda: wanted.encode() in self.text, WAIT_S), (wanted, self.text[-2000:])
 
     @property
-    def lines(self) -> list[str]:
+    def lines(self):
         """Complete lines, the heads of sentences shortened."""
         return US.sub(b"us: ", self.text).decode().splitlines()
 
@@ -63,13 +59,13 @@ def us(screen):
     assert made._thread is not None and not made._thread.is_alive()
 
 
-def new(path: Path, text: str = "") -> Path:
+def new(path, text=""):
     path.parent.mkdir(exist_ok=True)
     path.write_text(text)
     return path
 
 
-def append(path: Path, text: str):
+def append(path, text):
     with path.open("a") as file:
         file.write(text)
 

@@ -1,10 +1,7 @@
 """The event log: complete in the normal case, and never more than a log where its file system hangs or is full."""
 
-from __future__ import annotations
-
 import os
 import threading
-from pathlib import Path
 
 import pytest
 from agent_harness import WAIT_S
@@ -19,7 +16,7 @@ from tests.core.samples import agent_settings
 pytestmark = pytest.mark.process
 
 
-def written(path: Path, steps: int) -> list[str]:
+def written(path, steps):
     """What is said while `steps` steps are logged to `path`, and the log is closed twice."""
     said = []
     core = Agent(Node("n", 0, "host", "", 1), agent_settings(), 0.0)

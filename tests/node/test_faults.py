@@ -1,7 +1,5 @@
 """A dead worker's fault: from its exit code, torchelastic's error file and its stderr; its log where disks are full."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -48,7 +46,7 @@ def test_an_exit_code_is_a_fault(code, found):
     assert (fault and (fault.kind, fault.exit_code, fault.message)) == found
 
 
-def error_file(message: object) -> str:
+def error_file(message):
     return json.dumps({"message": message})
 
 

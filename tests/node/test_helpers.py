@@ -1,11 +1,9 @@
 """Helpers that outlive their rank and clean up: they end before the next cycle starts, and nothing is left."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
-from agent_harness import CLIENT, Rig
+from agent_harness import CLIENT
 from test_orphans import gone
 
 pytestmark = pytest.mark.process
@@ -29,11 +27,11 @@ def make():
 """
 
 
-def names(rig: Rig) -> list[str]:
+def names(rig):
     return (rig.dir / "names").read_text().split()
 
 
-def left(rig: Rig) -> list[str]:
+def left(rig):
     return [name for name in names(rig) if (SHM / name).exists()]
 
 

@@ -1,7 +1,5 @@
 """What ranks say when they are looked at is not trusted; a worker that ends is not waited for."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import cast
@@ -24,17 +22,17 @@ SEEN = {"pid": 7, "state": "S", "moves": False, "stack": "", "record": "[]", "se
 class Monitor:
     """Says `answer`; None: its worker has ended, ...: nothing."""
 
-    def __init__(self, answer: object):
+    def __init__(self, answer):
         self._answer = answer
 
-    def inspect(self, within_s: float) -> asyncio.Future[object]:
+    def inspect(self, within_s):
         found = asyncio.get_running_loop().create_future()
         if self._answer is not ...:
             found.set_result(self._answer)
         return found
 
 
-def inspected(within_s: float, *answers: object) -> tuple[t.RankEvidence, ...]:
+def inspected(within_s, *answers):
     """The evidence of workers whose monitors give these answers, {} for the usual one."""
 
     async def play():

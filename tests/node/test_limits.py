@@ -3,8 +3,6 @@
 The job ends with a result of its own or goes on without what it could not have; no agent breaks, and all is said.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno
@@ -12,11 +10,10 @@ import itertools
 import os
 import re
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from agent_harness import UP, WAIT_S, Launcher, Rig
+from agent_harness import UP, WAIT_S
 
 USER = 61_234  # has no other processes: RLIMIT_NPROC does not bind root
 LACKS = "may open only|Too many open files|Resource temporarily unavailable|no thread can be made"
@@ -47,14 +44,14 @@ def cgroup(rig):
 
 
 @contextlib.contextmanager
-def mounted(where: Path, kind: bytes, options: bytes) -> Iterator[None]:
+def mounted(where, kind, options):
     if LIBC.mount(b"test", os.fsencode(where), kind, 0, options):
         pytest.skip(f"nothing can be mounted here: {os.strerror(ctypes.get_errno())}")
     yield
     assert LIBC.umount2(os.fsencode(where), 2) == 0  # MNT_DETACH
 
 
-def judge(rig: Rig, one: Launcher, *codes: int):
+def judge(rig, one, *codes):
     """How it ended: with one of these codes, as result.json says, without a traceback of ours."""
     code = one.wait()
     assert code in codes and re.search(LACKS, one.text), one.text
@@ -63,7 +60,7 @@ def judge(rig: Rig, one: Launcher, *codes: int):
         assert rig.result["code"] == code
 
 
-def running(rig: Rig, script: str = "work.py") -> Launcher:
+def running(rig, script="work.py"):
     """Until both ranks are up in cycle 0."""
     one = rig.run(rig.script(FAILS_ONCE, script), *FLAGS)
     for rank in (0, 1):

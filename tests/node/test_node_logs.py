@@ -1,7 +1,5 @@
 """Merged logs of whole jobs: real launchers, their shippers and aggregators, killed, stopped and elected."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -13,7 +11,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from agent_harness import QUICK, UP, Launcher, Rig, kill, up
+from agent_harness import QUICK, UP, kill, up
 from log_harness import by_source, foreign_client
 from stage import free_port
 from waits import until
@@ -27,15 +25,15 @@ CHATTY = UP + 'for i in range(300):\n    say("line", i)\n    print("error", i, f
 UNTIL_TOLD = CHATTY + 'gate(f"end{CYCLE}")\nsay("last", RANK)\n'
 
 
-def flags(rig: Rig, *more: str) -> tuple[str, ...]:
+def flags(rig, *more):
     return (f"--ft-per-cycle-applog-prefix={rig.dir}/merged/train.log", "--redirects=2", *more)
 
 
-def merged(rig: Rig, cycle: int) -> Path:
+def merged(rig, cycle):
     return rig.dir / "merged" / f"train_cycle{cycle}.log"
 
 
-def log_program(one: Launcher, module: str) -> int:
+def log_program(one, module):
     """The shipper or aggregator of this agent."""
     for pid in one.children:
         with contextlib.suppress(OSError):  # it has ended
@@ -44,13 +42,13 @@ def log_program(one: Launcher, module: str) -> int:
     return 0
 
 
-def terms(rig: Rig, cycle: int) -> list[int]:
+def terms(rig, cycle):
     """Those of the aggregators that wrote the file."""
     lines = map(json.loads, Path(index_file(str(merged(rig, cycle)))).read_text().splitlines())
     return [line["term"] for line in lines if isinstance(line, dict) and "term" in line]
 
 
-def check(rig: Rig, cycle: int) -> int:
+def check(rig, cycle):
     """Each file of each rank is in the merged file exactly once; how many there are."""
     path = merged(rig, cycle)
     found = by_source(path.read_bytes(), Path(index_file(str(path))).read_bytes())
@@ -61,7 +59,7 @@ def check(rig: Rig, cycle: int) -> int:
     return len(found)
 
 
-def holds_token(pid: int) -> bool:
+def holds_token(pid):
     with contextlib.suppress(OSError):  # it has ended
         return b"5" * 64 in Path(f"/proc/{pid}/environ").read_bytes()
     return False

@@ -1,7 +1,5 @@
 """What workers leave behind in sessions and groups of their own: gone after a fault, and when the agent ends."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -44,7 +42,7 @@ def helper(place, note, name="daemon"):
 """
 
 
-def gone(pid: int) -> bool:
+def gone(pid):
     return not Path(f"/proc/{pid}").exists()
 
 

@@ -1,7 +1,5 @@
 """The preflight in real jobs: unfit nodes, nodes that fall sick; memory; broken files."""
 
-from __future__ import annotations
-
 import os
 import re
 import select
@@ -9,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from agent_harness import UP, Launcher, Rig, stat, up
+from agent_harness import UP, stat, up
 from standin import StandIn
 from waits import until
 
@@ -28,14 +26,14 @@ OFF = "--ft-node-health-checks=false"
 OFTEN = "--ft-node-health-check-interval=0.2"
 
 
-def events(rig: Rig) -> str:
+def events(rig):
     """The coordinator's event log, which replays."""
     lines = (rig.run_dir / "events" / "coordinator.jsonl").read_text().splitlines()
     assert replay(lines) == []
     return "\n".join(lines)
 
 
-def said_of(one: Launcher, node: int, sentence: str) -> bool:
+def said_of(one, node, sentence):
     return any(re.match(rf"node {node} \(\S+\) {re.escape(sentence)}", line) for line in one.said)
 
 
@@ -68,7 +66,7 @@ def gpus(nvml_standin, tmp_path):
     return stand_in
 
 
-def with_gpus(rig: Rig, gpus: StandIn, which: int, *flags: str) -> list[Launcher]:
+def with_gpus(rig, gpus, which, *flags):
     """Two nodes and a spare, of which one sees the GPUs; all are up."""
     script = rig.script(WAITS_ONCE)
     nodes = [rig.node(rank, "2:3", script, *flags, **(gpus.env if rank == which else {})) for rank in range(3)]
@@ -87,7 +85,7 @@ def test_a_gpu_that_breaks_in_a_cycle_costs_its_node_the_place(rig, gpus):
     assert up(nodes[2], 1)[0] == 1 and nodes[1].cycles == [0]
 
 
-def crashed(rig: Rig, gpus: StandIn, *flags: str, facts: str = "used.0 70000") -> Launcher:
+def crashed(rig, gpus, *flags, facts="used.0 70000"):
     """A node whose worker has just crashed, and left its GPUs with `facts`."""
     one = rig.run(rig.script(WAITS_ONCE), "--max-restarts=1", "--ft-gpu-memory-poll-interval=0.05", *flags, **gpus.env)
     _, pid = up(one, 0)

@@ -1,17 +1,13 @@
 """What a listener that hangs for ever costs the others: at most 50 ms, and the loop nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -26,7 +22,7 @@ from nvrx_slurm.node.publish import metrics, status
 from nvrx_slurm.node.publish.announce import Announcer, Comment
 from nvrx_slurm.node.publish.listeners import listeners
 from nvrx_slurm.node.publish.metrics import MetricsFile, MetricsPush
-from nvrx_slurm.node.publish.publisher import Publisher, View, Viewer
+from nvrx_slurm.node.publish.publisher import Publisher
 from nvrx_slurm.node.publish.status import StatusFile
 
 pytestmark = pytest.mark.process
@@ -39,10 +35,10 @@ class Clock:
     """Viewer: when it was told."""
 
     def __init__(self):
-        self.at: list[float] = []
+        self.at = []
         self.told = threading.Event()
 
-    def tell(self, view: View):
+    def tell(self, view):
         self.at.append(time.monotonic())
         self.told.set()
 
@@ -57,7 +53,7 @@ class Hanging:
         self.over = threading.Event()
         self.came = threading.Event()
 
-    def __call__(self, *words: object):
+    def __call__(self, *words):
         self.came.set()
         self.over.wait(WAIT_S)
 
@@ -78,18 +74,18 @@ def silent():
         yield url, lambda: bytes(held.enter_context(server.accept()[0]).recv(5))
 
 
-def publisher(*listeners: Viewer, progress: str | None = None) -> Publisher:
+def publisher(*listeners, progress=None):
     config = Config()
     settings = coordinator_settings(config, agent_settings(config), 0.0)
     core = Coordinator(settings, asyncio.get_running_loop().time())
     return Publisher(core, JobLabels("7", "r0"), "me", progress, lambda: None, None, listeners)
 
 
-def say(sentence: str):
+def say(sentence):
     """Nobody hears it."""
 
 
-def costs(make: Callable[[], Viewer], came: Callable[[], Any], is_bounded: float):
+def costs(make, came, is_bounded):
     """Publish with the listener `make()`, which hangs; another one is told in time, again and again."""
 
     async def run():

@@ -1,12 +1,8 @@
 """What the coordinator asks for: the checkpoint iteration file, and how long the job has; nothing holds up the loop."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from agent_harness import WAIT_S
@@ -19,11 +15,11 @@ from nvrx_slurm.slurm.control import Control
 pytestmark = pytest.mark.process
 
 
-async def one(file: ProgressFile) -> int | None:
+async def one(file):
     return await asyncio.wait_for(file.read(), WAIT_S)
 
 
-def reads(path: object, count: int = 1, before: Callable[[int], object] = str) -> tuple[list[int | None], list[str]]:
+def reads(path, count=1, before=str):
     """The results of `count` reads, `before(number)` each, and the ends of the sentences about them."""
     said = []
 
@@ -99,7 +95,7 @@ def test_a_file_system_that_hangs_costs_one_thread_and_no_time(monkeypatch):
 SAYS = "says() { echo JobId=7 JobState=RUNNING ExitCode=0:0 RunTime=00:00:00 TimeLimit=$1; }"
 
 
-def fake_scontrol(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str):
+def fake_scontrol(folder, monkeypatch, text):
     tool = folder / "scontrol"
     tool.write_text(f"#!/bin/sh\necho asked >> {folder}/asked\n{SAYS}\n{text}\n")
     tool.chmod(0o755)
@@ -107,7 +103,7 @@ def fake_scontrol(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str):
     monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
 
 
-def count(folder: Path) -> int:
+def count(folder):
     return len((folder / "asked").read_text().splitlines()) if (folder / "asked").exists() else 0
 
 
@@ -116,7 +112,7 @@ def at_once(monkeypatch):
     monkeypatch.setattr(questions, "_RETRY_S", 0.0)
 
 
-def answers(job_id: int | None, times: int, control: Control | None = None) -> list[float | None]:
+def answers(job_id, times, control=None):
     async def story():
         clock = AllocationClock(control or Control("cli"), job_id)
         return [await asyncio.wait_for(clock.left_s(), 20.0) for _ in range(times)]

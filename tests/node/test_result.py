@@ -1,13 +1,10 @@
 """What is said and written at the end of a job."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
 import threading
 from functools import partial
-from pathlib import Path
 
 import pytest
 from agent_harness import WAIT_S
@@ -84,7 +81,7 @@ def test_a_failing_end_lists_the_failed_ranks_and_the_first_cause_last():
     assert "failed in cycle" not in result.sentence(alone)
 
 
-def publish(path: Path, done: JobOver = GOOD) -> list[str]:
+def publish(path, done=GOOD):
     said = []
 
     async def write():

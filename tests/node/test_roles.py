@@ -1,14 +1,10 @@
 """Roles: no command before its receiver exists (D1); an agent that becomes the coordinator; held processes."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
 import select
 import signal
-from pathlib import Path
-from typing import Any
 
 import pytest
 from agent_harness import WAIT_S
@@ -32,9 +28,9 @@ class Recorder:
     """A role that handles everything and notes it."""
 
     def __init__(self):
-        self.seen: list[Any] = []
+        self.seen = []
 
-    def handlers(self) -> dict[type, Any]:
+    def handlers(self):
         return dict.fromkeys(ag.COMMANDS, self.seen.append)
 
     async def start(self):
@@ -93,7 +89,7 @@ def test_two_nodes_start_whatever_is_slow(rig, slow):
     assert [one.wait() for one in nodes] == [0, 0], nodes[0].text
 
 
-def ran(held: processes.Held, tmp_path: Path, **env: str) -> tuple[int, str, str]:
+def ran(held, tmp_path, **env):
     """Exit code, stdout and stderr of a held process after its release."""
     with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
         child = held.release(env, out, err)

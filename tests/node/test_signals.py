@@ -1,12 +1,9 @@
 """Signals that end the job, are passed on, or come again; one wish, one code on all nodes, nothing left."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 
 import pytest
-from agent_harness import Launcher
 from waits import until
 
 pytestmark = pytest.mark.process
@@ -93,7 +90,7 @@ def test_signal_while_a_name_is_looked_up(rig):
     assert one.wait(10) == 143
 
 
-def press(one: Launcher):
+def press(one):
     """Ctrl-C, which has been read."""
     one.signal(signal.SIGINT)
     status = Path(f"/proc/{one.pid}/status")

@@ -1,10 +1,5 @@
 """What slows a node down, by files of the kernel and by what NVML says of the GPUs."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from pathlib import Path
-
 import pytest
 
 from nvrx_slurm.node.monitors import signs
@@ -20,7 +15,7 @@ FILES = {
 }
 
 
-def node(place: Path, files: Mapping[str, str]) -> Path:
+def node(place, files):
     for name, text in files.items():
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_text(text)

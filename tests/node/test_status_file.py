@@ -1,14 +1,12 @@
 """status.json of real jobs: from waiting to running, over a restart and a takeover, to the end and to silence."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import time
 
 import pytest
-from agent_harness import QUICK, UNTIL_TOLD, Rig, kill, says, up
+from agent_harness import QUICK, UNTIL_TOLD, kill, says, up
 from waits import until
 
 from nvrx_slurm.views import status
@@ -20,7 +18,7 @@ pytestmark = pytest.mark.process
 OFTEN = "from nvrx_slurm.node.publish import publisher\npublisher.INTERVAL_S, publisher._SOON_S = 0.5, 0.05"
 
 
-def told(rig: Rig, *parts: str, code: int = HEALTHY) -> dict[str, object]:
+def told(rig, *parts, code=HEALTHY):
     """Wait until `nvrx status` says these parts, with that code; the content of status.json."""
     last = status.Seen(-1, "", "")
 

@@ -1,15 +1,12 @@
 """Steps of scripts that import nothing of ours: counted right, weights and graphs as without, no trace of the hook."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from agent_harness import WAIT_S, Rig
+from agent_harness import WAIT_S
 from test_status_file import OFTEN, told
 
 from nvrx_slurm.core.progress import pace, progress
@@ -29,7 +26,7 @@ KINDS = (
 FEW = ("adamw", "nested", "closes_all")
 
 
-def facts(rig: Rig, way: str, kinds: tuple[str, ...], *flags: str) -> dict[str, dict[str, Any]]:
+def facts(rig, way, kinds, *flags):
     """What each kind has found."""
     out = rig.dir / way
     out.mkdir()

@@ -1,13 +1,11 @@
 """The coordinator is lost in every phase of the job: another agent takes over, and no rank runs twice."""
 
-from __future__ import annotations
-
 import os
 import signal
 
 import one_writer
 import pytest
-from agent_harness import CLIENT, QUICK, UNTIL_TOLD, UP, Rig, kill, says, stat, up
+from agent_harness import CLIENT, QUICK, UNTIL_TOLD, UP, kill, says, stat, up
 from click.testing import CliRunner
 from waits import until
 
@@ -20,7 +18,7 @@ pytestmark = pytest.mark.process
 WRITES = UP + one_writer.worker("", "plain")
 
 
-def writers(rig: Rig) -> dict[int, list[tuple[int, int]]]:
+def writers(rig):
     """See `one_writer.writers`."""
     return one_writer.writers(rig.dir / "written")
 

@@ -1,7 +1,5 @@
 """Workers that are forked from a template: when they are, when they are not, and what may happen to the template."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re
@@ -11,7 +9,7 @@ from pathlib import Path
 
 import minicluster_init as init
 import pytest
-from agent_harness import REPO, WAIT_S, Launcher, Rig, kill, says, stat
+from agent_harness import REPO, WAIT_S, kill, says, stat
 from stage import await_end
 from waits import until
 
@@ -47,13 +45,13 @@ def work(rig):
     return rig.script(LIVES)
 
 
-def up(one: Launcher, cycle: int, rank: int) -> tuple[str, int, str]:
+def up(one, cycle, rank):
     """How this rank came to be, its pid, and the text of its module."""
     found = one.line(rf"up {cycle} rank {rank} (\w+) pid (\d+) (\w+)$")
     return found[1], int(found[2]), found[3]
 
 
-def alike(one: Launcher) -> list[int]:
+def alike(one):
     """Workers, standbys and the template. People find workers by the name of the script, and nothing else by that."""
     found = []
     for pid in one.children:
@@ -67,7 +65,7 @@ def alike(one: Launcher) -> list[int]:
     return found
 
 
-def waiting(one: Launcher, workers: list[int]) -> list[int]:
+def waiting(one, workers):
     """The template, then one standby per worker; waits for them."""
     names = ["nvrx-standby"] * len(workers) + ["nvrx-template"]
 
@@ -82,13 +80,13 @@ def waiting(one: Launcher, workers: list[int]) -> list[int]:
     return [found[0], *sorted(found[1:], key=began)]
 
 
-def have(one: Launcher, library: str, workers: list[int]) -> bool:
+def have(one, library, workers):
     """Whether the template and all standbys have loaded a library."""
     others = set(alike(one)) - set(workers)
     return len(others) == 2 and all(library in Path(f"/proc/{pid}/maps").read_text() for pid in others)
 
 
-def began(pid: int) -> tuple[int, int]:
+def began(pid):
     """Order of processes by their start."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]), pid
@@ -96,14 +94,14 @@ def began(pid: int) -> tuple[int, int]:
         return 0, pid
 
 
-def pids_of(one: Launcher, cycle: int, how: str) -> list[int]:
+def pids_of(one, cycle, how):
     """The pids of both ranks, which came to be like that."""
     found = [up(one, cycle, rank) for rank in (0, 1)]
     assert [found[rank][0] for rank in (0, 1)] == [how] * 2
     return [pid for _, pid, _ in found]
 
 
-def imports(rig: Rig) -> int:
+def imports(rig):
     return len((rig.dir / "imports").read_text().split())
 
 
@@ -117,7 +115,7 @@ TemplateProcess._expect_answer = asks
 """
 
 
-def asked(one: Launcher) -> int:
+def asked(one):
     """How often a template was asked for something."""
     one.read(0.02)
     return one.text.count("the template is asked")
@@ -335,7 +333,7 @@ processes.hold = told
 """
 
 
-def with_libraries(rig: Rig, first: str, **libraries: str) -> tuple[str, dict[str, str]]:
+def with_libraries(rig, first, **libraries):
     """A script that begins with `first`, and what the launcher's environment has for it."""
     for name, text in {**LIBRARIES, **libraries}.items():
         path = rig.dir / "libraries" / f"{name}.py"
@@ -347,7 +345,7 @@ def with_libraries(rig: Rig, first: str, **libraries: str) -> tuple[str, dict[st
     return str(script), {"PYTHONPATH": f"{rig.dir / 'libraries'}:{REPO}"}
 
 
-def had(one: Launcher, cycle: int, rank: int = 0) -> tuple[str, int]:
+def had(one, cycle, rank=0):
     """The libraries that this rank had before its script imported them, and its pid."""
     found = one.line(rf"up {cycle} rank {rank} with (.*)pid (\d+)$")
     return found[1].strip(), int(found[2])

@@ -1,7 +1,5 @@
 """A forked worker cannot be told from one that was executed: one table of facts, one of ends, on each Python."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -9,7 +7,6 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 from stage import free_port
@@ -23,7 +20,7 @@ import warm_ends  # noqa: E402
 pytestmark = pytest.mark.matrix
 
 
-def _pythons() -> dict[str, str]:
+def _pythons():
     """Our own Python, and those of other versions that pyenv has here."""
     found = {f"{sys.version_info[0]}.{sys.version_info[1]}": sys.executable}
     for path in sorted(Path.home().glob(".pyenv/versions/3.1[0-9].*/bin/python")):
@@ -36,19 +33,7 @@ OTHERS = [pytest.param(version, marks=pytest.mark.matrix) for version in list(PY
 VERSIONS = pytest.mark.parametrize("version", [*list(PYTHONS)[:1], *OTHERS])
 
 
-def start(
-    directory: Path,
-    argv: list[str],
-    envs: list[dict[str, str]],
-    preload: list[str] | None,
-    path0: str | None = None,
-    *,
-    env: dict[str, str] | None = None,
-    prefixes: list[list[str]] | None = None,
-    imports: list[str] | None = None,
-    later: list[str] | None = None,
-    says: str = "",
-) -> Any:
+def start(directory, argv, envs, preload, path0=None, *, env=None, prefixes=None, imports=None, later=None, says=""):
     """Code, stdout and stderr of each worker: executed, or forked from a template with `preload`, or from the successor
     of one with `imports` that nobody named, with `later`, too.
 
@@ -80,7 +65,7 @@ runpy.run_path({str(DRIVER)!r}, run_name="__main__")
 
 
 # How the script is named, and what is in the agent's environment.
-STARTS: dict[str, dict[str, str]] = {
+STARTS = {
     "script": {"CUDA_VISIBLE_DEVICES": "1,0", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
     "relative": {"PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "5"},
     "symlink": {"PYTHONWARNINGS": "error", "PYTHONDEVMODE": "1", "PYTHONOPTIMIZE": "1", "PYTHONPATH": "/one:/other"},
@@ -93,7 +78,7 @@ STARTS: dict[str, dict[str, str]] = {
 USUAL = ("script", "symlink", "module")
 
 
-def _lay_out(directory: Path, python: str, how: str) -> tuple[list[str], str | None]:
+def _lay_out(directory, python, how):
     """The command line of a worker, and what Python puts in front of sys.path."""
     (directory / "beside.py").write_text("")
     script, probe = directory / "train.py", (DATA / "warm_probe.py").read_text()
@@ -143,7 +128,7 @@ def test_facts(tmp_path, version, how):
         assert facts[1][name] == executed, name
 
 
-def _plain(text: str) -> str:
+def _plain(text):
     """Without what differs from process to process."""
     return re.sub(r"0x[0-9a-f]+|random 0\.\d+|hash -?\d+|pid \d+", "...", text)
 

@@ -5,7 +5,6 @@ import json
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -71,9 +70,6 @@ def zygotes():
     yield made
     for one in made.values():
         one.close()
-
-
-Run = Callable[..., tuple[dict, str]]
 
 
 @pytest.fixture

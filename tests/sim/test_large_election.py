@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from replay_world import Latencies, ReplayWorld
 
@@ -41,7 +39,7 @@ class _World(ReplayWorld):
             notices_s = self.rng.uniform(earliest, MEMBER_SHARE) * LEASE_S
             self.clock.after(notices_s, stream.break_at_agent, "silent", True)
 
-    def stepped(self, one: Any, event: Any, commands: Any):
+    def stepped(self, one, event, commands):
         self.won += tuple(one.core.job.term for command in commands if isinstance(command, ev.Won))
 
 

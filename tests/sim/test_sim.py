@@ -3,10 +3,7 @@
 A failure names its seed; `scripts/dev/simulate --nodes N --seed S` tells its story.
 """
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Iterable
 
 import pytest
 
@@ -17,12 +14,12 @@ from nvrx_slurm.types import RestartPolicy
 from tests.core.samples import agent_settings
 
 from .faults import KINDS
-from .world import Outcome, World, WorldSettings, random_settings
+from .world import World, WorldSettings, random_settings
 
 pytestmark = pytest.mark.fast
 
 
-def run(settings: Iterable[WorldSettings]) -> list[Outcome]:
+def run(settings):
     return [World(s).run() for s in settings]
 
 

@@ -1,7 +1,5 @@
 """The engine for bounded work in child processes, with commands and functions that misbehave in each way."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
@@ -21,7 +19,7 @@ ENV = {"PATH": "/usr/bin:/bin"}
 FOREVER = "while :; do sleep 60; done"
 
 
-def alive(pid: int) -> bool:
+def alive(pid):
     """Whether `pid` runs; zombies do not."""
     try:
         return ") Z" not in Path(f"/proc/{pid}/stat").read_text()
@@ -29,7 +27,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def ends(pid: int) -> bool:
+def ends(pid):
     until_s = time.monotonic() + BOUND_S
     while alive(pid) and time.monotonic() < until_s:
         os.sched_yield()
@@ -73,7 +71,7 @@ def test_no_descriptor_is_left():
     assert os.listdir("/proc/self/fd") == before
 
 
-def forever(pipe: int):
+def forever(pipe):
     os.write(pipe, b"begun")
     threading.Event().wait()
 

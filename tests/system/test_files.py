@@ -1,7 +1,5 @@
 """Locks, atomic writes, bounded calls, and the agent's private directory, which is swept after its owner was killed."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import fcntl
@@ -43,7 +41,7 @@ def base(monkeypatch):
         yield Path(short)
 
 
-def start_owner() -> tuple[subprocess.Popen[str], Path]:
+def start_owner():
     owner = subprocess.Popen([sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
     return owner, Path(owner.stdout.readline().strip())

@@ -1,9 +1,5 @@
 """How much memory the job may use, read from trees of files as the kernel shows them."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from nvrx_slurm.system.memory import free_bytes
@@ -13,7 +9,7 @@ GROUP = "job_7/step_0"
 V1, V2 = {"proc/self/cgroup": f"4:memory:/{GROUP}\n1:cpu:/\n"}, {"proc/self/cgroup": f"0::/{GROUP}\n"}
 
 
-def tree(root: Path, files: dict[str, str]) -> Path:
+def tree(root, files):
     for name, text in {"proc/meminfo": f"MemTotal: 1 kB\nMemAvailable:   {8 * GB // 1024} kB\n", **files}.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,12 +1,9 @@
 """NUMA binding by number and by each worker's GPU: on recorded nodes, and of real workers."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,10 +19,9 @@ pytestmark = pytest.mark.process
 ALL = numa.Allowed(frozenset(range(64)), None)
 GPUS = {f"GPU {i} (GPU-{i})": f"0000:{0x10 + i:02x}:00.0" for i in range(4)}
 NEEDS_NUMACTL = pytest.mark.skipif(shutil.which("numactl") is None, reason="numactl is not installed")
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def put(root: Path, file: str, text: str):
+def put(root, file, text):
     (root / file).parent.mkdir(parents=True, exist_ok=True)
     (root / file).write_text(text)
 

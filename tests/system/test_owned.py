@@ -1,9 +1,6 @@
 """What another user has prepared in a log tree is not written to."""
 
-from __future__ import annotations
-
 import os
-from pathlib import Path
 
 import pytest
 
@@ -17,23 +14,23 @@ OTHER = 4242
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
 
 
-def _give(path: Path):
+def _give(path):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.mkdir() if path.suffix == "" else path.touch()
     os.chown(path, OTHER, OTHER)
 
 
-def _open_to_all(path: Path):
+def _open_to_all(path):
     path.mkdir(parents=True)
     path.chmod(0o777)
 
 
-def _fifo(path: Path):
+def _fifo(path):
     path.parent.mkdir(parents=True)
     os.mkfifo(path)
 
 
-def _link(path: Path):
+def _link(path):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.symlink_to("../../../keys" if path.suffix else "/")
 

@@ -1,7 +1,5 @@
 """The small edges to the kernel: ports, children that cannot outlive us, GPUs that are counted."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select
@@ -23,7 +21,7 @@ pytestmark = pytest.mark.fast
 WAIT_MS = 20_000
 
 
-def readable(fd: int, timeout_ms: float = WAIT_MS) -> bool:
+def readable(fd, timeout_ms=WAIT_MS):
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(timeout_ms))
@@ -46,7 +44,7 @@ def test_reserved_port_can_be_listened_on_by_its_user_only():
 # --- children ---------------------------------------------------------------------------------------------------------
 
 
-def start(*argv: str, out: Path) -> processes.Child:
+def start(*argv, out):
     with out.open("wb") as file:
         return processes.start(argv, os.environ, file, subprocess.STDOUT)
 
