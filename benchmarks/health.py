@@ -183,7 +183,6 @@ def _asked(node: Node, recorded: bool, repeats: int) -> list[float]:
     where = ["--sysroot", str(node.tree)] if recorded else []
     argv = [sys.executable, "-I", "-m", "nvrx_slurm.health", "--serve", "--when", "preflight", *where]
     process = subprocess.Popen(argv, env=node.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert process.stdin is not None and process.stdout is not None
     took_ms = []
     with process:
         for _ in range(4 * repeats + 1):

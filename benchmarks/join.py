@@ -35,7 +35,6 @@ class _Program:
 
     def hear(self) -> str:
         """Its next line. Raises Failure when it ends, or says nothing for long."""
-        assert self._popen.stdout is not None
         fd, until_s = self._popen.stdout.fileno(), time.monotonic() + _TIMEOUT_S
         while b"\n" not in self._received:
             ready, _, _ = select.select([fd], [], [], max(0.0, until_s - time.monotonic()))
@@ -48,7 +47,6 @@ class _Program:
 
     def has_news(self) -> bool:
         """Whether it has said something that was not heard."""
-        assert self._popen.stdout is not None
         return bool(self._received or select.select([self._popen.stdout], [], [], 0)[0])
 
     def stop(self):
@@ -57,7 +55,6 @@ class _Program:
 
     def go(self, word: str = "go"):
         """Let it begin."""
-        assert self._popen.stdin is not None
         self._popen.stdin.write(word.encode() + b"\n")
         self._popen.stdin.flush()
 

@@ -82,7 +82,6 @@ class _Agent:
     async def leave(self):
         """Its coordinator is silent."""
         before, self.client = self.client, None
-        assert before is not None
         await before.close(0.0)
         self._take(ag.Disconnected("it is silent"))
 

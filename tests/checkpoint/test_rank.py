@@ -155,7 +155,6 @@ def test_training_goes_on_as_if_nothing_had_happened(job):
     train(model, optimizer, range(5, 10))
     again, its_optimizer = fresh()
     found = checkpoint.load({"model": again.state_dict(), "optimizer": its_optimizer.state_dict()})
-    assert found is not None
     its_optimizer.load_state_dict(found[0]["optimizer"])
     train(again, its_optimizer, range(found[1], 10))
     assert equal(dict(again.state_dict()), dict(model.state_dict()))

@@ -200,7 +200,6 @@ def test_the_job_of_a_second_agent(clean, work):
     env = TWO_EACH | {"SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_PROCID": "1"}
     env |= {"SLURMD_NODENAME": "localhost"}
     job = make_job(of(env, {"nproc_per_node": "4"}), "train.py", ())
-    assert job.electable is not None and job.meeting is not None
     assert (job.electable.electors, job.electable.min_nodes, job.electable.expected) == (2, 2, ("localhost",) * 2)
     assert [peer.key for peer in job.meeting.candidates] == ["0", "1"] and job.node.infra_rank == 1
     assert (job.spec.contract.first_local, job.spec.contract.local_world) == (4, 8)

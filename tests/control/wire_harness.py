@@ -199,7 +199,6 @@ class Process:
         self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(REPO)})
 
     async def line(self) -> str:
-        assert self.process.stdout is not None
         loop = asyncio.get_running_loop()
         read = loop.run_in_executor(None, self.process.stdout.readline)
         return (await asyncio.wait_for(read, WAIT_S)).decode().strip()
@@ -211,7 +210,6 @@ class Process:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
         self.process.wait()
-        assert self.process.stdout is not None
         self.process.stdout.close()
 
 

@@ -235,7 +235,6 @@ def _faults(rank: int, rest: list[str]) -> tuple[t.RankFault, ...]:
     fault = a_fault(rank, kind, int(told.get("code", 1)), int(told.get("local", 0)))
     if name := told.get("rule"):
         s = named(name) or named("not-finite")
-        assert s is not None
         sure = t.Confidence(told.get("sure", s.confidence))
         fault = replace(fault, finding=t.Finding(name, s.role, s.blame, sure, s.remedy, name))
     if "raised" in rest:

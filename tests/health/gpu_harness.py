@@ -46,7 +46,6 @@ class Examiner:
 
     def ask(self, *question: Any) -> Any:
         """What it answers. Fails if it does not within a bound, or has died of it."""
-        assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(json.dumps(question) + "\n")
         self.process.stdin.flush()
         assert select.select([self.process.stdout], [], [], _BOUND_S)[0], f"no answer to {question[0]}"

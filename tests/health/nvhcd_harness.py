@@ -74,7 +74,6 @@ class Daemon:
 
     def wait_for(self, words: str):
         """Wait until a further line of its log has these words."""
-        assert self.process is not None and self.process.stderr is not None
         line = ""
         while words not in line:
             assert select.select([self.process.stderr], [], [], BOUND_S)[0], f"{words!r} is not in its log: {self._log}"
@@ -104,7 +103,6 @@ class Daemon:
 
     def stop(self):
         """By SIGTERM; it leaves no socket."""
-        assert self.process is not None
         self.process.terminate()
         _, log = self.process.communicate(timeout=BOUND_S)
         assert self.process.returncode == 0 and not self.socket.exists() and "Traceback" not in log, log

@@ -33,13 +33,11 @@ class CheckServer:
         self.process = subprocess.Popen(argv, env=kept | (env or {}), stdin=pipe, stdout=pipe, stderr=pipe)
 
     def say(self, text):
-        assert self.process.stdin is not None
         self.process.stdin.write(text.encode())
         self.process.stdin.flush()
 
     def plain(self):
         """The next line. Fails without one within a bound."""
-        assert self.process.stdout is not None
         assert select.select([self.process.stdout], [], [], BOUND_S)[0], "nothing was said"
         return dict(json.loads(self.process.stdout.readline().decode().partition(report.ANSWER)[2]))
 
@@ -63,7 +61,6 @@ class CheckServer:
         return line["used_mb"], finding["verdict"], finding["text"]
 
     def silent(self):
-        assert self.process.stdout is not None
         return not select.select([self.process.stdout], [], [], 0)[0]
 
     def children(self):

@@ -25,7 +25,6 @@ CHANGED = "GPU recovery action changed from"
 )
 def test_lines(line, code, due):
     event = parsed(line, 7)
-    assert event is not None
     assert event[:3] == ("SXID" if "SXid" in line else "XID", code, "0000:3b:00") and event.sequence == 7
     assert repair(event) is due
 

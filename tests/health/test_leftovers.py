@@ -88,7 +88,6 @@ def test_processes_of_the_job_are_ended_and_no_others(tmp_path, monkeypatch, tra
     node = NodeView(str(tmp_path))
     argv = [sys.executable, "-c", TARGET, str(NOBODY), tracer, str(device)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None and parent.stderr is not None
         pid = int(parent.stdout.readline() or "0")
         if not pid:
             pytest.skip(f"no process can be traced here: {parent.stderr.read()}")

@@ -63,7 +63,6 @@ class Program:
 
     def errors(self) -> str:
         self.process.wait(WAIT_S)
-        assert self.process.stderr is not None
         return self.process.stderr.read().decode()
 
     def finish(self, within_s: float = WAIT_S) -> int:

@@ -108,7 +108,6 @@ class Worker:
             pass
         self.process.wait()
         os.close(self.pidfd)
-        assert self.process.stdin and self.process.stdout
         self.process.stdin.close()
         self.process.stdout.close()
 

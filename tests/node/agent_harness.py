@@ -91,7 +91,6 @@ class Launcher:
         self.pid = self.process.pid
         self.signal = self.process.send_signal
         self.pidfd = os.pidfd_open(self.pid)
-        assert self.process.stdout is not None
         self._out = self.process.stdout.fileno()
         os.set_blocking(self._out, False)
         self.text = ""

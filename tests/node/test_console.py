@@ -131,7 +131,6 @@ def test_a_backlog_that_is_cut_off_is_said(screen, tmp_path):
     screen.before = slow
     us._finishing, us._cut_off_s = True, float("inf")
     us.follow(new(tmp_path / "rank_0.out", ("x" * 99 + "\n") * 10_000), "[0] ", 1)
-    assert us._thread is not None
     us._thread.join(WAIT_S)
     *_, last = screen.lines
     assert re.fullmatch(rf"us: \.\.\. \d+ bytes more in {tmp_path}/rank_0.out", last)

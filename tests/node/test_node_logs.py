@@ -114,7 +114,6 @@ def test_programs_that_are_killed_lose_nothing_and_nvrx_logs_follows_a_job_to_it
     follow = [sys.executable, "-m", "nvrx_slurm.cli.toolbox", "logs", "--follow", str(rig.run_dir)]
     told = (rig.dir / "told").open("w+")
     with told, subprocess.Popen(follow, env=rig.env(), stdout=subprocess.PIPE, stderr=told, text=True) as reader:
-        assert reader.stdout is not None
         first = reader.stdout.readline()
         for module in ("shipper", "aggregator", "shipper"):
             until(lambda m=module: log_program(one, m), f"the {module} runs")

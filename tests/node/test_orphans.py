@@ -130,7 +130,6 @@ def test_children_from_before_the_agent_are_left_alone(rig):
     line = f"sleep 1000 & echo $! >&2; exec {sys.executable} -m nvrx_slurm.cli.run --log-dir={rig.logs} {script}"
     env = rig.env() | {"NVRX_TEST_MARK": "not looked for"}
     shell = subprocess.Popen(["bash", "-c", line], env=env, stderr=subprocess.PIPE, start_new_session=True)
-    assert shell.stderr is not None
     pid = int(shell.stderr.readline())
     fd = os.pidfd_open(pid)
     try:

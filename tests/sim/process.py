@@ -83,7 +83,6 @@ class SimElection(Process):
         elif isinstance(command, el.Retire):
             agent.retire()
         elif isinstance(command, el.Raise):
-            assert agent.coordinator is not None
             agent.coordinator.step(ev.Raised(command.term))
         elif isinstance(command, el.AskWhoLeads):
             agent.ask_who_leads(command.peer)

@@ -30,7 +30,6 @@ class _World(ReplayWorld):
     def silence(self):
         """The node of the coordinator. An agent notices when no beat has been answered for a while, the next candidate
         last of all."""
-        assert self.coordinator is not None
         lost = self.coordinator.agent
         streams = [agent.stream for agent in self.living_agents() if agent is not lost and agent.stream is not None]
         lost.vanish()

@@ -43,7 +43,6 @@ def base(monkeypatch):
 
 def start_owner():
     owner = subprocess.Popen([sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert owner.stdout is not None
     return owner, Path(owner.stdout.readline().strip())
 
 

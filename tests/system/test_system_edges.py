@@ -103,7 +103,6 @@ print("started", flush=True)
 sys.stdin.read()
 """
     parent = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert parent.stdin is not None and parent.stdout is not None
     with open(os.open(fifo, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as reader:
         assert parent.stdout.readline() == b"started\n"
         parent.kill()
