@@ -6,12 +6,9 @@ The bare copy goes into tensors that were written before. Samples are taken in t
 first two saves, which make the memory, are shown alone. The keeper has made its checksum before the next sample begins.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
@@ -41,7 +38,7 @@ def main():
         print(f"| {name} | {_row(state, args.repeats, 1000 * iteration)} |", flush=True)
 
 
-def _row(state: State, repeats: int, first: int) -> str:
+def _row(state, repeats, first):
     copy = {name: one.clone() for name, one in state.items()}
     iterations = iter(range(first, first + 1000))
     file = Path(f"/dev/shm/nvrx-bench-{os.getpid()}.pt")
@@ -76,7 +73,7 @@ def _row(state: State, repeats: int, first: int) -> str:
     return " | ".join([*shown, f"{ratio:.2f}", f"{best:.2f}", f"{middle['file']:.2f} s", f"{load_s:.2f} s"])
 
 
-def _took(what: Callable[[], object]) -> float:
+def _took(what):
     began_s = time.perf_counter()
     what()
     return time.perf_counter() - began_s

@@ -3,8 +3,6 @@
 The hooks are those of prolog/, installed for root in a directory of their own; what stands in for NVML is compiled.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import importlib.util
@@ -16,11 +14,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 
-from benchmarks.figures import Figure, Launchers, Measure, Samples
+from benchmarks.figures import Figure
 from benchmarks.harness import Failure
 
 REPO = Path(__file__).resolve().parents[1]
@@ -36,7 +32,7 @@ registry.built_in()
 """
 
 
-def _loaded(path: Path) -> ModuleType:
+def _loaded(path):
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise Failure(f"{path} cannot be loaded")
@@ -48,7 +44,7 @@ def _loaded(path: Path) -> ModuleType:
 class Node:
     """The recorded node below `root`, with NVML's stand-in, and the prolog as root installs it."""
 
-    def __init__(self, root: Path):
+    def __init__(self, root):
         self.root = root
         self.tree = root / "node"
         recorded = _loaded(REPO / "tests/lib/dgx.py")
@@ -63,7 +59,7 @@ class Node:
         self.env = {**os.environ, **nvml.env}
         self._install(nvml.env)
 
-    def _install(self, env: dict[str, str]):
+    def _install(self, env):
         """PYTHON is a script that sets NVML's stand-in, because hook.sh clears the environment."""
         shutil.copytree(REPO / "prolog", self.root / "hooks")
         words = " ".join(f"{name}='{value}'" for name, value in env.items())
@@ -79,19 +75,19 @@ class Node:
         shutil.rmtree(self.tree / "run/nvrx-health", ignore_errors=True)
         (self.root / "log").unlink(missing_ok=True)
 
-    def prolog(self) -> subprocess.Popen[bytes]:
+    def prolog(self):
         """Start it as slurmd does."""
         env = {"SLURMD_NODENAME": "n1", "SLURM_JOB_ID": "7", "SLURM_JOB_UID": "65534"}
         return subprocess.Popen([str(self.root / "hooks/prolog")], env=env, stdin=subprocess.DEVNULL)
 
-    def log(self) -> str:
+    def log(self):
         """What hooks said."""
         file = self.root / "log"
         return file.read_text() if file.exists() else ""
 
 
 @contextlib.contextmanager
-def _node() -> Iterator[Node]:
+def _node():
     if os.geteuid() != 0:
         raise Failure("hooks run as root only")
     root = Path(tempfile.mkdtemp(prefix="nb-health-"))
@@ -101,7 +97,7 @@ def _node() -> Iterator[Node]:
         shutil.rmtree(root, ignore_errors=True)
 
 
-def _took(start: Callable[[], subprocess.Popen[bytes]]) -> float:
+def _took(start):
     started_s = time.monotonic()
     process = start()
     if process.wait(BOUND_S):
@@ -112,7 +108,7 @@ def _took(start: Callable[[], subprocess.Popen[bytes]]) -> float:
 # --- prolog -----------------------------------------------------------------------------------------------------------
 
 
-def _prolog(launchers: Launchers, repeats: int) -> Samples:
+def _prolog(launchers, repeats):
     """Beside it the same Python that only imports."""
     places = [str(REPO), str(Path(json.__file__).parents[1] / "site-packages"), *_site_packages()]
     program = _IMPORTS.format(places=places)
@@ -130,11 +126,11 @@ def _prolog(launchers: Launchers, repeats: int) -> Samples:
     return samples
 
 
-def _site_packages() -> list[str]:
+def _site_packages():
     return [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
 
 
-def _ratio(launchers: Launchers, repeats: int) -> Samples:
+def _ratio(launchers, repeats):
     samples = _prolog(launchers, repeats)
     return {"nvrx-run": [a / b for a, b in zip(samples["nvrx-run"], samples["bare Python"], strict=True)]}
 
@@ -143,7 +139,7 @@ def _ratio(launchers: Launchers, repeats: int) -> Samples:
 
 
 @contextlib.contextmanager
-def _hung(target: Path) -> Iterator[None]:
+def _hung(target):
     """A FUSE file system without a server."""
     libc = ctypes.CDLL(None, use_errno=True)
     fd = os.open("/dev/fuse", os.O_RDWR)
@@ -158,7 +154,7 @@ def _hung(target: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def _hung_mount(launchers: Launchers, repeats: int) -> Samples:
+def _hung_mount(launchers, repeats):
     """How much longer than its time for all checks the program takes."""
     over_s = []
     with _node() as node, _hung(node.tree / "home"):
@@ -178,7 +174,7 @@ def _hung_mount(launchers: Launchers, repeats: int) -> Samples:
 # --- preflight ------------------------------------------------------------------------------------------------------
 
 
-def _asked(node: Node, recorded: bool, repeats: int) -> list[float]:
+def _asked(node, recorded, repeats):
     """Milliseconds from a question to the check server to its answer, after the first one."""
     where = ["--sysroot", str(node.tree)] if recorded else []
     argv = [sys.executable, "-I", "-m", "nvrx_slurm.health", "--serve", "--when", "preflight", *where]
@@ -196,7 +192,7 @@ def _asked(node: Node, recorded: bool, repeats: int) -> list[float]:
     return took_ms[1:]
 
 
-def _preflight(recorded: bool) -> Measure:
+def _preflight(recorded):
     def measure(launchers, repeats):
         with _node() as node:
             return {"nvrx-run": _asked(node, recorded, repeats)}

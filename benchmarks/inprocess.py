@@ -4,21 +4,18 @@ Beside NVRx's wrapper: the same script with the other import, at default argumen
 Times are without `last_call_wait` (1 s in both).
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal
 import sys
 import time
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from statistics import mean
 
 from benchmarks import procfs
-from benchmarks.figures import Figure, Launchers, Measure, Samples, in_turns, interleaved, only_ours
-from benchmarks.harness import Event, Failure, Job, Launcher, free_port, wait_dead
+from benchmarks.figures import Figure, in_turns, interleaved, only_ours
+from benchmarks.harness import Failure, Job, free_port, wait_dead
 
 WORKER = str(Path(__file__).with_name("inprocess_worker.py"))
 _LAST_CALL_WAIT_S = 1.0
@@ -30,7 +27,7 @@ _RESTARTS = 100
 class _Ranks(Job):
     """Ranks that the harness starts itself."""
 
-    def begin(self, size: int, mode: str) -> float:
+    def begin(self, size, mode):
         """Start them and let them go; the time at which the last one called the wrapped function."""
         python = Path(self._launcher.program[0]).with_name("python") if self._launcher.program else sys.executable
         place = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
@@ -44,7 +41,7 @@ class _Ranks(Job):
         self.wait(size, "entered")
         return called_s
 
-    def helpers(self) -> dict[int, int]:
+    def helpers(self):
         """Monitor processes: pid -> their rank's number at the start. NVRx's are no children of their ranks."""
         ranks = {node.pid for node in self.nodes}
         found = {}
@@ -58,14 +55,14 @@ class _Ranks(Job):
         return found
 
 
-def _last(events: list[Event]) -> float:
+def _last(events):
     return max(event.at_s for event in events)
 
 
 # --- restarts ---------------------------------------------------------------------------------------------------------
 
 
-def _raise(size: int, mode: str = "run") -> Measure:
+def _raise(size, mode="run"):
     """Restarts one after the other in one job; the first is not counted."""
 
     def restarts(launcher, repeats):
@@ -93,7 +90,7 @@ def _raise(size: int, mode: str = "run") -> Measure:
     return measure
 
 
-def _kill(launcher: Launcher) -> float:
+def _kill(launcher):
     with _Ranks(launcher) as job:
         job.begin(4, "run")
         time.sleep(random.uniform(1.0, 2.0))
@@ -102,7 +99,7 @@ def _kill(launcher: Launcher) -> float:
         return _last(job.wait(3, "entered", at_s)) - at_s - _LAST_CALL_WAIT_S
 
 
-def _kill_launched(launcher: Launcher) -> float:
+def _kill_launched(launcher):
     with Job(launcher, worker=WORKER) as job:
         job.start("1:2", 2, "run", ["--restart-policy=min-healthy", "--rdzv-conf=last_call_timeout=30"])
         ranks = {event.rank: event.pid for event in job.wait(4, "entered")}
@@ -112,7 +109,7 @@ def _kill_launched(launcher: Launcher) -> float:
         return _last(job.wait(3, "entered", at_s)) - at_s - _LAST_CALL_WAIT_S
 
 
-def _kill_node(launcher: Launcher) -> float:
+def _kill_node(launcher):
     """The second of two nodes with everything on it, the wrapper's monitor processes too: only the agent can tell."""
     with Job(launcher, worker=WORKER) as job:
         job.start("1:2", 2, "run", ["--restart-policy=min-healthy", "--rdzv-conf=last_call_timeout=30"])
@@ -127,7 +124,7 @@ def _kill_node(launcher: Launcher) -> float:
         return _last(job.wait(2, "entered", at_s)) - at_s - _LAST_CALL_WAIT_S
 
 
-def _soft(launcher: Launcher) -> float:
+def _soft(launcher):
     with _Ranks(launcher) as job:
         job.begin(2, "soft")
         time.sleep(random.uniform(1.0, 2.0))
@@ -137,7 +134,7 @@ def _soft(launcher: Launcher) -> float:
         return 1e3 * (aborted[0] - hung.at_s - _SOFT_S - _LAST_CALL_WAIT_S)
 
 
-def _hard(launcher: Launcher) -> float:
+def _hard(launcher):
     with _Ranks(launcher) as job:
         job.begin(2, "hard")
         time.sleep(random.uniform(1.0, 2.0))
@@ -150,7 +147,7 @@ def _hard(launcher: Launcher) -> float:
 
 
 @cache
-def _life(launchers: Launchers, repeats: int) -> tuple[Samples, Samples]:
+def _life(launchers, repeats):
     """Seconds from the last call to the last entry, and from the last return to the end, of 4 ranks."""
     entry_s = {}
 
@@ -169,19 +166,19 @@ def _life(launchers: Launchers, repeats: int) -> tuple[Samples, Samples]:
 # --- what it takes ----------------------------------------------------------------------------------------------------
 
 
-def _ping(launcher: Launcher) -> float:
+def _ping(launcher):
     with _Ranks(launcher) as job:
         job.begin(1, "ping")
         return job.wait(1, "took")[0].at_s
 
 
-def _threads(launcher: Launcher) -> float:
+def _threads(launcher):
     with _Ranks(launcher) as job:
         job.begin(2, "idle")
         return max(event.at_s for event in job.wait(2, "threads"))
 
 
-def _processor(launcher: Launcher) -> float:
+def _processor(launcher):
     """Percent of a core per rank, the ranks' own processes with all threads of theirs included: they sleep."""
     with _Ranks(launcher) as job:
         job.begin(4, "idle")
@@ -192,7 +189,7 @@ def _processor(launcher: Launcher) -> float:
         return 100 * (procfs.processor_s(pids) - before_s) / (time.monotonic() - at_s) / 4
 
 
-def _memory(coordinates: bool) -> Callable[[Launcher], float]:
+def _memory(coordinates):
     def one(launcher):
         with _Ranks(launcher) as job:
             job.begin(4, "idle")
@@ -202,7 +199,7 @@ def _memory(coordinates: bool) -> Callable[[Launcher], float]:
     return one
 
 
-def _leak(launcher: Launcher) -> float:
+def _leak(launcher):
     """Of rank 0 with its monitor process, which holds the store."""
     with _Ranks(launcher) as job:
         job.begin(2, f"leak {_RESTARTS}")
@@ -210,11 +207,11 @@ def _leak(launcher: Launcher) -> float:
         return late.at_s - early.at_s
 
 
-def _figure(name: str, what: str, unit: str, target: float, one: Callable[[Launcher], float]) -> Figure:
+def _figure(name, what, unit, target, one):
     return Figure(f"inprocess-{name}", what, unit, target, in_turns(one))
 
 
-def _alone(name: str, what: str, unit: str, target: float, one: Callable[[Launcher], float]) -> Figure:
+def _alone(name, what, unit, target, one):
     """NVRx has no such thing, or would take minutes."""
     return Figure(f"inprocess-{name}", what, unit, target, in_turns(one, only_ours))
 

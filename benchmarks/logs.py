@@ -1,7 +1,5 @@
 """Merged logs: what an aggregator takes from 1,000 shippers, how late lines are, what a shipper costs."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import resource
@@ -10,14 +8,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from benchmarks import procfs
-from benchmarks.figures import Figure, Measure, repeated
+from benchmarks.figures import Figure, repeated
 from nvrx_slurm.control.identity import identity
 from nvrx_slurm.control.stream import Stream
 from nvrx_slurm.logs import wire
@@ -29,7 +25,7 @@ _LINES_S, _WINDOW_S, _SETTLE_S = 800, 20.0, 2.0
 
 
 @contextmanager
-def _program(module: str, settings: dict[str, Any], listener: socket.socket | None = None) -> Iterator[Any]:
+def _program(module, settings, listener=None):
     """(process, our end of its control socket)."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     fds = [theirs.fileno(), *((listener.fileno(),) if listener is not None else ())]
@@ -46,7 +42,7 @@ def _program(module: str, settings: dict[str, Any], listener: socket.socket | No
 
 
 @contextmanager
-def _pair(shipper: bool) -> Iterator[tuple[Path, int, int, Callable[..., None]]]:
+def _pair(shipper):
     """A directory, the pids of an aggregator and a shipper (0: none), and what tells the shipper something."""
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -67,7 +63,7 @@ def _pair(shipper: bool) -> Iterator[tuple[Path, int, int, Callable[..., None]]]
         yield root, aggregator.pid, process.pid, lambda **packet: control.send(json.dumps(packet).encode())
 
 
-async def _load(port: int):
+async def _load(port):
     """1,000 streams send the same lines as fast as they are acknowledged."""
     text = b"".join(b"%4d: " % (i % _STREAMS) + b"x" * (_LINE_BYTES - 7) + b"\n" for i in range(_CHUNK_LINES))
     each = _TOTAL_BYTES // len(text) // _STREAMS
@@ -103,7 +99,7 @@ async def _load(port: int):
         stream.finish(0.1)
 
 
-def _throughput() -> float:
+def _throughput():
     """Processor time of the aggregator: it may use one core, and the generator needs the other one."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     with _pair(shipper=False) as (root, aggregator, port, _):
@@ -112,7 +108,7 @@ def _throughput() -> float:
         return procfs.cpu_s(aggregator) / size * 1e9
 
 
-def _latency() -> float:
+def _latency():
     """Each line holds the time at which it was written; the merged file is looked at every 10 ms."""
     late = []
     with _pair(shipper=True) as (root, *_), ExitStack() as stack, (root / "train_cycle0.log").open("rb") as merged:
@@ -127,17 +123,17 @@ def _latency() -> float:
     return sorted(late)[int(0.99 * len(late))]
 
 
-def _ranks(root: Path, stack: ExitStack) -> list[Any]:
+def _ranks(root, stack):
     """Return the files that the ranks write."""
     folder = root / _OWNER / "cycle_0" / "node_0_n"
     return [stack.enter_context((folder / f"rank_{n}.out").open("ab", buffering=0)) for n in range(_RANKS)]
 
 
-def _stamped() -> bytes:
+def _stamped():
     return (b"%.6f " % time.monotonic()).ljust(_LINE_BYTES - 1, b"x") + b"\n"
 
 
-def _shipper(value: Callable[[int, float], float], lines_s: int) -> Measure:
+def _shipper(value, lines_s):
     """`value(pid, window)` before and after a window in which 8 ranks write `lines_s` lines per second."""
 
     def measure(launchers, repeats):
@@ -154,7 +150,7 @@ def _shipper(value: Callable[[int, float], float], lines_s: int) -> Measure:
     return measure
 
 
-def _write(ranks: list[Any], lines_s: int, seconds: float):
+def _write(ranks, lines_s, seconds):
     begin_s, line = time.monotonic(), b"x" * (_LINE_BYTES - 1) + b"\n"
     for number in range(int(seconds * lines_s)):
         ranks[number % len(ranks)].write(line)
@@ -162,7 +158,7 @@ def _write(ranks: list[Any], lines_s: int, seconds: float):
     time.sleep(max(0.0, begin_s + seconds - time.monotonic()))
 
 
-def _memory() -> float:
+def _memory():
     """Resident, after 100 MB went through it."""
     with _pair(shipper=True) as (root, _, shipper, tell):
         (root / _OWNER / "cycle_0" / "node_0_n" / "rank_0.out").write_bytes((b"y" * 99 + b"\n") * 1_000_000)
@@ -173,11 +169,11 @@ def _memory() -> float:
         return int(status.partition("VmHWM:")[2].split()[0]) * 1024 / 1e6
 
 
-def _cpu(pid: int, window_s: float) -> float:
+def _cpu(pid, window_s):
     return procfs.cpu_s(pid) / window_s * 100
 
 
-def _switches(pid: int, window_s: float) -> float:
+def _switches(pid, window_s):
     return procfs.switches({pid}) / window_s
 
 

@@ -1,7 +1,5 @@
 """Questions to Slurm: a big answer of its tools parsed, and pyslurm's first and later answers on a real cluster."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -10,13 +8,12 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import slurm_builds
 from minicluster import MiniCluster
 
-from benchmarks.figures import Figure, Measure, repeated
+from benchmarks.figures import Figure, repeated
 from benchmarks.harness import Failure
 from nvrx_slurm.slurm.api import text
 
@@ -49,7 +46,7 @@ print(json.dumps([slurm.name, times]))
 """
 
 
-def _parsed_ms() -> float:
+def _parsed_ms():
     answer = "".join(map(_NODE.format, range(_NODES)))
     began = time.perf_counter()
     if len(text.nodes(answer)) != _NODES:
@@ -57,7 +54,7 @@ def _parsed_ms() -> float:
     return 1000 * (time.perf_counter() - began)
 
 
-def _pyslurm(which: Callable[[list[float]], float]) -> Measure:
+def _pyslurm(which):
     def measure(_, repeats):
         wheel = slurm_builds.pyslurm(_PYSLURM)
         if wheel is None or (reason := MiniCluster.available(_PYSLURM)):
@@ -76,7 +73,7 @@ def _pyslurm(which: Callable[[list[float]], float]) -> Measure:
     return measure
 
 
-def _times(env: dict[str, str]) -> list[float]:
+def _times(env):
     """Milliseconds of the first question and of each later one."""
     done = subprocess.run(
         [sys.executable, "-c", _ASK], env=env, stdout=subprocess.PIPE, timeout=60, check=True, text=True
