@@ -1,6 +1,6 @@
 """How long after its timeout a hung rank is dead."""
 
-from benchmarks.figures import Figure, in_turns, only_ours
+from benchmarks.figures import Figure, in_turns
 from benchmarks.harness import Job, wait_dead
 
 _TIMEOUT_S = 1.0
@@ -20,9 +20,7 @@ def _figure(name, what, mode):
     return Figure(name, what, "ms", 15.0, in_turns(lambda who: _lateness_ms(who, mode)))
 
 
-_LOOK = in_turns(lambda who: _lateness_ms(who, "sleep"), only_ours)
 FIGURES = [
-    Figure("hang-look", "hang (asleep): look at the ranks, then kill", "ms", 1500.0, _LOOK),
     _figure("hang-stop", "hang (SIGSTOP): kill after the timeout", "stop"),
     _figure("hang-sleep", "hang (asleep): kill after the timeout", "sleep"),
 ]

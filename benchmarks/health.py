@@ -22,14 +22,6 @@ from benchmarks.harness import Failure
 REPO = Path(__file__).resolve().parents[1]
 BOUND_S = 60.0
 _DEADLINE_S = 2.0  # of the checks beside a mount that hangs
-# All that a prolog loads before it forks its checks.
-_IMPORTS = """
-import sys
-sys.path += {places}
-from nvrx_slurm.health.hooks import run as hooks
-from nvrx_slurm.health import registry
-registry.built_in()
-"""
 
 
 def _loaded(path):
@@ -109,30 +101,15 @@ def _took(start):
 
 
 def _prolog(launchers, repeats):
-    """Beside it the same Python that only imports."""
-    places = [str(REPO), str(Path(json.__file__).parents[1] / "site-packages"), *_site_packages()]
-    program = _IMPORTS.format(places=places)
-    samples = {"bare Python": [], "nvrx-run": []}
+    """A first run does not count."""
+    took_s = []
     with _node() as node:
-        argv = [str(node.root / "python"), "-I", "-S", "-c", program]
-        for turn in range(-1, repeats):
+        for _ in range(repeats + 1):
             node.cold()
-            took_s = {"nvrx-run": _took(node.prolog), "bare Python": _took(lambda: subprocess.Popen(argv))}
+            took_s.append(_took(node.prolog))
             if ": pass: " not in node.log():
                 raise Failure(f"the prolog did not pass: {node.log()}")
-            if turn >= 0:
-                for name, seconds in took_s.items():
-                    samples[name].append(seconds)
-    return samples
-
-
-def _site_packages():
-    return [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
-
-
-def _ratio(launchers, repeats):
-    samples = _prolog(launchers, repeats)
-    return {"nvrx-run": [a / b for a, b in zip(samples["nvrx-run"], samples["bare Python"], strict=True)]}
+    return {"nvrx-run": took_s[1:]}
 
 
 # --- a mount that hangs -----------------------------------------------------------------------------------------------
@@ -202,7 +179,6 @@ def _preflight(recorded):
 
 FIGURES = [
     Figure("health-prolog", "prolog hook, healthy 8-GPU node", "s", 0.35, _prolog),
-    Figure("health-ratio", "the same / a Python with its imports", "x", 3.0, _ratio),
     Figure("health-hung", "one mount hung: time beyond the deadline", "s", 0.2, _hung_mount),
     Figure("health-preflight-here", "preflight: question to answer, this machine", "ms", 50.0, _preflight(False)),
     Figure("health-preflight", "preflight: question to answer, 8-GPU node", "ms", 50.0, _preflight(True)),

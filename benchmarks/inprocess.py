@@ -189,14 +189,11 @@ def _processor(launcher):
         return 100 * (procfs.processor_s(pids) - before_s) / (time.monotonic() - at_s) / 4
 
 
-def _memory(coordinates):
-    def one(launcher):
-        with _Ranks(launcher) as job:
-            job.begin(4, "idle")
-            time.sleep(3.0)
-            return mean(procfs.private_mb(pid) for pid, rank in job.helpers().items() if (rank == 0) == coordinates)
-
-    return one
+def _memory(launcher):
+    with _Ranks(launcher) as job:
+        job.begin(4, "idle")
+        time.sleep(3.0)
+        return mean(procfs.private_mb(pid) for pid, rank in job.helpers().items() if rank)
 
 
 def _leak(launcher):
@@ -238,7 +235,6 @@ FIGURES = [
     _figure("ping", "in-process: ping()", "us", 1.0, _ping),
     _figure("threads", "in-process: threads added to a rank", "", 3.0, _threads),
     _figure("idle", "in-process: idle, processor time per rank, 4 ranks", "% of a core", 0.1, _processor),
-    _figure("memory", "in-process: private memory of a monitor process", "MB", 7.0, _memory(False)),
-    _figure("memory-0", "the same of rank 0, with the server", "MB", 7.0, _memory(True)),
+    _figure("memory", "in-process: private memory of a monitor process", "MB", 7.0, _memory),
     _alone("leak", f"in-process: private memory gained in {_RESTARTS} restarts", "MB", 1.0, _leak),
 ]
