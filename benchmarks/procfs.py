@@ -50,7 +50,7 @@ def alone_mb(pids: set[int]) -> float:
     Of mapped files the private pages, and each file once with the most that any of these processes shares of it;
     of other memory (shared only where they forked from each other) the proportional size.
     """
-    own_kb, shared_kb = 0, dict[tuple[str, str], int]()
+    own_kb, shared_kb = 0, {}
     for pid in pids:
         file = None
         for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():

@@ -155,7 +155,7 @@ def _memory(launcher, nproc):
         _start(job, launcher, "1", nproc)
         job.wait(nproc, "stepped")
         until_s, count = time.monotonic() + EVENT_TIMEOUT_S, 2 * nproc + 1 if launcher.name == "nvrx-run" else nproc
-        before = set[int]()
+        before = set()
         while len(found := _workers(job.nodes[0].pid)) != count or found != before:
             if time.monotonic() > until_s:
                 raise Failure(f"{launcher.name}: {len(found)} processes, not {count}: {job.said(0)[-2000:]}")

@@ -17,7 +17,7 @@ _LAYOUT = {
 
 def tokens(path):
     """Tokens of code, without comments, docstrings and layout."""
-    docs = set[int]()
+    docs = set()
     for node in nodes(path):
         if isinstance(node, (ast.Module, *DEFINITIONS)) and ast.get_docstring(node):
             docs.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))

@@ -19,7 +19,7 @@ def trial(directory, *args):
     env = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "NVRX_"))}
     return subprocess.run(
         [str(SCRIPT), *args], cwd=directory, env=env | {"PYTHON": sys.executable}, text=True, capture_output=True,
-        timeout=BOUND_S, check=False,
+        timeout=BOUND_S,
     )  # fmt: skip
 
 
@@ -36,7 +36,7 @@ def test_rows(tmp_path):
     assert rows["template"]["value"] == {"template and standbys": 3, "devices open in them": 0}
 
 
-@pytest.mark.parametrize(("args", "named"), [(["--nodes=2"], "Slurm allocation"), (["--rows=nvml,x"], "called x")])
+@pytest.mark.parametrize("args, named", [(["--nodes=2"], "Slurm allocation"), (["--rows=nvml,x"], "called x")])
 def test_bad_arguments(tmp_path, args, named):
     ended = trial(tmp_path, *args)
     assert ended.returncode == 2 and named in ended.stderr

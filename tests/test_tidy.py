@@ -89,7 +89,7 @@ DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
 def our_files():
     """All files that git has or would take; where there is no git, all files."""
     command = ["git", "-C", str(REPO), "ls-files", "-co", "--exclude-standard"]
-    listed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    listed = subprocess.run(command, capture_output=True, text=True, timeout=60)
     if listed.returncode:
         return [path for path in sorted(REPO.rglob("*")) if path.is_file() and ".venv" not in path.parts]
     return [path for path in map(REPO.joinpath, sorted(listed.stdout.splitlines())) if path.is_file()]
@@ -179,7 +179,7 @@ def layer(module):
 
 def code_lines(path):
     """Lines without blanks, comments and docstrings."""
-    lines = set[int]()
+    lines = set()
     with path.open("rb") as file:
         for token in tokenize.tokenize(file.readline):
             if token.type in (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING):
@@ -255,7 +255,7 @@ IMPORT_RULES = {
 }
 
 
-@pytest.mark.parametrize(("paths", "breaks"), IMPORT_RULES.values(), ids=IMPORT_RULES)
+@pytest.mark.parametrize("paths, breaks", IMPORT_RULES.values(), ids=IMPORT_RULES)
 def test_imports(paths, breaks):
     every = ((path, *found) for path in paths for found in imports(path))
     assert [f"{name(p)}:{line} {module}" for p, line, module, typed in every if breaks(p, module, typed)] == []

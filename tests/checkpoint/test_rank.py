@@ -193,7 +193,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(("state", "told"), BAD.values(), ids=BAD)
+@pytest.mark.parametrize("state, told", BAD.values(), ids=BAD)
 def test_what_cannot_be_saved_is_named_with_its_place(job, state, told):
     with pytest.raises(CheckpointError, match=re.escape(told)):
         checkpoint.save(state, 1)
@@ -222,7 +222,7 @@ MISFITS = {
 }
 
 
-@pytest.mark.parametrize(("target", "told"), MISFITS.values(), ids=MISFITS)
+@pytest.mark.parametrize("target, told", MISFITS.values(), ids=MISFITS)
 def test_a_state_that_does_not_fit_is_left_as_it_is(job, caplog, target, told):
     assert checkpoint.save({"w": torch.ones(2), "l": [7]}, 1)
     assert checkpoint.load(target) is None

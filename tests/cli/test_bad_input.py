@@ -22,7 +22,7 @@ MEET = ("--nnodes=2", "--rdzv-endpoint=nosuchhost.invalid:29400", "--rdzv-conf=j
 
 
 @pytest.mark.parametrize(
-    ("words", "parts"),
+    "words, parts",
     [
         ("--nnodes=2 train.py", ("2 nodes have to meet", "--rdzv-endpoint HOST:PORT")),
         ("--nnodes=2 --rdzv-endpoint=h:0 train.py", ("2 nodes have to meet", "29400")),
@@ -66,7 +66,7 @@ def test_a_log_tree_that_another_user_may_have_prepared(nvrx_run, work, name):
 
 def ends(code, said, *argv, **how):
     """Python with these words ends with `code` and says so in one sentence."""
-    done = subprocess.run([sys.executable, *argv], capture_output=True, text=True, timeout=60, check=False, **how)
+    done = subprocess.run([sys.executable, *argv], capture_output=True, text=True, timeout=60, **how)
     assert (done.returncode, done.stderr.count("\n")) == (code, 1) and said in done.stderr, done
 
 
@@ -105,7 +105,7 @@ def test_a_working_directory_that_is_gone(work):
 
 
 @pytest.mark.parametrize(
-    ("rank", "code", "said"), [(0, 2, "does not resolve"), (1, 96, "last try: nosuchhost.invalid:29400")]
+    "rank, code, said", [(0, 2, "does not resolve"), (1, 96, "last try: nosuchhost.invalid:29400")]
 )
 def test_a_coordinator_that_does_not_resolve(work, rank, code, said):
     """Its own node is refused at once; the others look for it until the join timeout."""

@@ -15,7 +15,7 @@ NODES = "\n".join(f"NodeName=n{number} State=IDLE Partitions={name}" for number,
 
 
 @pytest.mark.parametrize(
-    ("wanted", "more", "excluded", "said"),
+    "wanted, more, excluded, said",
     [
         (2, "", "n1,n2", "does not get n2"),
         (3, "", "", "may get n2 again"),  # n5 is in another partition

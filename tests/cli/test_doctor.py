@@ -101,7 +101,7 @@ SPOILT = [
 ]
 
 
-@pytest.mark.parametrize(("name", "spoil", "status", "words"), SPOILT, ids=[f"{s[0]} {s[3]}" for s in SPOILT])
+@pytest.mark.parametrize("name, spoil, status, words", SPOILT, ids=[f"{s[0]} {s[3]}" for s in SPOILT])
 def test_what_is_wrong_is_told_with_what_to_do(installed, name, spoil, status, words):
     spoil(installed)
     installed.write()

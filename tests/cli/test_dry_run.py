@@ -61,7 +61,7 @@ def test_dry_run_elsewhere(nvrx_run, work, cluster):
 
 
 @pytest.mark.parametrize(
-    ("flags", "nodes", "plan"),
+    "flags, nodes, plan",
     [
         ("", 1, "1 active nodes x 1 ranks, 0"), ("--spares=1 --nnodes=2", 3, "2 active nodes x 1 ranks, 1"),
         ("--spares=1", 2, "1 active nodes x 1 ranks, 1"), ("--nnodes=4:6", 6, "4 active nodes x 1 ranks, 2"),
@@ -88,7 +88,7 @@ def test_installed_commands(work, program):
     (work / "train.py").write_text("import os; print('rank', os.environ['RANK'])")
     env = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
     for words, out in ((["--help"], "--nproc-per-node"), (["--standalone", "train.py"], "[rank 0] rank 0\n")):
-        done = subprocess.run([path, *words], env=env, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run([path, *words], env=env, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0 and out in done.stdout, done
 
 

@@ -38,7 +38,7 @@ def of(env, flags=None):
 
 
 @pytest.mark.parametrize(
-    ("env", "flags", "expected"),
+    "env, flags, expected",
     [
         ({}, {}, StartPlace.LOGIN),
         ({}, {"standalone": True}, StartPlace.ALONE),
@@ -59,7 +59,7 @@ def test_places(cluster, env, flags, expected):
 
 
 @pytest.mark.parametrize(
-    ("flags", "expected"),
+    "flags, expected",
     [
         ({}, (3, 3)), ({"spares": "1"}, (2, 3)), ({"nnodes": "2"}, (2, 3)), ({"nnodes": "1:2"}, (1, 3)),
         ({"nnodes": "2", "spares": "1"}, (2, 3)), ({"nnodes": "4"}, None), ({"nnodes": "3", "spares": "1"}, None),
@@ -80,7 +80,7 @@ def test_an_endpoint_with_port_0_is_one_node_that_meets_no_other():
 
 
 @pytest.mark.parametrize(
-    ("in_slurm", "munge", "given", "token"),
+    "in_slurm, munge, given, token",
     [
         (True, True, "", ""), (True, True, "secret", "secret"), (False, True, "", "hash"), (True, False, "", "hash"),
     ],
@@ -97,7 +97,7 @@ def test_where_the_token_of_an_endpoint_comes_from(monkeypatch, in_slurm, munge,
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    "text, expected",
     [
         ("ClusterName=c\nAuthInfo=socket=/run/m2/s,ttl=60\n", "/run/m2/s"), ("authinfo = ttl=9,socket=/m # x\n", "/m"),
         ("#AuthInfo=socket=/x\n", None), ("AuthInfo=ttl=60\n", None), ("", None),
@@ -112,7 +112,7 @@ def test_the_socket_of_slurms_munged_is_in_slurm_conf(tmp_path, text, expected):
 
 
 @pytest.mark.parametrize(
-    ("flags", "env", "said"),
+    "flags, env, said",
     [
         ({"term_timeout": "100"}, {**ONE_TASK, "NVRX_KILL_WAIT": "30"}, "--term-timeout '100' is cut to 25 s"),
         ({}, {**ONE_TASK, "PET_TERM_TIMEOUT": "60"}, "PET_TERM_TIMEOUT='60' is cut to 25 s"),
@@ -136,7 +136,7 @@ def no_gpus(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("flags", "env", "expected"),
+    "flags, env, expected",
     [
         ({}, BLOCK, ""),  # no segments
         (SEGMENT, BLOCK, "block b7"),
@@ -170,7 +170,7 @@ except UsageError as error:
 
 
 @pytest.mark.parametrize(
-    ("state", "expected"),
+    "state, expected",
     [
         (["gpus 2", "cluster_uuid 171"], "ab" * 16),
         (["gpus 2"], "block b7"),  # all zero: NVLink does not leave the node
@@ -207,7 +207,7 @@ def test_the_job_of_a_second_agent(clean, work):
 
 
 @pytest.mark.parametrize(
-    ("visible", "nproc", "expected"),
+    "visible, nproc, expected",
     [(None, 2, (2, 2, 4)), ("0,1,2,3", 2, (2, 2, 4)), ("2,3", 2, (2, 0, 2)), ("", 1, (1, 1, 2)), ("5", 1, (1, 0, 1))],
 )
 def test_local_ranks(no_gpus, visible, nproc, expected):
@@ -217,7 +217,7 @@ def test_local_ranks(no_gpus, visible, nproc, expected):
 
 
 @pytest.mark.parametrize(
-    ("base", "changes", "expected"),
+    "base, changes, expected",
     [
         (TASK, {"SLURM_STEP_TASKS_PER_NODE": "4(x3)"}, 4),
         (TASK, {}, 1),

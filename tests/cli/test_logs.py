@@ -80,7 +80,7 @@ def test_no_byte_of_a_rank_acts_on_the_terminal_unless_it_is_asked_for(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("words", "tokens"),
+    "words, tokens",
     [
         (["nowhere"], ["nowhere", "job id"]),
         (["RUN", "--cycle", "7"], ["no cycle 7", "0, 1, 2"]),

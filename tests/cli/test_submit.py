@@ -87,7 +87,7 @@ def test_hostile_values_stay_one_word_each(here, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "tokens"),
+    "words, tokens",
     [
         (["--nodes", "2", "--spares", "2", "train.py"], ["--spares 2"]),
         (["--nodes", "2", "--nnodes", "3", "train.py"], ["--nodes 2", "3"]),

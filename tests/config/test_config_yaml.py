@@ -70,7 +70,7 @@ BAD_FILES = [
 ]
 
 
-@pytest.mark.parametrize(("content", "sentence"), BAD_FILES, ids=range(len(BAD_FILES)))
+@pytest.mark.parametrize("content, sentence", BAD_FILES, ids=range(len(BAD_FILES)))
 def test_bad_file_is_one_sentence(tmp_path, content, sentence):
     path = write(tmp_path, content)
     with pytest.raises(UsageError, match=sentence) as caught:

@@ -50,7 +50,7 @@ def spec_of(one, env, tree, hosts=True):
 
 
 @pytest.mark.parametrize(
-    ("given", "word"),
+    "given, word",
     [
         ({**LOCAL, "prefix": None}, "--ft-per-cycle-applog-prefix"),
         ({"attribution_endpoint": "unix:///s", "attribution_export_url": "https://h/x"}, "endpoint localhost"),
@@ -91,7 +91,7 @@ def test_what_the_process_is_told(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("mode", "content", "word"), [(0o640, "k", "chmod 600"), (0o600, "", "must hold the key"), (0o600, "a b", "key")]
+    "mode, content, word", [(0o640, "k", "chmod 600"), (0o600, "", "must hold the key"), (0o600, "a b", "key")]
 )
 def test_a_key_file_that_cannot_be_used_ends_the_start(tmp_path, mode, content, word):
     path = tmp_path / "key"

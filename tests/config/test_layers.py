@@ -115,7 +115,7 @@ def another_value(key):
 
 
 @pytest.mark.parametrize(
-    ("flags", "sentence"),
+    "flags, sentence",
     [
         ({"nnodes": "2:3", "spares": "2"}, "--spares 2 contradicts"),
         ({"nnodes": "2:3", "node_rank": "3"}, "--node-rank 3 is not a place among --nnodes 2:3"),

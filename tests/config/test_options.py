@@ -110,7 +110,7 @@ TIMEOUT = "--ft_param_rank_heartbeat_timout"
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    "words, sentence",
     [
         ("--nnode 2 t", "--nnode is not a flag of nvrx-run; did you mean --nnodes?"),
         ("--nproc_per_nod=2 t", "--nproc-per-nod is not a flag of nvrx-run; did you mean --nproc-per-node?"),

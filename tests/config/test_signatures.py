@@ -32,7 +32,7 @@ def test_a_rule(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    "old, new, told",
     [
         ("signatures", "rules", "signatures:"),
         ("fabric-brownout", "Fabric", "lower-case"),

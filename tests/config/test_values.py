@@ -83,14 +83,14 @@ REFUSED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "raws", "value"), TAKEN)
+@pytest.mark.parametrize("kind, raws, value", TAKEN)
 def test_what_a_kind_takes(kind, raws, value):
     for raw in raws:
         parsed = kind.parse(raw)
         assert parsed == value and type(parsed) is type(kind.parse(parsed)), raw
 
 
-@pytest.mark.parametrize(("kind", "sentence", "raws"), REFUSED)
+@pytest.mark.parametrize("kind, sentence, raws", REFUSED)
 def test_what_a_kind_refuses(kind, sentence, raws):
     for raw in raws:
         with pytest.raises(ValueError, match=sentence):

@@ -25,7 +25,7 @@ BY_WIRE = [
 ]
 
 
-@pytest.mark.parametrize(("wire", "kind"), BY_WIRE, ids=lambda one: getattr(one, "__name__", ""))
+@pytest.mark.parametrize("wire, kind", BY_WIRE, ids=lambda one: getattr(one, "__name__", ""))
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_messages_survive_the_wire(wire, kind, data):
@@ -66,7 +66,7 @@ def plan(history=None, **fields):
 
 
 @pytest.mark.parametrize(
-    ("message", "field"),
+    "message, field",
     [
         ({}, "type"),
         ([], "array"),

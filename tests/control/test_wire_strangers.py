@@ -41,7 +41,7 @@ def _long_hello(size):
 
 
 @pytest.mark.parametrize(
-    ("first", "why"),
+    "first, why",
     [
         (b"GET / HTTP/1.1\r\n\r\n", "another protocol"),
         (b"\xff" * 5000, "another protocol"),

@@ -205,7 +205,7 @@ async def test_no_port_left_is_one_sentence():
 
 
 @pytest.mark.parametrize(
-    ("host", "found", "address"),
+    "host, found, address",
     [
         ("n1", ["127.0.1.1"], "0.0.0.0"),  # Debian's /etc/hosts of n1 itself
         ("n1", ["::1"], "::"),

@@ -60,7 +60,7 @@ class Search:
 
     def story(self, number: int) -> str:
         """The moves to this state."""
-        steps = list[str]()
+        steps = []
         while number:
             number, move = self.before[number]
             steps.append(str(move))

@@ -127,7 +127,7 @@ def _when(at: float, name: str, now: float) -> Any:
 
 def key_of(core: Machine, now: float) -> int:
     """Equal for cores that decide alike. Times count from now."""
-    seen = set[int]()
+    seen = set()
 
     def key(one, name):
         kind = type(one)
@@ -144,7 +144,7 @@ def key_of(core: Machine, now: float) -> int:
         if id(one) in seen:
             return None
         seen.add(id(one))
-        found = list[Any]()
+        found = []
         if isinstance(one, dict):
             found = [(of, key(value, name)) for of, value in one.items()]
             if name != "_held":  # those are handled in this order

@@ -350,7 +350,7 @@ class World(Streams):
 
     def enabled(self) -> list[Move]:
         """What happens before time goes by."""
-        found, channels = list[Move](), set[Any]()
+        found, channels = [], set()
         for at, (channel, _) in enumerate(self.flight):
             kind, place = channel
             link = self.links.get(place)

@@ -115,7 +115,7 @@ def test_a_node_has_trained_when_one_of_its_ranks_has_made_a_step():
     assert not node_spent([replace(counts, counts=False)], 0.5, 31.0, 1, 0).idle
 
 
-@pytest.mark.parametrize(("saved_at", "recomputed"), [(30.0, 20.0), (5.0, 40.0), (None, 0.0)])
+@pytest.mark.parametrize("saved_at, recomputed", [(30.0, 20.0), (5.0, 40.0), (None, 0.0)])
 def test_a_checkpoint_that_was_found_bounds_what_is_repeated(saved_at, recomputed):
     """The cycle begins at 10 and fails at 50; no section tells of saves."""
     book = Book(0.0, ["n0"])
@@ -201,7 +201,7 @@ class CountedStory(Story):
         return done
 
 
-@pytest.mark.parametrize(("title", "lines"), scenarios(SCENARIOS))
+@pytest.mark.parametrize("title, lines", scenarios(SCENARIOS))
 def test_every_story_of_a_coordinator_is_counted(title, lines):
     CountedStory().play(lines)
 

@@ -12,7 +12,7 @@ WELL = {"age_s": 900.0, "saved_s": [0.0, 600.0, 1200.0], "same_as": "", "sizes":
 
 
 @pytest.mark.parametrize(
-    ("change", "about"),
+    "change, about",
     [
         ({}, []),
         ({"age_s": 1300.0}, ["late"]),

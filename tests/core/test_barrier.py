@@ -22,7 +22,7 @@ def test_words_and_verdicts_survive_the_store():
 
 
 @pytest.mark.parametrize(
-    ("words", "left_before", "verdict"),
+    "words, left_before, verdict",
     [
         ({i: ready(i, 3) for i in range(3)}, set(), BarrierResult(Outcome.NEXT)),
         # The ranks of the dead, 1 and 5, are found by elimination; 0 had left before.
@@ -42,7 +42,7 @@ def test_the_function_has_returned():
     assert barrier_result({0: ready(0, 2, Status.FINISHED), 1: GONE}, ()).outcome is Outcome.FINISHED
 
 
-@pytest.mark.parametrize(("other", "why"), [(ready(1, 3), "world size ([2, 3])"), (ready(0, 2), "do not agree")])
+@pytest.mark.parametrize("other, why", [(ready(1, 3), "world size ([2, 3])"), (ready(0, 2), "do not agree")])
 def test_ranks_that_disagree_are_refused(other, why):
     verdict = barrier_result({0: ready(0, 2), 1: other}, ())
     assert verdict.outcome is Outcome.REFUSED and why in verdict.why

@@ -110,7 +110,7 @@ GB = 1 << 30
 
 
 @pytest.mark.parametrize(
-    ("room", "own", "others", "said"),
+    "room, own, others, said",
     [
         (Room(100 * GB, "the machine"), 0, 7, ""),
         (Room(79 * GB, "the machine"), 0, 7, "80G"),

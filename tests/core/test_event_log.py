@@ -64,7 +64,7 @@ FAULT = plain(a_fault(1))
 
 
 @pytest.mark.parametrize(
-    ("value", "what"),
+    "value, what",
     [
         ({"type": 7}, "$.type"),
         ({"a": 1}, "type"),
@@ -83,7 +83,7 @@ def test_what_no_core_writes_is_refused(value, what):
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "sentence"),
+    "before, after, sentence",
     [
         ('"signum":15', '"signum":9', 'command 3 was {"type":"SignalWorkers","signum":9,"idle_s":0.8}, but now it is'),
         ('"state":"STOPPING"', '"state":"IDLE"', "the log says state 'IDLE', the core is in STOPPING"),
@@ -133,7 +133,7 @@ def test_the_next_life_of_a_node_writes_after_the_torn_line_of_its_last(end):
 
 
 @pytest.mark.parametrize(
-    ("lines", "sentence"),
+    "lines, sentence",
     [
         ([], "line 1: the log is empty"),
         (['{"now":1}'], "line 1: the log does not start with a header"),

@@ -69,7 +69,7 @@ def votes():
 @pytest.fixture(scope="module")
 def found():
     """The searches, and the rows that they took, as class and "STATE/Event"."""
-    taken = set[tuple[str, str]]()
+    taken = set()
     transit = Machine._transit
 
     def recorded(self, event, now):

@@ -91,7 +91,7 @@ EXAMPLES = [
 ]
 
 
-@pytest.mark.parametrize(("shape", "before", "least", "segment", "expected"), EXAMPLES)
+@pytest.mark.parametrize("shape, before, least, segment, expected", EXAMPLES)
 def test_example(shape, before, least, segment, expected):
     """`before`: infra ranks of the last plan; `expected`: of the active nodes by group rank, and of the spares."""
     placement = place(nodes(shape), {g: f"h{rank}.0" for g, rank in enumerate(before)}, least, segment)

@@ -44,7 +44,7 @@ def test_any_bytes_become_valid_text_without_nul_whatever_the_pieces(data, piece
 
 
 @pytest.mark.parametrize(
-    ("written", "merged"),
+    "written, merged",
     [
         (b"a\0b\n", b"a<NUL>b\n"),
         (b"\xff\xfe\n", "\ufffd\ufffd\n".encode()),

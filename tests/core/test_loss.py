@@ -68,7 +68,7 @@ def test_gradients_overflow_at_times():
 
 
 @pytest.mark.parametrize(
-    ("ranks", "agree_for", "odd", "found"),
+    "ranks, agree_for, odd, found",
     [(4, 150, {2}, "2 of 4"), (2, 150, {1}, "0, 1 of 2"), (4, 150, {0, 3}, "0, 1, 2, 3 of 4"), (4, 20, {2}, "")],
 )
 def test_ranks_with_other_bits(ranks, agree_for, odd, found):

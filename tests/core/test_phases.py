@@ -34,7 +34,7 @@ ENDINGS = [
 ]
 
 
-@pytest.mark.parametrize(("script", "state"), ENDINGS)
+@pytest.mark.parametrize("script, state", ENDINGS)
 def test_how_an_iteration_ends(script, state):
     assert play(*BEGIN, *script).state is state
 

@@ -38,7 +38,7 @@ BESIDE = {
 
 
 @pytest.mark.parametrize(
-    ("source", "nproc", "first", "later"),
+    "source, nproc, first, later",
     [
         ("import torch", 2, TORCH, DYNAMO),
         ("import torch\no = torch.optim.AdamW", 2, DYNAMO, DYNAMO),

@@ -43,7 +43,7 @@ class Job(Story):
 
     def __init__(self, size, prints):
         super().__init__()
-        self.prints, self.did = prints, list[str]()
+        self.prints, self.did = prints, []
         self.begin("running", f"{size} of {size + 1} crash_loop_s=0 max_restarts=5")
 
     @property

@@ -23,7 +23,7 @@ OUT = RankFault(FaultKind.EXCLUDED, "h8", 8, 16, message="too hot")
 
 
 @pytest.mark.parametrize(
-    ("faults", "cause"),
+    "faults, cause",
     [
         ([], None),
         ([EXIT, ABORT], EXIT),  # of those that may follow from others, the first to arrive
@@ -41,7 +41,7 @@ def test_first_cause(faults, cause):
 
 
 @pytest.mark.parametrize(
-    ("fault", "text"),
+    "fault, text",
     [
         (EXIT, "rank 2 (local rank 0, pid 4711) on node 1 (h1) exited with code 1: boom"),
         (KILLED, "rank 6 (local rank 0, pid 4711) on node 3 (h3) was killed by boom"),
@@ -59,7 +59,7 @@ def test_headline(fault, text):
 
 
 @pytest.mark.parametrize(
-    ("used", "allowed", "code", "left"),
+    "used, allowed, code, left",
     [
         (0, 3, None, "restart 1 of 3"),
         (2, 3, None, "restart 3 of 3"),
@@ -86,7 +86,7 @@ def test_a_port_that_another_program_took_uses_no_restart():
     assert budget.history.restarts_used == 1 and not budget.after(taken, 2.0).restart
 
 
-@pytest.mark.parametrize(("rank", "lasted_s", "said"), [(1, 2.0, "EADDRINUSE"), (0, 500.0, "EADDRINUSE"), (0, 2.0, "")])
+@pytest.mark.parametrize("rank, lasted_s, said", [(1, 2.0, "EADDRINUSE"), (0, 500.0, "EADDRINUSE"), (0, 2.0, "")])
 def test_other_faults_use_a_restart(rank, lasted_s, said):
     budget = a_budget(max_restarts=1)
     budget.after(replace(a_fault(rank), message=said), lasted_s)

@@ -27,7 +27,7 @@ def test_noise_is_not_slowness():
 
 
 @pytest.mark.parametrize(
-    ("slow", "where"),
+    "slow, where",
     [
         ([9], Where.RANK),
         (range(8, 16), Where.NODE),

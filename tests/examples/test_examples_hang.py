@@ -25,7 +25,7 @@ SECTIONS = ["--ft-rank-section-timeouts=setup:600,step:600,checkpointing:600", "
 # The stop lands in whatever rank 1 does after step 30: usually the next step, at times still the checkpoint before it.
 @pytest.mark.repeats("ddp", "sections")
 @pytest.mark.parametrize(
-    ("script", "limits", "seen"),
+    "script, limits, seen",
     [
         ("ddp.py", HEARTBEATS, r"no heartbeat for"),
         ("ddp_sections.py", SECTIONS, r"in section '(step|checkpointing)' for"),

@@ -141,7 +141,7 @@ def test_under_the_launcher_a_node_that_lost_a_rank_leaves_and_the_other_one_goe
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize(("fault", "lives"), [("ASYNC_EXC", "iteration 1: 2 ranks"), ("SIGKILL", "restart 1 of 1")])
+@pytest.mark.parametrize("fault, lives", [("ASYNC_EXC", "iteration 1: 2 ranks"), ("SIGKILL", "restart 1 of 1")])
 def test_under_the_default_policy_exceptions_stay_in_process_and_a_dead_process_restarts_all(
     runs, undisturbed, fault, lives
 ):

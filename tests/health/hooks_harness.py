@@ -149,7 +149,7 @@ class Hooks:
         started_s = time.monotonic()
         done = subprocess.run(
             [*self.around, str(folder / hook)], env={"SLURMD_NODENAME": "n1", **self._env(hook), **env},
-            stdin=subprocess.DEVNULL, capture_output=True, timeout=BOUND_S, check=False,
+            stdin=subprocess.DEVNULL, capture_output=True, timeout=BOUND_S,
         )  # fmt: skip
         assert (done.stdout, done.stderr) == (b"", b""), "slurmd's pipe is for terminals only"
         return self._ran(done.returncode, started_s)
@@ -157,7 +157,7 @@ class Hooks:
     def version(self) -> subprocess.CompletedProcess[str]:
         """What `nvrx doctor` asks: everything a hook needs is checked and loaded."""
         argv = ["/bin/sh", str(self.root / "hooks/hook.sh"), "version"]
-        return subprocess.run(argv, env={}, capture_output=True, text=True, timeout=BOUND_S, check=False)
+        return subprocess.run(argv, env={}, capture_output=True, text=True, timeout=BOUND_S)
 
 
 def made(root: Path, monkeypatch: pytest.MonkeyPatch) -> Hooks:

@@ -204,7 +204,7 @@ def test_memory_of_the_visible_gpus_is_read_anew_for_each_question(serve, four):
 
 
 @pytest.mark.parametrize(
-    ("facts", "visible", "expected"),
+    "facts, visible, expected",
     [
         (("missing.0 1",), "1", {"GPU 2 (GPU-2000)": 70000}),  # counted among those that the cgroup leaves
         (("nvmlInit 9",), "0", "not applicable"),

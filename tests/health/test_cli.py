@@ -32,7 +32,7 @@ def test_run_shows_a_table_with_failures_first(dgx):
 
 
 @pytest.mark.parametrize(
-    ("args", "code"),
+    "args, code",
     [
         ((), 0),
         (("--when", "preflight"), 0),

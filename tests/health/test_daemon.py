@@ -35,7 +35,7 @@ def shared():
 
 
 @pytest.mark.parametrize(
-    ("body", "answer"),
+    "body, answer",
     [
         (f"echo '{WELL}'", (True, 0, WELL, "")),
         ("""echo '{"fail_count": 1, "more": 2}'; echo why >&2; exit 1""",
@@ -54,7 +54,7 @@ def test_the_answer_is_the_scripts(shared, body, answer):
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    "body, said",
     [("echo so far >&2; kill -9 $$", "signal 9: so far"), ("exec /no/such/program", "cannot be executed")],
 )
 def test_a_script_that_cannot_tell_is_no_answer(shared, body, said):
@@ -154,7 +154,7 @@ def test_beside_a_process_that_cannot_be_ended_none_is_started(daemon):
 
 
 @pytest.mark.parametrize(
-    ("may", "mode"), [({}, 0o600), ({"group": "daemon"}, 0o660), ({"everybody": True}, 0o666)], ids=str
+    "may, mode", [({}, 0o600), ({"group": "daemon"}, 0o660), ({"everybody": True}, 0o666)], ids=str
 )
 def test_who_may_ask(daemon, may, mode):
     """Of a file that lists no words a call may have one, NVRx's own."""
@@ -190,7 +190,7 @@ def test_only_a_dead_socket_is_replaced(daemon):
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    "settings, said",
     [
         ({"socket_pth": "/run/s"}, "did you mean socket_path"),
         ({"socket_path": "/tmp/" + "s" * 103}, "107 bytes"),
@@ -219,7 +219,7 @@ def test_without_a_script_our_own_checks_answer(daemon, dgx):
     assert code == "ABORTED" and "'cpu'" in details
 
 
-@pytest.mark.parametrize(("bcm", "count"), [("exit 0", 0), ("echo 2 GPUs are gone >&2; exit 1", 1)])
+@pytest.mark.parametrize("bcm, count", [("exit 0", 0), ("echo 2 GPUs are gone >&2; exit 1", 1)])
 def test_the_wrapper_in_the_docs_works(shared, bcm, count):
     (text,) = re.findall(r"^```sh wrapper\n(.*?)^```", DOCS.read_text(), re.M | re.S)
     script = shared.script("")

@@ -90,7 +90,7 @@ def note(path, body="", within_s=60.0):
 
 
 @pytest.mark.parametrize(
-    ("body", "within_s", "said"),
+    "body, within_s, said",
     [
         ("echo NodeName=n1 State=IDLE; exec sleep 600", 0.5, "did not end"),
         ("head -c 70000000 /dev/zero", 60.0, "67108864 bytes"),

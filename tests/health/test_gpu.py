@@ -47,7 +47,7 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(("check", "facts", "expect", "verdict", "text"), BROKEN)
+@pytest.mark.parametrize("check, facts, expect, verdict, text", BROKEN)
 def test_one_broken_fact_is_found(nvml, check, facts, expect, verdict, text):
     nvml.say(*facts)
     said = nvml.found(check, **expect)
@@ -56,7 +56,7 @@ def test_one_broken_fact_is_found(nvml, check, facts, expect, verdict, text):
     assert told <= set(nvml.stand_in.met())
 
 
-@pytest.mark.parametrize(("where", "verdict"), [("kthreadd", F), ("sh", P)])
+@pytest.mark.parametrize("where, verdict", [("kthreadd", F), ("sh", P)])
 def test_a_container_has_gpus_of_its_own(gpus, where, verdict):
     """It sees the whole PCI bus."""
     gpus.node.write("/proc/2/comm", f"{where}\n")
@@ -69,7 +69,7 @@ PROLOG = {"SLURM_SCRIPT_CONTEXT": "prolog_slurmd"}
 
 
 @pytest.mark.parametrize(
-    ("check", "facts", "env", "verdict", "text"),
+    "check, facts, env, verdict, text",
     [
         ("gpu-count", ["count 2"], {"SLURM_GPUS_ON_NODE": "2"}, P, "2 GPUs"),  # the node's others do not count
         ("gpu-count", ["count 2"], {"SLURM_GPUS_ON_NODE": "3"}, F, "2 GPUs instead of 3"),

@@ -27,7 +27,7 @@ def node(gpus):
 
 
 @pytest.mark.parametrize(
-    ("process", "env", "blamed"),
+    "process, env, blamed",
     [
         ("processes.3 4712:70000", {}, True),
         ("processes.3 4711:70000", PROLOG, False),

@@ -49,7 +49,7 @@ def test_a_failure_drains_with_our_reason(hooks, row):
 
 
 @pytest.mark.parametrize(
-    ("note", "said"),
+    "note, said",
     [(drained("fan 3 is loud", "MIXED+DRAIN", "alice"), "already (fan 3"),
      (drained("keep: a fan"), "already"), ("NodeName=n1 State=DOWN* Reason=Not responding", "already"),
      ("junk", "does not name"), ("NodeName=n2 State=IDLE", "does not name")],
@@ -90,7 +90,7 @@ def test_a_check_that_hangs_leaves_time_to_tell_slurm(hooks):
 
 
 @pytest.mark.parametrize(
-    ("allowed", "comment", "code"),
+    "allowed, comment, code",
     [
         ((), "nvrx:skip", 1), (("mounts",), "nvrx:skip=lustre", 1), (("lustre",), "run 5; nvrx:skip=lustre", 0),
         (("all",), "nvrx:skip=lustre,mounts", 0), (("all",), "nvrx:skip=mounts", 1), (("all",), "xnvrx:skip", 1),
@@ -193,7 +193,7 @@ def test_a_check_that_does_not_apply_any_more_has_not_passed(hooks):
 
 
 @pytest.mark.parametrize(
-    ("site", "reason", "back"),
+    "site, reason, back",
     [
         ({}, "nvrx:lustre:x", True),
         ({"hooks": {"undrain": False}}, "nvrx:lustre:x", False),

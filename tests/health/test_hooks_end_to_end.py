@@ -31,9 +31,7 @@ def own(path, uid=NOBODY):
     os.chown(path, uid, -1, follow_symlinks=False)
 
 
-@pytest.mark.parametrize(
-    ("hook", "code", "asked"), [("prolog", 1, [SHOW, DRAIN]), ("healthcheck", 0, [SHOW, SHOW, DRAIN])]
-)
+@pytest.mark.parametrize("hook, code, asked", [("prolog", 1, [SHOW, DRAIN]), ("healthcheck", 0, [SHOW, SHOW, DRAIN])])
 def test_each_hook_drains_a_broken_node(hooks, hook, code, asked):
     assert hooks.sh(hook, **FAILED).code == 0
     before = len(hooks.asked())
@@ -183,7 +181,7 @@ def test_a_wrong_budget_is_handled_as_on_error_says(hooks):
     assert hooks.sh("prolog").code == 1 and hooks.asked()
 
 
-@pytest.mark.parametrize(("on_error", "code"), [("pass", 0), ("fail", 1)])
+@pytest.mark.parametrize("on_error, code", [("pass", 0), ("fail", 1)])
 def test_a_python_that_never_starts_is_given_up(hooks, on_error, code):
     place = _python(hooks)
     script(place / "python", f"trap '' ALRM TERM\necho $$ >{hooks.root}/pid\nexec sleep 600")
@@ -233,7 +231,7 @@ from nvrx_slurm.slurm.api import tools
 tools.PLACES = ({str(dead)!r},)
 sys.exit(run.main("prolog", {env!r}))"""
     argv = [sys.executable, "-c", code]
-    done = subprocess.run(argv, cwd=REPO, stderr=subprocess.PIPE, timeout=4 + SLACK_S, check=False)
+    done = subprocess.run(argv, cwd=REPO, stderr=subprocess.PIPE, timeout=4 + SLACK_S)
     assert done.returncode == REFUSE and b"does not answer" in done.stderr
 
 
@@ -270,7 +268,7 @@ class SystemLog:
 def system_log(hooks):
     with TemporaryDirectory() as directory:  # pytest's are too long for a socket
         found = SystemLog(Path(directory))
-        if not found.around[0] or subprocess.run([*found.around, "/bin/true"], check=False).returncode:
+        if not found.around[0] or subprocess.run([*found.around, "/bin/true"]).returncode:
             pytest.skip("no mount namespaces here")
         hooks.around = found.around
         yield found

@@ -13,7 +13,7 @@ CHANGED = "GPU recovery action changed from"
 
 
 @pytest.mark.parametrize(
-    ("line", "code", "due"),
+    "line, code, due",
     [
         ("NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off", 79, Repair.REBOOT),
         ("NVRM: GPU at 0000:3b:00.0: Xid (PCI:0000:3b:00): 54", 54, Repair.ISOLATE),
@@ -43,7 +43,7 @@ def test_lines_that_are_none(line):
     assert parsed(line, 1) is None
 
 
-@pytest.mark.parametrize(("priority", "there"), [(0, True), (4, True), (7, True), (8, False), (12, False), (30, False)])
+@pytest.mark.parametrize("priority, there", [(0, True), (4, True), (7, True), (8, False), (12, False), (30, False)])
 def test_only_records_of_the_kernel_itself_count(dgx, priority, there):
     """8 and more: of a facility, which is what a process said there (root's, or whose container may)."""
     dgx.write("/dev/kmsg", f"{priority},7,100,-;NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus\n")

@@ -30,7 +30,7 @@ def process(root, cgroup, pid=50):
 
 
 @pytest.mark.parametrize(
-    ("cgroup", "is_jobs"),
+    "cgroup, is_jobs",
     [
         (V2.format(job=7), True),
         (V1.format(job=7), True),
@@ -78,7 +78,7 @@ signal.pause()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-@pytest.mark.parametrize(("tracer", "fate"), [("", "ended"), ("0", "left"), ("", "alive")])
+@pytest.mark.parametrize("tracer, fate", [("", "ended"), ("0", "left"), ("", "alive")])
 def test_processes_of_the_job_are_ended_and_no_others(tmp_path, monkeypatch, tracer, fate):
     """`left`: a tracer keeps it from its end."""
     (tmp_path / "proc").symlink_to("/proc")

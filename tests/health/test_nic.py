@@ -121,7 +121,7 @@ def test_a_subnet_manager_that_has_just_started_is_waited_for(dgx, monkeypatch, 
     assert dgx.found("nic-ports")[0] is P and len(waits) == 1, "waited for a port that is not wanted"
 
 
-@pytest.mark.parametrize(("file", "text"), [("state", "1: DOWN"), ("phys_state", "2: Polling"), ("phys_state", "")])
+@pytest.mark.parametrize("file, text", [("state", "1: DOWN"), ("phys_state", "2: Polling"), ("phys_state", "")])
 def test_a_port_whose_link_is_down_fails_at_once(dgx, monkeypatch, file, text):
     assert dgx.found("nic-ports")[0] is P
     waits = _looks(monkeypatch, lambda: None)

@@ -48,7 +48,7 @@ def test_an_answer_becomes_a_verdict(service):
 
 
 @pytest.mark.parametrize(
-    ("output", "verdict"),
+    "output, verdict",
     [
         ('{"fail_count": 0}', Verdict.PASS),
         ('{"fail_count": -1}', Verdict.FAIL),

@@ -33,7 +33,7 @@ def of_site(bare, site):
 
 
 @pytest.mark.parametrize(
-    ("body", "verdict", "text"),
+    "body, verdict, text",
     [
         ("echo all well; exit 0", Verdict.PASS, "all well"),
         ("echo; echo disk 3 is gone; echo more; exit 1", Verdict.FAIL, "disk 3 is gone"),

@@ -61,7 +61,7 @@ def test_only_and_skip(bare):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    "text, said",
     [
         ("expect: {cpu: 4}", "expect: 'cpu' is not a key; did you mean cpus?"),
         ("expect: {cpus: many}", "expect.cpus must be a whole number >= 0, not 'many'"),
@@ -97,7 +97,7 @@ def test_an_own_check_is_not_at_the_preflight_unless_the_site_says_so(bare):
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    "more, said",
     [
         ({"only": ["mount"]}, "--only: there is no check 'mount'; did you mean mounts?"),
         ({"expect": {"cpu": 1}}, "--expect: 'cpu' is not a key; did you mean cpus?"),

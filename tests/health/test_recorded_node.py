@@ -69,7 +69,7 @@ BROKEN = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "change", "expect", "verdict", "text"), BROKEN)
+@pytest.mark.parametrize("name, change, expect, verdict, text", BROKEN)
 def test_one_broken_fact_is_found(dgx, name, change, expect, verdict, text):
     apply(dgx, change)
     said = dgx.found(name, **expect)
@@ -88,7 +88,7 @@ def test_a_healthy_node_passes_everywhere(dgx, when):
 
 
 @pytest.mark.parametrize(
-    ("facts", "lack"),
+    "facts, lack",
     [
         ({}, ""),
         ({"f_bavail": 29}, "2.9% free, at least 3% are needed"),

@@ -43,7 +43,7 @@ def raises(error):
 
 
 @pytest.mark.parametrize(
-    ("gather", "verdict", "text"),
+    "gather, verdict, text",
     [
         (lambda node, expected: "fine", Verdict.PASS, "fine"),
         (raises(Absent("no such thing")), Verdict.NOT_APPLICABLE, "no such thing"),
@@ -88,7 +88,7 @@ def pid(node, expected):
 
 
 @pytest.mark.parametrize(
-    ("bad", "text"),
+    "bad, text",
     [
         (forever, "timed out after 1.0 s, reading /lustre/a b"),
         (lambda node, expected: os.kill(os.getpid(), signal.SIGKILL), "its process ended without an answer"),

@@ -254,7 +254,7 @@ def fail():
 
 
 @pytest.mark.parametrize(
-    ("aborts", "destroys", "calls"),
+    "aborts, destroys, calls",
     [
         (fail, lambda: None, [ABORT, DESTROY]),
         (None, lambda: None, [DESTROY]),  # torch 2.5

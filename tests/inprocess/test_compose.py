@@ -62,7 +62,7 @@ def test_a_member_that_returns_none_is_named_and_passed_by():
         assert Compose(forgetful, Left("a"))([]) is None  # the leftmost may
 
 
-@pytest.mark.parametrize(("members", "token"), [((), "at least one"), ((3,), "3"), ((Left,), r"Left\(\)")])
+@pytest.mark.parametrize("members, token", [((), "at least one"), ((3,), "3"), ((Left,), r"Left\(\)")])
 def test_what_cannot_be_composed(members, token):
     with pytest.raises(TypeError, match=token):
         Compose(*members)

@@ -39,7 +39,7 @@ ALL = set(range(8))
 )
 def test_a_rank_is_silent_for_the_timeout(monkeypatch, story):
     """Of eight ranks that beat once a second rank 0 watches; when ALL are silent, it does not check."""
-    now_s, found = 1000.0, dict[int, float]()
+    now_s, found = 1000.0, {}
     monkeypatch.setattr(store_link.time, "monotonic", lambda: now_s)
     view = StoreView(dist.HashStore(), "p/")
     ranks = [Heartbeats(view, rank, 8, 1.0, 30.0) for rank in ALL]
@@ -56,7 +56,7 @@ def test_a_rank_is_silent_for_the_timeout(monkeypatch, story):
 
 def test_all_heartbeats_are_read_in_one_request(monkeypatch):
     """One request per rank would take longer than an interval in a large job, and no silent rank would be found."""
-    now_s, asked = 1000.0, list[int]()
+    now_s, asked = 1000.0, []
     monkeypatch.setattr(store_link.time, "monotonic", lambda: now_s)
     view = StoreView(dist.HashStore(), "p/")
     multi_get = view.multi_get
@@ -73,7 +73,7 @@ def test_all_heartbeats_are_read_in_one_request(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("seen", "action", "again_s"),
+    "seen, action, again_s",
     [
         (Observation(95.0, True, None), Action.NONE, 101.0),  # the soft timeout
         (Observation(94.0, True, None), Action.INTERRUPT, 100.0),
@@ -104,7 +104,7 @@ def test_a_counter_that_stands_still(monkeypatch):
 
 def test_the_watchdog_survives_a_check_that_fails():
     """Without its signs of life the rank would be killed."""
-    shared, twice, checked = CallPage(), threading.Event(), set[int]()
+    shared, twice, checked = CallPage(), threading.Event(), set()
 
     def check():
         checked.add(shared.words[AUTO])

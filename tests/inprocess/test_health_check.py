@@ -63,7 +63,7 @@ NO_BRIDGE = [({"GPU 0": DOWN}, "")] * 2
 
 
 @pytest.mark.parametrize(
-    ("kind", "rows"),
+    "kind, rows",
     [
         (health_check.ChainedGPUHealthCheck, GPU_ROWS),
         (health_check.ChainedNVLHealthCheck, LINK_ROWS),
@@ -231,7 +231,7 @@ def test_the_gpu_is_waited_for_twice(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("deeds", "kind", "why"),
+    "deeds, kind, why",
     [
         ([refuse], exception.HealthCheckError, "device-side assert"),
         ([nothing, refuse], exception.HealthCheckError, "device-side assert"),

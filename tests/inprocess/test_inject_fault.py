@@ -92,7 +92,7 @@ def test_gpu_faults_without_a_gpu_are_refused(monkeypatch):
         faults.dispatch_fault_injection(Fault.GPU_SLEEP, 0.0, None)
 
 
-@pytest.mark.parametrize(("keep_alive", "num_faults"), [(6, 5), (20, 1), (3, (1, 4))])
+@pytest.mark.parametrize("keep_alive, num_faults", [(6, 5), (20, 1), (3, (1, 4))])
 def test_the_same_seed_hits_the_same_ranks_everywhere(monkeypatch, keep_alive, num_faults):
     fewest, most = num_faults if isinstance(num_faults, tuple) else (num_faults, num_faults)
     able = max(0, 8 - keep_alive)
@@ -131,7 +131,7 @@ def test_a_fault_of_ones_own_by_a_new_name(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("bad", "why"),
+    "bad, why",
     [
         ({"faults": ()}, "faults is empty"),
         ({"num_faults": -1}, "num_faults=-1"),

@@ -73,7 +73,7 @@ def keyed():
 
 
 @pytest.mark.parametrize(
-    ("members", "sentence"),
+    "members, sentence",
     [
         ((ra.ActivateAllRanks(), ra.MaxActiveWorldSize(2)), "cannot be combined"),
         ((ra.ShiftRanks(), ra.MaxActiveWorldSize(2)), r"list MaxActiveWorldSize\(2\) left"),
@@ -97,7 +97,7 @@ class Nothing(ra.RankAssignment):
 
 
 @pytest.mark.parametrize(
-    ("make", "completed"),
+    "make, completed",
     [
         (keyed, "ActivateAllRanks, ShiftRanks, FilterCountGroupedByKey"),
         (
@@ -132,7 +132,7 @@ def changed(**fields):
 
 
 @pytest.mark.parametrize(
-    ("assignment", "error", "sentence"),
+    "assignment, error, sentence",
     [
         (Own(lambda ctx: None), InternalError, "returned None, not a RankAssignmentCtx"),
         (ra.ActivateAllRanks(), InternalError, "left 1 terminated ranks in the world of 3"),

@@ -18,7 +18,7 @@ def environment(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "sentence"),
+    "name, text, sentence",
     [
         (None, "2", None),
         ("RANK", None, "RANK is not set"),

@@ -52,7 +52,7 @@ def test_a_function_that_does_not_return_is_a_timeout():
 
 
 @pytest.mark.parametrize(
-    ("limits", "good", "bad", "why"),
+    "limits, good, bad, why",
     [
         ({"max_iterations": 3}, state(iteration=2), state(iteration=3), "max_iterations=3"),
         ({"min_world_size": 4}, state(), state(world_size=3), "3 healthy .* min_world_size=4"),

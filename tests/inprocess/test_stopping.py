@@ -82,7 +82,7 @@ def answers(frame):
 
 
 @pytest.mark.parametrize(
-    ("place", "deferred"),
+    "place, deferred",
     [(in_a_handler, Defer.A_STEP), (in_a_with_block, Defer.A_WHILE), (in_popen, Defer.A_WHILE),
      (in_a_fork, Defer.A_WHILE), (in_the_function_itself, Defer.NOT)],
 )  # fmt: skip

@@ -80,7 +80,7 @@ def test_a_store_that_cannot_serve_is_a_client(monkeypatch):
             StoreView(client).get("a")
 
 
-@pytest.mark.parametrize(("rank", "queued"), [("0", 0), ("1", 4)])
+@pytest.mark.parametrize("rank, queued", [("0", 0), ("1", 4)])
 def test_a_server_that_is_no_store(monkeypatch, rank, queued):
     """It says nothing, which torch waits for without a bound, or takes no connection: its queue is full."""
     monkeypatch.setenv("RANK", rank)

@@ -123,7 +123,7 @@ def test_the_places_of_spares_and_filtered_ranks():
 
 
 @pytest.mark.parametrize(
-    ("levels", "keys", "died", "active"),
+    "levels, keys, died, active",
     [
         # The nearest spare takes the place of the dead: of its own host, else of another one, where RESERVE allows.
         ([OPEN, Level(1, 2, reserve=True)], hosts(3, 3), [3], [0, 1, 5, 4]),

@@ -38,7 +38,7 @@ def log(tmp_path, rank):
 
 
 @pytest.mark.parametrize(
-    ("world_size", "how", "told"),
+    "world_size, how, told",
     [
         (1, "raise", "ValueError: fault of rank 0 in iteration 0"),
         (2, "restart exception", "RankShouldRestart"),
@@ -61,7 +61,7 @@ def test_odd_exceptions_are_faults_like_any_other(job, world_size, how, told):
 
 
 @pytest.mark.parametrize(
-    ("how", "victim", "code", "kind"),
+    "how, victim, code, kind",
     [
         ("sigkill", 0, -signal.SIGKILL, None),
         ("os_exit", 1, 9, None),
@@ -95,7 +95,7 @@ def test_a_rank_that_goes_on_after_its_sigterm_takes_no_part_any_more(job):
 
 
 @pytest.mark.parametrize(
-    ("how", "others", "times"),
+    "how, others, times",
     [
         ("raise", "lock", {}),  # blocked in Python: stopped at once
         ("livelock", "block", {**HANGS, "hard_timeout": 20.0}),  # pings no more: restarted after the soft timeout

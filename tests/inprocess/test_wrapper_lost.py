@@ -55,7 +55,7 @@ def test_a_rank_that_leaves_at_any_point_of_a_restart(zygote, tmp_path):
             job.await_nothing_left()
 
 
-@pytest.mark.parametrize(("victim", "how", "late"), [(0, "exit", False), (1, "kill", True)])
+@pytest.mark.parametrize("victim, how, late", [(0, "exit", False), (1, "kill", True)])
 def test_a_rank_that_leaves_at_entry(job, tmp_path, victim, how, late):
     """The others begin without it. `late`: its monitor process is ready (it opens its log) after the rank's end."""
     path = tmp_path / f"monitor{victim}.log"
@@ -69,7 +69,7 @@ def test_a_rank_that_leaves_at_entry(job, tmp_path, victim, how, late):
         job.all_return({0, 1, 2} - {victim})
 
 
-@pytest.mark.parametrize(("assignment", "told"), [("tree", False), ("pairs", True)])
+@pytest.mark.parametrize("assignment, told", [("tree", False), ("pairs", True)])
 def test_a_rank_that_was_discarded_is_not_missed(job, tmp_path, assignment, told):
     """Ranks come in pairs, and 2 dies. Rank 3 sends no heartbeats any more, or the launcher reports its end."""
     launcher = tmp_path / "launcher"
@@ -87,7 +87,7 @@ def test_a_rank_that_was_discarded_is_not_missed(job, tmp_path, assignment, told
         assert [event["iteration"] for event in job.of(rank, "entered")] == [0, 1]
 
 
-@pytest.mark.parametrize(("first", "file_store"), [("rank", False), ("monitor", True)])
+@pytest.mark.parametrize("first, file_store", [("rank", False), ("monitor", True)])
 def test_a_host_that_comes_back_when_the_others_have_gone_on(job, tmp_path, first, file_store):
     """The keys that it waits for have been deleted; a server has told it before, a file cannot."""
     times = {**QUICK, "heartbeat_timeout": 1.0}
@@ -106,7 +106,7 @@ def test_a_host_that_comes_back_when_the_others_have_gone_on(job, tmp_path, firs
 
 
 @pytest.mark.parametrize(
-    ("where", "active", "signum"),
+    "where, active, signum",
     [
         ("in the function", 2, signal.SIGSTOP),  # and on a reserve
         ("when a rank asks the store something", 3, signal.SIGSTOP),

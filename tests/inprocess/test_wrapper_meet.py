@@ -42,7 +42,7 @@ def test_after_the_wrapper_everything_is_as_before(job):
 
 
 @pytest.mark.parametrize(
-    ("how", "victim", "shift", "why"),
+    "how, victim, shift, why",
     [
         ("raise", 0, 0, "exception: ValueError: fault of rank 0"),  # the others' torch connects where nothing listens
         ("sigkill", 2, 1, "terminated: "),  # this one is rank 0 of iteration 0, too
@@ -93,7 +93,7 @@ def test_many_restarts_leave_nothing_behind(job):
     job.all_return(range(2))
 
 
-@pytest.mark.parametrize(("scenario", "said"), [("cleans_up", ["cleaning", "cleaned"]), ("atomic", ["whole"])])
+@pytest.mark.parametrize("scenario, said", [("cleans_up", ["cleaning", "cleaned"]), ("atomic", ["whole"])])
 def test_what_the_function_has_begun_is_finished(job, scenario, said):
     """Its clean-up when it ends by itself; an atomic block, and no other is begun."""
     start(job, scenario, 2)

@@ -36,7 +36,7 @@ def test_each_plugin_is_called_in_its_place(job):
 
 
 @pytest.mark.parametrize(
-    ("name", "how"),
+    "name, how",
     [("initialize", how) for how in ("raise", "sigkill", "wrong")]
     + [("health_check", "once"), ("health_check", "raise")]
     + [("finalize", "raise"), ("rank_assignment", "sigkill")],
@@ -65,7 +65,7 @@ def test_an_abort_that_fails_changes_nothing(job):
 
 
 @pytest.mark.parametrize(
-    ("name", "how", "kind", "code"),
+    "name, how, kind, code",
     [
         ("completion", "raise", "ValueError", 1),
         ("terminate", "raise", "RestartAbort", 1),
@@ -87,7 +87,7 @@ def test_a_completion_or_a_terminate_that_fails(job, name, how, kind, code):
 
 @pytest.mark.repeats("health_check", "initialize", "terminate")
 @pytest.mark.parametrize(
-    ("name", "how", "victim", "faults", "survivors", "iteration"),
+    "name, how, victim, faults, survivors, iteration",
     [
         ("abort", "never", 1, {0: "raise"}, [0, 2], 1),
         ("health_check", "never", 1, {}, [0, 2], 1),
@@ -110,7 +110,7 @@ def test_a_terminate_that_makes_progress_takes_as_long_as_it_wants(job):
     all_return(job, [0, 2])
 
 
-@pytest.mark.parametrize(("name", "iteration", "handler"), [("abort", 0, True), ("rank_assignment", 1, False)])
+@pytest.mark.parametrize("name, iteration, handler", [("abort", 0, True), ("rank_assignment", 1, False)])
 def test_sigterm_in_the_middle_of_a_restart(job, name, iteration, handler):
     """Without a handler the rank dies; with one it leaves, after the grace time if `abort` does not return."""
     wanted = plugin(name, "never", 1, iteration)

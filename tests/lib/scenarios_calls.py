@@ -264,7 +264,7 @@ def _lock_is_free(lock: Any) -> bool:
 
 class _Logs:
     def __init__(self):
-        self.logger, self.came = logging.getLogger("of the user"), list[str]()
+        self.logger, self.came = logging.getLogger("of the user"), []
         self.logger.propagate = False
         self.logger.setLevel(logging.INFO)
         self.logger.addHandler(logging.StreamHandler(open(os.devnull, "w")))  # noqa: SIM115

@@ -132,9 +132,7 @@ def test_an_aggregator_of_an_earlier_term_ends_when_it_would_write(merge):
 def test_a_full_disk_holds_lines_back_and_loses_none(tmp_path):
     disk = tmp_path / "small"
     disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", disk], capture_output=True, check=False
-    )
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", disk], capture_output=True)
     if mounted.returncode:
         pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.decode().strip()}")
     try:

@@ -75,7 +75,7 @@ def test_the_writer_thread_of_the_wheel_and_our_service(service):
     address, root = service
     files = [f"{root}/new/z_cycle0.log", f"{root}/z_cycle1.log"]
     command = [sys.executable, "-c", WRITER, str(nvrx_wheel.unpacked()), address, *files]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90)
     assert done.returncode == 0, done.stderr
     text = "".join(f" {number % 8}: line {number}\n" for number in range(100))
     assert Path(files[0]).read_text() == text and Path(files[1]).read_text() == "12: other\n"

@@ -50,13 +50,13 @@ raise ValueError("x")
 
 
 @pytest.mark.parametrize(
-    ("code", "status", "out"),
+    "code, status, out",
     [(WAITS, 1, "a line without its end"), (OWN_HOOK, 1, "theirs x\n"), ("sys.exit(7)", 7, "")],
     ids=["nothing is waited for", "the script's own hook", "an exit is not a failure"],
 )
 def test_the_exception_hook(code, status, out):
     command = [sys.executable, "-c", HOOK + code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
     assert (done.returncode, done.stdout) == (status, "child at exit\n1\n" + out)
     assert "ZeroDivisionError" in done.stderr and "ValueError: child" in done.stderr
 

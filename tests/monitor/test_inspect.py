@@ -82,9 +82,7 @@ async def test_a_stopped_rank_is_known_by_its_state():
         assert seen["state"] == "T" and seen["stack"] == ""
 
 
-@pytest.mark.parametrize(
-    ("code", "stack"), [("say('up')" + HANG, ""), (DEEP, "in_the_main_thread")], ids=["no", "huge"]
-)
+@pytest.mark.parametrize("code, stack", [("say('up')" + HANG, ""), (DEEP, "in_the_main_thread")], ids=["no", "huge"])
 @story
 async def test_a_rank_without_a_handler_or_with_a_huge_stack_is_not_harmed(code, stack):
     async with Rig() as rig:

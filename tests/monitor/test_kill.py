@@ -79,7 +79,7 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize(("code", "signum", "limits", "status", "stacks_of"), ENDS.values(), ids=ENDS)
+@pytest.mark.parametrize("code, signum, limits, status, stacks_of", ENDS.values(), ids=ENDS)
 @story
 async def test_how_a_hung_rank_ends(code, signum, limits, status, stacks_of):
     async with Rig() as rig:
@@ -91,7 +91,7 @@ async def test_how_a_hung_rank_ends(code, signum, limits, status, stacks_of):
         assert not list(worker.err.parent.glob("core*"))
 
 
-@pytest.mark.parametrize(("handled", "signum"), [(signal.SIGTERM, signal.SIGTERM), (kill.END_SIGNAL, signal.SIGKILL)])
+@pytest.mark.parametrize("handled, signum", [(signal.SIGTERM, signal.SIGTERM), (kill.END_SIGNAL, signal.SIGKILL)])
 @story
 async def test_a_rank_that_survives_the_first_step_is_killed_alone(monkeypatch, handled, signum):
     shorter = "import nvrx_slurm.core.rank.watch as w; w.STACKS_GRACE_S = 0.2; w.stop_ladder.__defaults__ = (0.2,)"

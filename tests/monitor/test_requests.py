@@ -216,7 +216,7 @@ def test_a_request_that_the_agent_did_not_get_is_refused_and_can_be_repeated(ful
     """Its channel is full, or it is dead while its monitor has not ended yet."""
 
     class NoWorker:
-        ids, passed_on = {"pid": 1}, list[object]()
+        ids, passed_on = {"pid": 1}, []
 
     agent, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     sent = 0

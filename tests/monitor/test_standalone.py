@@ -68,7 +68,7 @@ def test_it_works_and_leaves_nothing_behind(monkeypatch, rank):
 
 
 @pytest.mark.parametrize(
-    ("backends", "device"),
+    "backends, device",
     [
         ("cpu:gloo,cuda:nccl", "cpu"), ("cuda:nccl", "cuda"), ("nccl", "cuda"), ("gloo", "cpu"), ("cpu:mpi", None),
     ],

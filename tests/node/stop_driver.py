@@ -10,7 +10,7 @@ import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.node.job import NodeJob
@@ -29,7 +29,7 @@ async def stop_after(turns: int, directory: Path) -> tuple[int, int]:
     spec = WorkerSpec(["sleep", "60"], WorkerContract("", "", ""), {}, 9, lambda local_rank: 0, monitored=False)
     node = Node("0-x", 0, "here", "127.0.0.1", 1)
     parts = SimpleNamespace(node=node, spec=spec, run_dir=RunDir(directory, "1", "r0"))
-    exits, told = list[Any](), asyncio.Event()
+    exits, told = [], asyncio.Event()
 
     def post(event):
         exits.append(event)

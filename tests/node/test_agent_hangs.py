@@ -119,7 +119,7 @@ def report(rig, cycle):
 
 
 @pytest.mark.parametrize(
-    ("deed", "other", "why"),
+    "deed, other, why",
     [("client.shutdown_workload_monitoring()", "forever()", "after shutdown_"), ("pass", "", "after most other ranks")],
 )
 def test_a_rank_that_does_not_end_is_named(rig, deed, other, why):
@@ -136,11 +136,11 @@ def test_live_ranks_are_looked_at_and_go_on(rig):
         one.line(rf"\[rank {rank}\] up")
     one.monitored()
     ask = [sys.executable, "-m", "nvrx_slurm.cli.toolbox", "stacks", str(rig.run_dir)]
-    shown = [subprocess.run(ask, env=rig.env(), capture_output=True, text=True, check=False) for _ in range(2)]
+    shown = [subprocess.run(ask, env=rig.env(), capture_output=True, text=True) for _ in range(2)]
     for told in shown:
         assert told.returncode == 0 and len(re.findall(r"work.py\W+line \d+ in here$", told.stdout, re.M)) == 2, told
         assert [f"rank {rank} on node" in told.stdout for rank in (0, 1)] == [True, True]
     rig.open()
     assert one.wait() == 0 and "10 min without a step" in one.text
-    ended = subprocess.run(ask, env=rig.env(), capture_output=True, text=True, check=False)
+    ended = subprocess.run(ask, env=rig.env(), capture_output=True, text=True)
     assert ended.returncode == 2 and "no rank of" in ended.stderr

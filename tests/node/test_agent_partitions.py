@@ -31,7 +31,7 @@ def start(rig, network):
 
 @pytest.mark.repeats("unplug-hosts1", "deafen", "mute", "separate")
 @pytest.mark.parametrize(
-    ("cut", "hosts", "stops", "spares"),  # `stops`: whose ranks end; `spares`: one of them runs these in cycle 1
+    "cut, hosts, stops, spares",  # `stops`: whose ranks end; `spares`: one of them runs these in cycle 1
     [
         ("unplug", {0}, 0, (2, 3)),  # the coordinator alone
         ("unplug", {1}, 1, (2, 3)),  # a minority

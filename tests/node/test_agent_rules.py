@@ -48,7 +48,7 @@ def test_a_line_before_heartbeats_excludes_no_node(rig):
     assert not [found for found in rig.result["faults"] if found["rule"]]
 
 
-@pytest.mark.parametrize(("action", "code", "cycles"), [("no-restart", 93, 3), ("log", 1, 5)])
+@pytest.mark.parametrize("action, code, cycles", [("no-restart", 93, 3), ("log", 1, 5)])
 def test_the_same_failure_three_times_ends_the_job_or_is_said(rig, action, code, cycles):
     fails = "raise ValueError(f'bad sample {time.time()}') if RANK == CYCLE % 2 else forever()\n"  # not always one rank
     flags = (f"--ft-attribution-stop-action={action}", "--ft-crash-loop-backoff=0", "--nproc-per-node=2")
@@ -66,7 +66,7 @@ def test_a_script_that_cannot_start_uses_no_restart(rig):
     assert rig.result["first_cause"]["message"].startswith("SyntaxError: ")
 
 
-@pytest.mark.parametrize(("bug", "starts", "cycles"), [
+@pytest.mark.parametrize("bug, starts, cycles", [
     ("undefined", 2, [0, 1]), ("open('none.yaml')", 2, [0, 1]), ("{}['lr']", 0, [0, 1, 2]),
 ])  # fmt: skip
 def test_an_exception_of_all_ranks_at_the_start_comes_twice_at_most(rig, bug, starts, cycles):
@@ -103,7 +103,7 @@ if CYCLE == 1 and TRUTH != "transient":
 
 @pytest.mark.repeats("transient", "application")
 @pytest.mark.parametrize(
-    ("truth", "codes", "restarts", "excluded", "strikes"),
+    "truth, codes, restarts, excluded, strikes",
     [
         ("persistent", {0, ExitCode.NODE_REFUSED}, 2, 1, 1),
         ("transient", {0}, 1, 0, 1),

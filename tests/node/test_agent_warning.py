@@ -53,7 +53,7 @@ gate()
 
 
 @pytest.mark.parametrize(
-    ("after", "code"),
+    "after, code",
     [("if RANK: train_until_told()\nelse: gate()", 138), ("gate()", 0), ("gate(); os._exit(5)", 1)],
     ids=["one rank asked", "nobody asked", "a rank failed"],
 )

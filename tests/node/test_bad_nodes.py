@@ -87,7 +87,7 @@ def cases(ways, *quick, sizes=()):
     return [pytest.param(*one, marks=[] if one in first else pytest.mark.matrix) for one in every + more]
 
 
-@pytest.mark.parametrize(("way", "prints", "size"), cases(NODES, "exit-1", "hang", "not-executable", sizes=(8,)))
+@pytest.mark.parametrize("way, prints, size", cases(NODES, "exit-1", "hang", "not-executable", sizes=(8,)))
 def test_a_spare_takes_the_place_of_a_bad_node(rig, way, prints, size):
     fails = f"if NODE == 1:\n    {NODES[way]}\n"
     text = f"PRINTS = {prints}\n{RANKS}{fails}{CLIENT}{WAITS}"
@@ -107,7 +107,7 @@ def test_a_spare_takes_the_place_of_a_bad_node(rig, way, prints, size):
     assert not found["excluded_nodes"]
 
 
-@pytest.mark.parametrize(("way", "prints", "size"), cases(SCRIPTS, "value", "exit-3"))
+@pytest.mark.parametrize("way, prints, size", cases(SCRIPTS, "value", "exit-3"))
 def test_what_fails_with_its_rank_moves_no_node(rig, way, prints, size):
     """Where a node might do that, too, a spare tries it; then the node has its place back, if it is ready by then."""
     text = f"PRINTS = {prints}\n{RANKS}if RANK == 1:\n    {SCRIPTS[way]}\n{WAITS}"

@@ -100,7 +100,7 @@ def test_one_process_is_asked_until_it_stops_and_then_another_one(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("program", "said"),
+    "program, said",
     [
         ("while True: print('\\x1e{}', flush=True)", "not a health report: 'findings'"),
         ("while True: sys.stdout.write('x' * 65536)", "a line without an end"),
@@ -197,7 +197,7 @@ def test_no_process_at_all_is_said_and_the_node_goes_on(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("verdict", "action", "why", "said"),
+    "verdict, action, why, said",
     [
         ("unknown", "drain", "", "cannot tell: "),
         ("fail", "warn", "", "warns: "),
@@ -232,7 +232,7 @@ FULL, BUSY, FREE = 70000, 513, 512
 
 
 @pytest.mark.parametrize(
-    ("used_mb", "wanted", "sentence"),
+    "used_mb, wanted, sentence",
     [
         ((FULL, BUSY, FREE), WAITS, r"GPU memory was free after [\d.]+ s: GPU 0 70000 -> 512 MiB"),
         ((600,), replace(WAITS, tolerance_mb=600.0), "GPU memory was free"),
@@ -250,7 +250,7 @@ def test_memory_is_asked_until_it_is_free_and_then_the_checks(tmp_path, used_mb,
 
 
 @pytest.mark.parametrize(
-    ("verdict", "said"),
+    "verdict, said",
     [("unknown", ["GPU memory cannot be read: x; going on all the same"] * 2), ("not applicable", [])],
 )
 def test_memory_that_cannot_be_read(tmp_path, verdict, said):

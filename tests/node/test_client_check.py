@@ -17,7 +17,7 @@ NONE = {"rank_init_timeout": 5.0, "rank_heartbeat_timeout": None, "rank_section_
 
 
 @pytest.mark.parametrize(
-    ("limits", "ends", "connected", "warnings"),
+    "limits, ends, connected, warnings",
     [
         (HEARTBEAT, ["well", "last well"], False, 1),
         (SECTION, ["last well", "last well"], False, 1),
@@ -50,7 +50,7 @@ def test_a_cycle_that_runs_longer_than_the_timeouts_is_enough(monkeypatch):
     assert "rank_heartbeat_timeout 0.001 s" in asyncio.run(body())
 
 
-@pytest.mark.parametrize(("rank", "warnings"), [(1, 0), (9, 1)])
+@pytest.mark.parametrize("rank, warnings", [(1, 0), (9, 1)])
 def test_a_rank_that_connects_is_seen(rig, rank, warnings):
     connects = f"if RANK != {rank}:\n    sys.exit()\n{CLIENT}client.shutdown_workload_monitoring()\n"
     one = rig.run(rig.script(connects), "--nproc-per-node=2", "--ft-rank-heartbeat-timeout=60")

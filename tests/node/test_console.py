@@ -80,7 +80,7 @@ def test_sentences_have_the_time_and_files_begin_where_told(us, screen, tmp_path
     assert screen.lines.index("us: lines") == screen.lines.index("us: two") + 1
 
 
-@pytest.mark.parametrize(("number", "method"), [("EMFILE", "__init__"), ("ENOSPC", "watch")])
+@pytest.mark.parametrize("number, method", [("EMFILE", "__init__"), ("ENOSPC", "watch")])
 def test_without_inotify_the_files_are_looked_at(us, screen, tmp_path, monkeypatch, number, method):
     def fail(*_):
         raise OSError(getattr(errno, number), os.strerror(getattr(errno, number)))

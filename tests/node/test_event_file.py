@@ -40,7 +40,7 @@ def test_a_directory_that_cannot_be_made_is_said_once(tmp_path):
     assert "Not a directory" in said
 
 
-@pytest.mark.parametrize(("steps", "why"), [(3, "the last lines within 0.05 s"), (100, "10 lines")])
+@pytest.mark.parametrize("steps, why", [(3, "the last lines within 0.05 s"), (100, "10 lines")])
 def test_a_file_system_that_hangs_delays_nothing(tmp_path, monkeypatch, steps, why):
     """open(2) of a FIFO without a reader hangs like a dead NFS server; then the queue fills up."""
     monkeypatch.setattr(event_file, "CLOSE_TIMEOUT_S", 0.05)

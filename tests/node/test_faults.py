@@ -33,7 +33,7 @@ Extension modules: numpy (total: 1)
 
 
 @pytest.mark.parametrize(
-    ("code", "found"),
+    "code, found",
     [
         (0, None),
         (7, (FaultKind.EXIT, 7, "")),
@@ -80,7 +80,7 @@ DETAILS = [
 ]
 
 
-@pytest.mark.parametrize(("error", "stderr", "message", "traceback"), DETAILS, ids=range(len(DETAILS)))
+@pytest.mark.parametrize("error, stderr, message, traceback", DETAILS, ids=range(len(DETAILS)))
 def test_details(tmp_path, error, stderr, message, traceback):
     (tmp_path / "error.json").write_text(error)
     (tmp_path / "err").write_text(stderr)
@@ -89,7 +89,7 @@ def test_details(tmp_path, error, stderr, message, traceback):
 
 
 @pytest.mark.parametrize(
-    ("code", "kind", "message"),
+    "code, kind, message",
     [(126, FaultKind.SPAWN, "./p: Permission denied"), (127, FaultKind.SPAWN, "./p: Permission denied"),
      (2, FaultKind.EXIT, ""), (-11, FaultKind.SIGNAL, "SIGSEGV")],
 )  # fmt: skip
@@ -124,7 +124,7 @@ OF_TORCH = '  File "/v/lib/python3.11/site-packages/torch/x.py", line 9, in f\n'
 
 
 @pytest.mark.parametrize(
-    ("traceback", "line"),
+    "traceback, line",
     [
         ("", ""),
         ("no frames", ""),

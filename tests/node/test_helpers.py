@@ -36,7 +36,7 @@ def left(rig):
 
 
 @pytest.mark.parametrize(
-    ("dies", "waits", "flags"),
+    "dies, waits, flags",
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", "forever()", ()),
         ("forever()", "forever()", ("--ft-rank-heartbeat-timeout=0.3",)),  # its monitor kills it

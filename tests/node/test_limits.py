@@ -72,7 +72,7 @@ def running(rig, script="work.py"):
 START = [*(("NOFILE", most) for most in (9, 24, 34, 39)), *itertools.product(("NPROC", "pids"), (1, 2, 3, 5))]
 
 
-@pytest.mark.parametrize(("limit", "most"), START)
+@pytest.mark.parametrize("limit, most", START)
 def test_little_is_left_at_the_start(rig, cgroup, limit, most):
     if limit == "pids":
         (cgroup / "pids.max").write_text(str(most))

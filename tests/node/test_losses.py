@@ -23,7 +23,7 @@ if WAITS:
 
 @pytest.mark.repeats("warn", "stop")
 @pytest.mark.parametrize(
-    ("action", "kind", "code", "cycles", "saved"),
+    "action, kind, code, cycles, saved",
     [
         ("warn", "nan", 0, [0], True),
         ("restart", "nan", 0, [0, 1], False),

@@ -70,7 +70,7 @@ def test_a_repaired_file_counts_and_each_new_reason_is_said(tmp_path):
 
 
 def test_a_file_system_that_hangs_costs_one_thread_and_no_time(monkeypatch):
-    said, answers, waiting = list[str](), threading.Event(), list[str]()
+    said, answers, waiting = [], threading.Event(), []
 
     def read(path):
         waiting.append(path)
@@ -130,7 +130,7 @@ def test_the_environment_is_believed_once(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("job_id", "script", "times", "found", "asked"),
+    "job_id, script, times, found, asked",
     [
         (7, "says UNLIMITED", 2, [None, questions._NO_LIMIT_S], 2),  # no limit, which replaces an old one
         (7, "test -e {0}/again && says 00:02:00; touch {0}/again", 1, [120.0], 2),

@@ -42,7 +42,7 @@ CANCELLED = JobOver(143, "cancelled", None, replace(JOB, lost_nodes=(), spares_u
 
 
 @pytest.mark.parametrize(
-    ("done", "line"),
+    "done, line",
     [
         (
             GOOD,

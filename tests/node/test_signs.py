@@ -31,7 +31,7 @@ def test_pressure_of_the_last_minute(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("damage", "found"),
+    "damage, found",
     [
         ({}, Counters(80, 360, 3)),
         ({"proc/stat": "cpu 1 2"}, Counters(0, 0, 3)),

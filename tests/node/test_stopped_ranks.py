@@ -15,7 +15,7 @@ PEER = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:538] Conne
 
 
 @pytest.mark.parametrize(
-    ("code", "text", "is_before", "rule"),
+    "code, text, is_before, rule",
     [
         (-15, "", True, ""),  # it did what it was told
         (-9, "step 12\n", True, ""),

@@ -63,11 +63,11 @@ CASES = [
 
 @pytest.mark.repeats("stopped-first", "stopped-spare", "stopped-daemon", "-popen")
 @pytest.mark.parametrize("again", one_writer.REPEATS)
-@pytest.mark.parametrize(("fault", "shape"), CASES)
+@pytest.mark.parametrize("fault, shape", CASES)
 def test_all_processes_of_a_rank_end_before_it_runs_elsewhere(rig, fault, shape, again):
     """A node that was stopped is a spare again; "": all of its processes were stopped, as by the freezer."""
     lost, rank = 2 if shape == "spare" else 1, int(not fault)
-    script, frozen = rig.script(one_writer.worker(fault, shape)), list[int]()
+    script, frozen = rig.script(one_writer.worker(fault, shape)), []
     nodes = rig.nodes(2 + lost, f"2:{2 + lost}", script, "--max-restarts=3", *QUICK)
     if not fault:
         until(lambda: len(writers(rig)) == 2, "both ranks write")

@@ -184,7 +184,7 @@ def test_a_fault_before_standbys_are_ready_waits_as_long_as_their_imports_took(r
 
 
 @pytest.mark.parametrize(
-    ("flags", "argument", "python"),
+    "flags, argument, python",
     [(["--ft-warm=off"], "0", ""), ([], "0${local_rank}", ""), ([], "0", "python")],
     ids=["off", "arguments of each rank", "another interpreter"],
 )
@@ -374,7 +374,7 @@ def test_the_first_workers_are_forked_and_the_next_ones_have_what_can_be_forked_
 
 
 @pytest.mark.parametrize(
-    ("first", "more", "before", "held"),
+    "first, more, before, held",
     [
         (FIRST, {"torch/__init__": UNFIT["thread"][0]}, "", 2),
         (FIRST.replace("import sys", "import os, sys; os.environ['X'] = '1'"), {}, "", 0),

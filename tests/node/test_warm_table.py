@@ -56,7 +56,7 @@ runpy.run_path({str(DRIVER)!r}, run_name="__main__")
 """
     ended = subprocess.run(
         [sys.executable, "-c", program],
-        input=json.dumps(order), cwd=directory, text=True, capture_output=True, timeout=BOUND_S, check=False,
+        input=json.dumps(order), cwd=directory, text=True, capture_output=True, timeout=BOUND_S,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     result = json.loads(ended.stdout)

@@ -32,7 +32,7 @@ def test_much_output_and_last_lines_without_a_newline_arrive(rig):
 
 
 @pytest.mark.parametrize(
-    ("flags", "stdout", "stderr"),
+    "flags, stdout, stderr",
     [
         ("", "0out 1out", "0err 1err"),
         ("--redirects 0:3,1:2", "1out", ""),
@@ -58,7 +58,7 @@ def test_closed_stdout_and_stderr_do_no_harm(rig):
     """The descriptors 1 and 2 must not become other files of ours that the console then writes to."""
     script = rig.script("for n in range(500): say('loud', n)")
     command = f"exec {sys.executable} -m nvrx_slurm.cli.run --log-dir={rig.logs} {script} <&- >&- 2>&-"
-    done = subprocess.run(["sh", "-c", command], env=rig.env(), cwd=rig.dir, timeout=30, check=False)
+    done = subprocess.run(["sh", "-c", command], env=rig.env(), cwd=rig.dir, timeout=30)
     assert done.returncode == 0
     assert rig.log(0, 0, "out").count("loud") == 500
     events = list((rig.run_dir / "events").iterdir())
@@ -86,9 +86,7 @@ def small_disk(rig):
     """A file system of 128 KiB."""
     where = rig.dir / "small"
     where.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=128k", "nvrx-test", str(where)], capture_output=True, check=False
-    )
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "nvrx-test", str(where)], capture_output=True)
     if done.returncode:
         pytest.skip(f"no tmpfs here: {done.stderr.decode().strip()}")
     yield where
@@ -125,7 +123,7 @@ def test_what_cannot_be_started_is_said(rig):
     assert "could not be started: ./odd: No such file" in one.text and "internal error" not in one.text
 
 
-@pytest.mark.parametrize(("flag", "program"), [("-m", "prog"), ("--run-path", "prog.py"), ("--no-python", "./wrapper")])
+@pytest.mark.parametrize("flag, program", [("-m", "prog"), ("--run-path", "prog.py"), ("--no-python", "./wrapper")])
 def test_ways_to_start_and_arguments(rig, flag, program):
     script = rig.script("say(json.dumps([__name__, sys.argv[1:]]))", "prog.py")
     (rig.dir / "wrapper").write_text(f'#!/bin/sh\nexec {sys.executable} {script} "$@"\n')
@@ -186,7 +184,7 @@ setattr(getattr(importlib.import_module("nvrx_slurm.{module}"), "{cls}"), "{meth
 
 
 @pytest.mark.parametrize(
-    ("module", "cls", "method"),
+    "module, cls, method",
     [("core.coordinator.running", "Running", "on_failed"), ("node.workers.workers", "Workers", "_exited")],
 )
 def test_a_defect_ends_with_97_and_leaves_nothing(rig, module, cls, method):

@@ -160,7 +160,7 @@ def test_sigkill_of_the_agent_takes_everything_down(rig):
 
 
 @pytest.mark.parametrize(
-    ("handler", "body", "last"),
+    "handler, body, last",
     [
         ("say('ran')", "lock(mutex), lock(mutex)", "waits\n"),  # the main thread is in C, so that no handler begins
         (
@@ -218,5 +218,5 @@ def test_no_worker_starts_after_a_stop_that_comes_while_it_is_about_to(tmp_path)
     """Its exit is told once, whatever the event loop has just done."""
     driver = Path(__file__).with_name("stop_driver.py")
     argv, env = [sys.executable, str(driver), str(tmp_path), "8"], {**os.environ, "PYTHONPATH": str(REPO)}
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=WAIT_S)
     assert (done.stdout, done.stderr) == ("1 0\n" * 8, "")

@@ -26,7 +26,7 @@ BOUND_S = 90.0
 
 async def run(order: dict[str, Any]) -> dict[str, Any]:
     """Start all workers, wait for their ends."""
-    directory, said = Path(order["directory"]), list[str]()
+    directory, said = Path(order["directory"]), []
     processes.Orphans()  # standbys come to a subreaper
     preload, imports = order["preload"], order["imports"]
     warm = WarmSpec(order["path0"], preload or (), imports or ()) if preload or imports is not None else None

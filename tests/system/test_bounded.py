@@ -31,7 +31,7 @@ def test_a_cancellation_counts_also_where_the_result_has_just_come(turns):
 
 def test_what_is_awaited_too_long_has_ended_when_that_is_told():
     async def story():
-        ends, never = list[str](), asyncio.Event()
+        ends, never = [], asyncio.Event()
 
         async def work(result):
             try:

@@ -36,7 +36,7 @@ def ends(pid):
 
 @pytest.mark.parametrize("dies", [True, False])
 @pytest.mark.parametrize(
-    ("script", "options", "expected"),
+    "script, options, expected",
     [
         ("echo out; echo err >&2; exit 3", {}, Ended(3, b"out\n", b"err\n")),
         ("kill -9 $$", {}, Ended(-9, b"", b"")),

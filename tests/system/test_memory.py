@@ -19,7 +19,7 @@ def tree(root, files):
 
 
 @pytest.mark.parametrize(
-    ("files", "free", "of"),
+    "files, free, of",
     [
         ({}, 8 * GB, "machine"),
         ({**V2, f"sys/fs/cgroup/{GROUP}/memory.max": "max\n"}, 8 * GB, "machine"),

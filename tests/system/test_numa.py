@@ -155,7 +155,7 @@ def test_real_workers_run_where_dry_run_said(node):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    "name, value, said",
     [("NVRX_GPUS_PER_NUMA", "1", "exclude each other"), ("PATH", "/nowhere", "needs the numactl command")],
 )
 def test_what_cannot_be_is_one_sentence(node, name, value, said):

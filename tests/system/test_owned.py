@@ -36,7 +36,7 @@ def _link(path):
 
 
 @pytest.mark.parametrize(
-    ("prepare", "place", "why"),
+    "prepare, place, why",
     [
         *[pytest.param(_give, place, "uid 4242", marks=needs_root) for place in ("7", "7/r0", "7/r0/x.log")],
         *[(_open_to_all, place, "every user can change") for place in ("", "7", "7/r0")],

@@ -121,7 +121,7 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize(
-    ("visible", "expected"),
+    "visible, expected",
     [("", 0), ("0", 1), ("0,1,2", 3), ("GPU-a,GPU-b", 2), ("0,-1,2", 1), ("-1", 0), (" 0 , 1 ", 2)],
 )
 def test_visible_gpus_are_counted_as_cuda_does(visible, expected):
