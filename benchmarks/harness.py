@@ -93,14 +93,14 @@ class Job:
         self.env = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
         self.env |= {"BENCH_FIFO": str(fifo), "BENCH_CLIENT": launcher.client, "BENCH_LIFE_S": str(life_s)}
         self.env["TMPDIR"] = str(self.scratch)
-        self.events: list[Event] = []
-        self.nodes: list[subprocess.Popen[bytes]] = []
+        self.events = []
+        self.nodes = []
         self.started_s = 0.0
 
-    def __enter__(self) -> Job:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *_: object):
+    def __exit__(self, *_):
         kill_all_children()
         for node in self.nodes:
             node.wait()
@@ -138,13 +138,13 @@ class Job:
         for rank, command in enumerate(commands):
             self.nodes.append(self._spawn(command, self.scratch / f"node_{rank}.log", {}))
 
-    def _start_bare(self, nproc: int, mode: str):
+    def _start_bare(self, nproc, mode):
         self.started_s = time.monotonic()
         for rank in range(nproc):
             command = [sys.executable, WORKER, *mode.split()]
             self.nodes.append(self._spawn(command, self.scratch / f"{rank}.log", {"RANK": str(rank)}))
 
-    def _spawn(self, command: list[str], log: Path, more: dict[str, str]) -> subprocess.Popen[bytes]:
+    def _spawn(self, command, log, more):
         with log.open("wb") as out:
             return subprocess.Popen(
                 command,
@@ -173,7 +173,7 @@ class Job:
         while select.select([self._fifo], [], [], 0.0)[0]:
             self._take()
 
-    def _receive(self, until_s: float, what: str):
+    def _receive(self, until_s, what):
         ready, _, _ = select.select([self._fifo], [], [], max(0.0, until_s - time.monotonic()))
         if not ready:
             logs = "\n".join(p.read_text(errors="replace")[-2000:] for p in sorted(self.scratch.glob("*.log")))
@@ -200,7 +200,7 @@ def kill_all_children():
         raise Failure(f"processes {mine} do not end after SIGKILL")
 
 
-def _reap(pid: int, until_s: float):
+def _reap(pid, until_s):
     """Wait for a killed child. Popen objects of ours find out by themselves (ECHILD counts as ended)."""
     with contextlib.suppress(ChildProcessError, ProcessLookupError):
         pidfd = os.pidfd_open(pid)

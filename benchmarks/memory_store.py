@@ -35,7 +35,7 @@ class MemoryStore:
         """The view that is the same in all iterations."""
         return MemoryStore("stable/", self._shared)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return sum(map(len, self._shared.values.values()))
 
     def set(self, key: str, value: bytes | str):

@@ -100,5 +100,5 @@ def machine() -> dict[str, object]:
     }
 
 
-def _lines(path: str) -> list[str]:
+def _lines(path):
     return Path(path).read_text().splitlines()

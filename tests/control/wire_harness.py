@@ -50,8 +50,8 @@ class Inbox:
     """Events that were posted, awaited in order."""
 
     def __init__(self):
-        self.seen: list[Any] = []
-        self._queue: asyncio.Queue[Any] = asyncio.Queue()
+        self.seen = []
+        self._queue = asyncio.Queue()
 
     def post(self, event: Any):
         self.seen.append(event)
@@ -80,17 +80,17 @@ class Server:
         say: Callable[[str], None] | None = None,
     ):
         self.inbox = Inbox()
-        self.said: list[str] = []
+        self.said = []
         self._ports = ports
         self.server = ControlServer(job, token, self.inbox.post, say or self.said.append, keepalive, credentials)
         self.port = 0
 
-    async def __aenter__(self) -> Server:
+    async def __aenter__(self):
         where = await self.server.start("127.0.0.1", list(self._ports))
         self.port = int(where.rpartition(":")[2])
         return self
 
-    async def __aexit__(self, *exc: object):
+    async def __aexit__(self, *exc):
         await self.server.close(0.2)
 
 
@@ -107,7 +107,7 @@ class Client:
         credentials: Any = None,
     ):
         self.inbox = Inbox()
-        self.said: list[str] = []
+        self.said = []
         self._node = node
         endpoints = [("127.0.0.1", port) for port in ports]
         self._news = asyncio.Event()
@@ -116,7 +116,7 @@ class Client:
         self._make = lambda: ControlClient(endpoints, job, token, self._post, keepalive, credentials, self._say)
         self.client = self._make()
 
-    def _say(self, sentence: str):
+    def _say(self, sentence):
         self.said.append(sentence)
         self._news.set()
 
@@ -126,7 +126,7 @@ class Client:
             self._news.clear()
             await self._news.wait()
 
-    def _post(self, event: Any):
+    def _post(self, event):
         if isinstance(event, ag.Connected):
             self.client.send(t.Register(self._node, 4711))
         if isinstance(event, (ag.Disconnected, ag.Unreached)):
@@ -140,11 +140,11 @@ class Client:
             self.client = self._make()
             self.client.start()
 
-    async def __aenter__(self) -> Client:
+    async def __aenter__(self):
         self.client.start()
         return self
 
-    async def __aexit__(self, *exc: object):
+    async def __aexit__(self, *exc):
         self._closed = True
         await self.client.close(0.5)
 
@@ -161,13 +161,13 @@ class Raw:
         self.reader: asyncio.StreamReader
         self.writer: asyncio.StreamWriter
 
-    async def __aenter__(self) -> Raw:
+    async def __aenter__(self):
         name = None if self._tls is None else ""
         opened = asyncio.open_connection("127.0.0.1", self._port, ssl=self._tls, server_hostname=name)
         self.reader, self.writer = await asyncio.wait_for(opened, WAIT_S)
         return self
 
-    async def __aexit__(self, *exc: object):
+    async def __aexit__(self, *exc):
         self.writer.transport.abort()
 
     async def say(self, *messages: t.AgentMessage | t.Hello | bytes):
@@ -203,10 +203,10 @@ class Process:
         read = loop.run_in_executor(None, self.process.stdout.readline)
         return (await asyncio.wait_for(read, WAIT_S)).decode().strip()
 
-    def __enter__(self) -> Process:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *exc: object):
+    def __exit__(self, *exc):
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
         self.process.wait()

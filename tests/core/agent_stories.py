@@ -113,7 +113,7 @@ class AgentStory(Story):
         yield from (words[type(command)](command) for command in commands if type(command) in words)
 
 
-def _message(message: Any) -> str:
+def _message(message):
     if isinstance(message, t.Register):
         plan = f"/{message.plan.cycle}" if message.plan is not None else ""
         faults = "".join(f"!{fault.local_rank}" for fault in message.faults)

@@ -20,7 +20,7 @@ _SKIPPED |= {"_pauses"}  # all are equal here
 _UNTOLD = {"reason", "why", "text", "port", "faults", "master_port", "world_size", "counted", "node"}
 _LISTS = {list, deque}
 _PLAIN = (int, float, str, type(None), Enum, frozenset)
-_told: dict[int, tuple[Any, Any]] = {}  # by the id of a record, which is kept so long
+_told = {}  # by the id of a record, which is kept so long
 _MOST_TOLD = 100_000
 
 
@@ -30,7 +30,7 @@ class Handlers(dict[Any, Any]):
     def __init__(self, core: Any):
         self.core, self.owners = core, {type(owner): owner for owner in core.owners}
 
-    def __missing__(self, key: Any) -> Any:
+    def __missing__(self, key):
         core = self.core
         found = self[key] = getattr(self.owners[core.homes[key]], core.table[key].do)
         return found
@@ -91,11 +91,11 @@ def clone(core: Any) -> Any:
 
 
 @cache
-def _names(kind: type) -> tuple[str, ...]:
+def _names(kind):
     return tuple(name for name in fields(kind) or () if name not in _UNTOLD)
 
 
-def _plan(plan: t.Plan) -> Any:
+def _plan(plan):
     who = plan.leader and plan.leader.key, plan.electors, plan.dead, plan.returned
     successors = tuple([peer.key for peer in plan.successors])
     return plan.term, plan.cycle, plan.group_rank, plan.history.restarts_used, who, successors
@@ -119,7 +119,7 @@ def told(record: Any) -> Any:
     return known[1]
 
 
-def _when(at: float, name: str, now: float) -> Any:
+def _when(at, name, now):
     if at >= now or not at:
         return round(at - now, 2) if at else None
     return round(min(now - at, _OLDEST_S), 2) if name in _AGES else "past"
@@ -161,11 +161,11 @@ class Steps:
     """The cores that were found. One is known by its id: it is kept."""
 
     def __init__(self):
-        self._one: dict[tuple[str, int, float], Any] = {}  # name, key, time -> the core that stands for all such
-        self.keys: dict[tuple[int, float], int] = {}
-        self._later: dict[tuple[int, float], Any] = {}
-        self._done: dict[tuple[int, Any, float], tuple[Any, list[Any]]] = {}
-        self._due: dict[int, float | None] = {}
+        self._one = {}  # name, key, time -> the core that stands for all such
+        self.keys = {}
+        self._later = {}
+        self._done = {}
+        self._due = {}
 
     def unite(self, name: str, core: Any, now: float) -> Any:
         """The core that stands for all that decide alike."""

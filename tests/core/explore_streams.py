@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from nvrx_slurm import types as t
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.election import election as el
@@ -45,24 +44,24 @@ class Streams:
         self.late = late  # agents begin one after the other, as in a step of Slurm; none comes back
         self.now = 1000.0
         self.steps = Steps()
-        self.cores: dict[str, Any] = {}  # "a0", "e0", "c0": agent, election and coordinator of node 0
+        self.cores = {}  # "a0", "e0", "c0": agent, election and coordinator of node 0
         self.lives = [0] * nodes
         self.count = 0  # of links and coordinators
-        self.links: dict[int, Link] = {}
-        self.flight: list[Move] = []  # (channel, ...) under way, in order on each channel
-        self.stream: dict[int, int] = {}  # agent -> its link
-        self.joined: dict[tuple[int, int], int] = {}  # (reign, agent) -> the link on which it has registered
-        self.led: set[int] = set()  # agents that have been told so on their stream
-        self.ranks: dict[int, tuple[int, int]] = {}  # node -> the rank that runs there, and its cycle
-        self.lease: dict[int, float] = {}
-        self.reigns: dict[int, int] = {}  # node -> number of its coordinator
-        self.valid: dict[int, float] = {}  # until when it may act
-        self.seeks: dict[int, tuple[t.Peer, int, float]] = {}
-        self.probes: set[tuple[int, t.Peer]] = set()
-        self.cut: set[int] = set()
+        self.links = {}
+        self.flight = []  # (channel, ...) under way, in order on each channel
+        self.stream = {}  # agent -> its link
+        self.joined = {}  # (reign, agent) -> the link on which it has registered
+        self.led = set()  # agents that have been told so on their stream
+        self.ranks = {}  # node -> the rank that runs there, and its cycle
+        self.lease = {}
+        self.reigns = {}  # node -> number of its coordinator
+        self.valid = {}  # until when it may act
+        self.seeks = {}
+        self.probes = set()
+        self.cut = set()
         self.won = 0  # the last term in which one acted
-        self.ends: set[int] = set()  # codes with which agents have ended that were told so
-        self.tell_until: float | None = None  # a node that can be reached again before that hears the end
+        self.ends = set()  # codes with which agents have ended that were told so
+        self.tell_until = None  # a node that can be reached again before that hears the end
         self.untold = False  # a node was cut off for longer, and cannot know the end
         self.anew = False  # nodes that came back, and know nothing, have begun the job anew: no memory
 
@@ -94,7 +93,7 @@ class Streams:
             self.won, tells_s, self.untold,
         ))  # fmt: skip
 
-    def _told(self, link: Link) -> Any:
+    def _told(self, link):
         well = None if link.well is None else self.now - link.well
         return link.agent, link.to, link.open, link.accepted, well, self.reigns.get(link.to) == link.reign
 

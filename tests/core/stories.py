@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ class Story:
 
     def __init__(self):
         self.now = 0.0
-        self.said: list[str] = []
+        self.said = []
         self.domains = ""  # of node 0, 1, ...
         self.checks_by_hand = False
         self.core: Any
@@ -140,7 +140,7 @@ class Story:
         self.said += [command.text for command in commands if isinstance(command, Say)]
         return list(self.effects(commands))
 
-    def _with_checks(self, commands: list[Any]) -> list[Any]:
+    def _with_checks(self, commands):
         """Spares that are told to check their nodes are ready at once; the story does not see it."""
         checks = [one for one in commands if isinstance(one, ev.SendTo) and isinstance(one.message, t.CheckNode)]
         seen = [one for one in commands if one not in checks]
@@ -158,7 +158,7 @@ class Story:
             return self._slow([int(one) for one in rest[0].split("+") if one != "-"], int(rest[1]), *rest[2:])
         return self._answered(word, rest) or self._of_node(word, rest)
 
-    def _answered(self, word: str, rest: list[str]) -> Any:
+    def _answered(self, word, rest):
         """What the shell has read, or been told; None: the line means something else."""
         if word == "time":
             return ev.TimeLeftRead(None if rest[0] == "?" else float(rest[0]))
@@ -178,7 +178,7 @@ class Story:
             return ev.Raised(int(rest[0]))
         return None
 
-    def _of_node(self, word: str, rest: list[str]) -> Any:
+    def _of_node(self, word, rest):
         rank, life = int(rest[0].rstrip("'")), rest[0].count("'")
         if word == "dead":
             return ev.ProvenDead(self.core.roster.quorum.probed.get(str(rank), peer(rank)))
@@ -212,7 +212,7 @@ class Story:
         message = messages[word]()
         return ev.FromAgent(node_id, message)
 
-    def _slow(self, ranks: list[int], cycle: int, where: str = "rank", windows: str = "1") -> ev.SlowSeen:
+    def _slow(self, ranks, cycle, where="rank", windows="1"):
         places = {rank: self.core.job.assignment.node_of(rank).partition(".")[0] for rank in ranks}
         hosts = tuple(dict.fromkeys(places.values()))
         found = Slowness(Where(where), tuple(ranks), hosts, 0.2, 0.15) if ranks or where == "all" else None
@@ -228,7 +228,7 @@ def peer(rank: int) -> t.Peer:
     return t.Peer(str(rank), f"h{rank}", f"10.0.0.{rank}", 7000)
 
 
-def _faults(rank: int, rest: list[str]) -> tuple[t.RankFault, ...]:
+def _faults(rank, rest):
     """Of its first rank, unless "local=1" says otherwise. "rule=NAME": what its output says, equal for equal names."""
     told = dict(word.split("=") for word in rest if "=" in word)
     kind = t.FaultKind(told.get("kind", "hang" if "hang" in rest else "exit"))
@@ -242,7 +242,7 @@ def _faults(rank: int, rest: list[str]) -> tuple[t.RankFault, ...]:
     return () if "empty" in rest else (fault,)
 
 
-def _evidence(rank: int, doing: list[str]) -> tuple[t.RankEvidence, ...]:
+def _evidence(rank, doing):
     """Of the two ranks of a node: "waits" or "loads" for each; none: it has none."""
     frames = {"waits": "/x/site-packages/torch/distributed/c10d.py:1 in barrier", "loads": "/w/train.py:9 in load"}
     return tuple(
@@ -251,7 +251,7 @@ def _evidence(rank: int, doing: list[str]) -> tuple[t.RankEvidence, ...]:
     )
 
 
-def _register(rank: int, life: int, rest: str, domain: str) -> t.Register:
+def _register(rank, life, rest, domain):
     """`rest`: "", "preparing", or what the agent does with which plan ("running as 1 of 2 in 4 used 1")."""
     node, port = a_node(rank, life, domain=domain), 1000 + rank
     if rest == "ended":
@@ -282,11 +282,11 @@ def effects(commands: list[Any]) -> Iterator[str]:
     yield from (_WORDS[type(command)](command) for command in commands if type(command) in _WORDS)
 
 
-def _caused(command: Any) -> str:
+def _caused(command):
     return f"({command.cause.kind.value})" if command.cause else ""
 
 
-_WORDS: dict[type, Callable[[Any], str]] = {
+_WORDS = {
     ev.AskTimeLeft: lambda command: "ask-time",
     ev.Probe: lambda command: f"probe:{command.peer.key}",
     ev.Won: lambda command: "won",
@@ -300,7 +300,7 @@ _WORDS: dict[type, Callable[[Any], str]] = {
 }
 
 
-def _message(message: Any) -> tuple[str, str]:
+def _message(message):
     """A message as a word for all receivers, and what is the receiver's own."""
     if isinstance(message, t.Plan):
         group_rank = str(message.group_rank) if message.active else "-"

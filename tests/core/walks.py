@@ -71,7 +71,7 @@ class Walk:
         word, _, rest = line.format_map(self._values()).partition(" ")
         self.story.tell(word, rest)
 
-    def _values(self) -> dict[str, object]:
+    def _values(self):
         rng, job = self.rng, self.core.job
         node = f"{rng.randrange(4)}{_rare(rng) * chr(39)}"
         here = job.assignment.group_ranks.get(f"h{node.rstrip(chr(39))}.0")
@@ -94,7 +94,7 @@ class Walk:
         }
 
 
-def _rare(rng: random.Random) -> bool:
+def _rare(rng):
     return rng.random() < 0.05
 
 

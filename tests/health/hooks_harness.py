@@ -70,12 +70,12 @@ class Hooks:
     def __init__(self, root: Path):
         self.root = root
         self.node = root / "node"
-        self.around: list[str] = []  # a command that runs hook.sh
+        self.around = []  # a command that runs hook.sh
         for folder in ("run", "sys/fs/lustre", "proc/sys/kernel/random"):
             (self.node / folder).mkdir(parents=True)
         (self.node / "proc/sys/kernel/random/boot_id").write_text("one\n")
         self.mend_lustre()
-        self.settings: dict[str, object] = {
+        self.settings = {
             "PYTHON": sys.executable, "PACKAGE": REPO, "LOG": root / "log", "SYSROOT": self.node,
             "SCONTROL": script(root / "scontrol", SCONTROL.format(root=root)), "CONFIG": root / "health.yaml",
         }  # fmt: skip
@@ -116,11 +116,11 @@ class Hooks:
     def mend_lustre(self):
         (self.node / "sys/fs/lustre/health_check").write_text("healthy\n")
 
-    def _env(self, hook: str) -> dict[str, str]:
+    def _env(self, hook):
         (self.root / "log").unlink(missing_ok=True)
         return {} if hook == "healthcheck" else {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": str(NOBODY)}
 
-    def _ran(self, code: int, started_s: float) -> Ran:
+    def _ran(self, code, started_s):
         log = self.root / "log"
         return Ran(code, time.monotonic() - started_s, log.read_text() if log.exists() else "")
 

@@ -32,15 +32,15 @@ class Daemon:
         self.dir = Path(tempfile.mkdtemp(prefix="nvhcd-"))
         self.dir.chmod(0o755)
         self.socket = self.dir / "s"
-        self.settings: dict[str, Any] = {"socket_path": str(self.socket), "log_level": "debug", "timeout": 60}
+        self.settings = {"socket_path": str(self.socket), "log_level": "debug", "timeout": 60}
         self.settings["args"] = WORDS
-        self.args: list[str] = []
-        self.process: subprocess.Popen[str] | None = None
+        self.args = []
+        self.process = None
         self.channel = grpc.insecure_channel(f"unix:{self.socket}", [("grpc.use_local_subchannel_pool", 1)])
-        self.ask: Any = self.channel.unary_unary(
+        self.ask = self.channel.unary_unary(
             METHOD, pb.HealthCheckRequest.SerializeToString, pb.HealthCheckResponse.FromString
         )
-        self._log: list[str] = []
+        self._log = []
 
     def script(self, body: str) -> Path:
         """The health check script: `body` of a shell script that runs in the folder, without files of earlier ones."""

@@ -31,7 +31,7 @@ LUSTRE = "/sys/fs/lustre/health_check"
 
 
 @functools.cache
-def _template(directory: str) -> str:
+def _template(directory):
     """The healthy tree, built once per worker beside the tests' own directories."""
     root = tempfile.mkdtemp(prefix="dgx-", dir=directory)
     dgx.build(Path(root))
@@ -51,7 +51,7 @@ class Node:
         else:
             shutil.copytree(_template(str(root.parents[1])), root, symlinks=True, copy_function=os.link)
 
-    def __truediv__(self, path: str) -> Path:
+    def __truediv__(self, path):
         """The path of a file or directory; a shared file becomes this node's own."""
         place = self.root / path.lstrip("/")
         if place.is_file() and place.stat().st_nlink > 1:
@@ -64,7 +64,7 @@ class Node:
         place.parent.mkdir(parents=True, exist_ok=True)
         self._replace(place.resolve(), text.encode())
 
-    def _replace(self, place: Path, data: bytes):
+    def _replace(self, place, data):
         new = place.with_name(f".new-{place.name}")
         new.write_bytes(data)
         new.replace(place)

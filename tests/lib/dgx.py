@@ -79,7 +79,7 @@ def write(root: Path, path: str, text: str):
     file.write_text(text)
 
 
-def _system() -> dict[str, str]:
+def _system():
     half, cpu = CPUS // 2, "/sys/devices/system/cpu"
     files = {
         "/dev/kmsg": _KMSG,
@@ -101,7 +101,7 @@ def _system() -> dict[str, str]:
     return files
 
 
-def _switch(root: Path, index: int):
+def _switch(root, index):
     """A root port, a switch below it, a GPU and a NIC below that."""
     port, gpu, nic = SWITCHES[index]
     numa = index * 2 // len(SWITCHES)
@@ -136,7 +136,7 @@ def _switch(root: Path, index: int):
     _link(root, f"/sys/class/infiniband/{name}", infiniband)
 
 
-def _device(root: Path, path: str, vendor: str, kind: str, numa: int, gts: float):
+def _device(root, path, vendor, kind, numa, gts):
     files = {
         "vendor": vendor,
         "class": kind,
@@ -151,7 +151,7 @@ def _device(root: Path, path: str, vendor: str, kind: str, numa: int, gts: float
     _link(root, f"/sys/bus/pci/devices/{Path(path).name}", path)
 
 
-def _link(root: Path, path: str, target: str):
+def _link(root, path, target):
     """A relative link, as sysfs has them, so that the tree can be moved."""
     place = root / path.lstrip("/")
     place.parent.mkdir(parents=True, exist_ok=True)

@@ -78,7 +78,7 @@ class Fake:
 
     def __init__(self, *script: Answer):
         self.script = list(script)
-        self.asked: list[Asked] = []
+        self.asked = []
         self.closed, self.swallowed = threading.Event(), threading.Event()
         self._news = threading.Condition()
         self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), partial(_Handler, self))
@@ -108,10 +108,10 @@ class Fake:
             assert self._news.wait_for(lambda: len(self.asked) >= count, WAIT_S), self.asked
         return self.asked
 
-    def __enter__(self) -> Fake:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *error: object):
+    def __exit__(self, *error):
         self.closed.set()
         self._server.shutdown()
         self._server.server_close()

@@ -38,7 +38,7 @@ class Program:
         argv = [sys.executable, "-c", command, *map(str, fds)]
         with theirs:
             self.process = subprocess.Popen(argv, **({"cwd": REPO} | how), pass_fds=fds, stderr=subprocess.PIPE)
-        self.lines: list[dict[str, Any]] = []
+        self.lines = []
         self.tell(**settings)
 
     def tell(self, **packet: Any):
@@ -90,7 +90,7 @@ class Wire:
         self._to = to
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.where = ("127.0.0.1", int(self._listener.getsockname()[1]))
-        self._open: list[socket.socket] = []
+        self._open = []
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self):
@@ -106,7 +106,7 @@ class Wire:
                 for one, other in ((near, far), (far, near)):
                     threading.Thread(target=self._forward, args=(one, other), daemon=True).start()
 
-    def _forward(self, one: socket.socket, other: socket.socket):
+    def _forward(self, one, other):
         with contextlib.suppress(OSError):
             while data := one.recv(5000):
                 other.sendall(data)
@@ -135,9 +135,9 @@ class Stage:
     def __init__(self, root: Path):
         self.logs = root / "logs"
         self.prefix = str(root / "out" / "train.log")
-        self.programs: list[Program] = []
-        self.where: tuple[str, int] = ("127.0.0.1", 0)
-        self._listener: socket.socket | None = None
+        self.programs = []
+        self.where = ("127.0.0.1", 0)
+        self._listener = None
 
     def file(self, rank: int, stream: str = "out", cycle: int = 0, node: int = 0) -> Path:
         return self.logs / OWNER / f"cycle_{cycle}" / f"node_{node}_n{node}" / f"rank_{rank}.{stream}"
@@ -148,7 +148,7 @@ class Stage:
         with path.open("ab") as file:
             file.write(data)
 
-    def _start(self, module: str, settings: dict[str, Any], listener: socket.socket | None = None) -> Program:
+    def _start(self, module, settings, listener=None):
         program = Program(module, settings, listener)
         self.programs.append(program)
         return program

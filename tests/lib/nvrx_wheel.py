@@ -33,13 +33,13 @@ def services() -> Path:
     return _found(_SERVICES)
 
 
-def _found(place: Path) -> Path:
+def _found(place):
     if not place.exists():
         pytest.skip(f"{place} is missing: python {__file__} makes it")
     return place
 
 
-def _install(place: Path, *words: str):
+def _install(place, *words):
     with tempfile.TemporaryDirectory(dir=place.parent) as name:
         content = Path(name, "content")
         subprocess.run([sys.executable, "-m", "pip", *words, str(content)], stdout=2, timeout=_BOUND_S, check=True)

@@ -60,11 +60,11 @@ class Zygote:
                 start_new_session=True,
                 env=env,
             )
-        self._started: list[int] = []
-        self.codes: dict[int, int] = {}
+        self._started = []
+        self.codes = {}
         self._until(lambda: bool(self._started), "the zygote has started", 120.0)
 
-    def _hear(self, timeout_s: float):
+    def _hear(self, timeout_s):
         if not select.select([self._socket], [], [], max(0.0, timeout_s))[0]:
             return
         said = json.loads(self._socket.recv(1 << 16) or _fail("the zygote has ended"))
@@ -73,7 +73,7 @@ class Zygote:
         else:
             self._started.append(said["pid"])
 
-    def _until(self, condition: Any, what: str, timeout_s: float = WAIT_S):
+    def _until(self, condition, what, timeout_s=WAIT_S):
         deadline_s = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline_s, f"never happened: {what}"
@@ -116,7 +116,7 @@ class Zygote:
         self._process.wait(20)
 
 
-def _fail(why: str) -> Any:
+def _fail(why):
     raise AssertionError(why)
 
 
@@ -127,10 +127,10 @@ class Job:
         from stage import free_port  # not in the zygote
 
         self._zygote, self._tmp = zygote, tmp
-        self.pids: dict[int, int] = {}
-        self._pipes: dict[int, int] = {}  # of the ranks that have not closed theirs
-        self._rest: dict[int, bytes] = {}
-        self.events: dict[int, list[dict[str, Any]]] = {}
+        self.pids = {}
+        self._pipes = {}  # of the ranks that have not closed theirs
+        self._rest = {}
+        self.events = {}
         self.port = free_port()
 
     def start(self, scenario: str, world_size: int, *, ranks: Any = None, env: Any = None, **arguments: Any) -> Job:
@@ -151,7 +151,7 @@ class Job:
     def err(self, rank: int) -> Path:
         return self._tmp / f"rank{rank}.err"
 
-    def _pump(self, timeout_s: float) -> bool:
+    def _pump(self, timeout_s):
         """Read the events that came; whether there was something to read."""
         ready = select.select(list(self._pipes.values()), [], [], max(0.0, timeout_s))[0]
         for rank in [rank for rank, pipe in self._pipes.items() if pipe in ready]:
@@ -261,7 +261,7 @@ class Script:
 # --- in the zygote ----------------------------------------------------------------------------------------------------
 
 
-def _rank(request: dict[str, Any], events: int, err: int):
+def _rank(request, events, err):
     """Never returns: it ends the process, or raises SystemExit to have the interpreter finalized."""
     code = 1
     try:
@@ -288,13 +288,13 @@ def _rank(request: dict[str, Any], events: int, err: int):
     sys.exit(code)  # through the interpreter's own end
 
 
-def _reap(control: socket.socket):
+def _reap(control):
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             _tell(control, ended=ended[0], code=os.waitstatus_to_exitcode(ended[1]))
 
 
-def _tell(control: socket.socket, **what: Any):
+def _tell(control, **what):
     control.sendall(json.dumps(what).encode())
 
 

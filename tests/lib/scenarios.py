@@ -24,7 +24,7 @@ from nvrx_slurm.inprocess import CallWrapper
 from nvrx_slurm.inprocess import rank_assignment as ra
 from nvrx_slurm.inprocess.guard.monitor_thread import RankShouldRestart
 
-SCENARIOS: dict[str, Callable[[Rank], None]] = {}
+SCENARIOS = {}
 pause = time.sleep  # noqa: TID251 - a rank does what users do
 
 
@@ -105,7 +105,7 @@ def throw(error: BaseException | type[BaseException]):
     raise error
 
 
-def _kill(signum: int):
+def _kill(signum):
     os.kill(os.getpid(), signum)
     block()
 
@@ -131,18 +131,16 @@ def _fork():
 
 
 class _NoText(Exception):
-    def __str__(self) -> str:
+    def __str__(self):
         raise KeyError("text")
 
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, other):
         raise AssertionError("exceptions are compared by identity")
 
     __hash__ = None
 
 
-FAULTS: dict[
-    str, Callable[[Rank, Any], Any]
-] = {  # of the function, with its CallWrapper, or of a plug-in, with its state
+FAULTS = {  # of the function, with its CallWrapper, or of a plug-in, with its state
     "raise": lambda rank, call: throw(ValueError(f"fault of rank {rank.initial} in iteration {call.iteration}")),
     "restart exception": lambda rank, call: throw(RankShouldRestart()),
     "exit": lambda rank, call: sys.exit(7),
@@ -168,7 +166,7 @@ FAULTS: dict[
 }
 
 
-def _swallow(rank: Rank):
+def _swallow(rank):
     """With the fault "on file" of another rank: that one fails only when this one is in the block below."""
     try:
         os.mknod(rank.tmp / "fault")
@@ -178,7 +176,7 @@ def _swallow(rank: Rank):
     block()
 
 
-WAITS: dict[str, Callable[[Rank], Any]] = {
+WAITS = {
     "block": lambda rank: block(),
     "lock": lambda rank: [lock.acquire() for lock in [threading.Lock()] * 2],
     "swallow": _swallow,
@@ -193,7 +191,7 @@ class Plugin:
     def __init__(self, rank: Rank, name: str):
         self.rank, self.name, self.later = rank, name, 0
 
-    def __call__(self, state: inprocess.FrozenState) -> Any:
+    def __call__(self, state):
         rank, want = self.rank, self.rank.arguments.get("plugin", {})
         rank.say(self.name, iteration=state.iteration)
         mine = want.get("name") == self.name and rank.initial in want["victims"]
@@ -211,7 +209,7 @@ BASES = {
     "completion": inprocess.completion.Completion,
     "terminate": inprocess.terminate.Terminate,
 }
-PLUGINS: dict[str, Any] = {name: type(name, (Plugin, base), {}) for name, base in BASES.items()}
+PLUGINS = {name: type(name, (Plugin, base), {}) for name, base in BASES.items()}
 
 
 class Assignment(Plugin, ra.RankAssignment):
@@ -219,7 +217,7 @@ class Assignment(Plugin, ra.RankAssignment):
 
     activates = renumbers = False
 
-    def __call__(self, ctx: Any) -> Any:
+    def __call__(self, ctx):
         super().__call__(ctx.state.freeze())
         return ctx
 

@@ -14,7 +14,6 @@ import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -102,7 +101,7 @@ class Turned(ra.RankAssignment):
     def __init__(self, shift: int):
         self._shift, self._default = shift, inprocess.Compose(ra.ActivateAllRanks(), ra.ShiftRanks())
 
-    def __call__(self, ctx: Any) -> Any:
+    def __call__(self, ctx):
         ctx = self._default(ctx)
         if ctx.state.iteration == 0:
             ctx.state.rank = ctx.state.active_rank = (ctx.state.rank + self._shift) % ctx.state.active_world_size
@@ -253,7 +252,7 @@ def stopped_while_leaving(rank: Rank):
     once(rank, first)
 
 
-def _lock_is_free(lock: Any) -> bool:
+def _lock_is_free(lock):
     """Asked by a thread that does not hold it, as RLocks want."""
     with ThreadPoolExecutor(1) as other:
         free = other.submit(lock.acquire, False).result()

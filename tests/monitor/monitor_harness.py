@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from waits import until
 
-from nvrx_slurm.fault_tolerance import RankMonitorClient, WorkloadAction
+from nvrx_slurm.fault_tolerance import RankMonitorClient
 from nvrx_slurm.monitor.lease import Lease
 from nvrx_slurm.node.monitors.monitors import RankMonitor, WatchRules
 
@@ -121,22 +121,22 @@ class Rig:
 
     def __init__(self):
         self.dir = Path(tempfile.mkdtemp(prefix="nvrx-rmtest-"))
-        self.hangs: list[dict[str, Any]] = []
+        self.hangs = []
         self._hang = asyncio.Event()
-        self.asked: asyncio.Queue[tuple[WorkloadAction, str]] = asyncio.Queue()
+        self.asked = asyncio.Queue()
         self.lease = Lease()
         self.monitor = RankMonitor(0, self.dir, self._on_hang, self._on_asked, self.lease)
-        self._workers: list[Worker] = []
-        self._sleepers: list[subprocess.Popen[bytes]] = []
-        self._clients: list[RankMonitorClient] = []
+        self._workers = []
+        self._sleepers = []
+        self._clients = []
         self._patch = pytest.MonkeyPatch()
 
-    async def __aenter__(self) -> Rig:
+    async def __aenter__(self):
         self.monitor.start()
         self.monitor.spawn()
         return self
 
-    async def __aexit__(self, *exc: object):
+    async def __aexit__(self, *exc):
         self._shut_down()
         await self.monitor.close()
         self._patch.undo()
@@ -148,12 +148,12 @@ class Rig:
         self.lease.close()
         shutil.rmtree(self.dir)
 
-    def _on_hang(self, local_rank: int, message: dict[str, Any]):
+    def _on_hang(self, local_rank, message):
         assert local_rank == 0
         self.hangs.append(message)
         self._hang.set()
 
-    def _on_asked(self, local_rank: int, action: WorkloadAction, description: str):
+    def _on_asked(self, local_rank, action, description):
         assert local_rank == 0
         self.asked.put_nowait((action, description))
 
@@ -196,7 +196,7 @@ class Rig:
         for client in self._clients:
             client.shutdown_workload_monitoring()
 
-    def _watch(self, pid: int, pidfd: int, cycle: int, signum: int, limits: Any):
+    def _watch(self, pid, pidfd, cycle, signum, limits):
         rules = WatchRules(limits, signum, {"safety_factor": 5.0}, limits.pop("hold_s", 0.0))
         self.monitor.watch(pid=pid, pidfd=pidfd, cycle=cycle, rank=3, rules=rules)
 

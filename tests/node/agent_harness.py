@@ -96,7 +96,7 @@ class Launcher:
         self.text = ""
         self._eof = False
 
-    def _read_some(self, deadline_s: float):
+    def _read_some(self, deadline_s):
         """Wait for output, its end, or the deadline."""
         left_s = max(0.0, deadline_s - time.monotonic())
         ready, _, _ = select.select([self._out], [], [], left_s)
@@ -189,9 +189,9 @@ class Rig:
         self.mark = mark
         self.logs = directory / "logs"
         self.port = free_port()
-        self.launchers: list[Launcher] = []
-        self._opened: list[int] = []  # gates
-        self.prefix: tuple[str, ...] = ()  # words before the command of each launcher
+        self.launchers = []
+        self._opened = []  # gates
+        self.prefix = ()  # words before the command of each launcher
         self.before = ""  # Python code that runs in each launcher before nvrx-run
         (directory / "tmp").mkdir()
 

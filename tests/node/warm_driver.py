@@ -53,7 +53,7 @@ async def run(order: dict[str, Any]) -> dict[str, Any]:
     return {"said": said, "workers": [[code, *text[rank]] for rank, code in enumerate(codes)]}
 
 
-async def _grow(launcher: Launcher, modules: list[str]):
+async def _grow(launcher, modules):
     """Returns when all standbys are those of the successor."""
     launcher._first = False
     (template,) = launcher._templates.values()
@@ -65,7 +65,7 @@ async def _grow(launcher: Launcher, modules: list[str]):
         await asyncio.wait_for(event.wait(), BOUND_S)
 
 
-async def _end(child: processes.Child) -> int:
+async def _end(child):
     ended, loop = asyncio.Event(), asyncio.get_running_loop()
     loop.add_reader(child.pidfd, ended.set)
     try:

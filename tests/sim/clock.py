@@ -13,7 +13,7 @@ class Clock:
 
     def __init__(self):
         self.now = 0.0
-        self._due: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._due = []
         self._order = itertools.count()  # first scheduled, first served at equal times
 
     def at(self, when: float, do: Callable[..., None], *args: Any):

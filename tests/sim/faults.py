@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nvrx_slurm.core.agent.agent import AgentState
 from nvrx_slurm.core.agent.events import RankAsked, Sick, Signalled, Warned
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .world import World
 
 Fault = Callable[["World"], "str | None"]
-KINDS: dict[str, tuple[Fault, int]] = {}  # by name, with how often it comes relative to the others
+KINDS = {}  # by name, with how often it comes relative to the others
 _TRIES = 5
 
 
@@ -41,21 +41,21 @@ def strike(world: World):
 # --- victims --------------------------------------------------------------------------------------------------
 
 
-def _world(world: World) -> World:
+def _world(world):
     return world
 
 
-def _agent(world: World) -> SimAgent | None:
+def _agent(world):
     agents = world.living_agents()
     return world.rng.choice(agents) if agents else None
 
 
-def _worker(world: World) -> Worker | None:
+def _worker(world):
     agents = [agent for agent in world.living_agents() if agent.core.state is AgentState.RUNNING and agent.living()]
     return world.rng.choice(world.rng.choice(agents).living()) if agents else None
 
 
-def _of(victim: Callable[[World], Any], weight: int = 4) -> Callable[[Callable[[World, Any], str | None]], None]:
+def _of(victim, weight=4):
     """Register a kind of fault, named after its function, with the function that picks its victim."""
 
     def register(harm):
@@ -134,7 +134,7 @@ def warned(world: World, agent: SimAgent) -> str:
 # --- requests of ranks ----------------------------------------------------------------------------------------
 
 
-def _ask(worker: Worker, action: WorkloadAction) -> str:
+def _ask(worker, action):
     worker.agent.step(RankAsked(worker.local_rank, action, "so it wants"))
     return f"{worker.name} asks: {action.name}"
 
@@ -238,7 +238,7 @@ def stream_resets(world: World, agent: SimAgent) -> str | None:
     return f"the stream of {agent.host.name} is reset"
 
 
-def _cut(world: World, agent: SimAgent, shortest_s: float, longest_s: float) -> str:
+def _cut(world, agent, shortest_s, longest_s):
     duration_s = world.rng.uniform(shortest_s, longest_s)
     agent.host.cut_until = world.clock.now + duration_s
     world.busy_until(agent.host.cut_until)
@@ -246,7 +246,7 @@ def _cut(world: World, agent: SimAgent, shortest_s: float, longest_s: float) -> 
     return f"{agent.host.name} is cut off for {duration_s:.1f} s"
 
 
-def _silence(agent: SimAgent, heals: float):
+def _silence(agent, heals):
     """No beat gets through on the streams that end on this node."""
     agent.host.out_last = max(agent.host.out_last, heals)
     accepted = agent.coordinator.accepted if agent.coordinator is not None else []
@@ -302,7 +302,7 @@ def split(world: World, _: World) -> str | None:
 # --- the coordinator ------------------------------------------------------------------------------------------
 
 
-def _coordinator(world: World) -> SimAgent | None:
+def _coordinator(world):
     coordinator = world.coordinator
     return coordinator.agent if coordinator is not None else None
 
@@ -334,7 +334,7 @@ def frozen(world: World, agent: SimAgent) -> str:
     return _freeze(world, agent)
 
 
-def _freeze(world: World, agent: SimAgent) -> str:
+def _freeze(world, agent):
     duration_s = world.rng.choice((0.5, 4.5, 8.0, 30.0)) * world.rng.uniform(0.8, 1.2)
     agent.host.frozen_until = max(agent.host.frozen_until, world.clock.now + duration_s)
     world.busy_until(agent.host.frozen_until)

@@ -106,7 +106,7 @@ class Connection:
         heals = self._world.split.heals(self.coordinator.host, self.agent.host)
         self._last_down = self._carry(message, self._last_down, self._arrive_down, heals)
 
-    def _carry(self, message: Any, last: float, arrive: Any, heals: float) -> float:
+    def _carry(self, message, last, arrive, heals):
         now, ends = self._clock.now, (self.agent.host, self.coordinator.host)
         if self.local:
             self._clock.at(now, arrive, message)
@@ -121,14 +121,14 @@ class Connection:
             self._clock.at(when + self._rng.uniform(0.0, 3.0), arrive, message)
         return when
 
-    def _cut(self, message: Any, arrive: Any, sender: Host, receiver: Host) -> bool:
+    def _cut(self, message, arrive, sender, receiver):
         """A partition holds back what is under way (TCP sends it again once it heals)."""
         heals = 0.0 if self.local else self._world.split.heals(sender, receiver)
         if heals > self._clock.now:
             self._clock.at(heals, arrive, message)
         return heals > self._clock.now
 
-    def _arrive_up(self, message: Any):
+    def _arrive_up(self, message):
         if not self.open_at_coordinator or self._cut(message, self._arrive_up, self.agent.host, self.coordinator.host):
             return
         if isinstance(message, _End):
@@ -136,7 +136,7 @@ class Connection:
         else:
             self.coordinator.receive(self, message)
 
-    def _arrive_down(self, message: Any):
+    def _arrive_down(self, message):
         if not self.open_at_agent or self._cut(message, self._arrive_down, self.coordinator.host, self.agent.host):
             return
         if isinstance(message, _End):
@@ -182,7 +182,7 @@ class Connection:
             why = "silent for the keepalive time"
             self._clock.after(COORDINATOR_KEEPALIVE_S, self._give_up, self.break_at_coordinator, why)
 
-    def _give_up(self, break_it: Any, why: str):
+    def _give_up(self, break_it, why):
         """By the timer of a program that is stopped itself: not before it goes on, and then it hears first."""
         end = self.agent.host if break_it == self.break_at_agent else self.coordinator.host
         if end.frozen_until > self._clock.now:

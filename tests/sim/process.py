@@ -24,8 +24,8 @@ class Process:
     def __init__(self, world: World, core: Machine, host: Host):
         self.world, self.core, self.host = world, core, host
         self.alive = True
-        self.log: list[str] = [event_log.header_line(core)] if world.settings.record else []
-        self._armed: float | None = None
+        self.log = [event_log.header_line(core)] if world.settings.record else []
+        self._armed = None
         self._arm()
 
     def step(self, event: Any):
@@ -56,7 +56,7 @@ class Process:
             if deadline is not None:
                 self.world.clock.at(deadline, self._tick, deadline)
 
-    def _tick(self, armed: float):
+    def _tick(self, armed):
         if self.alive and self._armed == armed:
             self._armed = None
             self.step(Tick())

@@ -35,9 +35,9 @@ class SimCoordinator(Process):
         super().__init__(world, Coordinator(settings, world.clock.now), agent.host)
         self.agent = agent
         self.valid_until = 0.0 if world.elects else float("inf")  # its own lease
-        self.streams: dict[str, Connection] = {}  # by node_id: what comes on others is of the past
-        self.accepted: list[Connection] = []
-        self.numbers: dict[str, int] = {}
+        self.streams = {}  # by node_id: what comes on others is of the past
+        self.accepted = []
+        self.numbers = {}
 
     def step(self, event: Any):
         """A coordinator that was stopped resigns before it decides anything."""
@@ -74,7 +74,7 @@ class SimCoordinator(Process):
         if self.leads and self.core.roster.quorum.enough(heard):
             self.valid_until = self.world.clock.now + LEADS_S
 
-    def _probe(self, peer: Peer, until: float):
+    def _probe(self, peer, until):
         """Connect to where an agent listened, until its host refuses."""
         host, clock = self.world.hosts[int(peer.key)], self.world.clock
         if not self.alive or clock.now > until:
@@ -86,7 +86,7 @@ class SimCoordinator(Process):
         else:
             self.step(ev.ProvenDead(peer))
 
-    def _is_cut_off(self, host: Host) -> bool:
+    def _is_cut_off(self, host):
         now = self.world.clock.now
         silent = host.unreachable_until(now) > 0.0 or self.host.frozen_until > now
         return silent or not self.world.split.reach(self.host, host, now)
@@ -125,7 +125,7 @@ class SimCoordinator(Process):
         if self.valid_until <= self.world.clock.now:
             self.agent.elect.step(el.Resigned())
 
-    def _read_progress(self, command: ev.ReadProgress | ev.ReadReached):
+    def _read_progress(self, command):
         """The file system answers in its own time, or not at all."""
         saved = int(self.world.training.saved_s)
         iteration = saved if self.world.rng.random() < 0.9 else None
@@ -152,17 +152,17 @@ class SimAgent(Process):
 
     def __init__(self, world: World, host: Host, life: int, settings: AgentSettings):
         self.host = host
-        self.workers: list[Worker] = []
+        self.workers = []
         self.stubborn = False
-        self.stream: Connection | None = None
-        self.exit: ag.Exit | None = None
+        self.stream = None
+        self.exit = None
         self.unprepared = True  # nobody has looked at the node since it ran workers
         self.told_sick = False
-        self.coordinator: SimCoordinator | None = None
-        self.visitors: dict[str, tuple[SimAgent, int]] = {}
+        self.coordinator = None
+        self.visitors = {}
         self.lease_until = 0.0 if world.elects else float("inf")
         self._attempt = 0
-        self._renewed_by: SimCoordinator | None = None  # has said that it leads, on the present stream
+        self._renewed_by = None  # has said that it leads, on the present stream
         addr, domain = f"10.0.0.{host.infra_rank}", world.settings.domain_of(host.infra_rank)
         node = Node(f"{host.name}.{life}", host.infra_rank, host.name, addr, host.nproc, (), life, domain)
         super().__init__(world, Agent(node, replace(settings, elects=world.elects), world.clock.now), host)
@@ -193,7 +193,7 @@ class SimAgent(Process):
         host = self.world.hosts[int(peer.key)]
         self.world.clock.after(self.world.rng.uniform(0.0005, 0.004), self._arrive, host, term, self._attempt)
 
-    def _leave(self, why: str):
+    def _leave(self, why):
         self._attempt += 1
         stream, self.stream, self._renewed_by = self.stream, None, None
         if stream is not None:
@@ -201,7 +201,7 @@ class SimAgent(Process):
                 stream.close_at_agent(why)
             self.step(ag.Disconnected(why))
 
-    def _arrive(self, host: Host, term: int, attempt: int):
+    def _arrive(self, host, term, attempt):
         now = self.world.clock.now
         if not self.alive or attempt != self._attempt:
             return
@@ -214,7 +214,7 @@ class SimAgent(Process):
             host.agent.visitors[node_id] = self, attempt
             host.agent.elect.step(el.Visited(node_id, term))
 
-    def _failed(self, how: el.StreamEnd, attempt: int):
+    def _failed(self, how, attempt):
         if self.alive and attempt == self._attempt:
             self.elect.step(el.StreamEnded(how))
 
@@ -294,7 +294,7 @@ class SimAgent(Process):
         if reachable and host.agent is not None and host.agent.alive:
             self.world.clock.after(0.003, self._told, self.coordinator, peer, host.agent.elect.core.where())
 
-    def _told(self, coordinator: SimCoordinator | None, peer: Peer, where: Elsewhere):
+    def _told(self, coordinator, peer, where):
         if coordinator is self.coordinator:
             self.elect.step(el.Answered(peer, where))
 
@@ -367,7 +367,7 @@ class SimAgent(Process):
     def _prepared(self):
         self.step(ag.Prepared(self.host.sick))
 
-    def _send(self, message: Any):
+    def _send(self, message):
         """Without a stream it is dropped: the next Register tells what matters."""
         if self.stream is None or not self.stream.open_at_agent:
             return
@@ -396,7 +396,7 @@ class SimAgent(Process):
         if coordinator is not None:
             coordinator.die("", silently=True)
 
-    def _end(self, why: str, in_flight: bool):
+    def _end(self, why, in_flight):
         stream, coordinator = self.stream, self.coordinator
         self._die()
         if coordinator is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nvrx_slurm.core.coordinator import events as ev
-from nvrx_slurm.types import Activity, CheckNode, Node, Plan, Ready, Register, Stop
+from nvrx_slurm.types import Activity, CheckNode, Node, Ready, Stop
 
 
 @dataclass
@@ -47,12 +47,12 @@ class Reign:
             if isinstance(command, ev.SendTo) and isinstance(command.message, (Stop, CheckNode)):
                 self.busy.setdefault(command.node_id, command.message.cycle)
 
-    def _hear_ready(self, node_id: str, message: Ready):
+    def _hear_ready(self, node_id, message):
         first = message.term == 0  # it has run nothing yet: no answer to a check
         if (-1 if first else message.cycle) >= self.busy.get(node_id, -1):
             self.busy.pop(node_id, None)
 
-    def _hear_active(self, message: Register, plan: Plan):
+    def _hear_active(self, message, plan):
         node_id = message.node.node_id
         if message.doing is not Activity.IDLE:
             self.busy[node_id] = plan.cycle

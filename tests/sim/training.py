@@ -43,7 +43,7 @@ class Training:
         self._work_s, self._checkpoint_s = work_s, checkpoint_s
         self.saved_s = 0.0
         self.false_alarm = False  # a monitor is about to take a finishing rank for hung
-        self.runs: dict[tuple[int, int], Run] = {}  # by (term, cycle) of the plan that started them
+        self.runs = {}  # by (term, cycle) of the plan that started them
 
     @property
     def succeeded(self) -> bool:
@@ -65,19 +65,19 @@ class Training:
         if len(run.workers) == run.world_size and not run.broken:
             self._go(run)
 
-    def _hangs_at_the_start(self, run: Run):
+    def _hangs_at_the_start(self, run):
         """A rank that never came up is waited for until a monitor's timeout."""
         waiting = [worker for worker in run.workers if worker.alive]
         if waiting and run.since is None and not run.finished:
             waiting[0].seem_hung()
             waiting[0].die(-9, "no heartbeat for 60 s", FaultKind.HANG)
 
-    def _go(self, run: Run):
+    def _go(self, run):
         run.since = self._clock.now
         run.broken = False
         self._clock.after(self._work_s - self.saved_s, self._finish, run, run.tries)
 
-    def _go_on(self, run: Run, tries: int):
+    def _go_on(self, run, tries):
         if run.tries == tries and any(worker.alive for worker in run.workers):
             self._go(run)
 
@@ -105,7 +105,7 @@ class Training:
         for peer in self._rng.sample(worker.run.workers, min(2, len(worker.run.workers))):
             self._clock.after(self._rng.uniform(0.0, 1.0), peer.die, 1, "connection reset by peer")
 
-    def _finish(self, run: Run, tries: int):
+    def _finish(self, run, tries):
         if run.broken or run.tries != tries:
             return
         self.saved_s = self._work_s
@@ -182,7 +182,7 @@ class Worker:
         frame = "/w/train.py:9 in load" if self.hung else "/x/torch/distributed/c10d.py:1 in barrier"
         return RankEvidence(self.rank, host.infra_rank, host.name, "S", frames=(frame,))
 
-    def _end(self, fault: RankFault | None):
+    def _end(self, fault):
         self.alive = False
         world = self.agent.world
         world.clock.after(world.rng.uniform(0.0, 0.005), self.agent.step, ag.WorkerExited(self.local_rank, fault))

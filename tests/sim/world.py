@@ -80,7 +80,7 @@ def random_settings(seed: int, nodes: int) -> WorldSettings:
     return replace(settings, segment=segment, min_nodes=least, agent=agent)
 
 
-def _random_settings(rng: random.Random, seed: int, nodes: int) -> WorldSettings:
+def _random_settings(rng, seed, nodes):
     spares = rng.choice((0, 2, 4, 8)) if nodes > 20 else rng.randrange(nodes)
     return WorldSettings(
         nodes=nodes,
@@ -99,7 +99,7 @@ def _random_settings(rng: random.Random, seed: int, nodes: int) -> WorldSettings
     )
 
 
-def _agent(rng: random.Random) -> AgentSettings:
+def _agent(rng):
     in_step, policy = rng.random() < 0.5, rng.choice(POLICIES)
     hang_collect_s = 1.5 if policy is RestartPolicy.ANY_FAILED else 0.0
     return agent_settings(in_step=in_step, policy=policy, hang_collect_s=hang_collect_s)
@@ -128,14 +128,14 @@ class World:
         self.clock = Clock()
         self.rng = random.Random(settings.seed)
         self.ports = itertools.cycle(range(20000, 60000))
-        self.fired: Counter[str] = Counter()
+        self.fired = Counter()
         self.training = self.make_training()
         self.story = story
         self.split = Split()
         self.invariants = self.judge_class(self)
         self.hosts = [Host(i, settings.nproc) for i in range(settings.nodes)]
-        self.agents: list[SimAgent] = []
-        self.coordinators: list[SimCoordinator] = []
+        self.agents = []
+        self.coordinators = []
         self._left = 0
         self._lives = itertools.count()
         self._busy_until = 0.0  # faults (and what heals) may still come before that
