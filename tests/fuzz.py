@@ -204,7 +204,7 @@ def _decoded(call, data):
 PARSERS = dict(parsers())
 
 
-def inputs(parser: Parser, seed: object) -> Iterator[bytes]:
+def inputs(parser: Parser, seed) -> Iterator[bytes]:
     """The samples, each damaged in another way."""
     samples, rng = parser.samples, random.Random(f"{seed}")
     while True:
@@ -240,7 +240,7 @@ def wrong(parser: Parser, data: bytes) -> str:
     return f"{took_s:.2f} s" if took_s > MOST_S else ""
 
 
-def run(name: str, count: int, seed: object) -> list[str]:
+def run(name: str, count: int, seed) -> list[str]:
     """What one parser did that it may not. A time counts if it is too long three times."""
     parser, found = PARSERS[name], []
     for _, data in zip(range(count), inputs(parser, f"{name} {seed}"), strict=False):

@@ -149,14 +149,6 @@ def test_ranks_do_not_see_each_other(node):
     assert held(one) == [1] and held(other) == [2]
 
 
-def test_another_number_of_ranks_is_told(node):
-    one = node.join(0, 2)
-    save(one, 1)
-    one.close()
-    answer, _ = node.join(0, 4).ask(m.AskHeld(), m.HeldSaves)
-    assert answer.iterations == () and "2 ranks" in answer.other
-
-
 @pytest.mark.parametrize("at", [0, MB // 2, MB - 1])
 def test_a_bit_that_flips_is_found_and_the_generation_before_is_left(node, at):
     one = node.join()
@@ -242,19 +234,6 @@ def test_a_description_outside_of_the_memory_is_refused(node):
     space, _ = begin(one, 1)
     with pytest.raises(KeeperGone):
         one.ask(m.SaveDone(space.serial, MB, MB), m.Accepted)
-
-
-def test_a_killed_keeper_is_noticed_and_another_one_starts(node):
-    one = node.join()
-    save(one, 1)
-    os.kill(node.pid, signal.SIGKILL)
-    assert node.ended()
-    with pytest.raises(KeeperGone):
-        held(one)
-    with pytest.raises(KeeperGone):
-        node.join()
-    link.start(node.name, os.environ, node.launcher.pid, linger_s=0.1)
-    assert held(node.join()) == []
 
 
 def test_a_second_one_is_not_started(node):

@@ -53,11 +53,11 @@ class Inbox:
         self.seen = []
         self._queue = asyncio.Queue()
 
-    def post(self, event: Any):
+    def post(self, event):
         self.seen.append(event)
         self._queue.put_nowait(event)
 
-    async def next(self, kind: type, timeout_s: float = WAIT_S) -> Any:
+    async def next(self, kind: type, timeout_s: float = WAIT_S):
         """The next event, which has to be of this kind."""
         event = await asyncio.wait_for(self._queue.get(), timeout_s)
         assert isinstance(event, kind), event
@@ -75,7 +75,7 @@ class Server:
         job: str = JOB,
         token: str = TOKEN,
         keepalive: tuple[float, float] = SLOW,
-        credentials: Any = None,
+        credentials=None,
         ports: tuple[int, ...] = (0,),
         say: Callable[[str], None] | None = None,
     ):
@@ -104,7 +104,7 @@ class Client:
         job: str = JOB,
         token: str = TOKEN,
         keepalive: tuple[float, float] = SLOW,
-        credentials: Any = None,
+        credentials=None,
     ):
         self.inbox = Inbox()
         self.said = []

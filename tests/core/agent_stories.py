@@ -56,7 +56,7 @@ class AgentStory(Story):
             event, _, about = line.partition(" ")
             self.tell(event, about)
 
-    def event(self, word: str, rest: list[str]) -> Any:
+    def event(self, word: str, rest: list[str]):
         """The event that a line means. "woken": a Tick that is too early."""
         number = int(rest[0]) if rest and rest[0].lstrip("-").isdigit() else 0
         second = int(rest[1]) if len(rest) > 1 and rest[1].lstrip("-").isdigit() else 0

@@ -55,7 +55,7 @@ class ElectionStory(Story):
             event, _, about = line.partition(" ")
             self.tell(event, about)
 
-    def event(self, word: str, rest: list[str]) -> Any:
+    def event(self, word: str, rest: list[str]):
         """The event that a line means."""
         if word in _ENDS:
             return el.StreamEnded(_ENDS[word])

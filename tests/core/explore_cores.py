@@ -27,7 +27,7 @@ _MOST_TOLD = 100_000
 class Handlers(dict[Any, Any]):
     """The methods of a copy's rows, each bound when it is needed first. As `Machine.bind` does, but fast."""
 
-    def __init__(self, core: Any):
+    def __init__(self, core):
         self.core, self.owners = core, {type(owner): owner for owner in core.owners}
 
     def __missing__(self, key):
@@ -55,7 +55,7 @@ def slots(kind: type) -> tuple[str, ...]:
     return tuple(name for name in getattr(kind, "__slots__", ()) if name != "__dict__")
 
 
-def clone(core: Any) -> Any:
+def clone(core):
     """A copy of a core; records are shared."""
     made = {}
 
@@ -101,7 +101,7 @@ def _plan(plan):
     return plan.term, plan.cycle, plan.group_rank, plan.history.restarts_used, who, successors
 
 
-def told(record: Any) -> Any:
+def told(record):
     """What a record tells, as far as a core may decide by it."""
     kind = type(record)
     if kind is tuple:
@@ -167,14 +167,14 @@ class Steps:
         self._done = {}
         self._due = {}
 
-    def unite(self, name: str, core: Any, now: float) -> Any:
+    def unite(self, name: str, core, now: float):
         """The core that stands for all that decide alike."""
         key = key_of(core, now)
         one = self._one.setdefault((name, key, now), core)
         self.keys[id(one), now] = key
         return one
 
-    def later(self, name: str, core: Any, now: float) -> Any:
+    def later(self, name: str, core, now: float):
         """The same for one that is kept already, as time goes by."""
         at = id(core), now
         if at in self.keys:
@@ -183,12 +183,12 @@ class Steps:
             self._later[at] = self.unite(name, core, now)
         return self._later[at]
 
-    def begin(self, name: str, core: Any, now: float) -> Any:
+    def begin(self, name: str, core, now: float):
         """A new core. Whose methods handle its events is noted for `clone`."""
         core.owners = [*{id(method.__self__): method.__self__ for method in core._handlers.values()}.values()]
         return self.unite(name, core, now)
 
-    def step(self, name: str, core: Any, event: Any, now: float) -> tuple[Any, list[Any]]:
+    def step(self, name: str, core, event, now: float) -> tuple[Any, list[Any]]:
         """The core after one event, and its commands."""
         at = id(core), event, now
         found = self._done.get(at)
@@ -199,7 +199,7 @@ class Steps:
             found = self._done[at] = self.unite(name, new, now), commands
         return found
 
-    def deadline(self, core: Any) -> float | None:
+    def deadline(self, core) -> float | None:
         """Its timer."""
         if id(core) not in self._due:
             self._due[id(core)] = core.deadline()

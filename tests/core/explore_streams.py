@@ -97,14 +97,14 @@ class Streams:
         well = None if link.well is None else self.now - link.well
         return link.agent, link.to, link.open, link.accepted, well, self.reigns.get(link.to) == link.reign
 
-    def begin(self, name: str, core: Any):
+    def begin(self, name: str, core):
         self.cores[name] = self.steps.begin(name, core, self.now)
 
-    def post(self, name: str, event: Any):
+    def post(self, name: str, event):
         """It comes soon."""
         self.flight.append((("to", name), event))
 
-    def step(self, name: str, event: Any):
+    def step(self, name: str, event):
         """One event for one core, and what its program does."""
         if name not in self.cores:
             return
@@ -121,7 +121,7 @@ class Streams:
 
     # --- links ----------------------------------------------------------------------------------------------------
 
-    def put(self, number: int, **changes: Any):
+    def put(self, number: int, **changes):
         link = replace(self.links[number], **changes)
         works = link.open and link.accepted and self.reach(link.agent, link.to)
         well = None if works else self.now if link.well is None else link.well
@@ -163,7 +163,7 @@ class Streams:
             del self.joined[link.reign, link.agent]
             self.tell(link, ev.Lost(f"{link.agent}.{self.lives[link.agent]}", "lost", silent_s))
 
-    def tell(self, link: Link, event: Any):
+    def tell(self, link: Link, event):
         if self.reigns.get(link.to) == link.reign:
             self.step(f"c{link.to}", event)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from nvrx_slurm import types as t
 from nvrx_slurm.core.agent import events as ag
@@ -67,7 +66,7 @@ class World(Streams):
 
     # --- what arrives ---------------------------------------------------------------------------------------------
 
-    def on_up(self, number: int, message: Any):
+    def on_up(self, number: int, message):
         link = self.links[number]
         here = link.reign, link.agent
         if message == END:
@@ -79,7 +78,7 @@ class World(Streams):
         elif self.joined.get(here) == number:
             self.tell(link, ev.FromAgent(f"{link.agent}.{self.lives[link.agent]}", message))
 
-    def on_down(self, number: int, message: Any):
+    def on_down(self, number: int, message):
         link, node = self.links[number], self.links[number].agent
         if self.stream.get(node) != number:
             return None
@@ -98,7 +97,7 @@ class World(Streams):
             self.step(election, el.Led(message.term, leader, message.successors))
         self.step(f"a{node}", message)
 
-    def on_to(self, name: str, event: Any):
+    def on_to(self, name: str, event):
         self.step(name, event)
 
     # --- elections ------------------------------------------------------------------------------------------------
@@ -143,7 +142,7 @@ class World(Streams):
     def do_Raise(self, node: int, command: el.Raise):
         self.step(f"c{node}", ev.Raised(command.term))
 
-    def do_Retire(self, node: int, command: Any):
+    def do_Retire(self, node: int, command):
         if self.cores.pop(f"c{node}", None) is not None:
             reign = self.reigns.pop(node)
             del self.valid[node]
@@ -192,7 +191,7 @@ class World(Streams):
             self.tell_until = quorum.missed_at + GRACE_S - FINDS_S
             self.untold |= self.tell_until <= self.now
 
-    def tell(self, link: Link, event: Any):
+    def tell(self, link: Link, event):
         super().tell(link, event)
         if self.tell_until is not None and isinstance(event, ev.Lost):
             self.tell_until = min(self.tell_until, self.now + GRACE_S - FINDS_S)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from nvrx_slurm import types as t
 from nvrx_slurm.config import cores
 from nvrx_slurm.config.ft import FaultToleranceConfig
@@ -16,19 +14,19 @@ from nvrx_slurm.declared import replace
 PREFLIGHT_S, TERM_S = 25.0, 25.0  # the longest preflight; what Slurm leaves after SIGTERM
 
 
-def agent_settings(**changes: Any) -> AgentSettings:
+def agent_settings(**changes) -> AgentSettings:
     """Those of the product, with these changes."""
     policy = changes.get("policy", t.RestartPolicy.ANY_FAILED)
     ft = FaultToleranceConfig(restart_policy=policy.value)
     return replace(cores.agent_settings(Config(ft=ft), TERM_S), **changes)
 
 
-def restart_limits(**changes: Any) -> RestartLimits:
+def restart_limits(**changes) -> RestartLimits:
     """Those of the product, with these changes."""
     return replace(cores.restart_limits(Config().ft), **changes)
 
 
-def coordinator_settings(**changes: Any) -> CoordinatorSettings:
+def coordinator_settings(**changes) -> CoordinatorSettings:
     """Those of the product, with these changes."""
     policy = changes.get("policy", t.RestartPolicy.ANY_FAILED)
     return replace(cores.coordinator_settings(Config(), agent_settings(policy=policy), PREFLIGHT_S), **changes)

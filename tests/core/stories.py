@@ -150,7 +150,7 @@ class Story:
             seen += self._with_checks(self.core.step(ev.FromAgent(check.node_id, ready), self.now))
         return seen
 
-    def event(self, word: str, rest: list[str]) -> Any:
+    def event(self, word: str, rest: list[str]):
         """The event that a line means."""
         if word in ("waits", "tick"):
             return Tick()

@@ -24,21 +24,6 @@ def held(rank):
     return [one.iteration for one in rank.held(WORLD)]
 
 
-def test_the_last_two_are_held():
-    assert held(saved(1)) == [1]
-    assert held(saved(1, 2, 3)) == [3, 2]
-
-
-def test_a_torn_save_costs_itself_only():
-    rank = saved(1, 2)
-    torn = rank.begin(3, WORLD, 3)
-    torn.memory = "pages"
-    assert held(rank) == [2]
-    rank.abandon(), rank.abandon()
-    assert held(rank) == [2] and torn.memory is None
-    assert not rank.complete(3)
-
-
 def test_a_save_that_begins_again_takes_the_same_place():
     rank = saved(1)
     first = rank.begin(2, WORLD, 1)
@@ -51,23 +36,6 @@ def test_what_a_training_that_was_given_up_has_saved_is_outdated():
     assert held(saved(10, 20, 8)) == [8]
     assert held(saved(10, 20, 20)) == [20]
     assert held(saved(10, 20, 15)) == [15]  # 10 was replaced
-
-
-def test_damage_is_found_once_and_empties():
-    rank = saved(1, 2)
-    assert rank.checked(1, 77) and rank.checked(1, 77)
-    assert not rank.checked(1, 78)
-    assert held(rank) == [1]
-    assert not rank.checked(1, 77)  # it is not held any more
-    assert not rank.checked(0, -2)  # it cannot be read
-    assert held(rank) == []
-
-
-def test_states_of_another_number_of_ranks_are_told_apart():
-    rank = saved(1)
-    rank.begin(2, 4, 9)
-    rank.complete(9)
-    assert held(rank) == [1] and rank.other_worlds(WORLD) == [4]
 
 
 @given(st.lists(st.sampled_from(["begin", "complete", "abandon", "check"]), max_size=40))

@@ -44,7 +44,7 @@ class Examiner:
             text=True,
         )
 
-    def ask(self, *question: Any) -> Any:
+    def ask(self, *question):
         """What it answers. Fails if it does not within a bound, or has died of it."""
         self.process.stdin.write(json.dumps(question) + "\n")
         self.process.stdin.flush()
@@ -74,7 +74,7 @@ class GpuNode:
         """Healthy but for these facts (see tests/lib/standin.c)."""
         self.stand_in.say(*self._healthy, *lines)
 
-    def found(self, check: str, env: dict[str, str] | None = None, /, **expect: object) -> tuple[Verdict, str]:
+    def found(self, check: str, env: dict[str, str] | None = None, /, **expect) -> tuple[Verdict, str]:
         verdict, text, _ = self.examiner.ask(check, str(self.node.root), env or {}, expect, False)
         assert text.isprintable() and text
         return Verdict(verdict), text

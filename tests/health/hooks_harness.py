@@ -82,12 +82,12 @@ class Hooks:
         self.slurm_says("NodeName=n1 State=IDLE ThreadsPerCore=1")
         self.site()
 
-    def site(self, checks: dict[str, dict[str, object]] | None = None, **document: object):
+    def site(self, checks: dict[str, dict[str, object]] | None = None, **document):
         """Write the site file (YAML is a superset of JSON)."""
         off = {name: {"when": []} for name in registry.built_in() if name not in CHECKS}
         (self.root / "health.yaml").write_text(json.dumps({"checks": {**off, **(checks or {})}, **document}))
 
-    def own(self, name: str, when: list[str], **more: object) -> Path:
+    def own(self, name: str, when: list[str], **more) -> Path:
         """Add a check of the site's own; the file that makes it fail."""
         flag = self.root / f"{name}-broken"
         file = script(self.root / name, OWN.format(flag=flag))
@@ -133,7 +133,7 @@ class Hooks:
         code = hooks_run.main(when, {**given, **budget, **self._env(hook), **env})
         return self._ran(1 if code == hooks_run.REFUSE else code, started_s)
 
-    def install(self, **settings: object) -> Path:
+    def install(self, **settings) -> Path:
         """Copy prolog/ below `root` and write hooks.conf; the folder. Later calls change settings."""
         self.settings.update(settings)
         folder = self.root / "hooks"

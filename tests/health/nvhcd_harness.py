@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -81,7 +80,7 @@ class Daemon:
             assert line, f"it ended: {self._log}"
             self._log.append(line)
 
-    def answer(self, *args: str) -> Any:
+    def answer(self, *args: str):
         return self.ask(pb.HealthCheckRequest(args=args), timeout=BOUND_S)
 
     def error(self, *args: str) -> tuple[str, str]:

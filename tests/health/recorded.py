@@ -82,7 +82,7 @@ class Node:
         place = self.root / path.lstrip("/")
         shutil.rmtree(place) if place.is_dir() and not place.is_symlink() else place.unlink()
 
-    def found(self, check: str, env: dict[str, str] | None = None, /, **expect: object) -> tuple[Verdict, str]:
+    def found(self, check: str, env: dict[str, str] | None = None, /, **expect) -> tuple[Verdict, str]:
         return examine(CHECKS[check], NodeView(str(self.root), env or {}), EXPECTED | expect)
 
     def learned(self, check: str) -> dict[str, Any]:
@@ -104,7 +104,7 @@ class Node:
         assert out, err
         return process.returncode, from_json(out)
 
-    def site(self, **document: object) -> str:
+    def site(self, **document) -> str:
         """Write a site file (YAML is a superset of JSON); its path."""
         file = self.root.parent / f"{self.root.name}.yaml"
         file.write_text(json.dumps(document))

@@ -33,11 +33,11 @@ class Asked(NamedTuple):
     body: bytes
 
     @property
-    def json(self) -> Any:
+    def json(self):
         return json.loads(self.body)
 
 
-def reply(status: int, value: Any, kind: str = "application/json", **headers: str) -> bytes:
+def reply(status: int, value, kind: str = "application/json", **headers: str) -> bytes:
     """A whole HTTP reply; `value`: bytes, or what becomes JSON."""
     body = value if isinstance(value, bytes) else json.dumps(value).encode()
     lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", f"Content-Type: {kind}", f"Content-Length: {len(body)}"]
@@ -120,7 +120,7 @@ class Fake:
 class _Handler(BaseHTTPRequestHandler):
     timeout = WAIT_S
 
-    def __init__(self, fake: Fake, *arguments: Any):
+    def __init__(self, fake: Fake, *arguments):
         self._fake = fake
         with contextlib.suppress(OSError):  # the client has hung up
             super().__init__(*arguments)
@@ -133,7 +133,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_POST = do_GET
 
-    def log_message(self, form: str, *values: object):
+    def log_message(self, form: str, *values):
         """Requests are not logged."""
 
 

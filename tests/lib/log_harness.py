@@ -31,7 +31,7 @@ TOKEN, JOB, OWNER = "logs-token", "logs-job", "4711/r0"
 class Program:
     """One program and our end of its control socket. `lines`: the packets that it sent."""
 
-    def __init__(self, module: str, settings: dict[str, Any], listener: Any = None, **how: Any):
+    def __init__(self, module: str, settings: dict[str, Any], listener=None, **how):
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = f"import sys; from nvrx_slurm.{module} import main; sys.exit(main(sys.argv[1:]))"
         fds = [theirs.fileno(), *((listener.fileno(),) if listener is not None else ())]
@@ -41,7 +41,7 @@ class Program:
         self.lines = []
         self.tell(**settings)
 
-    def tell(self, **packet: Any):
+    def tell(self, **packet):
         self.control.send(json.dumps(packet).encode())
 
     def line(self, key: str, timeout_s: float = WAIT_S) -> dict[str, Any]:
@@ -53,7 +53,7 @@ class Program:
             if key in self.lines[-1]:
                 return self.lines[-1]
 
-    def packet(self, key: str) -> Any:
+    def packet(self, key: str):
         """The value in the next packet that has this key."""
         return self.line(key)[key]
 
@@ -153,7 +153,7 @@ class Stage:
         self.programs.append(program)
         return program
 
-    def aggregator(self, term: int = 1, anew: bool = False, **more: Any) -> Program:
+    def aggregator(self, term: int = 1, anew: bool = False, **more) -> Program:
         """In place of the last one, or (`anew`) at another port."""
         settings = {"token": TOKEN, "job": JOB, "term": term, "owner": OWNER, "prefix": self.prefix, "logfile": ""}
         if self._listener is None or anew:
@@ -161,7 +161,7 @@ class Stage:
             self.where = ("127.0.0.1", int(self._listener.getsockname()[1]))
         return self._start("logs.aggregator", settings | more, self._listener)
 
-    def shipper(self, node: int = 0, **more: Any) -> Program:
+    def shipper(self, node: int = 0, **more) -> Program:
         settings = {"token": TOKEN, "job": JOB, "node": f"n{node}", "log_dir": str(self.logs), "batch_s": 0.01}
         return self._start("logs.shipper", settings | more)
 

@@ -133,12 +133,12 @@ class Job:
         self.events = {}
         self.port = free_port()
 
-    def start(self, scenario: str, world_size: int, *, ranks: Any = None, env: Any = None, **arguments: Any) -> Job:
+    def start(self, scenario: str, world_size: int, *, ranks=None, env=None, **arguments) -> Job:
         for rank in range(world_size) if ranks is None else ranks:
             self.start_rank(scenario, rank, world_size, env=env, **arguments)
         return self
 
-    def start_rank(self, scenario: str, rank: int, world_size: int, *, env: Any = None, **arguments: Any):
+    def start_rank(self, scenario: str, rank: int, world_size: int, *, env=None, **arguments):
         place = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "MASTER_PORT": str(self.port)}
         request = {
             "scenario": scenario,
@@ -162,10 +162,10 @@ class Job:
                 os.close(self._pipes.pop(rank))
         return bool(ready)
 
-    def of(self, rank: int, event: str, **fields: Any) -> list[dict[str, Any]]:
+    def of(self, rank: int, event: str, **fields) -> list[dict[str, Any]]:
         return [e for e in self.events[rank] if e["event"] == event and all(e.get(k) == v for k, v in fields.items())]
 
-    def await_event(self, rank: int, event: str, timeout_s: float = WAIT_S, **fields: Any) -> dict[str, Any]:
+    def await_event(self, rank: int, event: str, timeout_s: float = WAIT_S, **fields) -> dict[str, Any]:
         """The first event of that name with these fields."""
         deadline_s = time.monotonic() + timeout_s
         while not (found := self.of(rank, event, **fields)):
@@ -175,10 +175,10 @@ class Job:
             self._pump(min(1.0, deadline_s - time.monotonic()))
         return found[0]
 
-    def await_events(self, ranks: Any, event: str, timeout_s: float = WAIT_S, **fields: Any) -> list[dict[str, Any]]:
+    def await_events(self, ranks, event: str, timeout_s: float = WAIT_S, **fields) -> list[dict[str, Any]]:
         return [self.await_event(rank, event, timeout_s, **fields) for rank in ranks]
 
-    def until(self, condition: Any, what: str):
+    def until(self, condition, what: str):
         """Something that sends no event (a file)."""
         deadline_s = time.monotonic() + WAIT_S
         while not condition():
@@ -205,7 +205,7 @@ class Job:
         """Until all ranks and all that they left behind have ended."""
         self._zygote.await_no_children()
 
-    def all_return(self, ranks: Iterable[int], **fields: Any):
+    def all_return(self, ranks: Iterable[int], **fields):
         """They return, the event has these fields, and nothing is left then."""
         for rank in ranks:
             self.await_event(rank, "returned", **fields)

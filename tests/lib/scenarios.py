@@ -42,10 +42,10 @@ class Rank:
         self.tmp = Path(arguments.get("tmp", "."))
         self.initial = int(os.environ.get("RANK", "-1"))
 
-    def say(self, event: str, **fields: Any):
+    def say(self, event: str, **fields):
         os.write(self.events, json.dumps({"event": event, "at": time.monotonic(), **fields}).encode() + b"\n")
 
-    def call(self, fn: Callable[..., Any], **more: Any) -> Any:
+    def call(self, fn: Callable[..., Any], **more):
         """Call `fn` wrapped, with the times of the test in seconds; report its end, with the chain of causes."""
         seconds = {"last_call_wait": 0.0, **self.arguments.get("times", {})}
         times = {name: datetime.timedelta(seconds=value) for name, value in seconds.items()}
@@ -73,7 +73,7 @@ class Rank:
         while not (self.tmp / name).exists():
             pause(0.005)
 
-    def entered(self, call: CallWrapper, **fields: Any):
+    def entered(self, call: CallWrapper, **fields):
         names = ("RANK", "WORLD_SIZE", "MASTER_PORT")
         self.say("entered", iteration=call.iteration, **{name: os.environ[name] for name in names}, **fields)
 
@@ -82,7 +82,7 @@ def run(name: str, events: int, arguments: dict[str, Any]):
     SCENARIOS[name](Rank(events, arguments))
 
 
-def once(rank: Rank, first: Callable[[CallWrapper], Any], **more: Any):
+def once(rank: Rank, first: Callable[[CallWrapper], Any], **more):
     """Call a function wrapped that does `first` in iteration 0, when all have entered, and returns in all others."""
 
     def fn(call: CallWrapper) -> str:
@@ -235,7 +235,7 @@ def pairs(state: inprocess.State) -> str:
     return str((state.initial_rank or 0) // 2)
 
 
-def assignment(rank: Rank) -> Any:
+def assignment(rank: Rank):
     first = Assignment(rank, "rank_assignment")
     if (kind := rank.arguments.get("assignment")) == "tree":
         layers = [ra.Layer(1, None, "root", ra.LayerFlag.RESERVE), ra.Layer(2, 2, pairs, ra.LayerFlag.RESERVE)]

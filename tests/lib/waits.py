@@ -9,7 +9,7 @@ from collections.abc import Callable
 WAIT_S = 60.0
 
 
-def until(condition: Callable[[], object], what: object, wait_s: float = WAIT_S):
+def until(condition: Callable[[], object], what, wait_s: float = WAIT_S):
     """Return once `condition` holds. A pause between two looks leaves the core to what is tested."""
     deadline_s = time.monotonic() + wait_s
     while not condition():

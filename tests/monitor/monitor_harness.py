@@ -163,13 +163,13 @@ class Rig:
         assert seen is not None
         return seen
 
-    def worker(self, code: str, *, cycle: int = 0, signum: int = signal.SIGKILL, **limits: Any) -> Worker:
+    def worker(self, code: str, *, cycle: int = 0, signum: int = signal.SIGKILL, **limits) -> Worker:
         worker = Worker(code, self.monitor.worker_env(), self.dir / f"{cycle}.err")
         self._workers.append(worker)
         self._watch(worker.pid, worker.pidfd, cycle, signum, limits)
         return worker
 
-    def rank(self, *, cycle: int = 0, **limits: Any) -> RankMonitorClient:
+    def rank(self, *, cycle: int = 0, **limits) -> RankMonitorClient:
         """A client of this process, not initialised yet."""
         self._patch.setenv("RANK", "3")
         self._patch.delenv("LOCAL_RANK", raising=False)
@@ -182,7 +182,7 @@ class Rig:
         self._clients.append(RankMonitorClient())
         return self._clients[-1]
 
-    def ready(self, **limits: Any) -> RankMonitorClient:
+    def ready(self, **limits) -> RankMonitorClient:
         client = self.rank(**limits)
         client.init_workload_monitoring()
         return client
@@ -234,7 +234,7 @@ class Rig:
         life = self.monitor._life
         return life is not None and bool(select.select([life.listener], [], [], 0)[0])
 
-    async def stopped_while(self, deed: Callable[[], Any]) -> Any:
+    async def stopped_while(self, deed: Callable[[], Any]):
         """Result of `deed`, a request to the monitor, which is stopped before and killed while the rank waits."""
         self.stop()
         done = asyncio.get_running_loop().run_in_executor(None, deed)

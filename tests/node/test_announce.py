@@ -1,6 +1,5 @@
 """--ft-notify, --ft-slurm-comment and metrics: what a receiver gets, and what a receiver that hangs costs."""
 
-import contextlib
 import json
 import os
 import signal
@@ -71,21 +70,6 @@ def test_a_receiver_that_hangs_or_is_gone_costs_the_job_little(rig):
     assert "cannot reach 127.0.0.1:1" in one.text
 
 
-def test_a_status_file_that_hangs_delays_nobody(rig, posted):
-    url, got = posted
-    hangs = "import threading\nstatus.write_atomic = lambda *words: threading.Event().wait()"
-    rig.before = f"from nvrx_slurm.node.publish import publisher, status\npublisher.INTERVAL_S = 0.2\n{hangs}"
-    file = rig.dir / "job.prom"
-    rig.open("end0")
-    one = rig.run(
-        rig.script(UNTIL_TOLD + "sys.exit(3)"), f"--ft-notify={url}", f"--ft-metrics-file={file}", "--max-restarts=1"
-    )
-    until(lambda: file.exists() and "nvrx_restarts_total" in file.read_text() and got, "both are told")
-    assert got[0]["event"] in ("restart", "few-restarts") and not (rig.run_dir / "status.json").exists()
-    rig.open("end1")
-    assert one.wait() == 1
-
-
 def test_the_comment_of_the_job(rig):
     nodes = rig.step((0, 1), 2, "2", rig.script(UNTIL_TOLD), "--ft-slurm-comment=true")
     for one in nodes:
@@ -131,26 +115,6 @@ def test_metrics_of_a_job_that_loses_its_coordinator(rig, posted):
     assert {value for key, value in last.items() if key[0] == "nvrx_restarts_total"} == {2}
     spent = sum(value for key, value in last.items() if key[0] == "nvrx_node_seconds_total")
     assert spent == pytest.approx(3 * rig.result["account"]["wall_s"], abs=0.1)  # the last push is of the end
-
-
-def test_a_collector_that_never_answers_costs_nothing(rig):
-    script, walls = rig.script("say('waits')\ngate(os.environ['GATE'])\nsys.exit(3)\n"), []
-    with socket.create_server(("127.0.0.1", 0)) as silent, contextlib.ExitStack() as held:
-        silent.settimeout(30)
-        for gate, otel in (
-            ("alone", {}),
-            ("pushed", {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{silent.getsockname()[1]}"}),
-        ):
-            one = rig.run(script, GATE=gate, **otel)
-            one.line("waits")
-            if otel:
-                push = held.enter_context(silent.accept()[0])
-                assert push.recv(12) == b"POST /v1/met"
-            began = time.monotonic()
-            rig.open(gate)
-            assert one.wait() == 1
-            walls.append(time.monotonic() - began)
-    assert walls[1] < walls[0] + 1.0, walls  # a machine may be busy; a wait for the collector would be 2 s and more
 
 
 @pytest.mark.parametrize(

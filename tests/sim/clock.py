@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable
-from typing import Any
 
 
 class Clock:
@@ -16,10 +15,10 @@ class Clock:
         self._due = []
         self._order = itertools.count()  # first scheduled, first served at equal times
 
-    def at(self, when: float, do: Callable[..., None], *args: Any):
+    def at(self, when: float, do: Callable[..., None], *args):
         heapq.heappush(self._due, (when if when > self.now else self.now, next(self._order), do, args))
 
-    def after(self, delay_s: float, do: Callable[..., None], *args: Any):
+    def after(self, delay_s: float, do: Callable[..., None], *args):
         self.at(self.now + delay_s, do, *args)
 
     def step(self) -> bool:

@@ -97,7 +97,7 @@ class Invariants:
 
     # --- the coordinator ---------------------------------------------------------------------------------
 
-    def coordinator_stepped(self, coordinator: SimCoordinator, event: Any, commands: Sequence[Any]):
+    def coordinator_stepped(self, coordinator: SimCoordinator, event, commands: Sequence[Any]):
         """Called after each step of a coordinator, before its commands are carried out."""
         reign = self._reigns.setdefault(coordinator, Reign())
         reign.carries_on = reign.carries_on and reign.fresh
@@ -341,7 +341,7 @@ class Invariants:
 
     # --- agents --------------------------------------------------------------------------------------------
 
-    def agent_stepped(self, agent: SimAgent, event: Any, commands: Sequence[Any]):
+    def agent_stepped(self, agent: SimAgent, event, commands: Sequence[Any]):
         """Called after each step of an agent, before its commands are carried out."""
         node_id, now = agent.core.node.node_id, self._world.clock.now
         if isinstance(event, Lead):

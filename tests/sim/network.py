@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nvrx_slurm.core.election.election import LEADER_SHARE, LEASE_SHARE, MEMBER_SHARE
 from nvrx_slurm.types import Register
@@ -96,12 +96,12 @@ class Connection:
         self._last_up = self._last_down = 0.0
         coordinator.accepted.append(self)
 
-    def up(self, message: Any):
+    def up(self, message):
         """Agent to coordinator."""
         heals = self._world.split.heals(self.agent.host, self.coordinator.host)
         self._last_up = self._carry(message, self._last_up, self._arrive_up, heals)
 
-    def down(self, message: Any):
+    def down(self, message):
         """Coordinator to agent."""
         heals = self._world.split.heals(self.coordinator.host, self.agent.host)
         self._last_down = self._carry(message, self._last_down, self._arrive_down, heals)

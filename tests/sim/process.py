@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nvrx_slurm.core import event_log
 from nvrx_slurm.core.coordinator import events as ev
@@ -28,7 +28,7 @@ class Process:
         self._armed = None
         self._arm()
 
-    def step(self, event: Any):
+    def step(self, event):
         """Hand one event to the core and carry out its commands."""
         if not self.alive:
             return
@@ -46,7 +46,7 @@ class Process:
             self.do(command)
         self._arm()
 
-    def do(self, command: Any):
+    def do(self, command):
         raise NotImplementedError
 
     def _arm(self):
@@ -74,7 +74,7 @@ class SimElection(Process):
         settings = el.ElectionSettings(COORDINATOR_KEEPALIVE_S)
         super().__init__(world, el.Election(me, candidates, settings, world.clock.now), agent.host)
 
-    def do(self, command: Any):
+    def do(self, command):
         agent = self.agent
         if isinstance(command, el.Seek):
             agent.seek(command.peer, command.term)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.agent.agent import Agent
@@ -39,7 +39,7 @@ class SimCoordinator(Process):
         self.accepted = []
         self.numbers = {}
 
-    def step(self, event: Any):
+    def step(self, event):
         """A coordinator that was stopped resigns before it decides anything."""
         over = self.core.roster.quorum.needed and self.leads and self.world.clock.now > self.valid_until
         if over and self.host.frozen_until <= self.world.clock.now and self.core.ending.end is None:
@@ -47,7 +47,7 @@ class SimCoordinator(Process):
         else:
             super().step(event)
 
-    def receive(self, stream: Connection, message: Any):
+    def receive(self, stream: Connection, message):
         node_id = stream.agent.core.node.node_id
         if isinstance(message, Register):
             if message.number < self.numbers.get(node_id, 0):
@@ -91,7 +91,7 @@ class SimCoordinator(Process):
         silent = host.unreachable_until(now) > 0.0 or self.host.frozen_until > now
         return silent or not self.world.split.reach(self.host, host, now)
 
-    def do(self, command: Any):
+    def do(self, command):
         if isinstance(command, ev.SendTo):
             stream = self.streams.get(command.node_id)
             if stream is not None and stream.open_at_coordinator:
@@ -252,7 +252,7 @@ class SimAgent(Process):
             self.step(ag.Disconnected(why))
             self.elect.step(el.StreamEnded(el.StreamEnd.SILENT if silent else el.StreamEnd.CLOSED))
 
-    def receive(self, stream: Connection, message: Any):
+    def receive(self, stream: Connection, message):
         if self.host.frozen_until > self.world.clock.now:
             self.world.clock.at(self.host.frozen_until, self.receive, stream, message)
             return
@@ -323,7 +323,7 @@ class SimAgent(Process):
                 worker.signal(SIGKILL)
         self.world.clock.after(_BEAT_S, self._beat)
 
-    def do(self, command: Any):
+    def do(self, command):
         if isinstance(command, ag.Send):
             self._send(command.message)
         elif isinstance(command, ag.StartWorkers):

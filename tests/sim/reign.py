@@ -24,7 +24,7 @@ class Reign:
     active: dict[int, str] = field(default_factory=dict)  # group rank -> node_id of the last plan, or as reported
     before: dict[int, str] = field(default_factory=dict)  # the same of the plan before
 
-    def hear(self, event: Any):
+    def hear(self, event):
         if isinstance(event, ev.Joined):
             message = event.message
             self.forget(message.node.node_id)

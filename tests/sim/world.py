@@ -122,7 +122,7 @@ class World:
     agent_class, coordinator_class, judge_class = SimAgent, SimCoordinator, Invariants
     validates = True  # each core after each step
 
-    def __init__(self, settings: WorldSettings, story: Any = None):
+    def __init__(self, settings: WorldSettings, story=None):
         """`story` is told what happens (scripts/lib/sim_story.py)."""
         self.settings = settings
         self.clock = Clock()
@@ -234,7 +234,7 @@ class World:
 
     # --- watching --------------------------------------------------------------------------------------
 
-    def stepped(self, process: Process, event: Any, commands: Sequence[Any]):
+    def stepped(self, process: Process, event, commands: Sequence[Any]):
         if isinstance(process, SimAgent):
             self.invariants.agent_stepped(process, event, commands)
         elif isinstance(process, SimCoordinator):
