@@ -36,7 +36,6 @@ def test_rows(tmp_path):
     assert rows["template"]["value"] == {"template and standbys": 3, "devices open in them": 0}
 
 
-@pytest.mark.parametrize("args, named", [(["--nodes=2"], "Slurm allocation"), (["--rows=nvml,x"], "called x")])
-def test_bad_arguments(tmp_path, args, named):
-    ended = trial(tmp_path, *args)
-    assert ended.returncode == 2 and named in ended.stderr
+def test_bad_arguments(tmp_path):
+    ended = trial(tmp_path, "--rows=nvml,x")
+    assert ended.returncode == 2 and "called x" in ended.stderr

@@ -307,15 +307,12 @@ def measure(trial: Trial, name: str) -> dict[str, Any]:
 def main() -> int:
     """Run the rows that were asked for."""
     parser = argparse.ArgumentParser(prog="scripts/dev/gpu-trial", description="A trial on the GPUs of this machine.")
-    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes of a Slurm allocation [1]")
     parser.add_argument("--rows", default=",".join(ROWS), metavar="NAME,...", help=f"of {', '.join(ROWS)}")
     parser.add_argument("--output", default="gpu-trial.json", metavar="FILE", help="[gpu-trial.json]")
     args = parser.parse_args()
     names = args.rows.split(",")
     if unknown := [name for name in names if name not in ROWS]:
         parser.error(f"no row is called {unknown[0]}; there are {', '.join(ROWS)}")
-    if args.nodes > 1:
-        return _on_nodes(parser, args)
     with nvml() as count, tempfile.TemporaryDirectory(prefix="gpu-trial-") as directory:
         print(f"{count} GPUs" + (" (NVML is a stand-in, ranks use gloo)" if not count else ""), flush=True)
         trial, rows = Trial(Path(directory), count), []
@@ -326,19 +323,6 @@ def main() -> int:
     result = {"node": os.uname().nodename, "gpus": count, "rows": rows}
     Path(args.output).write_text(json.dumps(result, indent=1) + "\n")
     return 1 if any(row["verdict"] == "failed" for row in rows) else 0
-
-
-def _on_nodes(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
-    if "SLURM_JOB_ID" not in os.environ:
-        parser.error(f"--nodes {args.nodes} needs a Slurm allocation; run it inside salloc or sbatch")
-    output = Path(args.output).resolve()
-    program = 'exec "$0" "$1" --rows "$2" --output "$3.$SLURM_PROCID"'
-    command = ["srun", f"--nodes={args.nodes}", "--ntasks-per-node=1", "--label", "sh", "-c", program]
-    code = subprocess.run([*command, sys.executable, __file__, args.rows, str(output)], check=False).returncode
-    found = [json.loads(path.read_text()) for path in sorted(output.parent.glob(f"{output.name}.[0-9]*"))]
-    output.write_text(json.dumps(found, indent=1) + "\n")
-    print(f"{len(found)} of {args.nodes} nodes wrote to {output}")
-    return code
 
 
 if __name__ == "__main__":
