@@ -19,7 +19,7 @@ from pathlib import Path
 
 from namespaces import Network
 
-from benchmarks import procfs
+from nvrx_slurm.child.descendants import children
 
 WORKER = str(Path(__file__).with_name("worker.py"))
 EVENT_TIMEOUT_S = 60.0
@@ -190,7 +190,7 @@ class Job:
 def kill_all_children():
     """SIGKILL and reap all our descendants; those of dead parents come to us as the subreaper, round by round."""
     until_s = time.monotonic() + _CLEAN_UP_S
-    while (mine := procfs.children(os.getpid())) and time.monotonic() < until_s:
+    while (mine := children(os.getpid())) and time.monotonic() < until_s:
         for pid in mine:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -16,6 +16,7 @@ from statistics import mean
 from benchmarks import procfs
 from benchmarks.figures import Figure, in_turns, interleaved, only_ours
 from benchmarks.harness import Failure, Job, free_port, wait_dead
+from nvrx_slurm.child.descendants import children
 
 WORKER = str(Path(__file__).with_name("inprocess_worker.py"))
 _LAST_CALL_WAIT_S = 1.0
@@ -45,7 +46,7 @@ class _Ranks(Job):
         """Monitor processes: pid -> their rank's number at the start. NVRx's are no children of their ranks."""
         ranks = {node.pid for node in self.nodes}
         found = {}
-        for pid in set().union(*(procfs.family(child) for child in procfs.children(os.getpid()))) - ranks:
+        for pid in set().union(*(procfs.family(child) for child in children(os.getpid()))) - ranks:
             try:
                 env = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             except OSError:

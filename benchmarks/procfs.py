@@ -5,16 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-
-def children(pid: int) -> list[int]:
-    """Direct children of all threads of `pid`; [] when it is gone."""
-    found = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            found += map(int, task.read_text().split())
-        except OSError:
-            continue
-    return found
+from nvrx_slurm.child.descendants import children
 
 
 def family(pid: int) -> set[int]:

@@ -22,6 +22,7 @@ from typing import Any
 from heard import Heard
 from standin import StandIn, built
 
+from nvrx_slurm.child.descendants import children
 from nvrx_slurm.system import gpu_facts, gpus
 from nvrx_slurm.system.hardware import Absent, HardwareError
 
@@ -213,9 +214,10 @@ def template(trial: Trial) -> dict[str, Any]:
     """CUDA in the workers, and nothing of it in their template."""
     with trial.job("crash", _WARM) as job:
         pids = {one["pid"] for one in job.await_words("step", trial.ranks, cycle=0)}
-        children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
         names = (WORKER, *WAITING)
-        scripts = {int(pid) for pid in children if any(n in Path(f"/proc/{pid}/cmdline").read_text() for n in names)}
+        scripts = {
+            pid for pid in children(job.pid) if any(n in Path(f"/proc/{pid}/cmdline").read_text() for n in names)
+        }
         opened = {pid: _devices(pid) for pid in scripts}
     if not scripts - pids:
         raise Failed(f"no template beside the workers {pids}")

@@ -6,12 +6,12 @@ import select
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from recorded import BOUND_S, LUSTRE, F, P, U, ended
 from standin import StandIn
 
+from nvrx_slurm.child import descendants
 from nvrx_slurm.health import report
 
 pytestmark = pytest.mark.process
@@ -64,8 +64,7 @@ class CheckServer:
         return not select.select([self.process.stdout], [], [], 0)[0]
 
     def children(self):
-        pid = self.process.pid
-        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return descendants.children(self.process.pid)
 
     def end(self):
         """(exit code, stderr) after the end of its stdin."""

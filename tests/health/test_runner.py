@@ -4,7 +4,6 @@ import os
 import signal
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from recorded import BOUND_S, LUSTRE, HungMount, ended
@@ -155,7 +154,7 @@ def test_sigterm_ends_the_program_and_its_checks(dgx, fifo):
     site = dgx.site(checks={"lustre": {"budget": 600}})  # not given up before the signal on a busy machine
     process = dgx.start("--only", "lustre", "--deadline", "600", "--config", site)
     writer = os.open(fifo, os.O_WRONLY)
-    pid = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
+    (pid,) = descendants.children(process.pid)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=BOUND_S)
     os.close(writer)
@@ -166,11 +165,11 @@ def test_sigterm_ends_the_program_and_its_checks(dgx, fifo):
 def test_checks_end_themselves_when_the_program_was_killed(dgx, fifo):
     process = dgx.start("--only", "lustre", "--deadline", "0.5")
     writer = os.open(fifo, os.O_WRONLY)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    children = descendants.children(process.pid)
     process.kill()
     process.communicate(timeout=BOUND_S)
     assert children, "it had ended before it was killed"
-    assert all(ended(int(pid)) for pid in children)
+    assert all(map(ended, children))
     os.close(writer)
 
 

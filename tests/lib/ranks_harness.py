@@ -22,6 +22,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from nvrx_slurm.child import descendants
+
 HERE = Path(__file__).parent
 WAIT_S = 30.0  # for anything that must happen
 # First lines of a child process that needs single modules of nvrx_slurm.inprocess: the package itself imports torch,
@@ -95,8 +97,7 @@ class Zygote:
         return self.codes[pid]
 
     def children(self) -> list[int]:
-        pids = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text()
-        return [int(pid) for pid in pids.split()]
+        return descendants.children(self._process.pid)
 
     def await_no_children(self, timeout_s: float = WAIT_S):
         self._until(lambda: not self.children(), "all monitor processes have ended", timeout_s)

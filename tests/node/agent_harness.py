@@ -23,6 +23,8 @@ import minicluster_init as init
 from stage import await_end, free_port, running_with
 from waits import until
 
+from nvrx_slurm.child import descendants
+
 REPO = Path(__file__).resolve().parents[2]
 WAIT_S = 30.0  # for anything that must happen; on an idle machine nothing here takes a tenth of it
 ORPHAN_S = 1.0  # how long something of ours may outlive its agent
@@ -147,7 +149,7 @@ class Launcher:
     @property
     def children(self) -> list[int]:
         """Its child processes: monitors and workers."""
-        return [int(p) for p in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
+        return descendants.children(self.pid)
 
     def monitored(self):
         """Wait until each rank has its monitor."""
