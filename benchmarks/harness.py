@@ -13,11 +13,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from namespaces import Network
 
 from nvrx_slurm.child.descendants import children
 
@@ -51,7 +48,7 @@ class Launcher:
     flags: tuple[str, ...] = ()
     client: str = "ours"  # whose RankMonitorClient its workers use
 
-    def command(self, nnodes: str, node_rank: int, nproc: int, endpoint: str, flags: Sequence[str]) -> list[str]:
+    def command(self, nnodes, node_rank, nproc, endpoint, flags):
         """Command line of one node, without the script; `nnodes` as torchrun writes it, "1": no other node."""
         meet = []
         if nnodes != "1":
@@ -64,7 +61,7 @@ class Failure(Exception):
     """A figure could not be measured; one sentence."""
 
 
-def free_port() -> int:
+def free_port():
     """A TCP port that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -82,7 +79,7 @@ class Job:
     `life_s`: after that a worker ends by itself. `worker`: the script.
     """
 
-    def __init__(self, launcher: Launcher, life_s: float = 120.0, worker: str = WORKER):
+    def __init__(self, launcher, life_s=120.0, worker=WORKER):
         self._launcher = launcher
         self._worker = worker
         self.scratch = Path(tempfile.mkdtemp(prefix="nb-"))  # short: it holds Unix sockets
@@ -107,19 +104,11 @@ class Job:
         os.close(self._fifo)
         shutil.rmtree(self.scratch, ignore_errors=True)
 
-    def said(self, node: int) -> str:
+    def said(self, node):
         """The output of a node so far."""
         return (self.scratch / f"node_{node}.log").read_text(errors="replace")
 
-    def start(
-        self,
-        nnodes: str,
-        nproc: int,
-        mode: str,
-        flags: Sequence[str] = (),
-        network: Network | None = None,
-        command: Sequence[str] = (),
-    ):
+    def start(self, nnodes, nproc, mode, flags=(), network=None, command=()):
         """Start all nodes (as many as the upper end of `nnodes`) at once; the clock starts before the first.
 
         `mode`: the worker's, with its argument behind a blank. `network`: node N runs on its host N.
@@ -156,7 +145,7 @@ class Job:
                 cwd=self.scratch,
             )
 
-    def wait(self, count: int, what: str, after_s: float = 0.0) -> list[Event]:
+    def wait(self, count, what, after_s=0.0):
         """The first `what` after `after_s` of each of `count` ranks. Raises Failure after a minute.
 
         Cycles are told apart by time: torchrun's restart count does not grow on the nodes where nothing failed.
@@ -211,7 +200,7 @@ def _reap(pid, until_s):
             os.close(pidfd)
 
 
-def wait_dead(pid: int, timeout_s: float) -> float:
+def wait_dead(pid, timeout_s):
     """Monotonic time at which process `pid` was dead. Raises Failure after `timeout_s`."""
     try:
         pidfd = os.pidfd_open(pid)

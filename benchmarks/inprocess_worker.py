@@ -50,7 +50,7 @@ TIMES_S = {
 }
 
 
-def tell(what: str, value: float | None = None):
+def tell(what, value=None):
     """One short line; writes up to PIPE_BUF to a FIFO are not mixed up with others."""
     at_s = time.monotonic() if value is None else value
     fd = os.open(os.environ["BENCH_FIFO"], os.O_WRONLY)
@@ -58,12 +58,12 @@ def tell(what: str, value: float | None = None):
     os.close(fd)
 
 
-def threads() -> set[str]:
+def threads():
     """Of this process, not only Python's."""
     return set(os.listdir("/proc/self/task"))
 
 
-def memory_mb() -> float:
+def memory_mb():
     """Private memory of this process and of those it has started."""
     pids = [os.getpid()]
     for children in Path("/proc/self/task").glob("*/children"):
@@ -94,7 +94,7 @@ def run(call: inprocess.CallWrapper):
         react(call)
 
 
-def compute(times: int):
+def compute(times):
     for _ in range(times):
         small.add_(1)
 

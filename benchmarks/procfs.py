@@ -1,14 +1,12 @@
 """What /proc says about processes: children, memory, context switches."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
 from nvrx_slurm.child.descendants import children
 
 
-def family(pid: int) -> set[int]:
+def family(pid):
     """`pid` and all its descendants."""
     members, todo = set(), [pid]
     while todo:
@@ -19,13 +17,13 @@ def family(pid: int) -> set[int]:
     return members
 
 
-def cpu_s(pid: int) -> float:
+def cpu_s(pid):
     """Processor time that it has used so far, in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def pss_mb(pids: set[int]) -> float:
+def pss_mb(pids):
     """Sum of the proportional set sizes in MB (1e6 bytes)."""
     total_kb = 0
     for pid in pids:
@@ -35,7 +33,7 @@ def pss_mb(pids: set[int]) -> float:
     return total_kb * 1024 / 1e6
 
 
-def alone_mb(pids: set[int]) -> float:
+def alone_mb(pids):
     """Upper bound of what these processes would need without any others to share pages with (1e6 bytes).
 
     Of mapped files the private pages, and each file once with the most that any of these processes shares of it;
@@ -55,19 +53,19 @@ def alone_mb(pids: set[int]) -> float:
     return (own_kb + sum(shared_kb.values())) * 1024 / 1e6
 
 
-def private_mb(pid: int) -> float:
+def private_mb(pid):
     """Memory in MB (1e6 bytes) that would be free if this process ended."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) * 1024 / 1e6
 
 
-def processor_s(pids: set[int]) -> float:
+def processor_s(pids):
     """Seconds that all threads of these processes have run so far, counted by the scheduler in nanoseconds."""
     files = [file for pid in pids for file in Path(f"/proc/{pid}/task").glob("*/schedstat")]
     return sum(int(file.read_text().split()[0]) for file in files) / 1e9
 
 
-def switches(pids: set[int]) -> int:
+def switches(pids):
     """Context switches so far, voluntary and not, of all threads: each is one time that a thread was woken."""
     total = 0
     for pid in pids:
@@ -78,7 +76,7 @@ def switches(pids: set[int]) -> int:
     return total
 
 
-def machine() -> dict[str, object]:
+def machine():
     """What the figures were measured on."""
     cpu = next((x.split(":")[1].strip() for x in _lines("/proc/cpuinfo") if x.startswith("model name")), "?")
     memory_kb = int(next(x for x in _lines("/proc/meminfo") if x.startswith("MemTotal")).split()[1])

@@ -12,7 +12,7 @@ import json
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -182,7 +182,7 @@ def _of_checkpoint(name):
     return read
 
 
-def parsers() -> Iterator[tuple[str, Parser]]:
+def parsers():
     """All of them, by name."""
     for name, (call, sample) in DOCUMENTS.items():
         yield name, Parser(_of_document(call), progress.DAMAGE, (json.dumps(sample).encode(),))
@@ -204,7 +204,7 @@ def _decoded(call, data):
 PARSERS = dict(parsers())
 
 
-def inputs(parser: Parser, seed) -> Iterator[bytes]:
+def inputs(parser, seed):
     """The samples, each damaged in another way."""
     samples, rng = parser.samples, random.Random(f"{seed}")
     while True:
@@ -227,7 +227,7 @@ def inputs(parser: Parser, seed) -> Iterator[bytes]:
         yield bytes(data)
 
 
-def wrong(parser: Parser, data: bytes) -> str:
+def wrong(parser, data):
     """What a parser does that it may not; "" for nothing."""
     began = time.thread_time()
     try:
@@ -240,7 +240,7 @@ def wrong(parser: Parser, data: bytes) -> str:
     return f"{took_s:.2f} s" if took_s > MOST_S else ""
 
 
-def run(name: str, count: int, seed) -> list[str]:
+def run(name, count, seed):
     """What one parser did that it may not. A time counts if it is too long three times."""
     parser, found = PARSERS[name], []
     for _, data in zip(range(count), inputs(parser, f"{name} {seed}"), strict=False):
@@ -249,7 +249,7 @@ def run(name: str, count: int, seed) -> list[str]:
     return found
 
 
-def main() -> int:
+def main():
     """Returns the exit code."""
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("--inputs", type=int, default=100_000)

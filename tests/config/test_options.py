@@ -8,14 +8,13 @@ from click.testing import CliRunner
 from test_layers import another_value
 
 from nvrx_slurm.cli.options import USUAL, nvrx_run_options, print_config, spelling
-from nvrx_slurm.config.layers import SETTINGS, Resolved, resolve
+from nvrx_slurm.config.layers import SETTINGS, resolve
 from nvrx_slurm.errors import ExitCode, NvrxError
 from nvrx_slurm.types import FaultKind
 
 pytestmark = pytest.mark.fast
 
 
-Call = tuple[Resolved, str, tuple[str, ...]]
 ROOT = Path(__file__).parents[2]
 CALLS = []
 

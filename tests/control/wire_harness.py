@@ -8,10 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 from nvrx_slurm import types as t
 from nvrx_slurm.control import auth
@@ -30,7 +28,7 @@ SLOW = (30.0, 30.0)  # keepalive that plays no part
 NODE = t.Node("n0", 0, "host0", "127.0.0.1", 2)
 
 
-def story(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+def story(test):
     """Make a test of a coroutine function; an exception that no task or callback caught fails it."""
 
     async def guarded(**fixtures):
@@ -57,28 +55,20 @@ class Inbox:
         self.seen.append(event)
         self._queue.put_nowait(event)
 
-    async def next(self, kind: type, timeout_s: float = WAIT_S):
+    async def next(self, kind, timeout_s=WAIT_S):
         """The next event, which has to be of this kind."""
         event = await asyncio.wait_for(self._queue.get(), timeout_s)
         assert isinstance(event, kind), event
         return event
 
-    def empty(self) -> bool:
+    def empty(self):
         return self._queue.empty()
 
 
 class Server:
     """`async with Server() as server`: a ControlServer with an inbox."""
 
-    def __init__(
-        self,
-        job: str = JOB,
-        token: str = TOKEN,
-        keepalive: tuple[float, float] = SLOW,
-        credentials=None,
-        ports: tuple[int, ...] = (0,),
-        say: Callable[[str], None] | None = None,
-    ):
+    def __init__(self, job=JOB, token=TOKEN, keepalive=SLOW, credentials=None, ports=(0,), say=None):
         self.inbox = Inbox()
         self.said = []
         self._ports = ports
@@ -97,15 +87,7 @@ class Server:
 class Client:
     """`async with Client(port) as client`: ControlClients, one after the other as in the agent, that register."""
 
-    def __init__(
-        self,
-        *ports: int,
-        node: t.Node = NODE,
-        job: str = JOB,
-        token: str = TOKEN,
-        keepalive: tuple[float, float] = SLOW,
-        credentials=None,
-    ):
+    def __init__(self, *ports, node=NODE, job=JOB, token=TOKEN, keepalive=SLOW, credentials=None):
         self.inbox = Inbox()
         self.said = []
         self._node = node
@@ -120,7 +102,7 @@ class Client:
         self.said.append(sentence)
         self._news.set()
 
-    async def hear(self, part: str):
+    async def hear(self, part):
         """Wait until the client has said a sentence with `part` in it (`run` bounds the wait)."""
         while not any(part in sentence for sentence in self.said):
             self._news.clear()
@@ -155,7 +137,7 @@ HELLO = t.Hello(auth.VERSION)
 class Raw:
     """A hand-made peer: `async with Raw(port) as raw`, then say what you like. `token` None = without TLS."""
 
-    def __init__(self, port: int, token: str | None = TOKEN, job: str = JOB):
+    def __init__(self, port, token=TOKEN, job=JOB):
         self._port = port
         self._tls = None if token is None else identity(token, job).client
         self.reader: asyncio.StreamReader
@@ -170,14 +152,14 @@ class Raw:
     async def __aexit__(self, *exc):
         self.writer.transport.abort()
 
-    async def say(self, *messages: t.AgentMessage | t.Hello | bytes):
+    async def say(self, *messages):
         """Send frames."""
         for message in messages:
             data = message if isinstance(message, bytes) else FROM_AGENTS.encode(message)
             self.writer.write(len(data).to_bytes(4, "big") + data)
         await self.writer.drain()
 
-    async def hear(self) -> t.CoordinatorMessage | bytes | None:
+    async def hear(self):
         """The next message; None at the end of the stream, however it ends."""
         try:
             size = int.from_bytes(await asyncio.wait_for(self.reader.readexactly(4), WAIT_S), "big")
@@ -186,7 +168,7 @@ class Raw:
         except (asyncio.IncompleteReadError, ConnectionError):
             return None
 
-    async def join(self, node: t.Node = NODE):
+    async def join(self, node=NODE):
         """Be an agent."""
         await self.say(HELLO, t.Register(node, 1))
 
@@ -194,11 +176,11 @@ class Raw:
 class Process:
     """A peer in a process of its own, which prints its events; to be stopped and killed."""
 
-    def __init__(self, role: str, port: int, keepalive: tuple[float, float]):
+    def __init__(self, role, port, keepalive):
         argv = [sys.executable, __file__, role, str(port), *map(str, keepalive)]
         self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(REPO)})
 
-    async def line(self) -> str:
+    async def line(self):
         loop = asyncio.get_running_loop()
         read = loop.run_in_executor(None, self.process.stdout.readline)
         return (await asyncio.wait_for(read, WAIT_S)).decode().strip()
@@ -217,7 +199,7 @@ PLAN = t.Plan(1, 0, t.History(), 3, 1, 2, "127.0.0.1", 1234, 0, 0)
 
 
 @asynccontextmanager
-async def good_agent(server: Server) -> AsyncIterator[Client]:
+async def good_agent(server):
     """An agent of the job that must not notice what strangers do; checked in both directions at the end."""
     async with Client(server.port) as client:
         await client.inbox.next(ag.Connected)
@@ -230,7 +212,7 @@ async def good_agent(server: Server) -> AsyncIterator[Client]:
         assert server.inbox.empty() and client.inbox.empty()
 
 
-async def be_a_peer(role: str, port: int, keepalive: tuple[float, float]):
+async def be_a_peer(role, port, keepalive):
     """Print the events of one agent's client ("client PORT") or of a coordinator's server, until killed."""
     if role == "client":
         async with Client(port, keepalive=keepalive) as client:

@@ -13,11 +13,6 @@ asked. "stands": it would elect that node.
 on.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import Any
-
 from nvrx_slurm.core.election import election as el
 from nvrx_slurm.core.machine import Tick
 from nvrx_slurm.types import Elsewhere, Peer
@@ -34,7 +29,7 @@ _BEGIN = {
 }
 
 
-def an_election(rank: int) -> el.Election:
+def an_election(rank):
     return el.Election(PEERS[rank], PEERS, el.ElectionSettings(), 0.0)
 
 
@@ -47,7 +42,7 @@ class ElectionStory(Story):
 
     starts = tuple(_BEGIN)
 
-    def begin(self, word: str, rest: str):
+    def begin(self, word, rest):
         """A node that has begun, and what has happened to it since."""
         self.now, self.core = 0.0, an_election(1)
         self.core.step(el.Begin(), 0.0)
@@ -55,7 +50,7 @@ class ElectionStory(Story):
             event, _, about = line.partition(" ")
             self.tell(event, about)
 
-    def event(self, word: str, rest: list[str]):
+    def event(self, word, rest):
         """The event that a line means."""
         if word in _ENDS:
             return el.StreamEnded(_ENDS[word])
@@ -71,7 +66,7 @@ class ElectionStory(Story):
         }
         return events[word]()
 
-    def effects(self, commands: list[Any]) -> Iterator[str]:
+    def effects(self, commands):
         """One word for each command, except `Say`."""
         words = {
             el.Seek: lambda c: f"seek:{c.peer.key}@{c.term}",

@@ -1,14 +1,11 @@
 """Cores that never change: what they do is remembered, and those that differ in nothing that they can tell are one."""
 
-from __future__ import annotations
-
 from collections import deque
 from enum import Enum
 from functools import cache
 from typing import Any
 
 from nvrx_slurm import types as t
-from nvrx_slurm.core.machine import Machine
 from nvrx_slurm.declared import Record
 
 LEASE_S = 10.0
@@ -37,20 +34,20 @@ class Handlers(dict[Any, Any]):
 
 
 @cache
-def fields(kind: type) -> tuple[str, ...] | None:
+def fields(kind):
     """The fields of a record; None: it is something else."""
     return kind.__struct_fields__ if issubclass(kind, Record) else None
 
 
 @cache
-def shared(kind: type) -> bool:
+def shared(kind):
     """Whether no instance ever changes."""
     called = any("__call__" in vars(base) for base in kind.__mro__)
     return called or issubclass(kind, _PLAIN) or fields(kind) is not None
 
 
 @cache
-def slots(kind: type) -> tuple[str, ...]:
+def slots(kind):
     """Attributes that are not in `__dict__`."""
     return tuple(name for name in getattr(kind, "__slots__", ()) if name != "__dict__")
 
@@ -125,7 +122,7 @@ def _when(at, name, now):
     return round(min(now - at, _OLDEST_S), 2) if name in _AGES else "past"
 
 
-def key_of(core: Machine, now: float) -> int:
+def key_of(core, now):
     """Equal for cores that decide alike. Times count from now."""
     seen = set()
 
@@ -167,14 +164,14 @@ class Steps:
         self._done = {}
         self._due = {}
 
-    def unite(self, name: str, core, now: float):
+    def unite(self, name, core, now):
         """The core that stands for all that decide alike."""
         key = key_of(core, now)
         one = self._one.setdefault((name, key, now), core)
         self.keys[id(one), now] = key
         return one
 
-    def later(self, name: str, core, now: float):
+    def later(self, name, core, now):
         """The same for one that is kept already, as time goes by."""
         at = id(core), now
         if at in self.keys:
@@ -183,12 +180,12 @@ class Steps:
             self._later[at] = self.unite(name, core, now)
         return self._later[at]
 
-    def begin(self, name: str, core, now: float):
+    def begin(self, name, core, now):
         """A new core. Whose methods handle its events is noted for `clone`."""
         core.owners = [*{id(method.__self__): method.__self__ for method in core._handlers.values()}.values()]
         return self.unite(name, core, now)
 
-    def step(self, name: str, core, event, now: float) -> tuple[Any, list[Any]]:
+    def step(self, name, core, event, now):
         """The core after one event, and its commands."""
         at = id(core), event, now
         found = self._done.get(at)
@@ -199,7 +196,7 @@ class Steps:
             found = self._done[at] = self.unite(name, new, now), commands
         return found
 
-    def deadline(self, core) -> float | None:
+    def deadline(self, core):
         """Its timer."""
         if id(core) not in self._due:
             self._due[id(core)] = core.deadline()

@@ -39,7 +39,7 @@ class Link:
 class Streams:
     """The cores of all nodes, and the streams between them: what is under way, which end is open, who can beat."""
 
-    def __init__(self, nodes: int, active: int, late: bool):
+    def __init__(self, nodes, active, late):
         self.nodes, self.active, self.left = nodes, active, 0  # `left`: faults
         self.late = late  # agents begin one after the other, as in a step of Slurm; none comes back
         self.now = 1000.0
@@ -65,14 +65,14 @@ class Streams:
         self.untold = False  # a node was cut off for longer, and cannot know the end
         self.anew = False  # nodes that came back, and know nothing, have begun the job anew: no memory
 
-    def copy(self: Same) -> Same:
+    def copy(self):
         """Another state that changes on its own."""
         new = object.__new__(type(self))
         for name, value in self.__dict__.items():
             new.__dict__[name] = value.copy() if type(value) in _CHANGE else value
         return new
 
-    def key(self) -> int:
+    def key(self):
         """Equal for states that differ in nothing that a core can tell, or in what may happen yet."""
         now, links, steps = self.now, sorted(self.links), self.steps
         for name, core in self.cores.items():
@@ -97,14 +97,14 @@ class Streams:
         well = None if link.well is None else self.now - link.well
         return link.agent, link.to, link.open, link.accepted, well, self.reigns.get(link.to) == link.reign
 
-    def begin(self, name: str, core):
+    def begin(self, name, core):
         self.cores[name] = self.steps.begin(name, core, self.now)
 
-    def post(self, name: str, event):
+    def post(self, name, event):
         """It comes soon."""
         self.flight.append((("to", name), event))
 
-    def step(self, name: str, event):
+    def step(self, name, event):
         """One event for one core, and what its program does."""
         if name not in self.cores:
             return
@@ -116,12 +116,12 @@ class Streams:
             if do is not None and not over:
                 do(node, command)
 
-    def reach(self, one: int, other: int) -> bool:
+    def reach(self, one, other):
         return one == other or not self.cut & {one, other}
 
     # --- links ----------------------------------------------------------------------------------------------------
 
-    def put(self, number: int, **changes):
+    def put(self, number, **changes):
         link = replace(self.links[number], **changes)
         works = link.open and link.accepted and self.reach(link.agent, link.to)
         well = None if works else self.now if link.well is None else link.well
@@ -130,20 +130,20 @@ class Streams:
             del self.links[number]
             self.flight = [item for item in self.flight if item[0][1] != number]
 
-    def close(self, number: int, up: bool):
+    def close(self, number, up):
         """One end closes. What has been sent to it is lost, and the other end hears of it after all else."""
         there, back = (("up", number), ("down", number)) if up else (("down", number), ("up", number))
         self.flight = [item for item in self.flight if item[0] != back]
         self.flight.append((there, END))
         self.put(number, **{"open" if up else "accepted": False})
 
-    def connect(self, node: int, to: int):
+    def connect(self, node, to):
         self.count += 1
         self.stream[node] = self.count
         self.links[self.count] = Link(node, to, self.reigns[to])
         self.step(f"a{node}", ag.Connected())
 
-    def leave(self, node: int, how: el.StreamEnd | None = None):
+    def leave(self, node, how=None):
         """An agent's stream is over. `how`: it did not end it itself."""
         self.seeks.pop(node, None)
         number = self.stream.pop(node, None)
@@ -154,7 +154,7 @@ class Streams:
             if how is not None:
                 self.step(f"e{node}", el.StreamEnded(how))
 
-    def lose(self, number: int, silent: bool):
+    def lose(self, number, silent):
         """A coordinator's end is over."""
         link = self.links[number]
         silent_s = LEASE_S if silent else 0.0 if link.well is None else self.now - link.well
@@ -163,11 +163,11 @@ class Streams:
             del self.joined[link.reign, link.agent]
             self.tell(link, ev.Lost(f"{link.agent}.{self.lives[link.agent]}", "lost", silent_s))
 
-    def tell(self, link: Link, event):
+    def tell(self, link, event):
         if self.reigns.get(link.to) == link.reign:
             self.step(f"c{link.to}", event)
 
-    def heard(self, node: int) -> float | None:
+    def heard(self, node):
         """When beats of a quorum got through to this coordinator last; NOW: they do. None: it has no quorum."""
         quorum, heard, since = self.cores[f"c{node}"].roster.quorum, {str(node)}, NOW
         links = [link for link in self.links.values() if link.reign == self.reigns[node] and link.accepted]

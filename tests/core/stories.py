@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +38,14 @@ ACTIONS = dict(zip(("continue", "exclude", "shutdown"), t.WorkloadAction, strict
 _AS = re.compile(r"(\w+) as (-|\d+) of (\d+) in (\d+)(?: used (\d+))?(?: excluded (\S+))?( early)?( fault)?")
 
 
-def stories(path: Path) -> Iterator[tuple[str, list[str]]]:
+def stories(path):
     """Title and lines of each scenario in a file."""
     for block in path.read_text().split("\n# ")[1:]:
         title, *lines = block.splitlines()
         yield title, [line for line in lines if line.strip()]
 
 
-def scenarios(folder: Path) -> list[tuple[str, list[str]]]:
+def scenarios(folder):
     """The scenarios of all files in `folder`: "FILE: TITLE" and lines."""
     return [(f"{path.stem}: {title}", lines) for path in sorted(folder.glob("*.txt")) for title, lines in stories(path)]
 
@@ -66,7 +65,7 @@ class Story:
         self.checks_by_hand = False
         self.core: Any
 
-    def play(self, lines: list[str]):
+    def play(self, lines):
         """Play all lines; raises AssertionError with what is different."""
         for line in lines:
             told, _, expected = (part.strip() for part in line.partition("->"))
@@ -84,7 +83,7 @@ class Story:
                 did = " ".join([self.core.state.name, *(what for one in done for what in one)])
                 assert did == (expected or before.name), f"{told}: {did}"
 
-    def begin(self, word: str, rest: str):
+    def begin(self, word, rest):
         """A fresh coordinator; with "running" all nodes have joined. `rest`: "2 of 3" and settings as NAME=VALUE."""
         running = word == "running"
         least, _, most, *more = rest.split()
@@ -115,7 +114,7 @@ class Story:
             self.tell("joins", str(rank))
         assert self.core.state.name == {"running": "RUNNING", "electing": "ELECTING"}.get(word, "JOINING")
 
-    def tell(self, word: str, rest: str) -> list[str]:
+    def tell(self, word, rest):
         """Let one thing happen; returns what was done."""
         if (word, rest) == ("waits", "never"):
             assert self.core.deadline() is None
@@ -150,7 +149,7 @@ class Story:
             seen += self._with_checks(self.core.step(ev.FromAgent(check.node_id, ready), self.now))
         return seen
 
-    def event(self, word: str, rest: list[str]):
+    def event(self, word, rest):
         """The event that a line means."""
         if word in ("waits", "tick"):
             return Tick()
@@ -218,12 +217,12 @@ class Story:
         found = Slowness(Where(where), tuple(ranks), hosts, 0.2, 0.15) if ranks or where == "all" else None
         return ev.SlowSeen(cycle, found, int(windows))
 
-    def effects(self, commands: list[Any]) -> Iterator[str]:
+    def effects(self, commands):
         """What was done, one word each; what is said and the closing of streams are left out."""
         return effects(commands)
 
 
-def peer(rank: int) -> t.Peer:
+def peer(rank):
     """Where the agent on a node listens."""
     return t.Peer(str(rank), f"h{rank}", f"10.0.0.{rank}", 7000)
 
@@ -270,7 +269,7 @@ def _register(rank, life, rest, domain):
     return t.Register(node, port, plan, t.Activity(doing), (a_fault(rank),) if fault else (), bool(early))
 
 
-def effects(commands: list[Any]) -> Iterator[str]:
+def effects(commands):
     """What was done, one word each; what is said and the closing of streams are left out."""
     sent = {}
     for command in commands:
@@ -348,7 +347,7 @@ ANYTHING = (
 )
 
 
-def come_to(state: str, settings: str = "") -> Story:
+def come_to(state, settings=""):
     """A coordinator in that state."""
     story = Story()
     for line in REACHED[state]:
@@ -361,7 +360,7 @@ def come_to(state: str, settings: str = "") -> Story:
     return story
 
 
-def out_of_time(state: str):
+def out_of_time(state):
     """The allocation ends in that state: by what Slurm says, and by the clock."""
     for left_s, then in (("1", ()), ("2.1", ("tick",))):
         story = come_to(state, " time_limited=1 stop_before_end_s=2")
@@ -370,7 +369,7 @@ def out_of_time(state: str):
         assert story.core.ending.end is not None
 
 
-def anything_in(state: str):
+def anything_in(state):
     """Each event, each on a fresh coordinator in that state."""
     for line in ANYTHING:
         word, _, rest = line.partition(" ")

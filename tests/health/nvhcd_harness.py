@@ -1,7 +1,5 @@
 """`nvrx health serve` in a folder of its own, and a client for it."""
 
-from __future__ import annotations
-
 import json
 import os
 import select
@@ -41,7 +39,7 @@ class Daemon:
         )
         self._log = []
 
-    def script(self, body: str) -> Path:
+    def script(self, body):
         """The health check script: `body` of a shell script that runs in the folder, without files of earlier ones."""
         for name in ("log", "args", "go", "ready", "own", "pid"):
             (self.dir / name).unlink(missing_ok=True)
@@ -51,11 +49,11 @@ class Daemon:
         self.settings["healthcheck_path"] = str(file)
         return file
 
-    def fifo(self, name: str) -> Path:
+    def fifo(self, name):
         os.mkfifo(self.dir / name)
         return self.dir / name
 
-    def launch(self) -> subprocess.Popen[str]:
+    def launch(self):
         file = self.dir / "nvhcd.yaml"
         file.write_text(json.dumps(self.settings))
         argv = [sys.executable, "-m", "nvrx_slurm.cli.toolbox", "health", "serve", "--config", str(file), *self.args]
@@ -63,7 +61,7 @@ class Daemon:
         self._log = []
         return self.process
 
-    def start(self, body: str | None = None) -> Daemon:
+    def start(self, body=None):
         """Returns when it listens."""
         if body is not None:
             self.script(body)
@@ -71,7 +69,7 @@ class Daemon:
         self.wait_for("listening on")
         return self
 
-    def wait_for(self, words: str):
+    def wait_for(self, words):
         """Wait until a further line of its log has these words."""
         line = ""
         while words not in line:
@@ -80,16 +78,16 @@ class Daemon:
             assert line, f"it ended: {self._log}"
             self._log.append(line)
 
-    def answer(self, *args: str):
+    def answer(self, *args):
         return self.ask(pb.HealthCheckRequest(args=args), timeout=BOUND_S)
 
-    def error(self, *args: str) -> tuple[str, str]:
+    def error(self, *args):
         """(status, sentence) of a call that fails."""
         with pytest.raises(grpc.RpcError) as error:
             self.answer(*args)
         return error.value.code().name, error.value.details()
 
-    def lines(self, name: str) -> list[str]:
+    def lines(self, name):
         file = self.dir / name
         return file.read_text().splitlines() if file.exists() else []
 

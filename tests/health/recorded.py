@@ -1,7 +1,5 @@
 """A DGX-like node as a tree of files, copied on write, and checks run on it."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import json
@@ -13,14 +11,13 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import dgx
 import pytest
 
 from nvrx_slurm.health import registry
 from nvrx_slurm.health.check import NodeView, Verdict
-from nvrx_slurm.health.report import Report, from_json
+from nvrx_slurm.health.report import from_json
 from nvrx_slurm.health.runner import examine
 
 BOUND_S = 60.0
@@ -43,7 +40,7 @@ def _template(directory):
 class Node:
     """A recorded node whose files a test may break, by `node / path` and `write` only: other files are shared."""
 
-    def __init__(self, root: Path, empty: bool = False):
+    def __init__(self, root, empty=False):
         self.recorded = dgx
         self.root = root
         if empty:
@@ -58,7 +55,7 @@ class Node:
             self._replace(place.resolve(), place.read_bytes())
         return place
 
-    def write(self, path: str, text: str):
+    def write(self, path, text):
         """Replace one file, at once for its readers."""
         place = self.root / path.lstrip("/")
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -69,42 +66,42 @@ class Node:
         new.write_bytes(data)
         new.replace(place)
 
-    def edit(self, path: str, old: str, new: str):
+    def edit(self, path, old, new):
         """Replace `old`, which must be there, in one file."""
         text = (self / path).read_text()
         assert old in text
         self.write(path, text.replace(old, new))
 
-    def add(self, path: str, text: str):
+    def add(self, path, text):
         self.write(path, (self / path).read_text() + text)
 
-    def remove(self, path: str):
+    def remove(self, path):
         place = self.root / path.lstrip("/")
         shutil.rmtree(place) if place.is_dir() and not place.is_symlink() else place.unlink()
 
-    def found(self, check: str, env: dict[str, str] | None = None, /, **expect) -> tuple[Verdict, str]:
+    def found(self, check, env=None, /, **expect):
         return examine(CHECKS[check], NodeView(str(self.root), env or {}), EXPECTED | expect)
 
-    def learned(self, check: str) -> dict[str, Any]:
+    def learned(self, check):
         """The settings that one check learns."""
         found = {}
         examine(CHECKS[check], NodeView(str(self.root), {}), EXPECTED, found)
         return found
 
-    def start(self, *args: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    def start(self, *args, env=None):
         """`python -I -m nvrx_slurm.health` on this node, as a hook or the agent starts it; `env` is added."""
         argv = [sys.executable, "-I", "-m", "nvrx_slurm.health", "--sysroot", str(self.root), *args]
         environ = {**os.environ, **(env or {})}
         return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ)
 
-    def program(self, *args: str, env: dict[str, str] | None = None) -> tuple[int, Report]:
+    def program(self, *args, env=None):
         """(exit code, report) of it."""
         process = self.start(*args, env=env)
         out, err = process.communicate(timeout=BOUND_S)
         assert out, err
         return process.returncode, from_json(out)
 
-    def site(self, **document) -> str:
+    def site(self, **document):
         """Write a site file (YAML is a superset of JSON); its path."""
         file = self.root.parent / f"{self.root.name}.yaml"
         file.write_text(json.dumps(document))
@@ -114,7 +111,7 @@ class Node:
 class HungMount:
     """A FUSE file system without a server, else a skip: a process that looks into it blocks in the kernel."""
 
-    def __init__(self, target: Path):
+    def __init__(self, target):
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._target = os.fsencode(target)
         try:
@@ -138,7 +135,7 @@ class HungMount:
             os.write(self._fd, struct.pack("<IiQ", 16 + len(answer), 0, header[2]) + answer)
 
 
-def ended(pid: int) -> bool:
+def ended(pid):
     """Whether a process that is not our child ends within the bound."""
     try:
         fd = os.pidfd_open(pid)

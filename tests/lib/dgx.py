@@ -6,8 +6,6 @@
 Shaped after a DGX H100 (Linux 5.15); text files and links only. Tests break it one fact at a time.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path
@@ -62,7 +60,7 @@ _KMSG = """\
 _LOADED = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\n"
 
 
-def build(root: Path) -> Path:
+def build(root):
     """Write the tree below `root`, which is made."""
     for path, text in _system().items():
         write(root, path, text)
@@ -73,7 +71,7 @@ def build(root: Path) -> Path:
     return root
 
 
-def write(root: Path, path: str, text: str):
+def write(root, path, text):
     file = root / path.lstrip("/")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text)

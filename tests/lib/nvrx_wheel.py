@@ -4,8 +4,6 @@
 get. Tests skip then.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -23,12 +21,12 @@ _NEEDED = ["fastapi", "uvicorn", "slowapi", "pydantic-settings", "httpx"]
 _BOUND_S = 300
 
 
-def unpacked() -> Path:
+def unpacked():
     """A directory for PYTHONPATH. Skips the test where `scripts/test` could not install it."""
     return _found(_PLACE)
 
 
-def services() -> Path:
+def services():
     """A directory for PYTHONPATH with what services of the wheel need. Skips the test where it is missing."""
     return _found(_SERVICES)
 

@@ -28,7 +28,7 @@ SCENARIOS = {}
 pause = time.sleep  # noqa: TID251 - a rank does what users do
 
 
-def scenario(fn: Callable[[Rank], None]) -> Callable[[Rank], None]:
+def scenario(fn):
     SCENARIOS[fn.__name__] = fn
     return fn
 
@@ -36,16 +36,16 @@ def scenario(fn: Callable[[Rank], None]) -> Callable[[Rank], None]:
 class Rank:
     """This rank's arguments, and its way to report to the test."""
 
-    def __init__(self, events: int, arguments: dict[str, Any]):
+    def __init__(self, events, arguments):
         self.events = events  # a file descriptor
         self.arguments = arguments
         self.tmp = Path(arguments.get("tmp", "."))
         self.initial = int(os.environ.get("RANK", "-1"))
 
-    def say(self, event: str, **fields):
+    def say(self, event, **fields):
         os.write(self.events, json.dumps({"event": event, "at": time.monotonic(), **fields}).encode() + b"\n")
 
-    def call(self, fn: Callable[..., Any], **more):
+    def call(self, fn, **more):
         """Call `fn` wrapped, with the times of the test in seconds; report its end, with the chain of causes."""
         seconds = {"last_call_wait": 0.0, **self.arguments.get("times", {})}
         times = {name: datetime.timedelta(seconds=value) for name, value in seconds.items()}
@@ -62,14 +62,14 @@ class Rank:
         self.say("returned", value=value)
         return value
 
-    def together(self, name: str, gone: int = 0):
+    def together(self, name, gone=0):
         """Wait until all ranks of the start are here, except `gone` of them."""
         with contextlib.suppress(FileExistsError):
             os.mknod(self.tmp / f"{name}.{self.initial}")  # touch() would leave it open if it is stopped in the middle
         while len(list(self.tmp.glob(f"{name}.*"))) < int(self.arguments["world_size"]) - gone:
             pause(0.005)
 
-    def await_file(self, name: str):
+    def await_file(self, name):
         while not (self.tmp / name).exists():
             pause(0.005)
 
@@ -78,7 +78,7 @@ class Rank:
         self.say("entered", iteration=call.iteration, **{name: os.environ[name] for name in names}, **fields)
 
 
-def run(name: str, events: int, arguments: dict[str, Any]):
+def run(name, events, arguments):
     SCENARIOS[name](Rank(events, arguments))
 
 
@@ -101,7 +101,7 @@ def block():
         select.select([], [], [], 0.1)
 
 
-def throw(error: BaseException | type[BaseException]):
+def throw(error):
     raise error
 
 
@@ -188,7 +188,7 @@ WAITS = {
 class Plugin:
     """Reports its call; on the `victims` it does `how` in the `iteration` of the argument `plugin`."""
 
-    def __init__(self, rank: Rank, name: str):
+    def __init__(self, rank, name):
         self.rank, self.name, self.later = rank, name, 0
 
     def __call__(self, state):
@@ -222,7 +222,7 @@ class Assignment(Plugin, ra.RankAssignment):
         return ctx
 
 
-def files(rank: Rank) -> dict[str, Any]:
+def files(rank):
     """Arguments for the store, and for the files of the monitor processes."""
     kinds = {f"monitor_process_{kind}file": str(rank.tmp / ("monitor{rank}." + kind[:3])) for kind in ("pid", "log")}
     if rank.arguments.get("file_store"):
@@ -231,11 +231,11 @@ def files(rank: Rank) -> dict[str, Any]:
     return {**kinds, "store_kwargs": {"timeout": datetime.timedelta(seconds=rank.arguments.get("store_timeout", 60))}}
 
 
-def pairs(state: inprocess.State) -> str:
+def pairs(state):
     return str((state.initial_rank or 0) // 2)
 
 
-def assignment(rank: Rank):
+def assignment(rank):
     first = Assignment(rank, "rank_assignment")
     if (kind := rank.arguments.get("assignment")) == "tree":
         layers = [ra.Layer(1, None, "root", ra.LayerFlag.RESERVE), ra.Layer(2, 2, pairs, ra.LayerFlag.RESERVE)]
@@ -245,7 +245,7 @@ def assignment(rank: Rank):
 
 
 @scenario
-def train(rank: Rank):
+def train(rank):
     """In iteration n, when all have entered, rank r does `faults[n][r]`, the others `others`; afterwards all return.
 
     `gone`: ranks missing from iteration 1 on. `plugins`: use those of this file; else only what `tries` needs.
@@ -280,7 +280,7 @@ def train(rank: Rank):
 
 
 @scenario
-def serve(rank: Rank):
+def serve(rank):
     """Not a rank: the server of the store, in a process of its own, as a launcher may have one."""
     server = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=True, wait_for_workers=False)
     rank.say("serving")
@@ -289,7 +289,7 @@ def serve(rank: Rank):
 
 
 @scenario
-def leaves_at(rank: Rank):
+def leaves_at(rank):
     """Rank 2 raises in iteration 0. Between its `finalize` and its next `initialize` rank `victim` leaves."""
     mine, nth, calls = rank.initial == rank.arguments["victim"], rank.arguments["nth"], 0
 
@@ -320,7 +320,7 @@ def leaves_at(rank: Rank):
 
 
 @scenario
-def leaves_at_entry(rank: Rank):
+def leaves_at_entry(rank):
     """Rank `victim` leaves, or is killed, before it has reported that it is there."""
     mine = os.getpid()
 
@@ -336,7 +336,7 @@ def leaves_at_entry(rank: Rank):
 
 
 @scenario
-def script(rank: Rank):
+def script(rank):
     """`argv`, in the directory `cwd`, as the interpreter would; its output are the rank's events."""
     sys.argv = rank.arguments["argv"]
     sys.path.insert(0, os.path.dirname(sys.argv[0]))

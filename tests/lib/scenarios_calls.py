@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
-from scenarios import FAULTS, Rank, block, files, once, pause, scenario, throw
+from scenarios import FAULTS, block, files, once, pause, scenario, throw
 from scenarios import run as run  # noqa: F401 - the zygote calls it
 
 from nvrx_slurm import inprocess
@@ -33,14 +33,14 @@ def join():
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=100))
 
 
-def reduced() -> float:
+def reduced():
     total = torch.ones(1)
     dist.all_reduce(total)
     return float(total)
 
 
 @scenario
-def gloo(rank: Rank):
+def gloo(rank):
     """A collective in every iteration; in the first ones a rank dies before it."""
 
     def fn(call: CallWrapper) -> float:
@@ -61,7 +61,7 @@ def gloo(rank: Rank):
 
 
 @scenario
-def after_the_wrapper(rank: Rank):
+def after_the_wrapper(rank):
     """In order: a call with a group made before it, two calls, a group of the user's own, and a nested call."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     with contextlib.suppress(RuntimeError):
@@ -98,7 +98,7 @@ def after_the_wrapper(rank: Rank):
 class Turned(ra.RankAssignment):
     """As by default, but another rank is rank 0 of iteration 0: not that of the store and the barrier server."""
 
-    def __init__(self, shift: int):
+    def __init__(self, shift):
         self._shift, self._default = shift, inprocess.Compose(ra.ActivateAllRanks(), ra.ShiftRanks())
 
     def __call__(self, ctx):
@@ -109,7 +109,7 @@ class Turned(ra.RankAssignment):
 
 
 @scenario
-def fails_before_meeting(rank: Rank):
+def fails_before_meeting(rank):
     """Rank `victim` does `how` in iteration 0 before it calls `init_process_group`, while the others are in it."""
     victim, own = rank.arguments["victim"], c10d._process_group_name
 
@@ -134,7 +134,7 @@ def fails_before_meeting(rank: Rank):
 
 
 @scenario
-def cleans_up(rank: Rank):
+def cleans_up(rank):
     """Rank 1 raises while rank 0 is in a collective, which then raises; rank 0 needs a while to clean up after it."""
     monitor_thread._UNWIND_S = 20.0  # the length of the clean-up must not depend on the load of the machine
 
@@ -154,7 +154,7 @@ def cleans_up(rank: Rank):
 
 
 @scenario
-def many_restarts(rank: Rank):
+def many_restarts(rank):
     """Reports the resources of this process after half of the restarts and after all."""
     rounds, alive = rank.arguments["rounds"], []
 
@@ -188,7 +188,7 @@ def many_restarts(rank: Rank):
 
 
 @scenario
-def atomic(rank: Rank):
+def atomic(rank):
     """Rank 1 raises while rank 0 is in an atomic block; rank 0 reports its steps after that."""
 
     def enter(call: CallWrapper):
@@ -209,7 +209,7 @@ def atomic(rank: Rank):
 
 
 @scenario
-def unprotected(rank: Rank):
+def unprotected(rank):
     """Three hard timeouts in C without hang protection."""
 
     def fn(call: CallWrapper) -> int:
@@ -222,7 +222,7 @@ def unprotected(rank: Rank):
 
 
 @scenario
-def refused(rank: Rank):
+def refused(rank):
     """Calls that cannot begin: a log file in a missing directory, a store with an odd error text, no MASTER_ADDR."""
 
     def make():
@@ -236,7 +236,7 @@ def refused(rank: Rank):
 
 
 @scenario
-def stopped_while_leaving(rank: Rank):
+def stopped_while_leaving(rank):
     """Rank 0 raises when rank 1 is about to leave."""
 
     def first(call: CallWrapper):
@@ -271,7 +271,7 @@ class _Logs:
     def __call__(self):
         self.logger.info("on we go")
 
-    def left(self) -> list[str]:
+    def left(self):
         return self.came if _lock_is_free(self.logger.handlers[0].lock) else ["the handler's lock"]
 
 
@@ -284,7 +284,7 @@ class _LogsWithSigurg(_Logs):
 
 
 @scenario
-def over_and_over(rank: Rank):
+def over_and_over(rank):
     """Rank 0 fails, at some moment while rank 1 logs, in each of the first `rounds` iterations."""
     kind = _LogsWithSigurg if rank.arguments["handled"] else _Logs
     do = kind() if rank.initial == 1 else None

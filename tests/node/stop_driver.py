@@ -3,8 +3,6 @@
 python stop_driver.py DIRECTORY TURNS: prints a line for each number of turns below TURNS: exits told, workers left.
 """
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import sys
@@ -24,7 +22,7 @@ BOUND_S = 20.0
 PLAN = Plan(1, 0, History(0), 0, 1, 1, "127.0.0.1", 1, 0, 0)
 
 
-async def stop_after(turns: int, directory: Path) -> tuple[int, int]:
+async def stop_after(turns, directory):
     """How many exits the agent hears of, and how many workers are alive then."""
     spec = WorkerSpec(["sleep", "60"], WorkerContract("", "", ""), {}, 9, lambda local_rank: 0, monitored=False)
     node = Node("0-x", 0, "here", "127.0.0.1", 1)

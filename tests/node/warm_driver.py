@@ -6,15 +6,12 @@ In:  argv (of the workers), envs (one per worker, added to ours), preload (modul
 Out: said (sentences), workers: code, out, err of each.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from nvrx_slurm.child import processes
 from nvrx_slurm.node.workers.launcher import Launcher, LauncherHooks
@@ -24,7 +21,7 @@ WARNING_SIGNAL = 10
 BOUND_S = 90.0
 
 
-async def run(order: dict[str, Any]) -> dict[str, Any]:
+async def run(order):
     """Start all workers, wait for their ends."""
     directory, said = Path(order["directory"]), []
     processes.Orphans()  # standbys come to a subreaper

@@ -3,8 +3,6 @@
 `strike(world)` lets one happen, of a kind drawn with the world's own seed. None = it cannot happen just now.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -15,8 +13,6 @@ from nvrx_slurm.types import FaultKind, RankFault, RanksFailed, WorkloadAction
 from .network import AGENT_KEEPALIVE_S, COORDINATOR_KEEPALIVE_S
 
 if TYPE_CHECKING:
-    from .processes import SimAgent
-    from .training import Worker
     from .world import World
 
 Fault = Callable[["World"], "str | None"]
@@ -24,7 +20,7 @@ KINDS = {}  # by name, with how often it comes relative to the others
 _TRIES = 5
 
 
-def strike(world: World):
+def strike(world):
     """Let something go wrong; another kind if the first has no victim just now."""
     names = list(world.settings.kinds or KINDS)
     weights = [KINDS[name][1] for name in names]
@@ -72,7 +68,7 @@ def _of(victim, weight=4):
 
 
 @_of(_worker)
-def worker_killed(world: World, worker: Worker) -> str:
+def worker_killed(world, worker):
     """Out of memory, say."""
     world.training.die_with(worker)
     worker.die(-9, "SIGKILL")
@@ -80,7 +76,7 @@ def worker_killed(world: World, worker: Worker) -> str:
 
 
 @_of(_worker)
-def worker_exits(world: World, worker: Worker) -> str:
+def worker_exits(world, worker):
     """An exception in user code."""
     world.training.die_with(worker)
     worker.die(world.rng.choice((1, 3, 77)), "ValueError: loss is NaN")
@@ -88,7 +84,7 @@ def worker_exits(world: World, worker: Worker) -> str:
 
 
 @_of(_worker)
-def worker_hangs(world: World, worker: Worker) -> str:
+def worker_hangs(world, worker):
     """Its monitor notices and kills it; the exit may be seen before the report of the hang."""
     world.training.stall(worker.run)
     world.clock.after(world.rng.uniform(0.0, 0.05), worker.seem_hung)
@@ -99,7 +95,7 @@ def worker_hangs(world: World, worker: Worker) -> str:
 
 
 @_of(_world)
-def false_alarm(world: World, _: World) -> str | None:
+def false_alarm(world, _):
     """A rank that seems hung at its very end finishes before its monitor gets to kill it."""
     if world.training.false_alarm:
         return None
@@ -108,7 +104,7 @@ def false_alarm(world: World, _: World) -> str | None:
 
 
 @_of(_worker)
-def worker_stuck(world: World, worker: Worker) -> str:
+def worker_stuck(world, worker):
     """Uninterruptible sleep: not even SIGKILL ends it."""
     world.training.stall(worker.run)
     worker.stuck = True
@@ -117,7 +113,7 @@ def worker_stuck(world: World, worker: Worker) -> str:
 
 
 @_of(_agent)
-def slow_to_stop(world: World, agent: SimAgent) -> str:
+def slow_to_stop(world, agent):
     agent.stubborn = True
     for worker in agent.living():
         worker.stubborn = True
@@ -125,7 +121,7 @@ def slow_to_stop(world: World, agent: SimAgent) -> str:
 
 
 @_of(_agent)
-def warned(world: World, agent: SimAgent) -> str:
+def warned(world, agent):
     """Slurm's early warning; harmless."""
     agent.step(Warned(10))
     return f"{agent.host.name} gets SIGUSR1"
@@ -140,12 +136,12 @@ def _ask(worker, action):
 
 
 @_of(_worker, weight=2)
-def asks_to_continue(world: World, worker: Worker) -> str:
+def asks_to_continue(world, worker):
     return _ask(worker, WorkloadAction.Continue)
 
 
 @_of(_worker)
-def asks_to_exclude(world: World, worker: Worker) -> str:
+def asks_to_exclude(world, worker):
     """A rank takes its own node for sick; its agent may come back all the same."""
     host = worker.agent.host
     said = _ask(worker, WorkloadAction.ExcludeThisNode)
@@ -153,7 +149,7 @@ def asks_to_exclude(world: World, worker: Worker) -> str:
 
 
 @_of(_worker, weight=1)
-def asks_to_shut_down(world: World, worker: Worker) -> str:
+def asks_to_shut_down(world, worker):
     """A rank knows that going on makes no sense."""
     return _ask(worker, WorkloadAction.ShutdownWorkload)
 
@@ -162,20 +158,20 @@ def asks_to_shut_down(world: World, worker: Worker) -> str:
 
 
 @_of(_agent)
-def agent_crashes(world: World, agent: SimAgent) -> str:
+def agent_crashes(world, agent):
     agent.crash(in_flight=world.rng.random() < 0.5)
     return f"the agent on {agent.host.name} is killed"
 
 
 @_of(_agent)
-def host_vanishes(world: World, agent: SimAgent) -> str:
+def host_vanishes(world, agent):
     """Power failure: only silence."""
     agent.vanish()
     return f"{agent.host.name} loses power"
 
 
 @_of(_agent)
-def node_sick(world: World, agent: SimAgent) -> str:
+def node_sick(world, agent):
     """A health check fails, while the node runs workers or waits, or not before it is to be used again."""
     agent.host.sick = "GPU 3 is lost"
     at_once = world.rng.random() < 0.5
@@ -185,7 +181,7 @@ def node_sick(world: World, agent: SimAgent) -> str:
 
 
 @_of(_agent)
-def comes_back(world: World, agent: SimAgent) -> str:
+def comes_back(world, agent):
     """A node dies and is back as a new life, possibly before it was missed."""
     if world.rng.random() < 0.5:
         agent.vanish()
@@ -195,7 +191,7 @@ def comes_back(world: World, agent: SimAgent) -> str:
 
 
 @_of(_world)
-def late_join(world: World, _: World) -> str | None:
+def late_join(world, _):
     """A host that has no agent yet, or none any more, gets one."""
     idle = [host for host in world.hosts if host.agent is None or not host.agent.alive]
     if not idle or world.over:
@@ -206,7 +202,7 @@ def late_join(world: World, _: World) -> str | None:
 
 
 @_of(_agent, weight=2)
-def agent_broken(world: World, agent: SimAgent) -> str | None:
+def agent_broken(world, agent):
     """Its next message makes no sense: the coordinator must drop it and go on."""
     if agent.stream is None or agent.core.plan is None or not agent.core.plan.active:
         return None
@@ -219,7 +215,7 @@ def agent_broken(world: World, agent: SimAgent) -> str | None:
 
 
 @_of(_agent)
-def slow_network(world: World, agent: SimAgent) -> str:
+def slow_network(world, agent):
     agent.host.slow_until = world.clock.now + world.rng.uniform(1.0, 20.0)
     agent.host.out_last = max(agent.host.out_last, agent.host.slow_until)
     world.busy_until(agent.host.slow_until)
@@ -227,7 +223,7 @@ def slow_network(world: World, agent: SimAgent) -> str:
 
 
 @_of(_agent)
-def stream_resets(world: World, agent: SimAgent) -> str | None:
+def stream_resets(world, agent):
     """A connection breaks, what is under way is lost, and both ends live. That of one process with itself cannot."""
     if agent.stream is None or agent.stream.local:
         return None
@@ -256,19 +252,19 @@ def _silence(agent, heals):
 
 
 @_of(_agent)
-def short_partition(world: World, agent: SimAgent) -> str:
+def short_partition(world, agent):
     """Heals before any end has noticed, or just after the agent has."""
     return _cut(world, agent, 0.05, COORDINATOR_KEEPALIVE_S)
 
 
 @_of(_agent)
-def long_partition(world: World, agent: SimAgent) -> str:
+def long_partition(world, agent):
     """Both ends notice; then it heals."""
     return _cut(world, agent, AGENT_KEEPALIVE_S, 45.0)
 
 
 @_of(_agent)
-def one_way_cut(world: World, agent: SimAgent) -> str:
+def one_way_cut(world, agent):
     """What the node sends, or what is sent to it, gets lost. No connection survives that for long."""
     duration_s = world.rng.uniform(0.05, 45.0)
     until, mute = world.clock.now + duration_s, world.rng.random() < 0.5
@@ -282,7 +278,7 @@ def one_way_cut(world: World, agent: SimAgent) -> str:
 
 
 @_of(_world, weight=3)
-def split(world: World, _: World) -> str | None:
+def split(world, _):
     """Two parts of the cluster, often halves, hear nothing of each other."""
     if len(world.hosts) < 2 or world.split.until > world.clock.now:
         return None
@@ -308,7 +304,7 @@ def _coordinator(world):
 
 
 @_of(_coordinator, weight=6)
-def coordinator_dies(world: World, agent: SimAgent) -> str:
+def coordinator_dies(world, agent):
     """Its program is killed, or its host loses power; it may come back."""
     if world.rng.random() < 0.5:
         agent.vanish()
@@ -319,18 +315,18 @@ def coordinator_dies(world: World, agent: SimAgent) -> str:
 
 
 @_of(_coordinator, weight=4)
-def coordinator_cut(world: World, agent: SimAgent) -> str:
+def coordinator_cut(world, agent):
     return _cut(world, agent, 0.05, 45.0)
 
 
 @_of(_coordinator, weight=3)
-def coordinator_frozen(world: World, agent: SimAgent) -> str:
+def coordinator_frozen(world, agent):
     """Its program is stopped, or blocks in a dead file system."""
     return _freeze(world, agent)
 
 
 @_of(_agent)
-def frozen(world: World, agent: SimAgent) -> str:
+def frozen(world, agent):
     return _freeze(world, agent)
 
 
@@ -346,7 +342,7 @@ def _freeze(world, agent):
 
 
 @_of(_agent, weight=1)
-def signal_at_one(world: World, agent: SimAgent) -> str:
+def signal_at_one(world, agent):
     """A person ends one agent."""
     signum = world.rng.choice((15, 2))
     agent.step(Signalled(signum))
@@ -354,7 +350,7 @@ def signal_at_one(world: World, agent: SimAgent) -> str:
 
 
 @_of(_world, weight=2)
-def scancel(world: World, _: World) -> str | None:
+def scancel(world, _):
     """Slurm signals every process of the step itself: agents and workers."""
     if not world.settings.agent.in_step:
         return None
@@ -367,7 +363,7 @@ def scancel(world: World, _: World) -> str | None:
 
 
 @_of(_world, weight=2)
-def signal_at_all(world: World, _: World) -> str | None:
+def signal_at_all(world, _):
     """Every agent is told to end, not quite at once, some twice."""
     for agent in world.living_agents():
         for _time in range(world.rng.choice((1, 1, 2))):

@@ -3,11 +3,7 @@
 All checks look only at what changed, so that a run with 10,000 nodes can afford them.
 """
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.agent.agent import AgentState
@@ -25,11 +21,6 @@ from nvrx_slurm.types import (
 )
 
 from .reign import Reign
-
-if TYPE_CHECKING:
-    from .processes import SimAgent, SimCoordinator
-    from .training import Worker
-    from .world import World
 
 _SLACK_S = 1.0  # for simulated workers to die of a signal
 _BY_SIGNAL = 128
@@ -59,7 +50,7 @@ def _split(commands, fresh):
 class Invariants:
     """Watches one world; raises Violation."""
 
-    def __init__(self, world: World):
+    def __init__(self, world):
         self._world = world
         self._reigns = {}
         self._plans = {}  # (term, cycle) -> the part that all members share
@@ -82,22 +73,22 @@ class Invariants:
         self.forgotten = False  # most nodes came back and began the job anew, beside a node that was cut off: no memory
 
     @property
-    def end(self) -> Finish | None:
+    def end(self):
         return self._exited or (self._ends[-1] if self._ends else None)
 
     @property
-    def terms(self) -> set[int]:
+    def terms(self):
         """Those in which a coordinator acted."""
         return set(self._won)
 
-    def check(self, holds: bool, what: str):
+    def check(self, holds, what):
         if not holds and not self.forgotten:
             s = self._world.settings
             raise Violation(f"seed {s.seed}, {s.nodes} nodes, at {self._world.clock.now:.4f} s: {what}")
 
     # --- the coordinator ---------------------------------------------------------------------------------
 
-    def coordinator_stepped(self, coordinator: SimCoordinator, event, commands: Sequence[Any]):
+    def coordinator_stepped(self, coordinator, event, commands):
         """Called after each step of a coordinator, before its commands are carried out."""
         reign = self._reigns.setdefault(coordinator, Reign())
         reign.carries_on = reign.carries_on and reign.fresh
@@ -341,7 +332,7 @@ class Invariants:
 
     # --- agents --------------------------------------------------------------------------------------------
 
-    def agent_stepped(self, agent: SimAgent, event, commands: Sequence[Any]):
+    def agent_stepped(self, agent, event, commands):
         """Called after each step of an agent, before its commands are carried out."""
         node_id, now = agent.core.node.node_id, self._world.clock.now
         if isinstance(event, Lead):
@@ -402,7 +393,7 @@ class Invariants:
                     not old, f"cycle {plan.cycle} begins, but ranks {old} of an older one run on {other.host.name}"
                 )
 
-    def started(self, worker: Worker):
+    def started(self, worker):
         self._workers.setdefault(worker.rank, []).append(worker)
 
     def _check_no_orphans(self, agent, since):
@@ -410,7 +401,7 @@ class Invariants:
         orphans = [w.rank for w in agent.living() if not w.stuck] if alone else []
         self.check(not orphans, f"{agent.host.name} is alone since {since:.2f} s, but runs ranks {orphans}")
 
-    def left(self, agent: SimAgent):
+    def left(self, agent):
         """An agent has exited: with the code that it was told, and for a good reason otherwise."""
         if agent.exit is None:
             return  # it was killed

@@ -9,8 +9,7 @@ from nvrx_slurm.core.election.election import LEADER_SHARE, LEASE_SHARE, MEMBER_
 from nvrx_slurm.types import Register
 
 if TYPE_CHECKING:
-    from .processes import SimAgent, SimCoordinator
-    from .world import World
+    from .processes import SimAgent
 
 COORDINATOR_KEEPALIVE_S = 5.0
 AGENT_KEEPALIVE_S = MEMBER_SHARE * COORDINATOR_KEEPALIVE_S  # an agent notices silence earlier, as control.client does
@@ -36,26 +35,26 @@ class Host:
     sick: str = ""  # what a health check finds from now on
     agent: SimAgent | None = None  # its latest life
 
-    def unreachable_until(self, now: float) -> float:
+    def unreachable_until(self, now):
         """Until when it answers nothing; 0.0 = it answers."""
         until = max(self.out_until, self.frozen_until, float("inf") if self.off else 0.0)
         return until if until > now else 0.0
 
     @property
-    def was_out(self) -> bool:
+    def was_out(self):
         return self.out_last > 0.0
 
-    def out_after(self, when: float) -> bool:
+    def out_after(self, when):
         """Whether it could not be reached at `when` or later, or was only just back then."""
         return self.was_out and self.out_last + _BACK_S >= when
 
     @property
-    def out_until(self) -> float:
+    def out_until(self):
         """Until when it can make no connection."""
         return max(self.cut_until, self.mute_until, self.deaf_until)
 
     @property
-    def name(self) -> str:
+    def name(self):
         return f"h{self.infra_rank}"
 
 
@@ -66,12 +65,12 @@ class Split:
     until: float = 0.0
     side: frozenset[int] = frozenset()  # infra ranks of one of them
 
-    def heals(self, sender: Host, receiver: Host) -> float:
+    def heals(self, sender, receiver):
         apart = (sender.infra_rank in self.side) != (receiver.infra_rank in self.side)
         there = max(sender.cut_until, receiver.cut_until, sender.mute_until, receiver.deaf_until)
         return max(there, self.until) if apart else there
 
-    def reach(self, one: Host, other: Host, now: float) -> bool:
+    def reach(self, one, other, now):
         """Whether one of them can connect to the other, which may be frozen or off."""
         return one is other or max(self.heals(one, other), self.heals(other, one)) <= now
 
@@ -86,7 +85,7 @@ class _End:
 class Connection:
     """One stream. Messages keep their order; a duplicate comes again later, on the same stream."""
 
-    def __init__(self, world: World, agent: SimAgent, coordinator: SimCoordinator):
+    def __init__(self, world, agent, coordinator):
         self.agent, self.coordinator = agent, coordinator
         self.open_at_agent = self.open_at_coordinator = True
         self.silent_until = 0.0
@@ -146,28 +145,28 @@ class Connection:
 
     # --- how it ends ---------------------------------------------------------------------------------
 
-    def close_at_agent(self, why: str):
+    def close_at_agent(self, why):
         """The agent's end closes on purpose or with its process: what it sent before still arrives."""
         self._note()
         self.open_at_agent = False
         self.up(_End(why))
 
-    def close_at_coordinator(self, why: str):
+    def close_at_coordinator(self, why):
         self.open_at_coordinator = False
         self.down(_End(why))
 
-    def break_at_agent(self, why: str, silent: bool = False):
+    def break_at_agent(self, why, silent=False):
         if self.open_at_agent:
             self.close_at_agent(why)
             self.agent.disconnected(self, why, silent)
 
-    def break_at_coordinator(self, why: str, silent: bool = False):
+    def break_at_coordinator(self, why, silent=False):
         if self.open_at_coordinator:
             self._note()
             self.close_at_coordinator(why)
             self.coordinator.lost(self, why, COORDINATOR_KEEPALIVE_S if silent else self._clock.now - self._well_at)
 
-    def fall_silent(self, heals: float):
+    def fall_silent(self, heals):
         """Nothing gets through until `heals` (virtual time): each end gives up after its own keepalive, if that is
         sooner."""
         now = self._clock.now
@@ -196,6 +195,6 @@ class Connection:
             self._well_at = self._clock.now
 
     @property
-    def healthy(self) -> bool:
+    def healthy(self):
         """Whether beats get through in both directions."""
         return self.open_at_agent and self.open_at_coordinator and self.silent_until <= self._clock.now

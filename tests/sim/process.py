@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from nvrx_slurm.core import event_log
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.core.election import election as el
 from nvrx_slurm.core.election.quorum import peer_of
-from nvrx_slurm.core.machine import Machine, Say, Tick
+from nvrx_slurm.core.machine import Say, Tick
 from nvrx_slurm.types import Peer
 
-from .network import COORDINATOR_KEEPALIVE_S, Host
-
-if TYPE_CHECKING:
-    from .processes import SimAgent
-    from .world import World
+from .network import COORDINATOR_KEEPALIVE_S
 
 
 class Process:
     """A core with its timer and, if wanted, its event log."""
 
-    def __init__(self, world: World, core: Machine, host: Host):
+    def __init__(self, world, core, host):
         self.world, self.core, self.host = world, core, host
         self.alive = True
         self.log = [event_log.header_line(core)] if world.settings.record else []
@@ -67,7 +61,7 @@ class SimElection(Process):
 
     core: el.Election
 
-    def __init__(self, world: World, agent: SimAgent):
+    def __init__(self, world, agent):
         self.agent = agent
         candidates = tuple(Peer(str(host.infra_rank), host.name, "", 0) for host in world.hosts[:32])
         me = peer_of(agent.core.node)

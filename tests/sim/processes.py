@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from nvrx_slurm.core.agent import events as ag
 from nvrx_slurm.core.agent.agent import Agent
-from nvrx_slurm.core.agent.events import AgentSettings
 from nvrx_slurm.core.coordinator import events as ev
-from nvrx_slurm.core.coordinator.coordinator import Coordinator, CoordinatorSettings
+from nvrx_slurm.core.coordinator.coordinator import Coordinator
 from nvrx_slurm.core.election import election as el
 from nvrx_slurm.core.election.quorum import peer_key, peer_of
 from nvrx_slurm.core.machine import Say
 from nvrx_slurm.declared import replace
-from nvrx_slurm.types import Elsewhere, FaultKind, Lead, Node, Peer, Plan, RankFault, Ready, Register
+from nvrx_slurm.types import Elsewhere, FaultKind, Lead, Node, Plan, RankFault, Ready, Register
 
-from .network import LEADS_S, LEASE_S, Connection, Host
+from .network import LEADS_S, LEASE_S, Connection
 from .process import Process, SimElection
 from .training import SIGKILL, Worker
-
-if TYPE_CHECKING:
-    from .world import World
 
 _REACH_S = 1.0  # how long an attempt to connect may take
 _BEAT_S = 0.5
@@ -31,7 +25,7 @@ class SimCoordinator(Process):
 
     core: Coordinator
 
-    def __init__(self, world: World, settings: CoordinatorSettings, agent: SimAgent):
+    def __init__(self, world, settings, agent):
         super().__init__(world, Coordinator(settings, world.clock.now), agent.host)
         self.agent = agent
         self.valid_until = 0.0 if world.elects else float("inf")  # its own lease
@@ -47,7 +41,7 @@ class SimCoordinator(Process):
         else:
             super().step(event)
 
-    def receive(self, stream: Connection, message):
+    def receive(self, stream, message):
         node_id = stream.agent.core.node.node_id
         if isinstance(message, Register):
             if message.number < self.numbers.get(node_id, 0):
@@ -59,10 +53,10 @@ class SimCoordinator(Process):
             self.step(ev.FromAgent(node_id, message))
 
     @property
-    def leads(self) -> bool:
+    def leads(self):
         return self.alive and self.core.roster.quorum.elected
 
-    def lost(self, stream: Connection, why: str, silent_s: float):
+    def lost(self, stream, why, silent_s):
         node_id = stream.agent.core.node.node_id
         if self.streams.get(node_id) is stream:
             del self.streams[node_id]
@@ -134,7 +128,7 @@ class SimCoordinator(Process):
             answer = ev.ReachedRead(command.cycle, saved if self.world.training.prints else -1)
         self.world.clock.after(self.world.rng.uniform(0.0, 2.0), self.step, answer)
 
-    def die(self, why: str, silently: bool = False):
+    def die(self, why, silently=False):
         """Its process is gone, and so are its ends of the streams; with its whole machine, nobody is told."""
         self.alive = False
         for stream in self.accepted:
@@ -150,7 +144,7 @@ class SimAgent(Process):
 
     core: Agent
 
-    def __init__(self, world: World, host: Host, life: int, settings: AgentSettings):
+    def __init__(self, world, host, life, settings):
         self.host = host
         self.workers = []
         self.stubborn = False
@@ -174,20 +168,20 @@ class SimAgent(Process):
         self._beat()
 
     @property
-    def done(self) -> bool:
+    def done(self):
         """Whether all workers of its last cycle ended well."""
         return bool(self.workers) and all(worker.done for worker in self.workers)
 
     @property
-    def connected(self) -> bool:
+    def connected(self):
         return self.stream is not None and self.stream.open_at_agent
 
-    def living(self) -> list[Worker]:
+    def living(self):
         return [worker for worker in self.workers if worker.alive]
 
     # --- the way to the coordinator -------------------------------------------------------------------------
 
-    def seek(self, peer: Peer, term: int):
+    def seek(self, peer, term):
         """Leave the present stream and register with another node."""
         self._leave("another candidate is sought")
         host = self.world.hosts[int(peer.key)]
@@ -218,19 +212,19 @@ class SimAgent(Process):
         if self.alive and attempt == self._attempt:
             self.elect.step(el.StreamEnded(how))
 
-    def answer(self, command: el.AnswerVisitor):
+    def answer(self, command):
         visitor, attempt = self.visitors.pop(command.visitor)
         if command.elsewhere is None:
             self.world.clock.after(0.0005, visitor.accepted, self.coordinator, attempt)
         else:
             self.world.clock.after(0.0005, visitor.sent_on, command.elsewhere, attempt)
 
-    def sent_on(self, elsewhere: Elsewhere, attempt: int):
+    def sent_on(self, elsewhere, attempt):
         """The node that was sought knows better."""
         if self.alive and attempt == self._attempt:
             self.elect.step(elsewhere)
 
-    def accepted(self, coordinator: SimCoordinator | None, attempt: int):
+    def accepted(self, coordinator, attempt):
         """A coordinator, or a candidate, takes the registration."""
         if not self.alive or attempt != self._attempt:
             return
@@ -244,7 +238,7 @@ class SimAgent(Process):
             self.stream.fall_silent(heals)
         self.step(ag.Connected())
 
-    def disconnected(self, stream: Connection, why: str, silent: bool):
+    def disconnected(self, stream, why, silent):
         if self.host.frozen_until > self.world.clock.now:
             self.world.clock.at(self.host.frozen_until, self.disconnected, stream, why, False)
         elif stream is self.stream and self.alive:
@@ -252,7 +246,7 @@ class SimAgent(Process):
             self.step(ag.Disconnected(why))
             self.elect.step(el.StreamEnded(el.StreamEnd.SILENT if silent else el.StreamEnd.CLOSED))
 
-    def receive(self, stream: Connection, message):
+    def receive(self, stream, message):
         if self.host.frozen_until > self.world.clock.now:
             self.world.clock.at(self.host.frozen_until, self.receive, stream, message)
             return
@@ -274,7 +268,7 @@ class SimAgent(Process):
 
     # --- this node as the coordinator -----------------------------------------------------------------------
 
-    def stand(self, command: el.Stand):
+    def stand(self, command):
         """Start a coordinator here and register with it."""
         before = self.elect.core.leader
         self._leave("this node stands for coordinator")
@@ -288,7 +282,7 @@ class SimAgent(Process):
         if coordinator is not None:
             coordinator.die("the coordinator has retired")
 
-    def ask_who_leads(self, peer: Peer):
+    def ask_who_leads(self, peer):
         host, now = self.world.hosts[int(peer.key)], self.world.clock.now
         reachable = not host.unreachable_until(now) and self.world.split.reach(self.host, host, now)
         if reachable and host.agent is not None and host.agent.alive:
@@ -378,12 +372,12 @@ class SimAgent(Process):
             message = elect.signed(replace(message, number=self._attempt), self.world.clock.now)
         self.stream.up(message)
 
-    def slurm_signals_workers(self, signum: int):
+    def slurm_signals_workers(self, signum):
         """They get it past the agent."""
         for worker in self.living():
             worker.signal(signum)
 
-    def crash(self, in_flight: bool):
+    def crash(self, in_flight):
         self._end("connection reset", in_flight)
 
     def vanish(self):

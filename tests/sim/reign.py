@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from nvrx_slurm.core.coordinator import events as ev
 from nvrx_slurm.types import Activity, CheckNode, Node, Ready, Stop
@@ -41,7 +39,7 @@ class Reign:
         elif isinstance(event, ev.FromAgent) and isinstance(message := event.message, Ready):
             self._hear_ready(event.node_id, message)
 
-    def tell(self, commands: Sequence[Any]):
+    def tell(self, commands):
         """Nodes that are told to stop or to check are busy until they have answered."""
         for command in commands:
             if isinstance(command, ev.SendTo) and isinstance(command.message, (Stop, CheckNode)):
@@ -60,10 +58,10 @@ class Reign:
         if learns and plan.cycle == self.known_cycle and plan.group_rank not in self.active:
             self.active[plan.group_rank] = node_id
 
-    def forget(self, node_id: str):
+    def forget(self, node_id):
         self.connected.pop(node_id, None)
         self.busy.pop(node_id, None)
 
-    def can_run(self, node_id: str) -> bool:
+    def can_run(self, node_id):
         """Whether it is here and has no workers."""
         return node_id in self.connected and node_id not in self.busy

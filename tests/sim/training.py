@@ -5,17 +5,10 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from nvrx_slurm.core.agent import events as ag
-from nvrx_slurm.types import FaultKind, Plan, RankEvidence, RankFault
-
-from .clock import Clock
-
-if TYPE_CHECKING:
-    from .processes import SimAgent
+from nvrx_slurm.types import FaultKind, RankEvidence, RankFault
 
 SIGTERM, SIGKILL = 15, 9
 _FIRST_BEAT_S = 60.0  # of a monitor, for the first heartbeat
@@ -37,7 +30,7 @@ class Run:
 class Training:
     """`work_s` seconds of work, saved every `checkpoint_s`; a cycle goes on from the last checkpoint."""
 
-    def __init__(self, clock: Clock, rng: random.Random, work_s: float, checkpoint_s: float, wrapped: bool = False):
+    def __init__(self, clock, rng, work_s, checkpoint_s, wrapped=False):
         self._clock, self._rng = clock, rng
         self._wrapped = wrapped  # by an in-process wrapper: ranks that are left go on by themselves
         self._work_s, self._checkpoint_s = work_s, checkpoint_s
@@ -46,15 +39,15 @@ class Training:
         self.runs = {}  # by (term, cycle) of the plan that started them
 
     @property
-    def succeeded(self) -> bool:
+    def succeeded(self):
         """Whether all ranks of one cycle have ended with 0."""
         return any(run.succeeded == run.world_size for run in self.runs.values())
 
-    def run_of(self, plan: Plan) -> Run:
+    def run_of(self, plan):
         """The run that workers of `plan` belong to."""
         return self.runs.setdefault((plan.term, plan.cycle), Run(plan.world_size))
 
-    def up(self, worker: Worker):
+    def up(self, worker):
         """A rank has reached user code; the last one starts the training."""
         run = worker.run
         if not run.workers:
@@ -83,11 +76,11 @@ class Training:
 
     prints = True  # the iteration, which its output tells
 
-    def examined(self, fault: RankFault) -> RankFault:
+    def examined(self, fault):
         """With what an agent finds in the output of its rank. Here the coordinator has to do without."""
         return fault
 
-    def stall(self, run: Run):
+    def stall(self, run):
         """A rank does not take part any more: what was not saved is lost."""
         run.broken = True
         if run.since is not None:
@@ -98,7 +91,7 @@ class Training:
         if self._wrapped:
             self._clock.after(self._rng.uniform(0.2, 2.0), self._go_on, run, run.tries)
 
-    def die_with(self, worker: Worker):
+    def die_with(self, worker):
         """Some peers of a dead rank die of it before anybody stops them: connection errors. A wrapper catches them."""
         if self._wrapped:
             return
@@ -120,7 +113,7 @@ class Training:
 class Worker:
     """One user process."""
 
-    def __init__(self, agent: SimAgent, plan: Plan, local_rank: int):
+    def __init__(self, agent, plan, local_rank):
         self.agent, self.local_rank = agent, local_rank
         self.rank = plan.rank_offset + local_rank
         self.run = agent.world.training.run_of(plan)
@@ -135,14 +128,14 @@ class Worker:
         world.clock.after(world.rng.uniform(0.05, 0.3), self._reach_user_code)
 
     @property
-    def name(self) -> str:
+    def name(self):
         return f"rank {self.rank} on {self.agent.host.name}"
 
     def _reach_user_code(self):
         if self.alive:
             self.agent.world.training.up(self)
 
-    def signal(self, signum: int):
+    def signal(self, signum):
         self.terms += signum == SIGTERM
         if self.hung and signum == SIGTERM:  # its monitor ends it, also where it would ignore the signal
             signum = SIGKILL
@@ -164,7 +157,7 @@ class Worker:
             return
         self.agent.step(ag.HangSeen(self.fault(FaultKind.HANG, -SIGKILL, "no heartbeat for 30 s")))
 
-    def die(self, code: int, message: str, kind: FaultKind | None = None):
+    def die(self, code, message, kind=None):
         """It ends with `code` (negative: by that signal)."""
         if not self.alive or self.stuck:
             return
@@ -172,11 +165,11 @@ class Worker:
         kind = kind or (FaultKind.SIGNAL if code < 0 else FaultKind.EXIT)
         self._end(self.agent.world.training.examined(self.fault(kind, code, message)))
 
-    def fault(self, kind: FaultKind, code: int, message: str) -> RankFault:
+    def fault(self, kind, code, message):
         host = self.agent.host
         return RankFault(kind, host.name, host.infra_rank, self.rank, self.local_rank, 4711, code, message)
 
-    def evidence(self) -> RankEvidence:
+    def evidence(self):
         """What its monitor sees."""
         host = self.agent.host
         frame = "/w/train.py:9 in load" if self.hung else "/x/torch/distributed/c10d.py:1 in barrier"
