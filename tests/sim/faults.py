@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .world import World
 
 Fault = Callable[["World"], "str | None"]
-KINDS = {}  # by name, with how often it comes relative to the others
+KINDS: dict = {}  # by name, with how often it comes relative to the others
 _TRIES = 5
 
 
