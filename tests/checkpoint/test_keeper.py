@@ -309,7 +309,7 @@ def test_a_keeper_of_another_user_is_not_believed():
     )
     argv = [sys.executable, "-c", program, name]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as stranger:
-        assert stranger.stdout is not None and stranger.stdout.readline() == b"ready\n"
+        assert stranger.stdout.readline() == b"ready\n"
         with pytest.raises(CheckpointError, match="another user"):
             Link(name, m.Join(0, 1, 1, 1))
         end(stranger)

@@ -115,7 +115,7 @@ def test_what_is_loaded_is_equal_bit_by_bit(job):
     assert checkpoint.save(state, 7)
     assert checkpoint.available() == 7
     found = checkpoint.load()
-    assert found is not None and found[1] == 7
+    assert found[1] == 7
     assert equal(found[0], state)
 
 
@@ -128,7 +128,7 @@ def test_tensors_are_overwritten_in_place(job):
     state["l"][0] = 5
     parts = state["w"], state["t"], state["l"], state["l"][1]["x"]
     found = checkpoint.load(state)
-    assert found is not None and found[0] is state
+    assert found[0] is state
     assert equal(state["w"].detach(), before["w"]) and equal(state["t"], before["t"]) and state["l"][0] == 1
     after = state["w"], state["t"], state["l"], state["l"][1]["x"]
     assert list(map(id, after)) == list(map(id, parts))
@@ -166,7 +166,7 @@ def test_memory_is_a_copy(job):
         assert checkpoint.save({"w": weights.fill_(iteration)}, iteration)
     weights.fill_(99)
     found = checkpoint.load()
-    assert found is not None and found[1] == 5 and bool((found[0]["w"] == 5).all())
+    assert found[1] == 5 and bool((found[0]["w"] == 5).all())
     for iteration in (6, 7):
         assert checkpoint.save({"w": weights}, iteration)
     assert bool((found[0]["w"] == 5).all())
@@ -177,7 +177,7 @@ def test_a_state_that_grows_or_shrinks(job):
         state = {"w": torch.full((size,), float(iteration))}
         assert checkpoint.save(state, iteration)
         found = checkpoint.load()
-        assert found is not None and equal(found[0], state)
+        assert equal(found[0], state)
     mapped = re.findall(r"memfd:nvrx-checkpoint", Path("/proc/self/maps").read_text())
     assert 1 <= len(mapped) <= 2  # what the keeper has let go is free
 
@@ -239,7 +239,7 @@ def test_too_little_memory_costs_no_training(job, caplog, monkeypatch):
         assert not checkpoint.save({"w": torch.ones(4_000_000)}, iteration)
     assert caplog.text.count("--ft-checkpoint-memory") == 1  # not with each step
     found = checkpoint.load()
-    assert found is not None and found[1] == 1 and equal(found[0], small)
+    assert found[1] == 1 and equal(found[0], small)
 
 
 def test_a_killed_keeper_costs_what_it_held(job):
@@ -316,7 +316,7 @@ def test_a_rank_that_is_killed_in_a_save_loses_that_one(job):
     assert done.returncode == -signal.SIGKILL and "in the middle" in done.stdout, done.stderr
     rank._keeper.drop()
     found = checkpoint.load()
-    assert found is not None and found[1] == 2
+    assert found[1] == 2
     assert equal(found[0], {name: torch.full((100_000,), 2.0) for name in "abc"})
 
 

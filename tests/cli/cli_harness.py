@@ -33,5 +33,3 @@ class Done(NamedTuple):
         assert (self.code, self.out) == (2, ""), self
         assert self.err.startswith("nvrx-run") and self.err.count("\n") == 1 and len(self.err) < 700
         assert all(part in self.err for part in parts), self.err
-
-

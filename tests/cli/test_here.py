@@ -91,7 +91,7 @@ def test_where_the_token_of_an_endpoint_comes_from(monkeypatch, in_slurm, munge,
     env = {"NVRX_TOKEN": given, "NVRX_MUNGE_SOCKET": "/s"} | (TASK if in_slurm else {})
     here = of(env, {"rdzv_endpoint": "h:29400"})
     found = rendezvous.meeting(here, NodeRange(3, 3))
-    assert found is not None and found.munge_socket == ("/s" if in_slurm else None)
+    assert found.munge_socket == ("/s" if in_slurm else None)
     assert found.token == token or (token == "hash" and len(found.token) == 64)
     assert bool(rendezvous.token_note(here, found)) == (token == "hash")
 
@@ -188,12 +188,12 @@ def test_the_domain_of_gpus(nvml_standin, tmp_path, state, expected):
 
 def test_agents_are_counted_by_tasks():
     here = of(TWO_EACH, {"spares": "2"})
-    assert here.slurm is not None and here.slurm.agents == ("n1", "n1", "n2", "n2", "n3", "n3")
+    assert here.slurm.agents == ("n1", "n1", "n2", "n2", "n3", "n3")
     nodes = node_range(here)
     assert (nodes.min, nodes.max) == (4, 6)
     cyclic = TWO_EACH | {"SLURM_DISTRIBUTION": "cyclic"}
     around = of(cyclic).slurm
-    assert around is not None and around.agents == ("n1", "n2", "n3", "n1", "n2", "n3")
+    assert around.agents == ("n1", "n2", "n3", "n1", "n2", "n3")
 
 
 def test_the_job_of_a_second_agent(clean, work):
@@ -235,7 +235,7 @@ def test_tasks_per_node(base, changes, expected):
             of(env)
         return
     here = of(env | {"SLURM_GPUS_ON_NODE": "8"})
-    assert here.slurm is not None and here.slurm.launchers == expected
+    assert here.slurm.launchers == expected
     assert workers_per_node(here) == 8 // expected
 
 
@@ -249,4 +249,4 @@ def test_numa_nodes_are_those_of_all_workers_of_the_node(monkeypatch):
 def test_group_ranks_by_the_digits_of_node_names():
     env = {**TASK, "SLURMD_NODENAME": "rack2-n013", "NVRX_INFRA_RANK_FROM_NODENAME": "1", **BLOCK}
     slurm = of(env).slurm
-    assert slurm is not None and (slurm.order, slurm.infra_rank) == ((2013,), 1)
+    assert (slurm.order, slurm.infra_rank) == ((2013,), 1)

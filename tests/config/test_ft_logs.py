@@ -84,10 +84,10 @@ def test_what_the_process_is_told(tmp_path):
     env = {"USER": "u", "SLURM_JOB_USER": "su", "SLURM_JOB_ID": "8", "SLURM_ARRAY_JOB_ID": "7", "NVRX_TOKEN": "t" * 64}
     one = config(f"{tmp_path}/link/a.log", **LOCAL)
     spec = spec_of(one, env, tmp_path / "tree")
-    assert spec is not None and spec.prefix == f"{tmp_path}/real/a.log"
+    assert spec.prefix == f"{tmp_path}/real/a.log"
     assert (spec.user, spec.job_id) == ("su", "7") and "t" * 64 not in repr(spec)
     spec = spec_of(one, {}, tmp_path)
-    assert spec is not None and (spec.user, spec.job_id) == ("", "")
+    assert (spec.user, spec.job_id) == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_the_key_file_of_the_environment(tmp_path):
     (tmp_path / "key").write_text("sk-1\n")
     os.chmod(tmp_path / "key", 0o400)
     spec = spec_of(one, {"LLM_API_KEY_FILE": f"{tmp_path}/key"}, tmp_path)
-    assert spec is not None and spec.llm_key_file == f"{tmp_path}/key" and "sk-1" not in repr(spec)
+    assert spec.llm_key_file == f"{tmp_path}/key" and "sk-1" not in repr(spec)
     os.mkfifo(tmp_path / "pipe", 0o600)  # which never answers
     with pytest.raises(OSError, match="no regular file"):
         read_key(f"{tmp_path}/pipe")

@@ -288,7 +288,7 @@ def test_a_check_that_fails_after_a_hang_does_not_hide_how_long_it_was_silent():
     ledger.failed(0, 200.0, True, 200.0)
     ledger.add((sick := RankFault(FaultKind.UNHEALTHY, "n0", 0, -1),), 0, 201.0)
     verdict = judge(ledger.faults, 1)
-    assert verdict is not None and verdict.cause == sick
+    assert verdict.cause == sick
     ledger.cause_known(verdict, False, True)
     ledger.cycle_began(History(), [], 202.0)
     assert [one.detect_s for one in ledger.restarts] == [120.0]

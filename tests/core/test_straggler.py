@@ -40,7 +40,7 @@ def test_noise_is_not_slowness():
 def test_where_it_is(slow, where):
     """Eight nodes with eight ranks, two for each switch."""
     last = list(Trace(64, 0.01, 0.0, dict.fromkeys(slow, 1.3), per_switch=2).windows(6))[-1]
-    assert last is not None and (last.where, last.ranks) == (where, tuple(slow))
+    assert (last.where, last.ranks) == (where, tuple(slow))
 
 
 def test_all_together():

@@ -33,7 +33,7 @@ def test_any_reason_survives_slurm(failed):
     note = parse_note(line)
     assert note.states == {"IDLE", "DRAIN"} and note.reason_by == "root"
     why = drain.ours(note)
-    assert why is not None and why.checks == tuple(dict.fromkeys(check for check, _ in failed))
+    assert why.checks == tuple(dict.fromkeys(check for check, _ in failed))
     assert len(why.text) <= drain.MAX_TEXT
 
 

@@ -151,7 +151,7 @@ def test_the_first_end_counts(view):
     assert (done.await_end(), broken.await_end()) == (True, False)
     assert broken.await_start(1.0) is None  # nobody waits for a rank 0 that is gone
     first = broken.cause()
-    assert first is not None and first.sentence() == "rank 1: exception: why"
+    assert first.sentence() == "rank 1: exception: why"
 
 
 def test_one_result_whichever_server_gives_it(view):

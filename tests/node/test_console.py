@@ -56,7 +56,7 @@ def us(screen):
     made = Console("us")
     yield made
     made.finish(WAIT_S)
-    assert made._thread is not None and not made._thread.is_alive()
+    assert not made._thread.is_alive()
 
 
 def new(path, text=""):
